@@ -1,0 +1,189 @@
+"""Run folders and checkpoints: their one reader and writer. Safetensors and JSON, hashed; nothing is ever unpickled.
+
+runs/<name>/  config.yaml  tokenizer.json  state.json  metrics.jsonl  tensorboard/
+              checkpoints/step-00001000/  manifest.json  model.safetensors  optimizer.safetensors  ema.safetensors
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as deserialize
+from safetensors.torch import save as serialize
+from torch import Tensor
+
+from lmtrain.config import Config
+from lmtrain.config import dump as dump_config
+from lmtrain.config import load as load_config
+from lmtrain.errors import LmtrainError
+from lmtrain.files import new_folder, read_manifest, sha256_bytes, write_error, write_file
+
+FORMAT = "lmtrain-checkpoint/1"
+CONFIG, TOKENIZER, STATE, METRICS = "config.yaml", "tokenizer.json", "state.json", "metrics.jsonl"
+
+Tensors = dict[str, dict[str, Tensor]]
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint, read and verified: groups of tensors (`model`, `optimizer`, `ema`) and its counters."""
+
+    folder: Path
+    tensors: Tensors
+    info: dict[str, Any]
+
+
+def create_run(run_dir: Path, config: Config, tokenizer: Path) -> None:
+    """Make the run's folder with its configuration and its tokenizer, or refresh them in an existing one."""
+    try:
+        (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_error(run_dir, error) from error
+    write_file(run_dir / CONFIG, dump_config(config))
+    write_file(run_dir / TOKENIZER, tokenizer.read_bytes())
+
+
+def run_config(run_dir: Path) -> Config:
+    """The configuration stored with a run, whatever the environment says."""
+    return load_config(run_dir / CONFIG, environment={})
+
+
+def find_run(path: Path | None, runs_dir: Path) -> Path:
+    """The run at `path`, or the latest in `runs_dir` that has a checkpoint. Raises LmtrainError if there is none."""
+    if path is not None:
+        if not (path / CONFIG).is_file():
+            raise LmtrainError(f"{path} is not a run folder: it has no {CONFIG}")
+        return path
+    runs = [folder.parent.parent for folder in runs_dir.glob("*/checkpoints/step-*") if folder.is_dir()]
+    runs = [run for run in runs if (run / CONFIG).is_file()]
+    if not runs:
+        raise LmtrainError(f"no trained run in {runs_dir}: train one with `lmtrain train`, or name one with --run")
+    return max(runs, key=lambda run: (run / STATE).stat().st_mtime if (run / STATE).exists() else 0.0)
+
+
+def write_state(run_dir: Path, status: str, **details: Any) -> None:
+    """Say in `state.json` how the run stands: running, finished, interrupted or failed."""
+    write_file(run_dir / STATE, json.dumps({"status": status, **details}, indent=2) + "\n")
+
+
+@contextmanager
+def lock(run_dir: Path) -> Iterator[None]:
+    """Keep a second process out of the run. The system drops the lock when the process ends, however it ends."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LmtrainError(f"{run_dir} is in use by another process: wait for it or set run.name") from None
+        yield
+
+
+def save(run_dir: Path, step: int, tensors: Tensors, info: dict[str, Any]) -> Path:
+    """Write the checkpoint of `step` and return its folder: whole, flushed to disk and hashed, or not there at all.
+
+    `info` must hold `score` (lower is better, None = not evaluated) beside whatever the loop wants back.
+    """
+    folder = run_dir / "checkpoints" / f"step-{step:08d}"
+    with new_folder(folder, FORMAT, {"step": step, **info}) as temporary:
+        for group, named in tensors.items():
+            data = serialize({name: tensor.detach().contiguous().cpu() for name, tensor in named.items()})
+            (temporary / f"{group}.safetensors").write_bytes(data)
+    return folder
+
+
+def load(folder: Path, groups: tuple[str, ...] | None = None) -> Checkpoint:
+    """Read a checkpoint (its `groups` of tensors; None = all). Each file is hashed and parsed from the same bytes.
+
+    Raises LmtrainError when anything in it is missing, foreign or damaged.
+    """
+    manifest = read_manifest(folder, FORMAT)
+    tensors: Tensors = {}
+    for name, entry in manifest["files"].items():
+        group = name.removesuffix(".safetensors")
+        if groups is not None and group not in groups:
+            continue
+        data = (folder / name).read_bytes()
+        if sha256_bytes(data) != entry["sha256"]:
+            raise LmtrainError(f"{folder / name} is damaged")
+        try:
+            tensors[group] = deserialize(data)
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise LmtrainError(f"{folder / name} is not a safetensors file ({error})") from error
+    if "model" not in tensors or not isinstance(manifest.get("step"), int):
+        raise LmtrainError(f"{folder} is not a checkpoint: it has no weights or no step")
+    return Checkpoint(folder, tensors, manifest)
+
+
+def folders(run_dir: Path) -> list[Path]:
+    """The run's checkpoint folders, oldest first, verified or not."""
+    found = (run_dir / "checkpoints").glob("step-*")
+    return sorted(folder for folder in found if folder.is_dir() and folder.name.removeprefix("step-").isdigit())
+
+
+def last(run_dir: Path, note: Note) -> Checkpoint | None:
+    """The newest good checkpoint; damaged ones are named in a note and set aside as `<name>.damaged`."""
+    for folder in reversed(folders(run_dir)):
+        try:
+            return load(folder)
+        except LmtrainError as error:
+            aside = folder.with_name(f"{folder.name}.damaged")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+            note(f"{error}; it was set aside as {aside.name}, and the checkpoint before it is used")
+    return None
+
+
+def best_folder(run_dir: Path) -> Path | None:
+    """The checkpoint with the lowest score, else the newest; None = there is no checkpoint at all."""
+    scored = []
+    for folder in folders(run_dir):
+        try:
+            score = read_manifest(folder, FORMAT).get("score")
+        except LmtrainError:
+            continue
+        scored.append((score is None, score or 0.0, -int(folder.name.removeprefix("step-")), folder))
+    return min(scored)[3] if scored else None
+
+
+def choose(run_dir: Path, which: str) -> Path:
+    """The folder of the `best` or the `last` checkpoint, or of a step number. Raises LmtrainError if it isn't there."""
+    if which == "best":
+        chosen = best_folder(run_dir)
+    elif which == "last":
+        chosen = max(folders(run_dir), default=None)
+    elif which.isdigit():
+        chosen = run_dir / "checkpoints" / f"step-{int(which):08d}"
+    else:
+        raise LmtrainError(f"checkpoint {which!r} is neither best, last nor a step number")
+    if chosen is None or not chosen.is_dir():
+        raise LmtrainError(f"{run_dir} has no checkpoint {which!r}: it has {_names(run_dir)}")
+    return chosen
+
+
+def _names(run_dir: Path) -> str:
+    return ", ".join(str(int(folder.name.removeprefix("step-"))) for folder in folders(run_dir)) or "none yet"
+
+
+def prune(run_dir: Path, keep: int) -> None:
+    """Delete all checkpoints but the newest `keep` and the best. Call it only after a save that returned."""
+    best = best_folder(run_dir)
+    for folder in folders(run_dir)[:-keep]:
+        if folder != best:
+            doomed = folder.with_name(f".tmp-{folder.name}-{os.getpid()}")
+            folder.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def state_hash(checkpoint: Checkpoint) -> str:
+    """One hash over everything that decides how training goes on: all tensors and the counters, no clock."""
+    files = {name: entry["sha256"] for name, entry in checkpoint.info["files"].items()}
+    state = {"step": checkpoint.info["step"], "files": files, "counters": checkpoint.info.get("counters")}
+    return sha256_bytes(json.dumps(state, sort_keys=True).encode())

@@ -1,0 +1,364 @@
+"""The command line: parse, call one function, print. Results go to stdout, everything else to stderr.
+
+torch and datasets are imported inside the commands, so that help and completion answer at once.
+"""
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lmtrain import __version__
+from lmtrain.errors import LmtrainError
+
+if TYPE_CHECKING:
+    from lmtrain.config import Config
+    from lmtrain.data.tokens import TokenStore
+    from lmtrain.inference import Trained
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="lmtrain",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="YAML configuration; see configs/.")]
+Source = Annotated[
+    str | None,
+    typer.Argument(help="sample, wikitext-2, wikitext-2-raw, wikitext-103, a hub id (owner/name), a folder or a file."),
+]
+Subset = Annotated[str | None, typer.Option(help="The hub data set's configuration name.")]
+Revision = Annotated[str | None, typer.Option(help="The hub data set's revision.")]
+TextColumn = Annotated[str | None, typer.Option(help="The column or key that holds the text.")]
+DataDir = Annotated[Path | None, typer.Option(help="The folder for corpora and token stores. [default: data]")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+Force = Annotated[bool, typer.Option("--force", help="Make it anew even where it is there and unchanged.")]
+Run = Annotated[Path | None, typer.Option("--run", "-r", help="A run folder. [default: the latest in runs/]")]
+Which = Annotated[str, typer.Option("--checkpoint", help="best, last, or a step number.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+class Weights(StrEnum):
+    """Which weights of a checkpoint to use; `auto` takes the averaged ones where they were kept."""
+
+    auto = "auto"
+    raw = "raw"
+    ema = "ema"
+
+
+class Stop(StrEnum):
+    """Where a generated text ends before it has its full length."""
+
+    none = "none"
+    line = "line"
+    document = "document"
+
+
+class Resume(StrEnum):
+    """What to do with a run folder that holds checkpoints."""
+
+    auto = "auto"
+    never = "never"
+
+
+WhichWeights = Annotated[Weights, typer.Option(help="Averaged (ema) or raw weights.")]
+
+
+def main() -> None:
+    """Run the command line; a mistake of the user's ends in one sentence and exit code 1, without a traceback."""
+    try:
+        app()
+    except LmtrainError as error:
+        _fail(str(error))
+    except MemoryError:
+        _fail("out of memory: lower train.micro_batch, train.batch_size or the model's size")
+    except OSError as error:
+        _fail(f"{error.filename or 'input or output'}: {error.strerror or error}")
+
+
+def _fail(message: str) -> None:
+    print(f"lmtrain: {message}", file=sys.stderr)
+    raise SystemExit(1)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"lmtrain {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train language models from end to end: download, tokenize, train, eval, generate."""
+
+
+@app.command(epilog="Example: lmtrain download wikitext-2")
+def download(
+    source: Source = None,
+    config: ConfigFile = None,
+    subset: Subset = None,
+    revision: Revision = None,
+    text_column: TextColumn = None,
+    data_dir: DataDir = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Bring a corpus into the data folder: from the hub, from local files, or the built-in sample."""
+    from lmtrain.data.corpus import download as make_corpus
+
+    given = {"source": source, "subset": subset, "revision": revision, "text_column": text_column, "dir": data_dir}
+    resolved = _load_config(config, [f"data.{key}={value}" for key, value in given.items() if value is not None])
+    corpus = make_corpus(resolved.data, force=force, note=_note, progress=not quiet)
+    counts = {split: corpus.manifest["splits"][split] for split in corpus.splits}
+    _show({"folder": str(corpus.folder), **corpus.manifest}, f"{corpus.folder}\n{_table(counts)}", as_json)
+
+
+@app.command(epilog="Example: lmtrain tokenize wikitext-2 --kind bpe --vocab-size 8192")
+def tokenize(
+    source: Source = None,
+    config: ConfigFile = None,
+    kind: Annotated[str | None, typer.Option(help="word, bpe or byte.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Entries at most.")] = None,
+    data_dir: DataDir = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a tokenizer on a corpus and write the corpus as ids; brings the corpus first if it isn't there."""
+    given = {"data.source": source, "tokenizer.kind": kind, "tokenizer.vocab_size": vocab_size, "data.dir": data_dir}
+    resolved = _load_config(config, [f"{key}={value}" for key, value in given.items() if value is not None])
+    store = _prepare_data(resolved, force=force, progress=not quiet)
+    counts = {split: store.manifest["splits"][split] for split in store.splits}
+    heading = f"{store.folder}\n{store.tokenizer.vocab_size:,} {store.tokenizer.kind} entries"
+    _show({"folder": str(store.folder), **store.manifest}, f"{heading}\n{_table(counts)}", as_json)
+
+
+@app.command(epilog="Example: lmtrain train --config configs/wikitext2.yaml model.dim=512 train.max_minutes=10")
+def train(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[SECTION.FIELD=VALUE]...", help="Configuration fields to set.")
+    ] = None,
+    config: ConfigFile = None,
+    resume: Annotated[Resume, typer.Option(help="auto: go on from the last checkpoint. never: refuse.")] = Resume.auto,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Print the configuration and the costs; train nothing.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model; downloads and tokenizes first what isn't there, and resumes what was interrupted."""
+    from lmtrain.allocator import keep_heap
+
+    keep_heap()
+    resolved = _load_config(config, overrides or [])
+    store = _prepare_data(resolved, progress=not quiet)
+    if dry_run:
+        _show_costs(resolved, store, as_json)
+        return
+    from lmtrain.training.loop import fit
+
+    name = resolved.run.name or (config.stem if config is not None else "default")
+    run_dir = resolved.run.dir / name
+    outcome = fit(resolved, store, run_dir, resume=resume is Resume.auto, note=_note, quiet=quiet)
+    if outcome.score is None:
+        _note(f"interrupted at step {outcome.step:,}; the checkpoint is saved, and the same command goes on from it")
+        raise typer.Exit(INTERRUPTED)
+    score = outcome.score.summary()
+    result = {"run": str(run_dir), "status": outcome.status, "step": outcome.step, "minutes": outcome.minutes}
+    text = (
+        f"{run_dir}: {outcome.status} at step {outcome.step:,} after {outcome.minutes:.1f} minutes; best checkpoint: "
+        f"step {outcome.best_step:,}, valid word perplexity {score['word_perplexity']:.2f}{_floor(store, 'valid')}"
+    )
+    _show({**result, "best_step": outcome.best_step, "valid": score}, text, as_json)
+
+
+@app.command("eval", epilog="Example: lmtrain eval --split test --stride 32")
+def evaluate_command(
+    run: Run = None,
+    split: Annotated[str, typer.Option(help="train, valid or test.")] = "valid",
+    checkpoint: Which = "best",
+    weights: WhichWeights = Weights.auto,
+    stride: Annotated[int | None, typer.Option(min=1, help="Tokens scored per window; less = more context.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Windows per pass; changes the speed alone.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Score only the first tokens of the split.")] = None,
+    data_dir: DataDir = None,
+    device: Device = "auto",
+    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure a trained model's perplexity on a split."""
+    from lmtrain.allocator import keep_heap
+
+    keep_heap()
+    from tqdm import tqdm
+
+    from lmtrain.evaluation import default_stride, evaluate
+    from lmtrain.runtime import choose_precision
+
+    trained = _load_trained(run, checkpoint, weights, device)
+    resolved = trained.config
+    if data_dir is not None:
+        resolved = resolved.model_copy(update={"data": resolved.data.model_copy(update={"dir": data_dir})})
+    store = _prepare_data(resolved, progress=not quiet)
+    if store.tokenizer.sha256 != trained.tokenizer.sha256:
+        raise LmtrainError(f"{store.folder} was tokenized otherwise than {trained.run_dir}: its corpus has changed")
+    model = resolved.model
+    stride = stride or resolved.eval.stride or default_stride(model.mode, model.context)
+    if stride > (1 if model.mode == "windowed" else model.context):
+        raise LmtrainError(
+            f"--stride {stride} is too long: a {model.mode} model of context {model.context} would skip tokens"
+        )
+    part = store.split(split)
+    arithmetic = choose_precision(precision, trained.device)
+    with tqdm(total=min(limit or part.tokens, part.tokens), unit="tok", unit_scale=True, disable=quiet or None) as bar:
+        score = evaluate(
+            trained.model,
+            part,
+            mode=model.mode,
+            context=model.context,
+            stride=stride,
+            batch_size=batch_size or resolved.eval.batch_size,
+            first_token=trained.tokenizer.eos_id,
+            device=trained.device,
+            precision=arithmetic,
+            limit=limit,
+            advance=bar.update,
+        )
+    figures = score.summary()
+    about = {
+        "run": str(trained.run_dir),
+        "step": trained.step,
+        "weights": trained.weights,
+        "split": split,
+        "precision": arithmetic,
+    }
+    text = (
+        f"{trained.run_dir} step {trained.step:,} ({trained.weights} weights, {arithmetic}) on {split}: "
+        f"context {score.context}, stride {score.stride}\n"
+        f"  word perplexity   {score.word_perplexity:10.3f}   over {score.words:,.0f} words{_floor(store, split)}\n"
+        f"  token perplexity  {score.token_perplexity:10.3f}   over {score.tokens:,} tokens\n"
+        f"  bits per byte     {score.bits_per_byte:10.4f}   over {score.bytes:,.0f} bytes"
+    )
+    _show({**about, **figures}, text, as_json)
+
+
+@app.command(epilog='Example: lmtrain generate "The river" --beams 4 --stop line')
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to go on from.")],
+    run: Run = None,
+    checkpoint: Which = "best",
+    weights: WhichWeights = Weights.auto,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Tokens to generate at most.")] = 100,
+    beams: Annotated[int, typer.Option("--beams", "-b", min=1, max=1024, help="Beam width; 1 = greedy.")] = 1,
+    results: Annotated[int, typer.Option(min=1, help="Texts to print, best first; at most the beam width.")] = 1,
+    length_penalty: Annotated[
+        float, typer.Option(help="a in score = sum of log p / length^a; 0 = the sum itself, 1 = the mean.")
+    ] = 0.0,
+    stop: Annotated[Stop, typer.Option(help="End at the end of a line or of a document.")] = Stop.none,
+    allow_unknown: Annotated[bool, typer.Option("--allow-unk", help="Let <unk> be generated.")] = False,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Continue a prompt, greedily or by beam search."""
+    from lmtrain.inference import complete, unseen_words
+
+    if results > beams:
+        raise LmtrainError(f"--results {results} is more than --beams {beams} can give: raise --beams")
+    trained = _load_trained(run, checkpoint, weights, device)
+    if not prompt.strip():
+        _note("the prompt is empty: starting at the beginning of a line")
+    if unseen := unseen_words(trained.tokenizer, prompt):
+        _note(f"not in the vocabulary, read as <unk>: {', '.join(dict.fromkeys(unseen))}")
+    length, context = len(trained.tokenizer.encode(prompt)), trained.config.model.context
+    if length > context:
+        _note(f"the prompt has {length:,} tokens and the context {context:,}: only the last {context:,} are read")
+    completions = complete(
+        trained.model,
+        trained.tokenizer,
+        prompt,
+        max_tokens=max_tokens,
+        beams=beams,
+        results=results,
+        alpha=length_penalty,
+        stop=stop.value,
+        allow_unknown=allow_unknown,
+    )
+    about = {"run": str(trained.run_dir), "step": trained.step, "weights": trained.weights}
+    lines = [completion.prompt + completion.text for completion in completions]
+    if results > 1:
+        lines = [f"{item.hypothesis.score:.4f}\t{line}" for item, line in zip(completions, lines, strict=True)]
+    _show({**about, "completions": [item.summary() for item in completions]}, "\n".join(lines), as_json)
+
+
+def _note(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def _show(result: dict[str, Any], text: str, as_json: bool) -> None:
+    print(json.dumps(result, ensure_ascii=False) if as_json else text)
+
+
+def _table(counts: dict[str, dict[str, int]]) -> str:
+    """Counts by split as aligned columns."""
+    columns = list(next(iter(counts.values())))
+    rows = [
+        ["split", *columns],
+        *([split, *(f"{row[column]:,}" for column in columns)] for split, row in counts.items()),
+    ]
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def _floor(store: "TokenStore", split: str) -> str:
+    """The sample corpus's own entropy, to put beside a perplexity on it."""
+    floor = store.manifest.get("floor", {}).get(split)
+    return f" (floor {floor['word_perplexity']:.3f})" if floor else ""
+
+
+def _load_config(path: Path | None, overrides: list[str]) -> "Config":
+    from lmtrain.config import load
+
+    return load(path, overrides)
+
+
+def _prepare_data(config: "Config", *, force: bool = False, progress: bool) -> "TokenStore":
+    """The token store of a configuration; makes what is missing before it."""
+    from lmtrain.data.corpus import download as make_corpus
+    from lmtrain.data.tokens import tokenize as make_store
+
+    corpus = make_corpus(config.data, force=force, note=_note, progress=progress)
+    return make_store(corpus, config.tokenizer, config.data.dir, force=force, note=_note, progress=progress)
+
+
+def _load_trained(run: Path | None, checkpoint: str, weights: Weights, device: str) -> "Trained":
+    from lmtrain.checkpoint import find_run
+    from lmtrain.inference import load_trained
+    from lmtrain.runtime import choose_device
+
+    return load_trained(find_run(run, _load_config(None, []).run.dir), checkpoint, weights.value, choose_device(device))
+
+
+def _show_costs(config: "Config", store: "TokenStore", as_json: bool) -> None:
+    """What `train --dry-run` prints."""
+    from lmtrain.config import dump
+    from lmtrain.training.costs import costs
+
+    result = costs(config, store)
+    lines = [f"{key.replace('_', ' ')}: {value:,.6g}" for key, value in result.items() if not isinstance(value, dict)]
+    memory = [f"  {part}: {bytes_ / 1e9:.2f} GB" for part, bytes_ in result["memory_bytes"].items()]
+    text = "\n".join([dump(config).rstrip(), "---", *lines, "memory, estimated:", *memory])
+    _show({"config": config.model_dump(mode="json"), **result}, text, as_json)

@@ -1,0 +1,1 @@
+"""From text to batches: corpora, the sample corpus, tokenizers, token stores."""

@@ -1,0 +1,165 @@
+"""Text in local files: which file is which split, and their lines, streamed, from plain text, JSON lines and parquet.
+
+A line comes as (text without its end, whether a document starts there for certain). Plain text never says where one
+starts; in JSON lines and parquet each row is a document, of one line or several.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from lmtrain.errors import LmtrainError
+
+Lines = Iterator[tuple[str, bool]]
+
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "valid": "valid",
+    "validation": "valid",
+    "val": "valid",
+    "dev": "valid",
+    "test": "test",
+}
+"""The names that a split goes by, in file names and on the hub."""
+
+SUFFIXES = (".txt", ".tokens", ".raw", ".jsonl", ".parquet")
+LONGEST_LINE = 256 << 20
+"""Bytes: a longer line is refused, because what follows has to hold a line in memory."""
+
+_SHARD = re.compile(r"-(\d+)-of-(\d+)$")
+_BOM = b"\xef\xbb\xbf"
+_ROWS = 1024
+
+
+def is_structured(path: Path) -> bool:
+    """Whether the file holds rows with named columns instead of plain lines."""
+    return path.suffix in (".jsonl", ".parquet")
+
+
+def find_splits(folder: Path) -> dict[str, list[Path]]:
+    """The files of each split in `folder`, by their names: `train.txt`, `wiki.valid.tokens`, `dev.jsonl`,
+    `train-00000-of-00002.parquet`.
+
+    Raises LmtrainError when there is no training text, when two files claim one split, or when a shard is missing.
+    """
+    splits: dict[str, list[Path]] = {}
+    for path in sorted(folder.iterdir()):
+        names = {SPLIT_NAMES[part] for part in re.split(r"[._-]", path.stem.lower()) if part in SPLIT_NAMES}
+        if path.is_file() and path.suffix in SUFFIXES and len(names) == 1 and not path.name.startswith("."):
+            splits.setdefault(names.pop(), []).append(path)
+    if "train" not in splits:
+        found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        raise LmtrainError(
+            f"{folder} has no training text: name a file train.txt (or .tokens, .jsonl, .parquet); found {found}"
+        )
+    for split, paths in splits.items():
+        splits[split] = _shards(folder, split, paths)
+    return splits
+
+
+def _shards(folder: Path, split: str, paths: list[Path]) -> list[Path]:
+    """The files of a split in order: one, or all the numbered parts of one."""
+    numbers = {path: match for path in paths if (match := _SHARD.search(path.stem))}
+    if len(paths) > 1 and (len(numbers) < len(paths) or len({path.suffix for path in paths}) > 1):
+        names = " and ".join(path.name for path in paths)
+        raise LmtrainError(f"{folder} has several files for its {split} split, {names}: keep one of them")
+    if numbers:
+        total = int(next(iter(numbers.values()))[2])
+        if sorted(int(match[1]) for match in numbers.values()) != list(range(total)):
+            raise LmtrainError(f"{folder} has {len(paths)} of the {total} files of its {split} split: get the others")
+        paths.sort(key=lambda path: int(numbers[path][1]))
+    return paths
+
+
+def read_lines(paths: Iterable[Path], text_column: str) -> Lines:
+    """The lines of `paths`, one file after the other, with bounded memory.
+
+    Lines end at "\\n" or "\\r\\n" and nowhere else; a byte order mark at the start of a file is dropped; a file that
+    ends without a line end has its last line like any other. NUL and other control characters are text.
+    Raises LmtrainError naming the file and the byte or row when the content can't be read.
+    """
+    for path in paths:
+        if path.suffix == ".jsonl":
+            yield from row_lines(_json_rows(path, text_column))
+        elif path.suffix == ".parquet":
+            yield from row_lines(_parquet_rows(path, text_column))
+        else:
+            for text in _text_lines(path):
+                yield text, False
+
+
+def row_lines(rows: Iterable[str]) -> Lines:
+    """The lines of rows that are a document each; a line end at the end of a row adds no line."""
+    for row in rows:
+        for number, text in enumerate(row.removesuffix("\n").split("\n")):
+            yield text.removesuffix("\r"), number == 0
+
+
+def text_row(row: object, text_column: str, place: str) -> str:
+    """`row`, which must be a string."""
+    if not isinstance(row, str):
+        raise LmtrainError(
+            f"{place} has {type(row).__name__} in {text_column!r} where text is needed: set data.text_column"
+        )
+    return row
+
+
+def no_column(place: str, text_column: str, columns: Iterable[str]) -> LmtrainError:
+    """The sentence for a missing text column."""
+    found = ", ".join(list(columns)[:20]) or "none"
+    return LmtrainError(f"{place} has no column {text_column!r}: set data.text_column to one of its columns ({found})")
+
+
+def _text_lines(path: Path) -> Iterator[str]:
+    offset = 0
+    try:
+        with path.open("rb") as file:
+            while line := file.readline(LONGEST_LINE + 1):
+                if len(line) > LONGEST_LINE:
+                    raise LmtrainError(
+                        f"{path} has a line of over {LONGEST_LINE >> 20} MiB (byte {offset}): break it up"
+                    )
+                start = len(_BOM) if offset == 0 and line.startswith(_BOM) else 0
+                yield line[start:].removesuffix(b"\n").removesuffix(b"\r" if line.endswith(b"\n") else b"").decode()
+                offset += len(line)
+    except UnicodeDecodeError as error:
+        place = offset + start + error.start
+        raise LmtrainError(f"{path} is not UTF-8 text (byte {place}): convert it, for example with iconv") from None
+    except OSError as error:
+        raise LmtrainError(f"{path} can't be read: {error.strerror or error}") from error
+
+
+def _json_rows(path: Path, text_column: str) -> Iterator[str]:
+    for number, line in enumerate(_text_lines(path), start=1):
+        if not line.strip():
+            continue
+        place = f"{path}, line {number},"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise LmtrainError(f"{place} is not JSON ({error}): each line must be one JSON object") from None
+        if not isinstance(row, dict):
+            raise LmtrainError(f"{place} is not a JSON object: write it as {{{json.dumps(text_column)}: ...}}")
+        if text_column not in row:
+            raise no_column(place, text_column, row)
+        yield text_row(row[text_column], text_column, place)
+
+
+def _parquet_rows(path: Path, text_column: str) -> Iterator[str]:
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    number = 0
+    try:
+        with ParquetFile(path) as file:
+            if text_column not in file.schema_arrow.names:
+                raise no_column(str(path), text_column, file.schema_arrow.names)
+            for batch in file.iter_batches(batch_size=_ROWS, columns=[text_column]):
+                for row in batch.column(0).to_pylist():
+                    number += 1
+                    yield text_row(row, text_column, f"{path}, row {number},")
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise LmtrainError(f"{path} can't be read as parquet ({reason}): make or copy it again") from error

@@ -1,0 +1,112 @@
+"""The normal form of a split: its lines in one text file, the line numbers of its documents in one array.
+
+`<split>.txt` is UTF-8, every line ended by a newline; `<split>.docs.npy` holds int64 line numbers, the first of them 0.
+"""
+
+import re
+from array import array
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from lmtrain.data.local import Lines
+from lmtrain.errors import LmtrainError
+
+_HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
+_WORD = re.compile(r"\S+")
+_FEW = 20
+_LONG = 1 << 20
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a split's text file, without their newlines."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for line in file:
+            yield line[:-1]
+
+
+def load_starts(path: Path) -> np.ndarray:
+    """The line numbers at which documents start, int64."""
+    return np.asarray(np.load(path, allow_pickle=False), dtype=np.int64)
+
+
+def write_split(folder: Path, split: str, lines: Lines, progress: bool) -> dict[str, int]:
+    """Write a split, counting its lines, words (between white space), bytes (with newlines) and documents.
+
+    Documents start at WikiText's level-one headings (` = Title = ` between blank lines), if there are any and no row of
+    the source has several lines; else where the source's rows start; else the split is one document.
+    Memory grows with the documents and the longest line, not with the text. Raises LmtrainError on half a surrogate
+    pair, which JSON can smuggle in, and on a split without a word.
+    """
+    starts, headings = array("q"), array("q")
+    lines_count = words = size = 0
+    first_text = heading = -1
+    after_blank = True
+    with (folder / f"{split}.txt").open("wb", buffering=1 << 20) as file:
+        bar = tqdm(lines, desc=split, unit=" lines", unit_scale=True, disable=None if progress else True)
+        for number, (text, starts_document) in enumerate(bar):
+            try:
+                size += file.write(text.encode() + b"\n")
+            except UnicodeEncodeError:
+                place = f"line {number + 1} of the {split} split"
+                raise LmtrainError(f"{place} has half a surrogate pair, which is no character: take it out") from None
+            line_words = _count_words(text)
+            if starts_document:
+                starts.append(number)
+            if heading >= 0 and line_words == 0:
+                headings.append(heading)
+            heading = number if after_blank and _HEADING.fullmatch(text) else -1
+            after_blank = line_words == 0
+            first_text = number if first_text < 0 and line_words else first_text
+            words += line_words
+            lines_count = number + 1
+    if words == 0:
+        raise LmtrainError(f"the {split} split of the source has no words: there is nothing to train on")
+    if headings and len(starts) in (0, lines_count):
+        starts = headings
+    if not starts or starts[0] > first_text:
+        starts.insert(0, 0)
+    starts[0] = 0
+    np.save(folder / f"{split}.docs.npy", np.asarray(starts, dtype=np.int64))
+    return {"lines": lines_count, "words": words, "bytes": size, "documents": len(starts)}
+
+
+def cut_split(
+    folder: Path, lines: Lines, shares: dict[str, float], note: Callable[[str], None], progress: bool
+) -> dict[str, dict[str, int]]:
+    """Write `lines` as several splits, in order, each with its share of the documents (of the lines if those are few).
+
+    Few is under 20. Returns the counts of each. Raises LmtrainError when there are fewer than 20 lines.
+    """
+    whole = write_split(folder, "whole", lines, progress)
+    text_file, starts_file = folder / "whole.txt", folder / "whole.docs.npy"
+    starts = load_starts(starts_file)
+    by_document = len(starts) >= _FEW
+    units = starts if by_document else np.arange(whole["lines"])
+    if len(units) < _FEW:
+        raise LmtrainError(
+            f"the source has no valid split, and its {len(units)} lines are too few to cut one off: give {_FEW} lines "
+            "or more, or a folder with train.txt and valid.txt"
+        )
+    percent = ", ".join(f"{share:.0%} {split}" for split, share in shares.items())
+    note(f"no valid split: the {'documents' if by_document else 'lines'} are cut, in order, into {percent}")
+    ends = np.round(np.cumsum(list(shares.values())) * len(units)).astype(int)
+    bounds = [0, *(int(units[end]) for end in ends[:-1]), whole["lines"]]
+    is_start = np.zeros(whole["lines"], dtype=bool)
+    is_start[starts] = True
+    flagged = zip(read_lines(text_file), map(bool, is_start), strict=True)
+    counts = {
+        split: write_split(folder, split, islice(flagged, last - first), progress)
+        for split, first, last in zip(shares, bounds[:-1], bounds[1:], strict=True)
+    }
+    text_file.unlink()
+    starts_file.unlink()
+    return counts
+
+
+def _count_words(text: str) -> int:
+    """The words between white space; a very long line is not split into a list many times its size."""
+    return len(text.split()) if len(text) < _LONG else sum(1 for _ in _WORD.finditer(text))

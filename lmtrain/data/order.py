@@ -1,0 +1,119 @@
+"""The order of training samples: a pure function of the seed and the sample's number, with no state and no table.
+
+Sample g of a run is the same window whatever the number of processes, the micro-batch, or the step at which a run was
+resumed. Shapes: B samples in a batch, T tokens in a window (`context`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from lmtrain.errors import LmtrainError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Mode = Literal["causal", "windowed"]
+
+MAX_SIZE = 2**48
+_ROUNDS = 8
+_MIN_BITS = 6
+"""A domain of fewer bits has too few keys and rounds of its kind to reach most of its permutations."""
+
+
+def permute(index: np.ndarray, size: int, key: int) -> np.ndarray:
+    """Where a permutation of range(`size`), chosen by `key`, takes each of `index` (1-D): int64 of the same shape.
+
+    Nothing of length `size` is built. Each round multiplies by an odd number, adds and folds the upper half of the bits
+    onto the lower: a bijection of the b-bit numbers. Results outside range(size) go through again until they are
+    inside (cycle walking: Black and Rogaway, 2002), which keeps it a bijection.
+
+    Raises ValueError when `size` is not in 1..2**48.
+    """
+    if not 1 <= size <= MAX_SIZE:
+        raise ValueError(f"a permutation of {size} numbers; 1 to 2**48 are possible")
+    bits = max((size - 1).bit_length(), _MIN_BITS)
+    keys = np.frombuffer(hashlib.shake_128(f"{key}".encode()).digest(16 * _ROUNDS), "<u8").reshape(_ROUNDS, 2)
+    result = _mix(np.asarray(index).astype(np.uint64), bits, keys)
+    while (outside := np.flatnonzero(result >= size)).size:
+        result[outside] = _mix(result[outside], bits, keys)
+    return result.astype(np.int64)
+
+
+def _mix(x: np.ndarray, bits: int, keys: np.ndarray) -> np.ndarray:
+    """A bijection of the `bits`-bit numbers; `keys` (rounds, 2)."""
+    mask, half = np.uint64(2**bits - 1), np.uint64((bits + 1) // 2)
+    for factor, summand in keys | np.array([1, 0], np.uint64):
+        x = (x * factor + summand) & mask
+        x ^= x >> half
+    return x
+
+
+def _key(*parts: int | str) -> int:
+    """64 bits that depend on every part."""
+    return int.from_bytes(hashlib.shake_128(repr(parts).encode()).digest(8), "little")
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """Which window of a split is sample number 0, 1, 2 and so on, epoch after epoch.
+
+    causal: an epoch cuts the `tokens` into windows of `context` that don't overlap, from a phase of its own, and takes
+    each once. windowed: an epoch takes every window of `context` tokens that has a next token, once.
+
+    Raises LmtrainError when `tokens` don't fill one window and its last target.
+    """
+
+    tokens: int
+    context: int
+    mode: Mode
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.tokens <= self.context:
+            raise LmtrainError(
+                f"the split has {self.tokens:,} tokens where model.context={self.context} needs at least "
+                f"{self.context + 1:,}: choose a smaller model.context or more text"
+            )
+
+    def per_epoch(self) -> int:
+        """Samples in an epoch."""
+        if self.mode == "windowed":
+            return self.tokens - self.context
+        return max(1, (self.tokens - self.context) // self.context)
+
+    def phase(self, epoch: int) -> int:
+        """The token at which the first window of an epoch starts; 0 if windowed."""
+        if self.mode == "windowed":
+            return 0
+        slack = self.tokens - 1 - self.context * self.per_epoch()
+        return _key(self.seed, epoch, "phase") % (min(self.context - 1, slack) + 1)
+
+    def starts(self, first: int, count: int) -> np.ndarray:
+        """First tokens of the windows of samples `first` .. `first + count - 1`: (count,) int64."""
+        size, stride = self.per_epoch(), 1 if self.mode == "windowed" else self.context
+        parts = [np.empty(0, np.int64)]
+        while count > 0:
+            epoch, within = divmod(first, size)
+            taken = min(count, size - within)
+            order = permute(np.arange(within, within + taken), size, _key(self.seed, epoch, "order"))
+            parts.append(self.phase(epoch) + stride * order)
+            first, count = first + taken, count - taken
+        return np.concatenate(parts)
+
+
+def batch(ids: np.ndarray, starts: np.ndarray, context: int, mode: Mode) -> tuple[Tensor, Tensor]:
+    """The windows at `starts` (B,) of the token ids (1-D) with what follows them, as int64 tensors.
+
+    causal: inputs (B, T) and targets (B, T), shifted by one. windowed: inputs (B, T) and the token after each (B,).
+    """
+    import torch
+
+    windows = np.lib.stride_tricks.sliding_window_view(np.asarray(ids), context + 1)[starts]  # (B, T + 1)
+    tokens = torch.from_numpy(windows.astype(np.int64))
+    targets = tokens[:, 1:] if mode == "causal" else tokens[:, -1]
+    return tokens[:, :-1].contiguous(), targets.contiguous()

@@ -1,0 +1,279 @@
+"""The built-in sample corpus: an endless, seeded encyclopedia whose true entropy is known.
+
+The articles are invented and come in WikiText's format (Merity et al., 2016). They are drawn from a probabilistic
+grammar (`sample_grammar`) whose facts (names, places, years) are drawn once, where they first appear, and recalled
+later, so that a model gains from remembering hundreds of tokens.
+
+The probabilities are exact because nothing stays hidden. Alternatives of the grammar are merged into a graph in which
+no two edges out of a node can emit the same token, as a deterministic automaton is made of a weighted one (Mohri, 1997):
+the tokens so far tell the node and every fact, and the probability of the next token is that of one edge times that of
+one draw. An article's end is certain too, so articles are independent and their probabilities multiply.
+"""
+
+import functools
+import math
+import random
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from lmtrain.data import sample_grammar
+
+LINE_END = "<eos>"
+_SYMBOL = re.compile(r"[\[\]|]|[^\s\[\]|]+")
+
+
+@dataclass(frozen=True)
+class SampleLine:
+    """One line of text without its newline, and the nats (-log p) of its words and its line end together."""
+
+    text: str
+    nats: float
+    starts_document: bool
+
+
+@dataclass(frozen=True)
+class Word:
+    """A token as it stands."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A token from a pool, kept under `name` if there is one: a value kept already is not drawn again.
+
+    With a `base` the pool holds numbers, and the token is the fact named by `base` plus the number drawn.
+    """
+
+    name: str
+    pool: str
+    base: str
+
+
+@dataclass(frozen=True)
+class Recall:
+    """The fact kept under `name`."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several weighted sequences; the weights need not sum to one."""
+
+    alternatives: tuple[tuple[float, tuple["Item", ...]], ...]
+
+
+Item = Word | Draw | Recall | Choice
+
+
+def parse(text: str, rules: Mapping[str, str]) -> tuple[Item, ...]:
+    """Read grammar text, in which everything that is not one of these is a token to emit as it stands:
+
+    `[a b|3* c|]` one of the alternatives, here of weight 1, 3 and 1 (the last is empty); `{pool}` any word of a pool;
+    `{name:pool}` the same, kept as a fact; `{name:base+pool}` the sum of a fact and a number; `{=name}` the fact again;
+    `$rule` another rule's text in this place; `/` the end of the line.
+    """
+    symbols = _SYMBOL.findall(text)[::-1]
+    items = _sequence(symbols, rules)
+    if symbols:
+        raise ValueError(f"unbalanced brackets in the grammar text {text[:60]!r}")
+    return items
+
+
+def _sequence(symbols: list[str], rules: Mapping[str, str]) -> tuple[Item, ...]:
+    """Read up to the end, a `|` or a `]`, which is left in `symbols` (reversed, so that the next one is the last)."""
+    items: list[Item] = []
+    while symbols and symbols[-1] not in "|]":
+        symbol = symbols.pop()
+        if symbol == "[":
+            alternatives = []
+            while True:
+                weighted = re.fullmatch(r"(\d+)\*", symbols[-1])
+                weight = float(symbols.pop()[:-1]) if weighted else 1.0
+                alternatives.append((weight, _sequence(symbols, rules)))
+                if symbols.pop() == "]":
+                    break
+            items.append(Choice(tuple(alternatives)))
+        elif symbol[0] == "$":
+            items.extend(parse(rules[symbol[1:]], rules))
+        elif symbol == "/":
+            items.append(Word(LINE_END))
+        elif fact := re.fullmatch(r"\{=(\w+)\}", symbol):
+            items.append(Recall(fact[1]))
+        elif draw := re.fullmatch(r"\{(?:(\w+):)?(?:(\w+)\+)?(\w+)\}", symbol):
+            items.append(Draw(draw[1] or "", draw[3], draw[2] or ""))
+        elif "{" in symbol or "}" in symbol:
+            raise ValueError(f"cannot read {symbol!r} in the grammar")
+        else:
+            items.append(Word(symbol))
+    return tuple(items)
+
+
+class Pool:
+    """Values with probabilities: words fall off by rank as in natural text, 1 / (rank + 8); numbers are uniform."""
+
+    def __init__(self, values: str | range) -> None:
+        self.values = tuple(values.split() if isinstance(values, str) else map(str, values))
+        weights = [1 / (rank + 8) if isinstance(values, str) else 1.0 for rank in range(len(self.values))]
+        total = math.fsum(weights)
+        self.probability = {value: weight / total for value, weight in zip(self.values, weights, strict=True)}
+        if len(self.probability) != len(self.values):
+            raise ValueError(f"a pool names a value twice: {self.values[:8]}")
+        self.nats = {value: -math.log(p) for value, p in self.probability.items()}
+        self.cumulative = _cumulative(weights)
+
+    def draw(self, taken: Sequence[str], uniform: Callable[[], float]) -> tuple[str, float]:
+        """A value that is not among `taken`, and its nats given that."""
+        value = self.values[bisect_right(self.cumulative, uniform())]
+        if not taken:
+            return value, self.nats[value]
+        while value in taken:
+            value = self.values[bisect_right(self.cumulative, uniform())]
+        return value, self.nats[value] + math.log1p(-math.fsum(self.probability[other] for other in taken))
+
+
+def _cumulative(weights: Sequence[float]) -> list[float]:
+    """The inner bounds of [0, 1) cut in proportion to the weights; `accumulate` adds alike in every Python version."""
+    sums = list(accumulate(weights))
+    return [partial / sums[-1] for partial in sums[:-1]]
+
+
+@dataclass(frozen=True)
+class Edge:
+    item: Word | Draw | Recall
+    probability: float
+    nats: float
+    target: "Node"
+
+
+class Node:
+    """A place in the article, all that follows it, and (in its edges) the token types that may come next."""
+
+    def __init__(self, targets: Mapping[Word | Draw | Recall, tuple[float, "Node"]]) -> None:
+        self.edges = tuple(Edge(item, p, 0.0 if p == 1.0 else -math.log(p), to) for item, (p, to) in targets.items())
+        self.cumulative = _cumulative([edge.probability for edge in self.edges]) if self.edges else []
+
+
+class Grammar:
+    """A grammar made ready to draw from. Raises ValueError where the tokens would not tell which way was taken."""
+
+    def __init__(self, text: str, rules: Mapping[str, str], pools: Mapping[str, str | range]) -> None:
+        self.items = parse(text, rules)
+        self.pools = {name: Pool(values) for name, values in pools.items()}
+        self.facts: dict[str, set[str]] = {}
+        self.vocabulary = frozenset(self._tokens(self.items))
+        self.start = self._before(self.items, Node({}))
+
+    def _tokens(self, items: Sequence[Item]) -> set[str]:
+        """Every token that the items may emit; notes in `facts` what each fact may be."""
+        tokens: set[str] = set()
+        for item in items:
+            if isinstance(item, Choice):
+                for _, alternative in item.alternatives:
+                    tokens |= self._tokens(alternative)
+                continue
+            first = self._first(item)
+            tokens |= first
+            if isinstance(item, Draw) and item.name:
+                self.facts.setdefault(item.name, set()).update(first)
+        return tokens
+
+    def _first(self, item: Word | Draw | Recall) -> set[str]:
+        if isinstance(item, Word):
+            return {item.text}
+        if isinstance(item, Recall):
+            return self.facts[item.name]
+        values = self.pools[item.pool].values
+        if item.base:
+            return {str(int(base) + int(value)) for base in self.facts[item.base] for value in values}
+        return set(values)
+
+    def _before(self, items: Sequence[Item], node: Node) -> Node:
+        """The node from which `items` lead to `node`."""
+        for item in reversed(items):
+            if isinstance(item, Choice):
+                total = math.fsum(weight for weight, _ in item.alternatives)
+                node = self._merge([(weight / total, self._before(way, node)) for weight, way in item.alternatives])
+            else:
+                node = Node({item: (1.0, node)})
+        return node
+
+    def _merge(self, ways: list[tuple[float, Node]]) -> Node:
+        """One node for several, each with its probability: edges of the same item become one, and so on down."""
+        if all(node is ways[0][1] for _, node in ways):
+            return ways[0][1]
+        targets: dict[Word | Draw | Recall, list[tuple[float, Node]]] = {}
+        for probability, node in ways:
+            if not node.edges:
+                raise ValueError("an article may end where another one goes on")
+            for edge in node.edges:
+                targets.setdefault(edge.item, []).append((probability * edge.probability, edge.target))
+        seen: set[str] = set()
+        for item in targets:
+            if seen & self._first(item):
+                raise ValueError(f"the same token may begin two ways, among {list(targets)}")
+            seen |= self._first(item)
+        merged = {}
+        for item, after in targets.items():
+            total = math.fsum(probability for probability, _ in after) if len(targets) > 1 else 1.0
+            scale = math.fsum(probability for probability, _ in after)
+            merged[item] = (total, self._merge([(probability / scale, node) for probability, node in after]))
+        return Node(merged)
+
+    def article(self, uniform: Callable[[], float]) -> Iterator[tuple[str, float]]:
+        """Draw an article: its tokens, each with its exact -log p (nats) given the tokens before it.
+
+        `uniform` returns numbers in [0, 1).
+        """
+        facts: dict[str, str] = {}
+        kept: dict[str, list[str]] = {}
+        node = self.start
+        while node.edges:
+            edge = node.edges[bisect_right(node.cumulative, uniform()) if node.cumulative else 0]
+            item = edge.item
+            if isinstance(item, Word):
+                yield item.text, edge.nats
+            elif isinstance(item, Recall):
+                yield facts[item.name], edge.nats
+            else:
+                taken = kept.setdefault(item.pool, []) if item.name and not item.base else []
+                value, nats = self.pools[item.pool].draw(taken, uniform)
+                if item.base:
+                    value = str(int(facts[item.base]) + int(value))
+                if item.name:
+                    facts[item.name] = value
+                    taken.append(value)
+                yield value, edge.nats + nats
+            node = edge.target
+
+
+@functools.cache
+def encyclopedia() -> Grammar:
+    """The grammar of the sample corpus."""
+    return Grammar(sample_grammar.ARTICLE, sample_grammar.RULES, sample_grammar.POOLS)
+
+
+def generate(tokens: int, seed: int) -> Iterator[SampleLine]:
+    """Whole articles, line by line, until at least `tokens` tokens (words, and one end per line) have been made.
+
+    The text depends on `tokens` and `seed` alone, the same on every platform; a longer text begins with the shorter one.
+    """
+    grammar = encyclopedia()
+    uniform = random.Random(seed).random
+    made = 0
+    while made < tokens:
+        words: list[str] = []
+        costs: list[float] = []
+        starts_document = True
+        for token, nats in grammar.article(uniform):
+            made += 1
+            costs.append(nats)
+            if token != LINE_END:
+                words.append(token)
+                continue
+            yield SampleLine(" ".join(["", *words, ""]) if words else " ", math.fsum(costs), starts_document)
+            words, costs, starts_document = [], [], False

@@ -1,0 +1,8 @@
+"""The one exception that a user's mistake or a damaged file raises."""
+
+
+class LmtrainError(Exception):
+    """A failure that one clear sentence explains: it names the thing and the remedy, and reaches stderr as it stands.
+
+    The command line prints it without a traceback and exits with 1. Everything else that escapes is a bug.
+    """

@@ -1,0 +1,1 @@
+"""The layers, and the language model made of them."""

@@ -1,0 +1,291 @@
+"""The language model: embedding -> encoder blocks -> attention pooling -> logits.
+
+`causal`: blocks see no later position and the pool is taken over every prefix, so each position predicts its next
+token. `windowed`: blocks see the whole window and the pool predicts the one token after it. The weights are the same.
+
+Positions count from a row's first token where causal, and are aligned to the right end of the window where windowed, so
+that the token before the prediction always has the last position.
+
+Shapes: B rows, T tokens (at most the context), D the model's width, E the embedding's, H heads, V word types.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmtrain.config import ModelConfig
+from lmtrain.nn.attention import KeyValueCache
+from lmtrain.nn.blocks import EncoderBlock, locked_dropout
+from lmtrain.nn.norms import norm
+from lmtrain.nn.pooling import AttentionPooling, slope_parameters
+from lmtrain.nn.positions import Rotation, alibi_bias, alibi_slopes, rotation, sinusoidal
+from lmtrain.nn.state import CausalState, State, WindowedState
+
+
+class LanguageModel(nn.Module):
+    """The model of a configuration. Batches may be padded on the left: `valid` (B, T) bool is then True on tokens.
+
+    Every row needs at least one token, its last column must be one, and no more than `context` columns are taken;
+    ValueError otherwise, where it can be seen from the shape.
+    """
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.vocab_size = vocab_size
+        self.causal = config.mode == "causal"
+        dim, width = config.dim, config.embed_dim or config.dim
+        self.embedding = nn.Embedding(vocab_size, width)
+        self.in_projection = nn.Linear(width, dim, bias=False) if width != dim else None
+        self.position = nn.Embedding(config.context, dim) if config.position == "learned" else None
+        self.blocks = nn.ModuleList(
+            EncoderBlock(
+                dim,
+                config.heads,
+                config.ff_dim or 4 * dim,
+                causal=self.causal,
+                activation=config.activation,
+                norm_kind=config.norm,
+                qk_norm=config.qk_norm,
+                dropout=config.dropout,
+                attention_dropout=config.attention_dropout,
+            )
+            for _ in range(config.layers)
+        )
+        self.pool = AttentionPooling(
+            dim,
+            config.heads,
+            config.ff_dim or 4 * dim,
+            query=config.pool_query,
+            residual=config.pool_residual,
+            activation=config.activation,
+            norm_kind=config.norm,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+        )
+        self.norm = norm(config.norm, dim)
+        self.out_projection = nn.Linear(dim, width, bias=False) if width != dim else None
+        self.output = nn.Linear(width, vocab_size, bias=False) if not config.tie_embeddings else None
+        self.output_bias = nn.Parameter(torch.zeros(vocab_size)) if config.output_bias else None
+        self._add_position_tables()
+        initialise(self)
+
+    def encode(self, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
+        """The states that the output layer reads: tokens (B, T) -> (B, T, E) where causal, (B, E) where windowed."""
+        self._check(tokens)
+        if not self.causal:
+            return self._finish(self.pool.window(self._blocks(tokens, valid)[0], valid))
+        if valid is None:
+            return self._finish(self.pool(self._blocks(tokens)[0]))
+        aligned, lengths = _align_left(tokens, valid)
+        hidden = self._finish(self.pool(self._blocks(aligned)[0]))
+        places = torch.arange(tokens.shape[1], device=tokens.device) - (tokens.shape[1] - lengths).unsqueeze(-1)
+        return hidden.take_along_dim(places.clamp_min(0).unsqueeze(-1), dim=1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., E) -> (..., V) unnormalised log-probabilities, float32 also under autocast.
+
+        The bias is added in float32: log frequencies rounded to bf16 would be off by up to 3 %.
+        """
+        logits = F.linear(hidden, self.output_weight)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits + self.output_bias if self.output_bias is not None else logits
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """-log p of each target, in nats, float32: tokens (B, T), targets (B, T) if causal, (B,) if windowed."""
+        logits = self.logits(self.encode(tokens))
+        return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none").view_as(targets)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """(V, E): the embedding's own tensor where tied."""
+        return self.embedding.weight if self.output is None else self.output.weight
+
+    @torch.no_grad()
+    def set_output_bias(self, counts: Tensor) -> None:
+        """Set the output bias to log((counts + 1) / their sum): counts (V,), how often each type occurs in training.
+
+        Raises ValueError for a model without an output bias.
+        """
+        if self.output_bias is None:
+            raise ValueError("the model has no output bias: model.output_bias is off")
+        smoothed = counts.to(self.output_bias.device, torch.float64) + 1
+        self.output_bias.copy_((smoothed / smoothed.sum()).log())
+
+    @torch.no_grad()
+    def start(self, tokens: Tensor, valid: Tensor | None = None) -> tuple[Tensor, State]:
+        """Read prompts (B, T) of any length: log-probabilities of the next token (B, V) float32, and the state.
+
+        Only the last `context` columns are read.
+        """
+        tokens = tokens[:, -self.config.context :]
+        valid = valid[:, -self.config.context :] if valid is not None else torch.ones_like(tokens, dtype=torch.bool)
+        self._check(tokens)
+        if not self.causal:
+            return self._log_probabilities(self.encode(tokens, valid)), WindowedState(tokens, valid)
+        # All but the last token are read as a prefix, and the last one as a step: one way to the prediction.
+        aligned, lengths = _align_left(tokens, valid)
+        last = aligned.gather(1, lengths.unsqueeze(-1) - 1).squeeze(-1)
+        return self._step(self._read(aligned[:, :-1], lengths - 1), last)
+
+    @torch.no_grad()
+    def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
+        """Read one more token per row, (B,): log-probabilities of the next one (B, V) float32, and the new state.
+
+        A causal row that holds `context` tokens keeps the last context // 2 (at least one) with the new one among
+        them, reads them anew, and goes on. A windowed model reads its window anew at every step.
+        """
+        if isinstance(state, WindowedState):
+            valid = torch.cat((state.valid, torch.ones_like(state.valid[:, :1])), dim=1)
+            return self.start(torch.cat((state.tokens, tokens.unsqueeze(-1)), dim=1), valid)
+        if state.columns == self.config.context:
+            self._make_room(state)
+        return self._step(state, tokens)
+
+    @torch.no_grad()
+    def pool_weights(self, tokens: Tensor) -> Tensor:
+        """How the pool weighs the positions for the last of them: tokens (1, T) -> (H, T) float32, rows sum to one."""
+        self._check(tokens)
+        return self.pool.weights(self._blocks(tokens)[0]).squeeze(0).float()
+
+    def _add_position_tables(self) -> None:
+        """Fixed tables of the `context` positions: computed, so never saved."""
+        places, head_dim = torch.arange(self.config.context), self.config.dim // self.config.heads
+        sinusoids = sinusoidal(places, self.config.dim) if self.config.position == "sinusoidal" else None
+        cosines, sines = rotation(places, head_dim) if self.config.position == "rotary" else (None, None)
+        slopes = alibi_slopes(self.config.heads) if self.config.position == "alibi" else None
+        self.sinusoids: Tensor | None
+        self.cosines: Tensor | None
+        self.sines: Tensor | None
+        self.slopes: Tensor | None
+        for name, table in (("sinusoids", sinusoids), ("cosines", cosines), ("sines", sines), ("slopes", slopes)):
+            self.register_buffer(name, table, persistent=False)
+
+    def _check(self, tokens: Tensor) -> None:
+        if not 1 <= tokens.shape[1] <= self.config.context:
+            raise ValueError(f"{tokens.shape[1]} tokens in a row: the model takes 1 to {self.config.context}")
+
+    def _embed(self, tokens: Tensor, places: Tensor) -> Tensor:
+        """Tokens (B, T) at positions (T,) or (B, T) -> (B, T, D)."""
+        x: Tensor = self.embedding(tokens) * math.sqrt(self.embedding.embedding_dim)  # see `initialise`
+        if self.training and self.config.embedding_dropout:
+            kept = F.dropout(x.new_ones(self.vocab_size), self.config.embedding_dropout)
+            x = x * kept[tokens].unsqueeze(-1)
+        x = locked_dropout(x, self.config.input_dropout, self.training)
+        if self.in_projection is not None:
+            x = self.in_projection(x)
+        if self.position is not None:
+            x = x + self.position(places)
+        if self.sinusoids is not None:
+            x = x + self.sinusoids[places]
+        return x
+
+    def _blocks(
+        self, tokens: Tensor, valid: Tensor | None = None, columns: int | None = None
+    ) -> tuple[Tensor, list[KeyValueCache]]:
+        """The encoder: tokens (B, T) -> states (B, T, D), and with `columns` the caches of that size."""
+        first = 0 if self.causal else self.config.context - tokens.shape[1]
+        places = torch.arange(first, first + tokens.shape[1], device=tokens.device)
+        bias = alibi_bias(self.slopes, places, places) if self.slopes is not None else None  # (H, T, T)
+        if valid is not None:
+            padding = torch.zeros(valid.shape, device=valid.device).masked_fill(~valid, float("-inf"))[:, None, None]
+            bias = padding if bias is None else bias + padding
+        x, caches = self._embed(tokens, places), []
+        for block in self.blocks:
+            x, cache = block(x, self._rotation(places), bias, columns)
+            if cache is not None:
+                caches.append(cache)
+        return x, caches
+
+    def _rotation(self, places: Tensor) -> Rotation | None:
+        return (
+            (self.cosines[places], self.sines[places]) if self.cosines is not None and self.sines is not None else None
+        )
+
+    def _finish(self, x: Tensor) -> Tensor:
+        """Pooled states (..., D) -> (..., E)."""
+        x = self.norm(x)
+        if self.out_projection is not None:
+            x = self.out_projection(x)
+        return locked_dropout(x, self.config.output_dropout, self.training)
+
+    def _log_probabilities(self, hidden: Tensor) -> Tensor:
+        return self.logits(hidden).float().log_softmax(-1)
+
+    def _read(self, tokens: Tensor, lengths: Tensor) -> CausalState:
+        """The state after the first `lengths` (B,) >= 0 tokens of each row of (B, T), T < context."""
+        x, caches = self._blocks(tokens, columns=self.config.context)
+        pool = self.pool.start(x, lengths, self.config.context)
+        room = F.pad(tokens, (0, self.config.context - tokens.shape[1]))
+        return CausalState(room, lengths, tokens.shape[1], caches, pool)
+
+    def _step(self, state: CausalState, tokens: Tensor) -> tuple[Tensor, State]:
+        places, seen = state.lengths, state.columns + 1
+        state.tokens[torch.arange(len(tokens), device=tokens.device), places] = tokens
+        keys = torch.arange(seen, device=tokens.device)
+        future = keys > places.unsqueeze(-1)  # (B, seen)
+        bias = torch.zeros(future.shape, device=tokens.device).masked_fill(future, float("-inf"))[:, None, None]
+        if self.slopes is not None:
+            bias = bias + alibi_bias(self.slopes, places.unsqueeze(-1), keys)
+        turn = self._rotation(places.view(-1, 1, 1))  # (B, 1, 1, D / 2): over heads and the one position
+        x = self._embed(tokens.unsqueeze(-1), places.unsqueeze(-1))  # (B, 1, D)
+        for block, cache in zip(self.blocks, state.caches, strict=True):
+            assert isinstance(block, EncoderBlock)
+            x = block.step(x, cache, places, turn, bias)
+        pooled, pool = self.pool.step(x, state.pool, places, seen)
+        after = CausalState(state.tokens, places + 1, seen, state.caches, pool)
+        return self._log_probabilities(self._finish(pooled)), after
+
+    def _make_room(self, state: CausalState) -> None:
+        """Let each row that is full read its last tokens anew; the other rows stay as they are."""
+        kept = max(1, self.config.context // 2) - 1  # the new token comes on top
+        rows = (state.lengths == self.config.context).nonzero().squeeze(-1)
+        tokens = state.tokens[rows, self.config.context - kept :]
+        if len(rows):
+            state.replace(rows, self._read(tokens, torch.full_like(rows, kept)))
+        state.columns = int(state.lengths.max())
+
+
+def _align_left(tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Move padding (B, T) from the left end to the right, where a causal model never sees it; and the lengths (B,)."""
+    lengths = valid.sum(1)
+    pads = tokens.shape[1] - lengths
+    places = torch.arange(tokens.shape[1], device=tokens.device) + pads.unsqueeze(-1)
+    return tokens.gather(1, places.clamp_max(tokens.shape[1] - 1)), lengths
+
+
+@torch.no_grad()
+def initialise(model: LanguageModel) -> None:
+    """All initial weights, from torch's default generator. Width n = a matrix's inputs, N = blocks and pool.
+
+    | parameter                            | start                     | reason                                        |
+    | ------------------------------------ | ------------------------- | --------------------------------------------- |
+    | inner projections, in/out projection | normal, 1 / sqrt(n)       | keeps unit mean square                        |
+    | last projection of a sub-layer       | that / sqrt(2 N)          | 2 N sub-layers add up to unit mean square     |
+    | embedding, untied output layer       | normal, 1 / (2 sqrt(E))   | logits of standard deviation 1/2: the first   |
+    |                                      |                           | prediction is nearly the output bias alone;   |
+    |                                      |                           | inputs are scaled by sqrt(E), else they would |
+    |                                      |                           | drown in the sinusoids                        |
+    | learned positions                    | normal, 1/2               | as large as the scaled embedding              |
+    | pooling seed                         | normal, 1 / sqrt(d_head)  | the pool starts close to a plain mean, or one |
+    |                                      |                           | weighted by recency alone                     |
+    | pooling slopes                       | 4 .. 0.02, log-spaced     | several time scales from the start            |
+    | output bias                          | 0                         | `set_output_bias` knows better                |
+    | norms                                | identity up to scale      |                                               |
+    """
+    config = model.config
+    depth = 2 * (config.layers + 1)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name != "output":
+            last = name.endswith(".output")
+            module.weight.normal_(std=(module.in_features * (depth if last else 1)) ** -0.5)
+    model.embedding.weight.normal_(std=0.5 * model.embedding.embedding_dim**-0.5)
+    if model.output is not None:
+        model.output.weight.normal_(std=0.5 * model.output.in_features**-0.5)
+    if model.position is not None:
+        model.position.weight.normal_(std=0.5)
+    model.pool.seed.normal_(std=(config.dim // config.heads) ** -0.5)
+    if model.pool.slope is not None:
+        model.pool.slope.copy_(slope_parameters(config.heads))

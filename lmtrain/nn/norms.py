@@ -1,0 +1,40 @@
+"""Normalisation of the last axis, before each sub-layer.
+
+Shapes: ... any leading axes, D the normalised width.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+NormKind = Literal["layer", "rms", "scale"]
+
+EPSILON = 1e-6
+
+
+class ScaleNorm(nn.Module):
+    """g x / ||x||, with one learned length g for all features (Nguyen & Salazar, 2019).
+
+    g starts at sqrt(dim), so that a normalised vector starts with unit mean square, as under RMSNorm.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.length = nn.Parameter(torch.tensor(float(dim) ** 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D)."""
+        # The sum of squares is taken in float32 at least: in bf16 it keeps only 8 bits.
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        norm: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        return (wide * (self.length / norm.clamp_min(EPSILON))).to(x.dtype)
+
+
+def norm(kind: NormKind, dim: int) -> nn.Module:
+    """The norm called `kind`: `layer` (Ba et al., 2016), `rms` (Zhang & Sennrich, 2019) or `scale` (ScaleNorm)."""
+    if kind == "layer":
+        return nn.LayerNorm(dim)
+    if kind == "rms":
+        return nn.RMSNorm(dim, eps=EPSILON)
+    return ScaleNorm(dim)

@@ -1,0 +1,258 @@
+"""Attention pooling: the Set Transformer's PMA with one seed (Lee et al., 2019), over a window or over every prefix.
+
+The pool of position t over the keys i <= t, per head h, with keys k, values v from the normalised states:
+
+    score   a_i = q.k_i / sqrt(D) - m_h (t - i)      q = seed  (`seed` has m = 0; `recency` learns m_h >= 0)
+    pooled  O_h = sum_i softmax(a)_i v_i             q = seed + projection of state t, and the slope  (`position`)
+    output  h = r + W_O [O_1 .. O_H],  out = h + FF(norm(h))        r = the seed or state t
+
+Where q does not depend on t, neither does q.k_i, and the part -m_h t cancels in the softmax: all prefixes together are
+a running mean, in O(T), and decoding needs O(1) state.
+
+Shapes: B rows, H heads, T positions, D features per head, H * D the model's width, K chunks of C positions.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmtrain.nn.attention import KeyValueCache, attend, join_heads, split_heads
+from lmtrain.nn.blocks import Activation, FeedForward
+from lmtrain.nn.norms import NormKind, norm
+
+PoolQuery = Literal["seed", "recency", "position"]
+PoolResidual = Literal["seed", "state"]
+
+CHUNK = 32
+NOTHING = -1e30
+"""A score below all others that still leaves differences defined, as -inf does not."""
+
+
+def prefix_mean(score: Tensor, value: Tensor, slope: Tensor, chunk: int = CHUNK) -> Tensor:
+    """For every t the mean of value_i over i <= t under softmax_i(score_i - slope (t - i)).
+
+    score (B, H, T), value (B, H, T, D), slope (H,) >= 0 -> (B, H, T, D). A mean within chunks and one over the chunks
+    before (Feng et al., 2024, arXiv 2405.13956, have the scan). Each exponent is relative to a maximum taken over just
+    the keys it is summed with, so none is above zero, at any slope, length or score.
+    """
+    length = score.shape[-1]
+    chunk = min(chunk, length)
+    padding = -length % chunk  # after the last position, which no real position sees
+    score = F.pad(score, (0, padding)).view(*score.shape[:2], -1, chunk)  # (B, H, K, C)
+    value = F.pad(value, (0, 0, 0, padding)).view(*value.shape[:2], -1, chunk, value.shape[-1])  # (B, H, K, C, D)
+    slope = slope.view(-1, 1, 1)
+    place = torch.arange(chunk, device=score.device)
+    order = torch.arange(score.shape[2], device=score.device)
+
+    # Each chunk by itself, seen from its last position. Maxima cancel in the mean, so they carry no gradient.
+    seen = score - slope * (chunk - 1 - place)  # (B, H, K, C)
+    peak = seen.detach().amax(-1)  # (B, H, K)
+    weight = (seen - peak.unsqueeze(-1)).exp()
+    total = weight.sum(-1)  # (B, H, K)
+    summed = (weight.to(value.dtype).unsqueeze(-2) @ value).squeeze(-2)  # (B, H, K, D)
+
+    # All chunks before each chunk, seen from the end of the one just before it.
+    gap = order.unsqueeze(-1) - 1 - order  # (K, K)
+    seen = (peak.unsqueeze(-2) - slope * (chunk * gap)).masked_fill(gap < 0, float("-inf"))  # (B, H, K, K)
+    carried = seen.detach().amax(-1).clamp_min(NOTHING)  # (B, H, K)
+    weight = (seen - carried.unsqueeze(-1)).exp()
+    carried_total = (weight * total.unsqueeze(-2)).sum(-1)  # (B, H, K)
+    carried_sum = weight.to(summed.dtype) @ summed  # (B, H, K, D)
+
+    # Each position: the keys of its own chunk, and what is carried.
+    gap = place.unsqueeze(-1) - place  # (C, C)
+    seen = (score.unsqueeze(-2) - slope.unsqueeze(-1) * gap).masked_fill(gap < 0, float("-inf"))  # (B, H, K, C, C)
+    before = carried.unsqueeze(-1) - slope * (place + 1)  # (B, H, K, C)
+    highest = torch.maximum(seen.detach().amax(-1), before.detach())
+    weight = (seen - highest.unsqueeze(-1)).exp()
+    past = (before - highest).exp()
+    denominator = weight.sum(-1) + past * carried_total.unsqueeze(-1)
+    inside = weight.to(value.dtype) @ value  # (B, H, K, C, D)
+    mean = (inside + past.unsqueeze(-1) * carried_sum.unsqueeze(-2)) / denominator.unsqueeze(-1)
+    return mean.flatten(2, 3)[:, :, :length].to(value.dtype)
+
+
+@dataclass
+class RunningMean:
+    """The softmax mean so far of each row, seen from its last position: all that a constant query needs to go on.
+
+    peak (B, H) the largest score, total (B, H) the sum of exp(score - peak), summed (B, H, D) the same sum of values.
+    """
+
+    peak: Tensor
+    total: Tensor
+    summed: Tensor
+
+    def select(self, rows: Tensor) -> "RunningMean":
+        """A copy with these rows, in this order."""
+        return RunningMean(self.peak[rows], self.total[rows], self.summed[rows])
+
+    def add(self, score: Tensor, value: Tensor, slope: Tensor) -> "RunningMean":
+        """One position further: score (B, H), value (B, H, D), slope (H,)."""
+        before = self.peak - slope
+        peak = torch.maximum(before, score)
+        past, weight = (before - peak).exp(), (score - peak).exp()
+        summed = self.summed * past.unsqueeze(-1) + value * weight.unsqueeze(-1)
+        return RunningMean(peak, self.total * past + weight, summed)
+
+
+PoolState = RunningMean | KeyValueCache
+
+
+class AttentionPooling(nn.Module):
+    """The pooling block described at the top of this file.
+
+    Dropout on the weights of a constant query is one mask per key and head, shared by all prefixes.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        ff_dim: int,
+        *,
+        query: PoolQuery = "recency",
+        residual: PoolResidual = "state",
+        activation: Activation = "gelu",
+        norm_kind: NormKind = "rms",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.residual = residual
+        self.attention_dropout = attention_dropout
+        self.norm = norm(norm_kind, dim)
+        self.seed = nn.Parameter(torch.zeros(dim))
+        self.slope = nn.Parameter(torch.zeros(heads)) if query != "seed" else None
+        self.query = nn.Linear(dim, dim, bias=False) if query == "position" else None
+        self.key = nn.Linear(dim, dim, bias=False)
+        self.value = nn.Linear(dim, dim, bias=False)
+        self.output = nn.Linear(dim, dim, bias=False)
+        self.feed_forward_norm = norm(norm_kind, dim)
+        self.feed_forward = FeedForward(dim, ff_dim, activation)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The pool of every prefix: (B, T, H D) -> (B, T, H D)."""
+        states = self.norm(x)
+        value = split_heads(self.value(states), self.heads)  # (B, H, T, D)
+        if self.query is None:
+            if self.training and self.attention_dropout:
+                value = value * F.dropout(torch.ones_like(value[..., :1]), self.attention_dropout)
+            pooled = prefix_mean(self._score(states), value, self._slope())
+        else:
+            query, key = self._query(states), split_heads(self.key(states), self.heads)
+            place = torch.arange(x.shape[1], device=x.device)
+            bias = self._slope().view(-1, 1, 1) * (place - place.unsqueeze(-1)).clamp(max=0)  # (H, T, T)
+            dropout = self.attention_dropout if self.training else 0.0
+            pooled = attend(query, key, value, bias, causal=True, dropout=dropout)
+        return self._finish(x, pooled)
+
+    def window(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """The pool of the whole window, for its last position: (B, T, H D) -> (B, H D); see `weights`."""
+        states = self.norm(x)
+        value = split_heads(self.value(states), self.heads)
+        weights = self._weights(states, valid).to(value.dtype).unsqueeze(-2)  # (B, H, 1, T)
+        pooled = F.dropout(weights, self.attention_dropout, self.training) @ value
+        return self._finish(x[:, -1:], pooled).squeeze(1)
+
+    def weights(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """The weights with which the last position pools: (B, T, H D) -> (B, H, T).
+
+        `valid` (B, T) bool: False = padding, of weight zero; the last position must be valid.
+        """
+        return self._weights(self.norm(x), valid)
+
+    def start(self, x: Tensor, lengths: Tensor, columns: int) -> PoolState:
+        """The state from which `step` goes on after the first `lengths` (B,) positions of x (B, T, H D).
+
+        `columns` is the room that a cache is given, where one is needed.
+        """
+        states = self.norm(x)
+        value = split_heads(self.value(states), self.heads)
+        if self.query is not None:
+            cache = KeyValueCache.empty(value, columns)
+            cache.fill(split_heads(self.key(states), self.heads), value)
+            return cache
+        age = lengths.unsqueeze(-1) - 1 - torch.arange(x.shape[1], device=x.device)  # (B, T), negative = padding
+        score = self._score(states) - self._slope().unsqueeze(-1) * age.unsqueeze(1)
+        score = score.masked_fill(age.unsqueeze(1) < 0, float("-inf"))  # (B, H, T)
+        peak = F.pad(score, (0, 1), value=NOTHING).amax(-1)
+        weight = (score - peak.unsqueeze(-1)).exp()
+        summed = (weight.unsqueeze(-2) @ value.to(weight.dtype)).squeeze(-2)
+        return RunningMean(peak, weight.sum(-1), summed)
+
+    def step(self, x: Tensor, state: PoolState, column: Tensor, seen: int) -> tuple[Tensor, PoolState]:
+        """One position per row, x (B, 1, H D) -> (B, H D) and the next state.
+
+        A cache is written at each row's `column` (B,) and read in its first `seen` columns.
+        """
+        states = self.norm(x)
+        value = split_heads(self.value(states), self.heads)  # (B, H, 1, D)
+        if isinstance(state, RunningMean):
+            state = state.add(self._score(states).squeeze(-1), value.squeeze(-2), self._slope())
+            pooled = (state.summed / state.total.unsqueeze(-1)).unsqueeze(-2)
+        else:
+            state.write(split_heads(self.key(states), self.heads), value, column)
+            age = column.unsqueeze(-1) - torch.arange(seen, device=x.device)  # (B, seen), negative = not yet written
+            bias = -self._slope().view(-1, 1, 1) * age.view(-1, 1, 1, seen)  # (B, H, 1, seen)
+            bias = bias.masked_fill(age.view(-1, 1, 1, seen) < 0, float("-inf"))
+            pooled = attend(self._query(states), state.key[:, :, :seen], state.value[:, :, :seen], bias)
+        return self._finish(x, pooled.to(value.dtype)).squeeze(1), state
+
+    def _finish(self, x: Tensor, pooled: Tensor) -> Tensor:
+        """Output projection, residuals and feed-forward: x (B, T, H D), pooled (B, H, T, D) -> (B, T, H D)."""
+        residual = x if self.residual == "state" else self.seed
+        h = residual + self.dropout(self.output(join_heads(pooled)))
+        result: Tensor = h + self.dropout(self.feed_forward(self.feed_forward_norm(h)))
+        return result
+
+    def _slope(self) -> Tensor:
+        """(H,) slopes in nats per position, not negative."""
+        if self.slope is None:
+            return self.seed.new_zeros(self.heads)
+        return F.softplus(self.slope)
+
+    def _score(self, states: Tensor) -> Tensor:
+        """seed.k_i / sqrt(D) of normalised states (B, T, H D) -> (B, H, T), float32 under autocast.
+
+        seed.(W_K x) is taken as (W_K^T seed).x, which spares the projection of the keys.
+        """
+        with torch.autocast(states.device.type, enabled=False):
+            seed, key = self.seed.view(self.heads, -1), self.key.weight.view(self.heads, -1, len(self.seed))
+            folded = (seed.unsqueeze(1) @ key).squeeze(1) * seed.shape[-1] ** -0.5  # (H, H D)
+            return F.linear(states.to(folded.dtype), folded).transpose(1, 2)
+
+    def _query(self, states: Tensor) -> Tensor:
+        """seed + projection of the normalised states: (B, T, H D) -> (B, H, T, D)."""
+        assert self.query is not None
+        projected = self.query(states)
+        return split_heads(projected + self.seed.to(projected.dtype), self.heads)
+
+    def _weights(self, states: Tensor, valid: Tensor | None) -> Tensor:
+        if self.query is None:
+            score = self._score(states)
+        else:
+            query, key = self._query(states[:, -1:]), split_heads(self.key(states), self.heads)
+            score = ((query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)).squeeze(-2)  # (B, H, T)
+        age = states.shape[1] - 1 - torch.arange(states.shape[1], device=states.device)
+        score = score.to(self.seed.dtype) - self._slope().unsqueeze(-1) * age
+        if valid is not None:
+            score = score.masked_fill(~valid.unsqueeze(1), float("-inf"))
+        return score.softmax(-1)
+
+
+def slope_parameters(heads: int) -> Tensor:
+    """(H,) values of the raw parameter for slopes spread log-evenly from 4 to 0.02 nats per position.
+
+    4 sees little but the last token; 0.02 has a half-life of 35. A single head starts at their geometric mean.
+    """
+    exponents = (
+        torch.linspace(math.log(4.0), math.log(0.02), heads) if heads > 1 else torch.tensor([math.log(0.08) / 2])
+    )
+    return exponents.exp().expm1().log()

@@ -1,0 +1,57 @@
+"""How positions enter: sinusoids added to the input, rotated queries and keys, or a bias on the attention scores.
+
+Shapes: B rows, H heads, T positions, D features (even), ... any leading axes.
+"""
+
+import torch
+from torch import Tensor
+
+BASE = 10_000.0
+"""Wavelengths run from 2 pi to 2 pi BASE, for sinusoids and rotations alike."""
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines, (..., T, D / 2)."""
+
+
+def _angles(positions: Tensor, dim: int) -> Tensor:
+    """(...) positions -> (..., D / 2) angles; computed in float64, since position * frequency outgrows float32."""
+    exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim
+    return positions.double().unsqueeze(-1) * BASE**-exponents
+
+
+def sinusoidal(positions: Tensor, dim: int) -> Tensor:
+    """(...) positions -> (..., D): feature 2i is sin(p / 10000^(2i/D)), 2i+1 its cosine (Vaswani et al., 2017)."""
+    angles = _angles(positions, dim)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2).float()
+
+
+def rotation(positions: Tensor, head_dim: int) -> Rotation:
+    """(...) positions -> cosines and sines, each (..., D / 2), for `rotate`."""
+    angles = _angles(positions, head_dim)
+    return angles.cos().float(), angles.sin().float()
+
+
+def rotate(x: Tensor, by: Rotation) -> Tensor:
+    """Rotate the feature pairs of `x` (..., T, D) by their position's angles (rotary embedding, Su et al., 2021).
+
+    Pair i is (x[i], x[i + D/2]): the two halves of the head, not neighbours. It goes to
+    (x[i] cos - x[i + D/2] sin, x[i + D/2] cos + x[i] sin), so that a rotated query times a rotated key depends on the
+    difference of their positions alone.
+    """
+    cos, sin = by
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """(H,) slopes 2^(-8/H), 2^(-16/H), .. 2^-8 (ALiBi, Press et al., 2022).
+
+    The geometric series is used for every number of heads; the paper interpolates when H is no power of two.
+    """
+    return 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads)
+
+
+def alibi_bias(slopes: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Bias -slope |query position - key position| on the scores: (H,), (..., Tq), (..., Tk) -> (..., H, Tq, Tk)."""
+    distance = (queries.unsqueeze(-1) - keys.unsqueeze(-2)).abs()  # (..., Tq, Tk)
+    return -slopes.view(-1, 1, 1) * distance.unsqueeze(-3)

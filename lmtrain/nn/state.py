@@ -1,0 +1,54 @@
+"""Where a language model stands in the middle of a text, for decoding.
+
+Shapes: B rows, T tokens.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lmtrain.nn.attention import KeyValueCache
+from lmtrain.nn.pooling import PoolState
+
+
+@dataclass
+class CausalState:
+    """Where a causal model stands in B rows of text.
+
+    tokens (B, context) read so far, each row from column 0; lengths (B,) how many are real; `columns` is no less than
+    any length. The caches are written in place: a state is used up by the step that it is given to.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    columns: int
+    caches: list[KeyValueCache]
+    pool: PoolState
+
+    def select(self, index: Tensor) -> "CausalState":
+        """A copy with the rows `index` (B',), in that order; rows may repeat."""
+        caches = [cache.select(index) for cache in self.caches]
+        return CausalState(self.tokens[index], self.lengths[index], self.columns, caches, self.pool.select(index))
+
+    def replace(self, rows: Tensor, other: "CausalState") -> None:
+        """Put the rows of `other` in the place of these rows."""
+        self.tokens[rows] = other.tokens
+        self.lengths[rows] = other.lengths
+        for mine, new in zip([*self.caches, self.pool], [*other.caches, other.pool], strict=True):
+            for name, tensor in vars(mine).items():
+                tensor[rows] = vars(new)[name]
+
+
+@dataclass
+class WindowedState:
+    """The last tokens of B rows, (B, T) and aligned to the right, and which of them are real, (B, T) bool."""
+
+    tokens: Tensor
+    valid: Tensor
+
+    def select(self, index: Tensor) -> "WindowedState":
+        """A copy with the rows `index` (B',), in that order; rows may repeat."""
+        return WindowedState(self.tokens[index], self.valid[index])
+
+
+State = CausalState | WindowedState

@@ -1,0 +1,162 @@
+"""The machine: device, precision, threads, seeds, signals."""
+
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from lmtrain.errors import LmtrainError
+
+NATIVE_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def choose_device(name: str) -> torch.device:
+    """The device for `auto`, `cpu` or `cuda`. Raises LmtrainError where CUDA is asked for and absent."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise LmtrainError("train.device=cuda, but PyTorch sees no CUDA device: use train.device=cpu or auto")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def choose_precision(name: str, device: torch.device) -> str:
+    """`fp32`, `bf16` or `fp16` for a configured precision; `auto` takes bf16 only where the hardware computes in it.
+
+    Emulated bf16 is slower than float32, so capability is read from the hardware and not from what PyTorch can run.
+    """
+    if name != "auto":
+        return name
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
+    return "bf16" if NATIVE_BF16_FLAGS & _cpu_flags() else "fp32"
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return frozenset(flags.partition(":")[2].split())
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """The context in which the forward pass runs at `precision`."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)
+
+
+def set_threads(count: int | None) -> int:
+    """Use `count` CPU threads (None = PyTorch's own choice) and return how many are in use."""
+    if count is not None:
+        torch.set_num_threads(count)
+    return torch.get_num_threads()
+
+
+def step_seed(seed: int, step: int, micro: int) -> int:
+    """The seed of the random numbers of one micro-batch: a function of its place alone, so a resume needs no state.
+
+    SplitMix64's finaliser (Steele et al. 2014) over the three numbers.
+    """
+    mixed = 0
+    for part in (seed, step, micro):
+        mixed = (mixed ^ part) + 0x9E3779B97F4A7C15 & (1 << 64) - 1
+        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & (1 << 64) - 1
+        mixed ^= mixed >> 31
+    return mixed >> 1
+
+
+def can_compile(device: torch.device) -> bool:
+    """Whether torch.compile has what it needs here: a C++ compiler, and Triton for CUDA."""
+    compiler = any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "c++", "clang++"))
+    return compiler and (device.type == "cpu" or importlib.util.find_spec("triton") is not None)
+
+
+def peak_flops(device: torch.device, precision: str) -> float:
+    """Floating-point operations a second of a large matrix product at `precision`, measured now, in about 0.2 s."""
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    size, runs = (8192, 10) if device.type == "cuda" else (1536, 4)
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    best = float("inf")
+    for _ in range(runs):
+        synchronize(device)
+        start = time.perf_counter()
+        torch.mm(left, right)
+        synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * size**3 / best
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Peak memory so far: of the process on a CPU, of PyTorch's allocator on a CUDA device."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What a measured figure must carry: processor, device, threads, versions."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+class Interrupts:
+    """Asks of the outside world that the run should end: read `name` between steps.
+
+    The first signal only sets `name`; a second Ctrl-C raises KeyboardInterrupt at once.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        """Note the signal; interrupt at once if Ctrl-C comes again."""
+        if self.name is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.name = signal.Signals(number).name
+
+
+@contextmanager
+def interrupts() -> Iterator[Interrupts]:
+    """Catch SIGINT, SIGTERM and SIGUSR1 for the length of the block; the former handlers come back after it."""
+    caught = Interrupts()
+    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
+    former = {number: signal.signal(number, caught.handle) for number in numbers}
+    try:
+        yield caught
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

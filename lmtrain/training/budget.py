@@ -1,0 +1,43 @@
+"""How long a run lasts, and how far along it is."""
+
+import math
+from dataclasses import dataclass
+
+from lmtrain.config import TrainConfig
+
+DEFAULT_EPOCHS = 10.0
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Steps, seconds, or whichever of the two ends first."""
+
+    steps: int | None
+    seconds: float | None
+
+    def progress(self, step: int, seconds: float) -> float:
+        """The share of the run that is done, in [0, 1]. With a budget of time it follows the clock."""
+        shares = [0.0]
+        if self.steps is not None:
+            shares.append(step / self.steps)
+        if self.seconds is not None:
+            shares.append(seconds / self.seconds)
+        return min(1.0, max(shares))
+
+
+def make_budget(config: TrainConfig, samples_per_epoch: int) -> Budget:
+    """The configured budget, in steps and seconds; an epoch's last step may reach into the next epoch."""
+    steps = config.steps
+    epochs = config.epochs
+    if steps is None and epochs is None and config.max_minutes is None:
+        epochs = DEFAULT_EPOCHS
+    if epochs is not None:
+        steps = math.ceil(epochs * samples_per_epoch / config.batch_size)
+    return Budget(steps, None if config.max_minutes is None else 60.0 * config.max_minutes)
+
+
+def evaluation_steps(config: TrainConfig, samples_per_epoch: int) -> int:
+    """Optimizer steps between two evaluations."""
+    if config.eval_steps is not None:
+        return config.eval_steps
+    return max(1, round((config.eval_epochs or 1.0) * samples_per_epoch / config.batch_size))

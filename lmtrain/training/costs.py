@@ -1,0 +1,103 @@
+"""What training costs: operations, memory, tokens; for `train --dry-run` and for the share of the machine's peak."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lmtrain.config import Config, ModelConfig
+from lmtrain.data.order import SampleOrder
+from lmtrain.data.tokens import TokenStore
+from lmtrain.nn.language_model import LanguageModel
+from lmtrain.runtime import choose_device, choose_precision
+from lmtrain.training.budget import make_budget
+
+
+def training_flops(model: LanguageModel, config: ModelConfig) -> float:
+    """Floating-point operations of a training step per window: 6 per matrix weight and token, 12 L T d for attention.
+
+    The embedding look-up is free; the output layer counts once. Causal attention is not halved (Chowdhery et al. 2022,
+    appendix B). A windowed model uses its output layer once per window.
+    """
+    output = model.vocab_size * (config.embed_dim or config.dim)
+    matrices = sum(
+        parameter.numel()
+        for module in model.modules()
+        if isinstance(module, nn.Linear)
+        for parameter in module.parameters(recurse=False)
+        if parameter.ndim == 2
+    )
+    body = 6.0 * config.context * matrices + 12.0 * config.layers * config.context**2 * config.dim
+    return body + 6.0 * output * (1 if config.mode == "windowed" else config.context)
+
+
+def blank_batch(config: Config, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Inputs (B, C) and targets (B, C), or (B,) if windowed, of one micro-batch, all zero."""
+    rows, context = config.train.micro_batch or config.train.batch_size, config.model.context
+    shape = (rows,) if config.model.mode == "windowed" else (rows, context)
+    return (
+        torch.zeros(rows, context, dtype=torch.int64, device=device),
+        torch.zeros(shape, dtype=torch.int64, device=device),
+    )
+
+
+def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str, float]:
+    """Bytes that training will need, by part; what eager mode keeps for the backward pass is counted, not guessed.
+
+    The forward pass of one micro-batch runs on the meta device, which computes shapes and holds no data.
+    """
+    with torch.device("meta"):
+        model = LanguageModel(config.model, vocab_size)
+    parameters = float(sum(parameter.numel() for parameter in model.parameters()))
+    inputs, targets = blank_batch(config, torch.device("meta"))
+    known = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    with _saved_bytes(known) as saved, torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32"):
+        model(inputs, targets).sum()
+    tokens = targets.numel()
+    return {
+        "weights": 4 * parameters,
+        "gradients": 4 * parameters,
+        "optimizer": 8 * parameters,
+        "averaged weights": 4 * parameters if config.train.ema else 0.0,
+        "activations": saved[0],
+        "gradient of the logits": 4.0 * tokens * vocab_size,
+    }
+
+
+@contextmanager
+def _saved_bytes(known: set[int]) -> Iterator[list[float]]:
+    """Count the bytes of each storage that autograd saves in the block, once, beside those `known`."""
+    seen, total = set(known), [0.0]
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in seen:
+            seen.add(storage._cdata)
+            total[0] += storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield total
+
+
+def costs(config: Config, store: TokenStore) -> dict[str, Any]:
+    """The figures of `train --dry-run`; `steps` is absent where only a budget of minutes is given."""
+    tokens = store.split("train").tokens
+    samples = SampleOrder(tokens, config.model.context, config.model.mode, config.run.seed).per_epoch()
+    with torch.device("meta"):
+        model = LanguageModel(config.model, store.tokenizer.vocab_size)
+    precision = choose_precision(config.train.precision, choose_device(config.train.device))
+    memory = memory_estimate(config, store.tokenizer.vocab_size, precision)
+    steps = make_budget(config.train, samples).steps
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "vocabulary": store.tokenizer.vocab_size,
+        "tokens_per_epoch": tokens,
+        "windows_per_epoch": samples,
+        "steps_per_epoch": samples / config.train.batch_size,
+        **({"steps": steps} if steps is not None else {}),
+        "flops_per_step": config.train.batch_size * training_flops(model, config.model),
+        "memory_bytes": memory | {"total": sum(memory.values())},
+    }

@@ -1,0 +1,178 @@
+"""The training loop: `fit` runs a configuration to the end of its budget, from scratch or from its last checkpoint.
+
+Everything random is a function of (seed, step, micro-batch) and the learning rate is a function of progress, so the
+state of a run is its tensors and the few counters in `Counters`, and a resumed run repeats an uninterrupted one.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmtrain import checkpoint
+from lmtrain.config import Config, flat
+from lmtrain.data.order import batch
+from lmtrain.data.tokens import TokenStore
+from lmtrain.errors import LmtrainError
+from lmtrain.evaluation import Score
+from lmtrain.runtime import Interrupts, autocast, interrupts, set_threads, step_seed
+from lmtrain.training.budget import Budget, evaluation_steps, make_budget
+from lmtrain.training.meter import Clock, Window
+from lmtrain.training.monitor import Monitor
+from lmtrain.training.optim import learning_rate, update_ema
+from lmtrain.training.state import Counters, Training, check_same_run, prepare, restore, save_checkpoint
+from lmtrain.training.validation import evaluate_and_show, final_score
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    status: str
+    """finished, stopped early, or interrupted."""
+    step: int
+    minutes: float
+    score: Score | None
+    """The best checkpoint on the whole validation split; None when interrupted."""
+    best_step: int
+
+
+def fit(config: Config, store: TokenStore, run_dir: Path, *, resume: bool, note: Note, quiet: bool = False) -> Outcome:
+    """Train until the budget is spent, the score stops improving, or a signal asks for an end.
+
+    With `resume`, goes on from the newest good checkpoint in `run_dir`; without, the folder must hold none.
+    Raises LmtrainError when the folder belongs to another configuration or to other data, and when training diverges.
+    """
+    with checkpoint.lock(run_dir), interrupts() as asked:
+        found = checkpoint.last(run_dir, note)
+        if found is not None:
+            if not resume:
+                raise LmtrainError(f"{run_dir} holds a run already: choose another run.name, or leave --resume at auto")
+            check_same_run(config, store, run_dir, found)
+        clock = Clock(found.info["seconds"] if found is not None else 0.0)
+        threads = set_threads(config.train.threads)
+        training = prepare(config, store, note)
+        if found is not None:
+            restore(training, found)
+            note(f"resuming {run_dir} from step {training.counters.step:,}")
+            if found.info["threads"] != threads:
+                note(f"{threads} CPU threads instead of {found.info['threads']}: the run is not repeated bit for bit")
+        checkpoint.create_run(run_dir, config, store.folder / checkpoint.TOKENIZER)
+        checkpoint.write_state(run_dir, "running", step=training.counters.step)
+        budget = make_budget(config.train, training.order.per_epoch())
+        monitor = Monitor(
+            run_dir,
+            step=training.counters.step,
+            total_steps=budget.steps if budget.seconds is None else None,
+            metrics_bytes=found.info["metrics_bytes"] if found is not None else 0,
+            hyperparameters=_hyperparameters(config),
+            quiet=quiet,
+        )
+        try:
+            return _run(training, store, run_dir, budget, clock, monitor, asked)
+        except BaseException as error:
+            checkpoint.write_state(run_dir, "failed", step=training.counters.step, error=type(error).__name__)
+            raise
+        finally:
+            monitor.close()
+
+
+def train_step(training: Training, lr: float) -> tuple[Tensor, Tensor]:
+    """One optimizer step over `batch_size` windows; returns (nats per target, gradient norm), left on the device.
+
+    The loss is the sum of nats over the count of all targets in the step, however many micro-batches they come in.
+    A step whose gradient is not finite changes nothing.
+    """
+    config, model = training.config.train, training.model
+    step, micro_batch = training.counters.step, config.micro_batch or config.batch_size
+    targets_in_step = config.batch_size * training.order.targets_per_sample
+    total = torch.zeros((), device=training.device)
+    for group in training.optimizer.param_groups:
+        group["lr"] = lr
+    for micro in range(config.batch_size // micro_batch):
+        torch.manual_seed(step_seed(training.config.run.seed, step, micro))
+        starts = training.order.starts(step * config.batch_size + micro * micro_batch, micro_batch)
+        inputs, targets = batch(training.ids, starts, training.order.context, training.order.mode)
+        with autocast(training.device, training.precision):
+            nats = training.forward(inputs.to(training.device), targets.to(training.device))
+        loss = nats.sum() / targets_in_step
+        training.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        total += loss.detach()
+    training.scaler.unscale_(training.optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or math.inf)
+    if training.scaler.is_enabled():
+        training.scaler.step(training.optimizer)
+        training.scaler.update()
+    else:
+        # The fused optimizer leaves everything as it was where `found_inf` is 1, and no host waits for the answer.
+        training.optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
+        training.optimizer.step()
+    training.optimizer.zero_grad(set_to_none=True)
+    if training.ema is not None and config.ema is not None:
+        update_ema(training.ema, model, config.ema, step)
+    training.counters.step += 1
+    return total, norm
+
+
+def _run(
+    training: Training,
+    store: TokenStore,
+    run_dir: Path,
+    budget: Budget,
+    clock: Clock,
+    monitor: Monitor,
+    asked: Interrupts,
+) -> Outcome:
+    config, counters = training.config.train, training.counters
+    window = Window(training)
+    every = evaluation_steps(config, training.order.per_epoch())
+
+    def save(score: float | None) -> None:
+        monitor.flush()
+        clock.mark_saved()
+        times = {"seconds": clock.read(), "metrics_bytes": monitor.metrics_bytes()}
+        save_checkpoint(training, store, run_dir, score, times)
+
+    while (progress := budget.progress(counters.step, clock.read())) < 1.0 and not _exhausted(
+        config.patience, counters
+    ):
+        lr = learning_rate(config, progress)
+        window.add(*train_step(training, lr))
+        progress = budget.progress(counters.step, clock.read())
+        monitor.advance(counters.step, progress)
+        if counters.step % config.log_steps == 0:
+            monitor.train(counters.step, window.metrics(lr, clock.read()))
+        if counters.step % every == 0:
+            save(evaluate_and_show(training, store, monitor))
+            window.restart()
+        elif clock.since_save() > 60 * config.save_minutes:
+            save(None)
+        if asked.name is not None and progress < 1.0:
+            save(None)
+            checkpoint.write_state(run_dir, "interrupted", step=counters.step, signal=asked.name)
+            return Outcome("interrupted", counters.step, clock.read() / 60, None, counters.best_step)
+
+    if counters.evaluated != counters.step:
+        save(evaluate_and_show(training, store, monitor))
+    minutes = clock.read() / 60
+    score = final_score(training, store, run_dir, monitor)
+    monitor.final(counters.step, score.summary())
+    checkpoint.write_state(
+        run_dir, "finished", step=counters.step, minutes=minutes, best_step=counters.best_step, valid=score.summary()
+    )
+    status = "stopped early" if _exhausted(config.patience, counters) else "finished"
+    return Outcome(status, counters.step, minutes, score, counters.best_step)
+
+
+def _exhausted(patience: int | None, counters: Counters) -> bool:
+    return patience is not None and counters.stale >= patience
+
+
+def _hyperparameters(config: Config) -> dict[str, Any]:
+    return {key: value for key, value in flat(config).items() if isinstance(value, int | float | str)}

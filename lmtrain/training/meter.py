@@ -1,0 +1,89 @@
+"""Time and means over the steps between two logged points."""
+
+import math
+import time
+
+import torch
+from torch import Tensor
+
+from lmtrain.errors import LmtrainError
+from lmtrain.runtime import memory_bytes, peak_flops, synchronize
+from lmtrain.training.compilation import training_flops
+from lmtrain.training.state import Training
+
+MAX_SKIPPED_IN_A_ROW = 20
+
+
+class Clock:
+    """Seconds that the run has taken, over all its parts, evaluations included."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._before = seconds
+        self._started = self._saved = time.monotonic()
+
+    def read(self) -> float:
+        """Seconds so far."""
+        return self._before + time.monotonic() - self._started
+
+    def since_save(self) -> float:
+        """Seconds since the last checkpoint of this part of the run."""
+        return time.monotonic() - self._saved
+
+    def mark_saved(self) -> None:
+        """A checkpoint is being written now."""
+        self._saved = time.monotonic()
+
+
+class Window:
+    """The steps since the last logged point. Sums stay on the device, so that only a logged step waits for it."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._in_a_row = torch.zeros((), device=training.device)
+        self._skipped = 0
+        self._tokens_per_step = training.config.train.batch_size * training.order.targets_per_sample
+        self._flops_per_step = training.config.train.batch_size * training_flops(training.model, training.config.model)
+        self._peak = peak_flops(training.device, training.precision)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the steps so far, and the time they took."""
+        self._losses: list[Tensor] = []
+        self._norms: list[Tensor] = []
+        self._began = time.perf_counter()
+
+    def add(self, loss: Tensor, norm: Tensor) -> None:
+        """One step's loss (nats per target) and gradient norm."""
+        self._losses.append(loss)
+        self._norms.append(norm)
+        self._in_a_row = (self._in_a_row + 1) * (~torch.isfinite(norm)).float()
+
+    def metrics(self, lr: float, seconds: float) -> dict[str, float]:
+        """Means since the last call. Raises LmtrainError after too many steps in a row without a finite gradient."""
+        training = self._training
+        losses, norms = torch.stack(self._losses), torch.stack(self._norms)
+        finite = torch.isfinite(norms)
+        skipped = int((~finite).sum())
+        self._skipped += skipped
+        if int(self._in_a_row) >= MAX_SKIPPED_IN_A_ROW:
+            raise LmtrainError(
+                f"training diverged: no finite gradient for {int(self._in_a_row)} steps up to step "
+                f"{training.counters.step}; the last checkpoint is good: lower train.lr or raise train.warmup"
+            )
+        loss = float(losses[finite].mean()) if skipped < len(losses) else math.nan
+        synchronize(training.device)
+        per_second = len(losses) / (time.perf_counter() - self._began)
+        metrics = {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),
+            "lr": lr,
+            "grad_norm": float(norms[finite].mean()) if skipped < len(losses) else math.nan,
+            "tokens_per_second": per_second * self._tokens_per_step,
+            "peak_share": per_second * self._flops_per_step / self._peak,
+            "memory_gb": memory_bytes(training.device) / 1e9,
+            "epoch": training.counters.step * training.config.train.batch_size / training.order.per_epoch(),
+            "minutes": seconds / 60,
+            "skipped_steps": float(self._skipped),
+        }
+        self.restart()
+        return metrics

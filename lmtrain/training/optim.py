@@ -1,0 +1,85 @@
+"""The optimizer and its learning rate: AdamW with grouped decay, and schedules that are pure functions of progress."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lmtrain.config import TrainConfig
+
+
+def schedule(kind: str, progress: float, *, warmup: float, decay: float, final: float) -> float:
+    """Learning rate as a share of its peak, after a share `progress` in [0, 1] of the run.
+
+    It rises linearly over the first `warmup`, then
+    `cosine` falls to `final` along half a cosine (Loshchilov & Hutter 2017), `linear` falls to it in a line,
+    `wsd` holds and falls in a line over the last `decay` (Hu et al. 2024), `constant` holds.
+    """
+    if progress < warmup:
+        return progress / warmup
+    rest = min(1.0, (progress - warmup) / (1.0 - warmup))
+    if kind == "cosine":
+        return final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * rest))
+    if kind == "linear":
+        return 1.0 - (1.0 - final) * rest
+    if kind == "wsd":
+        return 1.0 - (1.0 - final) * max(0.0, (progress - (1.0 - decay)) / decay)
+    if kind == "constant":
+        return 1.0
+    raise ValueError(kind)
+
+
+def learning_rate(config: TrainConfig, progress: float) -> float:
+    """The learning rate of the step that starts at `progress`; never zero, so that the first step moves."""
+    share = schedule(config.schedule, progress, warmup=config.warmup, decay=config.decay, final=config.final_lr)
+    return config.lr * max(share, 1e-3)
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    """AdamW (Loshchilov & Hutter 2019), fused. Matrices decay, the embedding by its own rate; vectors do not.
+
+    Norm gains, biases, seeds and slopes are few and set a scale: decay would only pull them off it.
+    """
+    embedding = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    decay = config.weight_decay
+    embedding_decay = decay if config.embedding_weight_decay is None else config.embedding_weight_decay
+    groups: dict[float, list[Tensor]] = {}
+    for parameter in model.parameters():
+        rate = 0.0 if parameter.ndim < 2 else embedding_decay if id(parameter) in embedding else decay
+        groups.setdefault(rate, []).append(parameter)
+    return torch.optim.AdamW(
+        [{"params": parameters, "weight_decay": rate} for rate, parameters in groups.items()],
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=True,
+    )
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state as named tensors: `<parameter>/<entry>`."""
+    return {
+        f"{name}/{entry}": value
+        for name, parameter in model.named_parameters()
+        for entry, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put back what `optimizer_tensors` gave, bit for bit (`Optimizer.load_state_dict` would cast)."""
+    state: dict[str, dict[str, Any]] = {}
+    for key, value in tensors.items():
+        name, _, entry = key.rpartition("/")
+        state.setdefault(name, {})[entry] = value
+    for name, parameter in model.named_parameters():
+        if name in state:
+            optimizer.state[parameter] = {entry: value.to(parameter.device) for entry, value in state[name].items()}
+
+
+@torch.no_grad()
+def update_ema(ema: dict[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
+    """Move the averaged weights towards the model's by 1 - decay; early on faster, so that the start is forgotten."""
+    rate = min(decay, (1 + step) / (10 + step))
+    parameters = dict(model.named_parameters())
+    torch._foreach_lerp_(list(ema.values()), [parameters[name].detach() for name in ema], 1.0 - rate)

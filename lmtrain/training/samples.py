@@ -1,0 +1,27 @@
+"""What TensorBoard shows at each evaluation: text continued from prompts, and a picture of the pooling weights."""
+
+import torch
+
+from lmtrain.config import Config
+from lmtrain.data.tokens import TokenStore
+from lmtrain.inference import complete
+from lmtrain.nn.language_model import LanguageModel
+from lmtrain.training.monitor import Monitor
+
+PICTURE_TOKENS = 24
+
+
+@torch.no_grad()
+def show(model: LanguageModel, store: TokenStore, config: Config, step: int, monitor: Monitor) -> None:
+    """Write greedy continuations of `train.sample_prompts` and how each head pools the start of the first document."""
+    model.eval()
+    device = next(model.parameters()).device
+    for prompt in config.train.sample_prompts:
+        (sample,) = complete(model, store.tokenizer, prompt, max_tokens=config.train.sample_tokens)
+        monitor.text(step, prompt, prompt + sample.text)
+    ids = store.split("valid").ids[: min(PICTURE_TOKENS, config.model.context)]
+    if len(ids):
+        tokens = torch.tensor(ids.astype("int64"), device=device)[None]
+        weights = model.pool_weights(tokens).float().cpu().numpy()
+        monitor.weights(step, "pooling weights", [store.tokenizer.token(int(token)) for token in ids], weights)
+    model.train()

@@ -1,0 +1,155 @@
+"""The state of a run: what a step touches, how it is made, saved and put back."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtrain import checkpoint
+from lmtrain.config import Config, identity_difference
+from lmtrain.data.order import SampleOrder
+from lmtrain.data.tokens import TokenStore
+from lmtrain.errors import LmtrainError
+from lmtrain.nn.language_model import LanguageModel
+from lmtrain.runtime import choose_device, choose_precision, machine
+from lmtrain.training.budget import make_budget
+from lmtrain.training.compilation import Forward, compiled_forward
+from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
+
+Note = Callable[[str], None]
+
+
+@dataclass
+class Counters:
+    """The state of a run beside its tensors: what a checkpoint must bring back for the run to go on unchanged."""
+
+    step: int = 0
+    evaluated: int = 0
+    """The step of the last evaluation."""
+    best: float | None = None
+    """Nats per token of the best evaluation."""
+    best_step: int = 0
+    stale: int = 0
+    """Evaluations in a row without a new best."""
+
+
+@dataclass
+class Training:
+    """All that a step touches."""
+
+    config: Config
+    model: LanguageModel
+    forward: Forward
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    ema: dict[str, Tensor] | None
+    order: SampleOrder
+    ids: np.ndarray
+    device: torch.device
+    precision: str
+    counters: Counters = field(default_factory=Counters)
+
+
+def prepare(config: Config, store: TokenStore, note: Note) -> Training:
+    """The model at its initial weights, its optimizer, and the order of samples."""
+    device = choose_device(config.train.device)
+    precision = choose_precision(config.train.precision, device)
+    ids = store.split("train").ids
+    order = SampleOrder(len(ids), config.model.context, config.model.mode, config.run.seed)
+    torch.manual_seed(config.run.seed)
+    model = LanguageModel(config.model, store.tokenizer.vocab_size)
+    if config.model.output_bias:
+        counts = np.bincount(ids, minlength=store.tokenizer.vocab_size)
+        model.set_output_bias(torch.from_numpy(counts))
+    model.to(device)
+    budget = make_budget(config.train, order.per_epoch())
+    return Training(
+        config,
+        model,
+        compiled_forward(model, config, budget, device, precision, note),
+        make_optimizer(model, config.train),
+        torch.amp.GradScaler(device.type, enabled=precision == "fp16"),
+        {name: value.detach().clone() for name, value in model.named_parameters()} if config.train.ema else None,
+        order,
+        ids,
+        device,
+        precision,
+    )
+
+
+def save_checkpoint(
+    training: Training, store: TokenStore, run_dir: Path, score: float | None, clock: dict[str, Any]
+) -> Path:
+    """Write the whole state of the run, then delete the checkpoints that are no longer kept."""
+    tensors = {
+        "model": dict(training.model.named_parameters()),
+        "optimizer": optimizer_tensors(training.model, training.optimizer),
+    }
+    if training.ema is not None:
+        tensors["ema"] = training.ema
+    info = {
+        "counters": dataclasses.asdict(training.counters) | {"scaler": training.scaler.state_dict()},
+        "score": score,
+        **clock,
+        "tokenizer": store.tokenizer.sha256,
+        "tokens": store.sha256,
+        "precision": training.precision,
+        "threads": torch.get_num_threads(),
+        "machine": machine(training.device),
+    }
+    folder = checkpoint.save(run_dir, training.counters.step, tensors, info)
+    checkpoint.prune(run_dir, training.config.train.keep)
+    return folder
+
+
+def restore(training: Training, found: checkpoint.Checkpoint) -> None:
+    """Put a checkpoint's whole state back, bit for bit. Raises LmtrainError when it has another shape."""
+    counters = dict(found.info["counters"])
+    try:
+        training.model.load_state_dict(found.tensors["model"])
+    except RuntimeError as error:
+        raise LmtrainError(f"{found.folder} does not fit this model: {str(error).splitlines()[-1].strip()}") from error
+    load_optimizer_tensors(training.model, training.optimizer, found.tensors["optimizer"])
+    if training.ema is not None:
+        for name, value in found.tensors["ema"].items():
+            training.ema[name].copy_(value)
+    training.scaler.load_state_dict(counters.pop("scaler"))
+    training.counters = Counters(**counters)
+
+
+def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: checkpoint.Checkpoint) -> None:
+    """Refuse to go on where the configuration or the data is not what the checkpoint was trained with."""
+    changed = identity_difference(checkpoint.run_config(run_dir), config)
+    if changed:
+        raise LmtrainError(
+            f"{run_dir} was started with another configuration ({'; '.join(changed)}): "
+            "choose another run.name, or give the old values"
+        )
+    for what, key, now in (("tokenizer", "tokenizer", store.tokenizer.sha256), ("corpus", "tokens", store.sha256)):
+        if found.info.get(key) != now:
+            raise LmtrainError(f"the {what} is not the one that {run_dir} was trained on: choose another run.name")
+
+
+@contextmanager
+def averaged_weights(training: Training) -> Iterator[None]:
+    """The model with its averaged weights for the length of the block, where there are any."""
+    if training.ema is None:
+        yield
+        return
+    parameters = dict(training.model.named_parameters())
+    raw = {name: value.detach().clone() for name, value in parameters.items()}
+    try:
+        with torch.no_grad():
+            for name, value in training.ema.items():
+                parameters[name].copy_(value)
+        yield
+    finally:
+        with torch.no_grad():
+            for name, value in raw.items():
+                parameters[name].copy_(value)

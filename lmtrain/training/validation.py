@@ -1,0 +1,71 @@
+"""Evaluation while training: the score that ranks one step against another, and the final one."""
+
+import math
+from pathlib import Path
+
+from lmtrain import checkpoint
+from lmtrain.data.tokens import TokenStore
+from lmtrain.errors import LmtrainError
+from lmtrain.evaluation import Score, default_stride, evaluate
+from lmtrain.training import samples
+from lmtrain.training.monitor import Monitor
+from lmtrain.training.state import Training, averaged_weights, restore
+
+
+def validate(training: Training, store: TokenStore, stride: int, limit: int | None) -> Score:
+    """Score the validation split with the model as it stands."""
+    config = training.config
+    training.model.eval()
+    try:
+        return evaluate(
+            training.model,
+            store.split("valid"),
+            mode=config.model.mode,
+            context=config.model.context,
+            stride=stride,
+            batch_size=config.eval.batch_size,
+            first_token=store.tokenizer.eos_id,
+            device=training.device,
+            precision=training.precision,
+            limit=limit,
+        )
+    finally:
+        training.model.train()
+
+
+def evaluate_and_show(training: Training, store: TokenStore, monitor: Monitor) -> float:
+    """Evaluate, judge, and show samples; returns the score (nats per token, of the averaged weights if kept).
+
+    Windows lie side by side here (stride = context), the cheapest way to rank one step against another.
+    """
+    config, counters = training.config, training.counters
+    counters.evaluated = counters.step
+    stride = 1 if config.model.mode == "windowed" else config.model.context
+    metrics = {}
+    if training.ema is not None:
+        metrics["raw_loss"] = validate(training, store, stride, config.train.eval_tokens).loss
+    with averaged_weights(training):
+        score = validate(training, store, stride, config.train.eval_tokens)
+        samples.show(training.model, store, config, counters.step, monitor)
+    if not math.isfinite(score.loss):
+        raise LmtrainError(
+            f"the validation loss at step {counters.step} is not finite: lower train.lr, or raise train.warmup"
+        )
+    if counters.best is None or score.loss < counters.best:
+        counters.best, counters.best_step, counters.stale = score.loss, counters.step, 0
+    else:
+        counters.stale += 1
+    metrics |= {"loss": score.loss, "perplexity": score.token_perplexity, "word_perplexity": score.word_perplexity}
+    monitor.evaluation(counters.step, metrics)
+    return score.loss
+
+
+def final_score(training: Training, store: TokenStore, run_dir: Path, monitor: Monitor) -> Score:
+    """The best checkpoint on the whole validation split, with overlapping windows."""
+    config = training.config
+    if training.counters.best_step != training.counters.step:
+        restore(training, checkpoint.load(checkpoint.choose(run_dir, "best")))
+    stride = config.eval.stride or default_stride(config.model.mode, config.model.context)
+    monitor.note(f"scoring the best checkpoint (step {training.counters.best_step:,}) on the validation split")
+    with averaged_weights(training):
+        return validate(training, store, stride, None)

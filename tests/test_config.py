@@ -1,0 +1,150 @@
+"""The configuration: every field classified, every mistake named."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmtrain import config
+from lmtrain.errors import LmtrainError
+
+CONFIGS = sorted((Path(__file__).parent.parent / "configs").rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_configuration_loads_and_round_trips(path: Path) -> None:
+    loaded = config.load(path, environment={})
+    assert config.parse(config.yaml.safe_load(config.dump(loaded)), "copy") == loaded
+
+
+def test_the_reference_recipe_writes_every_field() -> None:
+    path = next(path for path in CONFIGS if path.stem == "wikitext2")
+    written = config.yaml.safe_load(path.read_text())
+    assert {f"{section}.{field}" for section, fields in written.items() for field in fields} == set(
+        config.flat(config.Config())
+    )
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("model:\n  dim: 64\n  layers: 1\n  context: 16\n")
+    loaded = config.load(
+        path, ["model.dim=32"], {"LMTRAIN_MODEL__DIM": "48", "LMTRAIN_MODEL__LAYERS": "2", "OTHER": "x"}
+    )
+    assert (loaded.model.context, loaded.model.layers, loaded.model.dim) == (16, 2, 32)
+
+
+def test_overrides_are_read_as_yaml() -> None:
+    loaded = config.load(None, ["train.lr=1e-3", "train.clip=null", "train.sample_prompts=[a, b]"], {})
+    assert (loaded.train.lr, loaded.train.clip, loaded.train.sample_prompts) == (1e-3, None, ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.dimm=5", "unknown key model.dimm; did you mean model.dim?"),
+        ("modle.dim=5", "unknown key modle; did you mean model?"),
+        ("model.dim=wide", "model.dim='wide'"),
+        ("model.dim=0", "greater than or equal to 1"),
+        ("model.dim=1.5", "model.dim=1.5"),
+        ("model.heads=3", "model.dim=256 can't be divided among model.heads=3"),
+        ("model.heads=256", "needs an even width per head"),
+        ("model.dropout=1", "less than 1"),
+        ("train.lr=nan", "model.lr|train.lr"),
+        ("train.lr=.inf", "finite"),
+        ("train.micro_batch=5", "can't be divided into train.micro_batch=5"),
+        ("eval.stride=500", "eval.stride=500 is longer than model.context=128"),
+        ("tokenizer.kind=words", "'word', 'bpe' or 'byte'"),
+        ("run.name=../escape", "run.name"),
+        ("dim=5", "section.field"),
+        ("model.dim", "not of the form"),
+        ("train=5", "section.field"),
+        ("model.dim=[1", "not valid YAML"),
+    ],
+)
+def test_a_wrong_override_is_named(override: str, message: str) -> None:
+    with pytest.raises(LmtrainError, match="|".join(part.replace("?", r"\?") for part in message.split("|"))):
+        config.load(None, [override], {})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["train.steps=1", "train.epochs=1"], "train.steps and train.epochs contradict"),
+        (["train.eval_steps=1", "train.eval_epochs=1"], "train.eval_steps and train.eval_epochs contradict"),
+        (["train.device=cpu", "train.precision=fp16"], "fp16 is for CUDA"),
+        (["tokenizer.kind=byte", "tokenizer.vocab_size=300"], "no meaning with tokenizer.kind=byte"),
+        (["tokenizer.kind=bpe", "tokenizer.vocab_size=100"], "at least 257"),
+        (["model.mode=windowed", "eval.stride=2"], "windowed"),
+    ],
+)
+def test_a_contradiction_is_named(overrides: list[str], message: str) -> None:
+    with pytest.raises(LmtrainError, match=message):
+        config.load(None, overrides, {})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"model: [", "not valid YAML"),
+        (b"just text", "must hold sections"),
+        (b"- 1\n- 2", "must hold sections"),
+        (b"model: 5", "model"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"a: &a [x, x]\nb: &b [*a, *a]", "aliases"),
+        (b"model: !!python/object/apply:os.system ['true']", "not valid YAML"),
+        (b"[" * 5000, "not valid YAML"),
+        (b"model:\n  dim: 123456789123456789123456789123456789", "model.dim"),
+        (b"1: 2", "must hold sections"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content)
+    with pytest.raises(LmtrainError, match=message):
+        config.load(path, environment={})
+
+
+def test_missing_file_and_empty_file(tmp_path: Path) -> None:
+    with pytest.raises(LmtrainError, match="does not exist"):
+        config.load(tmp_path / "none.yaml", environment={})
+    with pytest.raises(LmtrainError, match="can't be read"):
+        config.load(tmp_path, environment={})
+    (tmp_path / "empty.yaml").touch()
+    assert config.load(tmp_path / "empty.yaml", environment={}) == config.Config()
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(st.sampled_from([*config.Config.model_fields, "dim", "steps", "x"]), inner)
+        ),
+    )
+)
+def test_any_values_are_accepted_or_refused_with_a_sentence(values: object) -> None:
+    try:
+        accepted = config.parse(values, "values")
+    except LmtrainError as error:
+        message = str(error)
+    else:
+        message = f"values: {type(accepted).__name__}"
+    assert message.startswith("values")
+
+
+def test_every_field_has_a_docstring_and_resource_fields_exist() -> None:
+    fields = {
+        f"{section}.{name}": field.description
+        for section, part in config.Config.model_fields.items()
+        for name, field in part.annotation.model_fields.items()  # type: ignore[union-attr]
+    }
+    assert fields.keys() >= config.RESOURCE_FIELDS
+    assert [name for name, text in fields.items() if not text] == []
+
+
+def test_identity_difference_ignores_resources_alone() -> None:
+    base = config.load(None, [], {})
+    assert config.identity_difference(base, config.load(None, ["train.micro_batch=4", "run.name=x"], {})) == []
+    assert config.identity_difference(base, config.load(None, ["model.dim=64"], {})) == ["model.dim: 256 -> 64"]

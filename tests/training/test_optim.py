@@ -1,0 +1,132 @@
+"""Schedules against literal lists, the optimizer against torch's plain one, averaging against a loop."""
+
+import pytest
+import torch
+from torch import nn
+
+from lmtrain.config import TrainConfig
+from lmtrain.training.budget import Budget, evaluation_steps, make_budget
+from lmtrain.training.optim import (
+    learning_rate,
+    load_optimizer_tensors,
+    make_optimizer,
+    optimizer_tensors,
+    schedule,
+    update_ema,
+)
+
+LISTS = {
+    "cosine": [0.0, 0.5, 1.0, 0.86819805, 0.55, 0.23180195, 0.1],
+    "linear": [0.0, 0.5, 1.0, 0.775, 0.55, 0.325, 0.1],
+    "wsd": [0.0, 0.5, 1.0, 1.0, 1.0, 0.55, 0.1],
+    "constant": [0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0],
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_schedules_are_these_lists(kind: str) -> None:
+    points = [0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0]
+    found = [schedule(kind, point, warmup=0.2, decay=0.4, final=0.1) for point in points]
+    assert found == pytest.approx(LISTS[kind])
+
+
+def test_the_learning_rate_of_each_step() -> None:
+    config = TrainConfig(lr=2.0, schedule="linear", warmup=0.5, final_lr=0.0, steps=4)
+    budget = make_budget(config, samples_per_epoch=100)
+    rates = [learning_rate(config, budget.progress(step, 0.0)) for step in range(4)]
+    assert rates == pytest.approx([0.002, 1.0, 2.0, 1.0])
+
+
+def test_budgets() -> None:
+    assert make_budget(TrainConfig(epochs=2, batch_size=32), 100) == Budget(7, None)
+    assert make_budget(TrainConfig(batch_size=10), 100) == Budget(100, None)
+    assert make_budget(TrainConfig(max_minutes=2), 100) == Budget(None, 120.0)
+    both = make_budget(TrainConfig(max_minutes=1, steps=10), 100)
+    assert [both.progress(5, 6.0), both.progress(1, 30.0), both.progress(10, 0.0), both.progress(0, 99.0)] == [
+        0.5,
+        0.5,
+        1,
+        1,
+    ]
+    assert evaluation_steps(TrainConfig(eval_steps=7), 100) == 7
+    assert evaluation_steps(TrainConfig(eval_epochs=0.5, batch_size=10), 100) == 5
+    assert evaluation_steps(TrainConfig(batch_size=10), 100) == 10
+
+
+class _Tiny(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+        self.linear = nn.Linear(3, 2)
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    assert isinstance(model, _Tiny)
+    for step in range(steps):
+        torch.manual_seed(step)
+        model.linear(model.embedding(torch.randint(5, (4,)))).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _pair() -> tuple[_Tiny, _Tiny]:
+    torch.manual_seed(0)
+    left, right = _Tiny(), _Tiny()
+    right.load_state_dict(left.state_dict())
+    return left, right
+
+
+def test_matrices_decay_by_their_rate_and_vectors_do_not() -> None:
+    ours, plain = _pair()
+    config = TrainConfig(lr=0.1, weight_decay=0.5, embedding_weight_decay=0.25, beta1=0.8, beta2=0.9, eps=1e-6)
+    groups = [
+        {"params": [plain.embedding.weight], "weight_decay": 0.25},
+        {"params": [plain.linear.weight], "weight_decay": 0.5},
+        {"params": [plain.linear.bias], "weight_decay": 0.0},
+    ]
+    _train(ours, make_optimizer(ours, config), 5)
+    _train(plain, torch.optim.AdamW(groups, lr=0.1, betas=(0.8, 0.9), eps=1e-6, foreach=False, fused=False), 5)
+    for left, right in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
+
+
+def test_optimizer_state_comes_back_bit_for_bit() -> None:
+    whole, parts = _pair()
+    config = TrainConfig(lr=0.1)
+    optimizer = make_optimizer(whole, config)
+    _train(whole, optimizer, 3)
+    saved = {name: value.clone() for name, value in optimizer_tensors(whole, optimizer).items()}
+    parts.load_state_dict(whole.state_dict())
+    restored = make_optimizer(parts, config)
+    load_optimizer_tensors(parts, restored, saved)
+    _train(whole, optimizer, 3)
+    _train(parts, restored, 3)
+    assert all(torch.equal(left, right) for left, right in zip(whole.parameters(), parts.parameters(), strict=True))
+
+
+def test_a_step_with_found_inf_changes_nothing() -> None:
+    model, _ = _pair()
+    optimizer = make_optimizer(model, TrainConfig(lr=0.1))
+    _train(model, optimizer, 1)
+    before = {name: value.clone() for name, value in (model.state_dict() | optimizer_tensors(model, optimizer)).items()}
+    model.linear.weight.grad = torch.full_like(model.linear.weight, torch.nan)
+    optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
+    optimizer.step()
+    after = model.state_dict() | optimizer_tensors(model, optimizer)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_averaged_weights_equal_a_loop() -> None:
+    model, _ = _pair()
+    ema = {name: value.detach().clone() for name, value in model.named_parameters()}
+    expected = {name: value.double() for name, value in ema.items()}
+    optimizer = make_optimizer(model, TrainConfig(lr=0.1))
+    for step in range(20):
+        _train(model, optimizer, 1)
+        update_ema(ema, model, 0.6, step)
+        rate = min(0.6, (1 + step) / (10 + step))
+        expected = {
+            name: rate * value + (1 - rate) * model.get_parameter(name).double() for name, value in expected.items()
+        }
+    for name, value in ema.items():
+        torch.testing.assert_close(value.double(), expected[name], rtol=1e-5, atol=1e-6)
