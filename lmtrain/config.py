@@ -132,7 +132,7 @@ class TrainConfig(_Section):
     """`auto` takes a CUDA device where there is one."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Arithmetic of the forward and backward pass; weights stay in float32. `auto`: bf16 where the hardware has it."""
-    compile: Literal["auto", "on", "off"] = "auto"
+    compile: Literal["auto"] | bool = "auto"
     """torch.compile; `auto` compiles when the run is long enough to earn it back."""
     threads: int | None = Field(None, ge=1, le=1024)
     """CPU threads; None = the physical cores. Part of what makes a run repeatable bit for bit."""

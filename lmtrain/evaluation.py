@@ -21,7 +21,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.runtime import autocast
 
 Forward = Callable[[Tensor, Tensor], Tensor]
-Advance = Callable[[int], None]
+Advance = Callable[[int], object]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from lmtrain.files import sha256_file
 
 _BATCH = 1024
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SOURCE = re.compile(r"hf://datasets/[^@]+@([0-9a-f]{40})/(.+)")
 _NOT_WRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
@@ -48,14 +48,16 @@ def fetch(
 
     _settle(progress)
     failures = (OSError, ValueError, TypeError, LookupError, RuntimeError, DatasetsError, yaml.YAMLError)
-    # The HTTP library underneath differs between versions: the root of its errors is a base of HfHubHTTPError.
+    mode = "force_redownload" if force else None
     try:
         info = None if datasets.config.HF_HUB_OFFLINE else _info(dataset, revision)
         commit = info.sha if info is not None else revision
-        loaded = datasets.load_dataset(
-            dataset, subset, revision=commit, download_mode="force_redownload" if force else None
-        )
-        commit = _check(loaded, dataset, commit, info)
+        builder = datasets.load_dataset_builder(dataset, subset, revision=commit, download_mode=mode)
+        _check_revision(builder, dataset, commit)
+        builder.download_and_prepare(download_mode=mode)
+        _check_content(builder, dataset, info)
+        loaded = builder.as_dataset()
+    # The HTTP library underneath differs between versions: the root of its errors is a base of HfHubHTTPError.
     except (*failures, *HfHubHTTPError.__bases__) as error:
         raise LmtrainError(_sentence(error, dataset, subset, revision)) from error
     licence = None if info is None or info.card_data is None else info.card_data.get("license")
@@ -66,7 +68,7 @@ def fetch(
         if text_column not in part.column_names:
             raise no_column(f"data set {dataset}", text_column, part.column_names)
     return HubData(
-        revision=commit,
+        revision=builder.hash,
         licence=licence if isinstance(licence, str) or licence is None else ", ".join(map(str, licence)),
         splits={split: _rows(part, text_column, f"{dataset}, {split} split") for split, part in parts.items()},
         rows={split: part.num_rows for split, part in parts.items()},
@@ -74,13 +76,13 @@ def fetch(
 
 
 def _settle(progress: bool) -> None:
-    """Errors only from the hub's libraries (their warnings quote addresses), and bars only on a terminal."""
+    """Silence the hub's libraries, whose log lines quote addresses and paths, and keep their bars to terminals."""
     import datasets
-    from huggingface_hub import logging as hub_logging
+    from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    datasets.logging.set_verbosity(datasets.logging.ERROR)
-    hub_logging.set_verbosity_error()
+    datasets.logging.set_verbosity(CRITICAL)
+    logging.set_verbosity(CRITICAL)
     if not (progress and sys.stderr.isatty()):
         datasets.disable_progress_bars()
         disable_progress_bars()
@@ -93,28 +95,26 @@ def _info(dataset: str, revision: str | None) -> Any:
     return HfApi().dataset_info(dataset, revision=revision, timeout=30, files_metadata=True)
 
 
-def _check(loaded: Any, dataset: str, commit: str | None, info: Any) -> str | None:
-    """The commit that `loaded` really comes from; the content of its files is checked against the hub's sha256.
+def _check_revision(builder: Any, dataset: str, commit: str | None) -> None:
+    """When the hub can't be asked, `datasets` takes the latest version that its cache has, whichever was asked for."""
+    if commit is not None and _COMMIT.fullmatch(commit) and builder.hash != commit:
+        raise LmtrainError(
+            f"the cache has data set {dataset} at revision {builder.hash} and not at {commit}: go online "
+            "(HF_HUB_OFFLINE unset) to download it, or set data.revision to the one that is there"
+        )
 
-    When the hub can't be asked, `datasets` takes whichever version its cache has; the hub's own client checks the
-    size of a file and not its content.
-    """
+
+def _check_content(builder: Any, dataset: str, info: Any) -> None:
+    """Compare the downloaded files with the hub's sha256 of them: the hub's own client checks their sizes alone."""
     from huggingface_hub import try_to_load_from_cache
 
-    sources = {source for part in loaded.values() for source in part.info.download_checksums or {}}
-    found = {match[1]: match for source in sources if (match := _SOURCE.fullmatch(source))}
-    if commit is not None and _COMMIT.fullmatch(commit) and found and set(found) != {commit}:
-        raise LmtrainError(
-            f"the cache has data set {dataset} at revision {next(iter(found))} and not at {commit}: go online (unset "
-            "HF_HUB_OFFLINE) and try again, or set data.revision to the one that is there"
-        )
     hashes = {file.rfilename: file.lfs.sha256 for file in info.siblings if file.lfs} if info is not None else {}
-    for source in sources:
-        match = _SOURCE.fullmatch(source)
-        path = match and try_to_load_from_cache(dataset, match[2], revision=match[1], repo_type="dataset")
-        if match and isinstance(path, str) and hashes.get(match[2]) not in (None, sha256_file(Path(path))):
-            raise LmtrainError(f"{match[2]} of data set {dataset} arrived damaged: try again with --force")
-    return next(iter(found), commit)
+    prefix = f"hf://datasets/{dataset}@{builder.hash}/"
+    for sources in (builder.config.data_files or {}).values():
+        for name in (source.removeprefix(prefix) for source in sources):
+            path = try_to_load_from_cache(dataset, name, revision=builder.hash, repo_type="dataset")
+            if name in hashes and isinstance(path, str) and sha256_file(Path(path)) != hashes[name]:
+                raise LmtrainError(f"{name} of data set {dataset} arrived damaged: try again with --force")
 
 
 def _rows(part: Any, text_column: str, place: str) -> Iterator[str]:
@@ -128,6 +128,7 @@ def _rows(part: Any, text_column: str, place: str) -> Iterator[str]:
 def _sentence(error: BaseException, dataset: str, subset: str | None, revision: str | None) -> str:
     """What went wrong with `dataset` and what to do about it: the first case below that fits."""
     import datasets
+    import pyarrow
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError, DatasetsError
     from huggingface_hub import errors
 
@@ -170,7 +171,7 @@ def _sentence(error: BaseException, dataset: str, subset: str | None, revision: 
             f"{name} has no data files of a known kind: choose another",
         ),
         (
-            has(DatasetsError),
+            has(DatasetsError, pyarrow.ArrowException),
             f"{name} has a file that can't be read ({kind}): try again with --force, which downloads it anew",
         ),
         (
@@ -195,5 +196,5 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _clean(message: str) -> str:
-    """One line of `message`, without addresses, which may hold credentials."""
-    return re.sub(r"\S*://\S*", "(address)", " ".join(message.split()))[:300]
+    """One line of `message`, without addresses, which may hold credentials, and without advice for Python."""
+    return re.sub(r"\S*://\S*", "(address)", " ".join(message.split())).partition(" Example of usage")[0][:300]

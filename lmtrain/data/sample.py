@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from lmtrain.data import sample_grammar
+from lmtrain.data import sample_grammar, sample_words
 
 LINE_END = "<eos>"
 _SYMBOL = re.compile(r"[\[\]|]|[^\s\[\]|]+")
@@ -43,7 +43,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Draw:
-    """A token from a pool, kept under `name` if there is one: a value kept already is not drawn again.
+    """A token from a pool, kept under `name` if there is one. Drawn is what is no fact yet and not one of the last two.
 
     With a `base` the pool holds numbers, and the token is the fact named by `base` plus the number drawn.
     """
@@ -114,11 +114,11 @@ def _sequence(symbols: list[str], rules: Mapping[str, str]) -> tuple[Item, ...]:
 
 
 class Pool:
-    """Values with probabilities: words fall off by rank as in natural text, 1 / (rank + 8); numbers are uniform."""
+    """Values with probabilities: words fall off by rank as in natural text, 1 / (rank + 12); numbers are uniform."""
 
     def __init__(self, values: str | range) -> None:
         self.values = tuple(values.split() if isinstance(values, str) else map(str, values))
-        weights = [1 / (rank + 8) if isinstance(values, str) else 1.0 for rank in range(len(self.values))]
+        weights = [1 / (rank + 12) if isinstance(values, str) else 1.0 for rank in range(len(self.values))]
         total = math.fsum(weights)
         self.probability = {value: weight / total for value, weight in zip(self.values, weights, strict=True)}
         if len(self.probability) != len(self.values):
@@ -126,7 +126,7 @@ class Pool:
         self.nats = {value: -math.log(p) for value, p in self.probability.items()}
         self.cumulative = _cumulative(weights)
 
-    def draw(self, taken: Sequence[str], uniform: Callable[[], float]) -> tuple[str, float]:
+    def draw(self, taken: set[str], uniform: Callable[[], float]) -> tuple[str, float]:
         """A value that is not among `taken`, and its nats given that."""
         value = self.values[bisect_right(self.cumulative, uniform())]
         if not taken:
@@ -154,7 +154,7 @@ class Node:
     """A place in the article, all that follows it, and (in its edges) the token types that may come next."""
 
     def __init__(self, targets: Mapping[Word | Draw | Recall, tuple[float, "Node"]]) -> None:
-        self.edges = tuple(Edge(item, p, 0.0 if p == 1.0 else -math.log(p), to) for item, (p, to) in targets.items())
+        self.edges = tuple(Edge(item, p, math.log(1 / p), to) for item, (p, to) in targets.items())
         self.cumulative = _cumulative([edge.probability for edge in self.edges]) if self.edges else []
 
 
@@ -219,9 +219,8 @@ class Grammar:
             seen |= self._first(item)
         merged = {}
         for item, after in targets.items():
-            total = math.fsum(probability for probability, _ in after) if len(targets) > 1 else 1.0
-            scale = math.fsum(probability for probability, _ in after)
-            merged[item] = (total, self._merge([(probability / scale, node) for probability, node in after]))
+            total = math.fsum(probability for probability, _ in after)
+            merged[item] = (total, self._merge([(probability / total, node) for probability, node in after]))
         return Node(merged)
 
     def article(self, uniform: Callable[[], float]) -> Iterator[tuple[str, float]]:
@@ -230,7 +229,8 @@ class Grammar:
         `uniform` returns numbers in [0, 1).
         """
         facts: dict[str, str] = {}
-        kept: dict[str, list[str]] = {}
+        kept: dict[str, set[str]] = {}
+        recent: dict[str, tuple[str, ...]] = {}
         node = self.start
         while node.edges:
             edge = node.edges[bisect_right(node.cumulative, uniform()) if node.cumulative else 0]
@@ -240,13 +240,15 @@ class Grammar:
             elif isinstance(item, Recall):
                 yield facts[item.name], edge.nats
             else:
-                taken = kept.setdefault(item.pool, []) if item.name and not item.base else []
+                kept_here, recent_here = kept.setdefault(item.pool, set()), recent.get(item.pool, ())
+                taken = set() if item.base else kept_here.union(recent_here)
                 value, nats = self.pools[item.pool].draw(taken, uniform)
+                recent[item.pool] = (*recent_here[-1:], value)
                 if item.base:
                     value = str(int(facts[item.base]) + int(value))
                 if item.name:
                     facts[item.name] = value
-                    taken.append(value)
+                    kept_here.add(value)
                 yield value, edge.nats + nats
             node = edge.target
 
@@ -254,7 +256,7 @@ class Grammar:
 @functools.cache
 def encyclopedia() -> Grammar:
     """The grammar of the sample corpus."""
-    return Grammar(sample_grammar.ARTICLE, sample_grammar.RULES, sample_grammar.POOLS)
+    return Grammar(sample_grammar.ARTICLE, sample_grammar.RULES, sample_words.POOLS)
 
 
 def generate(tokens: int, seed: int) -> Iterator[SampleLine]:

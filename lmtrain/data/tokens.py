@@ -1,8 +1,8 @@
 """The token store: a corpus as token ids in memory-mapped arrays, with the tokenizer that made them and a manifest.
 
 A store folder holds tokenizer.json and, for each split, `<split>.npy` (1-D token ids, uint16 where they fit, else
-uint32) and `<split>.docs.npy` (int64 token offsets at which documents start). Every file is checked against its sha256 when a
-store is opened (about half a second for each gigabyte), so what is trained on is what was written.
+uint32) and `<split>.docs.npy` (int64 token offsets at which documents start). Every file is checked against its sha256
+when a store is opened, about half a second for each gigabyte, so what is trained on is what was written.
 """
 
 import json
@@ -31,18 +31,6 @@ _OFFSET = np.dtype("<i8")
 SplitName = Literal["train", "valid", "test"]
 
 
-class _CorpusInfo(BaseModel, strict=True):
-    name: str
-    sha256: str
-
-
-class _TokenizerInfo(BaseModel, strict=True):
-    sha256: str
-    kind: str
-    vocab_size: int = Field(ge=1, le=2**32)
-    requested: dict[str, Any]
-
-
 class _SplitInfo(BaseModel, strict=True):
     tokens: int = Field(ge=0)
     words: int = Field(ge=0)
@@ -54,8 +42,12 @@ class _SplitInfo(BaseModel, strict=True):
 class _StoreInfo(BaseModel, strict=True):
     """What the manifest of a store says beside its files."""
 
-    corpus: _CorpusInfo
-    tokenizer: _TokenizerInfo
+    corpus: str
+    corpus_sha256: str
+    tokenizer_sha256: str
+    kind: str
+    vocab_size: int = Field(ge=1, le=2**32)
+    vocab_limit: int | None
     splits: dict[SplitName, _SplitInfo]
 
 
@@ -103,8 +95,8 @@ class TokenStore:
 
 def store_folder(corpus: Corpus, config: TokenizerConfig, data_dir: Path) -> Path:
     """Where the store of this corpus under this tokenizer lies: beside the corpora in `data_dir`."""
-    size = _requested(config)["vocab_size"]
-    return data_dir / (f"{corpus.folder.name}.{config.kind}" + (f"-{size}" if size else ""))
+    limit = _vocab_limit(config)
+    return data_dir / (f"{corpus.folder.name}.{config.kind}" + (f"-{limit}" if limit else ""))
 
 
 def tokenize(
@@ -119,8 +111,8 @@ def tokenize(
     """The store of `corpus`: opened if it is there and made from the same corpus and configuration, else made.
 
     The tokenizer is trained on the train split. `note` receives one-line messages, such as why a store is made again.
-    Raises LmtrainError when the corpus is damaged or has no train split, when the store's place holds other files, or on
-    a full disk.
+    Raises LmtrainError when the corpus is damaged or has no train split, when the store's place holds other files, or
+    when the disk is full.
     """
     folder = store_folder(corpus, config, data_dir)
     if folder.exists():
@@ -133,7 +125,8 @@ def tokenize(
         raise LmtrainError(f"corpus {corpus.name} has no train split, on which the tokenizer is trained: add one")
     verify(corpus.folder, corpus.manifest)
     note(f"training a {config.kind} tokenizer on {corpus.name}")
-    lines = tqdm(corpus.lines("train"), desc="tokenizer", unit=" lines", disable=None if progress else True)
+    total = corpus.manifest["splits"]["train"]["lines"]
+    lines = tqdm(corpus.lines("train"), "tokenizer", total, unit=" lines", disable=None if progress else True)
     tokenizer = Tokenizer.train(lines, config)
     _write_store(folder, corpus, tokenizer, config, progress)
     return open_store(folder)
@@ -151,8 +144,7 @@ def open_store(folder: Path) -> TokenStore:
     except ValidationError:
         raise LmtrainError(f"{folder / MANIFEST} is damaged: delete {folder} and make it again") from None
     tokenizer = Tokenizer.load(folder / TOKENIZER)
-    found = (tokenizer.sha256, tokenizer.kind, tokenizer.vocab_size)
-    if found != (info.tokenizer.sha256, info.tokenizer.kind, info.tokenizer.vocab_size):
+    if (tokenizer.sha256, tokenizer.vocab_size) != (info.tokenizer_sha256, info.vocab_size):
         raise LmtrainError(f"{folder / TOKENIZER} isn't the tokenizer of this store: delete {folder} and make it again")
     splits: dict[str, Split] = {
         name: _open_split(folder, name, split, tokenizer.vocab_size) for name, split in info.splits.items()
@@ -197,12 +189,8 @@ def _id_type(vocab_size: int) -> np.dtype[Any]:
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
-def _requested(config: TokenizerConfig) -> dict[str, Any]:
-    """The tokenizer's configuration, its default size resolved."""
-    return {
-        "kind": config.kind,
-        "vocab_size": config.vocab_size or (DEFAULT_BPE_SIZE if config.kind == "bpe" else None),
-    }
+def _vocab_limit(config: TokenizerConfig) -> int | None:
+    return DEFAULT_BPE_SIZE if config.kind == "bpe" and config.vocab_size is None else config.vocab_size
 
 
 def _refuse_foreign(folder: Path) -> None:
@@ -222,9 +210,9 @@ def _current_store(folder: Path, corpus: Corpus, config: TokenizerConfig) -> Tok
         store = open_store(folder)
     except LmtrainError as error:
         return str(error)
-    if store.manifest["corpus"]["sha256"] != corpus.sha256:
+    if store.manifest["corpus_sha256"] != corpus.sha256:
         return "the corpus has changed"
-    if store.manifest["tokenizer"]["requested"] != _requested(config):
+    if (store.tokenizer.kind, store.manifest["vocab_limit"]) != (config.kind, _vocab_limit(config)):
         return "the tokenizer's configuration has changed"
     return store
 
@@ -233,13 +221,12 @@ def _write_store(folder: Path, corpus: Corpus, tokenizer: Tokenizer, config: Tok
     counts = corpus.manifest["splits"]
     splits: dict[str, dict[str, int]] = {}
     info: dict[str, Any] = {
-        "corpus": {"name": corpus.name, "sha256": corpus.sha256},
-        "tokenizer": {
-            "sha256": tokenizer.sha256,
-            "kind": tokenizer.kind,
-            "vocab_size": tokenizer.vocab_size,
-            "requested": _requested(config),
-        },
+        "corpus": corpus.name,
+        "corpus_sha256": corpus.sha256,
+        "tokenizer_sha256": tokenizer.sha256,
+        "kind": tokenizer.kind,
+        "vocab_size": tokenizer.vocab_size,
+        "vocab_limit": _vocab_limit(config),
         "splits": splits,
     } | {key: corpus.manifest[key] for key in ("floor",) if key in corpus.manifest}
     total = sum(counts[split]["lines"] for split in corpus.splits)

@@ -26,10 +26,10 @@ def compiled_forward(
     """The model's forward pass, compiled where that is asked for, possible and worth it; else the model itself.
 
     `auto` decides from the configuration and the machine alone, never from a clock, so that a resumed run computes as
-    the first part did. Raises LmtrainError when `train.compile=on` fails.
+    the first part did. Raises LmtrainError when `train.compile=true` fails.
     """
     wanted = config.train.compile
-    if wanted == "off" or (wanted == "auto" and not (can_compile(device) and _is_long(model, config, budget, device))):
+    if wanted is False or (wanted == "auto" and not (can_compile(device) and _is_long(model, config, budget, device))):
         return model
     note("compiling the model (well under a minute; cached for the next run)")
     compiled = torch.compile(model, dynamic=False)
@@ -37,9 +37,9 @@ def compiled_forward(
         _try_step(compiled, config, device, precision)
     except (RuntimeError, OSError, ImportError) as error:
         reason = str(error).strip().splitlines()[0][:200]
-        if wanted == "on":
+        if wanted is True:
             raise LmtrainError(
-                f"train.compile=on, but torch.compile failed ({reason}): set train.compile=off"
+                f"train.compile=true, but torch.compile failed ({reason}): set train.compile=false"
             ) from error
         note(f"torch.compile failed and is left out, which costs speed alone ({reason})")
         return model

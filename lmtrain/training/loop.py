@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,18 +68,20 @@ def fit(config: Config, store: TokenStore, run_dir: Path, *, resume: bool, note:
         monitor = Monitor(
             run_dir,
             step=training.counters.step,
+            progress=budget.progress(training.counters.step, clock.read()),
             total_steps=budget.steps if budget.seconds is None else None,
             metrics_bytes=found.info["metrics_bytes"] if found is not None else 0,
-            hyperparameters=_hyperparameters(config),
+            hyperparameters={key: value for key, value in flat(config).items() if value is not None},
             quiet=quiet,
         )
+        outcome: Outcome | None = None
         try:
-            return _run(training, store, run_dir, budget, clock, monitor, asked)
-        except BaseException as error:
-            checkpoint.write_state(run_dir, "failed", step=training.counters.step, error=type(error).__name__)
-            raise
+            outcome = _run(training, store, run_dir, budget, clock, monitor, asked)
         finally:
-            monitor.close()
+            monitor.close(outcome.score.summary() if outcome is not None and outcome.score is not None else None)
+            if outcome is None:
+                checkpoint.write_state(run_dir, "failed", step=training.counters.step)
+        return outcome
 
 
 def train_step(training: Training, lr: float) -> tuple[Tensor, Tensor]:
@@ -91,7 +92,7 @@ def train_step(training: Training, lr: float) -> tuple[Tensor, Tensor]:
     """
     config, model = training.config.train, training.model
     step, micro_batch = training.counters.step, config.micro_batch or config.batch_size
-    targets_in_step = config.batch_size * training.order.targets_per_sample
+    targets_in_step = config.batch_size * training.targets_per_sample
     total = torch.zeros((), device=training.device)
     for group in training.optimizer.param_groups:
         group["lr"] = lr
@@ -162,7 +163,6 @@ def _run(
         save(evaluate_and_show(training, store, monitor))
     minutes = clock.read() / 60
     score = final_score(training, store, run_dir, monitor)
-    monitor.final(counters.step, score.summary())
     checkpoint.write_state(
         run_dir, "finished", step=counters.step, minutes=minutes, best_step=counters.best_step, valid=score.summary()
     )
@@ -172,7 +172,3 @@ def _run(
 
 def _exhausted(patience: int | None, counters: Counters) -> bool:
     return patience is not None and counters.stale >= patience
-
-
-def _hyperparameters(config: Config) -> dict[str, Any]:
-    return {key: value for key, value in flat(config).items() if isinstance(value, int | float | str)}

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 from tqdm import tqdm
@@ -52,27 +52,15 @@ class Monitor:
         quiet: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # Takes seconds: only who trains waits for it.
-        from torch.utils.tensorboard import SummaryWriter, summary
-
         self._path = run_dir / METRICS_FILE
         self._file = _open_metrics(self._path, metrics_bytes)
-        # From this step on, TensorBoard forgets what earlier parts of the run wrote; a new run starts from nothing.
-        purge_step = step + 1 if step else 0
-        self._writer: Any = SummaryWriter(run_dir / TENSORBOARD_FOLDER, purge_step=purge_step, flush_secs=30)
-        # Written to the run itself, where `SummaryWriter.add_hparams` would make a second one. The description of the
-        # experiment is left out: without it TensorBoard takes the columns from all runs, and every scalar as a metric.
-        summaries: Any = summary
-        plain = {name: _plain(value) for name, value in hyperparameters.items()}
-        _, session_start, self._session_end = summaries.hparams(plain, {})
-        self._writer.file_writer.add_summary(session_start, step)
-
+        self._writer, self._session_end = _open_tensorboard(run_dir / TENSORBOARD_FOLDER, step, hyperparameters)
         self._total_steps, self._quiet, self._clock = total_steps, quiet, clock
         self._step, self._progress = step, progress
         self._started, self._first_progress, self._last_line = clock(), progress, -math.inf
         self._stderr = sys.stderr
         self._bar: tqdm[Any] | None = None
-        if not quiet and self._stderr.isatty():
+        if not quiet and _has_columns(self._stderr):
             self._bar = tqdm(
                 file=self._stderr,
                 total=1.0,
@@ -82,14 +70,14 @@ class Monitor:
                 mininterval=0.2,
                 miniters=0,
                 smoothing=0.0,
-                desc=self._position(),
+                desc=f"{self._position()}: ",
             )
 
     def advance(self, step: int, progress: float) -> None:
         """`step` is done, and with it the share `progress` (0 to 1) of the budget, be that steps or time."""
         self._step, self._progress = step, min(progress, 1.0)
         if self._bar is not None:
-            self._bar.set_description(self._position(), refresh=False)
+            self._bar.set_description_str(f"{self._position()}: ", refresh=False)
             self._bar.update(self._progress - self._bar.n)
 
     def train(self, step: int, metrics: dict[str, float]) -> None:
@@ -189,6 +177,30 @@ def _open_metrics(path: Path, length: int) -> BinaryIO:
     return file
 
 
+def _open_tensorboard(folder: Path, step: int, hyperparameters: dict[str, Any]) -> tuple[Any, Any]:
+    """A SummaryWriter for a run that goes on from `step`, and the summary that marks the run as complete.
+
+    The hyper-parameters are written to the run itself, where `SummaryWriter.add_hparams` would make a second run. The
+    description of the experiment is left out: without it TensorBoard's table takes its columns from all runs together,
+    and every scalar as a metric.
+    """
+    # The import takes seconds: only who trains waits for it.
+    from torch.utils import tensorboard
+
+    untyped: Any = tensorboard
+    # From this step on, TensorBoard forgets what earlier parts of the run wrote; a new run starts from nothing.
+    writer = untyped.SummaryWriter(folder, purge_step=step + 1 if step else 0, flush_secs=30)
+    plain = {name: _plain(value) for name, value in hyperparameters.items()}
+    _, session_start, session_end = untyped.summary.hparams(plain, {})
+    writer.file_writer.add_summary(session_start, step)
+    return writer, session_end
+
+
+def _has_columns(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal that tells its width; on one that does not, a bar would be empty."""
+    return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
+
+
 def _plain(value: Any) -> Any:
     """A value in a form that TensorBoard's table takes."""
     return value if isinstance(value, str | int | float) else str(value)
@@ -200,9 +212,9 @@ def _readable(value: float) -> str:
 
 def _escape(text: str) -> str:
     """Markdown that shows as `text`: signs as character references, so that none can mean markup or HTML."""
-    lines = ("".join(_reference(sign) for sign in line) for line in text.splitlines())
+    lines = ("".join(_reference(sign) for sign in line.strip()) for line in text.splitlines())
     return "  \n".join(lines)
 
 
 def _reference(sign: str) -> str:
-    return sign if sign.isalnum() or not sign.isascii() else f"&#{ord(sign)};"
+    return sign if sign.isalnum() or sign == " " or not sign.isascii() else f"&#{ord(sign)};"

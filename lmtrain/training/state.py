@@ -55,6 +55,11 @@ class Training:
     precision: str
     counters: Counters = field(default_factory=Counters)
 
+    @property
+    def targets_per_sample(self) -> int:
+        """Predictions that one window gives."""
+        return 1 if self.order.mode == "windowed" else self.order.context
+
 
 def prepare(config: Config, store: TokenStore, note: Note) -> Training:
     """The model at its initial weights, its optimizer, and the order of samples."""
@@ -87,7 +92,7 @@ def save_checkpoint(
     training: Training, store: TokenStore, run_dir: Path, score: float | None, clock: dict[str, Any]
 ) -> Path:
     """Write the whole state of the run, then delete the checkpoints that are no longer kept."""
-    tensors = {
+    tensors: checkpoint.Tensors = {
         "model": dict(training.model.named_parameters()),
         "optimizer": optimizer_tensors(training.model, training.optimizer),
     }

@@ -146,6 +146,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(206 if first else 200)
         self.send_header("X-Repo-Commit", repository.commit)
         self.send_header("ETag", f'"{entry.get("lfs", entry)["oid"]}"')
+        if "lfs" in entry:
+            self.send_header("X-Linked-Size", str(entry["size"]))
+            self.send_header("X-Linked-Etag", f'"{entry["lfs"]["oid"]}"')
         self.send_header("Accept-Ranges", "bytes")
         if first:
             self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")

@@ -1,0 +1,50 @@
+"""A small token store and a small configuration, shared by the tests of everything above the data."""
+
+from pathlib import Path
+
+import pytest
+
+from lmtrain.config import Config, load
+from lmtrain.data.corpus import download
+from lmtrain.data.tokens import TokenStore, tokenize
+
+TINY = [
+    "data.sample_tokens=3000",
+    "model.context=16",
+    "model.dim=16",
+    "model.layers=1",
+    "model.heads=2",
+    "model.dropout=0.1",
+    "model.attention_dropout=0.1",
+    "model.embedding_dropout=0.1",
+    "model.input_dropout=0.1",
+    "model.output_dropout=0.1",
+    "train.threads=1",
+    "train.device=cpu",
+    "train.precision=fp32",
+    "train.batch_size=4",
+    "train.micro_batch=2",
+    "train.steps=12",
+    "train.log_steps=2",
+    "train.eval_steps=5",
+    "train.eval_tokens=200",
+    "train.ema=0.9",
+    "train.sample_tokens=3",
+]
+"""Overrides for a model that trains in a second; dropout everywhere, so that a lost seed shows."""
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="session")
+def tiny(data_dir: Path) -> Config:
+    return load(None, [*TINY, f"data.dir={data_dir}"], {})
+
+
+@pytest.fixture(scope="session")
+def store(tiny: Config) -> TokenStore:
+    corpus = download(tiny.data, note=lambda message: None, progress=False)
+    return tokenize(corpus, tiny.tokenizer, tiny.data.dir, note=lambda message: None, progress=False)

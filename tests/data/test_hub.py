@@ -1,0 +1,264 @@
+"""Downloads for real, against a hub on the loopback interface, in child processes that start with its environment.
+
+The children wait for nothing: the pauses between the hub client's own retries are taken out.
+"""
+
+import io
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lmtrain.config import DataConfig
+from lmtrain.data.corpus import download
+from lmtrain.errors import LmtrainError
+from tests.data.hub_server import Hub, Repository, serve
+
+TOKEN = "hf_canaryTOKEN"
+COMMIT = "1" * 40
+CARD = b"""---
+license: [mit, cc0-1.0]
+configs:
+- config_name: lines
+  data_files:
+  - {split: train, path: lines/train.parquet}
+  - {split: validation, path: lines/validation.parquet}
+- config_name: whole
+  data_files:
+  - {split: train, path: whole/train.parquet}
+---
+"""
+
+
+def parquet(rows: list[str], column: str = "text") -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table({"id": range(len(rows)), column: rows}), file, compression="none", use_dictionary=False)
+    return file.getvalue()
+
+
+PLAIN = {
+    f"data/{split}-00000-of-00001.parquet": parquet([f"{split} row {number}\nsecond line" for number in range(1_500)])
+    for split in ("train", "validation", "test")
+}
+
+
+def prepare(environment: dict[str, str]) -> None:
+    """Start a child: the environment, which the hub's libraries read when imported, and no pauses."""
+    os.environ.update(environment)
+    patch("time.sleep").start()
+
+
+def attempt(fields: dict[str, Any], force: bool) -> tuple[dict[str, Any] | None, str]:
+    """In a child: the manifest that a download gives, or the sentence that it fails with."""
+    try:
+        return download(DataConfig(**fields), force=force).manifest, ""
+    except LmtrainError as error:
+        return None, str(error)
+
+
+@dataclass
+class Client:
+    """Asks a child to download into `dir`."""
+
+    pool: ProcessPoolExecutor
+    dir: Path
+
+    def manifest(self, source: str, *, force: bool = False, **fields: Any) -> dict[str, Any]:
+        manifest, sentence = self._ask(source, force, fields)
+        assert manifest is not None, sentence
+        return manifest
+
+    def sentence(self, source: str, *, force: bool = False, **fields: Any) -> str:
+        manifest, sentence = self._ask(source, force, fields)
+        assert manifest is None
+        assert "\n" not in sentence
+        assert TOKEN not in sentence
+        assert "://" not in sentence
+        folders = self.dir.iterdir() if self.dir.exists() else []
+        assert not [folder for folder in folders if folder.name.startswith(".tmp-")]
+        return sentence
+
+    def _ask(self, source: str, force: bool, fields: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+        return self.pool.submit(attempt, {"source": source, "dir": self.dir, **fields}, force).result()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hub")
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with serve() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def start(home: Path) -> Iterator[Callable[..., Client]]:
+    pools: list[ProcessPoolExecutor] = []
+
+    def client(**environment: str) -> Client:
+        environment = {"HF_HOME": str(home), "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", **environment}
+        pools.append(ProcessPoolExecutor(1, get_context("spawn"), initializer=prepare, initargs=(environment,)))
+        return Client(pools[-1], home / "data")
+
+    yield client
+    for pool in pools:
+        pool.shutdown()
+
+
+@pytest.fixture(scope="module")
+def online(hub: Hub, start: Callable[..., Client]) -> Client:
+    return start(HF_ENDPOINT=hub.url)
+
+
+def test_parquet_splits(hub: Hub, online: Client) -> None:
+    hub.repositories["own/plain"] = Repository(PLAIN)
+    manifest = online.manifest("own/plain")
+    assert manifest["source"] == "own/plain"
+    assert manifest["revision"] == COMMIT
+    assert manifest["licence"] == "cc0-1.0"
+    assert manifest["rows"] == {"train": 1_500, "valid": 1_500, "test": 1_500}
+    assert list(manifest["splits"]) == ["train", "valid", "test"]
+    for split, counts in manifest["splits"].items():
+        rows = {"train": "train", "valid": "validation", "test": "test"}[split]
+        text = "".join(f"{rows} row {number}\nsecond line\n" for number in range(1_500))
+        assert (online.dir / "own--plain" / f"{split}.txt").read_text() == text
+        assert counts == {"lines": 3_000, "words": 7_500, "bytes": len(text), "documents": 1_500}
+
+
+def test_unchanged_asks_the_hub_for_nothing(hub: Hub, online: Client) -> None:
+    hub.repositories["own/once"] = Repository(PLAIN)
+    online.manifest("own/once")
+    seen = len(hub.requests)
+    online.manifest("own/once")
+    assert len(hub.requests) == seen
+    online.manifest("own/once", revision="main")
+    assert len(hub.requests) > seen
+
+
+def test_subset_from_the_card(hub: Hub, online: Client) -> None:
+    lines = ["", " = One = \n", "", " text . \n", "", " = Two = \n", "", " more text . \n"]
+    files = {
+        "lines/train.parquet": parquet(lines),
+        "lines/validation.parquet": parquet(lines),
+        "whole/train.parquet": parquet([f"text {number}" for number in range(40)]),
+    }
+    hub.repositories["own/parts"] = Repository({"README.md": CARD, **files}, licence=None)
+    manifest = online.manifest("own/parts", subset="lines")
+    assert manifest["splits"]["train"] == {"lines": 8, "words": 11, "bytes": 47, "documents": 2}
+    assert manifest["subset"] == "lines"
+    manifest = online.manifest("own/parts", subset="whole")
+    assert {split: counts["lines"] for split, counts in manifest["splits"].items()} == {"train": 38, "valid": 2}
+    assert "data.subset=None" in (sentence := online.sentence("own/parts"))
+    assert "['lines', 'whole']" in sentence
+    assert "['lines', 'whole']" in online.sentence("own/parts", subset="nosuch")
+
+
+def test_wikitext_is_pinned_and_has_its_licence(hub: Hub, online: Client) -> None:
+    card = CARD.replace(b"config_name: lines", b"config_name: wikitext-2-v1")
+    files = {f"lines/{split}.parquet": parquet([" text . \n"]) for split in ("train", "validation")}
+    pinned = "b08601e04326c79dfdd32d625aee71d232d685c3"
+    hub.repositories["Salesforce/wikitext"] = Repository({"README.md": card, **files}, commit=pinned, branches=())
+    manifest = online.manifest("wikitext-2")
+    assert (manifest["revision"], manifest["subset"]) == (pinned, "wikitext-2-v1")
+    assert manifest["licence"] == "CC BY-SA 3.0 and GFDL"
+
+
+def test_unknown_id_and_unknown_revision(hub: Hub, online: Client) -> None:
+    hub.repositories["own/known"] = Repository(PLAIN)
+    assert "own/nosuch is not on the hub" in online.sentence("own/nosuch")
+    assert "own/known has no revision v9" in online.sentence("own/known", revision="v9")
+    assert "own/known has no revision" in online.sentence("own/known", revision="2" * 40)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_gated(hub: Hub, online: Client, status: int) -> None:
+    hub.repositories[f"own/gated{status}"] = Repository(PLAIN, refuses=status)
+    assert "set HF_TOKEN" in online.sentence(f"own/gated{status}")
+
+
+def test_server_error(hub: Hub, online: Client) -> None:
+    hub.repositories["own/down"] = Repository(PLAIN, refuses=500)
+    assert "try again" in online.sentence("own/down")
+
+
+def test_connection_that_breaks_once_is_taken_up_again(hub: Hub, online: Client) -> None:
+    hub.repositories["own/flaky"] = Repository(PLAIN, breaks=1)
+    assert online.manifest("own/flaky")["rows"]["train"] == 1_500
+    assert hub.repositories["own/flaky"].breaks == 0
+
+
+def test_connection_that_keeps_breaking(hub: Hub, online: Client) -> None:
+    repository = hub.repositories["own/broken"] = Repository(PLAIN, breaks=1_000)
+    assert "the download of data set own/broken failed" in online.sentence("own/broken")
+    assert not (online.dir / "own--broken").exists()
+    repository.breaks = 0
+    assert online.manifest("own/broken")["rows"]["train"] == 1_500
+
+
+def test_wrong_content_is_named_and_force_heals_it(hub: Hub, online: Client) -> None:
+    pages = {path: b"<html>please log in</html>".ljust(len(content)) for path, content in PLAIN.items()}
+    repository = hub.repositories["own/wrong"] = Repository(pages, announced=PLAIN)
+    assert "has a file that can't be read" in online.sentence("own/wrong")
+    repository.files = PLAIN
+    assert online.manifest("own/wrong", force=True)["rows"]["train"] == 1_500
+
+
+def test_content_of_another_size(hub: Hub, online: Client) -> None:
+    page = b"<html>please log in</html>"
+    repository = hub.repositories["own/short"] = Repository(dict.fromkeys(PLAIN, page), announced=PLAIN)
+    assert "the download of data set own/short failed" in online.sentence("own/short")
+    repository.files = PLAIN
+    assert online.manifest("own/short")["rows"]["train"] == 1_500
+
+
+def test_content_of_another_hash_is_named_and_force_heals_it(hub: Hub, online: Client) -> None:
+    other = {path: parquet([f"{path[5]} row {number}" for number in range(9)]) for path in PLAIN}
+    changed = {path: content.replace(b"row 3", b"row X") for path, content in other.items()}
+    assert changed != other
+    repository = hub.repositories["own/damaged"] = Repository(changed, announced=other)
+    assert "train-00000-of-00001.parquet of data set own/damaged arrived damaged" in online.sentence("own/damaged")
+    repository.files = other
+    online.manifest("own/damaged", force=True)
+    assert "row 3" in (online.dir / "own--damaged" / "train.txt").read_text()
+
+
+def test_no_data_files_no_train_no_column(hub: Hub, online: Client) -> None:
+    hub.repositories["own/empty"] = Repository({"README.md": b"# nothing here"})
+    hub.repositories["own/testonly"] = Repository({"test.parquet": parquet(["a"])})
+    hub.repositories["own/column"] = Repository({"train.parquet": parquet(["a"], "body")})
+    assert "no data files of a known kind" in online.sentence("own/empty")
+    assert "no train split (it has test)" in online.sentence("own/testonly")
+    assert "no column 'text': set data.text_column to one of its columns (id, body)" in online.sentence("own/column")
+    assert "row 1, has int in 'id'" in online.sentence("own/column", text_column="id")
+
+
+def test_offline_takes_the_cache_at_the_right_revision(hub: Hub, online: Client, start: Callable[..., Client]) -> None:
+    hub.repositories["own/cached"] = Repository(PLAIN)
+    first = online.manifest("own/cached")
+    offline = start(HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="1")
+    seen = len(hub.requests)
+    again = offline.manifest("own/cached", revision=COMMIT)
+    assert again["files"] == first["files"]
+    assert again["revision"] == COMMIT
+    assert "has data set own/cached at revision 1111" in offline.sentence("own/cached", revision="2" * 40)
+    assert "HF_HUB_OFFLINE" in offline.sentence("own/never")
+    assert len(hub.requests) == seen
+
+
+def test_no_network(home: Path, start: Callable[..., Client]) -> None:
+    with serve() as closed:
+        address = closed.url
+    secret = address.replace("http://", "http://user:hf_canaryTOKEN@")
+    sentence = start(HF_ENDPOINT=secret, HF_HOME=str(home / "other")).sentence("own/plain", revision=COMMIT)
+    assert "the download of data set own/plain at revision 1111" in sentence
+    assert "check the network" in sentence

@@ -1,0 +1,156 @@
+from collections import Counter
+from itertools import pairwise, permutations
+from math import factorial, sqrt
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtrain.data.order import MAX_SIZE, Mode, SampleOrder, batch, permute
+from lmtrain.errors import LmtrainError
+
+MODES: tuple[Mode, ...] = ("causal", "windowed")
+
+ORDERS = st.builds(
+    lambda context, more, mode, seed: SampleOrder(context + more, context, mode, seed),
+    st.integers(1, 12),
+    st.integers(1, 120),
+    st.sampled_from(MODES),
+    st.integers(0, 2**31 - 1),
+)
+
+
+def _excess(observed: np.ndarray, expected: float) -> float:
+    """How far the chi-square statistic of equally likely cells lies above its mean, in standard deviations."""
+    freedom = observed.size - 1
+    return float((((observed - expected) ** 2 / expected).sum() - freedom) / sqrt(2 * freedom))
+
+
+@given(st.integers(1, 3_000), st.integers(0, 2**64 - 1))
+def test_permute_is_a_bijection(size: int, key: int) -> None:
+    assert sorted(permute(np.arange(size), size, key).tolist()) == list(range(size))
+
+
+@given(st.integers(1, MAX_SIZE), st.integers(0, 2**64 - 1), st.data())
+def test_permute_of_large_ranges_is_injective_and_in_range(size: int, key: int, data: st.DataObject) -> None:
+    index = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=50, unique=True))
+    result = permute(np.array(index), size, key)
+    assert result.dtype == np.int64
+    assert len(set(result.tolist())) == len(index)
+    assert 0 <= result.min() <= result.max() < size
+
+
+@given(st.integers(2, 3_000), st.integers(0, 2**64 - 1))
+def test_permute_does_not_depend_on_what_else_is_asked(size: int, key: int) -> None:
+    whole = permute(np.arange(size), size, key)
+    assert permute(np.array([size - 1, size // 2]), size, key).tolist() == [whole[-1], whole[size // 2]]
+
+
+@pytest.mark.parametrize("size", [0, MAX_SIZE + 1])
+def test_permute_refuses_other_sizes(size: int) -> None:
+    with pytest.raises(ValueError, match="permutation"):
+        permute(np.arange(0), size, 1)
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_every_permutation_of_a_few_is_equally_likely(size: int) -> None:
+    keys = 1_200
+    counts = Counter(tuple(permute(np.arange(size), size, key).tolist()) for key in range(keys))
+    observed = np.array([counts[order] for order in permutations(range(size))])
+    assert _excess(observed, keys / factorial(size)) < 5
+
+
+@pytest.mark.parametrize("size", [16, 100, 4_096])
+def test_first_elements_and_their_distances_are_uniform_over_keys(size: int) -> None:
+    keys = 1_500
+    orders = np.array([permute(np.arange(4), size, key) for key in range(keys)])
+    for column in orders.T:
+        assert _excess(np.bincount(column * 4 // size, minlength=4), keys / 4) < 5
+    distances = (orders[:, 1] - orders[:, 0]) % size - 1
+    assert distances.min() >= 0
+    assert _excess(np.bincount(distances * 3 // (size - 1), minlength=3), keys / 3) < 5
+
+
+@pytest.mark.parametrize("size", [2**17 + 1, 10**6, 10**9])
+@pytest.mark.parametrize("lag", [1, 2, 64, 65_536])
+def test_pairs_within_one_order_are_uniform(size: int, lag: int) -> None:
+    position = permute(np.arange(100_000), size, 1) / size
+    pairs, _, _ = np.histogram2d(position[:-lag], position[lag:], bins=20, range=[[0, 1], [0, 1]])
+    assert _excess(pairs, (len(position) - lag) / 400) < 5
+
+
+@given(ORDERS, st.integers(0, 5))
+def test_an_epoch_takes_each_window_once_and_stays_in_bounds(order: SampleOrder, epoch: int) -> None:
+    size = order.per_epoch()
+    starts = np.sort(order.starts(epoch * size, size))
+    stride = 1 if order.mode == "windowed" else order.context
+    assert np.diff(starts).tolist() == [stride] * (size - 1)
+    assert starts[0] >= 0
+    assert starts[-1] + order.context < order.tokens
+    if order.mode == "windowed":
+        assert size == order.tokens - order.context
+    else:
+        unused = order.tokens - 1 - size * order.context
+        assert unused < 2 * order.context
+        assert starts[0] < order.context
+
+
+@settings(max_examples=50)
+@given(ORDERS, st.integers(0, 300), st.lists(st.integers(0, 20), max_size=4))
+def test_any_split_into_parts_gives_the_same_samples(order: SampleOrder, first: int, counts: list[int]) -> None:
+    parts, at = [np.empty(0, np.int64)], first
+    for count in counts:
+        parts.append(order.starts(at, count))
+        at += count
+    assert np.concatenate(parts).tolist() == order.starts(first, at - first).tolist()
+
+
+@given(st.integers(0, 2**31 - 2))
+def test_epochs_and_seeds_differ(seed: int) -> None:
+    order, other = SampleOrder(4_000, 16, "causal", seed), SampleOrder(4_000, 16, "causal", seed + 1)
+    size = order.per_epoch()
+    epochs = [order.starts(epoch * size, size) // 16 for epoch in range(3)]
+    assert not any(np.array_equal(first, second) for first, second in pairwise(epochs))
+    assert not np.array_equal(epochs[0], other.starts(0, size) // 16)
+    assert SampleOrder(4_000, 16, "causal", seed).starts(7, 20).tolist() == order.starts(7, 20).tolist()
+
+
+def test_every_phase_comes_up() -> None:
+    order = SampleOrder(1_000, 8, "causal", 3)
+    assert {order.phase(epoch) for epoch in range(100)} == set(range(8))
+    assert {SampleOrder(1_000, 8, "windowed", 3).phase(epoch) for epoch in range(10)} == {0}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_shortest_split_is_one_window_and_a_shorter_one_is_refused(mode: Mode) -> None:
+    assert SampleOrder(9, 8, mode, 1).starts(0, 3).tolist() == [0, 0, 0]
+    with pytest.raises(LmtrainError, match=r"8 tokens where model\.context=8 needs at least 9"):
+        SampleOrder(8, 8, mode, 1)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_batches_hold_windows_and_what_follows_them(dtype: type) -> None:
+    ids = np.arange(1_000, 1_100).astype(dtype)
+    starts = np.array([0, 95, 40])
+    inputs, targets = batch(ids, starts, 4, "causal")
+    assert inputs.tolist() == [[1000, 1001, 1002, 1003], [1095, 1096, 1097, 1098], [1040, 1041, 1042, 1043]]
+    assert torch.equal(targets, inputs + 1)
+    windows, following = batch(ids, starts, 4, "windowed")
+    assert torch.equal(windows, inputs)
+    assert following.tolist() == [1004, 1099, 1044]
+    for tensor in (inputs, targets, windows, following):
+        assert tensor.dtype == torch.int64
+        assert tensor.is_contiguous()
+
+
+@settings(max_examples=30)
+@given(ORDERS)
+def test_every_window_of_the_order_can_be_taken(order: SampleOrder) -> None:
+    ids: np.ndarray = np.arange(order.tokens, dtype=np.uint16)
+    starts = order.starts(0, order.per_epoch())
+    inputs, targets = batch(ids, starts, order.context, order.mode)
+    assert inputs[:, 0].tolist() == starts.tolist()
+    last = targets[:, -1] if order.mode == "causal" else targets
+    assert last.tolist() == (starts + order.context).tolist()

@@ -1,0 +1,314 @@
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from lmtrain.config import TokenizerConfig
+from lmtrain.data import tokenizer as module
+from lmtrain.data.tokenizer import Kind, Tokenizer, pieces
+from lmtrain.errors import LmtrainError
+
+LINES = [
+    " = Valkyria Chronicles = ",
+    "",
+    "the cat sat on the mat , and the cat 's <unk> <eos> sat",
+    "naïve façade — 東京 the the\ttab\x1cseparated\r",
+    "x<eos>y <eos> <eos> <|endoftext|> the cat sat on the mat",
+    "the cat sat on the mat and the dog sat on the log",
+] * 3
+KINDS: tuple[Kind, ...] = ("word", "bpe", "byte")
+CONFIGS = {
+    "word": TokenizerConfig(kind="word"),
+    "bpe": TokenizerConfig(kind="bpe", vocab_size=300),
+    "byte": TokenizerConfig(kind="byte"),
+}
+TRAINED = {kind: Tokenizer.train(LINES, CONFIGS[kind]) for kind in KINDS}
+REFERENCE = {kind: tokenizers.Tokenizer.from_str(TRAINED[kind]._content.decode()) for kind in KINDS}
+
+TEXT = st.text() | st.lists(
+    st.sampled_from(["<eos>", "<unk>", "<|endoftext|>", " ", "\n", "\r", "the", "\x00", "é"])
+).map("".join)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    kind: Kind = request.param
+    return kind
+
+
+def test_word_vocabulary_is_ordered_by_frequency_then_alphabet() -> None:
+    trained = Tokenizer.train(["b a b", "c a <unk> <eos> d"], TokenizerConfig(kind="word"))
+    assert [trained.token(index) for index in range(trained.vocab_size)] == ["<unk>", "<eos>", "a", "b", "c", "d"]
+
+
+def test_word_vocabulary_is_cut_to_the_most_frequent() -> None:
+    trained = Tokenizer.train(["b a b", "c a b"], TokenizerConfig(kind="word", vocab_size=4))
+    assert trained.vocab_size == 4
+    assert trained.encode_lines(["a b c"]) == [[3, 2, trained.unk_id, trained.eos_id]]
+
+
+def test_word_ids_of_literal_special_words() -> None:
+    trained = Tokenizer.train(["the <unk>"], TokenizerConfig(kind="word"))
+    unk, eos = trained.unk_id, trained.eos_id
+    assert trained.encode("<unk> <eos> the<eos>\n<eos>") == [unk, unk, unk, eos, unk]
+
+
+def test_word_lines_end_at_newlines_only() -> None:
+    trained = Tokenizer.train(["a b"], TokenizerConfig(kind="word"))
+    assert trained.encode("a\x0bb\r\x85\u2028a\n\nb") == [2, 3, 2, 1, 1, 3]
+    assert trained.decode([2, 3, 1, 1, 3, 0, 1]) == "a b\n\nb <unk>\n"
+
+
+def test_word_splits_at_every_character_where_str_split_does() -> None:
+    trained = Tokenizer.train(["a b"], TokenizerConfig(kind="word"))
+    points = [code for code in range(0x110000) if code < 0x3100 or chr(code).isspace()]
+    text = " ".join(f"a{chr(code)}b" for code in points if code != ord("\n"))
+    expected = [{"a": 2, "b": 3}.get(word, 0) for word in text.split()]
+    assert trained.encode(text) == expected
+    assert tokenizers.Tokenizer.from_str(trained._content.decode()).encode(text).ids == expected
+
+
+@given(TEXT)
+@example("a <eos> <eos>\nb x<eos> <eos>y\n\n<eos>\n")
+def test_word_encoding_equals_tokenizer_json(text: str) -> None:
+    assert TRAINED["word"].encode(text) == REFERENCE["word"].encode(text).ids
+
+
+@given(TEXT)
+def test_bpe_and_byte_encode_each_line_as_tokenizer_json_does(text: str) -> None:
+    lines = [f"{line}\n" for line in text.split("\n")]
+    lines[-1] = lines[-1][:-1]
+    for kind in ("bpe", "byte"):
+        expected = [index for line in lines for index in REFERENCE[kind].encode(line).ids]
+        assert TRAINED[kind].encode(text) == expected
+
+
+@given(TEXT)
+@example("<eos>")
+@example("no line end\r\n<|endoftext|>\x00\x7f")
+def test_bpe_and_byte_round_trip_any_text_without_the_special_token(text: str) -> None:
+    for kind in ("bpe", "byte"):
+        ids = TRAINED[kind].encode(text)
+        assert TRAINED[kind].decode(ids) == text
+        assert TRAINED[kind].eos_id not in ids
+
+
+@given(st.lists(st.integers(0, TRAINED["word"].vocab_size - 1)))
+def test_word_ids_survive_decoding_and_encoding(ids: list[int]) -> None:
+    assert TRAINED["word"].encode(TRAINED["word"].decode(ids)) == ids
+
+
+def test_encode_lines_is_the_text_with_its_line_ends(kind: Kind) -> None:
+    rows = TRAINED[kind].encode_lines(LINES)
+    assert [index for row in rows for index in row] == TRAINED[kind].encode("".join(f"{line}\n" for line in LINES))
+    assert all(row[-1] in TRAINED[kind].line_end_ids for row in rows)
+    assert not any(index in TRAINED[kind].line_end_ids for row in rows for index in row[:-1])
+
+
+def test_line_end_ids_are_the_tokens_with_a_newline() -> None:
+    assert TRAINED["word"].line_end_ids == {TRAINED["word"].eos_id}
+    assert TRAINED["byte"].line_end_ids == {ord("\n") + 1}
+    bpe = Tokenizer.train(["a word ", "and another "] * 20, TokenizerConfig(kind="bpe", vocab_size=300))
+    assert bpe.line_end_ids == {index for index in range(bpe.vocab_size) if "\n" in bpe.decode([index])}
+    assert len(bpe.line_end_ids) > 1
+
+
+def test_bpe_vocabulary_is_all_bytes_eos_and_merges() -> None:
+    bpe = TRAINED["bpe"]
+    assert bpe.vocab_size == 300
+    assert len(Tokenizer.train(["ab"], TokenizerConfig(kind="bpe", vocab_size=300)).encode("ab")) == 2
+    assert Tokenizer.train(["ab", "ab"], TokenizerConfig(kind="bpe", vocab_size=300)).vocab_size < 300
+    assert len(bpe.encode("the cat sat")) < len("the cat sat")
+
+
+def test_a_corpus_full_of_the_special_word_never_makes_it_a_merge() -> None:
+    bpe = Tokenizer.train(["x<eos> <eos>y <eos>"] * 50, TokenizerConfig(kind="bpe", vocab_size=400))
+    ids = bpe.encode("<eos> <eos>")
+    assert bpe.eos_id not in ids
+    assert bpe.decode(ids) == "<eos> <eos>"
+
+
+def test_tokens_are_printable(kind: Kind) -> None:
+    trained = TRAINED[kind]
+    assert trained.token(trained.eos_id) == "<eos>"
+    assert all(trained.token(index).isprintable() for index in range(trained.vocab_size))
+
+
+def test_byte_tokens_are_escaped() -> None:
+    assert [TRAINED["byte"].token(byte + 1) for byte in b"a\n\xff "] == ["a", "\\n", "\\xff", " "]
+
+
+def test_lone_surrogates_are_refused(kind: Kind) -> None:
+    with pytest.raises(LmtrainError, match="lone surrogate at character 2"):
+        TRAINED[kind].encode("ab\ud800")
+
+
+def test_decode_refuses_ids_outside_the_vocabulary(kind: Kind) -> None:
+    for index in (-1, TRAINED[kind].vocab_size):
+        with pytest.raises(ValueError, match="outside"):
+            TRAINED[kind].decode([index])
+
+
+@given(st.lists(st.sampled_from(["the", "cat", "<eos>", " ", "  ", "\t", "\x1c", "'s", "7", "é", "\r"])).map("".join))
+def test_cut_lines_encode_like_whole_ones(line: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_PIECE", 4)
+        parts = {kind: list(pieces([f"{line}\n"], kind)) for kind in KINDS}
+        cuts_at_spaces = all(part.startswith(" ") for part in parts["bpe"][1:])
+    for kind in KINDS:
+        assert "".join(parts[kind]) == f"{line}\n"
+        if kind == "word" or cuts_at_spaces:
+            rows = TRAINED[kind].encode_pieces(parts[kind])
+            assert [index for row in rows for index in row] == TRAINED[kind].encode(f"{line}\n")
+
+
+def test_a_text_without_spaces_is_cut_to_bounded_pieces_unless_it_is_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PIECE", 4)
+    assert max(map(len, pieces(["東" * 100 + "\n"], "bpe"))) <= 8
+    assert list(pieces(["x" * 100 + " y\n"], "word")) == ["x" * 100, " y\n"]
+
+
+def test_training_is_repeatable_at_any_number_of_threads() -> None:
+    code = (
+        "from tests.data.test_tokenizer import CONFIGS, LINES, Tokenizer;"
+        "print(Tokenizer.train(LINES, CONFIGS['bpe']).sha256)"
+    )
+    environment = os.environ | {"RAYON_NUM_THREADS": "1", "PYTHONHASHSEED": "7"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == TRAINED["bpe"].sha256
+
+
+def test_save_and_load_give_the_same_tokenizer(kind: Kind, tmp_path: Path) -> None:
+    TRAINED[kind].save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert (loaded.kind, loaded.sha256, loaded.vocab_size) == (kind, TRAINED[kind].sha256, TRAINED[kind].vocab_size)
+    assert loaded.encode_lines(LINES) == TRAINED[kind].encode_lines(LINES)
+
+
+def test_a_bpe_without_merges_stays_a_bpe(tmp_path: Path) -> None:
+    Tokenizer.train(["abc"], CONFIGS["bpe"]).save(tmp_path / "tokenizer.json")
+    assert Tokenizer.load(tmp_path / "tokenizer.json").kind == "bpe"
+
+
+def _damaged() -> Iterator[tuple[str, Kind, Any]]:
+    """Documents that parse as JSON and are wrong: a name, the kind, and what spoils a sound document."""
+    yield "not an object", "word", lambda d: [d]
+    yield "no model", "word", lambda d: d | {"model": None}
+    yield "other model", "bpe", lambda d: d | {"model": d["model"] | {"type": "Unigram"}}
+    yield "other pre-tokenizer", "bpe", lambda d: d | {"pre_tokenizer": {"type": "Whitespace"}}
+    yield (
+        "stalling expression",
+        "word",
+        lambda d: d | {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}}},
+    )
+    yield "added tokens", "byte", lambda d: d | {"added_tokens": [{"id": 0, "content": "a"}]}
+    yield "a word twice", "word", lambda d: _vocab(d, {"new": 2})
+    yield "a gap in the ids", "word", lambda d: _vocab(d, {"new": 10**6})
+    yield "a negative id", "word", lambda d: _vocab(d, {"new": -1})
+    yield "an id that is no integer", "word", lambda d: _vocab(d, {"the": 2.0})
+    yield "specials swapped", "word", lambda d: _vocab(d, {"<unk>": 1, "<eos>": 0})
+    yield "a word with a space", "word", lambda d: _vocab(d, {"two words": len(d["model"]["vocab"])})
+    yield "a surrogate", "word", lambda d: _vocab(d, {"\ud800": len(d["model"]["vocab"])})
+    yield "a symbol of no byte", "bpe", lambda d: _vocab(d, {"東": len(d["model"]["vocab"])})
+    yield "an empty token", "bpe", lambda d: _vocab(d, {"": len(d["model"]["vocab"])})
+    yield "bytes swapped", "byte", lambda d: _vocab(d, {"a": d["model"]["vocab"]["b"], "b": d["model"]["vocab"]["a"]})
+    yield "no vocabulary", "byte", lambda d: d | {"model": {k: v for k, v in d["model"].items() if k != "vocab"}}
+    yield "a byte with merges", "byte", lambda d: _merges(d, [["a", "b"]])
+    yield "a merge of unknown tokens", "bpe", lambda d: _merges(d, [["Q", "Zx"]])
+    yield "a merge into nothing", "bpe", lambda d: _merges(d, [["Q", "Z"]])
+    yield "a merge of three", "bpe", lambda d: _merges(d, [["t", "h", "e"]])
+    yield "a merge of numbers", "bpe", lambda d: _merges(d, [[1, 2]])
+    yield "merges of lists", "bpe", lambda d: _merges(d, [[["t"], "h"]])
+    yield "merges that are a word", "bpe", lambda d: d | {"model": d["model"] | {"merges": "th"}}
+
+
+def _vocab(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    return document | {"model": document["model"] | {"vocab": document["model"]["vocab"] | changes}}
+
+
+def _merges(document: dict[str, Any], more: list[Any]) -> dict[str, Any]:
+    return document | {"model": document["model"] | {"merges": document["model"]["merges"] + more}}
+
+
+@pytest.mark.parametrize(("kind", "spoil"), [pytest.param(k, spoil, id=name) for name, k, spoil in _damaged()])
+def test_load_refuses_what_train_never_writes(kind: Kind, spoil: Any, tmp_path: Path) -> None:
+    document = spoil(json.loads(TRAINED[kind]._content))
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(LmtrainError, match=r"not one that lmtrain wrote|damaged"):
+        Tokenizer.load(path)
+
+
+def test_load_refuses_a_merge_that_spells_the_special_token(tmp_path: Path) -> None:
+    document = json.loads(TRAINED["bpe"]._content)
+    size = len(document["model"]["vocab"])
+    document = _merges(_vocab(document, {"<e": size, "os>": size + 1}), [["<e", "os>"]])
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(LmtrainError, match="damaged"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"null", b"[" * 100_000, b'{"model": {}}', b"1" * 5_000])
+def test_load_refuses_other_files(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(LmtrainError, match=r"not one that lmtrain wrote|damaged"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+def test_load_refuses_missing_files_folders_and_pipes(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "none.json", tmp_path, tmp_path / "pipe"):
+        with pytest.raises(LmtrainError, match="does not exist"):
+            Tokenizer.load(path)
+
+
+def test_load_refuses_a_file_above_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TRAINED["word"].save(tmp_path / "tokenizer.json")
+    monkeypatch.setattr(module, "_MAX_FILE_BYTES", len(TRAINED["word"]._content) - 1)
+    with pytest.raises(LmtrainError, match="larger than"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+    with pytest.raises(LmtrainError, match=r"too large: set tokenizer\.vocab_size"):
+        Tokenizer.train(LINES, CONFIGS["word"])
+
+
+def test_a_panic_in_rust_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TRAINED["bpe"].save(tmp_path / "tokenizer.json")
+    panic = type("PanicException", (BaseException,), {})
+    build = module._build
+
+    def panicking(kind: Kind, vocabulary: dict[str, int], merges: module.Merges) -> Any:
+        if merges:
+            raise panic("index out of bounds")
+        return build(kind, vocabulary, merges)
+
+    monkeypatch.setattr(module, "_build", panicking)
+    with pytest.raises(LmtrainError, match="damaged: index out of bounds"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+@settings(deadline=None)
+@given(kind=st.sampled_from(KINDS), data=st.data())
+def test_a_file_with_changed_bytes_loads_soundly_or_is_refused(
+    kind: Kind, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    content = bytearray(TRAINED[kind]._content)
+    start = data.draw(st.integers(0, len(content) - 1))
+    content[start : start + data.draw(st.integers(0, 3))] = data.draw(
+        st.binary(max_size=3) | st.sampled_from([b'"', b"9"])
+    )
+    path = tmp_path_factory.getbasetemp() / "changed.json"
+    path.write_bytes(content)
+    try:
+        loaded = Tokenizer.load(path)
+    except LmtrainError:
+        return
+    assert all(0 <= index < loaded.vocab_size for index in loaded.encode("the cat <eos> sat\n"))
+    assert loaded.eos_id not in loaded.encode("<eos>")

@@ -1,0 +1,143 @@
+"""Attention against a written-out loop and torch's own, and the blocks around it."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmtrain.nn.attention import KeyValueCache, MultiHeadAttention, attend
+from lmtrain.nn.blocks import Activation, EncoderBlock, FeedForward, locked_dropout
+from lmtrain.nn.positions import rotation
+
+
+def loop(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool) -> Tensor:
+    rows, heads, length, width = query.shape
+    out = torch.zeros_like(query)
+    for b in range(rows):
+        for h in range(heads):
+            for t in range(length):
+                scores = []
+                for i in range(t + 1 if causal else key.shape[2]):
+                    score = sum((query[b, h, t, d] * key[b, h, i, d]).item() for d in range(width)) / math.sqrt(width)
+                    scores.append(
+                        score + (bias.expand(rows, heads, length, -1)[b, h, t, i].item() if bias is not None else 0)
+                    )
+                weights = [math.exp(score) for score in scores]
+                for i, weight in enumerate(weights):
+                    out[b, h, t] += weight / sum(weights) * value[b, h, i]
+    return out
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_attend_equals_loop_and_torch(causal: bool, biased: bool) -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, 2, 5, 6, dtype=torch.float64)
+    bias = torch.randn(2, 5, 5, dtype=torch.float64) if biased else None
+    out = attend(query, key, value, bias, causal=causal)
+    torch.testing.assert_close(out, loop(query, key, value, bias, causal))
+    mask = torch.zeros(5, 5, dtype=torch.float64) if bias is None else bias
+    if causal:
+        mask = mask + torch.full((5, 5), float("-inf"), dtype=torch.float64).triu(1)
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(query, key, value, mask))
+
+
+def test_attend_forbids_masked_keys() -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 1, 2, 4, 6)
+    bias = torch.tensor([0.0, 0.0, 0.0, float("-inf")])
+    value[:, :, 3] = 1e6
+    torch.testing.assert_close(attend(query, key, value, bias), attend(query, key[:, :, :3], value[:, :, :3]))
+
+
+def test_attention_dropout_keeps_the_mean_and_drops_at_its_rate() -> None:
+    torch.manual_seed(0)
+    query, key = torch.zeros(2, 1, 1, 100, 1)
+    value = torch.ones(1, 1, 100, 1)
+    out = attend(query, key, value, dropout=0.3) * 100  # each is a count of kept keys / 0.7
+    assert out.mean().item() == pytest.approx(100, abs=2)
+    assert out.std() > 1
+
+
+def test_causal_layer_ignores_the_future_and_the_other_sees_it() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 6, 8)
+    changed = x.clone()
+    changed[:, 4:] += 1
+    for causal in (True, False):
+        layer = MultiHeadAttention(8, 2, causal=causal, qk_norm=True)
+        turn = rotation(torch.arange(6), 4)
+        assert torch.equal(layer(x, turn)[0][:, :4], layer(changed, turn)[0][:, :4]) is causal
+
+
+def test_layer_without_positions_is_permutation_equivariant() -> None:
+    torch.manual_seed(0)
+    x, order = torch.randn(2, 7, 8), torch.randperm(7)
+    block = EncoderBlock(8, 2, 16)
+    torch.testing.assert_close(block(x)[0][:, order], block(x[:, order])[0])
+
+
+def test_qk_norm_makes_scores_blind_to_the_scale_of_the_projection() -> None:
+    torch.manual_seed(0)
+    x, layer = torch.randn(1, 5, 8), MultiHeadAttention(8, 2, qk_norm=True)
+    before = layer(x)[0]
+    with torch.no_grad():
+        layer.query_key_value.weight[:16] *= 7
+    torch.testing.assert_close(layer(x)[0], before, atol=1e-4, rtol=1e-4)
+
+
+def test_cached_steps_with_rows_of_different_length() -> None:
+    torch.manual_seed(0)
+    layer, x, lengths = MultiHeadAttention(8, 2, causal=True), torch.randn(2, 5, 8), torch.tensor([2, 4])
+    cache = layer(x[:, :4], columns=5)[1]
+    assert cache is not None
+    new = torch.stack((x[0, 2:3], x[1, 4:5]))
+    bias = torch.zeros(2, 1, 1, 5).masked_fill(torch.arange(5) > lengths.view(2, 1, 1, 1), float("-inf"))
+    out = layer.step(new, cache, lengths, None, bias)
+    full = layer(x)[0]
+    torch.testing.assert_close(out[:, 0], torch.stack((full[0, 2], full[1, 4])))
+
+
+def test_cache_select_copies() -> None:
+    cache = KeyValueCache(torch.arange(3.0).view(3, 1, 1, 1), torch.zeros(3, 1, 1, 1))
+    chosen = cache.select(torch.tensor([2, 2, 0]))
+    chosen.key[0] = 9
+    assert chosen.key.flatten().tolist() == [9, 2, 0]
+    assert cache.key.flatten().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu2", "gelu", "swiglu"])
+def test_feed_forward_formula(activation: Activation) -> None:
+    torch.manual_seed(0)
+    layer, x = FeedForward(4, 6, activation), torch.randn(3, 4)
+    hidden = x @ layer.hidden.weight.T
+    if activation == "swiglu":
+        hidden = hidden[:, :6] * hidden[:, :6].sigmoid() * hidden[:, 6:]
+    elif activation == "gelu":
+        hidden = hidden * 0.5 * (1 + (hidden / math.sqrt(2)).erf())
+    else:
+        hidden = hidden.clamp_min(0) ** (2 if activation == "relu2" else 1)
+    torch.testing.assert_close(layer(x), hidden @ layer.output.weight.T)
+
+
+def test_residual_dropout_is_off_in_eval() -> None:
+    torch.manual_seed(0)
+    block, x = EncoderBlock(8, 2, 16, dropout=0.5, attention_dropout=0.5), torch.randn(1, 5, 8)
+    assert not torch.equal(block(x)[0], block(x)[0])
+    block.eval()
+    assert torch.equal(block(x)[0], block(x)[0])
+
+
+def test_locked_dropout_has_one_mask_for_all_positions_and_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    out = locked_dropout(torch.ones(50, 6, 80), 0.4, training=True)
+    assert torch.equal(out, out[:, :1].expand_as(out))
+    torch.testing.assert_close(out, (out > 0) / 0.6)
+    assert (out == 0).float().mean().item() == pytest.approx(0.4, abs=0.03)
+    assert len({tuple(row) for row in out[:, 0].tolist()}) == 50
+    x = torch.ones(2, 3, 4)
+    assert locked_dropout(x, 0.4, training=False) is x
+    pooled = locked_dropout(torch.ones(50, 80), 0.4, training=True)
+    assert len({tuple(row) for row in pooled.tolist()}) == 50

@@ -1,0 +1,115 @@
+"""Decoding step by step against reading the same window in one piece."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmtrain.nn.language_model import LanguageModel
+from lmtrain.nn.state import CausalState
+from tests.nn.test_language_model import POSITIONS, QUERIES, VOCABULARY, build, tokens
+
+
+def predict(model: LanguageModel, window: list[int]) -> Tensor:
+    """log p of the next token, with nothing cached."""
+    hidden = model.encode(torch.tensor([window]))
+    return model.logits(hidden[:, -1] if model.causal else hidden).log_softmax(-1)[0]
+
+
+def advance(model: LanguageModel, window: list[int], token: int) -> list[int]:
+    """The documented rule of the context, on one row."""
+    context = model.config.context
+    if model.causal and len(window) == context:
+        return [*window, token][-max(1, context // 2) :]
+    return [*window, token][-context:]
+
+
+@pytest.mark.parametrize(
+    ("mode", "position", "query"), [*itertools.product(("causal", "windowed"), POSITIONS, QUERIES)]
+)
+def test_steps_equal_reading_the_window_anew_over_three_contexts(mode: str, position: str, query: str) -> None:
+    model = build(mode=mode, position=position, pool_query=query, qk_norm=position == "rotary")
+    text = tokens(3, 45)
+    pads = [0, 2, 4]  # rows reach the end of the context at different steps
+    valid = torch.arange(5) >= torch.tensor(pads).unsqueeze(-1)
+    log_probs, state = model.start(text[:, :5], valid)
+    windows = [text[row, pads[row] : 5].tolist() for row in range(3)]
+    for t in range(5, 45):
+        expected = torch.stack([predict(model, window) for window in windows])
+        torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=1e-5)
+        log_probs, state = model.step(state, text[:, t])
+        windows = [advance(model, window, int(text[row, t])) for row, window in enumerate(windows)]
+
+
+@pytest.mark.parametrize(("mode", "context"), [*itertools.product(("causal", "windowed"), (1, 2, 3))])
+def test_tiny_contexts(mode: str, context: int) -> None:
+    model, text = build(mode=mode, context=context), tokens(1, 10)
+    log_probs, state = model.start(text[:, :1])
+    window = text[0, :1].tolist()
+    for t in range(1, 10):
+        torch.testing.assert_close(log_probs[0], predict(model, window), atol=1e-5, rtol=1e-5)
+        log_probs, state = model.step(state, text[:, t])
+        window = advance(model, window, int(text[0, t]))
+
+
+@pytest.mark.parametrize("mode", ["causal", "windowed"])
+def test_long_prompts_keep_their_end(mode: str) -> None:
+    model, text = build(mode=mode), tokens(2, 30)
+    log_probs, _ = model.start(text)
+    torch.testing.assert_close(log_probs[1], predict(model, text[1, -12:].tolist()), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("mode", "query"), [*itertools.product(("causal", "windowed"), QUERIES)])
+def test_select_reorders_repeats_and_drops_rows(mode: str, query: str) -> None:
+    model, text = build(mode=mode, pool_query=query), tokens(3, 60)
+    _, state = model.start(text[:, :4], torch.arange(4) >= torch.tensor([[0], [1], [3]]))
+    histories = [text[0, :4].tolist(), text[1, 1:4].tolist(), text[2, 3:4].tolist()]
+    for t, order in enumerate(([2, 0, 0, 1], [1, 1, 3, 0], [3, 3], [1, 0, 0]) * 6, start=4):
+        state = state.select(torch.tensor(order))
+        new = (torch.arange(len(order)) * 7 + t) % VOCABULARY
+        log_probs, state = model.step(state, new)
+        histories = [advance(model, histories[row], int(new[i])) for i, row in enumerate(order)]
+        expected = torch.stack([predict(model, history) for history in histories])
+        torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_selecting_only_the_shorter_rows_of_a_full_cache() -> None:
+    model, text = build(), tokens(2, 13)
+    _, state = model.start(text[:, :12], torch.arange(12) >= torch.tensor([[0], [6]]))
+    log_probs, state = model.step(state.select(torch.tensor([1])), text[1:, 12])
+    torch.testing.assert_close(log_probs[0], predict(model, text[1, 6:].tolist()), atol=1e-5, rtol=1e-5)
+    assert isinstance(state, CausalState)
+    assert state.columns == 7
+
+
+def test_decoding_is_normalised_and_keeps_no_graph() -> None:
+    model = build()
+    log_probs, state = model.start(tokens(2, 3))
+    log_probs, state = model.step(state, tokens(2))
+    assert log_probs.dtype == torch.float32
+    assert not log_probs.requires_grad
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2))
+
+
+def test_decoding_under_autocast_is_close() -> None:
+    model, text = build(dim=32), tokens(2, 30)
+    _, exact = model.start(text[:, :5])
+    with torch.autocast("cpu", torch.bfloat16):
+        _, state = model.start(text[:, :5])
+    for t in range(5, 30):
+        expected, exact = model.step(exact, text[:, t])
+        with torch.autocast("cpu", torch.bfloat16):
+            log_probs, state = model.step(state, text[:, t])
+        torch.testing.assert_close(log_probs, expected, atol=0.06, rtol=0.02)
+
+
+@pytest.mark.parametrize(("mode", "query"), [*itertools.product(("causal", "windowed"), QUERIES)])
+def test_pool_weights_sum_to_one_and_follow_recency(mode: str, query: str) -> None:
+    model = build(mode=mode, pool_query=query)
+    weights = model.pool_weights(tokens(1, 10))
+    assert weights.shape == (2, 10)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2))
+    assert (weights >= 0).all()
+    if query == "recency":  # the first head starts with a slope of 4 nats
+        assert weights[0, -1] > 0.9

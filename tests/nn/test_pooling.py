@@ -1,0 +1,157 @@
+"""The pool against a written-out loop, in all of its forms: every prefix, whole window, running."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmtrain.nn.pooling import AttentionPooling, PoolQuery, PoolResidual, prefix_mean, slope_parameters
+
+QUERIES: tuple[PoolQuery, ...] = ("seed", "recency", "position")
+
+
+def pooling(query: PoolQuery, residual: PoolResidual = "state", dropout: float = 0.0) -> AttentionPooling:
+    torch.manual_seed(1)
+    pool = AttentionPooling(8, 2, 16, query=query, residual=residual, attention_dropout=dropout)
+    with torch.no_grad():
+        pool.seed.normal_()
+        if pool.slope is not None:
+            pool.slope.copy_(slope_parameters(2))
+    return pool
+
+
+def mean_loop(score: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+    out = torch.zeros_like(value)
+    for t in range(score.shape[-1]):
+        age = t - torch.arange(t + 1)
+        weights = (score[..., : t + 1] - slope[:, None] * age).softmax(-1)
+        out[:, :, t] = (weights.unsqueeze(-1) * value[:, :, : t + 1]).sum(-2)
+    return out
+
+
+@pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 100])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
+def test_prefix_mean_equals_loop(length: int, dtype: torch.dtype, tolerance: float) -> None:
+    torch.manual_seed(0)
+    score = torch.randn(2, 3, length, dtype=torch.float64) * 3
+    value = torch.randn(2, 3, length, 4, dtype=torch.float64)
+    slope = torch.tensor([0.0, 0.02, 4.0], dtype=torch.float64)
+    expected = mean_loop(score, value, slope)
+    out = prefix_mean(score.to(dtype), value.to(dtype), slope.to(dtype))
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_prefix_mean_does_not_depend_on_the_chunk_and_has_the_right_gradients() -> None:
+    torch.manual_seed(0)
+    score = torch.randn(1, 2, 11, dtype=torch.float64, requires_grad=True)
+    value = torch.randn(1, 2, 11, 3, dtype=torch.float64, requires_grad=True)
+    slope = torch.tensor([0.1, 1.0], dtype=torch.float64, requires_grad=True)
+    inputs = (score, value, slope)
+    outer = torch.randn(1, 2, 11, 3, dtype=torch.float64)
+    expected = torch.autograd.grad((mean_loop(score, value, slope) * outer).sum(), inputs)
+    for chunk in (1, 4, 11, 64):
+        gradients = torch.autograd.grad((prefix_mean(score, value, slope, chunk) * outer).sum(), inputs)
+        torch.testing.assert_close(gradients, expected)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_prefix_mean_is_finite_and_exact_where_a_global_maximum_overflows(size: float) -> None:
+    torch.manual_seed(0)
+    score, value = torch.randn(1, 2, 4096) * size, torch.randn(1, 2, 4096, 4)
+    score[:, :, 0] = 4 * size  # a peak that a later maximum must forget
+    slope = torch.tensor([4.0, 0.01], requires_grad=True)
+    score.requires_grad_()
+    out = prefix_mean(score, value, slope)
+    assert out.isfinite().all()
+    for gradient in torch.autograd.grad(out.square().sum(), (score, slope)):
+        assert gradient.isfinite().all()
+    for t in (0, 31, 32, 500, 4095):  # in float64 from the same float32 scores
+        age = t - torch.arange(t + 1)
+        exact = (score.detach().double()[..., : t + 1] - slope.detach().double()[:, None] * age).softmax(-1)
+        expected = (exact.unsqueeze(-1) * value.double()[:, :, : t + 1]).sum(-2)
+        # A score of 4e4 is itself known to 2e-3 in float32 once anything is taken from it.
+        tolerance = 2e-6 if size == 1 else 1e-2
+        torch.testing.assert_close(out[:, :, t].double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize("residual", ["seed", "state"])
+def test_pool_equals_its_definition_written_out(query: PoolQuery, residual: PoolResidual) -> None:
+    pool = pooling(query, residual).double()
+    torch.manual_seed(0)
+    x = torch.randn(2, 37, 8, dtype=torch.float64)
+    out = pool(x)
+    states = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    slope = [0.0, 0.0] if pool.slope is None else [math.log1p(math.exp(raw)) for raw in pool.slope.tolist()]
+    for b in range(2):
+        for t in (0, 1, 31, 32, 36):
+            heads = []
+            for h in range(2):
+                part = slice(4 * h, 4 * h + 4)
+                q = pool.seed[part]
+                if pool.query is not None:
+                    q = q + pool.query.weight[part] @ states[b, t]
+                keys = [pool.key.weight[part] @ states[b, i] for i in range(t + 1)]
+                scores = torch.stack([q @ k / 2 - slope[h] * (t - i) for i, k in enumerate(keys)])
+                values = torch.stack([pool.value.weight[part] @ states[b, i] for i in range(t + 1)])
+                heads.append(scores.softmax(0) @ values)
+            r = x[b, t] if residual == "state" else pool.seed
+            h_ = r + pool.output.weight @ torch.cat(heads)
+            expected = h_ + pool.feed_forward(h_ / (h_.square().mean() + 1e-6).sqrt())
+            torch.testing.assert_close(out[b, t], expected)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_window_equals_prefix_at_the_last_position_and_ignores_padding(query: PoolQuery) -> None:
+    pool = pooling(query)
+    torch.manual_seed(0)
+    x = torch.randn(2, 40, 8)
+    torch.testing.assert_close(pool.window(x), pool(x)[:, -1], atol=1e-5, rtol=1e-5)
+    padded = torch.cat((torch.full((2, 3, 8), 7.0), x), dim=1)
+    valid = (torch.arange(43) >= 3).expand(2, -1)
+    torch.testing.assert_close(pool.window(padded, valid), pool.window(x), atol=1e-5, rtol=1e-5)
+    weights = pool.weights(padded, valid)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2))
+    assert (weights[..., :3] == 0).all()
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_running_form_equals_prefix_form(query: PoolQuery) -> None:
+    pool = pooling(query)
+    torch.manual_seed(0)
+    x, lengths = torch.randn(3, 50, 8), torch.tensor([0, 5, 9])
+    expected = pool(x)
+    state = pool.start(x[:, :9], lengths, 50)
+    for n in range(40):
+        new = x[torch.arange(3), lengths + n].unsqueeze(1)
+        out, state = pool.step(new, state, lengths + n, 10 + n)
+        torch.testing.assert_close(out, expected[torch.arange(3), lengths + n], atol=1e-5, rtol=1e-5)
+
+
+def test_content_pool_is_permutation_invariant_and_recency_is_not() -> None:
+    torch.manual_seed(0)
+    x, order = torch.randn(2, 9, 8), torch.randperm(9)
+    pool = pooling("seed", "seed")
+    torch.testing.assert_close(pool.window(x), pool.window(x[:, order]))
+    pool = pooling("recency", "seed")
+    assert (pool.window(x) - pool.window(x[:, order])).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("heads", [1, 4, 8])
+def test_slopes_start_log_spaced(heads: int) -> None:
+    slopes = torch.nn.functional.softplus(slope_parameters(heads)).tolist()
+    expected = [4 * (0.02 / 4) ** (h / (heads - 1)) for h in range(heads)] if heads > 1 else [math.sqrt(0.08)]
+    assert slopes == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_pool_dropout_of_weights_has_the_right_mean(query: PoolQuery) -> None:
+    pool = pooling(query, dropout=0.5)
+    x = torch.randn(1, 6, 8).expand(3000, -1, -1)
+    assert not torch.equal(pool(x[:1]), pool(x[:1]))
+    assert not torch.equal(pool.window(x[:1]), pool.window(x[:1]))
+    pool.feed_forward.output.weight.data.zero_()  # so that the output is linear in the weights
+    mean = pool(x).mean(0)
+    pool.eval()
+    torch.testing.assert_close(mean, pool(x[:1])[0], atol=0.1, rtol=0.1)

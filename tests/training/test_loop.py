@@ -1,0 +1,289 @@
+"""The loop: resumed equals uninterrupted, accumulated equals whole, and what a run leaves behind."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
+
+from lmtrain import checkpoint
+from lmtrain.config import Config, parse
+from lmtrain.data.tokens import TokenStore
+from lmtrain.errors import LmtrainError
+from lmtrain.training import loop, state
+from lmtrain.training.loop import Outcome, fit, train_step
+from lmtrain.training.optim import optimizer_tensors
+
+
+def change(config: Config, **fields: Any) -> Config:
+    """The configuration with fields changed, given as section__field."""
+    values = config.model_dump(mode="json")
+    for name, value in fields.items():
+        section, _, field = name.partition("__")
+        values[section][field] = value
+    return parse(values, "test")
+
+
+def run(config: Config, store: TokenStore, run_dir: Path, *, resume: bool = True) -> tuple[Outcome, list[str]]:
+    notes: list[str] = []
+    return fit(config, store, run_dir, resume=resume, note=notes.append, quiet=True), notes
+
+
+def last_hash(run_dir: Path) -> str:
+    return checkpoint.state_hash(checkpoint.load(checkpoint.choose(run_dir, "last")))
+
+
+@pytest.fixture
+def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Send a signal at the end of the n-th step that is taken from now on."""
+
+    def arm(steps: int, number: int) -> None:
+        taken = 0
+
+        def step(training: state.Training, lr: float) -> tuple[Tensor, Tensor]:
+            nonlocal taken
+            result = train_step(training, lr)
+            taken += 1
+            if taken == steps:
+                signal.raise_signal(number)
+            return result
+
+        monkeypatch.setattr(loop, "train_step", step)
+
+    return arm
+
+
+@pytest.mark.parametrize("variant", ["plain", "bf16", "windowed", "no ema", "crossing an epoch"])
+def test_three_resumes_in_a_chain_give_the_same_bits(
+    tiny: Config, store: TokenStore, tmp_path: Path, interrupt_after: Callable[[int, int], None], variant: str
+) -> None:
+    changes: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "bf16": {"train__precision": "bf16"},
+        "windowed": {"model__mode": "windowed"},
+        "no ema": {"train__ema": None},
+        "crossing an epoch": {"train__batch_size": 60, "train__micro_batch": 30},
+    }
+    config = change(tiny, **changes[variant])
+    whole, _ = run(config, store, tmp_path / "whole")
+    for steps, number in ((3, signal.SIGTERM), (4, signal.SIGINT), (2, signal.SIGUSR1)):
+        interrupt_after(steps, number)
+        outcome, _ = run(config, store, tmp_path / "parts")
+        assert outcome.status == "interrupted"
+    assert outcome.step == 9
+    interrupt_after(1000, signal.SIGTERM)
+    parts, notes = run(config, store, tmp_path / "parts")
+    assert "step 9" in notes[0]
+    assert last_hash(tmp_path / "whole") == last_hash(tmp_path / "parts")
+    assert whole.score == parts.score
+    assert whole.best_step == parts.best_step
+    for name in ("whole", "parts"):
+        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in rows if row["kind"] == "train"] == [2, 4, 6, 8, 10, 12]
+        assert [row["step"] for row in rows if row["kind"] == "valid"] == [5, 10, 12]
+        events = EventAccumulator(str(tmp_path / name / "tensorboard"))
+        events.Reload()
+        assert [event.step for event in events.Scalars("train/loss")] == [2, 4, 6, 8, 10, 12]
+
+
+def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_batch(tiny: Config, store: TokenStore) -> None:
+    quiet = {f"model__{kind}dropout": 0.0 for kind in ("", "attention_", "embedding_", "input_", "output_")}
+    moments = []
+    for micro_batch in (1, 2, 4, None):
+        training = state.prepare(change(tiny, train__micro_batch=micro_batch, **quiet), store, print)
+        loss, norm = train_step(training, 1e-3)
+        moments.append((loss, norm, optimizer_tensors(training.model, training.optimizer)))
+    for loss, norm, tensors in moments[:-1]:
+        torch.testing.assert_close(loss, moments[-1][0])
+        torch.testing.assert_close(norm, moments[-1][1])
+        torch.testing.assert_close(tensors, moments[-1][2], rtol=1e-4, atol=1e-7)
+
+
+def test_the_logged_loss_is_the_mean_of_nats_over_targets(tiny: Config, store: TokenStore) -> None:
+    quiet = {f"model__{kind}dropout": 0.0 for kind in ("", "attention_", "embedding_", "input_", "output_")}
+    training = state.prepare(change(tiny, **quiet), store, print)
+    starts = training.order.starts(0, 4)
+    ids = torch.from_numpy(training.ids.astype("int64"))
+    rows = torch.stack([ids[start : start + 17] for start in starts])
+    logits = training.model.logits(training.model.encode(rows[:, :-1]))
+    expected = -logits.log_softmax(-1).gather(-1, rows[:, 1:, None]).mean()
+    loss, _ = train_step(training, 1e-3)
+    torch.testing.assert_close(loss, expected.detach())
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(tiny: Config, store: TokenStore) -> None:
+    training = state.prepare(tiny, store, print)
+    train_step(training, 1e-2)
+    before = [value.detach().clone() for value in training.model.parameters()]
+    moments = {name: value.clone() for name, value in optimizer_tensors(training.model, training.optimizer).items()}
+    honest = training.forward
+    training.forward = lambda tokens, targets: honest(tokens, targets) * torch.nan
+    train_step(training, 1e-2)
+    assert all(torch.equal(old, new) for old, new in zip(before, training.model.parameters(), strict=True))
+    after = optimizer_tensors(training.model, training.optimizer)
+    assert all(torch.equal(value, after[name]) for name, value in moments.items())
+
+
+def test_divergence_stops_the_run_and_leaves_a_good_checkpoint(
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(training: state.Training, lr: float) -> tuple[Tensor, Tensor]:
+        if training.counters.step >= 6:
+            honest, training.forward = training.forward, lambda tokens, targets: honest(tokens, targets) * torch.nan
+            result = train_step(training, lr)
+            training.forward = honest
+            return result
+        return train_step(training, lr)
+
+    monkeypatch.setattr(loop, "train_step", broken)
+    with pytest.raises(LmtrainError, match=r"diverged.*lower train\.lr"):
+        run(change(tiny, train__steps=60, train__eval_steps=5), store, tmp_path)
+    loaded = checkpoint.load(checkpoint.choose(tmp_path, "last"))
+    assert all(torch.isfinite(value).all() for group in loaded.tensors.values() for value in group.values())
+    assert json.loads((tmp_path / "state.json").read_text())["status"] == "failed"
+
+
+def test_early_stopping_and_best(
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def worsen(training: state.Training, lr: float) -> tuple[Tensor, Tensor]:
+        result = train_step(training, 0.5 if training.counters.step >= 2 else 1e-2)
+        assert training.ema is not None
+        for name, value in training.model.named_parameters():
+            training.ema[name].copy_(value.detach())
+        return result
+
+    monkeypatch.setattr(loop, "train_step", worsen)
+    config = change(tiny, train__steps=100, train__eval_steps=2, train__patience=3, train__keep=1)
+    outcome, _ = run(config, store, tmp_path)
+    assert outcome.status == "stopped early"
+    assert outcome.step == outcome.best_step + 6
+    steps = [int(folder.name.removeprefix("step-")) for folder in checkpoint.folders(tmp_path)]
+    assert steps == [outcome.best_step, outcome.step]
+    assert checkpoint.best_folder(tmp_path) == checkpoint.choose(tmp_path, str(outcome.best_step))
+
+
+def test_a_finished_run_is_scored_again_and_not_trained(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
+    first, _ = run(tiny, store, tmp_path)
+    before = last_hash(tmp_path)
+    second, _ = run(tiny, store, tmp_path)
+    assert (second.score, second.step, last_hash(tmp_path)) == (first.score, 12, before)
+
+
+def test_another_configuration_or_other_data_is_refused(
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tiny, store, tmp_path)
+    with pytest.raises(LmtrainError, match=r"train\.lr: 0\.001 -> 0\.5"):
+        run(change(tiny, train__lr=0.5), store, tmp_path)
+    with pytest.raises(LmtrainError, match="holds a run already"):
+        run(tiny, store, tmp_path, resume=False)
+    monkeypatch.setattr(TokenStore, "sha256", property(lambda self: "other"))
+    with pytest.raises(LmtrainError, match="corpus is not the one"):
+        run(tiny, store, tmp_path)
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
+    tiny: Config, store: TokenStore, tmp_path: Path
+) -> None:
+    run(tiny, store, tmp_path)
+    expected = last_hash(tmp_path)
+    newest = checkpoint.choose(tmp_path, "last")
+    weights = newest / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 1
+    weights.write_bytes(bytes(content))
+    _, notes = run(tiny, store, tmp_path)
+    assert "is damaged; it was set aside as step-00000012.damaged" in notes[0]
+    assert "step 10" in notes[1]
+    assert last_hash(tmp_path) == expected
+    assert (newest.parent / "step-00000012.damaged").is_dir()
+
+
+def test_two_processes_in_one_folder(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
+    with checkpoint.lock(tmp_path), pytest.raises(LmtrainError, match="in use by another process"):
+        run(tiny, store, tmp_path)
+    outcome, _ = run(tiny, store, tmp_path)
+    assert outcome.status == "finished"
+
+
+def test_a_budget_of_time_ends_the_run(
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def tick(training: state.Training, lr: float) -> tuple[Tensor, Tensor]:
+        nonlocal now
+        now += 7.0
+        rates.append(lr)
+        return train_step(training, lr)
+
+    rates: list[float] = []
+    monkeypatch.setattr(loop, "train_step", tick)
+    monkeypatch.setattr("lmtrain.training.meter.Clock.read", lambda self: now)
+    config = change(tiny, train__steps=None, train__max_minutes=1.0, train__schedule="linear", train__final_lr=0.0)
+    outcome, _ = run(config, store, tmp_path)
+    assert outcome.step == 9
+    assert outcome.minutes == pytest.approx(1.05)
+    expected = [1e-6, *(1e-3 * (1 - (7 * k / 60 - 0.02) / 0.98) for k in range(1, 9))]
+    assert rates == pytest.approx(expected)
+
+
+def test_bf16_and_float32_train_alike(tiny: Config, store: TokenStore) -> None:
+    losses = []
+    for precision in ("fp32", "bf16"):
+        training = state.prepare(change(tiny, train__precision=precision), store, print)
+        losses.append([float(train_step(training, 1e-2)[0]) for _ in range(10)])
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    assert losses[0] != losses[1]
+
+
+def test_the_compiled_model_trains_as_the_plain_one(tiny: Config, store: TokenStore) -> None:
+    notes: list[str] = []
+    quiet = {f"model__{kind}dropout": 0.0 for kind in ("", "attention_", "embedding_", "input_", "output_")}
+    losses = []
+    for wanted in (False, "auto", True):
+        training = state.prepare(change(tiny, train__compile=wanted, **quiet), store, notes.append)
+        losses.append([float(train_step(training, 1e-2)[0]) for _ in range(3)])
+    assert len(notes) == 1, "auto must not compile so short a run"
+    assert losses[0] == losses[1]
+    assert losses[2] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_a_compiler_that_fails_costs_a_line_or_a_sentence(
+    tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **kwargs: object) -> Callable[..., Tensor]:
+        def call(*args: object) -> Tensor:
+            raise RuntimeError("no compiler\nmore")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr("lmtrain.training.compilation.PAYS_AFTER_SECONDS", 0.0)
+    notes: list[str] = []
+    training = state.prepare(tiny, store, notes.append)
+    assert training.forward is training.model
+    assert "torch.compile failed and is left out, which costs speed alone (no compiler)" in notes
+    with pytest.raises(LmtrainError, match=r"set train\.compile=false"):
+        state.prepare(change(tiny, train__compile=True), store, notes.append)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_resume_on_cuda_gives_the_same_bits(
+    tiny: Config, store: TokenStore, tmp_path: Path, interrupt_after: Callable[[int, int], None], precision: str
+) -> None:
+    config = change(tiny, train__device="cuda", train__precision=precision)
+    run(config, store, tmp_path / "whole")
+    interrupt_after(7, signal.SIGTERM)
+    run(config, store, tmp_path / "parts")
+    interrupt_after(1000, signal.SIGTERM)
+    run(config, store, tmp_path / "parts")
+    assert last_hash(tmp_path / "whole") == last_hash(tmp_path / "parts")
