@@ -142,14 +142,15 @@ def last(run_dir: Path, note: Note) -> Checkpoint | None:
 
 
 def best_folder(run_dir: Path) -> Path | None:
-    """The checkpoint with the lowest score, else the newest; None = there is no checkpoint at all."""
+    """The checkpoint with the lowest score, of equals the first; without scores the newest; None = no checkpoint."""
     scored = []
     for folder in folders(run_dir):
         try:
             score = read_manifest(folder, FORMAT).get("score")
         except LmtrainError:
             continue
-        scored.append((score is None, score or 0.0, -int(folder.name.removeprefix("step-")), folder))
+        step = int(folder.name.removeprefix("step-"))
+        scored.append((score is None, score or 0.0, step if score is not None else -step, folder))
     return min(scored)[3] if scored else None
 
 

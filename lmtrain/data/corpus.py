@@ -21,9 +21,11 @@ from lmtrain.data import local
 from lmtrain.data.local import Lines
 from lmtrain.data.normal import cut_split, load_starts, read_lines, write_split
 from lmtrain.errors import LmtrainError
-from lmtrain.files import new_folder, read_manifest, sha256_bytes, sha256_file, verify
+from lmtrain.files import MANIFEST, new_folder, read_manifest, sha256_bytes, sha256_file, verify
 
 FORMAT = "lmtrain-corpus/1"
+_SPLITS = ("train", "valid", "test")
+_CORPUS_FILES = {MANIFEST, *(f"{split}.{ending}" for split in _SPLITS for ending in ("txt", "docs.npy"))}
 
 _WIKITEXT = "Salesforce/wikitext"
 _WIKITEXT_REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
@@ -102,18 +104,11 @@ def download(
     origin = _origin(data, path)
     if not force and _is_current(folder, origin, note):
         return open_corpus(folder)
-    if folder.is_dir() and not (folder / "manifest.json").exists() and any(folder.iterdir()):
-        raise LmtrainError(f"{folder} holds files that lmtrain didn't write: move them away or change data.dir")
+    _refuse_foreign(folder)
     if data.source in _KNOWN and Path(data.source).exists():
         note(f"data.source={data.source} is the known corpus of that name; for the path write ./{data.source}")
-    info: dict[str, Any] = {
-        "name": folder.name,
-        "source": data.source,
-        "subset": None,
-        "revision": None,
-        "licence": None,
-    }
-    info |= {"text_column": None, "rows": None, "origin": origin}
+    info: dict[str, Any] = {"name": folder.name, "source": data.source, "origin": origin}
+    info |= dict.fromkeys(("subset", "revision", "licence", "text_column", "rows"))
     note(f"making corpus {folder} from {data.source}")
     if path is not None:
         splits = _local_splits(path, data, info, note)
@@ -132,9 +127,16 @@ def download(
     return open_corpus(folder)
 
 
+def _refuse_foreign(folder: Path) -> None:
+    """What is about to be replaced must be a corpus folder: someone's own text may lie under the same name."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name} if folder.exists() else set()
+    if names and (MANIFEST not in names or not names <= _CORPUS_FILES):
+        raise LmtrainError(f"{folder} holds files that lmtrain didn't write: move them away or change data.dir")
+
+
 def _is_current(folder: Path, origin: dict[str, Any], note: Callable[[str], None]) -> bool:
     """Whether `folder` holds the corpus of `origin`, undamaged; if it holds something else, `note` says what."""
-    if not (folder / "manifest.json").exists():
+    if not (folder / MANIFEST).exists():
         return False
     try:
         manifest = read_manifest(folder, FORMAT)
@@ -168,16 +170,21 @@ def _local_path(data: DataConfig) -> Path | None:
         if data.subset is not None:
             raise LmtrainError(f"data.subset has no meaning with data.source={source}: leave it out")
         return None
-    path = Path(source).expanduser()
-    if path.exists():
-        return path
+    siblings = []
+    try:
+        path = Path(source).expanduser()
+        if path.exists():
+            return path
+        siblings = [str(path.with_name(other.name)) for other in path.parent.iterdir()]
+    except (OSError, ValueError, RuntimeError):
+        path = Path(source)  # no such folder, or nothing that could be a path at all
     if _HUB_ID.fullmatch(source) and not source.startswith(".") and path.suffix not in local.SUFFIXES:
         return None
-    siblings = [str(path.with_name(other.name)) for other in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(source, [*_KNOWN, *siblings], n=2)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise LmtrainError(
-        f"data.source={source} is no file or folder here, no hub id (owner/name) and none of {', '.join(_KNOWN)}{hint}"
+        f"data.source={source[:200]} is no file or folder here, no hub id (owner/name) and none of "
+        f"{', '.join(_KNOWN)}{hint}"
     )
 
 
@@ -282,7 +289,7 @@ def _write(
         is_file = path is not None and path.is_file()
         shares = {"train": 0.9, "valid": 0.05, "test": 0.05} if is_file else {"train": 0.95, "valid": 0.05}
         counts = cut_split(folder, splits["train"], shares, note, progress)
-    for split in ("train", "valid", "test"):
+    for split in _SPLITS:
         if split in splits and split not in counts:
             counts[split] = write_split(folder, split, splits[split], progress)
     return counts

@@ -64,7 +64,7 @@ def write_split(folder: Path, split: str, lines: Lines, progress: bool) -> dict[
             words += line_words
             lines_count = number + 1
     if words == 0:
-        raise LmtrainError(f"the {split} split of the source has no words: there is nothing to train on")
+        raise LmtrainError(f"the {split} split of the source has no words: give it some text")
     if headings and len(starts) in (0, lines_count):
         starts = headings
     if not starts or starts[0] > first_text:

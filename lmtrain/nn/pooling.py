@@ -184,7 +184,7 @@ class AttentionPooling(nn.Module):
         score = score.masked_fill(age.unsqueeze(1) < 0, float("-inf"))  # (B, H, T)
         peak = F.pad(score, (0, 1), value=NOTHING).amax(-1)
         weight = (score - peak.unsqueeze(-1)).exp()
-        summed = (weight.unsqueeze(-2) @ value.to(weight.dtype)).squeeze(-2)
+        summed = (weight.unsqueeze(-1) * value).sum(-2)  # no product of matrices: autocast would make it bf16
         return RunningMean(peak, weight.sum(-1), summed)
 
     def step(self, x: Tensor, state: PoolState, column: Tensor, seen: int) -> tuple[Tensor, PoolState]:

@@ -303,10 +303,11 @@ def test_foreign_files_in_the_corpus_folder_survive(load: Importer, folder: Path
     write(folder / "valid.txt", "x\n")
     foreign = corpus_folder(DataConfig(source=str(folder), dir=load.dir))
     foreign.mkdir(parents=True)
-    write(foreign / "thesis.txt", "years of work")
-    with pytest.raises(LmtrainError, match="holds files that lmtrain didn't write"):
-        load(folder)
-    assert (foreign / "thesis.txt").read_text() == "years of work"
+    for name in ("train.txt", "thesis.txt", "manifest.json"):
+        write(foreign / name, "years of work")
+        with pytest.raises(LmtrainError, match="holds files that lmtrain didn't write"):
+            load(folder)
+        assert (foreign / name).read_text() == "years of work"
 
 
 @pytest.mark.parametrize(
@@ -316,6 +317,9 @@ def test_foreign_files_in_the_corpus_folder_survive(load: Importer, folder: Path
         ("books/trian.txt", r"no file or folder here.*did you mean books/train\.txt"),
         ("/nowhere/at/all", "no file or folder here, no hub id"),
         ("a/b/c", "no file or folder here, no hub id"),
+        ("a\0b", "no file or folder here, no hub id"),
+        ("x" * 5_000, "no file or folder here, no hub id"),
+        ("~nosuchuser/text", "no file or folder here, no hub id"),
         ("../a", "no file or folder here, no hub id"),
         ("books/train.doc", r"is of no known kind.*\.jsonl"),
     ],

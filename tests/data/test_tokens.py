@@ -114,7 +114,9 @@ def test_words_of_other_splits_are_not_in_the_vocabulary(tmp_path: Path) -> None
 
 @settings(max_examples=40, deadline=None)
 @given(
-    documents=st.lists(st.lists(st.text("ab \n\t<eos>é").map(lambda text: text.replace("\n", "")), min_size=1), min_size=1),
+    documents=st.lists(
+        st.lists(st.text("ab \n\t<eos>é").map(lambda text: text.replace("\n", "")), min_size=1), min_size=1
+    ),
     size=st.integers(1, 5),
     kind=st.sampled_from(KINDS),
 )

@@ -228,7 +228,7 @@ def test_bf16_autocast_is_close_to_float32(query: str) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs g++")
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_equals_eager() -> None:
-    model, text = build(layers=1, context=40), tokens(2, 40)
+    model, text = build(layers=0, context=40), tokens(2, 40)  # without blocks: each costs seconds of C++
     compiled = torch.compile(model, dynamic=False, fullgraph=True)
     torch.testing.assert_close(compiled(text, text), model(text, text), atol=1e-5, rtol=1e-5)
     expected = torch.autograd.grad(model(text, text).sum(), list(model.parameters()))

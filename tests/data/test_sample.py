@@ -1,0 +1,295 @@
+"""The sample corpus: its format, its determinism, and its probabilities against references that know no graph."""
+
+import hashlib
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, pairwise
+
+import pytest
+
+from lmtrain.data.sample import LINE_END, Choice, Draw, Grammar, Item, Recall, Word, encyclopedia, generate
+
+Facts = tuple[tuple[str, str], ...]
+Drawn = tuple[tuple[str, tuple[str, ...]], ...]
+State = tuple[tuple[Item, ...], Facts, Drawn, Drawn]
+"""What is still to be emitted, the facts by name, and by pool the facts kept and the last two values drawn."""
+
+
+def articles(count: int, seed: int) -> list[list[tuple[str, float]]]:
+    uniform = random.Random(seed).random
+    return [list(encyclopedia().article(uniform)) for _ in range(count)]
+
+
+def tokens_of(count: int, seed: int) -> list[str]:
+    return [token for line in generate(count, seed) for token in [*line.text.split(), LINE_END]]
+
+
+def draw_probabilities(draw: Draw, state: State, grammar: Grammar) -> dict[str, float]:
+    """By the definition in `Draw`: facts and the last two values are taken out of the pool, the rest is rescaled."""
+    _, facts, kept, recent = state
+    probability = dict(grammar.pools[draw.pool].probability)
+    if draw.base:
+        return {str(int(dict(facts)[draw.base]) + int(value)): p for value, p in probability.items()}
+    for value in {*dict(kept).get(draw.pool, ()), *dict(recent).get(draw.pool, ())}:
+        del probability[value]
+    return {value: p / sum(probability.values()) for value, p in probability.items()}
+
+
+def after_draw(draw: Draw, value: str, state: State) -> State:
+    items, facts, kept, recent = state
+    bare = value if not draw.base else str(int(value) - int(dict(facts)[draw.base]))
+    last = {**dict(recent), draw.pool: (*dict(recent).get(draw.pool, ())[-1:], bare)}
+    if draw.name:
+        facts = tuple(sorted({**dict(facts), draw.name: value}.items()))
+        names = {**dict(kept), draw.pool: tuple(sorted({*dict(kept).get(draw.pool, ()), bare}))}
+        kept = tuple(sorted(names.items()))
+    return items[1:], facts, kept, tuple(sorted(last.items()))
+
+
+def unfold(state: State, weight: float) -> Iterator[tuple[State, float]]:
+    """Take every way through the choices in front: states that emit a token next, or have nothing left."""
+    items = state[0]
+    if items and isinstance(items[0], Choice):
+        total = sum(share for share, _ in items[0].alternatives)
+        for share, way in items[0].alternatives:
+            yield from unfold(((*way, *items[1:]), *state[1:]), weight * share / total)
+    else:
+        yield state, weight
+
+
+def emissions(state: State, grammar: Grammar) -> Iterator[tuple[str, float, State]]:
+    item, rest = state[0][0], (state[0][1:], *state[1:])
+    if isinstance(item, Word):
+        yield item.text, 1.0, rest
+    elif isinstance(item, Recall):
+        yield dict(state[1])[item.name], 1.0, rest
+    elif isinstance(item, Draw):
+        for value, p in draw_probabilities(item, state, grammar).items():
+            yield value, p, after_draw(item, value, state)
+
+
+def filtered(tokens: Sequence[str], grammar: Grammar) -> Iterator[tuple[dict[str, float], float]]:
+    """Bayesian filtering over the derivations: at each token the distribution of the next and the chance of an end."""
+    belief: dict[State, float] = {(grammar.items, (), (), ()): 1.0}
+    for token in [*tokens, ""]:
+        distribution: dict[str, float] = defaultdict(float)
+        after: dict[State, float] = defaultdict(float)
+        end = 0.0
+        for folded, weight in belief.items():
+            for state, p in unfold(folded, weight):
+                if not state[0]:
+                    end += p
+                    continue
+                for value, q, following in emissions(state, grammar):
+                    distribution[value] += p * q
+                    if value == token:
+                        after[following] += p * q
+        yield dict(distribution), end
+        total = sum(after.values())
+        belief = {state: p / total for state, p in after.items()}
+
+
+def test_every_token_costs_what_bayesian_filtering_says() -> None:
+    for article in articles(10, seed=5):
+        steps = list(filtered([token for token, _ in article], encyclopedia()))
+        for (token, nats), (distribution, end) in zip(article, steps[:-1], strict=True):
+            assert math.fsum(distribution.values()) == pytest.approx(1.0, abs=1e-12)
+            assert end == 0.0
+            assert nats == pytest.approx(-math.log(distribution[token]), abs=1e-9)
+        assert steps[-1] == ({}, 1.0), "where an article ends, nothing else can follow"
+
+
+TINY_POOLS: Mapping[str, str | range] = {"name": "Ann Bea Cy", "hue": "red blue grey green", "gap": range(2)}
+TINY = """[2* the {hue} [cat|dog] |the {hue} [|old] cat sat|{who:name} met {name} [in {year:gap} [, then {year+gap}|]|] [,|]
+          {=who} ] [/|. /]"""
+
+
+def derivations(state: State, weight: float, grammar: Grammar) -> Iterator[tuple[tuple[str, ...], float]]:
+    for unfolded, p in unfold(state, weight):
+        if not unfolded[0]:
+            yield (), p
+            continue
+        for token, q, following in emissions(unfolded, grammar):
+            for rest, total in derivations(following, p * q, grammar):
+                yield (token, *rest), total
+
+
+def test_sentence_probabilities_are_sums_over_derivations() -> None:
+    grammar = Grammar(TINY, {}, TINY_POOLS)
+    reference: dict[tuple[str, ...], float] = defaultdict(float)
+    ways: Counter[tuple[str, ...]] = Counter()
+    for sentence, probability in derivations((grammar.items, (), (), ()), 1.0, grammar):
+        reference[sentence] += probability
+        ways[sentence] += 1
+    assert math.fsum(reference.values()) == pytest.approx(1.0, abs=1e-12)
+    uniform = random.Random(0).random
+    seen: Counter[tuple[str, ...]] = Counter()
+    for _ in range(20_000):
+        drawn = list(grammar.article(uniform))
+        sentence = tuple(token for token, _ in drawn)
+        seen[sentence] += 1
+        assert math.exp(-math.fsum(nats for _, nats in drawn)) == pytest.approx(reference[sentence], rel=1e-9)
+    assert set(seen) == set(reference)
+    for sentence, probability in reference.items():
+        spread = math.sqrt(20_000 * probability * (1 - probability))
+        assert abs(seen[sentence] - 20_000 * probability) < 5 * spread + 1
+    assert {token for sentence in reference for token in sentence} == grammar.vocabulary
+
+
+def test_two_derivations_of_one_sentence_are_one_event() -> None:
+    grammar = Grammar("[a b|3* a [b|c]] /", {}, {})
+    costs = {" ".join(t for t, _ in drawn): sum(n for _, n in drawn) for drawn in _many(grammar, 200)}
+    assert costs == {"a b <eos>": pytest.approx(-math.log(1 / 4 + 3 / 8)), "a c <eos>": pytest.approx(-math.log(3 / 8))}
+
+
+def _many(grammar: Grammar, count: int) -> list[list[tuple[str, float]]]:
+    uniform = random.Random(1).random
+    return [list(grammar.article(uniform)) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[{hue} cat|red dog] /", "begin two ways"),
+        ("{a:name} {b:name} [{=a} sat|{=b} sat] /", "begin two ways"),
+        ("the cat [/|]", "may end"),
+        ("the [cat|dog /", "unbalanced"),
+        ("the cat ] /", "unbalanced"),
+        ("the {hue}s /", "cannot read"),
+    ],
+)
+def test_a_grammar_whose_text_hides_its_path_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Grammar(text, {}, TINY_POOLS)
+
+
+def test_every_fact_is_drawn_before_it_is_recalled() -> None:
+    def facts_after(items: Sequence[Item], known: frozenset[str]) -> frozenset[str]:
+        for item in items:
+            if isinstance(item, Choice):
+                known = frozenset.intersection(*(facts_after(way, known) for _, way in item.alternatives))
+            elif isinstance(item, Draw):
+                assert not item.base or item.base in known
+                known |= {item.name}
+            elif isinstance(item, Recall):
+                assert item.name in known, item
+        return known
+
+    facts_after(encyclopedia().items, frozenset())
+
+
+def test_same_seed_same_text_for_ever() -> None:
+    lines = [line.text for line in generate(20_000, seed=7)]
+    assert lines[:20_000] == [line.text for line in islice(generate(10**9, seed=7), len(lines))]
+    assert hashlib.sha256("\n".join(lines).encode()).hexdigest() == "PINNED"
+    assert lines[0] == "PINNED"
+    assert lines != [line.text for line in generate(20_000, seed=8)]
+
+
+def test_whole_articles_until_enough() -> None:
+    assert list(generate(0, seed=0)) == []
+    for wanted in (1, 500, 5_000):
+        lines = list(generate(wanted, seed=3))
+        sizes = [len(line.text.split()) + 1 for line in lines]
+        last = max(number for number, line in enumerate(lines) if line.starts_document)
+        assert sum(sizes[:last]) < wanted <= sum(sizes)
+        assert [line.text for line in lines[-2:]] == [" ", " "]
+
+
+def test_wikitext_format() -> None:
+    lines = list(generate(50_000, seed=2))
+    texts = [line.text for line in lines]
+    for number, line in enumerate(lines):
+        text = line.text
+        assert text == (" " + " ".join(text.split()) + " " if text.split() else " ")
+        assert line.nats >= 0.0
+        title = text.startswith(" = ") and not text.startswith(" = = ")
+        assert line.starts_document == title
+        if text.startswith(" = "):
+            marks = [word == "=" for word in text.split()]
+            depth = marks.index(False)
+            assert marks == [True] * depth + [False] * (len(marks) - 2 * depth) + [True] * depth
+            assert depth in (1, 2)
+            assert texts[number + 1] == " "
+            assert number == 0 or texts[number - 1] == " "
+        elif text.strip():
+            assert text.endswith(" . ")
+            assert text[1].isupper() or text[1].isdigit() or text.startswith(" <unk> ")
+    words = [word for text in texts for word in text.split()]
+    assert all(
+        word.isalnum() or word in {"=", ".", ",", ";", "(", ")", "–", "<unk>", "@-@", "@,@", "@.@"} for word in words
+    )
+    assert 0.001 < words.count("<unk>") / len(words) < 0.02
+    for article, after in pairwise(words):
+        if article in {"a", "an"}:
+            assert (article == "an") == (after[0] in "aeiouAEIOU"), (article, after)
+
+
+def test_every_word_is_of_the_vocabulary_and_its_size_is_modest() -> None:
+    vocabulary = encyclopedia().vocabulary
+    assert 800 <= len(vocabulary) <= 2_000
+    seen = set(tokens_of(300_000, seed=4))
+    assert seen <= vocabulary
+    assert len(seen) > 0.95 * len(vocabulary)
+
+
+def test_articles_are_short_and_facts_come_back_late() -> None:
+    late = 0
+    drawn = articles(300, seed=6)
+    for article in drawn:
+        tokens = [token for token, _ in article]
+        assert 120 <= len(tokens) <= 400
+        title = tokens[1 : tokens.index("=", 1)][-1]
+        again = [place for place, token in enumerate(tokens) if token == title and place > 100]
+        late += any(article[place][1] < 0.01 for place in again)
+    assert late > 0.7 * len(drawn)
+
+
+def entropy_of_a_step(grammar: Grammar, tokens: Sequence[str]) -> float:
+    """The summed entropy of the next-token distributions along a text, by filtering."""
+    steps = list(filtered(tokens, grammar))[:-1]
+    return math.fsum(-p * math.log(p) for distribution, _ in steps for p in distribution.values())
+
+
+def test_mean_cost_is_the_entropy() -> None:
+    """The cost of a token less the entropy at its place is a martingale difference: the sums agree to sampling error."""
+    drawn = articles(24, seed=9)
+    gaps = [
+        math.fsum(nats for _, nats in article) - entropy_of_a_step(encyclopedia(), [token for token, _ in article])
+        for article in drawn
+    ]
+    spread = math.sqrt(math.fsum(gap**2 for gap in gaps))
+    assert spread > 0.0
+    assert abs(math.fsum(gaps)) < 4 * spread
+
+
+def ngram_perplexity(train: Sequence[str], test: Sequence[str], order: int, vocabulary: int) -> float:
+    """Interpolated absolute discounting (Ney, Essen and Kneser, 1994), down to the uniform distribution."""
+    counts: defaultdict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
+    for length in range(order):
+        for place in range(length, len(train)):
+            counts[tuple(train[place - length : place])][train[place]] += 1
+    totals = {history: after.total() for history, after in counts.items()}
+    nats = 0.0
+    for place in range(order, len(test)):
+        p = 1 / vocabulary
+        for length in range(order):
+            history = tuple(test[place - length : place])
+            if history in totals:
+                after, total = counts[history], totals[history]
+                p = max(after[test[place]] - 0.75, 0.0) / total + 0.75 * len(after) / total * p
+        nats -= math.log(p)
+    return math.exp(nats / (len(test) - order))
+
+
+def test_context_pays_and_the_floor_holds() -> None:
+    train = tokens_of(200_000, seed=11)
+    lines = list(generate(20_000, seed=12))
+    test = [token for line in lines for token in [*line.text.split(), LINE_END]]
+    floor = math.exp(math.fsum(line.nats for line in lines) / len(test))
+    assert 2.0 < floor < 8.0
+    size = len(encyclopedia().vocabulary)
+    unigram, bigram, trigram = (ngram_perplexity(train, test, order, size) for order in (1, 2, 3))
+    assert unigram > bigram > trigram > 1.3 * floor
