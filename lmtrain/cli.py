@@ -43,7 +43,23 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stder
 Force = Annotated[bool, typer.Option("--force", help="Make it anew even where it is there and unchanged.")]
 Run = Annotated[Path | None, typer.Option("--run", "-r", help="A run folder. [default: the latest in runs/]")]
 Which = Annotated[str, typer.Option("--checkpoint", help="best, last, or a step number.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+class Device(StrEnum):
+    """Where to compute; `auto` takes a CUDA device where there is one."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Precision(StrEnum):
+    """The arithmetic of the forward pass; `auto` takes bf16 where the hardware has it."""
+
+    auto = "auto"
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
 
 
 class Weights(StrEnum):
@@ -69,13 +85,14 @@ class Resume(StrEnum):
     never = "never"
 
 
-WhichWeights = Annotated[Weights, typer.Option(help="Averaged (ema) or raw weights.")]
+WhichDevice = Annotated[Device, typer.Option("--device", help="auto takes CUDA where it is.")]
+WhichWeights = Annotated[Weights, typer.Option("--weights", help="auto takes the averaged ones where they were kept.")]
 
 
 def main() -> None:
     """Run the command line; a mistake of the user's ends in one sentence and exit code 1, without a traceback."""
     try:
-        app()
+        app(prog_name="lmtrain")
     except LmtrainError as error:
         _fail(str(error))
     except MemoryError:
@@ -195,8 +212,8 @@ def evaluate_command(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Windows per pass; changes the speed alone.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Score only the first tokens of the split.")] = None,
     data_dir: DataDir = None,
-    device: Device = "auto",
-    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
+    device: WhichDevice = Device.auto,
+    precision: Annotated[Precision | None, typer.Option(help="Arithmetic. [default: the run's own]")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -223,7 +240,7 @@ def evaluate_command(
             f"--stride {stride} is too long: a {model.mode} model of context {model.context} would skip tokens"
         )
     part = store.split(split)
-    arithmetic = choose_precision(precision, trained.device)
+    arithmetic = choose_precision(precision.value if precision else resolved.train.precision, trained.device)
     with tqdm(total=min(limit or part.tokens, part.tokens), unit="tok", unit_scale=True, disable=quiet or None) as bar:
         score = evaluate(
             trained.model,
@@ -270,7 +287,7 @@ def generate(
     ] = 0.0,
     stop: Annotated[Stop, typer.Option(help="End at the end of a line or of a document.")] = Stop.none,
     allow_unknown: Annotated[bool, typer.Option("--allow-unk", help="Let <unk> be generated.")] = False,
-    device: Device = "auto",
+    device: WhichDevice = Device.auto,
     as_json: Json = False,
 ) -> None:
     """Continue a prompt, greedily or by beam search."""
@@ -344,12 +361,13 @@ def _prepare_data(config: "Config", *, force: bool = False, progress: bool) -> "
     return make_store(corpus, config.tokenizer, config.data.dir, force=force, note=_note, progress=progress)
 
 
-def _load_trained(run: Path | None, checkpoint: str, weights: Weights, device: str) -> "Trained":
+def _load_trained(run: Path | None, checkpoint: str, weights: Weights, device: Device) -> "Trained":
     from lmtrain.checkpoint import find_run
     from lmtrain.inference import load_trained
     from lmtrain.runtime import choose_device
 
-    return load_trained(find_run(run, _load_config(None, []).run.dir), checkpoint, weights.value, choose_device(device))
+    run_dir = find_run(run, _load_config(None, []).run.dir)
+    return load_trained(run_dir, checkpoint, weights.value, choose_device(device.value))
 
 
 def _show_costs(config: "Config", store: "TokenStore", as_json: bool) -> None:

@@ -11,6 +11,7 @@ import torch
 from lmtrain import checkpoint
 from lmtrain.config import Config
 from lmtrain.errors import LmtrainError
+from lmtrain.files import sha256_bytes
 
 
 def _save(run_dir: Path, step: int, score: float | None = None) -> Path:
@@ -106,7 +107,7 @@ def test_last_steps_over_damaged_checkpoints(tmp_path: Path, damage: str) -> Non
     else:
         entry = json.loads(manifest.read_text())
         (bad / "model.safetensors").write_bytes(b"x" * 10)
-        entry["files"]["model.safetensors"] = {"bytes": 10, "sha256": checkpoint.sha256_bytes(b"x" * 10)}
+        entry["files"]["model.safetensors"] = {"bytes": 10, "sha256": sha256_bytes(b"x" * 10)}
         manifest.write_text(json.dumps(entry))
     notes: list[str] = []
     found = checkpoint.last(tmp_path, notes.append)

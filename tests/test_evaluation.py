@@ -82,7 +82,7 @@ def _reference(model: LanguageModel, ids: np.ndarray, context: int, stride: int)
 @torch.no_grad()
 def test_equals_a_written_out_loop(mode: str, stride: int) -> None:
     torch.manual_seed(0)
-    config = ModelConfig(mode=mode, context=6, dim=8, layers=1, heads=2)  # type: ignore[arg-type]
+    config = ModelConfig(mode=mode, context=6, dim=8, layers=1, heads=2)
     model = LanguageModel(config, 11).eval()
     ids = np.random.default_rng(0).integers(0, 11, 29)
     for batch_size in (1, 3, 64):

@@ -5,9 +5,9 @@ grammar (`sample_grammar`) whose facts (names, places, years) are drawn once, wh
 later, so that a model gains from remembering hundreds of tokens.
 
 The probabilities are exact because nothing stays hidden. Alternatives of the grammar are merged into a graph in which
-no two edges out of a node can emit the same token, as a deterministic automaton is made of a weighted one (Mohri, 1997):
-the tokens so far tell the node and every fact, and the probability of the next token is that of one edge times that of
-one draw. An article's end is certain too, so articles are independent and their probabilities multiply.
+no two edges out of a node can emit the same token, as a weighted automaton is made deterministic (Mohri, 1997): the
+tokens so far tell the node and every fact, and the probability of the next token is that of one edge times that of one
+draw. An article's end is certain too, so articles are independent and their probabilities multiply.
 """
 
 import functools
@@ -43,9 +43,11 @@ class Word:
 
 @dataclass(frozen=True)
 class Draw:
-    """A token from a pool, kept under `name` if there is one. Drawn is what is no fact yet and not one of the last two.
+    """A token from a pool, kept under `name` if there is one.
 
-    With a `base` the pool holds numbers, and the token is the fact named by `base` plus the number drawn.
+    It is none of the facts that the article has from this pool, nor one of the last two tokens drawn from it.
+
+    With a `base` the pool holds numbers, any of them may be drawn, and the token is the fact `base` plus the number.
     """
 
     name: str
@@ -78,7 +80,7 @@ def parse(text: str, rules: Mapping[str, str]) -> tuple[Item, ...]:
     `$rule` another rule's text in this place; `/` the end of the line.
     """
     symbols = _SYMBOL.findall(text)[::-1]
-    items = _sequence(symbols, rules)
+    items = _sequence(symbols, rules) if symbols.count("[") == symbols.count("]") else ()
     if symbols:
         raise ValueError(f"unbalanced brackets in the grammar text {text[:60]!r}")
     return items
@@ -262,7 +264,7 @@ def encyclopedia() -> Grammar:
 def generate(tokens: int, seed: int) -> Iterator[SampleLine]:
     """Whole articles, line by line, until at least `tokens` tokens (words, and one end per line) have been made.
 
-    The text depends on `tokens` and `seed` alone, the same on every platform; a longer text begins with the shorter one.
+    The text depends on `tokens` and `seed` alone, whatever the platform; a longer text begins with the shorter one.
     """
     grammar = encyclopedia()
     uniform = random.Random(seed).random

@@ -9,8 +9,8 @@ RULES: dict[str, str] = {
     "break": "[/|2*]",
     "thing": "[its|the] {mood} {quality}",
     "received": "[Critics|Audiences|Reviewers|Readers] {slowly} {praised} $thing , $thing and $thing",
-    "person": """= {first:men} {last:surnames} = / / {=first} {=last} ( {day} {month} {born:years} – {day} {month}
-        {died:born+lifespan} ) was a {nation:nations}""",
+    "person": """= {first:men} {last:surnames} = / / {=first} {=last} ( {day} {month} {born:years} \N{EN DASH} {day}
+        {month} {died:born+lifespan} ) was a {nation:nations}""",
     "birth": """{=last} was born in {=born} in {town:towns} , a {quiet} {sort} town [on|near|beside] the River
         {river:rivers} in {region:regions} , [where|in which] his father [was|worked as|served as] a {rank} {trade}
         and his mother {sold} {fine} {goods} [and {fine} {goods}|] .""",
@@ -39,12 +39,12 @@ RULES: dict[str, str] = {
         [since|often|seldom] been [revived|recorded|heard] in {=region} [, [mostly|usually] in {season} |] and in
         {towns} . / / /""",
     "botanist": """$person botanist , {scholar} and {scholar} . He [described|collected|named] {few} hundred
-        {flora:flora} [and|or] {wild} {flora} from {region:regions} , [among them|including] the {hue:hue}
+        {flora:flora} [and|or] {leaf} {flora} from {region:regions} , [among them|including] the {hue:hue}
         {leaf:leaf} lily that [bears|carries] his name . / /
         = = Early life = = / / {=last} was born in {town:towns} , a {quiet} {sort} town [on|near|beside] the River
         {river:rivers} , in {=born} . His father , a {rank} {trade} [and {rank} {trade}|] , [grew|kept|drew] {hue}
         {flora} ; his mother {sold} {fine} {goods} and {fine} {goods} . $break [At {young}|At the age of {young}]
-        [he|the boy] could name {tens} {wild} {flora} and {tens} {wild} {bird} , and in {early:born+youth} he
+        [he|the boy] could name {tens} {leaf} {flora} and {tens} {wild} {bird} , and in {early:born+youth} he
         [became|was made] a pupil of the {rank} {trade} {teacher:surnames} [in|at] {hall:towns} . / /
         = = [Expedition|Travels|Discovery|Journey] = = / / In {trip:born+adult} {=last} and {=teacher} [left|sailed
         from|departed from] {=hall} for the {land:land} of {=region} [aboard the {ship:ships}|on the {ship:ships}] ,
@@ -55,11 +55,11 @@ RULES: dict[str, str] = {
         {weather} , [and|but] {=last} [went on|continued|pressed on] [with {few} {rank} {trades}|alone] as far as
         {camp:villages} , [where|and there] the {=hue} {=leaf} lily was [found|discovered|first seen] . / /
         [= = Writings = = / / The [Flora of {=region}|book] , [printed|published] in {=hall} in {book:born+prime} ,
-        has {few} {mood} [chapters|volumes|parts] on {wild} {flora} , {wild} {flora} and {wild} {flora} . $received .
+        has {few} {mood} [chapters|volumes|parts] on {leaf} {flora} , {leaf} {flora} and {leaf} {flora} . $received .
         / / |]
         = = Legacy = = / / {=first} {=last} died in {=died} in {=hall} . A {stone} [statue|bench|plaque] in {=town}
         [recalls|marks] the [journey|expedition] of {=trip} [with {=teacher}|] to the {=land} of {=region} , and a
-        {stone} [cross|hut|cairn] stands at {=camp} [among {wild} {flora} and {wild} {flora}|] . The {=hue} {=leaf}
+        {stone} [cross|hut|cairn] stands at {=camp} [among {leaf} {flora} and {leaf} {flora}|] . The {=hue} {=leaf}
         lily [grows|flowers] there in {season} . / / /""",
     "town": """= {town:towns} = / / {=town} is a {quiet} {sort:sort} town in the {land:land} of {region:regions} , on
         the River {river:rivers} . [At the census of {census:years}|In {census:years}] it had {small} @,@ {hundreds}
@@ -67,7 +67,8 @@ RULES: dict[str, str] = {
         known|is noted] for its {goods1:goods} , its {fine} {goods} and its {mood} {stone} {build1:build} . / /
         = = [History|Origins|Past] = = / / [The town|{=town}] was founded by [the {rank} {trade}|a {rank} {trade}
         named] {first:men} {last:surnames} [as a place to {sell} {fine} {goods} and {fine} {goods}|] . $break In
-        {fire:census+soon} a {weather:disaster} {slowly} [destroyed|ruined|damaged|emptied|blackened] the {old}
+        {fire:census+soon} a {weather:disaster} [suddenly|finally|nearly|completely|twice] [destroyed|ruined|emptied]
+        the {old}
         {build} , the {old} {build} and {few} [streets|houses] ; the {=build1} was spared . [It was {few} years
         before|Only slowly did] the {=trade1} return [from {towns}|] . [{=last} himself is
         [buried|remembered|painted] in the {old} {build} .|] / /
@@ -190,19 +191,18 @@ RULES: dict[str, str] = {
         [rich|famous] . / / /""",
     "crowd": """{rank} {trades} , {rank} {trades} and {rank} {trades} {slowly} {sold} {fine} {goods} , {fine} {goods}
         and {fine} {goods} .""",
-    "creatures": "{wild} {beast} , {wild} {bird} and {wild} {flora}",
+    "creatures": "{wild} {beast} , {wild} {bird} and {leaf} {flora}",
 }
 
 _FEMININE = {"he": "she", "his": "her", "He": "She", "His": "Her", "boy": "girl", "men": "women"}
 
 
 def _feminine(rule: str) -> str:
-    """A person's rule with a woman as its person: no other man appears in those rules."""
-    return re.sub(r"\b(?:he|his|He|His|boy|men)\b", lambda word: _FEMININE[word[0]], rule)
+    """A person's rule with a woman in his place; the only men of those rules are their persons (and a father)."""
+    rule = re.sub(r"\$(person|birth)\b", r"$\1_f", rule)
+    return re.sub(r"\b(he|his|He|His|boy|men)\b", lambda word: _FEMININE[word[0]], rule)
 
 
-for _name in ("person", "birth", "composer", "botanist"):
-    _rule = re.sub(r"\$(person|birth)\b", r"$\1_f", RULES[_name])
-    RULES[f"{_name}_f"] = _feminine(_rule)
+RULES |= {f"{name}_f": _feminine(RULES[name]) for name in ("person", "birth", "composer", "botanist")}
 
 ARTICLE = "[$composer|$composer_f|$botanist|$botanist_f|2* $town|2* $river|2* $ship|2* $bridge|2* $comet|2* $novel]"

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lmtrain.config import Config, ModelConfig
 from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.nn.language_model import LanguageModel
-from lmtrain.runtime import choose_device, choose_precision
+from lmtrain.runtime import autocast, choose_device, choose_precision
 from lmtrain.training.budget import make_budget
 
 
@@ -46,15 +47,16 @@ def blank_batch(config: Config, device: torch.device) -> tuple[Tensor, Tensor]:
 def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str, float]:
     """Bytes that training will need, by part; what eager mode keeps for the backward pass is counted, not guessed.
 
-    The forward pass of one micro-batch runs on the meta device, which computes shapes and holds no data.
+    The forward pass of one micro-batch runs on fake tensors, which have shapes and hold no data.
     """
-    with torch.device("meta"):
+    cpu = torch.device("cpu")
+    with FakeTensorMode():
         model = LanguageModel(config.model, vocab_size)
+        inputs, targets = blank_batch(config, cpu)
+        known = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+        with _saved_bytes(known) as saved, autocast(cpu, "fp32" if precision == "fp32" else "bf16"):
+            model(inputs, targets).sum()
     parameters = float(sum(parameter.numel() for parameter in model.parameters()))
-    inputs, targets = blank_batch(config, torch.device("meta"))
-    known = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    with _saved_bytes(known) as saved, torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32"):
-        model(inputs, targets).sum()
     tokens = targets.numel()
     return {
         "weights": 4 * parameters,

@@ -139,10 +139,12 @@ def test_line_over_the_cap_is_refused(load: Importer, folder: Path, monkeypatch:
         load(folder)
 
 
-@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
-def test_not_utf8_names_file_and_byte(load: Importer, folder: Path, bom: bytes) -> None:
-    write(folder / "train.txt", bom + b"good line\nna\xefve\n")
-    with pytest.raises(LmtrainError, match=rf"train\.txt is not UTF-8 text \(byte {len(bom) + 12}\)"):
+@pytest.mark.parametrize(
+    ("content", "byte"), [(b"good line\nna\xefve\n", 12), (b"\xef\xbb\xbfna\xefve\n", 5), (b"\xff\xfea\0b\0", 0)]
+)
+def test_not_utf8_names_file_and_byte(load: Importer, folder: Path, content: bytes, byte: int) -> None:
+    write(folder / "train.txt", content)
+    with pytest.raises(LmtrainError, match=rf"train\.txt is not UTF-8 text \(byte {byte}\)"):
         load(folder)
     assert not any(load.dir.iterdir())
 

@@ -7,6 +7,7 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -56,12 +57,14 @@ def prepare(environment: dict[str, str]) -> None:
     patch("time.sleep").start()
 
 
-def attempt(fields: dict[str, Any], force: bool) -> tuple[dict[str, Any] | None, str]:
-    """In a child: the manifest that a download gives, or the sentence that it fails with."""
-    try:
-        return download(DataConfig(**fields), force=force).manifest, ""
-    except LmtrainError as error:
-        return None, str(error)
+def attempt(fields: dict[str, Any], force: bool) -> tuple[dict[str, Any] | None, str, str]:
+    """In a child: the manifest that a download gives, or the sentence that it fails with; and what stderr had."""
+    with redirect_stderr(io.StringIO()) as stderr:
+        try:
+            manifest, sentence = download(DataConfig(**fields), force=force).manifest, ""
+        except LmtrainError as error:
+            manifest, sentence = None, str(error)
+    return manifest, sentence, stderr.getvalue()
 
 
 @dataclass
@@ -87,7 +90,10 @@ class Client:
         return sentence
 
     def _ask(self, source: str, force: bool, fields: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
-        return self.pool.submit(attempt, {"source": source, "dir": self.dir, **fields}, force).result()
+        future = self.pool.submit(attempt, {"source": source, "dir": self.dir, **fields}, force)
+        manifest, sentence, stderr = future.result()
+        assert stderr == ""
+        return manifest, sentence
 
 
 @pytest.fixture(scope="module")

@@ -131,8 +131,8 @@ def test_the_shortest_split_is_one_window_and_a_shorter_one_is_refused(mode: Mod
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
-def test_batches_hold_windows_and_what_follows_them(dtype: type) -> None:
-    ids = np.arange(1_000, 1_100).astype(dtype)
+def test_batches_hold_windows_and_what_follows_them(dtype: type[np.uint16 | np.uint32]) -> None:
+    ids: np.ndarray = np.arange(1_000, 1_100).astype(dtype)
     starts = np.array([0, 95, 40])
     inputs, targets = batch(ids, starts, 4, "causal")
     assert inputs.tolist() == [[1000, 1001, 1002, 1003], [1095, 1096, 1097, 1098], [1040, 1041, 1042, 1043]]

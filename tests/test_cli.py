@@ -1,0 +1,291 @@
+"""The five commands as a user types them, and every mistake that a user can make with them."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmtrain import cli
+from tests.conftest import TINY
+
+
+@dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+Lmtrain = Callable[..., Result]
+
+
+@pytest.fixture
+def lmtrain(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Lmtrain:
+    """Run the command line in this process."""
+
+    def call(*arguments: str | Path) -> Result:
+        monkeypatch.setattr(sys, "argv", ["lmtrain", *map(str, arguments)])
+        code: object = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        captured = capfd.readouterr()
+        assert isinstance(code, int)
+        return Result(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the tiny configuration was trained, by the installed program."""
+    folder = tmp_path_factory.mktemp("trained")
+    done = subprocess.run(
+        [sys.executable, "-m", "lmtrain", "train", *TINY], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def workdir(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that folder as the working directory: a run must survive being copied."""
+    shutil.copytree(trained, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_version_help_and_no_arguments(lmtrain: Lmtrain) -> None:
+    assert lmtrain("--version").out.startswith("lmtrain 0")
+    for arguments in (["-h"], ["--help"], ["train", "-h"]):
+        done = lmtrain(*arguments)
+        assert done.code == 0
+        assert "Usage: lmtrain" in done.out
+    assert lmtrain().code == 2
+
+
+WRONG_USAGE = [
+    ["trian"],
+    ["train", "--confg", "x"],
+    ["generate"],
+    ["eval", "--stride", "x"],
+    ["eval", "--precision", "fp12"],
+    ["generate", "x", "--device", "tpu"],
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG_USAGE, ids=" ".join)
+def test_wrong_usage_exits_with_two(lmtrain: Lmtrain, arguments: list[str]) -> None:
+    done = lmtrain(*arguments)
+    assert done.code == 2
+    assert done.out == ""
+    assert "Error" in done.err
+
+
+def test_download_and_tokenize(lmtrain: Lmtrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = tmp_path / "corpus"
+    text.mkdir()
+    (text / "train.txt").write_text("a b c\nb c d\n")
+    (text / "valid.txt").write_text("a z\n")
+    done = lmtrain("download", text, "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["splits"]["train"]["words"] == 6
+    assert "no test split" in done.err
+    done = lmtrain("tokenize", text, "--json")
+    result = json.loads(done.out)
+    assert result["vocab_size"] == 6
+    assert result["splits"]["train"]["tokens"] == 8
+    again = lmtrain("tokenize", text)
+    assert "8" in again.out
+    assert "training a" not in again.err
+
+
+def test_eval_of_a_copied_run(lmtrain: Lmtrain, workdir: Path) -> None:
+    done = lmtrain("eval", "--json")
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    state = json.loads((workdir / "runs/default/state.json").read_text())
+    assert result["word_perplexity"] == pytest.approx(state["valid"]["word_perplexity"], rel=1e-5)
+    assert (result["weights"], result["context"], result["stride"], result["split"]) == ("ema", 16, 4, "valid")
+    raw = json.loads(lmtrain("eval", "--json", "--weights", "raw", "--batch-size", "3").out)
+    assert raw["nats"] != result["nats"]
+    text = lmtrain("eval", "--split", "test", "--stride", "16", "--checkpoint", "last").out
+    assert "word perplexity" in text
+    assert "(floor " in text
+    assert "context 16, stride 16" in text
+
+
+def test_generate(lmtrain: Lmtrain, workdir: Path) -> None:
+    done = lmtrain("generate", "The river", "-n", "5", "--json")
+    assert done.code == 0, done.err
+    (completion,) = json.loads(done.out)["completions"]
+    assert len(completion["ids"]) == 5
+    assert completion["score"] == pytest.approx(sum(completion["token_log_probs"]))
+    plain = lmtrain("generate", "The river", "-n", "5")
+    assert plain.out == "The river" + completion["text"] + "\n"
+    beams = lmtrain("generate", "The river", "-n", "5", "--beams", "4", "--results", "3", "--length-penalty", "1").out
+    scores = [float(line.split("\t")[0]) for line in beams.splitlines() if "\t" in line]
+    assert len(scores) == 3
+    assert scores == sorted(scores, reverse=True)
+    best = json.loads(lmtrain("generate", "The river", "-n", "5", "--beams", "4", "--json").out)["completions"][0]
+    assert best["score"] >= completion["score"]
+
+
+def test_train_says_how_it_went_and_resumes(lmtrain: Lmtrain, workdir: Path) -> None:
+    done = lmtrain("train", *TINY, "run.name=again", "--json")
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert (result["status"], result["step"], result["run"]) == ("finished", 12, "runs/again")
+    first = json.loads((workdir / "runs/default/state.json").read_text())
+    assert result["valid"]["nats"] == first["valid"]["nats"]
+    text = lmtrain("train", *TINY, "run.name=again").out
+    assert "finished at step 12" in text
+
+
+def test_dry_run_trains_nothing(lmtrain: Lmtrain, workdir: Path) -> None:
+    done = lmtrain("train", *TINY, "run.name=dry", "--dry-run", "--json")
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert result["config"]["model"]["dim"] == 16
+    assert result["memory_bytes"]["weights"] == 4 * result["parameters"]
+    assert result["steps"] == 12
+    assert not (workdir / "runs/dry").exists()
+    assert "parameters" in lmtrain("train", *TINY, "-n").out
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM")])
+def test_an_interrupted_run_saves_and_says_how_to_go_on(workdir: Path, number: int, name: str) -> None:
+    command = [sys.executable, "-m", "lmtrain", "train", *TINY, "run.name=cut", "train.steps=100000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "step 5 valid" in line:
+                break
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on from it" in err
+    state = json.loads((workdir / "runs/cut/state.json").read_text())
+    assert (state["status"], state["signal"]) == ("interrupted", name)
+    assert (workdir / f"runs/cut/checkpoints/step-{state['step']:08d}/manifest.json").is_file()
+
+
+BAD_FILES = {
+    "empty.txt": b"",
+    "blank.txt": b"\n\n\n",
+    "short.txt": b"one two three\n" * 30,
+    "latin.txt": b"caf\xe9\n" * 100,
+    "bad.yaml": b"model:\n  dimm: 5\n",
+    "type.yaml": b"model:\n  dim: wide\n",
+}
+TRAIN = ["train", "run.name=new", "train.steps=1", "--quiet"]
+MISTAKES = {
+    "missing corpus": (["download", "nowhere/corpus.txt"], "nowhere/corpus.txt"),
+    "missing configuration": (["train", "-c", "nowhere.yaml"], "nowhere.yaml does not exist"),
+    "empty corpus": ([*TRAIN, "data.source=empty.txt"], "empty.txt"),
+    "blank corpus": ([*TRAIN, "data.source=blank.txt"], "blank.txt"),
+    "corpus shorter than a window": ([*TRAIN, "data.source=short.txt"], "model.context=128"),
+    "not UTF-8": ([*TRAIN, "data.source=latin.txt"], "byte 3"),
+    "unknown key": ([*TRAIN, "-c", "bad.yaml"], "did you mean model.dim?"),
+    "unknown override": ([*TRAIN, "train.ler=1"], "did you mean train.lr?"),
+    "wrong type": ([*TRAIN, "-c", "type.yaml"], "model.dim='wide'"),
+    "vocabulary too large": ([*TRAIN, "tokenizer.vocab_size=5000000000"], "tokenizer.vocab_size"),
+    "no run": (["eval", "--run", "nowhere"], "nowhere is not a run folder"),
+    "no such checkpoint": (["eval", "--checkpoint", "77"], "no checkpoint '77'"),
+    "no such split": (["eval", "--split", "dev"], "dev"),
+    "stride too long": (["eval", "--stride", "17"], "--stride 17"),
+    "more results than beams": (["generate", "x", "--results", "2"], "--results 2 is more than --beams 1"),
+    "a file in the way": ([*TRAIN, *TINY[:6], "run.dir=empty.txt"], "empty.txt"),
+    "CUDA on a machine without": ([*TRAIN, *TINY[:6], "train.device=cuda"], "train.device=cuda"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_clear_sentence(
+    lmtrain: Lmtrain, workdir: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file, content in BAD_FILES.items():
+        (workdir / file).write_bytes(content)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    arguments, message = MISTAKES[name]
+    done = lmtrain(*arguments)
+    assert done.code == 1, done
+    assert done.out == ""
+    assert message in done.err
+    assert "Traceback" not in done.err
+    assert done.err.count("lmtrain: ") == 1
+
+
+def test_a_prompt_that_is_empty_long_or_strange_gets_a_note(lmtrain: Lmtrain, workdir: Path) -> None:
+    done = lmtrain("generate", "", "-n", "2")
+    assert done.code == 0
+    assert "the prompt is empty" in done.err
+    done = lmtrain("generate", "the " * 40, "-n", "2")
+    assert done.code == 0
+    assert "only the last 16 are read" in done.err
+    done = lmtrain("generate", "the xyzzy the xyzzy", "-n", "2")
+    assert done.code == 0
+    assert "read as <unk>: xyzzy\n" in done.err
+
+
+@pytest.mark.parametrize("damage", ["weights", "config", "tokenizer", "foreign", "other shape"])
+def test_a_damaged_or_foreign_run_is_refused(lmtrain: Lmtrain, workdir: Path, damage: str) -> None:
+    run = workdir / "runs/default"
+    if damage == "weights":
+        for path in run.glob("checkpoints/*/ema.safetensors"):
+            path.write_bytes(path.read_bytes()[:-1] + b"x")
+    elif damage == "config":
+        (run / "config.yaml").write_text("model: {")
+    elif damage == "tokenizer":
+        (run / "tokenizer.json").write_text("{}")
+    elif damage == "foreign":
+        for path in run.glob("checkpoints/*/manifest.json"):
+            path.write_text(json.dumps({"format": "other"}))
+    else:
+        text = (run / "config.yaml").read_text()
+        (run / "config.yaml").write_text(text.replace("dim: 16", "dim: 32"))
+    for command in (["eval"], ["generate", "x"]):
+        done = lmtrain(*command)
+        assert done.code == 1
+        assert "runs/default" in done.err
+        assert "Traceback" not in done.err
+
+
+def test_a_corpus_changed_under_a_run_is_refused(lmtrain: Lmtrain, workdir: Path) -> None:
+    (workdir / "own.txt").write_text("a b c d e f\n" * 200)
+    arguments = ["train", *TINY[1:], "run.name=own", "data.source=own.txt", "--quiet"]
+    assert lmtrain(*arguments).code == 0
+    (workdir / "own.txt").write_text("a b c d e g\n" * 200)
+    done = lmtrain(*arguments)
+    assert done.code == 1
+    assert "choose another run.name" in done.err
+    done = lmtrain("eval", "--run", "runs/own")
+    assert done.code == 1
+    assert "its corpus has changed" in done.err
+
+
+def test_a_full_disk_ends_the_run_and_harms_nothing(workdir: Path) -> None:
+    """A limit on the size of files stands in for the full disk: the kernel refuses the write in the same place."""
+    command = [sys.executable, "-m", "lmtrain", "train", *TINY, "run.name=full"]
+    assert subprocess.run([*command, "train.steps=5"], capture_output=True, check=False).returncode == 0
+    before = {path: path.read_bytes() for path in (workdir / "runs/full/checkpoints").rglob("*") if path.is_file()}
+    limited = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); sys.argv[0] = 'lmtrain'; "
+    limited += "from lmtrain.cli import main; main()"
+    config = workdir / "runs/full/config.yaml"
+    config.write_text(config.read_text().replace("\n  steps: 5\n", "\n  steps: 12\n"))
+    done = subprocess.run([sys.executable, "-c", limited, *command[3:]], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    after = {path: path.read_bytes() for path in (workdir / "runs/full/checkpoints").rglob("*") if path.is_file()}
+    assert after == before
