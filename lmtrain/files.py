@@ -146,8 +146,12 @@ def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
 def verify(folder: Path, manifest: dict[str, Any]) -> None:
     """Check the content of every file that `manifest` lists against its sha256.
 
-    Raises LmtrainError naming the first file that differs.
+    Raises LmtrainError naming the first file that differs or can't be read.
     """
     for name, entry in manifest["files"].items():
-        if sha256_file(folder / name) != entry["sha256"]:
+        try:
+            found = sha256_file(folder / name)
+        except OSError as error:
+            raise LmtrainError(f"{folder / name} can't be read: {error.strerror or error}") from error
+        if found != entry["sha256"]:
             raise LmtrainError(f"{folder / name} is damaged or was changed: delete {folder} and make it again")

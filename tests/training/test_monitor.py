@@ -1,4 +1,4 @@
-"""The monitor: what it leaves in metrics.jsonl and TensorBoard, read back with TensorBoard's own reader, and on stderr."""
+"""The monitor: what it leaves in metrics.jsonl and in TensorBoard (by TensorBoard's own reader), and on stderr."""
 
 import fcntl
 import html
@@ -12,7 +12,8 @@ import re
 import struct
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ from lmtrain.training.picture import heatmap
 
 @pytest.fixture(autouse=True)
 def event_files_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Event files are read in the order of their names, which hold the second: let each be made in a second of its own."""
+    """Event files are read in the order of their names, which hold the second: give each a second of its own."""
     from tensorboard.summary.writer import event_file_writer
 
     seconds = itertools.count(1_700_000_000)
@@ -250,32 +251,37 @@ def test_quiet_keeps_evaluations_and_notes(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().err.splitlines() == ["step 1 valid:  loss 2", "saved"]
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A terminal of 100 columns as stderr; gives the end that a person would look at."""
+@contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> Iterator[Callable[[], str]]:
+    """A terminal as stderr; gives a function that tells what has appeared on it."""
     master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
-    with os.fdopen(slave, "w", encoding="utf-8") as stream:
-        monkeypatch.setattr(sys, "stderr", stream)
-        yield master
+    os.set_blocking(master, False)
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    with os.fdopen(slave, "w", encoding="utf-8") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+        yield lambda: os.read(master, 1 << 16).decode()
     os.close(master)
 
 
-def test_on_a_terminal_there_is_a_bar_with_the_share_of_the_budget(tmp_path: Path, terminal: int) -> None:
-    watch = monitor(tmp_path, total_steps=None, step=10, progress=0.25)
-    watch.train(12, {"loss": 2.0, "perplexity": 7.4, "tokens_per_second": 5000.0})
-    watch.advance(1234, 0.5)
-    watch.note("a note")
-    watch.close(None)
-    screen = os.read(terminal, 1 << 16).decode()
-    assert re.search(r"step 10: +25%\|", screen)
-    assert re.search(r"step 1,234: +50%\|.*00:00<.*loss 2\.000, ppl 7\.4, 5,000 tok/s", screen)
-    assert re.search(r"\r +\ra note\r?\n", screen)  # the bar is wiped before the line
+def test_on_a_terminal_there_is_a_bar_with_the_share_of_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with terminal(monkeypatch, columns=100) as screen:
+        watch = monitor(tmp_path, total_steps=None, step=10, progress=0.25)
+        watch.train(12, {"loss": 2.0, "perplexity": 7.4, "tokens_per_second": 5000.0})
+        watch.advance(1234, 0.5)
+        watch.note("a note")
+        watch.close(None)
+        seen = screen()
+    assert re.search(r"step 10: +25%\|", seen)
+    assert re.search(r"step 1,234: +50%\|.*00:00<.*loss 2\.000, ppl 7\.4, 5,000 tok/s", seen)
+    assert re.search(r"\r +\ra note\r?\n", seen)  # the bar is wiped before the line
 
 
-def test_a_terminal_without_a_width_gets_plain_lines(tmp_path: Path, terminal: int) -> None:
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
-    watch = monitor(tmp_path)
-    watch.train(1, {"loss": 2.0})
-    watch.close(None)
-    assert os.read(terminal, 1 << 16).decode().startswith("step 0/10 (0%)  loss 2.000  ETA ?")
+def test_a_terminal_without_a_width_gets_plain_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(monkeypatch, columns=0) as screen:
+        watch = monitor(tmp_path)
+        watch.train(1, {"loss": 2.0})
+        watch.close(None)
+        seen = screen()
+    assert seen.startswith("step 0/10 (0%)  loss 2.000  ETA ?")

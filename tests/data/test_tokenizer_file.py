@@ -1,0 +1,145 @@
+"""tokenizer.json: what is saved loads again, and nothing else does."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtrain.data import tokenizer as module
+from lmtrain.data.tokenizer import Kind, Tokenizer
+from lmtrain.errors import LmtrainError
+from tests.data.test_tokenizer import CONFIGS, KINDS, LINES, TRAINED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_save_and_load_give_the_same_tokenizer(kind: Kind, tmp_path: Path) -> None:
+    TRAINED[kind].save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert (loaded.kind, loaded.sha256, loaded.vocab_size) == (kind, TRAINED[kind].sha256, TRAINED[kind].vocab_size)
+    assert loaded.encode_lines(LINES) == TRAINED[kind].encode_lines(LINES)
+
+
+def test_a_bpe_without_merges_stays_a_bpe(tmp_path: Path) -> None:
+    Tokenizer.train(["abc"], CONFIGS["bpe"]).save(tmp_path / "tokenizer.json")
+    assert Tokenizer.load(tmp_path / "tokenizer.json").kind == "bpe"
+
+
+def _damaged() -> Iterator[tuple[str, Kind, Any]]:
+    """Documents that parse as JSON and are wrong: a name, the kind, and what spoils a sound document."""
+    yield "not an object", "word", lambda d: [d]
+    yield "no model", "word", lambda d: d | {"model": None}
+    yield "other model", "bpe", lambda d: d | {"model": d["model"] | {"type": "Unigram"}}
+    yield "other pre-tokenizer", "bpe", lambda d: d | {"pre_tokenizer": {"type": "Whitespace"}}
+    yield (
+        "stalling expression",
+        "word",
+        lambda d: d | {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}}},
+    )
+    yield "added tokens", "byte", lambda d: d | {"added_tokens": [{"id": 0, "content": "a"}]}
+    yield "a word twice", "word", lambda d: _vocab(d, {"new": 2})
+    yield "a gap in the ids", "word", lambda d: _vocab(d, {"new": 10**6})
+    yield "a negative id", "word", lambda d: _vocab(d, {"new": -1})
+    yield "an id that is no integer", "word", lambda d: _vocab(d, {"the": 2.0})
+    yield "specials swapped", "word", lambda d: _vocab(d, {"<unk>": 1, "<eos>": 0})
+    yield "a word with a space", "word", lambda d: _vocab(d, {"two words": len(d["model"]["vocab"])})
+    yield "a surrogate", "word", lambda d: _vocab(d, {"\ud800": len(d["model"]["vocab"])})
+    yield "a symbol of no byte", "bpe", lambda d: _vocab(d, {"東": len(d["model"]["vocab"])})
+    yield "an empty token", "bpe", lambda d: _vocab(d, {"": len(d["model"]["vocab"])})
+    yield "bytes swapped", "byte", lambda d: _vocab(d, {"a": d["model"]["vocab"]["b"], "b": d["model"]["vocab"]["a"]})
+    yield "no vocabulary", "byte", lambda d: d | {"model": {k: v for k, v in d["model"].items() if k != "vocab"}}
+    yield "a byte with merges", "byte", lambda d: _merges(d, [["a", "b"]])
+    yield "a merge of unknown tokens", "bpe", lambda d: _merges(d, [["Q", "Zx"]])
+    yield "a merge into nothing", "bpe", lambda d: _merges(d, [["Q", "Z"]])
+    yield "a merge of three", "bpe", lambda d: _merges(d, [["t", "h", "e"]])
+    yield "a merge of numbers", "bpe", lambda d: _merges(d, [[1, 2]])
+    yield "merges of lists", "bpe", lambda d: _merges(d, [[["t"], "h"]])
+    yield "merges that are a word", "bpe", lambda d: d | {"model": d["model"] | {"merges": "th"}}
+
+
+def _vocab(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    return document | {"model": document["model"] | {"vocab": document["model"]["vocab"] | changes}}
+
+
+def _merges(document: dict[str, Any], more: list[Any]) -> dict[str, Any]:
+    return document | {"model": document["model"] | {"merges": document["model"]["merges"] + more}}
+
+
+@pytest.mark.parametrize(("kind", "spoil"), [pytest.param(k, spoil, id=name) for name, k, spoil in _damaged()])
+def test_load_refuses_what_train_never_writes(kind: Kind, spoil: Any, tmp_path: Path) -> None:
+    document = spoil(json.loads(TRAINED[kind]._content))
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(LmtrainError, match=r"not one that lmtrain wrote|damaged"):
+        Tokenizer.load(path)
+
+
+def test_load_refuses_a_merge_that_spells_the_special_token(tmp_path: Path) -> None:
+    document = json.loads(TRAINED["bpe"]._content)
+    size = len(document["model"]["vocab"])
+    document = _merges(_vocab(document, {"<e": size, "os>": size + 1}), [["<e", "os>"]])
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(LmtrainError, match="damaged"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"null", b"[" * 100_000, b'{"model": {}}', b"1" * 5_000])
+def test_load_refuses_other_files(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(LmtrainError, match=r"not one that lmtrain wrote|damaged"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+def test_load_refuses_missing_files_folders_and_pipes(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "none.json", tmp_path, tmp_path / "pipe"):
+        with pytest.raises(LmtrainError, match="does not exist"):
+            Tokenizer.load(path)
+
+
+def test_load_refuses_a_file_above_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TRAINED["word"].save(tmp_path / "tokenizer.json")
+    monkeypatch.setattr(module, "_MAX_FILE_BYTES", len(TRAINED["word"]._content) - 1)
+    with pytest.raises(LmtrainError, match="larger than"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+    with pytest.raises(LmtrainError, match=r"too large: set tokenizer\.vocab_size"):
+        Tokenizer.train(LINES, CONFIGS["word"])
+
+
+def test_a_panic_in_rust_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TRAINED["bpe"].save(tmp_path / "tokenizer.json")
+    panic = type("PanicException", (BaseException,), {})
+    build = module._build
+
+    def panicking(kind: Kind, vocabulary: dict[str, int], merges: module.Merges) -> Any:
+        if merges:
+            raise panic("index out of bounds")
+        return build(kind, vocabulary, merges)
+
+    monkeypatch.setattr(module, "_build", panicking)
+    with pytest.raises(LmtrainError, match="damaged: index out of bounds"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+@settings(deadline=None)
+@given(kind=st.sampled_from(KINDS), data=st.data())
+def test_a_file_with_changed_bytes_loads_soundly_or_is_refused(
+    kind: Kind, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    content = bytearray(TRAINED[kind]._content)
+    start = data.draw(st.integers(0, len(content) - 1))
+    content[start : start + data.draw(st.integers(0, 3))] = data.draw(
+        st.binary(max_size=3) | st.sampled_from([b'"', b"9"])
+    )
+    path = tmp_path_factory.getbasetemp() / "changed.json"
+    path.write_bytes(content)
+    try:
+        loaded = Tokenizer.load(path)
+    except LmtrainError:
+        return
+    assert all(0 <= index < loaded.vocab_size for index in loaded.encode("the cat <eos> sat\n"))
+    assert loaded.eos_id not in loaded.encode("<eos>")
