@@ -5,6 +5,7 @@ torch and datasets are imported inside the commands, so that help and completion
 
 import json
 import sys
+import threading
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -91,6 +92,7 @@ WhichWeights = Annotated[Weights, typer.Option("--weights", help="auto takes the
 
 def main() -> None:
     """Run the command line; a mistake of the user's ends in one sentence and exit code 1, without a traceback."""
+    threading.excepthook = _thread_failed
     try:
         app(prog_name="lmtrain")
     except LmtrainError as error:
@@ -99,6 +101,12 @@ def main() -> None:
         _fail("out of memory: lower train.micro_batch, train.batch_size or the model's size")
     except OSError as error:
         _fail(f"{error.filename or 'input or output'}: {error.strerror or error}")
+
+
+def _thread_failed(failure: threading.ExceptHookArgs) -> None:
+    """TensorBoard writes in a thread, and raises what went wrong there again in the main one: say it once."""
+    if not isinstance(failure.exc_value, OSError):
+        threading.__excepthook__(failure)
 
 
 def _fail(message: str) -> None:

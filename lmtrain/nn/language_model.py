@@ -9,8 +9,6 @@ that the token before the prediction always has the last position.
 Shapes: B rows, T tokens (at most the context), D the model's width, E the embedding's, H heads, V word types.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -169,7 +167,7 @@ class LanguageModel(nn.Module):
 
     def _embed(self, tokens: Tensor, places: Tensor) -> Tensor:
         """Tokens (B, T) at positions (T,) or (B, T) -> (B, T, D)."""
-        x: Tensor = self.embedding(tokens) * math.sqrt(self.embedding.embedding_dim)  # see `initialise`
+        x: Tensor = self.embedding(tokens) * (self.embedding.embedding_dim / 2)  # see `initialise`
         if self.training and self.config.embedding_dropout:
             kept = F.dropout(x.new_ones(self.vocab_size), self.config.embedding_dropout)
             x = x * kept[tokens].unsqueeze(-1)
@@ -264,10 +262,10 @@ def initialise(model: LanguageModel) -> None:
     | ------------------------------------ | ------------------------- | --------------------------------------------- |
     | inner projections, in/out projection | normal, 1 / sqrt(n)       | keeps unit mean square                        |
     | last projection of a sub-layer       | that / sqrt(2 N)          | 2 N sub-layers add up to unit mean square     |
-    | embedding, untied output layer       | normal, 1 / (2 sqrt(E))   | logits of standard deviation 1/2: the first   |
-    |                                      |                           | prediction is nearly the output bias alone;   |
-    |                                      |                           | inputs are scaled by sqrt(E), else they would |
-    |                                      |                           | drown in the sinusoids                        |
+    | embedding, untied output layer       | normal, 1 / E             | a state of unit mean square then gives logits |
+    |                                      |                           | of one at most, even for its own token's row: |
+    |                                      |                           | the first prediction is the output bias. The  |
+    |                                      |                           | input is scaled to 1/2, which learns fastest  |
     | learned positions                    | normal, 1/2               | as large as the scaled embedding              |
     | pooling seed                         | normal, 1 / sqrt(d_head)  | the pool starts close to a plain mean, or one |
     |                                      |                           | weighted by recency alone                     |
@@ -281,9 +279,9 @@ def initialise(model: LanguageModel) -> None:
         if isinstance(module, nn.Linear) and name != "output":
             last = name.endswith(".output")
             module.weight.normal_(std=(module.in_features * (depth if last else 1)) ** -0.5)
-    model.embedding.weight.normal_(std=0.5 * model.embedding.embedding_dim**-0.5)
+    model.embedding.weight.normal_(std=1 / model.embedding.embedding_dim)
     if model.output is not None:
-        model.output.weight.normal_(std=0.5 * model.output.in_features**-0.5)
+        model.output.weight.normal_(std=1 / model.output.in_features)
     if model.position is not None:
         model.position.weight.normal_(std=0.5)
     model.pool.seed.normal_(std=(config.dim // config.heads) ** -0.5)

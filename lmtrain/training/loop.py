@@ -78,9 +78,9 @@ def fit(config: Config, store: TokenStore, run_dir: Path, *, resume: bool, note:
         try:
             outcome = _run(training, store, run_dir, budget, clock, monitor, asked)
         finally:
-            monitor.close(outcome.score.summary() if outcome is not None and outcome.score is not None else None)
             if outcome is None:
                 checkpoint.write_state(run_dir, "failed", step=training.counters.step)
+            monitor.close(outcome.score.summary() if outcome is not None and outcome.score is not None else None)
         return outcome
 
 

@@ -9,7 +9,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -106,11 +107,13 @@ class Monitor:
 
     def text(self, step: int, title: str, text: str) -> None:
         """Show `text` in TensorBoard as it stands, whatever it contains."""
-        self._writer.add_text(title, _escape(text), step)
+        with self._writing():
+            self._writer.add_text(title, _escape(text), step)
 
     def weights(self, step: int, title: str, words: list[str], weights: np.ndarray) -> None:
         """Show in TensorBoard how H heads weigh T `words`; `weights` (H, T), each row a distribution."""
-        self._writer.add_image(title, heatmap(words, weights), step, dataformats="HWC")
+        with self._writing():
+            self._writer.add_image(title, heatmap(words, weights), step, dataformats="HWC")
 
     def note(self, message: str) -> None:
         """Write a line to stderr, above the bar where there is one."""
@@ -129,7 +132,8 @@ class Monitor:
     def flush(self) -> None:
         """Bring everything to the files, for those who read along."""
         self.metrics_bytes()
-        self._writer.flush()
+        with self._writing():
+            self._writer.flush()
 
     def close(self, final: dict[str, float] | None) -> None:
         """End the watch. `final`: the metrics of a run that is complete, None for one that was interrupted."""
@@ -137,10 +141,12 @@ class Monitor:
             self._bar.close()
         if final is not None:
             self._record(self._step, "final", final)
-            self._writer.file_writer.add_summary(self._session_end, self._step)
+            with self._writing():
+                self._writer.file_writer.add_summary(self._session_end, self._step)
         self.metrics_bytes()
         self._file.close()
-        self._writer.close()
+        with self._writing():
+            self._writer.close()
 
     def _record(self, step: int, kind: str, metrics: dict[str, float]) -> None:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
@@ -150,8 +156,17 @@ class Monitor:
             self._file.flush()
         except OSError as error:
             raise write_error(self._path, error) from error
-        for name, value in metrics.items():
-            self._writer.add_scalar(f"{kind}/{name}", value, step)
+        with self._writing():
+            for name, value in metrics.items():
+                self._writer.add_scalar(f"{kind}/{name}", value, step)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Say which file TensorBoard could not write: its own error, from another thread, does not."""
+        try:
+            yield
+        except OSError as error:
+            raise write_error(self._path.with_name(TENSORBOARD_FOLDER), error) from error
 
     def _position(self) -> str:
         return f"step {self._step:,}" + (f"/{self._total_steps:,}" if self._total_steps is not None else "")

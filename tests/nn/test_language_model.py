@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import shutil
 
 import pytest
 import torch
@@ -159,7 +158,7 @@ def test_first_prediction_is_close_to_the_unigram_distribution() -> None:
     unigram = (counts + 1) / (counts + 1).sum()
     predicted = model.logits(model.encode(tokens(4, 12))).softmax(-1)
     divergence = (unigram * (unigram / predicted).log()).sum(-1)
-    assert divergence.max() < 0.3
+    assert divergence.max() < 0.1
     torch.testing.assert_close(predicted.mean((0, 1)), unigram, atol=0.05, rtol=0.5)
     with pytest.raises(ValueError, match="output_bias"):
         build(output_bias=False).set_output_bias(counts)
@@ -170,7 +169,7 @@ def test_start_of_the_residual_stream_is_of_unit_order_at_any_depth() -> None:
         model = build(dim=64, layers=layers, embed_dim=width, position="none")
         seen = model._blocks(tokens(4, 12))[0]
         assert 0.3 < seen.square().mean().sqrt() < 2
-        assert 0.2 < model.logits(model.encode(tokens(4, 12))).std() < 1
+        assert model.logits(model.encode(tokens(4, 12))).abs().max() < 2
 
 
 def test_embedding_dropout_zeroes_whole_types_at_its_rate() -> None:
@@ -181,7 +180,7 @@ def test_embedding_dropout_zeroes_whole_types_at_its_rate() -> None:
         x = model._embed(text, torch.arange(VOCABULARY))
         assert torch.equal(x[0], x[1])
         zero = (x[0] == 0).all(-1)
-        torch.testing.assert_close(x[0][~zero], model.embedding.weight[~zero] * 4 / 0.6)
+        torch.testing.assert_close(x[0][~zero], model.embedding.weight[~zero] * 8 / 0.6)
         dropped += int(zero.sum())
     assert dropped / 200 / VOCABULARY == pytest.approx(0.4, abs=0.04)
 
@@ -225,11 +224,10 @@ def test_bf16_autocast_is_close_to_float32(query: str) -> None:
     assert not torch.equal(nats, expected)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs g++")
 @pytest.mark.filterwarnings("ignore")
-def test_compiled_equals_eager() -> None:
-    model, text = build(layers=0, context=40), tokens(2, 40)  # without blocks: each costs seconds of C++
-    compiled = torch.compile(model, dynamic=False, fullgraph=True)
+def test_traced_as_one_graph_equals_eager() -> None:
+    model, text = build(layers=1, context=40), tokens(2, 40)
+    compiled = torch.compile(model, dynamic=False, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(text, text), model(text, text), atol=1e-5, rtol=1e-5)
     expected = torch.autograd.grad(model(text, text).sum(), list(model.parameters()))
     gradients = torch.autograd.grad(compiled(text, text).sum(), list(model.parameters()))
