@@ -20,7 +20,10 @@ PACKAGES = ("torch", "tokenizers", "datasets", "safetensors", "pydantic", "typer
 
 
 def write_record(name: str, figures: dict[str, Any], device: str = "cpu") -> Path:
-    """Write `scripts/results/<name>.json` and return its path."""
+    """Write `scripts/results/<name>.json` and return its path.
+
+    `figures` must hold `title` and `result`, a line each, for the README's table.
+    """
     record = {
         "command": shlex.join(["python", *sys.argv]),
         "commit": _git("rev-parse", "HEAD")

@@ -1,0 +1,74 @@
+"""The machine: seeds, precision, signals, memory."""
+
+import signal
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmtrain import runtime
+from lmtrain.errors import LmtrainError
+
+NUMBER = st.integers(0, 2**31 - 1)
+
+
+@given(NUMBER, NUMBER, st.integers(0, 1000))
+def test_step_seeds_differ_wherever_one_of_their_parts_does(seed: int, step: int, micro: int) -> None:
+    own = runtime.step_seed(seed, step, micro)
+    others = {
+        runtime.step_seed(seed + 1, step, micro),
+        runtime.step_seed(seed, step + 1, micro),
+        runtime.step_seed(seed, step, micro + 1),
+    }
+    assert 0 <= own < 2**63
+    assert len(others | {own}) == 4
+
+
+def test_step_seeds_do_not_change_between_versions() -> None:
+    assert [runtime.step_seed(1, step, micro) for step, micro in ((0, 0), (0, 1), (1, 0))] == [
+        6396520470166291297,
+        3903436636966207257,
+        3150992677718134148,
+    ]
+
+
+def test_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    for flags, expected in (({"avx512_bf16"}, "bf16"), ({"avx2", "f16c"}, "fp32")):
+        monkeypatch.setattr(runtime, "_cpu_flags", lambda flags=flags: frozenset(flags))
+        assert runtime.choose_precision("auto", cpu) == expected
+        assert runtime.choose_precision("fp32", cpu) == "fp32"
+    for capability, expected in (((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, have=capability: have)
+        assert runtime.choose_precision("auto", cuda) == expected
+
+
+def test_a_missing_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert runtime.choose_device("auto").type == "cpu"
+    with pytest.raises(LmtrainError, match=r"train\.device=cuda"):
+        runtime.choose_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [runtime.choose_device(name).type for name in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
+
+
+def test_signals_are_noted_once_and_a_second_ctrl_c_interrupts() -> None:
+    former = signal.getsignal(signal.SIGINT)
+    with runtime.interrupts() as asked:
+        assert asked.name is None
+        signal.raise_signal(signal.SIGTERM)
+        assert asked.name == "SIGTERM"
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is former
+
+
+def test_the_peak_is_that_of_a_matrix_product() -> None:
+    assert 1e8 < runtime.peak_flops(torch.device("cpu"), "fp32") < 1e14
+
+
+def test_memory_grows_with_what_is_held() -> None:
+    before = runtime.memory_bytes(torch.device("cpu"))
+    held = torch.ones(300 << 20, dtype=torch.uint8)
+    assert runtime.memory_bytes(torch.device("cpu")) >= max(before, held.numel())

@@ -1,0 +1,55 @@
+"""What training costs: counts against literal ones, the memory estimate against what autograd really keeps."""
+
+import pytest
+import torch
+
+from lmtrain.config import Config
+from lmtrain.data.tokens import TokenStore
+from lmtrain.nn.language_model import LanguageModel
+from lmtrain.runtime import autocast
+from lmtrain.training.costs import blank_batch, costs, memory_estimate, training_flops
+from tests.training.test_loop import change
+
+
+def test_operations_are_counted_by_hand(tiny: Config) -> None:
+    model = LanguageModel(tiny.model, 100)
+    block = 4 * 16 * 16 + 2 * 16 * 64
+    pool = 3 * 16 * 16 + 2 * 16 * 64
+    per_token = 6 * (block + pool + 100 * 16) + 12 * 16 * 16
+    assert training_flops(model, tiny.model) == 16 * per_token
+    windowed = change(tiny, model__mode="windowed").model
+    assert training_flops(model, windowed) == 16 * (per_token - 6 * 100 * 16) + 6 * 100 * 16
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_activations_are_those_that_autograd_keeps(tiny: Config, precision: str) -> None:
+    config = change(tiny, train__micro_batch=4)
+    model = LanguageModel(config.model, 500)
+    kept, seen = 0, {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            kept += storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    alive: list[torch.Tensor] = []
+    cpu = torch.device("cpu")
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocast(cpu, precision):
+        loss = model(*blank_batch(config, cpu)).sum()
+    assert loss.requires_grad
+    estimate = memory_estimate(config, 500, precision)
+    assert estimate["activations"] == pytest.approx(kept, rel=0.05)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert (estimate["weights"], estimate["optimizer"]) == (4 * parameters, 8 * parameters)
+
+
+def test_a_dry_run_has_all_figures(tiny: Config, store: TokenStore) -> None:
+    found = costs(tiny, store)
+    assert found["tokens_per_epoch"] == store.split("train").tokens
+    assert found["steps"] == 12
+    assert found["memory_bytes"]["total"] == sum(v for k, v in found["memory_bytes"].items() if k != "total")
+    assert "steps" not in costs(change(tiny, train__steps=None, train__max_minutes=1), store)
