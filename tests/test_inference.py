@@ -39,7 +39,7 @@ class Script(LanguageModel):
 
 
 def said(model: Script, tokenizer: Tokenizer, prompt: str, **options: object) -> tuple[str, bool]:
-    (completion,) = complete(model, tokenizer, prompt, **{"max_tokens": 12, **options})  # type: ignore[arg-type]
+    (completion,) = complete(model, tokenizer, prompt, **{"max_tokens": 12, **options})
     return completion.text, completion.hypothesis.finished
 
 
@@ -80,7 +80,7 @@ def test_unseen_words_are_named() -> None:
 @pytest.mark.parametrize("mode", ["causal", "windowed"])
 def test_a_wider_beam_finds_texts_at_least_as_likely_with_exact_scores(mode: str) -> None:
     torch.manual_seed(3)
-    config = ModelConfig(mode=mode, context=6, dim=8, layers=1, heads=2)  # type: ignore[arg-type]
+    config = ModelConfig(mode=mode, context=6, dim=8, layers=1, heads=2)
     model = LanguageModel(config, WORDS.vocab_size).eval()
     (greedy,) = complete(model, WORDS, "a b", max_tokens=5)
     found = complete(model, WORDS, "a b", max_tokens=5, beams=300, results=4)

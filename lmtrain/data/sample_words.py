@@ -10,14 +10,10 @@ POOLS: dict[str, str | range] = {
         Adela Winifred Katrin Flora Lydia Ottilie Nora Judith Teresa Viola Agnes Elsa Margit Frances Isolde Cornelia""",
     "surnames": """Holloway Marsh Lindqvist Carrow Penhale <unk> Brandt Tessier Okell Varga Whitlock Sorensen Dace
         Hathersage Quill Merriman Novak Ashdown Fenwick Lorimer Castellan Drury Pell Vandermeer Hartnoll Iversen
-        Thorne Kestrel Rask Aldous Bramwell Corvin Dunmore Eskola Farrant Gaunt Hesse Ingram Jarrow Kemble Lascelles
-        Morrow Nyberg Orlov Pascoe Ravn Selwyn Tarn Underhill Vickers Wren Yarrow Zeller Bellamy Crane Dorsey Falk
-        Grieve Hobday Lund""",
+        Thorne Kestrel Rask Aldous Bramwell Corvin Dunmore Eskola Farrant Gaunt Hesse""",
     "towns": """Harrowby Ellerton Dunmarsh Velden Coldwater Tornholm Saltmere Bramford Kirkhaven Lowick Ostermark
         Pellworth Ravensby Marlow Stanmoor Wexcombe Ashgrove Brackenhurst Carden Dorning Eastmere Fallowby Greyport
-        Hallin Innesfield Karlstrand Lindhaven Mossgate Northwell Oldbridge Penmarsh Quarnby Rushford Skelby
-        Thornaby Upwell Vesterby Wickmere Yarmley Zellin Abermouth Birchover Calder Drayhaven Elmsea Farholm Glaston
-        Hexby Ironford Juniper""",
+        Hallin Innesfield Karlstrand Lindhaven Mossgate Northwell""",
     "rivers": """Tarrow Ishel Wend Callow Orren Brey Sarn Lathe Marrin Osk Tevel Ulder Vane Yeald Ansel Breck Corrin
         Dulas Esker Fenna Garrow Hodd Isen Jorrin Kell""",
     "regions": """Vestmark Hallamshire Norrland Carrick Lowmoor Sundria Tressany Ostland Pembry Galloway Harland
