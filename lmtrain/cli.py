@@ -141,7 +141,10 @@ def download(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Bring a corpus into the data folder: from the hub, from local files, or the built-in sample."""
+    """Bring a corpus from the hub, local files, or built in.
+
+    It is kept in the data folder, and left alone while it is unchanged.
+    """
     from lmtrain.data.corpus import download as make_corpus
 
     given = {"source": source, "subset": subset, "revision": revision, "text_column": text_column, "dir": data_dir}
@@ -162,7 +165,10 @@ def tokenize(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a tokenizer on a corpus and write the corpus as ids; brings the corpus first if it isn't there."""
+    """Train a tokenizer and write a corpus as ids.
+
+    Brings the corpus first if it isn't there. The tokenizer sees the training split alone.
+    """
     given = {"data.source": source, "tokenizer.kind": kind, "tokenizer.vocab_size": vocab_size, "data.dir": data_dir}
     resolved = _load_config(config, [f"{key}={value}" for key, value in given.items() if value is not None])
     store = _prepare_data(resolved, force=force, progress=not quiet)
@@ -184,7 +190,10 @@ def train(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model; downloads and tokenizes first what isn't there, and resumes what was interrupted."""
+    """Train a model, or go on with one.
+
+    Downloads and tokenizes first what isn't there. An interrupted run goes on from its last checkpoint.
+    """
     from lmtrain.allocator import keep_heap
 
     keep_heap()
@@ -225,7 +234,7 @@ def evaluate_command(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure a trained model's perplexity on a split."""
+    """Measure the perplexity of a trained model."""
     from lmtrain.allocator import keep_heap
 
     keep_heap()
@@ -361,11 +370,11 @@ def _load_config(path: Path | None, overrides: list[str]) -> "Config":
 
 
 def _prepare_data(config: "Config", *, force: bool = False, progress: bool) -> "TokenStore":
-    """The token store of a configuration; makes what is missing before it."""
+    """The token store of a configuration, with `force` made anew; makes what is missing before it."""
     from lmtrain.data.corpus import download as make_corpus
     from lmtrain.data.tokens import tokenize as make_store
 
-    corpus = make_corpus(config.data, force=force, note=_note, progress=progress)
+    corpus = make_corpus(config.data, note=_note, progress=progress)
     return make_store(corpus, config.tokenizer, config.data.dir, force=force, note=_note, progress=progress)
 
 

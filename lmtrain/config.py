@@ -202,8 +202,6 @@ class TrainConfig(_Section):
             raise ValueError(
                 f"train.batch_size={self.batch_size} can't be divided into train.micro_batch={self.micro_batch}"
             )
-        if self.device == "cpu" and self.precision == "fp16":
-            raise ValueError("train.precision=fp16 is for CUDA devices: choose bf16 or fp32 on a CPU")
         return self
 
 
@@ -241,7 +239,7 @@ RESOURCE_FIELDS = frozenset(
     {
         "run.name",
         "run.dir",
-        "data.dir",
+        *(f"data.{field}" for field in DataConfig.model_fields),  # the content counts, and is compared by its hash
         "train.device",
         "train.compile",
         "train.threads",

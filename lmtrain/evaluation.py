@@ -55,13 +55,19 @@ class Score:
         """Bits per byte of UTF-8 text."""
         return self.nats / math.log(2) / self.bytes
 
-    def summary(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, float]:
         """Every figure under its own name."""
         return {
             "word_perplexity": self.word_perplexity,
             "token_perplexity": self.token_perplexity,
             "bits_per_byte": self.bits_per_byte,
             "loss": self.loss,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """The figures and all that they were made from."""
+        return {
+            **self.figures(),
             "nats": self.nats,
             "tokens": self.tokens,
             "words": self.words,

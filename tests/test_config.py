@@ -74,7 +74,6 @@ def test_a_wrong_override_is_named(override: str, message: str) -> None:
     [
         (["train.steps=1", "train.epochs=1"], "train.steps and train.epochs contradict"),
         (["train.eval_steps=1", "train.eval_epochs=1"], "train.eval_steps and train.eval_epochs contradict"),
-        (["train.device=cpu", "train.precision=fp16"], "fp16 is for CUDA"),
         (["tokenizer.kind=byte", "tokenizer.vocab_size=300"], "no meaning with tokenizer.kind=byte"),
         (["tokenizer.kind=bpe", "tokenizer.vocab_size=100"], "at least 257"),
         (["model.mode=windowed", "eval.stride=2"], "windowed"),

@@ -114,7 +114,7 @@ def _check_content(builder: Any, dataset: str, info: Any) -> None:
         for name in (source.removeprefix(prefix) for source in sources):
             path = try_to_load_from_cache(dataset, name, revision=builder.hash, repo_type="dataset")
             if name in hashes and isinstance(path, str) and sha256_file(Path(path)) != hashes[name]:
-                raise LmtrainError(f"{name} of data set {dataset} arrived damaged: try again with --force")
+                raise LmtrainError(f"{name} of data set {dataset} arrived damaged: `lmtrain download --force` brings it anew")
 
 
 def _rows(part: Any, text_column: str, place: str) -> Iterator[str]:
@@ -172,7 +172,7 @@ def _sentence(error: BaseException, dataset: str, subset: str | None, revision: 
         ),
         (
             has(DatasetsError, pyarrow.ArrowException),
-            f"{name} has a file that can't be read ({kind}): try again with --force, which downloads it anew",
+            f"{name} has a file that can't be read ({kind}): `lmtrain download --force` brings it anew",
         ),
         (
             has(OSError, *errors.HfHubHTTPError.__bases__),

@@ -80,7 +80,7 @@ def fit(config: Config, store: TokenStore, run_dir: Path, *, resume: bool, note:
         finally:
             if outcome is None:
                 checkpoint.write_state(run_dir, "failed", step=training.counters.step)
-            monitor.close(outcome.score.summary() if outcome is not None and outcome.score is not None else None)
+            monitor.close(outcome.score.figures() if outcome is not None and outcome.score is not None else None)
         return outcome
 
 

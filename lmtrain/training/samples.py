@@ -18,7 +18,7 @@ def show(model: LanguageModel, store: TokenStore, config: Config, step: int, mon
     device = next(model.parameters()).device
     for prompt in config.train.sample_prompts:
         (sample,) = complete(model, store.tokenizer, prompt, max_tokens=config.train.sample_tokens)
-        monitor.text(step, prompt, prompt + sample.text)
+        monitor.text(step, f"sample: {prompt}", prompt + sample.text)
     ids = store.split("valid").ids[: min(PICTURE_TOKENS, config.model.context)]
     if len(ids):
         tokens = torch.tensor(ids.astype("int64"), device=device)[None]

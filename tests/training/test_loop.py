@@ -58,13 +58,14 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Non
     return arm
 
 
-@pytest.mark.parametrize("variant", ["plain", "bf16", "windowed", "no ema", "crossing an epoch"])
+@pytest.mark.parametrize("variant", ["plain", "bf16", "fp16", "windowed", "no ema", "crossing an epoch"])
 def test_three_resumes_in_a_chain_give_the_same_bits(
     tiny: Config, store: TokenStore, tmp_path: Path, interrupt_after: Callable[[int, int], None], variant: str
 ) -> None:
     changes: dict[str, dict[str, Any]] = {
         "plain": {},
         "bf16": {"train__precision": "bf16"},
+        "fp16": {"train__precision": "fp16"},
         "windowed": {"model__mode": "windowed"},
         "no ema": {"train__ema": None},
         "crossing an epoch": {"train__batch_size": 60, "train__micro_batch": 30},
@@ -127,6 +128,19 @@ def test_a_gradient_that_is_not_finite_changes_nothing(tiny: Config, store: Toke
     assert all(torch.equal(old, new) for old, new in zip(before, training.model.parameters(), strict=True))
     after = optimizer_tensors(training.model, training.optimizer)
     assert all(torch.equal(value, after[name]) for name, value in moments.items())
+
+
+def test_fp16_backs_off_when_the_scaled_gradient_overflows(tiny: Config, store: TokenStore) -> None:
+    training = state.prepare(change(tiny, train__precision="fp16"), store, print)
+    before = [value.detach().clone() for value in training.model.parameters()]
+    honest = training.forward
+    training.forward = lambda tokens, targets: honest(tokens, targets) * 1e30
+    train_step(training, 1e-2)
+    assert training.scaler.get_scale() == 2.0**15
+    assert all(torch.equal(old, new) for old, new in zip(before, training.model.parameters(), strict=True))
+    training.forward = honest
+    train_step(training, 1e-2)
+    assert any(not torch.equal(old, new) for old, new in zip(before, training.model.parameters(), strict=True))
 
 
 def test_divergence_stops_the_run_and_leaves_a_good_checkpoint(
