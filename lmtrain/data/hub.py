@@ -114,7 +114,9 @@ def _check_content(builder: Any, dataset: str, info: Any) -> None:
         for name in (source.removeprefix(prefix) for source in sources):
             path = try_to_load_from_cache(dataset, name, revision=builder.hash, repo_type="dataset")
             if name in hashes and isinstance(path, str) and sha256_file(Path(path)) != hashes[name]:
-                raise LmtrainError(f"{name} of data set {dataset} arrived damaged: `lmtrain download --force` brings it anew")
+                raise LmtrainError(
+                    f"{name} of data set {dataset} arrived damaged: `lmtrain download --force` brings it anew"
+                )
 
 
 def _rows(part: Any, text_column: str, place: str) -> Iterator[str]:
