@@ -1,5 +1,7 @@
 """From a prompt to text: what the model reads, where a text ends, and what is shown of it."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -38,7 +40,7 @@ class Script(LanguageModel):
         return scores
 
 
-def said(model: Script, tokenizer: Tokenizer, prompt: str, **options: object) -> tuple[str, bool]:
+def said(model: Script, tokenizer: Tokenizer, prompt: str, **options: Any) -> tuple[str, bool]:
     (completion,) = complete(model, tokenizer, prompt, **{"max_tokens": 12, **options})
     return completion.text, completion.hypothesis.finished
 

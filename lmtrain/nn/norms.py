@@ -6,6 +6,7 @@ Shapes: ... any leading axes, D the normalised width.
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 NormKind = Literal["layer", "rms", "scale"]
@@ -31,10 +32,18 @@ class ScaleNorm(nn.Module):
         return (wide * (self.length / norm.clamp_min(EPSILON))).to(x.dtype)
 
 
+class RMSNorm(nn.RMSNorm):
+    """x / rms(x) times a learned gain per feature (Zhang & Sennrich, 2019), computed in the gain's type."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D), in the type of x: torch's fused kernel wants x and gain to be of one type."""
+        return F.rms_norm(x.to(self.weight.dtype), self.normalized_shape, self.weight, self.eps).to(x.dtype)
+
+
 def norm(kind: NormKind, dim: int) -> nn.Module:
-    """The norm called `kind`: `layer` (Ba et al., 2016), `rms` (Zhang & Sennrich, 2019) or `scale` (ScaleNorm)."""
+    """The norm called `kind`: `layer` (Ba et al., 2016), `rms` (RMSNorm) or `scale` (ScaleNorm)."""
     if kind == "layer":
         return nn.LayerNorm(dim)
     if kind == "rms":
-        return nn.RMSNorm(dim, eps=EPSILON)
+        return RMSNorm(dim, eps=EPSILON)
     return ScaleNorm(dim)

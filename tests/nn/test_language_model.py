@@ -224,7 +224,6 @@ def test_bf16_autocast_is_close_to_float32(query: str) -> None:
     assert not torch.equal(nats, expected)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_traced_as_one_graph_equals_eager() -> None:
     model, text = build(layers=1, context=40), tokens(2, 40)
     compiled = torch.compile(model, dynamic=False, fullgraph=True, backend="aot_eager")
