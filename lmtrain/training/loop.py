@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lmtrain import checkpoint
-from lmtrain.config import Config, flat
+from lmtrain.config import RESOURCE_FIELDS, Config, flat
 from lmtrain.data.order import batch
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
@@ -71,7 +71,9 @@ def fit(config: Config, store: TokenStore, run_dir: Path, *, resume: bool, note:
             progress=budget.progress(training.counters.step, clock.read()),
             total_steps=budget.steps if budget.seconds is None else None,
             metrics_bytes=found.info["metrics_bytes"] if found is not None else 0,
-            hyperparameters={key: value for key, value in flat(config).items() if value is not None},
+            hyperparameters={
+                key: value for key, value in flat(config).items() if key not in RESOURCE_FIELDS and value is not None
+            },
             quiet=quiet,
         )
         outcome: Outcome | None = None
