@@ -138,7 +138,7 @@ thorough = settings(deadline=None, max_examples=150, derandomize=True)
 PROMPTS: list[tuple[int, ...]] = [(7,), (8, 9), (), (7,)]
 
 
-def same(found: Sequence[Hypothesis], expected: Sequence[Hypothesis]) -> None:
+def assert_same(found: Sequence[Hypothesis], expected: Sequence[Hypothesis]) -> None:
     assert [(h.ids, h.token_log_probs, h.finished) for h in found] == [
         (h.ids, h.token_log_probs, h.finished) for h in expected
     ]
@@ -156,7 +156,7 @@ def test_greedy_takes_the_likeliest_token_until_the_end(problem: Problem) -> Non
             row = problem.model.predict((*prompt, *ids)).tolist()
             ids += (max(problem.allowed(), key=lambda token: row[token]),)
         expected.append(problem.hypothesis(prompt, ids))
-    same(problem.greedy(PROMPTS), expected)
+    assert_same(problem.greedy(PROMPTS), expected)
 
 
 @thorough
@@ -165,14 +165,14 @@ def test_one_beam_is_greedy(problem: Problem) -> None:
     expected = [
         replace(found, score=found.score / len(found.ids) ** problem.alpha) for found in problem.greedy(PROMPTS)
     ]
-    same([found for (found,) in problem.beam(PROMPTS, 1, 1)], expected)
+    assert_same([found for (found,) in problem.beam(PROMPTS, 1, 1)], expected)
 
 
 @thorough
 @given(problems, st.integers(1, 12))
 def test_a_beam_as_wide_as_the_space_is_exhaustive(problem: Problem, results: int) -> None:
     (found,) = problem.beam([(7,)], max(12, problem.model.vocab**problem.limit), results)
-    same(found, problem.exhaustive((7,))[:results])
+    assert_same(found, problem.exhaustive((7,))[:results])
 
 
 @thorough
@@ -180,14 +180,14 @@ def test_a_beam_as_wide_as_the_space_is_exhaustive(problem: Problem, results: in
 def test_stopping_early_changes_nothing(problem: Problem, beams: int, results: int) -> None:
     results = min(results, beams)
     (found,) = problem.beam([(7,)], beams, results)
-    same(found, problem.unhurried((7,), beams)[:results])
+    assert_same(found, problem.unhurried((7,), beams)[:results])
 
 
 @thorough
 @given(problems, st.integers(2, 5))
 def test_results_are_sorted_distinct_rescored_and_free_of_banned_tokens(problem: Problem, beams: int) -> None:
     for prompt, found in zip(PROMPTS, problem.beam(PROMPTS, beams, beams), strict=True):
-        same(found, [problem.hypothesis(prompt, h.ids) for h in found])
+        assert_same(found, [problem.hypothesis(prompt, h.ids) for h in found])
         assert 1 <= len({h.ids for h in found}) == len(found) <= beams
         assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
         for h in found:
