@@ -19,11 +19,11 @@ from safetensors.torch import load as deserialize
 from safetensors.torch import save as serialize
 from torch import Tensor
 
-from lmtrain.config import Config
 from lmtrain.config import dump as dump_config
 from lmtrain.config import load as load_config
 from lmtrain.errors import LmtrainError
 from lmtrain.files import new_folder, read_manifest, sha256_bytes, write_error, write_file
+from lmtrain.schema import Config
 
 FORMAT = "lmtrain-checkpoint/1"
 CONFIG, TOKENIZER, STATE, METRICS = "config.yaml", "tokenizer.json", "state.json", "metrics.jsonl"

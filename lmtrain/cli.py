@@ -6,7 +6,6 @@ torch and datasets are imported inside the commands, so that help and completion
 import json
 import sys
 import threading
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,11 +13,31 @@ import typer
 
 from lmtrain import __version__
 from lmtrain.errors import LmtrainError
+from lmtrain.options import (
+    ConfigFile,
+    DataDir,
+    Device,
+    Force,
+    Json,
+    Precision,
+    Quiet,
+    Resume,
+    Revision,
+    Run,
+    Source,
+    Stop,
+    Subset,
+    TextColumn,
+    Weights,
+    Which,
+    WhichDevice,
+    WhichWeights,
+)
 
 if TYPE_CHECKING:
-    from lmtrain.config import Config
     from lmtrain.data.tokens import TokenStore
     from lmtrain.inference import Trained
+    from lmtrain.schema import Config
 
 INTERRUPTED = 130
 
@@ -29,65 +48,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="YAML configuration; see configs/.")]
-Source = Annotated[
-    str | None,
-    typer.Argument(help="sample, wikitext-2, wikitext-2-raw, wikitext-103, a hub id (owner/name), a folder or a file."),
-]
-Subset = Annotated[str | None, typer.Option(help="The hub data set's configuration name.")]
-Revision = Annotated[str | None, typer.Option(help="The hub data set's revision.")]
-TextColumn = Annotated[str | None, typer.Option(help="The column or key that holds the text.")]
-DataDir = Annotated[Path | None, typer.Option(help="The folder for corpora and token stores. [default: data]")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
-Force = Annotated[bool, typer.Option("--force", help="Make it anew even where it is there and unchanged.")]
-Run = Annotated[Path | None, typer.Option("--run", "-r", help="A run folder. [default: the latest in runs/]")]
-Which = Annotated[str, typer.Option("--checkpoint", help="best, last, or a step number.")]
-
-
-class Device(StrEnum):
-    """Where to compute; `auto` takes a CUDA device where there is one."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Precision(StrEnum):
-    """The arithmetic of the forward pass; `auto` takes bf16 where the hardware has it."""
-
-    auto = "auto"
-    fp32 = "fp32"
-    bf16 = "bf16"
-    fp16 = "fp16"
-
-
-class Weights(StrEnum):
-    """Which weights of a checkpoint to use; `auto` takes the averaged ones where they were kept."""
-
-    auto = "auto"
-    raw = "raw"
-    ema = "ema"
-
-
-class Stop(StrEnum):
-    """Where a generated text ends before it has its full length."""
-
-    none = "none"
-    line = "line"
-    document = "document"
-
-
-class Resume(StrEnum):
-    """What to do with a run folder that holds checkpoints."""
-
-    auto = "auto"
-    never = "never"
-
-
-WhichDevice = Annotated[Device, typer.Option("--device", help="auto takes CUDA where it is.")]
-WhichWeights = Annotated[Weights, typer.Option("--weights", help="auto takes the averaged ones where they were kept.")]
 
 
 def main() -> None:

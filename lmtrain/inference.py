@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from lmtrain import checkpoint
-from lmtrain.config import Config
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.decoding.beam import beam_search
 from lmtrain.decoding.search import Hypothesis, IsEnd, greedy
 from lmtrain.errors import LmtrainError
 from lmtrain.nn.language_model import LanguageModel
+from lmtrain.schema import Config
 
 
 @dataclass(frozen=True)

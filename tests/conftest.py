@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.config import Config, load
+from lmtrain.config import load
 from lmtrain.data.corpus import download
 from lmtrain.data.tokens import TokenStore, tokenize
+from lmtrain.schema import Config
 
 TINY = [
     "data.sample_tokens=3000",

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from lmtrain import checkpoint
-from lmtrain.config import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.files import sha256_bytes
+from lmtrain.schema import Config
 
 
 def _save(run_dir: Path, step: int, score: float | None = None) -> Path:

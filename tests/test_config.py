@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lmtrain import config
 from lmtrain.errors import LmtrainError
+from lmtrain.schema import RESOURCE_FIELDS, Config
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").rglob("*.yaml"))
 
@@ -23,7 +24,7 @@ def test_the_reference_recipe_writes_every_field() -> None:
     path = next(path for path in CONFIGS if path.stem == "wikitext2")
     written = yaml.safe_load(path.read_text())
     assert {f"{section}.{field}" for section, fields in written.items() for field in fields} == set(
-        config.flat(config.Config())
+        config.flat(Config())
     )
 
 
@@ -112,15 +113,14 @@ def test_missing_file_and_empty_file(tmp_path: Path) -> None:
     with pytest.raises(LmtrainError, match="can't be read"):
         config.load(tmp_path, environment={})
     (tmp_path / "empty.yaml").touch()
-    assert config.load(tmp_path / "empty.yaml", environment={}) == config.Config()
+    assert config.load(tmp_path / "empty.yaml", environment={}) == Config()
 
 
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
         lambda inner: (
-            st.lists(inner)
-            | st.dictionaries(st.sampled_from([*config.Config.model_fields, "dim", "steps", "x"]), inner)
+            st.lists(inner) | st.dictionaries(st.sampled_from([*Config.model_fields, "dim", "steps", "x"]), inner)
         ),
     )
 )
@@ -137,10 +137,10 @@ def test_any_values_are_accepted_or_refused_with_a_sentence(values: object) -> N
 def test_every_field_has_a_docstring_and_resource_fields_exist() -> None:
     fields = {
         f"{section}.{name}": field.description
-        for section, part in config.Config.model_fields.items()
+        for section, part in Config.model_fields.items()
         for name, field in part.annotation.model_fields.items()  # type: ignore[union-attr]
     }
-    assert fields.keys() >= config.RESOURCE_FIELDS
+    assert fields.keys() >= RESOURCE_FIELDS
     assert [name for name, text in fields.items() if not text] == []
 
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lmtrain.config import Config, ModelConfig
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation import Score, evaluate
 from lmtrain.nn.language_model import LanguageModel
+from lmtrain.schema import Config, ModelConfig
 
 CPU = torch.device("cpu")
 

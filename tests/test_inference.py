@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmtrain.config import ModelConfig, TokenizerConfig
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.inference import complete, unseen_words
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.nn.state import State, WindowedState
+from lmtrain.schema import ModelConfig, TokenizerConfig
 
 LINES = [" = Title = ", " ", " a b <unk> a b ", " ", " = = Part = = ", " b a "]
 WORDS = Tokenizer.train(LINES, TokenizerConfig())

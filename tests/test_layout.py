@@ -22,6 +22,8 @@ FLOORS = {
     "runtime": 0,
     "allocator": 0,
     "config": 0,
+    "schema": 0,
+    "options": 0,
     "files": 0,
     "errors": 0,
     "": 0,

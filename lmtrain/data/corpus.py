@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.config import DataConfig
 from lmtrain.data import local
 from lmtrain.data.local import Lines
 from lmtrain.data.normal import cut_split, load_starts, read_lines, write_split
 from lmtrain.errors import LmtrainError
 from lmtrain.files import MANIFEST, new_folder, read_manifest, sha256_bytes, sha256_file, verify
+from lmtrain.schema import DataConfig
 
 FORMAT = "lmtrain-corpus/1"
 _SPLITS = ("train", "valid", "test")

@@ -15,11 +15,11 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 from tqdm import tqdm
 
-from lmtrain.config import TokenizerConfig
 from lmtrain.data.corpus import Corpus
 from lmtrain.data.tokenizer import DEFAULT_BPE_SIZE, Tokenizer, pieces
 from lmtrain.errors import LmtrainError
 from lmtrain.files import MANIFEST, new_folder, read_manifest, sha256_bytes, verify
+from lmtrain.schema import TokenizerConfig
 
 FORMAT = "lmtrain-tokens/1"
 TOKENIZER = "tokenizer.json"

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.config import ModelConfig
 from lmtrain.nn.attention import KeyValueCache
 from lmtrain.nn.blocks import EncoderBlock, locked_dropout
 from lmtrain.nn.norms import norm
 from lmtrain.nn.pooling import AttentionPooling, slope_parameters
 from lmtrain.nn.positions import Rotation, alibi_bias, alibi_slopes, rotation, sinusoidal
 from lmtrain.nn.state import CausalState, State, WindowedState
+from lmtrain.schema import ModelConfig
 
 
 class LanguageModel(nn.Module):

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from lmtrain.config import TrainConfig
+from lmtrain.schema import TrainConfig
 
 DEFAULT_EPOCHS = 10.0
 

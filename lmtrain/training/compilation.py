@@ -5,10 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lmtrain.config import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.runtime import autocast, can_compile
+from lmtrain.schema import Config
 from lmtrain.training.budget import Budget
 from lmtrain.training.costs import blank_batch, training_flops
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lmtrain.config import Config, ModelConfig
 from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.runtime import autocast, choose_device, choose_precision
+from lmtrain.schema import Config, ModelConfig
 from lmtrain.training.budget import make_budget
 
 

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from lmtrain import checkpoint
-from lmtrain.config import RESOURCE_FIELDS, Config, flat
+from lmtrain.config import flat
 from lmtrain.data.order import batch
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation import Score
 from lmtrain.runtime import Interrupts, autocast, interrupts, set_threads, step_seed
+from lmtrain.schema import RESOURCE_FIELDS, Config
 from lmtrain.training.budget import Budget, evaluation_steps, make_budget
 from lmtrain.training.meter import Clock, Window
 from lmtrain.training.monitor import Monitor

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmtrain.config import TrainConfig
+from lmtrain.schema import TrainConfig
 
 
 def schedule(kind: str, progress: float, *, warmup: float, decay: float, final: float) -> float:

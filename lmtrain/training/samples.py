@@ -2,10 +2,10 @@
 
 import torch
 
-from lmtrain.config import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.inference import complete
 from lmtrain.nn.language_model import LanguageModel
+from lmtrain.schema import Config
 from lmtrain.training.monitor import Monitor
 
 PICTURE_TOKENS = 24

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from lmtrain import checkpoint
-from lmtrain.config import Config, identity_difference
+from lmtrain.config import identity_difference
 from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.runtime import choose_device, choose_precision, machine
+from lmtrain.schema import Config
 from lmtrain.training.budget import make_budget
 from lmtrain.training.compilation import Forward, compiled_forward
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors

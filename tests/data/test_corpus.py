@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.config import DataConfig
 from lmtrain.data import corpus, local, normal, sample
 from lmtrain.data.corpus import Corpus, corpus_folder, download, open_corpus
 from lmtrain.errors import LmtrainError
+from lmtrain.schema import DataConfig
 
 ARTICLES = [
     " ",

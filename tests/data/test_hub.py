@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lmtrain.config import DataConfig
 from lmtrain.data.corpus import download
 from lmtrain.errors import LmtrainError
+from lmtrain.schema import DataConfig
 from tests.data.hub_server import Hub, Repository, serve
 
 TOKEN = "hf_canaryTOKEN"

@@ -187,7 +187,7 @@ def test_same_seed_same_text_for_ever() -> None:
         hashlib.sha256("\n".join(lines).encode()).hexdigest()
         == "3e5535ae0c677b95d2000d01f5861727aafded0fe11e623e073f902a13431f88"
     )
-    assert lines[0] == " = Velden Bridge = "
+    assert lines[0] == " = Dunmarsh Bridge = "
     assert lines != [line.text for line in generate(20_000, seed=8)]
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.config import TokenizerConfig
 from lmtrain.data import tokenizer as tokenizer_module
 from lmtrain.data import tokens as module
 from lmtrain.data.corpus import FORMAT as CORPUS_FORMAT
@@ -17,6 +16,7 @@ from lmtrain.data.tokenizer import Kind
 from lmtrain.data.tokens import TokenStore, store_folder, tokenize
 from lmtrain.errors import LmtrainError
 from lmtrain.files import MANIFEST, new_folder
+from lmtrain.schema import TokenizerConfig
 
 KINDS: tuple[Kind, ...] = ("word", "bpe", "byte")
 CONFIGS = {

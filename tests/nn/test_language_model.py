@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmtrain.config import ModelConfig
 from lmtrain.nn.language_model import LanguageModel
+from lmtrain.schema import ModelConfig
 
 VOCABULARY = 23
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "none")

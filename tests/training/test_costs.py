@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from lmtrain.config import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.runtime import autocast
+from lmtrain.schema import Config
 from lmtrain.training.costs import blank_batch, costs, memory_estimate, training_flops
 from tests.training.test_loop import change
 

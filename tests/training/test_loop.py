@@ -12,9 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 
 from lmtrain import checkpoint
-from lmtrain.config import Config, parse
+from lmtrain.config import parse
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
+from lmtrain.schema import Config
 from lmtrain.training import loop, state
 from lmtrain.training.loop import Outcome, fit, train_step
 from lmtrain.training.optim import optimizer_tensors
@@ -58,14 +59,13 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Non
     return arm
 
 
-@pytest.mark.parametrize("variant", ["plain", "bf16", "fp16", "windowed", "no ema", "crossing an epoch"])
+@pytest.mark.parametrize("variant", ["plain", "bf16", "windowed", "no ema", "crossing an epoch"])
 def test_three_resumes_in_a_chain_give_the_same_bits(
     tiny: Config, store: TokenStore, tmp_path: Path, interrupt_after: Callable[[int, int], None], variant: str
 ) -> None:
     changes: dict[str, dict[str, Any]] = {
         "plain": {},
         "bf16": {"train__precision": "bf16"},
-        "fp16": {"train__precision": "fp16"},
         "windowed": {"model__mode": "windowed"},
         "no ema": {"train__ema": None},
         "crossing an epoch": {"train__batch_size": 60, "train__micro_batch": 30},
@@ -141,6 +141,24 @@ def test_fp16_backs_off_when_the_scaled_gradient_overflows(tiny: Config, store: 
     training.forward = honest
     train_step(training, 1e-2)
     assert any(not torch.equal(old, new) for old, new in zip(before, training.model.parameters(), strict=True))
+
+
+def test_the_scaler_of_fp16_comes_back(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
+    config = change(tiny, train__precision="fp16")
+    whole = state.prepare(config, store, print)
+    honest = whole.forward
+    whole.forward = lambda tokens, targets: honest(tokens, targets) * 1e30
+    train_step(whole, 1e-2)
+    whole.forward = honest
+    train_step(whole, 1e-2)
+    folder = state.save_checkpoint(whole, store, tmp_path, None, {"seconds": 1.0, "metrics_bytes": 0})
+    resumed = state.prepare(config, store, print)
+    state.restore(resumed, checkpoint.load(folder))
+    assert resumed.scaler.state_dict() == whole.scaler.state_dict() != {}
+    for training in (whole, resumed):
+        train_step(training, 1e-2)
+    pairs = zip(whole.model.parameters(), resumed.model.parameters(), strict=True)
+    assert all(torch.equal(left, right) for left, right in pairs)
 
 
 def test_divergence_stops_the_run_and_leaves_a_good_checkpoint(

@@ -3,7 +3,6 @@
 import fcntl
 import html
 import io
-import itertools
 import json
 import math
 import os
@@ -15,7 +14,6 @@ import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,15 +23,6 @@ from PIL import Image
 from lmtrain.errors import LmtrainError
 from lmtrain.training.monitor import Monitor
 from lmtrain.training.picture import heatmap
-
-
-@pytest.fixture(autouse=True)
-def event_files_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Event files are read in the order of their names, which hold the second: give each a second of its own."""
-    from tensorboard.summary.writer import event_file_writer
-
-    seconds = itertools.count(1_700_000_000)
-    monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda: next(seconds)))
 
 
 class Clock:

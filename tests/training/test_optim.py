@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lmtrain.config import TrainConfig
+from lmtrain.schema import TrainConfig
 from lmtrain.training.budget import Budget, evaluation_steps, make_budget
 from lmtrain.training.optim import (
     learning_rate,

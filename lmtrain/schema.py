@@ -1,0 +1,244 @@
+"""The schema of a configuration: every field with its meaning, its bounds, and the contradictions that are refused."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class RunConfig(_Section):
+    """Where the run lives and what it is seeded with."""
+
+    name: str | None = Field(None, pattern=r"^[\w][\w.-]*$")
+    """The run's folder under `dir`; none = the configuration file's name."""
+    dir: Path = Path("runs")
+    """The folder that holds all runs."""
+    seed: int = Field(1, ge=0, lt=2**31)
+    """Seeds the weights, the order of samples, and dropout."""
+
+
+class DataConfig(_Section):
+    """The corpus."""
+
+    source: str = Field("sample", min_length=1)
+    """`sample`, `wikitext-2`, `wikitext-2-raw`, `wikitext-103`, a hub id (`owner/name`), a folder, or a file."""
+    subset: str | None = None
+    """The hub data set's configuration name."""
+    revision: str | None = None
+    """The hub data set's revision; the known names have theirs pinned."""
+    text_column: str = "text"
+    """The column (parquet, hub) or key (JSON lines) that holds the text."""
+    dir: Path = Path("data")
+    """The folder for corpora and token stores."""
+    sample_tokens: int = Field(1_000_000, ge=1_000, le=10**9)
+    """Training tokens of the built-in sample corpus; validation and test get a twentieth each."""
+
+
+class TokenizerConfig(_Section):
+    """Text to ids; trained on the training split only."""
+
+    kind: Literal["word", "bpe", "byte"] = "word"
+    """Whole words with `<unk>`, byte-level BPE, or bytes."""
+    vocab_size: int | None = Field(None, ge=4, le=1_000_000)
+    """Entries at most. None = every word of the training split, 16,384 for bpe; byte has its own size."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.kind == "byte" and self.vocab_size is not None:
+            raise ValueError("tokenizer.vocab_size has no meaning with tokenizer.kind=byte: leave it out")
+        if self.kind == "bpe" and self.vocab_size is not None and self.vocab_size < 257:
+            raise ValueError("tokenizer.vocab_size must be at least 257 with tokenizer.kind=bpe: 256 bytes and <eos>")
+        return self
+
+
+class ModelConfig(_Section):
+    """The shape of the language model."""
+
+    mode: Literal["causal", "windowed"] = "causal"
+    """`causal`: a prediction at every position. `windowed`: one prediction for each window, read in both directions."""
+    context: int = Field(128, ge=1, le=2**20)
+    """Tokens in a window: the longest context that a prediction has."""
+    dim: int = Field(256, ge=1)
+    """Width of the residual stream."""
+    embed_dim: int | None = Field(None, ge=1)
+    """Width of the embedding and of the output layer's input; None = `dim`."""
+    layers: int = Field(4, ge=0)
+    """Encoder blocks below the pooling head."""
+    heads: int = Field(4, ge=1)
+    """Attention heads, in the blocks and in the pooling head."""
+    ff_dim: int | None = Field(None, ge=1)
+    """Hidden width of the feed-forward layers; None = 4 `dim`."""
+    activation: Literal["relu", "relu2", "gelu", "swiglu"] = "gelu"
+    """Non-linearity of the feed-forward layers."""
+    norm: Literal["layer", "rms", "scale"] = "rms"
+    """LayerNorm, RMSNorm or ScaleNorm, before each sub-layer."""
+    qk_norm: bool = False
+    """RMS-normalise queries and keys per head."""
+    position: Literal["sinusoidal", "learned", "rotary", "alibi", "none"] = "rotary"
+    """How positions enter the encoder blocks."""
+    pool_query: Literal["seed", "recency", "position"] = "recency"
+    """The pooling query: a learned seed; with a learned recency slope per head; or also from the position's state."""
+    pool_residual: Literal["seed", "state"] = "state"
+    """What the pooled value is added to: the seed, or the state of the last position."""
+    tie_embeddings: bool = True
+    """Share the embedding with the output layer."""
+    output_bias: bool = True
+    """A bias on the logits, started at the log frequencies of the training tokens."""
+    dropout: Rate = 0.0
+    """Dropout on the output of every sub-layer."""
+    attention_dropout: Rate = 0.0
+    """Dropout on attention weights."""
+    embedding_dropout: Rate = 0.0
+    """Share of word types whose embedding is dropped whole, for a step."""
+    input_dropout: Rate = 0.0
+    """Dropout on the embedded input, one mask for all positions of a sequence."""
+    output_dropout: Rate = 0.0
+    """Dropout on the pooled state before the output layer, one mask for all positions of a sequence."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.dim % self.heads:
+            raise ValueError(f"model.dim={self.dim} can't be divided among model.heads={self.heads}")
+        if self.position == "rotary" and (self.dim // self.heads) % 2:
+            raise ValueError(f"model.position=rotary needs an even width per head, not {self.dim // self.heads}")
+        if self.position == "sinusoidal" and self.dim % 2:
+            raise ValueError(f"model.position=sinusoidal needs an even model.dim, not {self.dim}")
+        return self
+
+
+class TrainConfig(_Section):
+    """The optimisation, its budget and its cadence."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes a CUDA device where there is one."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Arithmetic of the forward and backward pass; weights stay in float32. `auto`: bf16 where the hardware has it."""
+    compile: Literal["auto"] | bool = "auto"
+    """torch.compile; `auto` compiles when the run is long enough to earn it back."""
+    threads: int | None = Field(None, ge=1, le=1024)
+    """CPU threads; None = the physical cores. Part of what makes a run repeatable bit for bit."""
+
+    batch_size: int = Field(32, ge=1)
+    """Windows per optimizer step."""
+    micro_batch: int | None = Field(None, ge=1)
+    """Windows per forward pass; gradients are accumulated up to `batch_size`. None = the whole batch."""
+    steps: int | None = Field(None, ge=1)
+    """Budget in optimizer steps. With no budget of any kind the run takes 10 epochs."""
+    epochs: float | None = Field(None, gt=0)
+    """Budget in passes over the training tokens."""
+    max_minutes: float | None = Field(None, gt=0)
+    """Budget in minutes of wall-clock time. The schedule then follows the clock too."""
+
+    lr: float = Field(1e-3, gt=0)
+    """Peak learning rate."""
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    """Shape after the warm-up; `wsd` is warm-up, stable, then linear decay."""
+    warmup: Rate = 0.02
+    """Share of the run over which the learning rate rises from zero."""
+    decay: float = Field(0.2, gt=0, le=1)
+    """Share of the run over which `wsd` decays."""
+    final_lr: float = Field(0.1, ge=0, le=1)
+    """Learning rate at the end, as a share of the peak."""
+    weight_decay: float = Field(0.1, ge=0)
+    """Decoupled weight decay of matrices; norms, biases and slopes have none."""
+    embedding_weight_decay: float | None = Field(None, ge=0)
+    """Weight decay of the embedding; None = `weight_decay`."""
+    beta1: Rate = 0.9
+    """Decay of the mean of the gradient."""
+    beta2: Rate = 0.95
+    """Decay of the mean of its square."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the root of that mean."""
+    clip: float | None = Field(1.0, gt=0)
+    """Largest norm of the gradient; None = no clipping."""
+    ema: Rate | None = None
+    """Decay of an exponential moving average of the weights, evaluated and saved beside them; None = none."""
+
+    log_steps: int = Field(10, ge=1)
+    """Steps between two logged points."""
+    eval_steps: int | None = Field(None, ge=1)
+    """Steps between two evaluations."""
+    eval_epochs: float | None = Field(None, gt=0)
+    """Passes over the training tokens between two evaluations. Neither = once an epoch and at the end."""
+    eval_tokens: int | None = Field(None, ge=1)
+    """Validation tokens of the evaluations during training; None = all. The last evaluation always takes all."""
+    patience: int | None = Field(None, ge=1)
+    """Stop after this many evaluations in a row without a new best; None = never."""
+    save_minutes: float = Field(5.0, gt=0)
+    """Minutes between two checkpoints; one is also saved at each new best and at the end."""
+    keep: int = Field(2, ge=1)
+    """Checkpoints kept beside the best."""
+    sample_prompts: tuple[str, ...] = ("The",)
+    """Prompts continued for TensorBoard at each evaluation."""
+    sample_tokens: int = Field(40, ge=1, le=1000)
+    """Tokens of each of those continuations."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("train.steps and train.epochs contradict each other: give one")
+        if self.eval_steps is not None and self.eval_epochs is not None:
+            raise ValueError("train.eval_steps and train.eval_epochs contradict each other: give one")
+        if self.micro_batch is not None and self.batch_size % self.micro_batch:
+            raise ValueError(
+                f"train.batch_size={self.batch_size} can't be divided into train.micro_batch={self.micro_batch}"
+            )
+        return self
+
+
+class EvalConfig(_Section):
+    """How perplexity is measured."""
+
+    stride: int | None = Field(None, ge=1)
+    """Tokens scored per window; the rest of the window is context. None = a quarter of the context (1 if windowed)."""
+    batch_size: int = Field(32, ge=1)
+    """Windows per forward pass; changes the speed and nothing else."""
+
+
+class Config(_Section):
+    """Everything that defines a run."""
+
+    run: RunConfig = RunConfig()
+    data: DataConfig = DataConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.eval.stride is not None and self.eval.stride > self.model.context:
+            raise ValueError(f"eval.stride={self.eval.stride} is longer than model.context={self.model.context}")
+        if self.model.mode == "windowed" and self.eval.stride not in (None, 1):
+            raise ValueError(
+                f"eval.stride={self.eval.stride}: a windowed model predicts one token per window, so only 1 fits"
+            )
+        return self
+
+
+RESOURCE_FIELDS = frozenset(
+    {
+        "run.name",
+        "run.dir",
+        *(f"data.{field}" for field in DataConfig.model_fields),  # the content counts, and is compared by its hash
+        "train.device",
+        "train.compile",
+        "train.threads",
+        "train.micro_batch",
+        "train.log_steps",
+        "train.eval_tokens",
+        "train.save_minutes",
+        "train.keep",
+        "train.sample_prompts",
+        "train.sample_tokens",
+        "eval.stride",
+        "eval.batch_size",
+    }
+)
+"""Fields that may change between the parts of a resumed run; every other field is the run's identity."""
