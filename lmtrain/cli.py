@@ -353,7 +353,10 @@ def _show_costs(config: "Config", store: "TokenStore", as_json: bool) -> None:
     from lmtrain.training.costs import costs
 
     result = costs(config, store)
-    lines = [f"{key.replace('_', ' ')}: {value:,.6g}" for key, value in result.items() if not isinstance(value, dict)]
-    memory = [f"  {part}: {bytes_ / 1e9:.2f} GB" for part, bytes_ in result["memory_bytes"].items()]
+    figures = {key.replace("_", " "): value for key, value in result.items() if not isinstance(value, dict)}
+    lines = [
+        f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value:,.4g}" for key, value in figures.items()
+    ]
+    memory = [f"  {part}: {size / 1e6:,.1f} MB" for part, size in result["memory_bytes"].items()]
     text = "\n".join([dump(config).rstrip(), "---", *lines, "memory, estimated:", *memory])
     _show({"config": config.model_dump(mode="json"), **result}, text, as_json)
