@@ -136,8 +136,11 @@ def _run(
     config, counters = training.config.train, training.counters
     window = Window(training)
     every = evaluation_steps(config, training.order.per_epoch())
+    saved = -1
 
     def save(score: float | None) -> None:
+        nonlocal saved
+        saved = counters.step
         monitor.flush()
         clock.mark_saved()
         times = {"seconds": clock.read(), "metrics_bytes": monitor.metrics_bytes()}
@@ -158,7 +161,8 @@ def _run(
         elif clock.since_save() > 60 * config.save_minutes:
             save(None)
         if asked.name is not None and progress < 1.0:
-            save(None)
+            if saved != counters.step:  # an evaluation's checkpoint stands, with its score
+                save(None)
             checkpoint.write_state(run_dir, "interrupted", step=counters.step, signal=asked.name)
             return Outcome("interrupted", counters.step, clock.read() / 60, None, counters.best_step)
 

@@ -92,6 +92,16 @@ def test_three_resumes_in_a_chain_give_the_same_bits(
         assert [event.step for event in events.Scalars("train/loss")] == [2, 4, 6, 8, 10, 12]
 
 
+def test_an_interruption_at_an_evaluation_keeps_the_score_of_its_checkpoint(
+    tiny: Config, store: TokenStore, tmp_path: Path, interrupt_after: Callable[[int, int], None]
+) -> None:
+    interrupt_after(5, signal.SIGTERM)
+    outcome, _ = run(tiny, store, tmp_path)
+    loaded = checkpoint.load(checkpoint.choose(tmp_path, "last"))
+    assert (outcome.status, loaded.info["step"]) == ("interrupted", 5)
+    assert loaded.info["score"] == loaded.info["counters"]["best"] is not None
+
+
 def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_batch(tiny: Config, store: TokenStore) -> None:
     quiet = {f"model__{kind}dropout": 0.0 for kind in ("", "attention_", "embedding_", "input_", "output_")}
     moments = []
