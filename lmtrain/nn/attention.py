@@ -1,7 +1,7 @@
-"""Scaled dot-product attention, the multi-head layer around it, and its cache for decoding.
+"""The multi-head attention layer, and its cache for decoding.
 
-Shapes: B rows, H heads, T positions (Tq of queries, Tk of keys), D features per head, H * D the model's width,
-N columns of a cache.
+Shapes: B rows, H heads, T positions (Tq of queries, Tk of keys), D features per head (Dv of values), N columns of a
+cache, W the width of an input or output.
 """
 
 from dataclasses import dataclass
@@ -11,41 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lmtrain.nn.dot_product import attend, attention_weights, restrict
+from lmtrain.nn.norms import norm
+from lmtrain.nn.patterns import FULL, Pattern
 from lmtrain.nn.positions import Rotation, rotate
-
-
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, *, causal: bool = False, dropout: float = 0.0
-) -> Tensor:
-    """softmax(query key^T / sqrt(D) + bias) value (Vaswani et al., 2017): (B, H, Tq, D), (B, H, Tk, D) x2 -> query's.
-
-    `bias` is added to the scores and broadcasts to (B, H, Tq, Tk); -inf forbids a key, and every query needs at least
-    one key. `causal` forbids the keys after the query (Tq = Tk). `dropout` is the rate on the weights.
-
-    A GPU takes torch's fused kernels, except for a bias that is being learned, for which they have no gradient. A CPU
-    takes the plain form: compiled, it is three times as fast as the fused CPU kernel in bf16.
-    """
-    if query.is_cuda and not (bias is not None and bias.requires_grad):
-        if causal and bias is not None:
-            bias, causal = bias.masked_fill(_future(query, key), float("-inf")), False
-        bias = bias.to(query.dtype) if bias is not None else None
-        return F.scaled_dot_product_attention(query, key, value, bias, dropout, is_causal=causal)
-    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)  # (B, H, Tq, Tk)
-    # No cast to float32: softmax sums in float32 whatever its input, and bf16 halves what is kept for the gradient.
-    # A float32 bias makes the sum float32, as it must: bf16 can't tell position 257 from 256.
-    if bias is not None:
-        scores = scores + bias
-    if causal:
-        scores = scores.masked_fill(_future(query, key), float("-inf"))
-    weights = F.dropout(scores.softmax(-1).to(value.dtype), dropout, training=dropout > 0)
-    return weights @ value
-
-
-def _future(query: Tensor, key: Tensor) -> Tensor:
-    """(Tq, Tk) bool: which keys lie after the query."""
-    queries = torch.arange(query.shape[-2], device=query.device)
-    keys = torch.arange(key.shape[-2], device=query.device)
-    return keys > queries.unsqueeze(-1)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -62,25 +31,21 @@ def join_heads(x: Tensor) -> Tensor:
 class KeyValueCache:
     """Keys and values of the tokens read so far, in columns allocated ahead and written in place.
 
-    key, value (B, H, N, D). Rows may hold different numbers of tokens; what lies after a row's own is meaningless.
+    key (B, H, N, D), value (B, H, N, Dv). Rows may hold different numbers of tokens; what lies after a row's own is
+    meaningless.
     """
 
     key: Tensor
     value: Tensor
 
     @classmethod
-    def empty(cls, like: Tensor, columns: int) -> Self:
-        """Room for `columns` tokens, with the batch, heads, width, device and type of `like` (B, H, T, D)."""
-        shape = (*like.shape[:2], columns, like.shape[-1])
-        return cls(like.new_zeros(shape), like.new_zeros(shape))
-
-    def fill(self, key: Tensor, value: Tensor) -> None:
-        """Write (B, H, T, D) keys and values into the first T columns."""
-        self.key[:, :, : key.shape[2]] = key
-        self.value[:, :, : value.shape[2]] = value
+    def filled(cls, key: Tensor, value: Tensor, columns: int) -> Self:
+        """Room for `columns` tokens, the first T of which are these: (B, H, T, D), (B, H, T, Dv)."""
+        room = columns - key.shape[-2]
+        return cls(F.pad(key, (0, 0, 0, room)), F.pad(value, (0, 0, 0, room)))
 
     def write(self, key: Tensor, value: Tensor, column: Tensor) -> None:
-        """Write one token's (B, H, 1, D) keys and values into each row's own `column` (B,)."""
+        """Write one token's (B, H, 1, D) keys and (B, H, 1, Dv) values into each row's own `column` (B,)."""
         rows = torch.arange(len(column), device=column.device)
         self.key[rows, :, column] = key.squeeze(2)
         self.value[rows, :, column] = value.squeeze(2)
@@ -91,54 +56,125 @@ class KeyValueCache:
 
 
 class MultiHeadAttention(nn.Module):
-    """Self-attention in `heads` subspaces side by side, joined by an output projection (Vaswani et al., 2017).
+    """Attention in `heads` subspaces side by side, joined by an output projection (Vaswani et al., 2017).
 
-    `qk_norm` gives queries and keys unit mean square per head, with learned gains (Henry et al., 2020).
+    Queries have width `dim`, keys `key_dim`, values `value_dim`, the result `output_dim`; inside, a head has `head_dim`
+    features of queries and keys and `value_head_dim` of values. What is not given is `dim`, or its share of it; widths
+    of values default to those of keys. `bias` gives all four projections one. `qk_norm` gives queries and keys unit
+    mean square per head, with learned gains (Henry et al., 2020). Raises ValueError when `dim` must be divided among
+    the heads and can't.
     """
 
     def __init__(
-        self, dim: int, heads: int, *, causal: bool = False, qk_norm: bool = False, dropout: float = 0.0
+        self,
+        dim: int,
+        heads: int,
+        *,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        pattern: Pattern = FULL,
+        bias: bool = False,
+        qk_norm: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        if head_dim is None and dim % heads:
+            raise ValueError(f"a width of {dim} can't be divided among {heads} heads")
+        key_dim, head_dim = key_dim or dim, head_dim or dim // heads
+        value_dim, value_head_dim = value_dim or key_dim, value_head_dim or head_dim
         self.heads = heads
-        self.causal = causal
+        self.pattern = pattern
         self.dropout = dropout
-        self.query_key_value = nn.Linear(dim, 3 * dim, bias=False)
-        self.query_norm = nn.RMSNorm(dim // heads, eps=1e-6) if qk_norm else nn.Identity()
-        self.key_norm = nn.RMSNorm(dim // heads, eps=1e-6) if qk_norm else nn.Identity()
-        self.output = nn.Linear(dim, dim, bias=False)
+        self.query = nn.Linear(dim, heads * head_dim, bias=bias)
+        self.key = nn.Linear(key_dim, heads * head_dim, bias=bias)
+        self.value = nn.Linear(value_dim, heads * value_head_dim, bias=bias)
+        self.output = nn.Linear(heads * value_head_dim, output_dim or dim, bias=bias)
+        self.query_norm = norm("rms", head_dim) if qk_norm else nn.Identity()
+        self.key_norm = norm("rms", head_dim) if qk_norm else nn.Identity()
 
     def forward(
-        self, x: Tensor, rotation: Rotation | None = None, bias: Tensor | None = None, columns: int | None = None
-    ) -> tuple[Tensor, KeyValueCache | None]:
-        """(B, T, H D) -> (B, T, H D), and with `columns` a cache of so many columns that holds these tokens.
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
+        """(B, Tq, W), (B, Tk, W), (B, Tk, W) -> (B, Tq, W): keys default to the queries, values to the keys.
 
-        `rotation` turns queries and keys; `bias` is as for `attend`.
+        `mask` is as for `attend`; see `padding_mask` for padded keys. `rotation` turns queries and keys (Tq = Tk).
         """
-        query, key, value = self._project(x, rotation)
-        cache = None
-        if columns is not None:
-            cache = KeyValueCache.empty(key, columns)
-            cache.fill(key, value)
-        dropout = self.dropout if self.training else 0.0
-        pooled = attend(query, key, value, bias, causal=self.causal, dropout=dropout)
-        return self.output(join_heads(pooled)), cache
+        key = query if key is None else key
+        return self._pool(*self.project(query, key, key if value is None else value, rotation), mask)
 
-    def step(self, x: Tensor, cache: KeyValueCache, column: Tensor, rotation: Rotation | None, bias: Tensor) -> Tensor:
-        """One token per row, (B, 1, H D) -> (B, 1, H D), over the cache's first Tk columns.
+    def prefill(
+        self, x: Tensor, lengths: Tensor, columns: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
+    ) -> tuple[Tensor, KeyValueCache]:
+        """Self-attention over x (B, T, W), and the cache of its rows' first `lengths` (B,) tokens, for `step`."""
+        query, key, value = self.project(x, x, x, rotation)
+        return self._pool(query, key, value, mask), KeyValueCache.filled(key, value, columns)
 
-        The token goes to its row's `column` (B,); `bias`, (B, 1 or H, 1, Tk), must forbid the columns after it.
+    def step(
+        self,
+        x: Tensor,
+        cache: KeyValueCache,
+        column: Tensor,
+        seen: int,
+        *,
+        bias: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
+        """One token per row, (B, 1, W) -> (B, 1, W), over the cache's first `seen` columns.
+
+        The token goes to its row's `column` (B,); the columns after that are not looked at. `bias` (B, H, 1, seen) is
+        added to the scores.
         """
-        query, key, value = self._project(x, rotation)
+        query, key, value = self.project(x, x, x, rotation)
         cache.write(key, value, column)
-        seen = bias.shape[-1]
-        pooled = attend(query, cache.key[:, :, :seen], cache.value[:, :, :seen], bias)
+        columns = torch.arange(seen, device=x.device)
+        allowed = (self.pattern(column.unsqueeze(-1), columns) & (columns <= column.unsqueeze(-1)))[:, None, None]
+        mask = allowed if bias is None else restrict(bias, allowed)
+        pooled = attend(query, cache.key[:, :, :seen], cache.value[:, :, :seen], mask)
         result: Tensor = self.output(join_heads(pooled))
         return result
 
-    def _project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = (split_heads(part, self.heads) for part in self.query_key_value(x).chunk(3, dim=-1))
-        query, key = self.query_norm(query), self.key_norm(key)
+    def remember(self, key: Tensor, value: Tensor | None = None) -> KeyValueCache:
+        """Keys and values of (B, Tk, W), to be looked at many times with `recall`; values default to the keys."""
+        keys = self.key_norm(split_heads(self.key(key), self.heads))
+        return KeyValueCache(keys, split_heads(self.value(key if value is None else value), self.heads))
+
+    def recall(self, query: Tensor, memory: KeyValueCache, *, mask: Tensor | None = None) -> Tensor:
+        """`forward` over what `remember` gave: (B, Tq, W) -> (B, Tq, W)."""
+        queries = self.query_norm(split_heads(self.query(query), self.heads))
+        return self._pool(queries.to(memory.value.dtype), memory.key.to(memory.value.dtype), memory.value, mask)
+
+    def weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """What each query looks at: (B, Tq, W), (B, Tk, W) -> (B, H, Tq, Tk), rows sum to one; without dropout."""
+        queries = self.query_norm(split_heads(self.query(query), self.heads))
+        keys = self.key_norm(split_heads(self.key(key), self.heads))
+        return attention_weights(queries, keys, mask, pattern=self.pattern)
+
+    def project(
+        self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs (B, T, W) to queries and keys (B, H, T, D) and values (B, H, T, Dv)."""
+        queries = self.query_norm(split_heads(self.query(query), self.heads))
+        keys = self.key_norm(split_heads(self.key(key), self.heads))
+        values = split_heads(self.value(value), self.heads)
         if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
-        return query.to(value.dtype), key.to(value.dtype), value
+            queries, keys = rotate(queries, rotation), rotate(keys, rotation)
+        return queries.to(values.dtype), keys.to(values.dtype), values
+
+    def _pool(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        result: Tensor = self.output(join_heads(attend(query, key, value, mask, pattern=self.pattern, dropout=dropout)))
+        return result
+
+
+def padding_mask(valid: Tensor) -> Tensor:
+    """Which keys are real, (B, Tk) bool, as a mask for every head and query: (B, 1, 1, Tk)."""
+    return valid[:, None, None]

@@ -1,9 +1,10 @@
-"""The residual blocks of the encoder.
+"""The residual blocks of encoders and decoders: attention and feed-forward layers, each with its norm and addition.
 
-Shapes: B rows, T positions, D the model's width, F the hidden width of the feed-forward layer.
+Shapes: B rows, T positions (Tm of a memory), D the model's width, F the hidden width of the feed-forward layer.
 """
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,18 @@ from lmtrain.nn.norms import NormKind, norm
 from lmtrain.nn.positions import Rotation
 
 Activation = Literal["relu", "relu2", "gelu", "swiglu"]
+NormPosition = Literal["pre", "post"]
+
+Cache = Any
+"""What an attention layer keeps of the tokens read so far: a dataclass of tensors whose first axis is the row."""
+
+
+class ResidualOptions(TypedDict, total=False):
+    """The options of every `Residual` in a block."""
+
+    norm_kind: NormKind
+    norm_position: NormPosition
+    dropout: float
 
 
 class FeedForward(nn.Module):
@@ -23,11 +36,11 @@ class FeedForward(nn.Module):
     (Shazeer, 2020), which makes its hidden matrix twice as tall.
     """
 
-    def __init__(self, dim: int, ff_dim: int, activation: Activation) -> None:
+    def __init__(self, dim: int, ff_dim: int, activation: Activation = "gelu", *, bias: bool = False) -> None:
         super().__init__()
         self.activation = activation
-        self.hidden = nn.Linear(dim, 2 * ff_dim if activation == "swiglu" else ff_dim, bias=False)
-        self.output = nn.Linear(ff_dim, dim, bias=False)
+        self.hidden = nn.Linear(dim, 2 * ff_dim if activation == "swiglu" else ff_dim, bias=bias)
+        self.output = nn.Linear(ff_dim, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
@@ -45,42 +58,160 @@ class FeedForward(nn.Module):
         return F.silu(gate) * content
 
 
+class Residual(nn.Module):
+    """What stands around a sub-layer f, called as `residual(x, f)`, with dropout on f's result.
+
+    `pre` is x + f(norm(x)) (Xiong et al., 2020), `post` is norm(x + f(x)), the original (Vaswani et al., 2017).
+    """
+
+    def __init__(
+        self, dim: int, *, norm_kind: NormKind = "rms", norm_position: NormPosition = "pre", dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.norm = norm(norm_kind, dim)
+        self.pre = norm_position == "pre"
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """(..., D) -> (..., D)."""
+        return self.leave(x, sublayer(self.enter(x)))
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What the sub-layer reads."""
+        return self.norm(x) if self.pre else x
+
+    def leave(self, x: Tensor, result: Tensor) -> Tensor:
+        """What comes after the sub-layer that made `result` of `enter(x)`."""
+        x = x + self.dropout(result)
+        return x if self.pre else self.norm(x)
+
+
 class EncoderBlock(nn.Module):
-    """Self-attention, then feed-forward, each normalised before and added after (pre-norm, Xiong et al., 2020)."""
+    """Self-attention, then feed-forward, each in a residual (Vaswani et al., 2017).
+
+    `attention` is `MultiHeadAttention` or any layer with the same `forward(x, mask=, rotation=)`, and, to decode with
+    it, `prefill` and `step`. `options` are those of `Residual`.
+    """
+
+    def __init__(self, dim: int, attention: nn.Module, feed_forward: FeedForward, **options: Unpack[ResidualOptions]):
+        super().__init__()
+        self.attention = attention
+        self.attention_residual = Residual(dim, **options)
+        self.feed_forward = feed_forward
+        self.feed_forward_residual = Residual(dim, **options)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        x = self.attention_residual(x, lambda states: self.attention(states, mask=mask, rotation=rotation))
+        result: Tensor = self.feed_forward_residual(x, self.feed_forward)
+        return result
+
+    def prefill(
+        self, x: Tensor, lengths: Tensor, columns: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
+    ) -> tuple[Tensor, Cache]:
+        """(B, T, D) -> (B, T, D), and the attention's cache; see `MultiHeadAttention.prefill`."""
+        read: Callable[..., tuple[Tensor, Cache]] = self.attention.prefill  # type: ignore[assignment]
+        attended, cache = read(self.attention_residual.enter(x), lengths, columns, mask=mask, rotation=rotation)
+        result = self.feed_forward_residual(self.attention_residual.leave(x, attended), self.feed_forward)
+        return result, cache
+
+    def step(
+        self,
+        x: Tensor,
+        cache: Cache,
+        column: Tensor,
+        seen: int,
+        *,
+        bias: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
+        """One token per row, (B, 1, D) -> (B, 1, D); see `MultiHeadAttention.step`."""
+        step: Callable[..., Tensor] = self.attention.step  # type: ignore[assignment]
+        x = self.attention_residual(x, lambda state: step(state, cache, column, seen, bias=bias, rotation=rotation))
+        result: Tensor = self.feed_forward_residual(x, self.feed_forward)
+        return result
+
+
+class CrossAttentionBlock(nn.Module):
+    """Attention from x to a memory, then feed-forward, each in a residual: the cross-attention block of Perceiver IO
+    (Jaegle et al., 2022).
+
+    `memory_dim` is the memory's width, by default `dim`. Before the sub-layer (`pre`) the memory has a norm of its own.
+    """
 
     def __init__(
         self,
         dim: int,
-        heads: int,
-        ff_dim: int,
+        attention: MultiHeadAttention,
+        feed_forward: FeedForward,
         *,
-        causal: bool = False,
-        activation: Activation = "gelu",
-        norm_kind: NormKind = "rms",
-        qk_norm: bool = False,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
+        memory_dim: int | None = None,
+        **options: Unpack[ResidualOptions],
     ) -> None:
         super().__init__()
-        self.attention_norm = norm(norm_kind, dim)
-        self.attention = MultiHeadAttention(dim, heads, causal=causal, qk_norm=qk_norm, dropout=attention_dropout)
-        self.feed_forward_norm = norm(norm_kind, dim)
-        self.feed_forward = FeedForward(dim, ff_dim, activation)
-        self.dropout = nn.Dropout(dropout)
+        self.attention = attention
+        self.attention_residual = Residual(dim, **options)
+        pre = self.attention_residual.pre
+        self.memory_norm = norm(options.get("norm_kind", "rms"), memory_dim or dim) if pre else nn.Identity()
+        self.feed_forward = feed_forward
+        self.feed_forward_residual = Residual(dim, **options)
+
+    def forward(self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """x (B, T, D), memory (B, Tm, its width) -> (B, T, D). `mask` is as for `attend`."""
+        memory = self.memory_norm(memory)
+        x = self.attention_residual(x, lambda states: self.attention(states, memory, mask=mask))
+        result: Tensor = self.feed_forward_residual(x, self.feed_forward)
+        return result
+
+
+class DecoderBlock(nn.Module):
+    """Masked self-attention, attention to a memory, then feed-forward, each in a residual (Vaswani et al., 2017).
+
+    The memory enters as it is: an encoder ends with a norm. `options` are those of `Residual`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        self_attention: MultiHeadAttention,
+        cross_attention: MultiHeadAttention,
+        feed_forward: FeedForward,
+        **options: Unpack[ResidualOptions],
+    ) -> None:
+        super().__init__()
+        self.self_attention = self_attention
+        self.self_residual = Residual(dim, **options)
+        self.cross_attention = cross_attention
+        self.cross_residual = Residual(dim, **options)
+        self.feed_forward = feed_forward
+        self.feed_forward_residual = Residual(dim, **options)
 
     def forward(
-        self, x: Tensor, rotation: Rotation | None = None, bias: Tensor | None = None, columns: int | None = None
-    ) -> tuple[Tensor, KeyValueCache | None]:
-        """(B, T, D) -> (B, T, D), and with `columns` a cache of so many columns that holds these tokens."""
-        attended, cache = self.attention(self.attention_norm(x), rotation, bias, columns)
-        return self._feed(x + self.dropout(attended)), cache
+        self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
+    ) -> Tensor:
+        """x (B, T, D), memory (B, Tm, its width) -> (B, T, D). The masks of x and of the memory are as for `attend`."""
+        x = self.self_residual(x, lambda states: self.self_attention(states, mask=mask))
+        x = self.cross_residual(x, lambda states: self.cross_attention(states, memory, mask=memory_mask))
+        result: Tensor = self.feed_forward_residual(x, self.feed_forward)
+        return result
 
-    def step(self, x: Tensor, cache: KeyValueCache, column: Tensor, rotation: Rotation | None, bias: Tensor) -> Tensor:
-        """One token per row, (B, 1, D) -> (B, 1, D); see `MultiHeadAttention.step`."""
-        return self._feed(x + self.attention.step(self.attention_norm(x), cache, column, rotation, bias))
+    def step(
+        self,
+        x: Tensor,
+        memory: KeyValueCache,
+        cache: KeyValueCache,
+        column: Tensor,
+        seen: int,
+        *,
+        memory_mask: Tensor | None = None,
+    ) -> Tensor:
+        """One token per row, (B, 1, D) -> (B, 1, D); see `MultiHeadAttention.step`.
 
-    def _feed(self, x: Tensor) -> Tensor:
-        result: Tensor = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        `memory` is what `cross_attention.remember` made of it.
+        """
+        x = self.self_residual(x, lambda state: self.self_attention.step(state, cache, column, seen))
+        x = self.cross_residual(x, lambda state: self.cross_attention.recall(state, memory, mask=memory_mask))
+        result: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return result
 
 

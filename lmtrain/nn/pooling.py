@@ -20,9 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import KeyValueCache, attend, join_heads, split_heads
+from lmtrain.nn.attention import KeyValueCache, join_heads, split_heads
 from lmtrain.nn.blocks import Activation, FeedForward
+from lmtrain.nn.dot_product import attend
 from lmtrain.nn.norms import NormKind, norm
+from lmtrain.nn.patterns import CAUSAL
 
 PoolQuery = Literal["seed", "recency", "position"]
 PoolResidual = Literal["seed", "state"]
@@ -150,23 +152,20 @@ class AttentionPooling(nn.Module):
             place = torch.arange(x.shape[1], device=x.device)
             bias = self._slope().view(-1, 1, 1) * (place - place.unsqueeze(-1)).clamp(max=0)  # (H, T, T)
             dropout = self.attention_dropout if self.training else 0.0
-            pooled = attend(query, key, value, bias, causal=True, dropout=dropout)
+            pooled = attend(query, key, value, bias, pattern=CAUSAL, dropout=dropout)
         return self._finish(x, pooled)
 
-    def window(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+    def window(self, x: Tensor) -> Tensor:
         """The pool of the whole window, for its last position: (B, T, H D) -> (B, H D); see `weights`."""
         states = self.norm(x)
         value = split_heads(self.value(states), self.heads)
-        weights = self._weights(states, valid).to(value.dtype).unsqueeze(-2)  # (B, H, 1, T)
+        weights = self._weights(states).to(value.dtype).unsqueeze(-2)  # (B, H, 1, T)
         pooled = F.dropout(weights, self.attention_dropout, self.training) @ value
         return self._finish(x[:, -1:], pooled).squeeze(1)
 
-    def weights(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        """The weights with which the last position pools: (B, T, H D) -> (B, H, T).
-
-        `valid` (B, T) bool: False = padding, of weight zero; the last position must be valid.
-        """
-        return self._weights(self.norm(x), valid)
+    def weights(self, x: Tensor) -> Tensor:
+        """The weights with which the last position pools: (B, T, H D) -> (B, H, T)."""
+        return self._weights(self.norm(x))
 
     def start(self, x: Tensor, lengths: Tensor, columns: int) -> PoolState:
         """The state from which `step` goes on after the first `lengths` (B,) positions of x (B, T, H D).
@@ -176,9 +175,7 @@ class AttentionPooling(nn.Module):
         states = self.norm(x)
         value = split_heads(self.value(states), self.heads)
         if self.query is not None:
-            cache = KeyValueCache.empty(value, columns)
-            cache.fill(split_heads(self.key(states), self.heads), value)
-            return cache
+            return KeyValueCache.filled(split_heads(self.key(states), self.heads), value, columns)
         age = lengths.unsqueeze(-1) - 1 - torch.arange(x.shape[1], device=x.device)  # (B, T), negative = padding
         score = self._score(states) - self._slope().unsqueeze(-1) * age.unsqueeze(1)
         score = score.masked_fill(age.unsqueeze(1) < 0, float("-inf"))  # (B, H, T)
@@ -234,7 +231,7 @@ class AttentionPooling(nn.Module):
         projected = self.query(states)
         return split_heads(projected + self.seed.to(projected.dtype), self.heads)
 
-    def _weights(self, states: Tensor, valid: Tensor | None) -> Tensor:
+    def _weights(self, states: Tensor) -> Tensor:
         if self.query is None:
             score = self._score(states)
         else:
@@ -242,8 +239,6 @@ class AttentionPooling(nn.Module):
             score = ((query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)).squeeze(-2)  # (B, H, T)
         age = states.shape[1] - 1 - torch.arange(states.shape[1], device=states.device)
         score = score.to(self.seed.dtype) - self._slope().unsqueeze(-1) * age
-        if valid is not None:
-            score = score.masked_fill(~valid.unsqueeze(1), float("-inf"))
         return score.softmax(-1)
 
 

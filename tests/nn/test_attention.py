@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtrain.nn.attention import KeyValueCache, MultiHeadAttention, attend
+from lmtrain.nn.attention import KeyValueCache, MultiHeadAttention
 from lmtrain.nn.blocks import Activation, EncoderBlock, FeedForward, locked_dropout
+from lmtrain.nn.dot_product import attend
+from lmtrain.nn.patterns import CAUSAL, FULL
 from lmtrain.nn.positions import rotation
 
 
@@ -36,7 +38,7 @@ def test_attend_equals_loop_and_torch(causal: bool, biased: bool) -> None:
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 2, 2, 5, 6, dtype=torch.float64)
     bias = torch.randn(2, 5, 5, dtype=torch.float64) if biased else None
-    out = attend(query, key, value, bias, causal=causal)
+    out = attend(query, key, value, bias, pattern=CAUSAL if causal else FULL)
     torch.testing.assert_close(out, loop(query, key, value, bias, causal))
     mask = torch.zeros(5, 5, dtype=torch.float64) if bias is None else bias
     if causal:
@@ -66,37 +68,37 @@ def test_causal_layer_ignores_the_future_and_the_other_sees_it() -> None:
     x = torch.randn(1, 6, 8)
     changed = x.clone()
     changed[:, 4:] += 1
-    for causal in (True, False):
-        layer = MultiHeadAttention(8, 2, causal=causal, qk_norm=True)
+    for pattern in (CAUSAL, FULL):
+        layer = MultiHeadAttention(8, 2, pattern=pattern, qk_norm=True)
         turn = rotation(torch.arange(6), 4)
-        assert torch.equal(layer(x, turn)[0][:, :4], layer(changed, turn)[0][:, :4]) is causal
+        same = torch.equal(layer(x, rotation=turn)[:, :4], layer(changed, rotation=turn)[:, :4])
+        assert same is pattern.causal
 
 
 def test_layer_without_positions_is_permutation_equivariant() -> None:
     torch.manual_seed(0)
     x, order = torch.randn(2, 7, 8), torch.randperm(7)
-    block = EncoderBlock(8, 2, 16)
-    torch.testing.assert_close(block(x)[0][:, order], block(x[:, order])[0])
+    block = EncoderBlock(8, MultiHeadAttention(8, 2), FeedForward(8, 16))
+    torch.testing.assert_close(block(x)[:, order], block(x[:, order]))
 
 
 def test_qk_norm_makes_scores_blind_to_the_scale_of_the_projection() -> None:
     torch.manual_seed(0)
     x, layer = torch.randn(1, 5, 8), MultiHeadAttention(8, 2, qk_norm=True)
-    before = layer(x)[0]
+    before = layer(x)
     with torch.no_grad():
-        layer.query_key_value.weight[:16] *= 7
-    torch.testing.assert_close(layer(x)[0], before, atol=1e-4, rtol=1e-4)
+        layer.query.weight *= 7
+        layer.key.weight *= 5
+    torch.testing.assert_close(layer(x), before, atol=1e-4, rtol=1e-4)
 
 
 def test_cached_steps_with_rows_of_different_length() -> None:
     torch.manual_seed(0)
-    layer, x, lengths = MultiHeadAttention(8, 2, causal=True), torch.randn(2, 5, 8), torch.tensor([2, 4])
-    cache = layer(x[:, :4], columns=5)[1]
-    assert cache is not None
+    layer, x, lengths = MultiHeadAttention(8, 2, pattern=CAUSAL), torch.randn(2, 5, 8), torch.tensor([2, 4])
+    _, cache = layer.prefill(x[:, :4], lengths, columns=5)
     new = torch.stack((x[0, 2:3], x[1, 4:5]))
-    bias = torch.zeros(2, 1, 1, 5).masked_fill(torch.arange(5) > lengths.view(2, 1, 1, 1), float("-inf"))
-    out = layer.step(new, cache, lengths, None, bias)
-    full = layer(x)[0]
+    out = layer.step(new, cache, lengths, 5)
+    full = layer(x)
     torch.testing.assert_close(out[:, 0], torch.stack((full[0, 2], full[1, 4])))
 
 
@@ -124,10 +126,11 @@ def test_feed_forward_formula(activation: Activation) -> None:
 
 def test_residual_dropout_is_off_in_eval() -> None:
     torch.manual_seed(0)
-    block, x = EncoderBlock(8, 2, 16, dropout=0.5, attention_dropout=0.5), torch.randn(1, 5, 8)
-    assert not torch.equal(block(x)[0], block(x)[0])
+    block = EncoderBlock(8, MultiHeadAttention(8, 2, dropout=0.5), FeedForward(8, 16), dropout=0.5)
+    x = torch.randn(1, 5, 8)
+    assert not torch.equal(block(x), block(x))
     block.eval()
-    assert torch.equal(block(x)[0], block(x)[0])
+    assert torch.equal(block(x), block(x))
 
 
 def test_locked_dropout_has_one_mask_for_all_positions_and_keeps_the_mean() -> None:
