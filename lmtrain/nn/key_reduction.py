@@ -1,0 +1,176 @@
+"""Self-attention over fewer keys than tokens: blocks of keys compressed to one, or all projected to a fixed number.
+
+Shapes: B rows, H heads, T positions, D features per head, K blocks of S positions, W the layer's width, N columns of a
+cache, P projected keys.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmtrain.nn.attention import KeyValueCache, MultiHeadAttention, join_heads
+from lmtrain.nn.dot_product import attend
+from lmtrain.nn.linear_attention import refuse_mask, to_blocks
+from lmtrain.nn.positions import Rotation
+
+
+class Compression(nn.Module):
+    """Each block of S successive vectors to one, head by head: a convolution of width and stride S.
+
+    It starts as the block's mean: a mean of keys lies where keys lie, so that a query can tell from the first step on
+    whether it matches, and a mean of values likewise. A random map would start with unrelated vectors.
+    """
+
+    def __init__(self, heads: int, head_dim: int, stride: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(head_dim).expand(heads, stride, -1, -1) / stride)  # (H, S, D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, T, D) -> (B, H, K, D) with K = T / S, rounded up: the last block is filled up with zeros."""
+        return torch.einsum("bhksd,hsde->bhke", to_blocks(x, self.weight.shape[1]), self.weight)
+
+
+class CompressedAttention(nn.Module):
+    """Multi-head attention to one key and value per block of `stride` tokens: memory-compressed (Liu et al., 2018).
+
+    A query sees every block. With `causal` it sees the blocks that end before its own, and, of its own, the tokens up
+    to itself one by one, in one softmax; time is O(T^2 / S + T S). Rotation comes before the compression. `bias`,
+    `qk_norm` and `dropout` are those of `MultiHeadAttention`, whose projections these are. A mask or bias raises
+    ValueError: it has no key of its own for each token. So does a stride below one.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        stride: int,
+        causal: bool = False,
+        bias: bool = False,
+        qk_norm: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if stride < 1:
+            raise ValueError(f"stride={stride} must be at least 1")
+        self.stride = stride
+        self.causal = causal
+        self.dropout = dropout
+        self.projections = MultiHeadAttention(dim, heads, bias=bias, qk_norm=qk_norm)
+        self.compress_key = Compression(heads, dim // heads, stride)
+        self.compress_value = Compression(heads, dim // heads, stride)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
+        """(B, T, W) -> (B, T, W)."""
+        refuse_mask(mask, "compressed")
+        query, key, value = self.projections.project(x, x, x, rotation)
+        far_key, far_value = self.compress_key(key), self.compress_value(value)
+        if self.causal:
+            return self._join(self._attend_causal(query, key, value, far_key, far_value))
+        return self._join(attend(query, far_key, far_value, dropout=self.dropout if self.training else 0.0))
+
+    def prefill(
+        self, x: Tensor, lengths: Tensor, columns: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
+    ) -> tuple[Tensor, KeyValueCache]:
+        """Causal attention over x (B, T, W), and the cache of its rows' first `lengths` (B,) tokens, for `step`.
+
+        The cache's first S columns are the tokens of the row's unfinished block, the others one for each block.
+        """
+        refuse_mask(mask, "compressed")
+        query, key, value = self.projections.project(x, x, x, rotation)
+        far_key, far_value = self.compress_key(key), self.compress_value(value)
+        pooled = self._attend_causal(query, key, value, far_key, far_value)
+        keys = torch.cat((self._unfinished(key, lengths), far_key), dim=2)
+        values = torch.cat((self._unfinished(value, lengths), far_value), dim=2)
+        blocks = -(-columns // self.stride)
+        return self._join(pooled), KeyValueCache.filled(keys, values, self.stride + blocks)
+
+    def step(
+        self,
+        x: Tensor,
+        cache: KeyValueCache,
+        column: Tensor,
+        seen: int,
+        *,
+        bias: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
+        """One token per row, (B, 1, W) -> (B, 1, W), at its row's position `column` (B,), each below `seen`."""
+        refuse_mask(bias, "compressed")
+        query, key, value = self.projections.project(x, x, x, rotation)
+        block, place = column // self.stride, column % self.stride
+        cache.write(key, value, place)
+        # Right once the block's last token is there, and not looked at before.
+        near_key, near_value = cache.key[:, :, : self.stride], cache.value[:, :, : self.stride]
+        cache.write(self.compress_key(near_key), self.compress_value(near_value), self.stride + block)
+        near = torch.arange(self.stride, device=x.device) <= place.unsqueeze(-1)
+        far = torch.arange((seen - 1) // self.stride, device=x.device) < block.unsqueeze(-1)
+        allowed = torch.cat((near, far), dim=-1)  # (B, S + K)
+        used = allowed.shape[-1]
+        return self._join(attend(query, cache.key[:, :, :used], cache.value[:, :, :used], allowed[:, None, None]))
+
+    def _attend_causal(self, query: Tensor, key: Tensor, value: Tensor, far_key: Tensor, far_value: Tensor) -> Tensor:
+        """Queries, keys and values (B, H, T, D) and compressed ones (B, H, K, D) -> (B, H, T, D)."""
+        length, blocks = query.shape[2], far_key.shape[2]
+        query, key, value = (to_blocks(x, self.stride) for x in (query * query.shape[-1] ** -0.5, key, value))
+        far = query.flatten(2, 3) @ far_key.transpose(-2, -1)  # (B, H, K S, K)
+        near = query @ key.transpose(-2, -1)  # (B, H, K, S, S)
+        order, place = (torch.arange(size, device=query.device) for size in (blocks, self.stride))
+        far = far.view(*near.shape[:-1], blocks).masked_fill(order >= order.view(-1, 1, 1), float("-inf"))
+        near = near.masked_fill(place > place.unsqueeze(-1), float("-inf"))
+        weights = torch.cat((far, near), dim=-1).softmax(-1).to(value.dtype)  # (B, H, K, S, K + S)
+        weights = F.dropout(weights, self.dropout, self.training)
+        pooled = weights[..., :blocks].flatten(2, 3) @ far_value + (weights[..., blocks:] @ value).flatten(2, 3)
+        return pooled[:, :, :length]
+
+    def _unfinished(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """The block in which each row's next token comes: (B, H, T, D), (B,) -> (B, H, S, D)."""
+        x = F.pad(x, (0, 0, 0, self.stride))  # where that block begins at the end
+        columns = (lengths // self.stride * self.stride).unsqueeze(-1) + torch.arange(self.stride, device=x.device)
+        return x.take_along_dim(columns[:, None, :, None], dim=2)
+
+    def _join(self, pooled: Tensor) -> Tensor:
+        result: Tensor = self.projections.output(join_heads(pooled))
+        return result
+
+
+class LinformerAttention(nn.Module):
+    """Multi-head attention to `projected` learned mixtures of the keys and of the values (Wang et al., 2020).
+
+    The mixtures, E of keys and F of values, both (projected, context), are shared by the heads; in a shorter row they
+    are those of the last T of `context` positions. Each mixes the whole row, so that nothing can be hidden from a
+    query: there is no causal form, and a mask raises ValueError. `bias`, `qk_norm` and `dropout` are those of
+    `MultiHeadAttention`, whose projections these are.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        context: int,
+        projected: int,
+        bias: bool = False,
+        qk_norm: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.context = context
+        self.dropout = dropout
+        self.projections = MultiHeadAttention(dim, heads, bias=bias, qk_norm=qk_norm)
+        # A sum of `context` independent keys, each with this weight, has the mean square of one: the scores, and what
+        # the softmax makes of them, start as large as in attention to the tokens themselves.
+        self.mix_key = nn.Parameter(torch.randn(projected, context) * context**-0.5)
+        self.mix_value = nn.Parameter(torch.randn(projected, context) * context**-0.5)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
+        """(B, T, W) -> (B, T, W). Raises ValueError for a row longer than the context, and for a mask."""
+        refuse_mask(mask, "linformer")
+        first = self.context - x.shape[1]
+        if first < 0:
+            raise ValueError(f"{x.shape[1]} positions are more than the context of {self.context}")
+        query, key, value = self.projections.project(x, x, x, rotation)
+        key, value = self.mix_key[:, first:] @ key, self.mix_value[:, first:] @ value  # (B, H, P, D)
+        pooled = attend(query, key, value, dropout=self.dropout if self.training else 0.0)
+        result: Tensor = self.projections.output(join_heads(pooled))
+        return result

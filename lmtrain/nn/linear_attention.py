@@ -1,0 +1,171 @@
+"""Linear attention: the kernel phi(q) . phi(k) in place of exp(q . k), so that time is linear in the length.
+
+One computation in three forms: over all keys, over every prefix in chunks, and token by token with a fixed state.
+
+Shapes: B rows, H heads, T positions, D features per head (Dv of values), K chunks of C positions, W the layer's width.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmtrain.nn.attention import MultiHeadAttention, join_heads
+from lmtrain.nn.positions import Rotation, rotate
+
+CHUNK = 64
+
+
+def feature_map(x: Tensor) -> Tensor:
+    """phi(x) = elu(x) + 1 (Katharopoulos et al., 2020), (...) -> (...), in float32 at least.
+
+    Written as max(x, 0) + exp(min(x, 0)), which is the same and does not round exp(x) to a multiple of epsilon.
+    """
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return F.relu(x) + x.clamp_max(0).exp()
+
+
+@dataclass
+class LinearState:
+    """All that linear attention keeps of the keys and values read so far, whatever their number.
+
+    total (B, H, D, Dv) is the sum of R phi(k) v^T, with R the rotation, if any; normaliser (B, H, D) that of phi(k). In
+    float32 at least, also under autocast: bf16 can't add one to 256, and fp16 ends at 65504.
+    """
+
+    total: Tensor
+    normaliser: Tensor
+
+    @classmethod
+    def of(
+        cls, key: Tensor, value: Tensor, *, rotation: Rotation | None = None, lengths: Tensor | None = None
+    ) -> "LinearState":
+        """The state after keys (B, H, T, D) and values (B, H, T, Dv): after the first `lengths` (B,), where given."""
+        key = feature_map(key)
+        if lengths is not None:
+            padding = torch.arange(key.shape[-2], device=key.device) >= lengths.unsqueeze(-1)  # (B, T)
+            key = key.masked_fill(padding[:, None, :, None], 0.0)
+        turned = key if rotation is None else rotate(key, rotation)
+        with torch.autocast(key.device.type, enabled=False):
+            return cls(turned.transpose(-2, -1) @ value.to(key.dtype), key.sum(-2))
+
+    def add(self, key: Tensor, value: Tensor, *, rotation: Rotation | None = None) -> None:
+        """Read further keys (B, H, T, D) and values (B, H, T, Dv)."""
+        new = LinearState.of(key, value, rotation=rotation)
+        self.total, self.normaliser = self.total + new.total, self.normaliser + new.normaliser
+
+    def read(self, query: Tensor, *, rotation: Rotation | None = None) -> Tensor:
+        """The mean value of all that was read, as each query (B, H, T, D) weighs it: (B, H, T, Dv)."""
+        query = feature_map(query)
+        turned = query if rotation is None else rotate(query, rotation)
+        with torch.autocast(query.device.type, enabled=False):
+            return _quotient(turned @ self.total, query @ self.normaliser.unsqueeze(-1))
+
+    def select(self, rows: Tensor) -> "LinearState":
+        """A copy with these rows, in this order."""
+        return LinearState(self.total[rows], self.normaliser[rows])
+
+
+def linear_attention(query: Tensor, key: Tensor, value: Tensor, *, rotation: Rotation | None = None) -> Tensor:
+    """sum_i w_ti v_i / sum_i w_ti over all i, with w_ti = phi(q_t) . phi(k_i) (Katharopoulos et al., 2020), in O(T).
+
+    query and key (B, H, T, D), value (B, H, T, Dv) -> (B, H, T, Dv), in float32 at least. `rotation` turns the features
+    phi in the upper sum and not in the lower, which must stay positive (Su et al., 2021, section 3.3).
+    """
+    return LinearState.of(key, value, rotation=rotation).read(query, rotation=rotation)
+
+
+def causal_linear_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, rotation: Rotation | None = None, chunk: int = CHUNK
+) -> Tensor:
+    """`linear_attention` of every position t over the keys i <= t alone, in O(T): the weights inside a chunk of
+    positions one by one, and the chunks before it as one sum."""
+    query, key = feature_map(query), feature_map(key)
+    with torch.autocast(query.device.type, enabled=False):
+        lower = (query * key.cumsum(-2)).sum(-1, keepdim=True)
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        return _quotient(_prefix_products(query, key, value.to(key.dtype), chunk), lower)
+
+
+def _prefix_products(query: Tensor, key: Tensor, value: Tensor, chunk: int) -> Tensor:
+    """sum over i <= t of (q_t . k_i) v_i: (B, H, T, D), (B, H, T, D), (B, H, T, Dv) -> (B, H, T, Dv)."""
+    length = query.shape[2]
+    query, key, value = (to_blocks(x, chunk) for x in (query, key, value))  # (B, H, K, C, D)
+    own = key.transpose(-2, -1) @ value  # (B, H, K, D, Dv)
+    # Moved by one before the sum: a sum less its last term would let that term's rounding through.
+    before = F.pad(own, (0, 0, 0, 0, 1, 0)).cumsum(2)[:, :, :-1]
+    inside = (query @ key.transpose(-2, -1)).tril() @ value  # (B, H, K, C, Dv)
+    return (inside + query @ before).flatten(2, 3)[:, :, :length]
+
+
+def _quotient(upper: Tensor, lower: Tensor) -> Tensor:
+    """The floor is far below any sum of features that float32 can divide by."""
+    return upper / lower.clamp_min(1e-30)
+
+
+class LinearAttention(nn.Module):
+    """Self-attention in `heads` subspaces with the weights of `linear_attention` (Katharopoulos et al., 2020).
+
+    `bias` and `qk_norm` are those of `MultiHeadAttention`, whose projections these are. A mask or bias raises
+    ValueError: no score is ever made that it could change.
+    """
+
+    def __init__(
+        self, dim: int, heads: int, *, causal: bool = False, bias: bool = False, qk_norm: bool = False
+    ) -> None:
+        super().__init__()
+        self.causal = causal
+        self.projections = MultiHeadAttention(dim, heads, bias=bias, qk_norm=qk_norm)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
+        """(B, T, W) -> (B, T, W)."""
+        refuse_mask(mask, "linear")
+        query, key, value = self.projections.project(x, x, x)
+        attention = causal_linear_attention if self.causal else linear_attention
+        return self._join(attention(query, key, value, rotation=rotation), value.dtype)
+
+    def prefill(
+        self, x: Tensor, lengths: Tensor, columns: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
+    ) -> tuple[Tensor, LinearState]:
+        """Causal attention over x (B, T, W), and the state after its rows' first `lengths` (B,) tokens, for `step`."""
+        refuse_mask(mask, "linear")
+        query, key, value = self.projections.project(x, x, x)
+        pooled = causal_linear_attention(query, key, value, rotation=rotation)
+        return self._join(pooled, value.dtype), LinearState.of(key, value, rotation=rotation, lengths=lengths)
+
+    def step(
+        self,
+        x: Tensor,
+        cache: LinearState,
+        column: Tensor,
+        seen: int,
+        *,
+        bias: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
+        """One token per row, (B, 1, W) -> (B, 1, W), after those in the cache; its column does not matter."""
+        refuse_mask(bias, "linear")
+        query, key, value = self.projections.project(x, x, x)
+        cache.add(key, value, rotation=rotation)
+        return self._join(cache.read(query, rotation=rotation), value.dtype)
+
+    def _join(self, pooled: Tensor, dtype: torch.dtype) -> Tensor:
+        result: Tensor = self.projections.output(join_heads(pooled).to(dtype))
+        return result
+
+
+def refuse_mask(mask: Tensor | None, attention: str) -> None:
+    """Raises ValueError if there is a mask, or a bias, for a kind of attention that has no score per pair of tokens."""
+    if mask is not None:
+        raise ValueError(
+            f"{attention} attention has no score for each pair of tokens that a mask or bias of shape "
+            f"{tuple(mask.shape)} could change: use rotary positions, or sinusoidal, learned or none"
+        )
+
+
+def to_blocks(x: Tensor, size: int) -> Tensor:
+    """(B, H, T, D) -> (B, H, K, C, D) for blocks of C = `size` positions, the last one filled up with zeros."""
+    blocks = -(-x.shape[2] // size)
+    return F.pad(x, (0, 0, 0, blocks * size - x.shape[2])).view(*x.shape[:2], blocks, size, x.shape[-1])

@@ -1,0 +1,92 @@
+"""Pointing: a distribution over the positions of an input, and its mixture with one over a vocabulary.
+
+Shapes: B rows, Tq positions of queries, Tk of keys, T of a decoder, D features, V words, W the width of an input.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+NEVER = float("-inf")
+"""The logarithm of a probability of zero."""
+
+
+class PointerAttention(nn.Module):
+    """The weights of an attention as the result: pointer networks (Vinyals et al., 2015), with scaled dot products.
+
+    Queries of width `query_dim` and keys of width `key_dim` meet in `dim` features.
+    """
+
+    def __init__(self, query_dim: int, key_dim: int, dim: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(query_dim, dim, bias=False)
+        self.key = nn.Linear(key_dim, dim, bias=False)
+
+    def forward(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """Log-probabilities over the keys: (B, Tq, W), (B, Tk, W) -> (B, Tq, Tk); see `point`."""
+        return point(self.query(query), self.key(key), mask)
+
+
+def point(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
+    """log softmax(q.k / sqrt(D)) over the keys: (B, Tq, D), (B, Tk, D) -> (B, Tq, Tk), float32 at least.
+
+    `mask` bool broadcasts to (B, Tq, Tk): False is never pointed at and gets -inf. A query that may point at nothing
+    gets -inf everywhere: its probabilities sum to zero, and no gradient comes from it.
+    """
+    scores = _wide((query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1))
+    if mask is None:
+        return scores.log_softmax(-1)
+    nothing = ~mask.any(-1, keepdim=True)  # rows whose softmax would be 0 / 0
+    return scores.masked_fill(~(mask | nothing), NEVER).log_softmax(-1).masked_fill(~mask, NEVER)
+
+
+def copy_log_probs(log_vocab: Tensor, log_pointer: Tensor, tokens: Tensor, gate_logit: Tensor) -> Tensor:
+    """log[(1 - g) p_vocab(w) + g sum of p_pointer(i) over tokens_i = w] for every word w, with g = sigmoid(gate_logit).
+
+    The pointer-generator mixture (See et al., 2017; Merity et al., 2017), in logarithms and float32 throughout.
+
+    log_vocab (B, T, V), log_pointer (B, T, Tk), tokens (B, Tk) int, gate_logit (B, T) -> (B, T, V). Where a pointer is
+    -inf everywhere, g is taken as 0, so that every position's probabilities sum to one.
+    """
+    log_vocab, log_pointer = _wide(log_vocab), _wide(log_pointer)
+    words = tokens.unsqueeze(1).expand_as(log_pointer)  # (B, T, Tk)
+    never = torch.full_like(log_vocab, NEVER)
+    # Per word, the exponents are relative to the highest of its own pointers: no share is lost to underflow.
+    peak = never.scatter_reduce(-1, words, log_pointer.detach(), "amax")
+    absent = peak == NEVER
+    peak = peak.masked_fill(absent, 0.0)
+    # A word that nothing points at starts at one instead of zero, whose logarithm has no gradient.
+    total = absent.to(peak.dtype).scatter_add(-1, words, (log_pointer - peak.gather(-1, words)).exp())
+    return _mixture(log_vocab, (total.log() + peak).masked_fill(absent, NEVER), log_pointer, gate_logit)
+
+
+def copy_target_log_prob(
+    log_vocab_target: Tensor, log_pointer: Tensor, tokens: Tensor, gate_logit: Tensor, targets: Tensor
+) -> Tensor:
+    """What `copy_log_probs` gives each position's target word, without a tensor over the vocabulary.
+
+    log_vocab_target (B, T), the log-probability that the vocabulary gives the target; log_pointer (B, T, Tk),
+    tokens (B, Tk) int, gate_logit (B, T), targets (B, T) int -> (B, T).
+    """
+    log_vocab_target, log_pointer = _wide(log_vocab_target), _wide(log_pointer)
+    same = (tokens.unsqueeze(1) == targets.unsqueeze(-1)) & (log_pointer != NEVER)  # (B, T, Tk)
+    absent = ~same.any(-1, keepdim=True)  # the sum over nothing has a logarithm, but no gradient
+    copied = log_pointer.masked_fill(~same, NEVER).masked_fill(absent, 0.0).logsumexp(-1)
+    return _mixture(log_vocab_target, copied.masked_fill(absent.squeeze(-1), NEVER), log_pointer, gate_logit)
+
+
+def _mixture(log_vocab: Tensor, log_copied: Tensor, log_pointer: Tensor, gate_logit: Tensor) -> Tensor:
+    """log[(1 - g) p_vocab + g p_copied]: (B, T) or (B, T, V) -> the same."""
+    gate = _wide(gate_logit)
+    empty = (log_pointer == NEVER).all(-1)  # (B, T)
+    keep, copy = F.logsigmoid(-gate).masked_fill(empty, 0.0), F.logsigmoid(gate)
+    if log_vocab.dim() == 3:
+        keep, copy = keep.unsqueeze(-1), copy.unsqueeze(-1)
+    generated, copied = log_vocab + keep, log_copied + copy
+    impossible = (generated == NEVER) & (copied == NEVER)  # logaddexp has no gradient here
+    return torch.logaddexp(generated.masked_fill(impossible, 0.0), copied).masked_fill(impossible, NEVER)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """bf16 keeps 8 bits: too few for logarithms that are to be summed."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

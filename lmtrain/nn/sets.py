@@ -1,0 +1,172 @@
+"""Blocks for sets, whose elements have no order, and their induced and pooled forms (Lee et al., 2019).
+
+    MAB(Q, V)  = O + ReLU(O W_O),  O = [O_1 .. O_H],  O_i = Attention(Q W_i^Q, V W_i^K, V W_i^V)      `plain`
+               = the cross-attention block, with residuals and norms                                 `residual`
+    SAB(X)     = MAB(X, X)                  every element looks at every other: quadratic in their number
+    ISAB(X)    = MAB(X, MAB(I, X))          through m inducing points I: linear
+    PMA(X)     = MAB(S, X)                  k seeds S ask: k vectors, in whatever order the elements come
+
+Learned points start with unit variance, as a normalised element has it: at any width, an element's or a key's scores
+for them start at the scale of its scores for other elements, apart enough for the points to part ways.
+
+Shapes: B sets, T elements (Tq that ask), m inducing points, k seeds or queries, H heads, D the block's width, W of an
+input.
+"""
+
+from typing import Literal, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmtrain.nn.attention import MultiHeadAttention, join_heads, padding_mask, split_heads
+from lmtrain.nn.blocks import Activation, CrossAttentionBlock, FeedForward, ResidualOptions
+from lmtrain.nn.dot_product import attend
+
+Form = Literal["plain", "residual"]
+
+
+class FormOptions(ResidualOptions, total=False):
+    """The options of a `MAB`."""
+
+    form: Form
+    ff_dim: int
+    activation: Activation
+    qk_norm: bool
+    attention_dropout: float
+
+
+class PlainBlock(nn.Module):
+    """O + ReLU(O W_O) of the joined heads O: no residual from the queries, no norm."""
+
+    def __init__(self, attention: MultiHeadAttention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """x (B, Tq, D), memory (B, T, W) -> (B, Tq, D). `mask` is as for `attend`."""
+        dropout = self.attention.dropout if self.training else 0.0
+        pooled = join_heads(attend(*self.attention.project(x, memory, memory), mask, dropout=dropout))
+        return pooled + F.relu(self.attention.output(pooled))
+
+
+class MAB(nn.Module):
+    """Multi-head attention block, in one of the forms at the top of this file.
+
+    `residual` is the paper's own with `norm_position="post"`, `norm_kind="layer"` and `activation="relu"`. `ff_dim`
+    (default 4 `dim`), `activation` and `residual_options`, those of `Residual`, are of that form alone: ValueError
+    says so where the plain form is given one.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        memory_dim: int | None = None,
+        form: Form = "plain",
+        ff_dim: int | None = None,
+        activation: Activation | None = None,
+        qk_norm: bool = False,
+        attention_dropout: float = 0.0,
+        **residual_options: Unpack[ResidualOptions],
+    ) -> None:
+        super().__init__()
+        attention = MultiHeadAttention(dim, heads, key_dim=memory_dim, qk_norm=qk_norm, dropout=attention_dropout)
+        self.block: nn.Module
+        if form == "residual":
+            feed_forward = FeedForward(dim, ff_dim or 4 * dim, activation or "gelu")
+            self.block = CrossAttentionBlock(dim, attention, feed_forward, memory_dim=memory_dim, **residual_options)
+            return
+        given = {"ff_dim": ff_dim, "activation": activation, **residual_options}
+        if unused := [f"{name}={value!r}" for name, value in given.items() if value is not None]:
+            raise ValueError(f"the plain form has no {', '.join(unused)}")
+        self.block = PlainBlock(attention)
+
+    def forward(self, query: Tensor, values: Tensor, *, valid: Tensor | None = None) -> Tensor:
+        """query (B, Tq, D), values (B, T, W) -> (B, Tq, D). `valid` (B, T) bool: False = padding, not looked at."""
+        result: Tensor = self.block(query, values, mask=None if valid is None else padding_mask(valid))
+        return result
+
+
+class SAB(nn.Module):
+    """Set attention block: MAB(X, X)."""
+
+    def __init__(self, dim: int, heads: int, **options: Unpack[FormOptions]) -> None:
+        super().__init__()
+        self.block = MAB(dim, heads, **options)
+
+    def forward(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
+        """(B, T, D) -> (B, T, D). `valid` (B, T) bool: False = padding, whose own results mean nothing."""
+        result: Tensor = self.block(x, x, valid=valid)
+        return result
+
+
+class ISAB(nn.Module):
+    """Induced set attention block: MAB(X, MAB(I, X)), I being `inducing` learned points."""
+
+    def __init__(self, dim: int, heads: int, inducing: int, **options: Unpack[FormOptions]) -> None:
+        super().__init__()
+        self.inducing = nn.Parameter(torch.randn(inducing, dim))
+        self.gather = MAB(dim, heads, **options)
+        self.spread = MAB(dim, heads, **options)
+
+    def forward(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
+        """(B, T, D) -> (B, T, D). `valid` (B, T) bool: False = padding, whose own results mean nothing."""
+        points = self.gather(self.inducing.expand(len(x), -1, -1), x, valid=valid)  # (B, m, D)
+        result: Tensor = self.spread(x, points)
+        return result
+
+
+class PMA(nn.Module):
+    """Pooling by multi-head attention: MAB(S, X), S being `seeds` learned vectors."""
+
+    def __init__(
+        self, dim: int, heads: int, seeds: int, *, memory_dim: int | None = None, **options: Unpack[FormOptions]
+    ) -> None:
+        super().__init__()
+        self.seeds = nn.Parameter(torch.randn(seeds, dim))
+        self.block = MAB(dim, heads, memory_dim=memory_dim, **options)
+
+    def forward(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
+        """(B, T, W) -> (B, k, D). `valid` (B, T) bool: False = padding, not looked at."""
+        result: Tensor = self.block(self.seeds.expand(len(x), -1, -1), x, valid=valid)
+        return result
+
+
+class LearnedQueryAttention(nn.Module):
+    """Multi-head attention whose projected queries are learned themselves (Ji, Gao & Xie, 2019).
+
+    [softmax(Q_i (X W_i^K)^T / sqrt(D_H)) X W_i^V] W_O, joined over the heads i: `queries` vectors in place of a Q W^Q.
+    A head has `head_dim` = D_H features, by default its share of `dim`, which is the result's width and, unless
+    `memory_dim` says otherwise, the input's. `bias` gives all three projections one. Raises ValueError when `dim` must
+    be divided among the heads and can't.
+    """
+
+    def __init__(
+        self,
+        queries: int,
+        dim: int,
+        heads: int,
+        *,
+        memory_dim: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        if head_dim is None and dim % heads:
+            raise ValueError(f"a width of {dim} can't be divided among {heads} heads")
+        self.heads = heads
+        inner = heads * (head_dim or dim // heads)
+        self.queries = nn.Parameter(torch.randn(queries, inner))
+        self.key = nn.Linear(memory_dim or dim, inner, bias=bias)
+        self.value = nn.Linear(memory_dim or dim, inner, bias=bias)
+        self.output = nn.Linear(inner, dim, bias=bias)
+
+    def forward(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
+        """(B, T, W) -> (B, k, D). `valid` (B, T) bool: False = padding, not looked at."""
+        key, value = split_heads(self.key(x), self.heads), split_heads(self.value(x), self.heads)
+        queries = split_heads(self.queries.to(key.dtype).expand(len(x), -1, -1), self.heads)
+        mask = None if valid is None else padding_mask(valid)
+        result: Tensor = self.output(join_heads(attend(queries, key, value, mask)))
+        return result

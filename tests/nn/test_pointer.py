@@ -1,0 +1,179 @@
+"""Pointers and copying against loops, at the edges where a logarithm is -inf, and their gradients."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmtrain.nn.pointer import PointerAttention, copy_log_probs, copy_target_log_prob
+
+NEVER = float("-inf")
+
+
+def pointer_loop(layer: PointerAttention, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
+    out = torch.full((*query.shape[:2], key.shape[1]), NEVER, dtype=torch.float64)
+    for b, t in torch.cartesian_prod(torch.arange(query.shape[0]), torch.arange(query.shape[1])).tolist():
+        asked = [
+            sum(w * x for w, x in zip(row, query[b, t].tolist(), strict=True)) for row in layer.query.weight.tolist()
+        ]
+        scores = {}
+        for i in range(key.shape[1]):
+            if mask[b, t, i]:
+                at = [
+                    sum(w * x for w, x in zip(row, key[b, i].tolist(), strict=True))
+                    for row in layer.key.weight.tolist()
+                ]
+                scores[i] = sum(q * k for q, k in zip(asked, at, strict=True)) / math.sqrt(len(asked))
+        for i, score in scores.items():
+            out[b, t, i] = score - math.log(sum(math.exp(other) for other in scores.values()))
+    return out
+
+
+def test_pointer_attention_equals_loop() -> None:
+    torch.manual_seed(0)
+    layer = PointerAttention(5, 3, 4).double()
+    query, key = torch.randn(2, 3, 5, dtype=torch.float64), torch.randn(2, 6, 3, dtype=torch.float64)
+    mask = torch.rand(2, 3, 6) < 0.6
+    mask[1, 2] = False  # a query that may point at nothing
+    torch.testing.assert_close(layer(query, key, mask=mask), pointer_loop(layer, query, key, mask))
+    everything = torch.ones(2, 3, 6, dtype=torch.bool)
+    torch.testing.assert_close(layer(query, key), pointer_loop(layer, query, key, everything))
+
+
+def test_pointer_attention_takes_a_mask_of_keys_and_sums_to_one() -> None:
+    torch.manual_seed(0)
+    layer = PointerAttention(4, 4, 4)
+    query, key = torch.randn(2, 3, 4), torch.randn(2, 6, 4)
+    valid = torch.arange(6) < torch.tensor([[4], [6]])
+    pointed = layer(query, key, mask=valid.unsqueeze(1)).exp()
+    torch.testing.assert_close(pointed.sum(-1), torch.ones(2, 3))
+    assert not pointed[0, :, 4:].any()
+
+
+def test_nothing_to_point_at_gives_no_nan() -> None:
+    torch.manual_seed(0)
+    layer = PointerAttention(4, 4, 4)
+    query, key = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 6, 4, requires_grad=True)
+    mask = torch.ones(2, 1, 6, dtype=torch.bool)
+    mask[1] = False
+    pointed = layer(query, key, mask=mask)
+    assert (pointed[1] == NEVER).all()
+    with torch.autograd.set_detect_anomaly(True):  # fails on a NaN on the way, too
+        gradients = torch.autograd.grad((pointed[..., 0] * torch.randn(2, 3)).sum(), [query, key, *layer.parameters()])
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    for gradient in gradients[:2]:
+        assert gradient[0].any()
+        assert not gradient[1].any()
+
+
+def test_pointer_attention_is_float32_under_autocast() -> None:
+    torch.manual_seed(0)
+    layer = PointerAttention(4, 4, 4)
+    query, key = torch.randn(2, 3, 4), torch.randn(2, 6, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        pointed = layer(query, key)
+    assert pointed.dtype == torch.float32
+    torch.testing.assert_close(pointed.exp().sum(-1), torch.ones(2, 3))
+    torch.testing.assert_close(pointed, layer(query, key), atol=0.03, rtol=0)
+
+
+def case(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """log_vocab (2, 3, 7), log_pointer (2, 3, 5), tokens (2, 5), of which some repeat, and gate_logit (2, 3)."""
+    torch.manual_seed(1)
+    log_vocab = torch.randn(2, 3, 7, dtype=dtype).log_softmax(-1)
+    scores = torch.randn(2, 3, 5, dtype=dtype)
+    scores[0, :, 4] = NEVER
+    tokens = torch.tensor([[1, 4, 1, 1, 6], [0, 2, 2, 5, 0]])
+    return log_vocab, scores.log_softmax(-1), tokens, torch.randn(2, 3, dtype=dtype)
+
+
+def copy_loop(log_vocab: Tensor, log_pointer: Tensor, tokens: Tensor, gate_logit: Tensor) -> Tensor:
+    out = torch.zeros_like(log_vocab)
+    for b, t in torch.cartesian_prod(torch.arange(out.shape[0]), torch.arange(out.shape[1])).tolist():
+        pointer = log_pointer[b, t].exp().tolist()
+        gate = 1 / (1 + math.exp(-gate_logit[b, t].item())) if any(pointer) else 0.0
+        for word in range(out.shape[2]):
+            copied = sum(share for share, token in zip(pointer, tokens[b].tolist(), strict=True) if token == word)
+            out[b, t, word] = math.log((1 - gate) * math.exp(log_vocab[b, t, word]) + gate * copied)
+    return out
+
+
+def test_copy_log_probs_equals_loop_and_sums_to_one() -> None:
+    log_vocab, log_pointer, tokens, gate = case()
+    log_pointer[1, 1] = NEVER  # points nowhere: the vocabulary alone
+    out = copy_log_probs(log_vocab, log_pointer, tokens, gate)
+    torch.testing.assert_close(out, copy_loop(log_vocab, log_pointer, tokens, gate))
+    torch.testing.assert_close(out.exp().sum(-1), torch.ones(2, 3, dtype=torch.float64))
+    torch.testing.assert_close(out[1, 1], log_vocab[1, 1])
+
+
+def test_target_log_prob_is_that_of_the_whole_distribution() -> None:
+    log_vocab, log_pointer, tokens, gate = case()
+    log_pointer[1, 1] = NEVER
+    whole = copy_log_probs(log_vocab, log_pointer, tokens, gate)
+    for word in range(7):
+        targets = torch.full((2, 3), word)
+        one = copy_target_log_prob(log_vocab[..., word], log_pointer, tokens, gate, targets)
+        torch.testing.assert_close(one, whole[..., word])
+
+
+def test_far_below_what_float32_holds() -> None:
+    log_vocab = torch.tensor([[[0.0, -300.0, -400.0]]])
+    log_pointer = torch.tensor([[[0.0, -250.0, -251.0, -260.0]]])  # exp(-250) is zero in float32
+    tokens, gate = torch.tensor([[0, 1, 1, 2]]), torch.tensor([[-200.0]])
+    out = copy_log_probs(log_vocab, log_pointer, tokens, gate)
+    expected = torch.tensor([[[0.0, -300.0, -400.0]]])  # copying adds exp(-450) to exp(-300), exp(-460) to exp(-400)
+    torch.testing.assert_close(out, expected)
+    sure = copy_log_probs(log_vocab, log_pointer, tokens, -gate)
+    expected = torch.tensor([[[0.0, -250.0 + math.log1p(math.exp(-1)), -260.0]]])
+    torch.testing.assert_close(sure, expected)
+    targets = torch.tensor([[1]])
+    torch.testing.assert_close(
+        copy_target_log_prob(log_vocab[..., 1], log_pointer, tokens, -gate, targets), expected[..., 1]
+    )
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_gradients_equal_finite_differences(whole: bool) -> None:
+    log_vocab, log_pointer, tokens, gate = case()
+    targets = torch.tensor([[1, 4, 3], [5, 0, 6]])  # 3 and 6 are nowhere in their rows
+    finite = log_pointer.clamp_min(-50.0)  # a difference from -inf is none
+
+    def loss(vocab: Tensor, pointer: Tensor, gate: Tensor) -> Tensor:
+        if whole:
+            return copy_log_probs(vocab, pointer, tokens, gate)
+        one = vocab.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        return copy_target_log_prob(one, pointer, tokens, gate, targets)
+
+    inputs = [x.clone().requires_grad_() for x in (log_vocab, finite, gate)]
+    assert torch.autograd.gradcheck(loss, inputs)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_gradients_are_finite_where_something_is_impossible(whole: bool) -> None:
+    log_vocab, log_pointer, tokens, gate = case(torch.float32)
+    log_pointer[1, 1] = NEVER  # points nowhere
+    log_vocab[0, 0, 0] = NEVER  # forbidden, and not in the row's tokens
+    targets = torch.tensor([[0, 4, 6], [5, 0, 6]])  # 0 and 6 are nowhere to be copied; the 6 of row 0 is forbidden
+    vocab, pointer, logit = (x.clone().requires_grad_() for x in (log_vocab, log_pointer, gate))
+    if whole:
+        out = copy_log_probs(vocab, pointer, tokens, logit).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    else:
+        one = vocab.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        out = copy_target_log_prob(one, pointer, tokens, logit, targets)
+    assert out[0, 0] == NEVER
+    with torch.autograd.set_detect_anomaly(True):  # fails on a NaN on the way, too
+        total = (out * torch.randn(2, 3)).masked_fill(out == NEVER, 0).sum()
+        gradients = torch.autograd.grad(total, [vocab, pointer, logit])
+    assert all(gradient.isfinite().all() and gradient.any() for gradient in gradients)
+    assert not gradients[1][1, 1].any()
+    assert not gradients[2][1, 1].any()
+
+
+def test_copying_in_bf16_is_computed_in_float32() -> None:
+    log_vocab, log_pointer, tokens, gate = (x.bfloat16() if x.is_floating_point() else x for x in case())
+    out = copy_log_probs(log_vocab, log_pointer, tokens, gate)
+    assert out.dtype == torch.float32
+    expected = copy_log_probs(log_vocab.float(), log_pointer.float(), tokens, gate.float())
+    torch.testing.assert_close(out, expected, atol=0, rtol=0)
