@@ -119,7 +119,7 @@ def _assign(values: dict[str, Any], key: str, text: str, origin: str) -> None:
 
 def _sentence(error: Any, origin: str) -> str:
     """One pydantic error as a sentence that names the key."""
-    key = ".".join(str(part) for part in error["loc"])
+    key = ".".join(str(part) for part in error["loc"][:2])
     if error["type"] == "extra_forbidden":
         known = [*flat(Config()), *Config.model_fields]
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)

@@ -1,5 +1,6 @@
 """The schema of a configuration: every field with its meaning, its bounds, and the contradictions that are refused."""
 
+import warnings
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -57,6 +58,16 @@ class TokenizerConfig(_Section):
         return self
 
 
+MASKED_ATTENTION = ("full", "local", "strided", "global")
+"""Attention that differs in its mask alone."""
+UNMASKABLE_ATTENTION = ("linformer", "induced")
+"""Attention whose keys are mixtures of the whole window, so that no mask can hide the future."""
+ATTENTION = (*MASKED_ATTENTION, "compressed", "linear", *UNMASKABLE_ATTENTION)
+
+# `copy` is the field's name in the literature; the deprecated method of pydantic that it hides is not used here.
+warnings.filterwarnings("ignore", message='Field name "copy" in "ModelConfig" shadows', category=UserWarning)
+
+
 class ModelConfig(_Section):
     """The shape of the language model."""
 
@@ -77,7 +88,24 @@ class ModelConfig(_Section):
     activation: Literal["relu", "relu2", "gelu", "swiglu"] = "gelu"
     """Non-linearity of the feed-forward layers."""
     norm: Literal["layer", "rms", "scale"] = "rms"
-    """LayerNorm, RMSNorm or ScaleNorm, before each sub-layer."""
+    """LayerNorm, RMSNorm or ScaleNorm."""
+    norm_position: Literal["pre", "post"] = "pre"
+    """Norms before each sub-layer of the encoder blocks, or after the addition. The pooling head has them before."""
+    attention: str | tuple[str, ...] = "full"
+    """`full`, `local`, `strided`, `global`, unions of those (`local+global`), `compressed` or `linear`; and, where the
+    mode is windowed, `linformer` or `induced`. A list names one for each layer."""
+    attention_window: int = Field(32, ge=1)
+    """`local`: a token sees those less than so many positions away."""
+    attention_stride: int = Field(8, ge=1)
+    """`strided`: a token sees those at multiples of so many positions away."""
+    attention_globals: int = Field(4, ge=1)
+    """`global`: the first tokens of a window, so many, see all and are seen by all."""
+    compression: int = Field(4, ge=2)
+    """`compressed`: tokens that are made into one key."""
+    projected_length: int = Field(32, ge=1)
+    """`linformer`: keys that the window's are projected to."""
+    inducing_points: int = Field(16, ge=1)
+    """`induced`: points that stand between a token and the others."""
     qk_norm: bool = False
     """RMS-normalise queries and keys per head."""
     position: Literal["sinusoidal", "learned", "rotary", "alibi", "none"] = "rotary"
@@ -86,6 +114,8 @@ class ModelConfig(_Section):
     """The pooling query: a learned seed; with a learned recency slope per head; or also from the position's state."""
     pool_residual: Literal["seed", "state"] = "state"
     """What the pooled value is added to: the seed, or the state of the last position."""
+    copy: bool = False  # type: ignore[assignment]
+    """Mix a pointer over the tokens of the context into the prediction (pointer-generator)."""
     tie_embeddings: bool = True
     """Share the embedding with the output layer."""
     output_bias: bool = True
@@ -109,7 +139,39 @@ class ModelConfig(_Section):
             raise ValueError(f"model.position=rotary needs an even width per head, not {self.dim // self.heads}")
         if self.position == "sinusoidal" and self.dim % 2:
             raise ValueError(f"model.position=sinusoidal needs an even model.dim, not {self.dim}")
+        self._check_attention()
         return self
+
+    @property
+    def layer_attention(self) -> tuple[str, ...]:
+        """The attention of each layer."""
+        return (self.attention,) * self.layers if isinstance(self.attention, str) else self.attention
+
+    def _check_attention(self) -> None:
+        if not isinstance(self.attention, str) and len(self.attention) != self.layers:
+            raise ValueError(f"model.attention names {len(self.attention)} layers, and model.layers={self.layers}")
+        for name in {self.attention} if isinstance(self.attention, str) else set(self.attention):
+            parts = name.split("+")
+            if any(part not in ATTENTION for part in parts):
+                raise ValueError(f"model.attention={name}: choose among {', '.join(ATTENTION)}")
+            masked = all(part in MASKED_ATTENTION for part in parts)
+            if len(parts) > 1 and (not masked or "full" in parts or len(set(parts)) < len(parts)):
+                raise ValueError(f"model.attention={name}: a union is made of local, strided and global, each once")
+            if name in UNMASKABLE_ATTENTION and self.mode == "causal":
+                raise ValueError(
+                    f"model.attention={name} can't be causal, its keys being mixtures of the whole window: "
+                    "use model.mode=windowed or another attention"
+                )
+            if self.position == "alibi" and not masked:
+                raise ValueError(
+                    f"model.position=alibi is a bias on scores, which model.attention={name} has no place for: "
+                    "use rotary, sinusoidal or learned"
+                )
+            if self.position == "rotary" and name == "induced":
+                raise ValueError(
+                    "model.position=rotary needs keys with positions, and inducing points have none: "
+                    "with model.attention=induced use sinusoidal or learned"
+                )
 
 
 class TrainConfig(_Section):
@@ -157,6 +219,9 @@ class TrainConfig(_Section):
     """Added to the root of that mean."""
     clip: float | None = Field(1.0, gt=0)
     """Largest norm of the gradient; None = no clipping."""
+    scheduled_sampling: float = Field(0.0, ge=0.0, le=1.0)
+    """Share of the input tokens that are the model's own predictions at the end of the run, rising from none in a line;
+    costs a second forward pass."""
     ema: Rate | None = None
     """Decay of an exponential moving average of the weights, evaluated and saved beside them; None = none."""
 
@@ -215,6 +280,11 @@ class Config(_Section):
     def _consistent(self) -> Self:
         if self.eval.stride is not None and self.eval.stride > self.model.context:
             raise ValueError(f"eval.stride={self.eval.stride} is longer than model.context={self.model.context}")
+        if self.model.mode == "windowed" and self.train.scheduled_sampling:
+            raise ValueError(
+                f"train.scheduled_sampling={self.train.scheduled_sampling} needs a prediction at every position: "
+                "use model.mode=causal"
+            )
         if self.model.mode == "windowed" and self.eval.stride not in (None, 1):
             raise ValueError(
                 f"eval.stride={self.eval.stride}: a windowed model predicts one token per window, so only 1 fits"

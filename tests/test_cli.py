@@ -137,7 +137,7 @@ def test_generate(lmtrain: Lmtrain, workdir: Path) -> None:
     assert len(scores) == 3
     assert scores == sorted(scores, reverse=True)
     best = json.loads(lmtrain("generate", "The river", "-n", "5", "--beams", "4", "--json").out)["completions"][0]
-    assert best["score"] >= completion["score"]
+    assert best["score"] >= completion["score"] - 1e-4  # beams share a batch, which may round another way
 
 
 def test_train_says_how_it_went_and_resumes(lmtrain: Lmtrain, workdir: Path) -> None:

@@ -78,6 +78,17 @@ def test_a_wrong_override_is_named(override: str, message: str) -> None:
         (["tokenizer.kind=byte", "tokenizer.vocab_size=300"], "no meaning with tokenizer.kind=byte"),
         (["tokenizer.kind=bpe", "tokenizer.vocab_size=100"], "at least 257"),
         (["model.mode=windowed", "eval.stride=2"], "windowed"),
+        (["model.attention=linformer"], "model.attention=linformer can't be causal"),
+        (["model.attention=[full,full,full,induced]"], "model.attention=induced can't be causal"),
+        (["model.attention=[full,local]"], "model.attention names 2 layers, and model.layers=4"),
+        (["model.attention=sparse"], "model.attention=sparse: choose among full, local"),
+        (["model.attention=3"], "model.attention=3"),
+        (["model.attention=full+local"], "a union is made of local, strided and global"),
+        (["model.attention=local+local"], "each once"),
+        (["model.attention=linear+local"], "a union is made of"),
+        (["model.attention=linear", "model.position=alibi"], "model.position=alibi is a bias on scores"),
+        (["model.attention=induced", "model.mode=windowed"], "inducing points have none"),
+        (["model.mode=windowed", "train.scheduled_sampling=0.1"], "needs a prediction at every position"),
     ],
 )
 def test_a_contradiction_is_named(overrides: list[str], message: str) -> None:

@@ -13,21 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import KeyValueCache
-from lmtrain.nn.blocks import EncoderBlock, locked_dropout
+from lmtrain.nn.blocks import locked_dropout
+from lmtrain.nn.copying import ContextCopy
+from lmtrain.nn.encoder import Encoder
 from lmtrain.nn.norms import norm
 from lmtrain.nn.pooling import AttentionPooling, slope_parameters
-from lmtrain.nn.positions import Rotation, alibi_bias, alibi_slopes, rotation, sinusoidal
+from lmtrain.nn.positions import sinusoidal
+from lmtrain.nn.scheduled_sampling import sample
 from lmtrain.nn.state import CausalState, State, WindowedState
 from lmtrain.schema import ModelConfig
 
 
 class LanguageModel(nn.Module):
-    """The model of a configuration. Batches may be padded on the left: `valid` (B, T) bool is then True on tokens.
-
-    Every row needs at least one token, its last column must be one, and no more than `context` columns are taken;
-    ValueError otherwise, where it can be seen from the shape.
-    """
+    """The model of a configuration. It takes 1 to `context` tokens in a row; ValueError otherwise."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -38,20 +36,10 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(vocab_size, width)
         self.in_projection = nn.Linear(width, dim, bias=False) if width != dim else None
         self.position = nn.Embedding(config.context, dim) if config.position == "learned" else None
-        self.blocks = nn.ModuleList(
-            EncoderBlock(
-                dim,
-                config.heads,
-                config.ff_dim or 4 * dim,
-                causal=self.causal,
-                activation=config.activation,
-                norm_kind=config.norm,
-                qk_norm=config.qk_norm,
-                dropout=config.dropout,
-                attention_dropout=config.attention_dropout,
-            )
-            for _ in range(config.layers)
-        )
+        sinusoids = sinusoidal(torch.arange(config.context), dim) if config.position == "sinusoidal" else None
+        self.sinusoids: Tensor | None
+        self.register_buffer("sinusoids", sinusoids, persistent=False)  # computed, so never saved
+        self.encoder = Encoder(config)
         self.pool = AttentionPooling(
             dim,
             config.heads,
@@ -67,20 +55,12 @@ class LanguageModel(nn.Module):
         self.out_projection = nn.Linear(dim, width, bias=False) if width != dim else None
         self.output = nn.Linear(width, vocab_size, bias=False) if not config.tie_embeddings else None
         self.output_bias = nn.Parameter(torch.zeros(vocab_size)) if config.output_bias else None
-        self._add_position_tables()
+        self.copying = ContextCopy(dim, config.norm) if config.copy else None
         initialise(self)
 
-    def encode(self, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
+    def encode(self, tokens: Tensor) -> Tensor:
         """The states that the output layer reads: tokens (B, T) -> (B, T, E) where causal, (B, E) where windowed."""
-        self._check(tokens)
-        if not self.causal:
-            return self._finish(self.pool.window(self._blocks(tokens, valid)[0], valid))
-        if valid is None:
-            return self._finish(self.pool(self._blocks(tokens)[0]))
-        aligned, lengths = _align_left(tokens, valid)
-        hidden = self._finish(self.pool(self._blocks(aligned)[0]))
-        places = torch.arange(tokens.shape[1], device=tokens.device) - (tokens.shape[1] - lengths).unsqueeze(-1)
-        return hidden.take_along_dim(places.clamp_min(0).unsqueeze(-1), dim=1)
+        return self._project(self._pool(self._states(tokens)))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., E) -> (..., V) unnormalised log-probabilities, float32 also under autocast.
@@ -93,8 +73,30 @@ class LanguageModel(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """-log p of each target, in nats, float32: tokens (B, T), targets (B, T) if causal, (B,) if windowed."""
-        logits = self.logits(self.encode(tokens))
-        return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none").view_as(targets)
+        states = self._states(tokens)
+        pooled = self._pool(states)
+        logits = self.logits(self._project(pooled))
+        nats = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none").view_as(targets)
+        if self.copying is None:
+            return nats
+        return -self.copying.target_log_prob(-nats, pooled, self.copying.keys(states), tokens, targets)
+
+    def predict(self, tokens: Tensor) -> Tensor:
+        """log p of every next token, in nats, float32: tokens (B, T) -> (B, T, V) if causal, (B, V) if windowed."""
+        states = self._states(tokens)
+        pooled = self._pool(states)
+        log_probs = self.logits(self._project(pooled)).log_softmax(-1)
+        if self.copying is None:
+            return log_probs
+        return self.copying.log_probs(log_probs, pooled, self.copying.keys(states), tokens)
+
+    @torch.no_grad()
+    def sample_next(self, tokens: Tensor) -> Tensor:
+        """A token drawn from the prediction made at every position of a causal model: (B, T) -> (B, T).
+
+        Row by row, so that there is never more than one row of (T, V) probabilities.
+        """
+        return torch.cat([sample(self.predict(row.unsqueeze(0))) for row in tokens])
 
     @property
     def output_weight(self) -> Tensor:
@@ -116,13 +118,14 @@ class LanguageModel(nn.Module):
     def start(self, tokens: Tensor, valid: Tensor | None = None) -> tuple[Tensor, State]:
         """Read prompts (B, T) of any length: log-probabilities of the next token (B, V) float32, and the state.
 
-        Only the last `context` columns are read.
+        They may be padded on the left: `valid` (B, T) bool is then True on tokens, and on every row's last column. Only
+        the last `context` columns are read.
         """
         tokens = tokens[:, -self.config.context :]
         valid = valid[:, -self.config.context :] if valid is not None else torch.ones_like(tokens, dtype=torch.bool)
         self._check(tokens)
         if not self.causal:
-            return self._log_probabilities(self.encode(tokens, valid)), WindowedState(tokens, valid)
+            return self._predict_windows(tokens, valid.sum(1)), WindowedState(tokens, valid)
         # All but the last token are read as a prefix, and the last one as a step: one way to the prediction.
         aligned, lengths = _align_left(tokens, valid)
         last = aligned.gather(1, lengths.unsqueeze(-1) - 1).squeeze(-1)
@@ -145,21 +148,7 @@ class LanguageModel(nn.Module):
     @torch.no_grad()
     def pool_weights(self, tokens: Tensor) -> Tensor:
         """How the pool weighs the positions for the last of them: tokens (1, T) -> (H, T) float32, rows sum to one."""
-        self._check(tokens)
-        return self.pool.weights(self._blocks(tokens)[0]).squeeze(0).float()
-
-    def _add_position_tables(self) -> None:
-        """Fixed tables of the `context` positions: computed, so never saved."""
-        places, head_dim = torch.arange(self.config.context), self.config.dim // self.config.heads
-        sinusoids = sinusoidal(places, self.config.dim) if self.config.position == "sinusoidal" else None
-        cosines, sines = rotation(places, head_dim) if self.config.position == "rotary" else (None, None)
-        slopes = alibi_slopes(self.config.heads) if self.config.position == "alibi" else None
-        self.sinusoids: Tensor | None
-        self.cosines: Tensor | None
-        self.sines: Tensor | None
-        self.slopes: Tensor | None
-        for name, table in (("sinusoids", sinusoids), ("cosines", cosines), ("sines", sines), ("slopes", slopes)):
-            self.register_buffer(name, table, persistent=False)
+        return self.pool.weights(self._states(tokens)).squeeze(0).float()
 
     def _check(self, tokens: Tensor) -> None:
         if not 1 <= tokens.shape[1] <= self.config.context:
@@ -180,61 +169,59 @@ class LanguageModel(nn.Module):
             x = x + self.sinusoids[places]
         return x
 
-    def _blocks(
-        self, tokens: Tensor, valid: Tensor | None = None, columns: int | None = None
-    ) -> tuple[Tensor, list[KeyValueCache]]:
-        """The encoder: tokens (B, T) -> states (B, T, D), and with `columns` the caches of that size."""
+    def _states(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, T) -> the encoder's states (B, T, D)."""
+        self._check(tokens)
         first = 0 if self.causal else self.config.context - tokens.shape[1]
         places = torch.arange(first, first + tokens.shape[1], device=tokens.device)
-        bias = alibi_bias(self.slopes, places, places) if self.slopes is not None else None  # (H, T, T)
-        if valid is not None:
-            padding = torch.zeros(valid.shape, device=valid.device).masked_fill(~valid, float("-inf"))[:, None, None]
-            bias = padding if bias is None else bias + padding
-        x, caches = self._embed(tokens, places), []
-        for block in self.blocks:
-            x, cache = block(x, self._rotation(places), bias, columns)
-            if cache is not None:
-                caches.append(cache)
-        return x, caches
+        states: Tensor = self.encoder(self._embed(tokens, places), places)
+        return states
 
-    def _rotation(self, places: Tensor) -> Rotation | None:
-        return (
-            (self.cosines[places], self.sines[places]) if self.cosines is not None and self.sines is not None else None
-        )
+    def _pool(self, states: Tensor) -> Tensor:
+        """States (B, T, D) -> (B, T, D) where causal, (B, D) where windowed."""
+        pooled: Tensor = self.pool(states) if self.causal else self.pool.window(states)
+        return pooled
 
-    def _finish(self, x: Tensor) -> Tensor:
-        """Pooled states (..., D) -> (..., E)."""
-        x = self.norm(x)
+    def _project(self, pooled: Tensor) -> Tensor:
+        """Pooled states (..., D) -> what the output layer reads (..., E)."""
+        x: Tensor = self.norm(pooled)
         if self.out_projection is not None:
             x = self.out_projection(x)
         return locked_dropout(x, self.config.output_dropout, self.training)
 
-    def _log_probabilities(self, hidden: Tensor) -> Tensor:
-        return self.logits(hidden).float().log_softmax(-1)
+    def _predict_windows(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """log p of the token after the last `lengths` (B,) tokens of each row (B, T): (B, V).
+
+        Rows of one length go together: no layer then has to know of padding.
+        """
+        log_probs = torch.empty(len(tokens), self.vocab_size, device=tokens.device)
+        for length in lengths.unique().tolist():  # type: ignore[no-untyped-call]
+            rows = lengths == length
+            log_probs[rows] = self.predict(tokens[rows, -length:]).float()
+        return log_probs
 
     def _read(self, tokens: Tensor, lengths: Tensor) -> CausalState:
         """The state after the first `lengths` (B,) >= 0 tokens of each row of (B, T), T < context."""
-        x, caches = self._blocks(tokens, columns=self.config.context)
-        pool = self.pool.start(x, lengths, self.config.context)
-        room = F.pad(tokens, (0, self.config.context - tokens.shape[1]))
-        return CausalState(room, lengths, tokens.shape[1], caches, pool)
+        columns = self.config.context
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x, caches = self.encoder.prefill(self._embed(tokens, places), places, lengths, columns)
+        room = F.pad(tokens, (0, columns - tokens.shape[1]))
+        keys = F.pad(self.copying.keys(x), (0, 0, 0, columns - tokens.shape[1])) if self.copying is not None else None
+        return CausalState(room, lengths, tokens.shape[1], caches, self.pool.start(x, lengths, columns), keys)
 
     def _step(self, state: CausalState, tokens: Tensor) -> tuple[Tensor, State]:
         places, seen = state.lengths, state.columns + 1
-        state.tokens[torch.arange(len(tokens), device=tokens.device), places] = tokens
-        keys = torch.arange(seen, device=tokens.device)
-        future = keys > places.unsqueeze(-1)  # (B, seen)
-        bias = torch.zeros(future.shape, device=tokens.device).masked_fill(future, float("-inf"))[:, None, None]
-        if self.slopes is not None:
-            bias = bias + alibi_bias(self.slopes, places.unsqueeze(-1), keys)
-        turn = self._rotation(places.view(-1, 1, 1))  # (B, 1, 1, D / 2): over heads and the one position
-        x = self._embed(tokens.unsqueeze(-1), places.unsqueeze(-1))  # (B, 1, D)
-        for block, cache in zip(self.blocks, state.caches, strict=True):
-            assert isinstance(block, EncoderBlock)
-            x = block.step(x, cache, places, turn, bias)
+        rows = torch.arange(len(tokens), device=tokens.device)
+        state.tokens[rows, places] = tokens
+        x = self.encoder.step(self._embed(tokens.unsqueeze(-1), places.unsqueeze(-1)), state.caches, places, seen)
         pooled, pool = self.pool.step(x, state.pool, places, seen)
-        after = CausalState(state.tokens, places + 1, seen, state.caches, pool)
-        return self._log_probabilities(self._finish(pooled)), after
+        log_probs = self.logits(self._project(pooled)).float().log_softmax(-1)
+        if self.copying is not None and state.copy_keys is not None:
+            state.copy_keys[rows, places] = self.copying.keys(x).squeeze(1)
+            keys = state.copy_keys[:, :seen]
+            log_probs = self.copying.log_probs(log_probs, pooled, keys, state.tokens[:, :seen], places)
+        after = CausalState(state.tokens, places + 1, seen, state.caches, pool, state.copy_keys)
+        return log_probs, after
 
     def _make_room(self, state: CausalState) -> None:
         """Let each row that is full read its last tokens anew; the other rows stay as they are."""
@@ -284,6 +271,8 @@ def initialise(model: LanguageModel) -> None:
         model.output.weight.normal_(std=1 / model.output.in_features)
     if model.position is not None:
         model.position.weight.normal_(std=0.5)
+    if model.copying is not None:
+        model.copying.gate.weight.zero_()
     model.pool.seed.normal_(std=(config.dim // config.heads) ** -0.5)
     if model.pool.slope is not None:
         model.pool.slope.copy_(slope_parameters(config.heads))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lmtrain.nn.attention import KeyValueCache
+from lmtrain.nn.blocks import Cache
 from lmtrain.nn.pooling import PoolState
 
 
@@ -16,24 +16,30 @@ class CausalState:
     """Where a causal model stands in B rows of text.
 
     tokens (B, context) read so far, each row from column 0; lengths (B,) how many are real; `columns` is no less than
-    any length. The caches are written in place: a state is used up by the step that it is given to.
+    any length; copy_keys (B, context, D) are the pointer's, where the model copies. The caches are written in place: a
+    state is used up by the step that it is given to.
     """
 
     tokens: Tensor
     lengths: Tensor
     columns: int
-    caches: list[KeyValueCache]
+    caches: list[Cache]
     pool: PoolState
+    copy_keys: Tensor | None = None
 
     def select(self, index: Tensor) -> "CausalState":
         """A copy with the rows `index` (B',), in that order; rows may repeat."""
         caches = [cache.select(index) for cache in self.caches]
-        return CausalState(self.tokens[index], self.lengths[index], self.columns, caches, self.pool.select(index))
+        keys = self.copy_keys[index] if self.copy_keys is not None else None
+        pool = self.pool.select(index)
+        return CausalState(self.tokens[index], self.lengths[index], self.columns, caches, pool, keys)
 
     def replace(self, rows: Tensor, other: "CausalState") -> None:
         """Put the rows of `other` in the place of these rows."""
         self.tokens[rows] = other.tokens
         self.lengths[rows] = other.lengths
+        if self.copy_keys is not None and other.copy_keys is not None:
+            self.copy_keys[rows] = other.copy_keys
         for mine, new in zip([*self.caches, self.pool], [*other.caches, other.pool], strict=True):
             for name, tensor in vars(mine).items():
                 tensor[rows] = vars(new)[name]

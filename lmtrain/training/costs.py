@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
+from lmtrain.nn.encoder import mask_pattern
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.runtime import autocast, choose_device, choose_precision
 from lmtrain.schema import Config, ModelConfig
@@ -17,10 +19,11 @@ from lmtrain.training.budget import make_budget
 
 
 def training_flops(model: LanguageModel, config: ModelConfig) -> float:
-    """Floating-point operations of a training step per window: 6 per matrix weight and token, 12 L T d for attention.
+    """Floating-point operations of a training step per window: 6 per matrix weight and token, 12 d per key of a query.
 
     The embedding look-up is free; the output layer counts once. Causal attention is not halved (Chowdhery et al. 2022,
-    appendix B). A windowed model uses its output layer once per window.
+    appendix B), and neither is the pointer of a model that copies. A windowed model uses its output layer once per
+    window.
     """
     output = model.vocab_size * (config.embed_dim or config.dim)
     matrices = sum(
@@ -30,8 +33,26 @@ def training_flops(model: LanguageModel, config: ModelConfig) -> float:
         for parameter in module.parameters(recurse=False)
         if parameter.ndim == 2
     )
-    body = 6.0 * config.context * matrices + 12.0 * config.layers * config.context**2 * config.dim
+    keys = sum(_keys_per_query(config, kind) for kind in config.layer_attention)
+    if config.copy:
+        keys += config.context / (1 if config.mode == "causal" else config.context)
+    body = 6.0 * config.context * matrices + 12.0 * config.context * keys * config.dim
     return body + 6.0 * output * (1 if config.mode == "windowed" else config.context)
+
+
+def _keys_per_query(config: ModelConfig, kind: str) -> float:
+    """How many keys a layer's attention costs per query; what isn't attention over keys is converted to them."""
+    if kind == "linear":
+        return config.dim / config.heads  # a state of d_head x d_head is updated and read
+    if kind == "compressed":
+        return config.context / config.compression + config.compression
+    if kind == "linformer":
+        return 2.0 * config.projected_length  # made, and looked at
+    if kind == "induced":
+        return 2.0 * config.inducing_points  # look, and are looked at
+    pattern = replace(mask_pattern(config, kind), causal=False)
+    queries = torch.linspace(0, config.context - 1, min(config.context, 256)).long().unsqueeze(-1)
+    return float(pattern(queries, torch.arange(config.context)).sum(-1).double().mean())
 
 
 def blank_batch(config: Config, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,8 @@ from lmtrain.data.order import batch
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation import Score
+from lmtrain.nn.language_model import LanguageModel
+from lmtrain.nn.scheduled_sampling import mix
 from lmtrain.runtime import Interrupts, autocast, interrupts, set_threads, step_seed
 from lmtrain.schema import RESOURCE_FIELDS, Config
 from lmtrain.training.budget import Budget, evaluation_steps, make_budget
@@ -87,10 +89,11 @@ def fit(config: Config, store: TokenStore, run_dir: Path, *, resume: bool, note:
         return outcome
 
 
-def train_step(training: Training, lr: float) -> tuple[Tensor, Tensor]:
+def train_step(training: Training, lr: float, sampling: float = 0.0) -> tuple[Tensor, Tensor]:
     """One optimizer step over `batch_size` windows; returns (nats per target, gradient norm), left on the device.
 
     The loss is the sum of nats over the count of all targets in the step, however many micro-batches they come in.
+    `sampling` is the share of input tokens that the model's own predictions take the place of.
     A step whose gradient is not finite changes nothing.
     """
     config, model = training.config.train, training.model
@@ -104,7 +107,7 @@ def train_step(training: Training, lr: float) -> tuple[Tensor, Tensor]:
         starts = training.order.starts(step * config.batch_size + micro * micro_batch, micro_batch)
         inputs, targets = batch(training.ids, starts, training.order.context, training.order.mode)
         with autocast(training.device, training.precision):
-            nats = training.forward(inputs.to(training.device), targets.to(training.device))
+            nats = training.forward(_sampled(model, inputs.to(training.device), sampling), targets.to(training.device))
         loss = nats.sum() / targets_in_step
         training.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
@@ -122,6 +125,14 @@ def train_step(training: Training, lr: float) -> tuple[Tensor, Tensor]:
         update_ema(training.ema, model, config.ema, step)
     training.counters.step += 1
     return total, norm
+
+
+def _sampled(model: LanguageModel, inputs: Tensor, share: float) -> Tensor:
+    """Inputs (B, T) with this share of them drawn from the prediction made for their place in a first pass."""
+    if not share:
+        return inputs
+    drawn = model.sample_next(inputs)
+    return mix(inputs, torch.cat((inputs[:, :1], drawn[:, :-1]), dim=1), share)
 
 
 def _run(
@@ -150,7 +161,7 @@ def _run(
         config.patience, counters
     ):
         lr = learning_rate(config, progress)
-        window.add(*train_step(training, lr))
+        window.add(*train_step(training, lr, config.scheduled_sampling * progress))
         progress = budget.progress(counters.step, clock.read())
         monitor.advance(counters.step, progress)
         if counters.step % config.log_steps == 0:

@@ -9,12 +9,13 @@ from torch import Tensor
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.nn.state import CausalState
 from tests.nn.test_language_model import POSITIONS, QUERIES, VOCABULARY, build, tokens
+from tests.nn.test_variants import VARIANTS, WINDOWED_VARIANTS
 
 
 def predict(model: LanguageModel, window: list[int]) -> Tensor:
     """log p of the next token, with nothing cached."""
-    hidden = model.encode(torch.tensor([window]))
-    return model.logits(hidden[:, -1] if model.causal else hidden).log_softmax(-1)[0]
+    log_probs = model.predict(torch.tensor([window]))
+    return log_probs[0, -1] if model.causal else log_probs[0]
 
 
 def advance(model: LanguageModel, window: list[int], token: int) -> list[int]:
@@ -38,6 +39,21 @@ def test_steps_equal_reading_the_window_anew_over_three_contexts(mode: str, posi
     for t in range(5, 45):
         expected = torch.stack([predict(model, window) for window in windows])
         torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=1e-5)
+        log_probs, state = model.step(state, text[:, t])
+        windows = [advance(model, window, int(text[row, t])) for row, window in enumerate(windows)]
+
+
+@pytest.mark.parametrize(("fields"), [*VARIANTS, *WINDOWED_VARIANTS], ids=str)
+def test_steps_of_every_variant_equal_reading_the_window_anew(fields: dict[str, object]) -> None:
+    model, text = build(**fields), tokens(3, 45)
+    log_probs, state = model.start(text[:, :5], torch.arange(5) >= torch.tensor([[0], [2], [4]]))
+    windows = [text[row, pads:5].tolist() for row, pads in enumerate((0, 2, 4))]
+    for t in range(5, 45):
+        expected = torch.stack([predict(model, window) for window in windows])
+        torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=1e-5)
+        if t == 20:  # the state of the whole stack is reordered
+            order = torch.tensor([2, 0, 1])
+            state, text, windows = state.select(order), text[order], [windows[row] for row in order.tolist()]
         log_probs, state = model.step(state, text[:, t])
         windows = [advance(model, window, int(text[row, t])) for row, window in enumerate(windows)]
 

@@ -74,12 +74,12 @@ def test_windowed_model_sees_the_whole_window(position: str) -> None:
 def test_padding_and_order_of_the_batch_change_nothing(mode: str, position: str) -> None:
     model, text = build(mode=mode, position=position), tokens(3, 9)
     valid = torch.arange(9) >= torch.tensor([[0], [4], [8]])
-    batch = model.encode(text, valid)
+    batch, _ = model.start(text, valid)
     for row, pads in enumerate((0, 4, 8)):
-        alone = model.encode(text[row : row + 1, pads:])[0]
-        torch.testing.assert_close(batch[row, pads:] if mode == "causal" else batch[row], alone, atol=1e-5, rtol=1e-5)
+        alone = model.predict(text[row : row + 1, pads:])[0]
+        torch.testing.assert_close(batch[row], alone[-1] if mode == "causal" else alone, atol=1e-5, rtol=1e-5)
     order = torch.tensor([2, 0, 1])
-    torch.testing.assert_close(model.encode(text[order], valid[order])[1], batch[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model.start(text[order], valid[order])[0][1], batch[0], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["causal", "windowed"])
@@ -167,7 +167,7 @@ def test_first_prediction_is_close_to_the_unigram_distribution() -> None:
 def test_start_of_the_residual_stream_is_of_unit_order_at_any_depth() -> None:
     for layers, width in ((1, None), (12, None), (4, 16)):
         model = build(dim=64, layers=layers, embed_dim=width, position="none")
-        seen = model._blocks(tokens(4, 12))[0]
+        seen = model._states(tokens(4, 12))
         assert 0.3 < seen.square().mean().sqrt() < 2
         assert model.logits(model.encode(tokens(4, 12))).abs().max() < 2
 

@@ -21,6 +21,25 @@ def test_operations_are_counted_by_hand(tiny: Config) -> None:
     assert training_flops(model, windowed) == 16 * (per_token - 6 * 100 * 16) + 6 * 100 * 16
 
 
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("full", 16),
+        ("local", (16 * 5 - 2 * (1 + 2)) / 16),  # 5 keys, fewer at both ends
+        ("strided", 4),
+        ("global", (2 * 16 + 14 * 2) / 16),
+        ("compressed", 16 / 4 + 4),
+        ("linear", 8),
+    ],
+)
+def test_operations_of_each_attention(tiny: Config, kind: str, keys: float) -> None:
+    sizes = {"model__attention_window": 3, "model__attention_stride": 4, "model__attention_globals": 2}
+    config = change(tiny, model__attention=kind, **sizes).model
+    model = LanguageModel(config, 100)
+    matrices = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+    assert training_flops(model, config) == pytest.approx(16 * (6 * (matrices + 1600) + 12 * keys * 16))
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_activations_are_those_that_autograd_keeps(tiny: Config, precision: str) -> None:
     config = change(tiny, train__micro_batch=4)
