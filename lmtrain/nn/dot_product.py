@@ -4,6 +4,7 @@ Shapes: B rows, H heads, Tq positions of queries, Tk of keys, D features per hea
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +16,9 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from lmtrain.nn.patterns import CAUSAL, FULL, Pattern, key_blocks
 
 BLOCK = 128
-"""Queries and keys in a block, where whole blocks are skipped."""
+"""Queries and keys in a block, where whole blocks are skipped; in rows of up to two there is nothing to gain."""
+FLEX_HEAD_DIM = 16
+"""The narrowest head that FlexAttention's kernel takes."""
 
 
 def attend(
@@ -35,12 +38,13 @@ def attend(
     nothing gets zeros. Where float, it is added to the scores, and must leave every query a key. `pattern` forbids
     further keys by position, the first query and the first key being at 0. `dropout` is the rate on the weights.
 
-    A GPU takes FlexAttention for a sparse pattern alone, and torch's fused kernels for the rest, except for a mask that
-    is being learned, for which they have no gradient. A CPU takes the plain form, which compiled is three times as fast
-    as the fused CPU kernel in bf16, and leaves out blocks that a sparse pattern forbids whole.
+    A GPU takes FlexAttention for long rows under a sparse pattern alone, and torch's fused kernels for the rest, except
+    for a mask that is being learned, for which they have no gradient. A CPU takes the plain form, which compiled is
+    three times as fast as the fused CPU kernel in bf16; in long rows it leaves out whole blocks that a pattern forbids.
     """
     learned = mask is not None and mask.requires_grad
-    if query.is_cuda and pattern.sparse and mask is None and not dropout:
+    skips = pattern.sparse and query.shape[-2] == key.shape[-2] > 2 * BLOCK
+    if skips and query.is_cuda and mask is None and not dropout and query.shape[-1] >= FLEX_HEAD_DIM:
         return attend_flex(query, key, value, pattern)
     if query.is_cuda and not learned:
         if pattern == CAUSAL and mask is None:
@@ -49,10 +53,11 @@ def attend(
         if mask is not None and mask.is_floating_point():
             mask = mask.to(query.dtype)
         return F.scaled_dot_product_attention(query, key, value, mask, dropout)
-    if pattern.sparse and query.shape[-2] == key.shape[-2] > 2 * BLOCK:
+    if skips:
         return _attend_blocks(query, key, value, mask, pattern, dropout)
+    empty = mask is not None or query.shape[-2] > key.shape[-2]  # a pattern alone leaves every query a key
     mask = _with_pattern(mask, pattern, query.shape[-2], key.shape[-2], query.device)
-    return _attend_plain(query, key, value, mask, dropout, empty=pattern == FULL)
+    return _attend_plain(query, key, value, mask, dropout, empty=empty)
 
 
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None = None, *, pattern: Pattern = FULL) -> Tensor:
@@ -66,13 +71,15 @@ def attend_flex(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern) -> 
 
     One kernel on CUDA, where it is compiled; elsewhere torch's own plain form of it.
     """
+    queries, keys = query.shape[-2], key.shape[-2]
     if torch.compiler.is_compiling() or not query.is_cuda:
+        make: Callable[..., BlockMask] = _block_mask  # a compiler can't trace a cache
         kernel: Callable[..., Any] = flex_attention
     else:
-        kernel = _compiled_flex()
-    make = _block_mask if torch.compiler.is_compiling() else _cached_block_mask  # a compiler can't trace a cache
-    blocks = make(pattern, query.shape[-2], key.shape[-2], query.device)
-    result: Tensor = kernel(query, key, value, block_mask=blocks)
+        make, kernel = _cached_block_mask, _compiled_flex()
+    # Each pattern and length is compiled anew, and past the limit torch would fall back to the plain form.
+    with torch._dynamo.config.patch(recompile_limit=64) if kernel is not flex_attention else nullcontext():
+        result: Tensor = kernel(query, key, value, block_mask=make(pattern, queries, keys, query.device))
     return result
 
 

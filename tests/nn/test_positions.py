@@ -4,8 +4,16 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 from lmtrain.nn.positions import alibi_bias, alibi_slopes, rotate, rotation, sinusoidal
+
+POSITION = st.integers(0, 100_000)
+OFFSET = st.integers(-1_000, 1_000)
+EVEN = st.integers(1, 32).map(lambda half: 2 * half)
+properties = settings(deadline=None, max_examples=60, derandomize=True)
 
 
 def test_sinusoids_against_the_formula() -> None:
@@ -17,11 +25,26 @@ def test_sinusoids_against_the_formula() -> None:
             assert table[position, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
 
 
-def test_sinusoids_have_constant_norm_and_distances_that_depend_on_the_difference() -> None:
-    table = sinusoidal(torch.arange(64), 16)
-    torch.testing.assert_close(table.norm(dim=-1), torch.full((64,), math.sqrt(8)))
-    distance = torch.cdist(table, table)
-    torch.testing.assert_close(distance[3, 10], distance[40, 47], atol=1e-4, rtol=0)
+@properties
+@given(POSITION, EVEN)
+def test_sinusoids_have_the_norm_of_the_root_of_half_the_width(position: int, dim: int) -> None:
+    norm = sinusoidal(torch.tensor(position), dim).norm().item()
+    assert norm == pytest.approx(math.sqrt(dim / 2), rel=1e-5)
+
+
+@properties
+@given(POSITION, POSITION, st.integers(0, 1_000), EVEN)
+def test_distance_and_product_of_sinusoids_depend_on_the_offset_alone(
+    first: int, second: int, offset: int, dim: int
+) -> None:
+    # sin(a + k) - sin a and cos(a + k) - cos a have the squares' sum 2 - 2 cos k = 4 sin^2(k / 2), whatever a.
+    frequencies = [10_000 ** (-2 * i / dim) for i in range(dim // 2)]
+    distance = math.sqrt(sum(4 * math.sin(offset * frequency / 2) ** 2 for frequency in frequencies))
+    product = sum(math.cos(offset * frequency) for frequency in frequencies)
+    for position in (first, second):
+        here, there = sinusoidal(torch.tensor([position, position + offset]), dim).double()
+        assert (here - there).norm().item() == pytest.approx(distance, abs=1e-5)
+        assert (here @ there).item() == pytest.approx(product, abs=1e-5)
 
 
 def test_rotation_is_two_by_two_rotation_of_the_documented_pairs() -> None:
@@ -33,19 +56,43 @@ def test_rotation_is_two_by_two_rotation_of_the_documented_pairs() -> None:
         assert turned[i + 2].item() == pytest.approx(pair.imag, abs=1e-5)
 
 
-def test_rotated_products_depend_on_the_difference_alone_and_norms_stay() -> None:
+def matrix(position: int, dim: int) -> Tensor:
+    """R(position), so that R x is x rotated: what the rotation makes of the unit vectors, as columns."""
+    return rotate(torch.eye(dim, dtype=torch.float64), rotation(torch.full((dim,), position), dim)).T
+
+
+@properties
+@given(POSITION, EVEN)
+def test_rotation_the_other_way_is_the_transpose_and_the_inverse(position: int, dim: int) -> None:
+    torch.testing.assert_close(matrix(position, dim).T, matrix(-position, dim), atol=1e-6, rtol=0)
+    identity = torch.eye(dim, dtype=torch.float64)
+    torch.testing.assert_close(matrix(position, dim).T @ matrix(position, dim), identity, atol=1e-6, rtol=0)
+    torch.testing.assert_close(matrix(0, dim), identity)
+
+
+@properties
+@given(POSITION, OFFSET, EVEN)
+def test_rotations_add_up(position: int, offset: int, dim: int) -> None:
+    both = matrix(position, dim) @ matrix(offset, dim)
+    torch.testing.assert_close(both, matrix(position + offset, dim), atol=1e-6, rtol=0)
+
+
+@properties
+@given(POSITION, POSITION, OFFSET, EVEN, st.integers(0, 1_000))
+def test_rotated_scores_depend_on_the_offset_alone(first: int, second: int, offset: int, dim: int, seed: int) -> None:
+    query, key = torch.randn(2, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    scores = [
+        rotate(query[None], rotation(torch.tensor([at]), dim)) @ rotate(key, rotation(torch.tensor(at + offset), dim))
+        for at in (first, second)
+    ]
+    torch.testing.assert_close(*scores, atol=1e-4, rtol=0)
+    torch.testing.assert_close(scores[0].squeeze(0), query @ matrix(offset, dim) @ key, atol=1e-4, rtol=0)
+
+
+def test_rotated_scores_tell_before_from_after() -> None:
     torch.manual_seed(0)
-    query, key = torch.randn(8), torch.randn(8)
-
-    def product(at: int, other: int) -> torch.Tensor:
-        turned = [rotate(x[None], rotation(torch.tensor([p]), 8))[0] for x, p in ((query, at), (key, other))]
-        return turned[0] @ turned[1]
-
-    torch.testing.assert_close(product(9, 4), product(105, 100), atol=1e-4, rtol=0)
-    torch.testing.assert_close(product(3, 3), query @ key, atol=1e-5, rtol=0)
-    assert (product(9, 4) - product(4, 9)).abs() > 1e-2
-    turned = rotate(query[None], rotation(torch.tensor([31]), 8))
-    torch.testing.assert_close(turned.norm(), query.norm())
+    query, key = torch.randn(2, 8, dtype=torch.float64)
+    assert (query @ matrix(5, 8) @ key - query @ matrix(-5, 8) @ key).abs() > 1e-2
 
 
 def test_alibi_slopes_and_bias() -> None:
@@ -53,3 +100,30 @@ def test_alibi_slopes_and_bias() -> None:
     bias = alibi_bias(torch.tensor([1.0, 0.5]), torch.arange(3), torch.arange(3))
     assert bias.shape == (2, 3, 3)
     assert bias[1].tolist() == [[0.0, -0.5, -1.0], [-0.5, 0.0, -0.5], [-1.0, -0.5, 0.0]]
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 8, 12, 16])
+def test_alibi_slopes_are_a_geometric_series_down_to_one_256th(heads: int) -> None:
+    slopes = alibi_slopes(heads).double()
+    assert slopes[-1].item() == pytest.approx(2**-8)
+    torch.testing.assert_close(slopes[1:] / slopes[:-1], torch.full((heads - 1,), 2 ** (-8 / heads)).double())
+    assert slopes[0].item() == pytest.approx(2 ** (-8 / heads))
+
+
+@properties
+@given(st.integers(0, 1_000), st.integers(0, 1_000), st.integers(0, 1_000), st.integers(1, 8))
+def test_alibi_depends_on_the_offset_alone_and_falls_in_a_straight_line(
+    query: int, key: int, shift: int, heads: int
+) -> None:
+    slopes = alibi_slopes(heads)
+    bias = alibi_bias(slopes, torch.tensor([query, query + shift]), torch.tensor([key, key + shift]))
+    torch.testing.assert_close(bias[:, 0, 0], bias[:, 1, 1])
+    torch.testing.assert_close(bias[:, 0, 0], torch.tensor([-slope * abs(query - key) for slope in slopes.tolist()]))
+
+
+def test_alibi_of_rows_at_positions_of_their_own() -> None:
+    queries, keys = torch.tensor([[3], [0]]), torch.arange(4)
+    bias = alibi_bias(torch.tensor([1.0, 0.5]), queries, keys)
+    assert bias.shape == (2, 2, 1, 4)
+    assert bias[0, 1, 0].tolist() == [-1.5, -1.0, -0.5, 0.0]
+    assert bias[1, 0, 0].tolist() == [0.0, -1.0, -2.0, -3.0]

@@ -1,0 +1,266 @@
+"""Our attention layer and blocks against torch's own, with the same weights: outputs and every gradient.
+
+Shapes: B rows, H heads, T positions (Tm of a memory), D the width.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lmtrain.nn.attention import MultiHeadAttention, padding_mask
+from lmtrain.nn.blocks import DecoderBlock, EncoderBlock, FeedForward, NormPosition
+from lmtrain.nn.patterns import CAUSAL, FULL
+
+B, T, TM, D, H = 3, 7, 5, 16, 4
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+BIAS = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+Read = Callable[[Tensor], Tensor]
+
+
+def value_of(parameter: Tensor) -> Tensor:
+    return parameter.detach()
+
+
+def gradient_of(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def below(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{name}.{key}": tensor for key, tensor in tensors.items()}
+
+
+def of_module(module: nn.Module, read: Read) -> dict[str, Tensor]:
+    return {key: read(parameter) for key, parameter in module.named_parameters()}
+
+
+def of_attention(theirs: nn.MultiheadAttention, read: Read) -> dict[str, Tensor]:
+    """Torch's tensors under our names; torch keeps the projections in one where all widths are the same."""
+    names, own = ("query", "key", "value"), of_module(theirs, read)
+    if "in_proj_weight" in own:
+        weights = own["in_proj_weight"].chunk(3)
+    else:
+        weights = tuple(own[f"{initial}_proj_weight"] for initial in "qkv")
+    found = {f"{name}.weight": weight for name, weight in zip(names, weights, strict=True)}
+    if "in_proj_bias" in own:
+        found |= {f"{name}.bias": part for name, part in zip(names, own["in_proj_bias"].chunk(3), strict=True)}
+    return found | below("output", of_module(theirs.out_proj, read))
+
+
+def of_encoder(theirs: nn.TransformerEncoderLayer, read: Read) -> dict[str, Tensor]:
+    return (
+        below("attention", of_attention(theirs.self_attn, read))
+        | below("attention_residual.norm", of_module(theirs.norm1, read))
+        | below("feed_forward.hidden", of_module(theirs.linear1, read))
+        | below("feed_forward.output", of_module(theirs.linear2, read))
+        | below("feed_forward_residual.norm", of_module(theirs.norm2, read))
+    )
+
+
+def of_decoder(theirs: nn.TransformerDecoderLayer, read: Read) -> dict[str, Tensor]:
+    return (
+        below("self_attention", of_attention(theirs.self_attn, read))
+        | below("self_residual.norm", of_module(theirs.norm1, read))
+        | below("cross_attention", of_attention(theirs.multihead_attn, read))
+        | below("cross_residual.norm", of_module(theirs.norm2, read))
+        | below("feed_forward.hidden", of_module(theirs.linear1, read))
+        | below("feed_forward.output", of_module(theirs.linear2, read))
+        | below("feed_forward_residual.norm", of_module(theirs.norm3, read))
+    )
+
+
+def randomise(module: nn.Module, dtype: torch.dtype) -> None:
+    """Torch starts biases at 0 and gains at 1, where a wrong one would not show."""
+    module.to(dtype)
+    for name, parameter in module.named_parameters():
+        around = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+        nn.init.normal_(parameter, mean=around, std=0.25)
+
+
+def load(ours: nn.Module, tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
+    """A LayerNorm of torch's without bias is ours with a bias of zero; nothing else may be missing."""
+    missing, unexpected = ours.to(dtype).load_state_dict(tensors, strict=False)
+    assert not unexpected
+    assert all(name.endswith("norm.bias") for name in missing)
+
+
+def compare(
+    ours: nn.Module,
+    theirs: nn.Module,
+    names: Callable[[Read], dict[str, Tensor]],
+    call_ours: Callable[..., Tensor],
+    call_theirs: Callable[..., Tensor],
+    *inputs: Tensor,
+) -> None:
+    """Both modules on these inputs: the same outputs, and the same gradients of all inputs and weights."""
+    tolerance = TOLERANCE[inputs[0].dtype]
+    load(ours, names(value_of), inputs[0].dtype)
+    results, slopes = [], []
+    for call in (call_ours, call_theirs):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        result = call(*leaves)
+        torch.autograd.backward(result, torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view_as(result))
+        results.append(result)
+        slopes.append([gradient_of(leaf) for leaf in leaves])
+    torch.testing.assert_close(*results, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(*slopes, atol=tolerance, rtol=tolerance)
+    expected = names(gradient_of)
+    actual = {name: gradient_of(p) for name, p in ours.named_parameters() if name in expected}
+    assert len(actual) == len(expected)
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+
+
+def ragged(length: int) -> Tensor:
+    """Rows of different lengths: (B, T) bool, True = real."""
+    return torch.arange(length) < torch.tensor([length, length - 2, 1]).unsqueeze(-1)
+
+
+def forbidden(queries: int, keys: int) -> Tensor:
+    """A bool mask in torch's sense, True = must not look, that leaves every query its first key."""
+    mask = torch.rand(queries, keys) < 0.4
+    mask[:, 0] = False
+    return mask
+
+
+Masking = Literal["none", "padding", "bool", "padding+bool", "float", "float per row and head"]
+MASKINGS: list[Masking] = ["none", "padding", "bool", "padding+bool", "float", "float per row and head"]
+
+
+def masks(masking: Masking, queries: int, keys: int, dtype: torch.dtype) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """The same mask for us and for torch, whose bool masks say what is forbidden."""
+    valid, hidden = ragged(keys), forbidden(queries, keys)
+    if masking == "float":
+        scores = torch.randn(queries, keys, dtype=dtype)
+        return scores, {"attn_mask": scores}
+    if masking == "float per row and head":
+        scores = torch.randn(B, H, queries, keys, dtype=dtype)
+        return scores, {"attn_mask": scores.flatten(0, 1)}
+    if masking == "padding":
+        return padding_mask(valid), {"key_padding_mask": ~valid}
+    if masking == "bool":
+        return ~hidden, {"attn_mask": hidden}
+    if masking == "padding+bool":
+        return padding_mask(valid) & ~hidden, {"key_padding_mask": ~valid, "attn_mask": hidden}
+    return None, {}
+
+
+@DTYPES
+@BIAS
+@pytest.mark.parametrize("masking", MASKINGS)
+@pytest.mark.parametrize("widths", [None, (10, 12)], ids=["self", "cross"])
+def test_multi_head_attention(widths: tuple[int, int] | None, masking: Masking, bias: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    key_dim, value_dim = widths or (D, D)
+    theirs = nn.MultiheadAttention(D, H, bias=bias, kdim=key_dim, vdim=value_dim, batch_first=True)
+    randomise(theirs, dtype)
+    ours = MultiHeadAttention(D, H, key_dim=key_dim, value_dim=value_dim, bias=bias)
+    x = torch.randn(B, T, D, dtype=dtype)
+    inputs = [x] if widths is None else [x, *(torch.randn(B, TM, width, dtype=dtype) for width in widths)]
+    our_mask, their_masks = masks(masking, T, T if widths is None else TM, dtype)
+
+    def call_theirs(query: Tensor, key: Tensor | None = None, value: Tensor | None = None) -> Tensor:
+        result: Tensor = theirs(
+            query, query if key is None else key, query if value is None else value, need_weights=False, **their_masks
+        )[0]
+        return result
+
+    compare(
+        ours,
+        theirs,
+        lambda read: of_attention(theirs, read),
+        lambda *tensors: ours(*tensors, mask=our_mask),
+        call_theirs,
+        *inputs,
+    )
+
+
+@DTYPES
+@pytest.mark.parametrize("masking", MASKINGS)
+def test_attention_weights(masking: Masking, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(D, H, batch_first=True)
+    randomise(theirs, dtype)
+    ours = MultiHeadAttention(D, H, bias=True)
+    load(ours, of_attention(theirs, value_of), dtype)
+    query, key = torch.randn(B, T, D, dtype=dtype), torch.randn(B, TM, D, dtype=dtype)
+    our_mask, their_masks = masks(masking, T, TM, dtype)
+    expected = theirs(query, key, key, average_attn_weights=False, **their_masks)[1]
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(ours.weights(query, key, mask=our_mask), expected, atol=tolerance, rtol=tolerance)
+
+
+BLOCKS = pytest.mark.parametrize(
+    ("norm_position", "activation"), [("pre", "relu"), ("pre", "gelu"), ("post", "relu"), ("post", "gelu")]
+)
+CAUSALITY = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+@DTYPES
+@BIAS
+@BLOCKS
+@CAUSALITY
+def test_encoder_block(
+    causal: bool, norm_position: NormPosition, activation: Literal["relu", "gelu"], bias: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    theirs = nn.TransformerEncoderLayer(
+        D, H, 3 * D, 0.0, activation, batch_first=True, norm_first=norm_position == "pre", bias=bias
+    )
+    randomise(theirs, dtype)
+    ours = EncoderBlock(
+        D,
+        MultiHeadAttention(D, H, pattern=CAUSAL if causal else FULL, bias=bias),
+        FeedForward(D, 3 * D, activation, bias=bias),
+        norm_kind="layer",
+        norm_position=norm_position,
+    )
+    valid = ragged(T)
+    future = torch.ones(T, T, dtype=torch.bool).triu(1) if causal else None
+    compare(
+        ours,
+        theirs,
+        lambda read: of_encoder(theirs, read),
+        lambda x: ours(x, mask=padding_mask(valid)),
+        lambda x: theirs(x, src_mask=future, src_key_padding_mask=~valid),
+        torch.randn(B, T, D, dtype=dtype),
+    )
+
+
+@DTYPES
+@BIAS
+@BLOCKS
+@CAUSALITY
+def test_decoder_block(
+    causal: bool, norm_position: NormPosition, activation: Literal["relu", "gelu"], bias: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    theirs = nn.TransformerDecoderLayer(
+        D, H, 3 * D, 0.0, activation, batch_first=True, norm_first=norm_position == "pre", bias=bias
+    )
+    randomise(theirs, dtype)
+    ours = DecoderBlock(
+        D,
+        MultiHeadAttention(D, H, pattern=CAUSAL if causal else FULL, bias=bias),
+        MultiHeadAttention(D, H, bias=bias),
+        FeedForward(D, 3 * D, activation, bias=bias),
+        norm_kind="layer",
+        norm_position=norm_position,
+    )
+    valid, valid_memory = ragged(T), ragged(TM)
+    future = torch.ones(T, T, dtype=torch.bool).triu(1) if causal else None
+    compare(
+        ours,
+        theirs,
+        lambda read: of_decoder(theirs, read),
+        lambda x, memory: ours(x, memory, mask=padding_mask(valid), memory_mask=padding_mask(valid_memory)),
+        lambda x, memory: theirs(
+            x, memory, tgt_mask=future, tgt_key_padding_mask=~valid, memory_key_padding_mask=~valid_memory
+        ),
+        torch.randn(B, T, D, dtype=dtype),
+        torch.randn(B, TM, D, dtype=dtype),
+    )

@@ -1,0 +1,128 @@
+"""The ways to compute attention under a pattern, block by block, by FlexAttention, compiled, in bf16 and on CUDA:
+values and gradients of the dense one.
+
+Shapes: B rows, H heads, T positions, D features per head.
+"""
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmtrain.nn.attention import MultiHeadAttention, padding_mask
+from lmtrain.nn.dot_product import BLOCK, attend, attend_flex
+from lmtrain.nn.patterns import Pattern
+from tests.nn.test_patterns import LONG, alibi, draw, every_pattern, every_sparse_pattern
+
+
+def assert_same(result: Tensor, expected: Tensor, leaves: list[Tensor], tolerance: float = 1e-10) -> None:
+    """Equal values, and equal gradients of the same weighted sum."""
+    torch.testing.assert_close(result, expected, atol=tolerance, rtol=tolerance)
+    weight = torch.linspace(-1, 1, result.numel(), dtype=result.dtype, device=result.device).view_as(result)
+    gradients, others = (torch.autograd.grad(x, leaves, weight) for x in (result, expected))
+    torch.testing.assert_close(gradients, others, atol=tolerance, rtol=tolerance)
+
+
+@every_sparse_pattern
+@pytest.mark.parametrize("kind", ["none", "float", "bool", "padding"])
+@pytest.mark.parametrize("length", [2 * BLOCK + 1, LONG])
+def test_block_by_block_equals_dense(pattern: Pattern, kind: str, length: int) -> None:
+    leaves = query, key, value = draw(length)
+    hidden = torch.rand(1, 2, length, length) < 0.5
+    padding = (torch.arange(length) >= BLOCK + 7)[None]  # the first block, and its queries, have no key
+    mask = {"none": None, "float": alibi(length), "bool": ~hidden, "padding": padding_mask(padding)}[kind]
+    # The reference: the pattern as a mask alone, which the dense path takes as it is.
+    allowed = pattern.mask(length, length, torch.device("cpu"))
+    if kind == "float":
+        dense = alibi(length).masked_fill(~allowed, float("-inf"))
+    else:
+        dense = allowed if mask is None else allowed & mask
+    assert_same(attend(query, key, value, mask, pattern=pattern), attend(query, key, value, dense), leaves)
+
+
+def test_forbidden_blocks_are_skipped() -> None:
+    query, key, value = (x.detach() for x in draw(3 * BLOCK))
+    value[:, :, :BLOCK] = float("nan")  # 0 x nan would be nan
+    out = attend(query, key, value, pattern=Pattern(causal=True, window=BLOCK))
+    assert out[:, :, 2 * BLOCK :].isfinite().all()
+    assert out[:, :, :BLOCK].isnan().all()
+
+
+@pytest.mark.parametrize("length", [100, LONG])
+def test_dropout_keeps_the_mean_under_a_pattern(length: int) -> None:
+    query, key, value = (torch.zeros(1, 1, length, 1), torch.zeros(1, 1, length, 1), torch.ones(1, 1, length, 1))
+    torch.manual_seed(0)
+    kept = attend(query, key, value, pattern=Pattern(window=30), dropout=0.3)
+    assert kept.mean().item() == pytest.approx(1, abs=0.03)
+    assert kept.std() > 0.05
+
+
+@every_sparse_pattern
+@pytest.mark.parametrize("kind", ["none", "float", "bool"])
+def test_bf16_stays_close(pattern: Pattern, kind: str) -> None:
+    torch.manual_seed(0)
+    layer, x = MultiHeadAttention(16, 2, pattern=pattern), torch.randn(1, LONG, 16)
+    mask = {"none": None, "float": alibi(LONG).float(), "bool": torch.rand(LONG, LONG) < 0.8}[kind]
+    expected = layer(x, mask=mask)
+    with torch.autocast("cpu", torch.bfloat16):
+        result = layer(x, mask=mask)
+        result.sum().backward()
+    torch.testing.assert_close(result.float(), expected, atol=0.05, rtol=0)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("pattern", [Pattern(causal=True, window=100), Pattern(stride=150, global_tokens=3)], ids=str)
+def test_traced_as_one_graph_equals_eager(pattern: Pattern) -> None:
+    leaves = draw(LONG)
+    compiled = torch.compile(attend, dynamic=False, fullgraph=True, backend="aot_eager")
+    assert_same(compiled(*leaves, pattern=pattern), attend(*leaves, pattern=pattern), leaves)
+
+
+def flex(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        return attend_flex(query, key, value, pattern)
+
+
+@every_pattern
+@pytest.mark.parametrize("length", [50, LONG])
+def test_flex_equals_dense(pattern: Pattern, length: int) -> None:
+    query, key, value = (x.detach().float() for x in draw(length))
+    dense = attend(query, key, value, pattern.mask(length, length, torch.device("cpu")))
+    torch.testing.assert_close(flex(query, key, value, pattern), dense, atol=1e-5, rtol=1e-5)
+
+
+def test_flex_traced_as_one_graph_equals_dense() -> None:
+    query, key, value = (x.detach().float() for x in draw(LONG))
+    pattern = Pattern(causal=True, window=100, global_tokens=2)
+    compiled = torch.compile(attend_flex, dynamic=False, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(query, key, value, pattern), attend(query, key, value, pattern=pattern))
+
+
+def on_cuda() -> list[Tensor]:
+    return [x.detach().float().cuda().requires_grad_() for x in draw(LONG, dim=16)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@every_sparse_pattern
+def test_cuda_flex_equals_dense(pattern: Pattern) -> None:
+    torch.compiler.reset()  # torch stops compiling a function after eight patterns and lengths
+    leaves = query, key, value = on_cuda()
+    dense = attend(query.cpu(), key.cpu(), value.cpu(), pattern.mask(LONG, LONG, torch.device("cpu"))).cuda()
+    assert_same(attend_flex(query, key, value, pattern), dense, leaves, 1e-2)
+    assert_same(attend(query, key, value, pattern=pattern), dense, leaves, 1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@every_pattern
+@pytest.mark.parametrize("kind", ["float", "padding"])
+def test_cuda_masks_equal_the_cpu(pattern: Pattern, kind: str) -> None:
+    leaves = query, key, value = on_cuda()
+    empty = padding_mask((torch.arange(LONG) >= BLOCK + 7)[None])  # queries without a key among them
+    mask = alibi(LONG).float() if kind == "float" else empty
+    expected = attend(query.cpu(), key.cpu(), value.cpu(), mask, pattern=pattern).cuda()
+    assert_same(attend(query, key, value, mask.cuda(), pattern=pattern), expected, leaves, 1e-2)

@@ -1,0 +1,216 @@
+"""Attention patterns against masks and softmaxes written out pair by pair, and the layers that decode with them.
+
+Shapes: B rows, H heads, T positions, D features per head.
+"""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lmtrain.nn.attention import MultiHeadAttention, padding_mask
+from lmtrain.nn.dot_product import BLOCK, attend, attention_weights
+from lmtrain.nn.patterns import CAUSAL, FULL, Pattern, key_blocks
+from lmtrain.nn.positions import alibi_bias, alibi_slopes, rotation
+
+SPARSE = [
+    {"window": 3},
+    {"stride": 4},
+    {"global_tokens": 2},
+    {"window": 2, "stride": 5},
+    {"window": 2, "global_tokens": 1},
+    {"stride": 3, "global_tokens": 2},
+    {"window": 2, "stride": 5, "global_tokens": 1},
+]
+PATTERNS = [Pattern(causal=causal, **parts) for causal, parts in product((False, True), [{}, *SPARSE])]
+LONG = 2 * BLOCK + 45
+"""Long enough to go block by block on a CPU, and no multiple of the block."""
+
+every_pattern = pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+every_sparse_pattern = pytest.mark.parametrize("pattern", [p for p in PATTERNS if p.sparse], ids=str)
+every_causal_pattern = pytest.mark.parametrize("pattern", [p for p in PATTERNS if p.causal], ids=str)
+size = st.none() | st.integers(1, 6)
+
+
+def sees(pattern: Pattern, query: int, key: int) -> bool:
+    """The definition, pair by pair."""
+    if pattern.causal and key > query:
+        return False
+    if pattern.window is None and pattern.stride is None and pattern.global_tokens is None:
+        return True
+    if pattern.window is not None and query - pattern.window < key < query + pattern.window:
+        return True
+    if pattern.stride is not None and any(key + n * pattern.stride == query for n in range(-query - key, query + 1)):
+        return True
+    return pattern.global_tokens is not None and min(query, key) < pattern.global_tokens
+
+
+def written_out(pattern: Pattern, queries: int, keys: int) -> Tensor:
+    return torch.tensor([[sees(pattern, query, key) for key in range(keys)] for query in range(queries)])
+
+
+def loop(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
+    """One softmax per query, over the keys that the bool mask (B, H, T, T) names; zeros where it names none."""
+    out = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=value.dtype)
+    mask = mask.expand(*query.shape[:-1], key.shape[-2])
+    for b, h, t in product(*map(range, query.shape[:-1])):
+        keys = mask[b, h, t].nonzero().flatten().tolist()
+        scores = [(query[b, h, t] @ key[b, h, k]).item() / math.sqrt(query.shape[-1]) for k in keys]
+        if bias is not None:
+            scores = [score + bias[h, t, k].item() for score, k in zip(scores, keys, strict=True)]
+        weights = [math.exp(score) for score in scores]
+        for k, weight in zip(keys, weights, strict=True):
+            out[b, h, t] += weight / sum(weights) * value[b, h, k]
+    return out
+
+
+def draw(length: int, *, rows: int = 1, heads: int = 2, dim: int = 4) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(rows, heads, length, dim, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+
+
+def alibi(length: int) -> Tensor:
+    places = torch.arange(length)
+    return alibi_bias(alibi_slopes(2), places, places).double()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "rows"),
+    [
+        (FULL, ["xxxx", "xxxx", "xxxx", "xxxx"]),
+        (CAUSAL, ["x...", "xx..", "xxx.", "xxxx"]),
+        (Pattern(window=2), ["xx...", "xxx..", ".xxx.", "..xxx", "...xx"]),
+        (Pattern(causal=True, window=2), ["x...", "xx..", ".xx.", "..xx"]),
+        (Pattern(stride=2), ["x.x.x", ".x.x.", "x.x.x", ".x.x.", "x.x.x"]),
+        (Pattern(global_tokens=1), ["xxxx", "x...", "x...", "x..."]),
+        (Pattern(causal=True, window=1, global_tokens=1), ["x...", "xx..", "x.x.", "x..x"]),
+        (Pattern(causal=True, window=2, stride=3), ["x....", "xx...", ".xx..", "x.xx.", ".x.xx"]),
+    ],
+    ids=str,
+)
+def test_patterns_as_drawn(pattern: Pattern, rows: list[str]) -> None:
+    mask = pattern.mask(len(rows), len(rows[0]), torch.device("cpu"))
+    assert ["".join("x" if seen else "." for seen in row) for row in mask.tolist()] == rows
+
+
+@settings(deadline=None, max_examples=200, derandomize=True)
+@given(st.booleans(), size, size, size, st.integers(1, 12), st.integers(1, 12))
+def test_mask_equals_the_definition(
+    causal: bool, window: int | None, stride: int | None, global_tokens: int | None, queries: int, keys: int
+) -> None:
+    pattern = Pattern(causal, window, stride, global_tokens)
+    mask = pattern.mask(queries, keys, torch.device("cpu"))
+    assert torch.equal(mask, written_out(pattern, queries, keys))
+    assert pattern.sparse is not (window is stride is global_tokens is None)
+
+
+@settings(deadline=None, max_examples=200, derandomize=True)
+@given(st.booleans(), size, size, size, st.integers(1, 20), st.integers(1, 7))
+def test_key_blocks_are_those_with_a_permitted_pair(
+    causal: bool, window: int | None, stride: int | None, global_tokens: int | None, length: int, block: int
+) -> None:
+    pattern = Pattern(causal, window, stride, global_tokens)
+    permitted = {(q // block, k // block) for q, k in product(range(length), repeat=2) if sees(pattern, q, k)}
+    listed = key_blocks(pattern, length, block)
+    assert len(listed) == math.ceil(length / block)
+    assert [(q, k) for q, keys in enumerate(listed) for k in keys] == sorted(permitted)
+
+
+@pytest.mark.parametrize("wrong", [0, -1])
+def test_sizes_below_one_are_refused(wrong: int) -> None:
+    with pytest.raises(ValueError, match=f"window={wrong} must"):
+        Pattern(window=wrong, stride=2)
+    with pytest.raises(ValueError, match=f"stride={wrong} must"):
+        Pattern(causal=True, stride=wrong)
+    with pytest.raises(ValueError, match=f"global_tokens={wrong} must"):
+        Pattern(window=1, global_tokens=wrong)
+
+
+@every_pattern
+@pytest.mark.parametrize("biased", [False, True])
+def test_attend_equals_a_loop_of_softmaxes(pattern: Pattern, biased: bool) -> None:
+    query, key, value = (x.detach() for x in draw(9, rows=2))
+    bias = alibi(9) if biased else None
+    expected = loop(query, key, value, written_out(pattern, 9, 9), bias)
+    torch.testing.assert_close(attend(query, key, value, bias, pattern=pattern), expected)
+    weights = attention_weights(query, key, bias, pattern=pattern)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2, 9, dtype=torch.float64))
+    torch.testing.assert_close(weights @ value, expected)
+
+
+@every_pattern
+def test_bool_mask_and_pattern_forbid_together_and_an_empty_row_gives_zeros(pattern: Pattern) -> None:
+    leaves = query, key, value = draw(9, rows=2)
+    valid = torch.tensor([[False] * 4 + [True] * 5, [False] * 9])  # padding on the left, and a row without tokens
+    allowed = written_out(pattern, 9, 9) & padding_mask(valid)
+    result = attend(query, key, value, padding_mask(valid), pattern=pattern)
+    torch.testing.assert_close(result, loop(query.detach(), key.detach(), value.detach(), allowed))
+    assert not result[1].any()
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(result.sum(), leaves))
+
+
+@every_sparse_pattern
+@pytest.mark.parametrize("queries", [4, 30])
+def test_queries_and_keys_of_different_number(pattern: Pattern, queries: int) -> None:
+    query = draw(queries)[0].detach()
+    key, value = (x.detach() for x in draw(9)[1:])
+    expected = loop(query, key, value, written_out(pattern, queries, 9))
+    torch.testing.assert_close(attend(query, key, value, pattern=pattern), expected)
+
+
+@every_causal_pattern
+@pytest.mark.parametrize("length", [12, LONG])
+def test_a_token_changes_nothing_before_it(pattern: Pattern, length: int) -> None:
+    torch.manual_seed(0)
+    layer, x = MultiHeadAttention(8, 2, pattern=pattern), torch.randn(1, length, 8)
+    turn = rotation(torch.arange(length), 4)
+    before = layer(x, rotation=turn)
+    for t in range(length - 1) if length < BLOCK else (BLOCK - 1, BLOCK, length - 2):
+        changed = x.clone()
+        changed[:, t + 1] += 1
+        after = layer(changed, rotation=turn)
+        assert torch.equal(after[:, : t + 1], before[:, : t + 1])
+        assert not torch.equal(after[:, t + 1], before[:, t + 1])
+
+
+@every_causal_pattern
+@pytest.mark.parametrize("biased", [False, True])
+def test_prefill_and_steps_equal_forward_for_rows_of_different_lengths(pattern: Pattern, biased: bool) -> None:
+    torch.manual_seed(0)
+    length, lengths = 14, torch.tensor([0, 3, 8])
+    layer = MultiHeadAttention(12, 2, value_head_dim=5, pattern=pattern, bias=True, qk_norm=True).double()
+    x, places = torch.randn(3, length, 12, dtype=torch.float64), torch.arange(length)
+    cosines, sines = rotation(places, 6)
+    bias = alibi(length) if biased else None
+    expected = layer(x, mask=bias, rotation=(cosines, sines))
+
+    read = x[:, :8]
+    start = None if bias is None else bias[:, :8, :8]
+    prefix, cache = layer.prefill(read, lengths, length, mask=start, rotation=(cosines[:8], sines[:8]))
+    for row, count in enumerate(lengths.tolist()):
+        torch.testing.assert_close(prefix[row, :count], expected[row, :count])
+    for column in (lengths + i for i in range(6)):
+        token = x[torch.arange(3), column].unsqueeze(1)
+        turn = (cosines[column][:, None, None], sines[column][:, None, None])
+        seen = int(column.max()) + 1
+        added = None if bias is None else bias[:, column, :seen].transpose(0, 1).unsqueeze(2)  # (B, H, 1, seen)
+        step = layer.step(token, cache, column, seen, bias=added, rotation=turn)
+        torch.testing.assert_close(step.squeeze(1), expected[torch.arange(3), column])
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_recall_of_what_is_remembered_equals_forward(padded: bool) -> None:
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(8, 2, key_dim=5, value_dim=6, qk_norm=True, bias=True).double()
+    query, key, value = (torch.randn(2, n, w, dtype=torch.float64) for n, w in ((4, 8), (7, 5), (7, 6)))
+    mask = padding_mask(torch.arange(7) < torch.tensor([[7], [3]])) if padded else None
+    expected = layer(query, key, value, mask=mask)
+    memory = layer.remember(key, value)
+    torch.testing.assert_close(layer.recall(query, memory, mask=mask), expected)
+    order = torch.tensor([1, 0, 1])
+    again = layer.recall(query[order], memory.select(order), mask=None if mask is None else mask[order])
+    torch.testing.assert_close(again, expected[order])
