@@ -12,10 +12,11 @@ from torch import Tensor
 
 
 def mix(gold: Tensor, sampled: Tensor, probability: float) -> Tensor:
-    """The inputs of the second pass: `gold` (B, T), each replaced by `sampled` (B, T), independently, so probably.
+    """The inputs of the second pass: `gold` (B, T), each replaced by `sampled` (B, T) with this probability.
 
-    sampled[:, t] is for the place of gold[:, t], so it must come from the prediction at t - 1. Column 0, the BEGIN or
-    first token, which nothing predicts, is never replaced. Raises ValueError unless 0 <= probability <= 1.
+    The draws are independent. sampled[:, t] is for the place of gold[:, t], so it must come from the prediction at
+    t - 1. Column 0, the BEGIN or first token, which nothing predicts, is never replaced. Raises ValueError unless
+    0 <= probability <= 1.
     """
     if not 0 <= probability <= 1:
         raise ValueError(f"probability={probability} must lie between 0 and 1")
@@ -30,5 +31,5 @@ def sample(logits: Tensor) -> Tensor:
     The Gumbel-max trick: the place of the maximum of logits + noise, with noise -log(e), e exponential (Gumbel, 1954).
     Nothing needs to be normalised; the noise, made in place, is all the memory that it takes. -inf is never drawn.
     """
-    noise = torch.empty_like(logits, dtype=torch.float32).exponential_().log_()
-    return torch.sub(logits, noise, out=noise).argmax(-1)
+    noise = torch.empty_like(logits, dtype=torch.float32).exponential_().log_().neg_()
+    return noise.add_(logits.detach()).argmax(-1)

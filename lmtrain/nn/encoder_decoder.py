@@ -1,0 +1,221 @@
+"""The parts that an encoder-decoder is made of (Vaswani et al., 2017): embedding, encoder, decoder and prediction.
+
+Shapes: B rows, T places of the decoder, Ts positions of the source, D the model's width, H heads, L layers of the
+decoder, V target words.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmtrain.nn.attention import KeyValueCache, MultiHeadAttention, padding_mask
+from lmtrain.nn.blocks import DecoderBlock, EncoderBlock, FeedForward, NormPosition, ResidualOptions
+from lmtrain.nn.norms import NormKind, norm
+from lmtrain.nn.patterns import Pattern
+from lmtrain.nn.pointer import PointerAttention, copy_log_probs
+from lmtrain.nn.positions import sinusoidal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The sizes of an encoder-decoder and of its vocabularies.
+
+    The last two of the `target_vocab` ids are END and BEGIN. With `copy`, source and target must share their ids: what
+    is copied is a source id, taken as a target id. `max_length` bounds sources and targets alike, END included.
+    """
+
+    source_vocab: int
+    target_vocab: int
+    dim: int = 128
+    heads: int = 4
+    ff_dim: int = 512
+    encoder_layers: int = 2
+    decoder_layers: int = 2
+    max_length: int = 128
+    dropout: float = 0.0
+    norm_kind: NormKind = "rms"
+    norm_position: NormPosition = "pre"
+    copy: bool = False
+
+    def __post_init__(self) -> None:
+        if self.target_vocab < 3:
+            raise ValueError(f"target_vocab={self.target_vocab} must hold a word besides BEGIN and END")
+        if self.copy and self.source_vocab > self.target_vocab:
+            raise ValueError(f"copy: source_vocab={self.source_vocab} has ids past target_vocab={self.target_vocab}")
+
+    @property
+    def end_id(self) -> int:
+        """END, the id after a target's last word."""
+        return self.target_vocab - 2
+
+    @property
+    def begin_id(self) -> int:
+        """BEGIN, the decoder's first input."""
+        return self.target_vocab - 1
+
+    @property
+    def residual(self) -> ResidualOptions:
+        """The options of every block's residuals."""
+        return {"norm_kind": self.norm_kind, "norm_position": self.norm_position, "dropout": self.dropout}
+
+    def last_norm(self) -> nn.Module:
+        """What a stack of blocks ends with: a norm, unless each block already does."""
+        return norm(self.norm_kind, self.dim) if self.norm_position == "pre" else nn.Identity()
+
+    def feed_forward(self) -> FeedForward:
+        """A block's feed-forward layer."""
+        return FeedForward(self.dim, self.ff_dim)
+
+
+class PositionedEmbedding(nn.Module):
+    """Word embedding plus sinusoids, with dropout."""
+
+    def __init__(self, vocab: int, sizes: Sizes) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocab, sizes.dim)
+        self.dropout = nn.Dropout(sizes.dropout)
+        self.sinusoids: Tensor
+        # Computed, so never saved.
+        self.register_buffer("sinusoids", sinusoidal(torch.arange(sizes.max_length), sizes.dim), persistent=False)
+
+    def forward(self, tokens: Tensor, first: int = 0) -> Tensor:
+        """Tokens (B, T) at positions from `first` -> (B, T, D). Raises ValueError past `max_length`."""
+        last = first + tokens.shape[1]
+        if last > len(self.sinusoids):
+            raise ValueError(f"position {last - 1} does not exist: max_length={len(self.sinusoids)}")
+        result: Tensor = self.dropout(self.words(tokens) + self.sinusoids[first:last])
+        return result
+
+
+class SourceEncoder(nn.Module):
+    """Embedding and encoder blocks; in pre-norm a last norm."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.embedding = PositionedEmbedding(sizes.source_vocab, sizes)
+        self.blocks = nn.ModuleList(
+            EncoderBlock(sizes.dim, MultiHeadAttention(sizes.dim, sizes.heads), sizes.feed_forward(), **sizes.residual)
+            for _ in range(sizes.encoder_layers)
+        )
+        self.norm = sizes.last_norm()
+
+    def forward(self, source: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Source (B, Ts), real where `valid` (B, Ts) bool or everywhere -> the memory (B, Ts, D), and `valid`."""
+        valid = torch.ones_like(source, dtype=torch.bool) if valid is None else valid
+        x = self.embedding(source)
+        for block in self.blocks:
+            x = block(x, mask=padding_mask(valid))
+        return self.norm(x), valid
+
+
+@dataclass
+class DecoderState:
+    """Where a decoder stands in B rows that have read equally many tokens.
+
+    The caches are written in place: a state is used up by the step that it is given to.
+    """
+
+    source: Tensor
+    """(B, Ts)."""
+    valid: Tensor
+    """(B, Ts) bool, True where the source is real."""
+    memory: Tensor
+    """(B, Ts, D), the encoded source."""
+    memories: list[KeyValueCache]
+    """Per layer, the keys and values of the memory."""
+    caches: list[KeyValueCache]
+    """Per layer, the keys and values of the tokens read."""
+    length: int = 0
+    """How many tokens have been read."""
+
+    def select(self, index: Tensor) -> Self:
+        """A copy with the rows `index` (B',), in that order; rows may repeat."""
+        return type(self)(
+            self.source[index],
+            self.valid[index],
+            self.memory[index],
+            [cache.select(index) for cache in self.memories],
+            [cache.select(index) for cache in self.caches],
+            self.length,
+        )
+
+
+class Decoder(nn.Module):
+    """Decoder blocks, whose self-attention has this pattern; in pre-norm a last norm."""
+
+    def __init__(self, sizes: Sizes, pattern: Pattern) -> None:
+        super().__init__()
+        self.columns = sizes.max_length
+        self.layers = nn.ModuleList(
+            DecoderBlock(
+                sizes.dim,
+                MultiHeadAttention(sizes.dim, sizes.heads, pattern=pattern),
+                MultiHeadAttention(sizes.dim, sizes.heads),
+                sizes.feed_forward(),
+                **sizes.residual,
+            )
+            for _ in range(sizes.decoder_layers)
+        )
+        self.norm = sizes.last_norm()
+
+    @property
+    def blocks(self) -> Iterator[DecoderBlock]:
+        """The layers, typed."""
+        return iter(cast("list[DecoderBlock]", self.layers))
+
+    def forward(self, x: Tensor, memory: Tensor, valid: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Inputs (B, T, D), memory (B, Ts, D), real where `valid` (B, Ts) -> (B, T, D). `mask` is for x."""
+        for block in self.blocks:
+            x = block(x, memory, mask=mask, memory_mask=padding_mask(valid))
+        result: Tensor = self.norm(x)
+        return result
+
+    def cross_weights(self, x: Tensor, memory: Tensor, valid: Tensor, mask: Tensor | None = None) -> Tensor:
+        """How `forward` weighs the memory in every layer: (L, B, H, T, Ts)."""
+        found = []
+        for block in self.blocks:
+            attended = block.self_residual(x, lambda states, block=block: block.self_attention(states, mask=mask))
+            query = block.cross_residual.enter(attended)
+            found.append(block.cross_attention.weights(query, memory, mask=padding_mask(valid)))
+            x = block(x, memory, mask=mask, memory_mask=padding_mask(valid))
+        return torch.stack(found)
+
+    def start(self, x: Tensor, source: Tensor, valid: Tensor, memory: Tensor) -> DecoderState:
+        """A state that has read nothing, for steps with inputs like x (B, 1, D)."""
+        caches = []
+        for block in self.blocks:
+            _, key, value = block.self_attention.project(x, x, x)  # for their shapes and types: a step overwrites them
+            caches.append(KeyValueCache.filled(key, value, self.columns))
+        memories = [block.cross_attention.remember(memory) for block in self.blocks]
+        return DecoderState(source, valid, memory, memories, caches)
+
+    def step(self, x: Tensor, state: DecoderState) -> Tensor:
+        """The next input of each row, (B, 1, D) -> (B, 1, D); `forward` of the whole gives its last place the same."""
+        column = torch.full(x.shape[:1], state.length, device=x.device)
+        state.length += 1
+        for block, memory, cache in zip(self.blocks, state.memories, state.caches, strict=True):
+            x = block.step(x, memory, cache, column, state.length, memory_mask=padding_mask(state.valid))
+        result: Tensor = self.norm(x)
+        return result
+
+
+class Prediction(nn.Module):
+    """The distribution over target words, with `copy` mixed with a pointer to the source (See et al., 2017)."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.vocabulary = nn.Linear(sizes.dim, sizes.target_vocab)
+        self.pointer = PointerAttention(sizes.dim, sizes.dim, sizes.dim) if sizes.copy else None
+        self.gate = nn.Linear(sizes.dim, 1) if sizes.copy else None
+
+    def forward(self, states: Tensor, memory: Tensor, source: Tensor, valid: Tensor) -> Tensor:
+        """The decoder's states (B, T, D), memory (B, Ts, D), source and `valid` (B, Ts) -> log p (B, T, V) float32."""
+        log_vocabulary = F.log_softmax(self.vocabulary(states).float(), -1)
+        if self.pointer is None or self.gate is None:
+            return log_vocabulary
+        log_pointer = self.pointer(states, memory, mask=valid.unsqueeze(1))
+        return copy_log_probs(log_vocabulary, log_pointer, source, self.gate(states).squeeze(-1))

@@ -1,0 +1,118 @@
+"""The autoregressive encoder-decoder (Vaswani et al., 2017): each word is predicted from the source and those before.
+
+Shapes: B rows, T places of the decoder, Ts positions of the source, H heads, L layers of the decoder, V target words.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmtrain.nn.encoder_decoder import Decoder, DecoderState, PositionedEmbedding, Prediction, Sizes, SourceEncoder
+from lmtrain.nn.patterns import CAUSAL
+from lmtrain.nn.scheduled_sampling import mix, sample
+
+
+class Seq2Seq(nn.Module):
+    """A source of ids to a target of ids, word by word from BEGIN to END.
+
+    Rows are padded on the right: `source_valid` (B, Ts) bool, where it is given, is True on what is real. With
+    `Sizes.copy` a pointer to the source is mixed in, in training and decoding. `start` and `step` are what the searches
+    of `lmtrain.decoding` ask for; END and the limit of `max_length` words are theirs to watch, and BEGIN, which is a
+    target word like any other to this model, theirs to ban.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.encoder = SourceEncoder(sizes)
+        self.embedding = PositionedEmbedding(sizes.target_vocab, sizes)
+        self.decoder = Decoder(sizes, CAUSAL)
+        self.prediction = Prediction(sizes)
+
+    def forward(self, source: Tensor, inputs: Tensor, source_valid: Tensor | None = None) -> Tensor:
+        """Teacher forcing: source (B, Ts), inputs (B, T) from BEGIN on -> log p of each next word (B, T, V) float32."""
+        memory, valid = self.encoder(source, source_valid)
+        return self._predict(inputs, memory, source, valid)
+
+    def loss(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_valid: Tensor | None = None,
+        lengths: Tensor | None = None,
+        *,
+        sampling: float = 0.0,
+    ) -> Tensor:
+        """The mean of -log p of the target's words and its END, in nats: source (B, Ts), target (B, T) -> ().
+
+        `lengths` (B,) are the targets' own, without END; by default all are T. `sampling` is the probability of an
+        input from the model's own predictions, by parallel scheduled sampling; see `scheduled_sampling`.
+        """
+        memory, valid = self.encoder(source, source_valid)
+        inputs, labels, real = shift(target, lengths, self.sizes)
+        if sampling:
+            with torch.no_grad():
+                drawn = sample(self._predict(inputs, memory, source, valid))  # (B, T + 1), each one place too early
+            inputs = mix(inputs, torch.cat((inputs[:, :1], drawn[:, :-1]), dim=1), sampling)
+        return mean_nats(self._predict(inputs, memory, source, valid), labels, real)
+
+    def cross_weights(self, source: Tensor, inputs: Tensor, source_valid: Tensor | None = None) -> Tensor:
+        """Where each place looks at the source under teacher forcing: (L, B, H, T, Ts); a pass of its own."""
+        memory, valid = self.encoder(source, source_valid)
+        return self.decoder.cross_weights(self.embedding(inputs), memory, valid)
+
+    @torch.no_grad()
+    def start(self, source: Tensor, source_valid: Tensor | None = None) -> tuple[Tensor, DecoderState]:
+        """Read the sources (B, Ts) and BEGIN: log p of the first word (B, V) float32, and the state."""
+        memory, valid = self.encoder(source, source_valid)
+        begin = torch.full_like(source[:, 0], self.sizes.begin_id)
+        return self.step(self.decoder.start(self.embedding(begin.unsqueeze(-1)), source, valid, memory), begin)
+
+    @torch.no_grad()
+    def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
+        """Read one more word per row, (B,): log p of the next one (B, V) float32, and the new state.
+
+        Raises ValueError when the state holds `max_length` tokens, BEGIN among them.
+        """
+        states = self.decoder.step(self.embedding(tokens.unsqueeze(-1), state.length), state)
+        return self.prediction(states, state.memory, state.source, state.valid).squeeze(1), state
+
+    def _predict(self, inputs: Tensor, memory: Tensor, source: Tensor, valid: Tensor) -> Tensor:
+        states = self.decoder(self.embedding(inputs), memory, valid)
+        result: Tensor = self.prediction(states, memory, source, valid)
+        return result
+
+
+def shift(target: Tensor, lengths: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, labels and which places are real, each (B, T + 1), of targets (B, T) of these lengths (B,), or all T.
+
+    The inputs are BEGIN and the target, the labels the target and END; padding is END in both. A target of n words has
+    n + 1 real places.
+    """
+    width = target.shape[1]
+    lengths = torch.full_like(target[:, 0], width) if lengths is None else lengths
+    places = torch.arange(width + 1, device=target.device)
+    real = places <= lengths.unsqueeze(-1)
+    labels = F.pad(target, (0, 1)).masked_fill(places >= lengths.unsqueeze(-1), sizes.end_id)
+    return F.pad(labels[:, :-1], (1, 0), value=sizes.begin_id), labels, real
+
+
+def mean_nats(log_probs: Tensor, labels: Tensor, real: Tensor) -> Tensor:
+    """The mean of -log p of the labels (B, T) over the real places (B, T): log_probs (B, T, V) -> ()."""
+    nats = F.nll_loss(log_probs.transpose(1, 2), labels, reduction="none")
+    return (nats * real).sum() / real.sum().clamp_min(1)
+
+
+def guided_attention_loss(weights: Tensor, query_lengths: Tensor, key_lengths: Tensor, width: float = 0.2) -> Tensor:
+    """The mean of w (1 - exp(-(n/N - t/T)^2 / (2 width^2))) over real positions (Tachibana et al., 2018).
+
+    weights (..., B, H, Tq, Tk), w for query n of N and key t of T, where query_lengths (B,) are the N and key_lengths
+    (B,) the T -> (). Attention far off the diagonal costs; added to the loss, it pulls the weights to it.
+    """
+    queries = torch.arange(weights.shape[-2], device=weights.device)
+    keys = torch.arange(weights.shape[-1], device=weights.device)
+    rows = (queries / query_lengths.unsqueeze(-1)).unsqueeze(-1)  # (B, Tq, 1)
+    columns = (keys / key_lengths.unsqueeze(-1)).unsqueeze(-2)  # (B, 1, Tk)
+    cost = 1 - (-((rows - columns) ** 2) / (2 * width**2)).exp()
+    real = (queries < query_lengths.unsqueeze(-1)).unsqueeze(-1) & (keys < key_lengths.unsqueeze(-1)).unsqueeze(-2)
+    return (weights * (cost * real).unsqueeze(1)).sum() / real.unsqueeze(1).expand_as(weights).sum()

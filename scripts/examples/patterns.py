@@ -1,0 +1,106 @@
+"""Draw which keys each query may look at under the attention patterns, and what that comes to as texts grow.
+
+    python scripts/examples/patterns.py [--out DIR]
+
+Writes patterns.png and prints the share of pairs of a query and a key that each pattern allows. Compressed attention
+and Linformer forbid no key; they look at fewer of them, which the lowest picture counts.
+
+Shapes: T positions of queries and of keys.
+"""
+
+import argparse
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from example import report, save
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator, StrMethodFormatter
+
+from lmtrain.nn.patterns import Pattern
+
+T = 32
+PATTERNS = {
+    "full": Pattern(),
+    "local": Pattern(window=4),
+    "strided": Pattern(stride=6),
+    "global": Pattern(global_tokens=2),
+    "local + strided": Pattern(window=4, stride=6),
+    "local + global": Pattern(window=4, global_tokens=2),
+}
+"""Drawn in two rows, the lower one causal."""
+LENGTHS = [2**power for power in range(5, 12)]
+WINDOW, STRIDE, GLOBAL, COMPRESSION, PROJECTED = 32, 32, 16, 8, 16
+"""Of the curves over lengths."""
+
+COLOURS = ListedColormap(["white", "#2b5c8a"])
+
+
+def share(pattern: Pattern, length: int) -> float:
+    """Of all pairs of a query and a key, those that the pattern allows."""
+    return pattern.mask(length, length, torch.device("cpu")).double().mean().item()
+
+
+def keys_per_query() -> dict[str, list[float]]:
+    """The mean number of keys that a query has a score for, at each length."""
+    patterns = {
+        "full": Pattern(),
+        "full, causal": Pattern(causal=True),
+        f"strided ({STRIDE}) + local ({WINDOW})": Pattern(stride=STRIDE, window=WINDOW),
+        f"global ({GLOBAL}) + local ({WINDOW})": Pattern(global_tokens=GLOBAL, window=WINDOW),
+        f"local ({WINDOW})": Pattern(window=WINDOW),
+    }
+    counts = {name: [share(pattern, length) * length for length in LENGTHS] for name, pattern in patterns.items()}
+    counts[f"compressed ({COMPRESSION} to one)"] = [math.ceil(length / COMPRESSION) for length in LENGTHS]
+    counts[f"Linformer ({PROJECTED} keys)"] = [PROJECTED for _ in LENGTHS]
+    return counts
+
+
+def draw_pattern(axes: Axes, name: str, pattern: Pattern) -> None:
+    axes.imshow(pattern.mask(T, T, torch.device("cpu")).numpy(), cmap=COLOURS, vmin=0, vmax=1)
+    axes.set_title(f"{name}{', causal' if pattern.causal else ''}: {share(pattern, T):.0%}", fontsize=11)
+    axes.set_xticks([0, 10, 20, 30])
+    axes.set_yticks([0, 10, 20, 30])
+
+
+def draw_counts(axes: Axes) -> None:
+    for (name, counts), style in zip(keys_per_query().items(), ["-", "--", "-", "-", "-", "-.", ":"], strict=True):
+        axes.plot(LENGTHS, counts, style, marker="o", markersize=4, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
+        axis.set_minor_locator(NullLocator())
+    axes.set(title="keys that a query has a score for, on average", xlabel="length", ylabel="keys")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+
+
+def draw() -> Figure:
+    figure = Figure(figsize=(16, 10), layout="constrained")
+    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=[6, 4]).flat
+    grid = above.subplots(2, len(PATTERNS), sharex=True, sharey=True)
+    for causal, row in zip((False, True), grid, strict=True):
+        for axes, (name, pattern) in zip(row, PATTERNS.items(), strict=True):
+            draw_pattern(axes, name, replace(pattern, causal=causal))
+    above.supxlabel("key", fontsize=11)
+    above.supylabel("query", fontsize=11)
+    draw_counts(below.subplots())
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/examples"), help="folder of the picture (%(default)s)")
+    picture = parser.parse_args().out / "patterns.png"
+    save(draw(), picture)
+    shares = {name: share(pattern, T) for name, pattern in PATTERNS.items()}
+    causal = {name: share(replace(pattern, causal=True), T) for name, pattern in PATTERNS.items()}
+    report({"picture": str(picture), "share": shares, "share_causal": causal})
+
+
+if __name__ == "__main__":
+    main()

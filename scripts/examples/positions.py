@@ -1,0 +1,117 @@
+"""Draw how positions enter: sinusoids, rotations and ALiBi, each by position and by the offset of two positions.
+
+    python scripts/examples/positions.py [--out DIR]
+
+Writes positions.png and prints how far each encoding is from its laws: sinusoids have the norm sqrt(D / 2), and their
+distances depend on the offset alone (Vaswani et al., 2017); rotations obey R(a)^T = R(-a) and R(a) R(b) = R(a + b), so
+that scores depend on the offset alone (Su et al., 2021).
+
+Shapes: T positions, D features, H heads.
+"""
+
+import argparse
+import math
+from pathlib import Path
+
+import torch
+from example import Results, report, save
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from lmtrain.nn.positions import alibi_bias, alibi_slopes, rotate, rotation, sinusoidal
+
+T, D, H = 96, 64, 8
+STARTS = (0, 17, 40)
+"""Positions from which offsets are drawn: their curves lie on one another."""
+
+
+def by_offset(pairs: Tensor) -> Tensor:
+    """What belongs to two positions, (T, T), as what belongs to a position and an offset: (T / 2, T / 2)."""
+    places = torch.arange(len(pairs) // 2)
+    return pairs[places.unsqueeze(-1), places.unsqueeze(-1) + places]
+
+
+def spread(pairs: Tensor) -> float:
+    """The most by which pairs of the same offset differ."""
+    table = by_offset(pairs)
+    return (table.amax(0) - table.amin(0)).max().item()
+
+
+def rotations(positions: Tensor) -> Tensor:
+    """The matrices R(p) of positions (T,): (T, D, D)."""
+    unit = torch.eye(D, dtype=torch.float64).unsqueeze(1).expand(D, len(positions), D)  # e_j at every position
+    return rotate(unit, rotation(positions, D)).permute(1, 2, 0)
+
+
+def rotary_scores() -> Tensor:
+    """Of one query and one key, all ones, at every pair of positions: (T, T)."""
+    turned = rotate(torch.ones(T, D, dtype=torch.float64), rotation(torch.arange(T), D))
+    return turned @ turned.T / D
+
+
+def figures() -> Results:
+    """The deviations from the laws."""
+    places = torch.arange(T)
+    table, turns = sinusoidal(places, D).double(), rotations(places)
+    first, second = places[: T // 4], places[-T // 4 :]
+    sums = rotations((first.unsqueeze(-1) + second).flatten()).view(len(first), len(second), D, D)
+    return {
+        "sinusoidal_norm_deviation": (table.norm(dim=-1) - math.sqrt(D / 2)).abs().max().item(),
+        "sinusoidal_distance_deviation": spread(torch.linalg.vector_norm(table[:, None] - table, dim=-1)),
+        "sinusoidal_product_deviation": spread(table @ table.T),
+        "rotary_transpose_deviation": (turns.mT - rotations(-places)).abs().max().item(),
+        "rotary_sum_deviation": (turns[first, None] @ turns[second] - sums).abs().max().item(),
+        "rotary_score_deviation": spread(rotary_scores()),
+        "alibi_deviation": spread(alibi_bias(alibi_slopes(H), places, places).sum(0)),
+    }
+
+
+def matrix(axes: Axes, table: Tensor, title: str, across: str, colours: str, limits: tuple[float, float]) -> None:
+    """A table (T, ...) as colours, positions downwards."""
+    image = axes.imshow(table.numpy(), cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")
+    axes.set(title=title, xlabel=across, ylabel="position")
+    axes.figure.colorbar(image, ax=axes)
+
+
+def curves(axes: Axes, pairs: Tensor, title: str) -> None:
+    """Pairs (T, T) by offset, from several positions."""
+    for width, start in zip((7, 4, 1.5), STARTS, strict=True):
+        axes.plot(by_offset(pairs)[start].numpy(), linewidth=width, label=f"from position {start}")
+    axes.set(title=title, xlabel="offset")
+    axes.legend()
+    axes.grid(alpha=0.3)
+
+
+def draw() -> Figure:
+    figure = Figure(figsize=(16, 9), layout="constrained")
+    (first, second, third), (fourth, fifth, sixth) = figure.subplots(2, 3)
+    places = torch.arange(T)
+    table = sinusoidal(places, D)
+    matrix(first, table, f"sinusoids of {D} features", "feature", "RdBu", (-1, 1))
+    matrix(second, 2 * table @ table.T / D, "products of two positions' sinusoids", "position", "RdBu", (-1, 1))
+    curves(third, torch.cdist(table, table), "distance of two positions' sinusoids")
+    cosines, sines = rotation(places, D)
+    angles = torch.atan2(sines, cosines)
+    matrix(fourth, angles, "angles of the rotary embedding", "pair of features", "twilight", (-math.pi, math.pi))
+    curves(fifth, rotary_scores(), "score of one query and key, rotated")
+    slopes = alibi_slopes(H)
+    for head, bias in enumerate(alibi_bias(slopes, places[:1], places).squeeze(1)):
+        sixth.plot(bias.numpy(), label=f"1/{1 / slopes[head]:.0f}", color=colormaps["viridis"](head / H))
+    sixth.set(title="ALiBi: bias on the scores", xlabel="distance", ylim=(-12, 0.5))
+    sixth.legend(title="slope", loc="center left", bbox_to_anchor=(1.01, 0.5))
+    sixth.grid(alpha=0.3)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/examples"), help="folder of the picture (%(default)s)")
+    picture = parser.parse_args().out / "positions.png"
+    save(draw(), picture)
+    report({"picture": str(picture), **figures()})
+
+
+if __name__ == "__main__":
+    main()
