@@ -1,4 +1,4 @@
-"""Prints the README's table of records, a row for each file in scripts/results/."""
+"""Prints the README's table of records, a row for each file in scripts/results/, and a table for each sweep."""
 
 import json
 from pathlib import Path
@@ -18,6 +18,27 @@ def rows() -> list[str]:
     return lines
 
 
+def sweeps() -> list[str]:
+    """A table in Markdown for each record with trials, line by line."""
+    lines = []
+    for path in sorted(RESULTS.glob("*.json")):
+        record = json.loads(path.read_text())
+        if "trials" in record:
+            lines += ["", f"`{path.stem}`:", ""]
+            lines += ["| changed | word perplexity | tokens/s | parameters |", "| --- | --- | --- | --- |"]
+            lines += [_trial(found) for found in record["trials"]]
+    return lines
+
+
+def _trial(found: dict[str, Any]) -> str:
+    spread = f" (spread {found['spread']:.2f})" if len(found["runs"]) > 1 else ""
+    return (
+        f"| {', '.join(f'`{change}`' for change in found['overrides']) or 'nothing'} "
+        f"| {found['word_perplexity']:.2f}{spread} "
+        f"| {found['tokens_per_second']:,.0f} | {found['parameters'] / 1e6:.2f}M |"
+    )
+
+
 def _machine(record: dict[str, Any]) -> str:
     machine = record["machine"]
     device = machine["device"] if machine["device"] != "cpu" else f"{machine['processor']}, {machine['cores']} cores"
@@ -25,4 +46,4 @@ def _machine(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    print("\n".join(rows()))
+    print("\n".join([*rows(), *sweeps()]))

@@ -15,7 +15,9 @@ NEEDED = {"title", "result", "command", "commit", "date", "machine", "versions",
 def test_the_readme_holds_the_table_of_all_records() -> None:
     script = ROOT / "scripts" / "table.py"
     table = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
-    assert len(table.splitlines()) == len(RECORDS) + 2
+    assert all(f"| `{path.stem}` | " in table for path in RECORDS)
+    trials = [record["trials"] for path in RECORDS if "trials" in (record := json.loads(path.read_text()))]
+    assert len(table.splitlines()) == len(RECORDS) + 2 + sum(len(found) + 5 for found in trials)
     assert table in (ROOT / "README.md").read_text()
 
 
