@@ -1,0 +1,142 @@
+"""Sets of 2-D vectors: which element has the largest norm, and where is it?
+
+    python scripts/examples/largest.py [--attention isab | sab] [--steps N] [--seed S] [--threads N] [--out DIR]
+
+A set is 8 to 32 Gaussian vectors, padded to 32. Two blocks of set attention (ISAB or SAB; Lee et al., 2019) compare
+each element with the others, ISAB through 8 inducing points. PMA with two seeds pools the set into two vectors: from
+one a linear layer regresses the largest element itself, the other is the query of a pointer (Vinyals et al., 2015),
+which says which element it is. The order of the elements enters nowhere.
+
+The figures are of 4,096 unseen sets. Where two norms are almost the same, the regression answers with a point between
+the two elements, whatever lies there, while the pointer takes one of them: `pointed_mse` is the error of answering with
+the element that is pointed at, for comparison with `regression_mse`. `mean_mse` is that of always answering the mean.
+
+Writes largest.png: six sets, the element that is largest, what is regressed and where the pointer points.
+
+Shapes: B sets, T = 32 elements, D the model's width.
+"""
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from example import Results, arguments, report, save, start, train
+from torch import Tensor, nn
+
+from lmtrain.nn.pointer import PointerAttention
+from lmtrain.nn.sets import ISAB, PMA, SAB, FormOptions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SMALLEST, LARGEST = 8, 32
+INDUCING = 8
+UNSEEN = 4096
+
+
+class Sets(NamedTuple):
+    """x (B, T, 2), zeros where padded; valid (B, T) bool; target (B,), the place of the element of largest norm."""
+
+    x: Tensor
+    valid: Tensor
+    target: Tensor
+
+    def largest(self) -> Tensor:
+        """(B, 2)."""
+        return self.x[torch.arange(len(self.x)), self.target]
+
+
+def draw(count: int) -> Sets:
+    """Fresh sets."""
+    valid = torch.arange(LARGEST) < torch.randint(SMALLEST, LARGEST + 1, (count, 1))
+    x = torch.randn(count, LARGEST, 2) * valid.unsqueeze(-1)
+    return Sets(x, valid, x.norm(dim=-1).argmax(-1))
+
+
+class Model(nn.Module):
+    """Two blocks of set attention, then PMA with a seed for each question."""
+
+    def __init__(self, attention: Literal["isab", "sab"], dim: int = 32, heads: int = 4, ff_dim: int = 64) -> None:
+        super().__init__()
+        options: FormOptions = {"form": "residual", "ff_dim": ff_dim}
+        self.embed = nn.Linear(2, dim)
+        self.blocks = nn.ModuleList(
+            ISAB(dim, heads, INDUCING, **options) if attention == "isab" else SAB(dim, heads, **options)
+            for _ in range(2)
+        )
+        self.pool = PMA(dim, heads, 2, **options)
+        self.regress = nn.Linear(dim, 2)
+        self.pointer = PointerAttention(dim, dim, dim)
+
+    def forward(self, x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, T, 2) -> the largest element (B, 2), and the log-probability that each is it (B, T)."""
+        states = self.embed(x)
+        for block in self.blocks:
+            states = block(states, valid=valid)
+        pooled = self.pool(states, valid=valid)  # (B, 2, D)
+        pointed = self.pointer(pooled[:, 1:], states, mask=valid.unsqueeze(1))
+        return self.regress(pooled[:, 0]), pointed.squeeze(1)
+
+
+def main(argv: list[str] | None = None) -> Results:
+    """Train, judge on unseen sets, draw."""
+    parser = arguments(__doc__, steps=2000)
+    parser.add_argument("--attention", choices=["isab", "sab"], default="isab", help="of the encoder (%(default)s)")
+    options = parser.parse_args(argv)
+    start(options)
+    model = Model(options.attention)
+
+    def loss() -> Tensor:
+        sets = draw(64)
+        regressed, pointed = model(sets.x, sets.valid)
+        return F.mse_loss(regressed, sets.largest()) + F.nll_loss(pointed, sets.target)
+
+    seconds = train(loss, list(model.parameters()), options.steps, 3e-3)
+    picture = options.out / "largest.png"
+    results = judge(model, draw(UNSEEN))
+    results |= {"steps": options.steps, "seconds": round(seconds, 1), "picture": str(picture)}
+    save(show(model, draw(6)), picture)
+    report(results)
+    return results
+
+
+@torch.no_grad()
+def judge(model: Model, sets: Sets) -> Results:
+    """How often the pointer is right, how far off the regression is, and both of who knows no set's elements."""
+    regressed, pointed = model(sets.x, sets.valid)
+    chosen, best = pointed.argmax(-1), sets.largest()
+    return {
+        "pointing_accuracy": (chosen == sets.target).float().mean().item(),
+        "chance_accuracy": (1 / sets.valid.sum(-1)).mean().item(),
+        "regression_mse": F.mse_loss(regressed, best).item(),
+        "pointed_mse": F.mse_loss(sets._replace(target=chosen).largest(), best).item(),
+        "mean_mse": best.var(0, correction=0).mean().item(),
+    }
+
+
+@torch.no_grad()
+def show(model: Model, sets: Sets) -> "Figure":
+    """Each set's elements in the colour of their probability, the largest ringed, and what is regressed."""
+    from matplotlib.figure import Figure
+
+    regressed, pointed = model(sets.x, sets.valid)
+    figure = Figure(figsize=(12, 8), layout="constrained")
+    grid = figure.subplots(2, 3, sharex=True, sharey=True)
+    for axes, x, valid, best, guess, log_probability in zip(
+        grid.flat, sets.x, sets.valid, sets.largest(), regressed, pointed, strict=True
+    ):
+        across, up = x[valid].T.tolist()
+        shares = log_probability[valid].exp().tolist()
+        points = axes.scatter(across, up, 40, shares, cmap="viridis_r", vmin=0, vmax=1, label="element")
+        axes.scatter(*best.tolist(), 200, facecolors="none", edgecolors="tab:red", linewidths=2, label="largest")
+        axes.scatter(*guess.tolist(), 90, "tab:red", marker="x", linewidths=2, label="regressed")
+        axes.scatter(0, 0, 40, "grey", marker="+", label="origin")
+        axes.set_aspect("equal")
+        axes.set_title(f"{len(across)} elements, {max(shares):.0%} on one")
+    figure.colorbar(points, ax=grid, label="probability of being pointed at")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+if __name__ == "__main__":
+    main()

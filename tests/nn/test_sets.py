@@ -1,0 +1,228 @@
+"""Set blocks against loops, what permutation and padding do to them, and what they cost."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from lmtrain.nn.attention import MultiHeadAttention
+from lmtrain.nn.blocks import EncoderBlock, FeedForward
+from lmtrain.nn.sets import ISAB, MAB, PMA, SAB, LearnedQueryAttention
+
+FORMS: list[dict[str, Any]] = [
+    {"form": "plain"},
+    {"form": "residual", "norm_kind": "layer", "norm_position": "post", "activation": "relu"},
+    {"form": "residual", "norm_kind": "scale", "norm_position": "pre", "ff_dim": 12},
+]
+DIM, HEADS = 8, 2
+
+
+def heads_loop(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+    """Projected queries (Tq, D), keys and values (T, D) -> joined heads (Tq, D)."""
+    size = query.shape[1] // heads
+    out = torch.zeros_like(query)
+    for start in range(0, query.shape[1], size):
+        part = slice(start, start + size)
+        for t in range(len(query)):
+            scores = [(query[t, part] @ key[i, part]).item() / math.sqrt(size) for i in range(len(key))]
+            total = sum(math.exp(score) for score in scores)
+            for i, score in enumerate(scores):
+                out[t, part] += math.exp(score) / total * value[i, part]
+    return out
+
+
+def attention_loop(layer: MultiHeadAttention, query: Tensor, values: Tensor) -> Tensor:
+    """Joined heads before the output projection: (Tq, D), (T, W) -> (Tq, D)."""
+    projected = query @ layer.query.weight.T, values @ layer.key.weight.T, values @ layer.value.weight.T
+    return heads_loop(*projected, layer.heads)
+
+
+def plain_loop(layer: MAB, query: Tensor, values: Tensor) -> Tensor:
+    attention = layer.block.attention
+    assert isinstance(attention, MultiHeadAttention)
+    joined = attention_loop(attention, query, values)
+    return joined + (joined @ attention.output.weight.T).clamp(min=0)
+
+
+def residual_loop(layer: MAB, query: Tensor, values: Tensor) -> Tensor:
+    """Layer norm after the sum, as in the paper."""
+    attention, feed_forward = layer.block.attention, layer.block.feed_forward
+    assert isinstance(attention, MultiHeadAttention)
+    assert isinstance(feed_forward, FeedForward)
+    h = F.layer_norm(query + attention_loop(attention, query, values) @ attention.output.weight.T, (DIM,))
+    hidden = (h @ feed_forward.hidden.weight.T).clamp(min=0)
+    return F.layer_norm(h + hidden @ feed_forward.output.weight.T, (DIM,))
+
+
+@pytest.mark.parametrize(("options", "loop"), [(FORMS[0], plain_loop), (FORMS[1], residual_loop)])
+def test_mab_equals_loop(options: dict[str, Any], loop: Callable[[MAB, Tensor, Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    layer = MAB(DIM, HEADS, memory_dim=5, **options).double()
+    query, values = torch.randn(2, 3, DIM, dtype=torch.float64), torch.randn(2, 4, 5, dtype=torch.float64)
+    expected = torch.stack([loop(layer, query[b], values[b]) for b in range(2)])
+    torch.testing.assert_close(layer(query, values), expected)
+
+
+def test_pre_norm_mab_adds_to_the_query() -> None:
+    """x + A(norm(x), norm(y)), then + F(norm(.)): composed here of the block's own parts."""
+    torch.manual_seed(0)
+    layer = MAB(DIM, HEADS, memory_dim=5, **FORMS[2])
+    query, values = torch.randn(2, 3, DIM), torch.randn(2, 4, 5)
+
+    def scaled(x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1) * math.sqrt(x.shape[-1])
+
+    attention, feed_forward = layer.block.attention, layer.block.feed_forward
+    assert isinstance(attention, MultiHeadAttention)
+    assert isinstance(feed_forward, FeedForward)
+    joined = torch.stack([attention_loop(attention, scaled(q), scaled(v)) for q, v in zip(query, values, strict=True)])
+    h = query + joined @ attention.output.weight.T
+    torch.testing.assert_close(layer(query, values), h + feed_forward(scaled(h)))
+
+
+def test_plain_form_refuses_what_it_has_no_use_for() -> None:
+    with pytest.raises(ValueError, match=r"the plain form has no ff_dim=12, norm_kind='rms'"):
+        MAB(DIM, HEADS, ff_dim=12, norm_kind="rms")
+
+
+def test_sab_and_isab_are_mab_of_the_set() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, DIM, dtype=torch.float64)
+    sab, isab = SAB(DIM, HEADS).double(), ISAB(DIM, HEADS, 3).double()
+    torch.testing.assert_close(sab(x), torch.stack([plain_loop(sab.block, row, row) for row in x]))
+    points = [plain_loop(isab.gather, isab.inducing.detach(), row) for row in x]
+    expected = [plain_loop(isab.spread, row, point) for row, point in zip(x, points, strict=True)]
+    torch.testing.assert_close(isab(x), torch.stack(expected))
+
+
+def test_learned_queries_take_the_place_of_projected_ones() -> None:
+    torch.manual_seed(0)
+    layer = LearnedQueryAttention(3, DIM, HEADS, memory_dim=5, head_dim=6, bias=True).double()
+    x = torch.randn(2, 4, 5, dtype=torch.float64)
+    joined = [heads_loop(layer.queries.detach(), layer.key(row), layer.value(row), HEADS) for row in x]
+    expected = torch.stack(joined) @ layer.output.weight.T + layer.output.bias
+    assert expected.shape == (2, 3, DIM)
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_learned_queries_refuse_an_uneven_split() -> None:
+    with pytest.raises(ValueError, match="a width of 8 can't be divided among 3 heads"):
+        LearnedQueryAttention(2, 8, 3)
+
+
+@pytest.mark.parametrize("options", FORMS)
+def test_encoders_are_equivariant_and_pools_invariant(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    x, order = torch.randn(2, 7, DIM), torch.randperm(7)
+    for encoder in (SAB(DIM, HEADS, **options), ISAB(DIM, HEADS, 3, **options)):
+        torch.testing.assert_close(encoder(x[:, order]), encoder(x)[:, order])
+        assert not torch.allclose(encoder(x[:, order]), encoder(x), atol=1e-3)
+    for pool in (PMA(DIM, HEADS, 2, **options), LearnedQueryAttention(2, DIM, HEADS)):
+        torch.testing.assert_close(pool(x[:, order]), pool(x))
+
+
+@pytest.mark.parametrize("options", FORMS)
+def test_padding_has_no_influence(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 7, DIM)
+    valid = torch.arange(7) < torch.tensor([[4], [7]])
+    layers: list[nn.Module] = [
+        SAB(DIM, HEADS, **options),
+        ISAB(DIM, HEADS, 3, **options),
+        PMA(DIM, HEADS, 2, **options),
+        LearnedQueryAttention(2, DIM, HEADS),
+    ]
+    for layer in layers:
+        padded, alone = layer(x, valid=valid), layer(x[:1, :4])
+        torch.testing.assert_close(padded[:1, : alone.shape[1]], alone)
+        torch.testing.assert_close(padded[1:], layer(x[1:]))
+
+
+def test_a_set_of_padding_alone_gives_no_nan() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, DIM, requires_grad=True)
+    valid = torch.tensor([[True, True, False], [False, False, False]])
+    pooled = PMA(DIM, HEADS, 2)(ISAB(DIM, HEADS, 3)(x, valid=valid), valid=valid)
+    assert not pooled[1].any()
+    (gradient,) = torch.autograd.grad(pooled.sum(), x)
+    assert gradient.isfinite().all()
+    assert gradient[0, :2].any()
+    assert not gradient[1].any()
+
+
+def flops(layer: nn.Module, elements: int) -> int:
+    with FlopCounterMode(display=False) as counter:
+        layer(torch.zeros(1, elements, DIM))
+    return int(counter.get_total_flops())
+
+
+@pytest.mark.parametrize("options", FORMS)
+def test_cost_of_isab_is_linear_and_of_sab_quadratic(options: dict[str, Any]) -> None:
+    once, twice, four_times = (flops(ISAB(DIM, HEADS, 3, **options), n) for n in (16, 32, 64))
+    assert four_times - twice == 2 * (twice - once) > 0
+    once, twice, four_times = (flops(SAB(DIM, HEADS, **options), n) for n in (16, 32, 64))
+    assert four_times - twice - 2 * (twice - once) == 6 * 16**2 * 4 * DIM  # 4 D for each pair: its score, its share
+
+
+@pytest.mark.parametrize("dim", [16, 256])
+def test_learned_points_start_apart_and_on_the_scale_of_the_elements(dim: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 20, dim)
+    isab, queries = ISAB(dim, 4, 16), LearnedQueryAttention(16, dim, 4)
+    attention = isab.gather.block.attention
+    assert isinstance(attention, MultiHeadAttention)
+
+    def scores(query: Tensor) -> float:
+        """The spread over the elements of the scores that these queries (.., D) give."""
+        weights = attention.weights(query.expand(8, -1, -1), x)
+        return weights.log().std(-1).mean().item()
+
+    assert scores(isab.inducing) == pytest.approx(scores(x), rel=0.15)
+    weights = attention.weights(isab.inducing.expand(8, -1, -1), x)
+    assert weights.std(-2).mean() > 0.1 * weights.mean()  # the points differ in what they look at
+    pooled = queries(x)
+    assert pooled.std(1).mean() > 0.1 * pooled.std()
+
+
+@pytest.mark.parametrize("options", FORMS[1:])
+def test_isab_stacks_with_encoder_blocks_at_their_scale(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 20, 64)
+    induced = ISAB(64, 4, 8, **options)
+    norms = {name: options[name] for name in ("norm_kind", "norm_position")}
+    block = EncoderBlock(64, MultiHeadAttention(64, 4), FeedForward(64, 256), **norms)
+    y = block(induced(block(x)))
+    assert y.shape == x.shape
+    assert induced(x).std().item() == pytest.approx(block(x).std().item(), rel=0.2)
+
+
+@pytest.mark.parametrize("options", FORMS)
+def test_attention_dropout_is_of_training_alone(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    x, layer = torch.randn(2, 7, DIM), SAB(DIM, HEADS, attention_dropout=0.5, **options)
+    without = SAB(DIM, HEADS, **options)
+    without.load_state_dict(layer.state_dict())
+    assert not torch.allclose(layer(x), without(x), atol=1e-3)
+    torch.testing.assert_close(layer.eval()(x), without(x))
+
+
+@pytest.mark.parametrize("options", FORMS)
+def test_under_autocast(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 7, DIM)
+    valid = torch.arange(7) < torch.tensor([[4], [7]])
+    isab, pool, queries = (
+        ISAB(DIM, HEADS, 3, **options),
+        PMA(DIM, HEADS, 2, **options),
+        LearnedQueryAttention(2, DIM, HEADS),
+    )
+    expected = pool(isab(x, valid=valid), valid=valid), queries(x, valid=valid)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = pool(isab(x, valid=valid), valid=valid), queries(x, valid=valid)
+    for low, full in zip(found, expected, strict=True):
+        torch.testing.assert_close(low.float(), full, atol=0.05, rtol=0.05)
