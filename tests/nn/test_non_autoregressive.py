@@ -1,0 +1,139 @@
+"""Non-autoregressive decoding: one pass for all places, losses against loops, and where the texts end."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmtrain.nn.encoder_decoder import Sizes
+from lmtrain.nn.non_autoregressive import Length, NonAutoregressive
+
+SIZES = Sizes(source_vocab=5, target_vocab=7, dim=16, heads=2, ff_dim=24, max_length=6)
+END = 5
+SOURCE = torch.tensor([[0, 1, 2, 3], [4, 3, 0, 0], [2, 0, 0, 0]])
+LENGTHS = (4, 2, 1)
+VALID = torch.arange(4) < torch.tensor(LENGTHS).unsqueeze(-1)
+TARGET = torch.tensor([[1, 2, 3, 0], [4, 0, 1, 1], [3, 3, 2, 2]])
+TARGET_LENGTHS = (4, 1, 2)
+
+
+def make(length: Length, *, copy: bool = False) -> NonAutoregressive:
+    torch.manual_seed(0)
+    return NonAutoregressive(replace(SIZES, copy=copy), length).eval()
+
+
+def table(model: NonAutoregressive, row: int, places: int) -> Tensor:
+    """log p (T, V) of one source without padding, by the model's parts: there is no target in it."""
+    source = SOURCE[row : row + 1, : LENGTHS[row]]
+    memory, valid = model.encoder(source)
+    inputs = model.begin.words.weight + model.begin.sinusoids[:places]
+    states = model.decoder(inputs.unsqueeze(0), memory, valid)
+    log_probs: Tensor = model.prediction(states, memory, source, valid)[0]
+    return log_probs
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_loss_with_a_predicted_length_equals_a_loop(copy: bool) -> None:
+    model = make("predicted", copy=copy)
+    assert model.length is not None
+    words, lengths = [], []
+    for row, length in enumerate(TARGET_LENGTHS):
+        log_probs = table(model, row, length)
+        words += [-log_probs[t, word].item() for t, word in enumerate(TARGET[row, :length].tolist())]
+        pooled = sum(model.encoder(SOURCE[row : row + 1, : LENGTHS[row]])[0][0]) / LENGTHS[row]
+        lengths.append(-model.length(pooled).log_softmax(-1)[length].item())
+    loss = model.loss(SOURCE, TARGET, VALID, torch.tensor(TARGET_LENGTHS))
+    assert loss.item() == pytest.approx(math.fsum(words) / 7 + math.fsum(lengths) / 3, abs=1e-5)
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_loss_of_a_fixed_length_equals_a_loop(copy: bool) -> None:
+    model = make("fixed", copy=copy)
+    nats = []
+    for row, length in enumerate(TARGET_LENGTHS):
+        labels = [*TARGET[row, :length].tolist(), *[END] * (6 - length)]
+        log_probs = table(model, row, 6)
+        nats += [-log_probs[t, label].item() for t, label in enumerate(labels)]
+    loss = model.loss(SOURCE, TARGET, VALID, torch.tensor(TARGET_LENGTHS))
+    assert loss.item() == pytest.approx(math.fsum(nats) / 18, abs=1e-5)
+
+
+@pytest.mark.parametrize("length", ["predicted", "fixed"])
+def test_decoding_takes_the_likeliest_word_of_each_place(length: Length) -> None:
+    model = make(length)
+    bias = model.prediction.vocabulary.bias.data
+    bias -= table(model, 0, 6).mean(0).detach()  # no word is likely everywhere
+    bias[END] = -100.0
+    if model.length is not None:
+        model.length.weight.data.mul_(10)
+    words, lengths = model.decode(SOURCE, VALID)
+    for row in range(3):
+        expected = model.length_logits(SOURCE[row : row + 1, : LENGTHS[row]]).argmax() if length == "predicted" else 6
+        assert lengths[row] == expected
+        assert words[row, : lengths[row]].tolist() == table(model, row, int(lengths[row])).argmax(-1).tolist()
+        assert (words[row, lengths[row] :] == END).all()
+    assert len(set(words[1, : lengths[1]].tolist())) > 1
+
+
+def test_the_classifier_says_how_many_words_there_are() -> None:
+    model = make("predicted")
+    assert model.length is not None
+    model.prediction.vocabulary.bias.data[END] = -100.0
+    model.length.weight.data.zero_()
+    for expected in (0, 3, 6):
+        model.length.bias.data.copy_(torch.arange(7) == expected)
+        words, lengths = model.decode(SOURCE, VALID)
+        assert words.shape == (3, expected)
+        assert lengths.tolist() == [expected] * 3
+        assert model.length_logits(SOURCE, VALID).argmax(-1).tolist() == [expected] * 3
+
+
+def test_what_is_decoded_is_cut_at_the_first_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("fixed")
+    likeliest = torch.tensor([[1, 2, END, 3, END, 4], [END, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]])
+    monkeypatch.setattr(model.prediction, "forward", lambda *_: torch.nn.functional.one_hot(likeliest, 7).float())
+    words, lengths = model.decode(SOURCE, VALID)
+    assert words.tolist() == [[1, 2, END, END, END, END], [END] * 6, [0] * 6]
+    assert lengths.tolist() == [2, 0, 6]
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("length", ["predicted", "fixed"])
+def test_gradients_reach_every_parameter(length: Length, copy: bool) -> None:
+    model = make(length, copy=copy).train()
+    model.loss(SOURCE, TARGET, VALID, torch.tensor(TARGET_LENGTHS)).backward()  # type: ignore[no-untyped-call]
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_cross_weights_look_at_the_source_alone() -> None:
+    model = make("predicted")
+    places = torch.arange(4) < torch.tensor(TARGET_LENGTHS).unsqueeze(-1)
+    weights = model.cross_weights(SOURCE, places, VALID)
+    assert weights.shape == (2, 3, 2, 4, 4)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 2, 4))
+    assert weights[..., ~VALID[1]][:, 1].abs().max() == 0
+    for row, length in enumerate(TARGET_LENGTHS):  # neither padding nor absent places have a say
+        alone = model.cross_weights(SOURCE[row : row + 1, : LENGTHS[row]], places[row : row + 1, :length])
+        torch.testing.assert_close(weights[:, row, :, :length, : LENGTHS[row]], alone[:, 0])
+
+
+def test_bf16_autocast_trains_and_decodes() -> None:
+    model = make("predicted", copy=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model.loss(SOURCE, TARGET, VALID, torch.tensor(TARGET_LENGTHS))
+        words, lengths = model.decode(SOURCE, VALID)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert loss.dtype == torch.float32
+    assert words.shape[1] == lengths.max()
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="no classifier"):
+        make("fixed").length_logits(SOURCE)
+    with pytest.raises(ValueError, match="max_length=6"):
+        make("fixed").loss(SOURCE, TARGET.repeat(1, 2), VALID)

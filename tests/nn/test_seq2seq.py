@@ -1,0 +1,217 @@
+"""The encoder-decoder: teacher forcing against cached steps, searches against loops."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lmtrain.decoding.beam import beam_search
+from lmtrain.decoding.search import greedy
+from lmtrain.nn.blocks import NormPosition
+from lmtrain.nn.encoder_decoder import DecoderState, Sizes
+from lmtrain.nn.seq2seq import Seq2Seq
+
+SIZES = Sizes(source_vocab=5, target_vocab=7, dim=16, heads=2, ff_dim=24, max_length=9)
+END, BEGIN = 5, 6
+SOURCE = torch.tensor([[0, 1, 2, 3, 4, 0], [4, 4, 3, 0, 0, 0], [2, 0, 0, 0, 0, 0]])
+LENGTHS = (6, 3, 1)
+VALID = torch.arange(6) < torch.tensor(LENGTHS).unsqueeze(-1)
+INPUTS = torch.tensor([[BEGIN, 1, 2, 3, 4, 0, 2], [BEGIN, 0, 0, 4, 1, END, 3], [BEGIN, 3, 3, 3, BEGIN, 2, 1]])
+TARGET = torch.tensor([[1, 2, 3, 0], [4, 0, 1, 1], [3, 3, 2, 2]])
+TARGET_LENGTHS = (4, 1, 2)
+
+
+def make(sizes: Sizes = SIZES, seed: int = 0) -> Seq2Seq:
+    torch.manual_seed(seed)
+    return Seq2Seq(sizes).eval()
+
+
+def end(ids: Sequence[int]) -> bool:
+    return ids[-1] == END
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_cached_steps_equal_teacher_forcing(copy: bool, position: NormPosition) -> None:
+    model = make(replace(SIZES, copy=copy, norm_position=position))
+    expected = model(SOURCE, INPUTS, VALID)
+    log_probs, state = model.start(SOURCE, VALID)
+    torch.testing.assert_close(log_probs, expected[:, 0], atol=1e-5, rtol=0)
+    for t in range(1, INPUTS.shape[1]):
+        log_probs, state = model.step(state, INPUTS[:, t])
+        torch.testing.assert_close(log_probs, expected[:, t], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_padding_has_no_influence(copy: bool) -> None:
+    model = make(replace(SIZES, copy=copy))
+    expected = model(SOURCE, INPUTS, VALID)
+    torch.testing.assert_close(model(SOURCE.masked_fill(~VALID, 3), INPUTS, VALID), expected)
+    for row, length in enumerate(LENGTHS):
+        alone = model(SOURCE[row : row + 1, :length], INPUTS[row : row + 1])
+        torch.testing.assert_close(alone, expected[row : row + 1], atol=1e-5, rtol=0)
+
+
+def test_a_later_input_leaves_earlier_outputs_and_every_source_word_matters() -> None:
+    model = make()
+    before = model(SOURCE, INPUTS, VALID)
+    for t in range(1, INPUTS.shape[1]):
+        changed = INPUTS.clone()
+        changed[:, t] = (changed[:, t] + 1) % SIZES.target_vocab
+        after = model(SOURCE, changed, VALID)
+        torch.testing.assert_close(after[:, :t], before[:, :t])
+        assert (after[:, t] - before[:, t]).abs().amax(-1).min() > 1e-3
+    for t in range(SOURCE.shape[1]):
+        other = SOURCE.clone()
+        other[0, t] = (other[0, t] + 1) % SIZES.source_vocab
+        assert (model(other, INPUTS, VALID) - before)[0].abs().amax(-1).min() > 1e-5
+
+
+def test_the_embedding_adds_sinusoids_and_has_an_end() -> None:
+    model = make()
+    states = model.embedding(INPUTS[:1, :3], first=2)
+    for t, d in itertools.product(range(3), range(16)):
+        angle = (2 + t) / 10_000 ** (d // 2 * 2 / 16)
+        wave = math.cos(angle) if d % 2 else math.sin(angle)
+        word = model.embedding.words.weight[int(INPUTS[0, t]), d].item()
+        assert states[0, t, d].item() == pytest.approx(word + wave, abs=1e-5)
+    with pytest.raises(ValueError, match="max_length=9"):
+        model(torch.zeros(1, 10, dtype=torch.long), INPUTS)
+
+
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_encoder_and_decoder_end_with_a_norm(position: NormPosition) -> None:
+    model = make(replace(SIZES, norm_position=position))
+    memory, valid = model.encoder(SOURCE, VALID)
+    torch.testing.assert_close(memory.square().mean(-1), torch.ones(3, 6), atol=1e-4, rtol=0)
+    states = model.decoder(model.embedding(INPUTS), memory, valid)
+    torch.testing.assert_close(states.square().mean(-1), torch.ones(3, 7), atol=1e-4, rtol=0)
+    assert sum(isinstance(module, nn.RMSNorm) for module in model.modules()) == 4 + 6 + 2 * (position == "pre")
+
+
+def argmax_loop(model: Seq2Seq, source: Tensor, limit: int) -> tuple[int, ...]:
+    ids: list[int] = []
+    while len(ids) < limit and END not in ids:
+        log_probs = model(source, torch.tensor([[BEGIN, *ids]]))[0, -1]
+        log_probs[BEGIN] = -math.inf
+        ids.append(int(log_probs.argmax()))
+    return tuple(ids)
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_greedy_equals_an_uncached_loop(copy: bool) -> None:
+    lengths = set()
+    for seed in range(6):
+        model = make(replace(SIZES, copy=copy), seed)
+        model.prediction.vocabulary.weight.data.mul_(4)  # decided enough to vary from row to row
+        model.prediction.vocabulary.bias.data[END] += 1
+        found = greedy(*model.start(SOURCE, VALID), model.step, max_tokens=9, is_end=end, banned=[BEGIN])
+        for row, length in enumerate(LENGTHS):
+            assert found[row].ids == argmax_loop(model, SOURCE[row : row + 1, :length], 9)
+            lengths.add(len(found[row].ids))
+    assert len(lengths) > 2
+
+
+def test_a_full_beam_is_exhaustive() -> None:
+    """Two words, END and a banned BEGIN: every text of up to four tokens, scored by teacher forcing."""
+    sizes = replace(SIZES, source_vocab=2, target_vocab=4, copy=True)
+    model = make(sizes)
+    model.prediction.vocabulary.weight.data.mul_(3)
+    source, valid = torch.tensor([[0, 1, 1], [1, 0, 0]]), torch.tensor([[True] * 3, [True, False, False]])
+    found = beam_search(
+        *model.start(source, valid),
+        model.step,
+        beams=81,
+        results=81,
+        alpha=0.6,
+        max_tokens=4,
+        is_end=lambda ids: ids[-1] == sizes.end_id,
+        banned=[sizes.begin_id],
+    )
+    for row, hypotheses in enumerate(found):
+        expected = []
+        for length in range(1, 5):
+            for ids in itertools.product(range(3), repeat=length):
+                if sizes.end_id in ids[:-1] or (length < 4 and ids[-1] != sizes.end_id):
+                    continue
+                inputs = torch.tensor([[sizes.begin_id, *ids[:-1]]])
+                log_probs = model(source[row : row + 1], inputs, valid[row : row + 1])[0]
+                total = sum(log_probs[t, token].item() for t, token in enumerate(ids))
+                expected.append((total / length**0.6, ids))
+        expected.sort(reverse=True)
+        assert len(hypotheses) == len(expected) == 31
+        assert [h.score for h in hypotheses] == pytest.approx([score for score, _ in expected], abs=1e-5)
+        assert {h.ids for h in hypotheses} == {ids for _, ids in expected}
+        assert hypotheses[0].ids == expected[0][1]
+
+
+def test_a_selected_state_is_a_copy_and_a_full_one_is_refused() -> None:
+    model = make(replace(SIZES, copy=True))
+    _, state = model.start(SOURCE, VALID)
+    chosen: DecoderState = state.select(torch.tensor([2, 2, 0]))
+    after, chosen = model.step(chosen, INPUTS[[2, 1, 0], 1])
+    expected = model(SOURCE[[2, 2, 0]], INPUTS[[2, 1, 0], :2], VALID[[2, 2, 0]])
+    torch.testing.assert_close(after, expected[:, 1], atol=1e-5, rtol=0)
+    untouched, _ = model.step(state, INPUTS[:, 1])
+    torch.testing.assert_close(untouched, model(SOURCE, INPUTS[:, :2], VALID)[:, 1], atol=1e-5, rtol=0)
+    for _ in range(7):
+        _, chosen = model.step(chosen, INPUTS[:, 1])
+    assert chosen.length == SIZES.max_length
+    with pytest.raises(ValueError, match="max_length=9"):
+        model.step(chosen, INPUTS[:, 1])
+
+
+def test_the_copy_distribution_equals_a_loop() -> None:
+    head = make(replace(SIZES, copy=True)).prediction
+    assert head.pointer is not None
+    assert head.gate is not None
+    states, memory = torch.randn(3, 2, 16), torch.randn(3, 6, 16)
+    log_probs = head(states, memory, SOURCE, VALID)
+    for b, t in itertools.product(range(3), range(2)):
+        gate = head.gate(states[b, t]).sigmoid().item()
+        expected = (1 - gate) * head.vocabulary(states[b, t]).softmax(-1)
+        query = head.pointer.query(states[b, t])
+        shares = [math.exp((query @ head.pointer.key(memory[b, i])).item() / 4) for i in range(LENGTHS[b])]  # sqrt(16)
+        for i, share in enumerate(shares):
+            expected[SOURCE[b, i]] += gate * share / sum(shares)
+        torch.testing.assert_close(log_probs[b, t].exp(), expected)
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(3, 2))
+
+
+def test_copying_needs_shared_ids() -> None:
+    with pytest.raises(ValueError, match="source_vocab=8"):
+        Sizes(source_vocab=8, target_vocab=7, copy=True)
+    with pytest.raises(ValueError, match="target_vocab=2"):
+        Sizes(source_vocab=8, target_vocab=2)
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_gradients_reach_every_parameter(copy: bool) -> None:
+    model = make(replace(SIZES, copy=copy, dropout=0.1)).train()
+    model.loss(SOURCE, TARGET, VALID, torch.tensor(TARGET_LENGTHS), sampling=0.5).backward()  # type: ignore[no-untyped-call]
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_bf16_autocast_trains_and_decodes() -> None:
+    model = make(replace(SIZES, copy=True))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model.loss(SOURCE, TARGET, VALID, sampling=0.5)
+        found = greedy(*model.start(SOURCE, VALID), model.step, max_tokens=9, is_end=end)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert loss.dtype == torch.float32
+    assert len(found) == 3
+
+
+def test_dropout_acts_in_training_alone() -> None:
+    model = make(replace(SIZES, dropout=0.5))
+    assert sum(isinstance(module, nn.Dropout) and module.p == 0.5 for module in model.modules()) == 2 + 2 * 2 + 2 * 3
+    assert torch.equal(model(SOURCE, INPUTS, VALID), model(SOURCE, INPUTS, VALID))
+    model.train()
+    assert not torch.equal(model(SOURCE, INPUTS, VALID), model(SOURCE, INPUTS, VALID))

@@ -1,0 +1,106 @@
+"""The losses of the encoder-decoder, and the attention weights that one of them reads, against loops."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmtrain.nn.scheduled_sampling import sample
+from lmtrain.nn.seq2seq import Seq2Seq, guided_attention_loss, shift
+from tests.nn.test_seq2seq import BEGIN, END, INPUTS, LENGTHS, SIZES, SOURCE, TARGET, TARGET_LENGTHS, VALID, make
+
+
+def test_shift_puts_begin_before_and_end_behind() -> None:
+    target = torch.tensor([[1, 2, 3], [4, 0, 0], [2, 2, 2]])
+    inputs, labels, real = shift(target, torch.tensor([3, 1, 0]), SIZES)
+    assert inputs.tolist() == [[BEGIN, 1, 2, 3], [BEGIN, 4, END, END], [BEGIN, END, END, END]]
+    assert labels.tolist() == [[1, 2, 3, END], [4, END, END, END], [END] * 4]
+    assert real.tolist() == [[True] * 4, [True, True, False, False], [True, False, False, False]]
+
+
+def mean_loss(model: Seq2Seq, rows: list[list[int]]) -> float:
+    """The mean over all labels, END included, when these are the decoder's inputs after BEGIN."""
+    nats = []
+    for b, length in enumerate(TARGET_LENGTHS):
+        log_probs = model(SOURCE[b : b + 1, : LENGTHS[b]], torch.tensor([[BEGIN, *rows[b][:length]]]))[0]
+        nats += [-log_probs[t, label].item() for t, label in enumerate([*TARGET[b, :length].tolist(), END])]
+    return math.fsum(nats) / len(nats)
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_loss_equals_a_loop(copy: bool) -> None:
+    model = make(replace(SIZES, copy=copy))
+    loss = model.loss(SOURCE, TARGET, VALID, torch.tensor(TARGET_LENGTHS))
+    assert loss.item() == pytest.approx(mean_loss(model, TARGET.tolist()), abs=1e-5)
+    assert torch.equal(loss, model.loss(SOURCE, TARGET, VALID, torch.tensor(TARGET_LENGTHS), sampling=0.0))
+    whole = model.loss(SOURCE, TARGET, VALID)
+    torch.testing.assert_close(whole, model.loss(SOURCE, TARGET, VALID, torch.tensor([4, 4, 4])))
+
+
+def test_scheduled_sampling_reads_what_the_first_pass_predicted() -> None:
+    """At probability one input t is what was drawn from the prediction at t - 1, and the labels stay true."""
+    model = make()
+    lengths = torch.tensor(TARGET_LENGTHS)
+    torch.manual_seed(3)
+    loss = model.loss(SOURCE, TARGET, VALID, lengths, sampling=1.0)
+    torch.manual_seed(3)
+    inputs, _, _ = shift(TARGET, lengths, SIZES)
+    drawn = sample(model(SOURCE, inputs, VALID))
+    rows = [[int(drawn[b, t - 1]) for t in range(1, 5)] for b in range(3)]
+    assert loss.item() == pytest.approx(mean_loss(model, rows), abs=1e-5)
+    assert abs(mean_loss(model, rows) - mean_loss(model, TARGET.tolist())) > 1e-3
+
+
+def test_cross_weights_are_those_of_the_forward_pass() -> None:
+    model = make()
+    read: list[tuple[Tensor, Tensor]] = []
+    blocks = list(model.decoder.blocks)
+    for block in blocks:
+        block.cross_attention.register_forward_pre_hook(lambda module, inputs: read.append(inputs))
+    model(SOURCE, INPUTS, VALID)
+    weights = model.cross_weights(SOURCE, INPUTS, VALID)
+    assert weights.shape == (2, 3, 2, 7, 6)
+    for layer, block in enumerate(blocks):
+        query, key = block.cross_attention.query(read[layer][0]), block.cross_attention.key(read[layer][1])
+        for b, h, t in itertools.product(range(3), range(2), range(7)):
+            own = slice(h * 8, h * 8 + 8)
+            scores = [(query[b, t, own] @ key[b, i, own]).item() / math.sqrt(8) for i in range(LENGTHS[b])]
+            total = sum(math.exp(score) for score in scores)
+            expected = [math.exp(score) / total for score in scores] + [0.0] * (6 - LENGTHS[b])
+            assert weights[layer, b, h, t].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_guided_attention_loss_equals_a_loop() -> None:
+    torch.manual_seed(0)
+    weights = torch.rand(2, 3, 5, 4)
+    total, count = 0.0, 0
+    for b, (queries, keys) in enumerate(((5, 2), (3, 4))):
+        for h, n, t in itertools.product(range(3), range(queries), range(keys)):
+            off = n / queries - t / keys
+            total += weights[b, h, n, t].item() * (1 - math.exp(-(off**2) / (2 * 0.3**2)))
+            count += 1
+    lengths = torch.tensor([5, 3]), torch.tensor([2, 4])
+    loss = guided_attention_loss(weights, *lengths, width=0.3)
+    assert loss.item() == pytest.approx(total / count, abs=1e-6)
+    torch.testing.assert_close(guided_attention_loss(weights.expand(4, 2, 3, 5, 4), *lengths, width=0.3), loss)
+
+
+def test_guided_attention_prefers_the_diagonal_and_can_be_learned() -> None:
+    lengths = torch.tensor([6])
+    diagonal = torch.eye(6)[None, None]
+    assert guided_attention_loss(diagonal, lengths, lengths).item() == pytest.approx(0, abs=1e-7)
+    assert guided_attention_loss(diagonal.flip(-1), lengths, lengths) > 0.1
+    model = make()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    source, inputs = SOURCE[:1], INPUTS[:1, :6]
+    losses = []
+    for _ in range(20):
+        loss = guided_attention_loss(model.cross_weights(source, inputs), lengths, lengths)
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    assert losses[-1] < losses[0] / 2
