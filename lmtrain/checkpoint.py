@@ -6,8 +6,6 @@ runs/<name>/  config.yaml  tokenizer.json  state.json  metrics.jsonl  tensorboar
 
 import fcntl
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,10 +17,21 @@ from safetensors.torch import load as deserialize
 from safetensors.torch import save as serialize
 from torch import Tensor
 
+from lmtrain import disk
 from lmtrain.config import dump as dump_config
 from lmtrain.config import load as load_config
 from lmtrain.errors import LmtrainError
-from lmtrain.files import new_folder, read_manifest, sha256_bytes, write_error, write_file
+from lmtrain.files import (
+    make_folders,
+    new_folder,
+    read_manifest,
+    recover,
+    remove_folder,
+    sha256_bytes,
+    verify,
+    write_error,
+    write_file,
+)
 from lmtrain.schema import Config
 
 FORMAT = "lmtrain-checkpoint/1"
@@ -43,10 +52,7 @@ class Checkpoint:
 
 def create_run(run_dir: Path, config: Config, tokenizer: Path) -> None:
     """Make the run's folder with its configuration and its tokenizer, or refresh them in an existing one."""
-    try:
-        (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise write_error(run_dir, error) from error
+    make_folders(run_dir / "checkpoints")
     write_file(run_dir / CONFIG, dump_config(config))
     write_file(run_dir / TOKENIZER, tokenizer.read_bytes())
 
@@ -76,13 +82,22 @@ def write_state(run_dir: Path, status: str, **details: Any) -> None:
 
 @contextmanager
 def lock(run_dir: Path) -> Iterator[None]:
-    """Keep a second process out of the run. The system drops the lock when the process ends, however it ends."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / ".lock").open("w") as file:
+    """Keep a second process out of the run, and put in order what one that was killed has left in it.
+
+    The system drops the lock when the process ends, however it ends.
+    """
+    make_folders(run_dir)
+    try:
+        file = (run_dir / ".lock").open("w")
+    except OSError as error:
+        raise write_error(run_dir, error) from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise LmtrainError(f"{run_dir} is in use by another process: wait for it or set run.name") from None
+        recover(run_dir)
+        recover(run_dir / "checkpoints")
         yield
 
 
@@ -95,7 +110,7 @@ def save(run_dir: Path, step: int, tensors: Tensors, info: dict[str, Any]) -> Pa
     with new_folder(folder, FORMAT, {"step": step, **info}) as temporary:
         for group, named in tensors.items():
             data = serialize({name: tensor.detach().contiguous().cpu() for name, tensor in named.items()})
-            (temporary / f"{group}.safetensors").write_bytes(data)
+            disk.write(temporary / f"{group}.safetensors", data)
     return folder
 
 
@@ -110,7 +125,10 @@ def load(folder: Path, groups: tuple[str, ...] | None = None) -> Checkpoint:
         group = name.removesuffix(".safetensors")
         if groups is not None and group not in groups:
             continue
-        data = (folder / name).read_bytes()
+        try:
+            data = (folder / name).read_bytes()
+        except OSError as error:
+            raise LmtrainError(f"{folder / name} can't be read: {error.strerror or error}") from error
         if sha256_bytes(data) != entry["sha256"]:
             raise LmtrainError(f"{folder / name} is damaged")
         try:
@@ -134,9 +152,9 @@ def last(run_dir: Path, note: Note) -> Checkpoint | None:
         try:
             return load(folder)
         except LmtrainError as error:
-            aside = folder.with_name(f"{folder.name}.damaged")
-            shutil.rmtree(aside, ignore_errors=True)
-            folder.rename(aside)
+            names = (folder.with_name(f"{folder.name}.damaged{number}") for number in ["", *range(2, 1000)])
+            aside = next(name for name in names if not name.exists())
+            disk.rename(folder, aside)
             note(f"{error}; it was set aside as {aside.name}, and the checkpoint before it is used")
     return None
 
@@ -174,13 +192,25 @@ def _names(run_dir: Path) -> str:
 
 
 def prune(run_dir: Path, keep: int) -> None:
-    """Delete all checkpoints but the newest `keep` and the best. Call it only after a save that returned."""
-    best = best_folder(run_dir)
-    for folder in folders(run_dir)[:-keep]:
-        if folder != best:
-            doomed = folder.with_name(f".tmp-{folder.name}-{os.getpid()}")
-            folder.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+    """Delete all checkpoints but the newest `keep` good ones and the best.
+
+    Good is what can be read and has its hashes: a damaged one neither counts nor, being newer, costs a good one its
+    place. It stays for `last` to set aside.
+    """
+    best, good = best_folder(run_dir), 0
+    for folder in reversed(folders(run_dir)):
+        if good < keep:
+            good += _is_good(folder)
+        elif folder != best:
+            remove_folder(folder)
+
+
+def _is_good(folder: Path) -> bool:
+    try:
+        verify(folder, read_manifest(folder, FORMAT))
+    except LmtrainError:
+        return False
+    return True
 
 
 def state_hash(checkpoint: Checkpoint) -> str:

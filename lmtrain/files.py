@@ -6,18 +6,18 @@ folder itself are flushed to disk, and only then it is renamed. A reader that fi
 
 import hashlib
 import json
-import os
-import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lmtrain import disk
 from lmtrain.errors import LmtrainError
 
 MANIFEST = "manifest.json"
 _TEMPORARY = ".tmp-"
+_ASIDE = "-old-"
 _BLOCK = 1 << 20
 
 
@@ -35,29 +35,39 @@ def sha256_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def sync(path: Path) -> None:
-    """Flush a file or a folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_file(path: Path, data: bytes | str) -> None:
     """Replace `path` by `data` at once: readers see the old content or the new, never a part.
 
     Raises LmtrainError where the disk is full or the place can't be written.
     """
-    temporary = path.with_name(f"{_TEMPORARY}{path.name}-{uuid.uuid4().hex[:8]}")
+    temporary = _temporary(path)
     try:
-        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
-        sync(temporary)
-        temporary.replace(path)
-        sync(path.parent)
+        disk.write(temporary, data.encode() if isinstance(data, str) else data)
+        disk.sync(temporary)
+        disk.rename(temporary, path)
+        disk.sync(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        disk.remove(temporary)
         raise write_error(path, error) from error
+
+
+def make_folders(path: Path) -> None:
+    """Make a folder and those above it that are missing, durably. Raises LmtrainError where that can't be done."""
+    try:
+        for folder in [*reversed(path.parents), path]:
+            if not folder.is_dir():
+                _make_folder(folder)
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        disk.make_folder(folder)
+    except FileExistsError:
+        if not folder.is_dir():  # else another process was quicker
+            raise
+    disk.sync(folder.parent)
 
 
 def write_error(path: Path, error: OSError) -> LmtrainError:
@@ -78,41 +88,64 @@ def new_folder(path: Path, kind: str, info: dict[str, Any]) -> Iterator[Path]:
 
     Raises LmtrainError where the disk is full or the place can't be written.
     """
-    temporary = path.with_name(f"{_TEMPORARY}{path.name}-{uuid.uuid4().hex[:8]}")
+    temporary = _temporary(path)
     try:
-        temporary.mkdir(parents=True)
+        make_folders(path.parent)
+        disk.make_folder(temporary)
         yield temporary
         files = {str(file.relative_to(temporary)): file for file in sorted(temporary.rglob("*")) if file.is_file()}
         entries = {name: {"bytes": file.stat().st_size, "sha256": sha256_file(file)} for name, file in files.items()}
         manifest = {"format": kind, **info, "files": entries}
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        disk.write(temporary / MANIFEST, (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode())
         for file in [*files.values(), temporary / MANIFEST]:
-            sync(file)
-        sync(temporary)
+            disk.sync(file)
+        disk.sync(temporary)
         _take_place(temporary, path)
     except OSError as error:
         raise write_error(path, error) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if temporary.exists():
+            disk.remove(temporary)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder that readers may be looking for: it loses its name at once, and its content after that."""
+    doomed = _temporary(path)
+    disk.rename(path, doomed)
+    disk.remove(doomed)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f"{_TEMPORARY}{path.name}-{uuid.uuid4().hex[:8]}")
 
 
 def _take_place(temporary: Path, path: Path) -> None:
-    """Rename `temporary` to `path`; a folder already there steps aside first and is deleted after."""
-    older = path.with_name(f"{_TEMPORARY}{path.name}-old-{uuid.uuid4().hex[:8]}")
-    if path.exists():
-        path.rename(older)
-    temporary.rename(path)
-    sync(path.parent)
-    shutil.rmtree(older, ignore_errors=True)
+    """Rename `temporary` to `path`; a folder already there steps aside first and is deleted after.
+
+    Between the two renames nothing has the name; `recover` gives it back to the folder that stepped aside.
+    """
+    older = path.with_name(f"{_TEMPORARY}{path.name}{_ASIDE}{uuid.uuid4().hex[:8]}")
+    replaces = path.exists()
+    if replaces:
+        disk.rename(path, older)
+    disk.rename(temporary, path)
+    disk.sync(path.parent)
+    if replaces:
+        disk.remove(older)
 
 
-def clear_temporary(parent: Path) -> None:
-    """Delete what a killed process left half-written in `parent`."""
-    for leftover in parent.glob(f"{_TEMPORARY}*"):
-        if leftover.is_dir():
-            shutil.rmtree(leftover, ignore_errors=True)
+def recover(parent: Path) -> None:
+    """Put in order what a killed process left in `parent`, which nothing else may be writing to.
+
+    Half-written files and folders are deleted; a folder that had stepped aside for one that never came is put back.
+    """
+    for leftover in sorted(parent.glob(f"{_TEMPORARY}*")):
+        name, aside, _ = leftover.name.removeprefix(_TEMPORARY).rpartition(_ASIDE)
+        if aside and not (parent / name).exists():
+            disk.rename(leftover, parent / name)
+            disk.sync(parent)
         else:
-            leftover.unlink(missing_ok=True)
+            disk.remove(leftover)
 
 
 def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
@@ -138,6 +171,8 @@ def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
         raise LmtrainError(f"{folder / MANIFEST} is damaged: delete {folder} and make it again")
     for name, entry in files.items():
         file = folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise LmtrainError(f"{folder / MANIFEST} names {name!r}, which lies outside of {folder}")
         if not file.is_file() or file.stat().st_size != entry["bytes"]:
             raise LmtrainError(f"{file} is missing or truncated: delete {folder} and make it again")
     return manifest

@@ -53,7 +53,7 @@ def test_everything_is_flushed_before_the_name_is_taken(tmp_path: Path, monkeypa
         events.append("rename")
         return real_rename(path, target)
 
-    monkeypatch.setattr(files, "sync", lambda path: events.append(f"sync {path.name.partition('-')[0]}"))
+    monkeypatch.setattr(disk, "sync", lambda path: events.append(f"sync {path.name.partition(chr(45))[0]}"))
     monkeypatch.setattr(Path, "rename", rename)
     _write(tmp_path / "a")
     assert events == [

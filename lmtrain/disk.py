@@ -1,0 +1,42 @@
+"""The calls by which whole files and folders come, go and become durable.
+
+All that must survive a crash goes through them, so that a test can record them and try every state of the disk that a
+crash between two of them may leave.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder that must not be there yet, in one that is."""
+    path.mkdir()
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file that must not be there yet; it is not on the disk before `sync`."""
+    with path.open("xb") as file:
+        file.write(data)
+
+
+def sync(path: Path) -> None:
+    """Flush a file's content, or a folder's list of names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename(path: Path, target: Path) -> None:
+    """Give a file or a folder another name at once; a file takes the place of another."""
+    path.replace(target)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder with all that is in it, as far as that can be done."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
