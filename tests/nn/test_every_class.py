@@ -21,6 +21,7 @@ from lmtrain.nn import (
     linear_attention,
     non_autoregressive,
     norms,
+    patterns,
     pointer,
     pooling,
     seq2seq,
@@ -75,7 +76,7 @@ CASES: dict[type[nn.Module], tuple[Callable[[], Tensor], tuple[int, ...]]] = {
     ),
     encoder_decoder.SourceEncoder: (lambda: encoder_decoder.SourceEncoder(SIZES)(TOKENS)[0], (2, 6, 8)),
     encoder_decoder.Decoder: (
-        lambda: encoder_decoder.Decoder(SIZES, attention.FULL)(X[:, :3], X, VALID),
+        lambda: encoder_decoder.Decoder(SIZES, patterns.FULL)(X[:, :3], X, VALID),
         (2, 3, 8),
     ),
     encoder_decoder.Prediction: (

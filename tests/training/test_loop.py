@@ -46,9 +46,9 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Non
     def arm(steps: int, number: int) -> None:
         taken = 0
 
-        def step(training: state.Training, lr: float) -> tuple[Tensor, Tensor]:
+        def step(training: state.Training, lr: float, sampling: float) -> tuple[Tensor, Tensor]:
             nonlocal taken
-            result = train_step(training, lr)
+            result = train_step(training, lr, sampling)
             taken += 1
             if taken == steps:
                 signal.raise_signal(number)
@@ -59,7 +59,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Non
     return arm
 
 
-@pytest.mark.parametrize("variant", ["plain", "bf16", "windowed", "no ema", "crossing an epoch"])
+@pytest.mark.parametrize("variant", ["plain", "bf16", "windowed", "no ema", "crossing an epoch", "sampling"])
 def test_three_resumes_in_a_chain_give_the_same_bits(
     tiny: Config, store: TokenStore, tmp_path: Path, interrupt_after: Callable[[int, int], None], variant: str
 ) -> None:
@@ -69,6 +69,7 @@ def test_three_resumes_in_a_chain_give_the_same_bits(
         "windowed": {"model__mode": "windowed"},
         "no ema": {"train__ema": None},
         "crossing an epoch": {"train__batch_size": 60, "train__micro_batch": 30},
+        "sampling": {"train__scheduled_sampling": 0.8, "model__copy": True, "model__attention": "linear"},
     }
     config = change(tiny, **changes[variant])
     whole, _ = run(config, store, tmp_path / "whole")
@@ -174,7 +175,7 @@ def test_the_scaler_of_fp16_comes_back(tiny: Config, store: TokenStore, tmp_path
 def test_divergence_stops_the_run_and_leaves_a_good_checkpoint(
     tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(training: state.Training, lr: float) -> tuple[Tensor, Tensor]:
+    def broken(training: state.Training, lr: float, sampling: float) -> tuple[Tensor, Tensor]:
         if training.counters.step >= 6:
             honest, training.forward = training.forward, lambda tokens, targets: honest(tokens, targets) * torch.nan
             result = train_step(training, lr)
@@ -193,7 +194,7 @@ def test_divergence_stops_the_run_and_leaves_a_good_checkpoint(
 def test_early_stopping_and_best(
     tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def worsen(training: state.Training, lr: float) -> tuple[Tensor, Tensor]:
+    def worsen(training: state.Training, lr: float, sampling: float) -> tuple[Tensor, Tensor]:
         result = train_step(training, 0.5 if training.counters.step >= 2 else 1e-2)
         assert training.ema is not None
         for name, value in training.model.named_parameters():
@@ -259,7 +260,7 @@ def test_a_budget_of_time_ends_the_run(
 ) -> None:
     now = 0.0
 
-    def tick(training: state.Training, lr: float) -> tuple[Tensor, Tensor]:
+    def tick(training: state.Training, lr: float, sampling: float) -> tuple[Tensor, Tensor]:
         nonlocal now
         now += 7.0
         rates.append(lr)
