@@ -133,8 +133,24 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
+@contextmanager
+def enough_memory(remedy: str) -> Iterator[None]:
+    """Turn what PyTorch and Python say when memory ends, on a CPU or a GPU, into LmtrainError with this remedy."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # PyTorch's CPU allocator has no class of its own for it.
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        raise LmtrainError(f"out of memory: {remedy}") from error
+
+
+class Interrupted(Exception):  # noqa: N818 -- it is no error
+    """Raised by `Interrupts.check`."""
+
+
 class Interrupts:
-    """Asks of the outside world that the run should end: read `name` between steps.
+    """Asks of the outside world that the run should end: read `name` between steps, `check` inside longer work.
 
     The first signal only sets `name`; a second Ctrl-C raises KeyboardInterrupt at once.
     """
@@ -147,6 +163,11 @@ class Interrupts:
         if self.name is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.name = signal.Signals(number).name
+
+    def check(self, _count: int = 0) -> None:
+        """Raise Interrupted if a signal has come."""
+        if self.name is not None:
+            raise Interrupted(self.name)
 
 
 @contextmanager

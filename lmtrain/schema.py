@@ -219,6 +219,8 @@ class TrainConfig(_Section):
     """Added to the root of that mean."""
     clip: float | None = Field(1.0, gt=0)
     """Largest norm of the gradient; None = no clipping."""
+    spike_sigmas: float | None = Field(None, gt=0)
+    """Leave out a step whose loss or gradient norm is this many standard deviations above its mean; None = none."""
     scheduled_sampling: float = Field(0.0, ge=0.0, le=1.0)
     """Share of the input tokens that are the model's own predictions at the end of the run, rising from none in a line;
     costs a second forward pass."""
@@ -250,6 +252,8 @@ class TrainConfig(_Section):
             raise ValueError("train.steps and train.epochs contradict each other: give one")
         if self.eval_steps is not None and self.eval_epochs is not None:
             raise ValueError("train.eval_steps and train.eval_epochs contradict each other: give one")
+        if self.spike_sigmas is not None and self.precision == "fp16":
+            raise ValueError("train.spike_sigmas needs train.precision=bf16 or fp32: fp16 skips steps by its own scale")
         if self.micro_batch is not None and self.batch_size % self.micro_batch:
             raise ValueError(
                 f"train.batch_size={self.batch_size} can't be divided into train.micro_batch={self.micro_batch}"

@@ -3,10 +3,11 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lmtrain import files
+from lmtrain import disk, files
 from lmtrain.errors import LmtrainError
 
 
@@ -47,20 +48,26 @@ def test_a_folder_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
 
 def test_everything_is_flushed_before_the_name_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    real_rename = Path.rename
 
-    def rename(path: Path, target: Path) -> Path:
-        events.append("rename")
-        return real_rename(path, target)
+    def record(call: str) -> None:
+        real = getattr(disk, call)
 
-    monkeypatch.setattr(disk, "sync", lambda path: events.append(f"sync {path.name.partition(chr(45))[0]}"))
-    monkeypatch.setattr(Path, "rename", rename)
+        def recorded(path: Path, *rest: Any) -> None:
+            events.append(f"{call} {path.name.partition('-')[0]}")
+            real(path, *rest)
+
+        monkeypatch.setattr(disk, call, recorded)
+
+    for call in ("make_folder", "write", "sync", "rename", "remove"):
+        record(call)
     _write(tmp_path / "a")
     assert events == [
+        "make_folder .tmp",
+        "write manifest.json",
         "sync data",
         "sync manifest.json",
         "sync .tmp",
-        "rename",
+        "rename .tmp",
         f"sync {tmp_path.name.partition('-')[0]}",
     ]
 
@@ -124,10 +131,38 @@ def test_a_full_disk_is_a_sentence_and_harms_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_put_in_order(tmp_path: Path) -> None:
     (tmp_path / ".tmp-a-1").mkdir()
     (tmp_path / ".tmp-a-1" / "x").touch()
     (tmp_path / ".tmp-b").touch()
+    (tmp_path / ".tmp-a-old-1").mkdir()
     _write(tmp_path / "a")
-    files.clear_temporary(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    _write(tmp_path / "c")
+    (tmp_path / "c").rename(tmp_path / ".tmp-c-old-2")  # killed between the two renames
+    files.recover(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"]
+    files.verify(tmp_path / "c", files.read_manifest(tmp_path / "c", "kind/1"))
+
+
+def test_folders_are_made_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(disk, "sync", lambda path: synced.append(path.name))
+    files.make_folders(tmp_path / "a" / "b" / "c")
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+    assert synced == [tmp_path.name, "a", "b"]
+    files.make_folders(tmp_path / "a" / "b")
+    assert len(synced) == 3
+    (tmp_path / "file").touch()
+    with pytest.raises(LmtrainError, match="can't write"):
+        files.make_folders(tmp_path / "file" / "b")
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../outside"])
+def test_a_manifest_names_nothing_outside(tmp_path: Path, name: str) -> None:
+    _write(tmp_path / "a")
+    (tmp_path / "outside").write_bytes(b"content")
+    manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
+    manifest["files"] = {name: manifest["files"]["data"]}
+    (tmp_path / "a" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(LmtrainError, match="outside"):
+        files.read_manifest(tmp_path / "a", "kind/1")

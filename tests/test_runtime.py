@@ -73,3 +73,23 @@ def test_memory_grows_with_what_is_held() -> None:
     before = runtime.memory_bytes(torch.device("cpu"))
     held = torch.ones(300 << 20, dtype=torch.uint8)
     assert runtime.memory_bytes(torch.device("cpu")) >= max(before, held.numel())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+    ],
+)
+def test_the_end_of_memory_is_a_sentence_with_the_remedy(error: BaseException) -> None:
+    with pytest.raises(LmtrainError, match="out of memory: buy more"), runtime.enough_memory("buy more"):
+        raise error
+    with pytest.raises(RuntimeError, match="something else"), runtime.enough_memory("buy more"):
+        raise RuntimeError("something else")
+
+
+def test_a_real_allocation_that_fails_on_the_cpu() -> None:
+    with pytest.raises(LmtrainError, match="out of memory"), runtime.enough_memory("buy more"):
+        torch.empty(1 << 60, dtype=torch.uint8)

@@ -20,16 +20,22 @@ from lmtrain.errors import LmtrainError
 from lmtrain.evaluation import Score
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.nn.scheduled_sampling import mix
-from lmtrain.runtime import Interrupts, autocast, interrupts, set_threads, step_seed
+from lmtrain.runtime import Interrupted, Interrupts, autocast, enough_memory, interrupts, set_threads, step_seed
 from lmtrain.schema import RESOURCE_FIELDS, Config
 from lmtrain.training.budget import Budget, evaluation_steps, make_budget
-from lmtrain.training.meter import Clock, Window
+from lmtrain.training.meter import Clock, StepResult, Window
 from lmtrain.training.monitor import Monitor
 from lmtrain.training.optim import learning_rate, update_ema
-from lmtrain.training.state import Counters, Training, check_same_run, prepare, restore, save_checkpoint
+from lmtrain.training.saving import Saver
+from lmtrain.training.state import Counters, Training, check_same_run, past, prepare, restore, snapshot
 from lmtrain.training.validation import evaluate_and_show, final_score
 
 Note = Callable[[str], None]
+
+MEMORY_REMEDY = (
+    "lower train.micro_batch (the result is the same, but for rounding), model.context, or the model's size; "
+    "the last checkpoint is good"
+)
 
 
 @dataclass(frozen=True)
@@ -51,20 +57,21 @@ def fit(config: Config, store: TokenStore, run_dir: Path, *, resume: bool, note:
     With `resume`, goes on from the newest good checkpoint in `run_dir`; without, the folder must hold none.
     Raises LmtrainError when the folder belongs to another configuration or to other data, and when training diverges.
     """
-    with checkpoint.lock(run_dir), interrupts() as asked:
+    with enough_memory(MEMORY_REMEDY), checkpoint.lock(run_dir):
         found = checkpoint.last(run_dir, note)
         if found is not None:
             if not resume:
                 raise LmtrainError(f"{run_dir} holds a run already: choose another run.name, or leave --resume at auto")
             check_same_run(config, store, run_dir, found)
-        clock = Clock(found.info["seconds"] if found is not None else 0.0)
+        before = past(found) if found is not None else None
+        clock = Clock(before.seconds if before is not None else 0.0)
         threads = set_threads(config.train.threads)
         training = prepare(config, store, note)
-        if found is not None:
+        if found is not None and before is not None:
             restore(training, found)
             note(f"resuming {run_dir} from step {training.counters.step:,}")
-            if found.info["threads"] != threads:
-                note(f"{threads} CPU threads instead of {found.info['threads']}: the run is not repeated bit for bit")
+            if before.threads != threads:
+                note(f"{threads} CPU threads instead of {before.threads}: the run is not repeated bit for bit")
         checkpoint.create_run(run_dir, config, store.folder / checkpoint.TOKENIZER)
         checkpoint.write_state(run_dir, "running", step=training.counters.step)
         budget = make_budget(config.train, training.order.per_epoch())
@@ -73,7 +80,7 @@ def fit(config: Config, store: TokenStore, run_dir: Path, *, resume: bool, note:
             step=training.counters.step,
             progress=budget.progress(training.counters.step, clock.read()),
             total_steps=budget.steps if budget.seconds is None else None,
-            metrics_bytes=found.info["metrics_bytes"] if found is not None else 0,
+            metrics_bytes=before.metrics_bytes if before is not None else 0,
             hyperparameters={
                 key: value for key, value in flat(config).items() if key not in RESOURCE_FIELDS and value is not None
             },
@@ -81,7 +88,8 @@ def fit(config: Config, store: TokenStore, run_dir: Path, *, resume: bool, note:
         )
         outcome: Outcome | None = None
         try:
-            outcome = _run(training, store, run_dir, budget, clock, monitor, asked)
+            with interrupts() as asked, Saver(run_dir, config.train.keep) as saver:
+                outcome = _run(training, store, run_dir, budget, clock, monitor, asked, saver)
         finally:
             if outcome is None:
                 checkpoint.write_state(run_dir, "failed", step=training.counters.step)
@@ -89,12 +97,12 @@ def fit(config: Config, store: TokenStore, run_dir: Path, *, resume: bool, note:
         return outcome
 
 
-def train_step(training: Training, lr: float, sampling: float = 0.0) -> tuple[Tensor, Tensor]:
-    """One optimizer step over `batch_size` windows; returns (nats per target, gradient norm), left on the device.
+def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResult:
+    """One optimizer step over `batch_size` windows.
 
     The loss is the sum of nats over the count of all targets in the step, however many micro-batches they come in.
     `sampling` is the share of input tokens that the model's own predictions take the place of.
-    A step whose gradient is not finite changes nothing.
+    A step whose gradient is not finite changes nothing, nor does one that `Spikes` judges to be one.
     """
     config, model = training.config.train, training.model
     step, micro_batch = training.counters.step, config.micro_batch or config.batch_size
@@ -113,18 +121,21 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> tuple[Te
         total += loss.detach()
     training.scaler.unscale_(training.optimizer)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or math.inf)
+    skipped = ~torch.isfinite(norm)
+    if training.spikes is not None and config.spike_sigmas is not None:
+        skipped = skipped | training.spikes.judge(total, norm, config.spike_sigmas)
     if training.scaler.is_enabled():
         training.scaler.step(training.optimizer)
         training.scaler.update()
     else:
         # The fused optimizer leaves everything as it was where `found_inf` is 1, and no host waits for the answer.
-        training.optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
+        training.optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]
         training.optimizer.step()
     training.optimizer.zero_grad(set_to_none=True)
     if training.ema is not None and config.ema is not None:
         update_ema(training.ema, model, config.ema, step)
     training.counters.step += 1
-    return total, norm
+    return StepResult(total, norm, skipped)
 
 
 def _sampled(model: LanguageModel, inputs: Tensor, share: float) -> Tensor:
@@ -143,6 +154,7 @@ def _run(
     clock: Clock,
     monitor: Monitor,
     asked: Interrupts,
+    saver: Saver,
 ) -> Outcome:
     config, counters = training.config.train, training.counters
     window = Window(training)
@@ -155,32 +167,45 @@ def _run(
         monitor.flush()
         clock.mark_saved()
         times = {"seconds": clock.read(), "metrics_bytes": monitor.metrics_bytes()}
-        save_checkpoint(training, store, run_dir, score, times)
+        saver.save(counters.step, *snapshot(training, store, score, times))
 
-    while (progress := budget.progress(counters.step, clock.read())) < 1.0 and not _exhausted(
-        config.patience, counters
-    ):
-        lr = learning_rate(config, progress)
-        window.add(*train_step(training, lr, config.scheduled_sampling * progress))
-        progress = budget.progress(counters.step, clock.read())
-        monitor.advance(counters.step, progress)
-        if counters.step % config.log_steps == 0:
-            monitor.train(counters.step, window.metrics(lr, clock.read()))
-        if counters.step % every == 0:
-            save(evaluate_and_show(training, store, monitor))
-            window.restart()
-        elif clock.since_save() > 60 * config.save_minutes:
+    def interrupted() -> Outcome:
+        if saved != counters.step:  # an evaluation's checkpoint stands, with its score
             save(None)
-        if asked.name is not None and progress < 1.0:
-            if saved != counters.step:  # an evaluation's checkpoint stands, with its score
-                save(None)
-            checkpoint.write_state(run_dir, "interrupted", step=counters.step, signal=asked.name)
-            return Outcome("interrupted", counters.step, clock.read() / 60, None, counters.best_step)
+        saver.wait()
+        checkpoint.write_state(run_dir, "interrupted", step=counters.step, signal=asked.name)
+        return Outcome("interrupted", counters.step, clock.read() / 60, None, counters.best_step)
 
-    if counters.evaluated != counters.step:
-        save(evaluate_and_show(training, store, monitor))
-    minutes = clock.read() / 60
-    score = final_score(training, store, run_dir, monitor)
+    def evaluate() -> None:
+        save(evaluate_and_show(training, store, monitor, asked))
+        window.restart()
+
+    try:
+        if counters.step and counters.step % every == 0 and counters.evaluated != counters.step:
+            evaluate()  # the part before was interrupted in it
+        while (progress := budget.progress(counters.step, clock.read())) < 1.0 and not _exhausted(
+            config.patience, counters
+        ):
+            lr = learning_rate(config, progress)
+            window.add(train_step(training, lr, config.scheduled_sampling * progress))
+            saver.check()
+            progress = budget.progress(counters.step, clock.read())
+            monitor.advance(counters.step, progress)
+            if counters.step % config.log_steps == 0:
+                monitor.train(counters.step, window.metrics(lr, clock.read()))
+            if counters.step % every == 0:
+                evaluate()
+            elif clock.since_save() > 60 * config.save_minutes and progress < 1.0:
+                save(None)
+            if progress < 1.0:
+                asked.check()
+        if counters.evaluated != counters.step:
+            evaluate()
+        saver.wait()
+        minutes = clock.read() / 60
+        score = final_score(training, store, run_dir, monitor, asked)
+    except Interrupted:
+        return interrupted()
     checkpoint.write_state(
         run_dir, "finished", step=counters.step, minutes=minutes, best_step=counters.best_step, valid=score.summary()
     )

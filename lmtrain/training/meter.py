@@ -2,6 +2,7 @@
 
 import math
 import time
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,16 @@ from lmtrain.training.costs import training_flops
 from lmtrain.training.state import Training
 
 MAX_SKIPPED_IN_A_ROW = 20
+NAMED_WINDOWS = 8
+"""Windows of a bad batch that a message names."""
+
+
+class StepResult(NamedTuple):
+    """What a step was, left on the device: nats per target, the gradient's norm, whether nothing was changed."""
+
+    loss: Tensor
+    grad_norm: Tensor
+    skipped: Tensor
 
 
 class Clock:
@@ -50,25 +61,31 @@ class Window:
         """Forget the steps so far, and the time they took."""
         self._losses: list[Tensor] = []
         self._norms: list[Tensor] = []
+        self._skips: list[Tensor] = []
         self._began = time.perf_counter()
 
-    def add(self, loss: Tensor, norm: Tensor) -> None:
-        """One step's loss (nats per target) and gradient norm."""
-        self._losses.append(loss)
-        self._norms.append(norm)
-        self._in_a_row = (self._in_a_row + 1) * (~torch.isfinite(norm)).float()
+    def add(self, result: StepResult) -> None:
+        """One step's outcome."""
+        self._losses.append(result.loss)
+        self._norms.append(result.grad_norm)
+        self._skips.append(result.skipped)
+        self._in_a_row = (self._in_a_row + 1) * result.skipped.float()
 
     def metrics(self, lr: float, seconds: float) -> dict[str, float]:
-        """Means since the last call. Raises LmtrainError after too many steps in a row without a finite gradient."""
+        """Means since the last call. Raises LmtrainError after too many skipped steps in a row."""
         training = self._training
-        losses, norms = torch.stack(self._losses), torch.stack(self._norms)
+        losses, norms, skips = torch.stack(self._losses), torch.stack(self._norms), torch.stack(self._skips)
         finite = torch.isfinite(norms)
         skipped = int((~finite).sum())
-        self._skipped += skipped
+        self._skipped += int(skips.sum())
         if int(self._in_a_row) >= MAX_SKIPPED_IN_A_ROW:
+            size = training.config.train.batch_size
+            starts = training.order.starts((training.counters.step - 1) * size, min(size, NAMED_WINDOWS))
             raise LmtrainError(
-                f"training diverged: no finite gradient for {int(self._in_a_row)} steps up to step "
-                f"{training.counters.step}; the last checkpoint is good: lower train.lr or raise train.warmup"
+                f"training diverged: {int(self._in_a_row)} steps in a row up to step {training.counters.step} were "
+                "left out, their loss or gradient being not finite or a spike (the last one's windows start at tokens "
+                f"{', '.join(map(str, starts))}{' ..' if size > NAMED_WINDOWS else ''}); the last checkpoint is good: "
+                "lower train.lr or raise train.warmup"
             )
         loss = float(losses[finite].mean()) if skipped < len(losses) else math.nan
         synchronize(training.device)

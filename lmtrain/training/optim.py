@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from lmtrain.schema import TrainConfig
 
+ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
+
 
 def schedule(kind: str, progress: float, *, warmup: float, decay: float, final: float) -> float:
     """Learning rate as a share of its peak, after a share `progress` in [0, 1] of the run.
@@ -67,14 +69,25 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` gave, bit for bit (`Optimizer.load_state_dict` would cast)."""
+    """Put back what `optimizer_tensors` gave, bit for bit (`Optimizer.load_state_dict` would cast).
+
+    Raises ValueError for a name, shape or type that AdamW's state of this model does not have.
+    """
+    parameters = dict(model.named_parameters())
     state: dict[str, dict[str, Any]] = {}
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
+        if name not in parameters or entry not in ADAM_STATE:
+            raise ValueError(f"{key} is no part of its optimizer")
+        shape = torch.Size() if entry == "step" else parameters[name].shape
+        if value.shape != shape or value.dtype != torch.float32:
+            raise ValueError(f"{key} is {value.dtype} of shape {tuple(value.shape)}, not float32 of {tuple(shape)}")
         state.setdefault(name, {})[entry] = value
-    for name, parameter in model.named_parameters():
-        if name in state:
-            optimizer.state[parameter] = {entry: value.to(parameter.device) for entry, value in state[name].items()}
+    if tensors and any(len(state.get(name, {})) != len(ADAM_STATE) for name in parameters):
+        raise ValueError("its optimizer's state is not complete")
+    for name, entries in state.items():
+        parameter = parameters[name]
+        optimizer.state[parameter] = {entry: value.to(parameter.device) for entry, value in entries.items()}
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """The state of a run: what a step touches, how it is made, saved and put back."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from lmtrain import checkpoint
@@ -22,6 +24,7 @@ from lmtrain.schema import Config
 from lmtrain.training.budget import make_budget
 from lmtrain.training.compilation import Forward, compiled_forward
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
+from lmtrain.training.spikes import Spikes
 
 Note = Callable[[str], None]
 
@@ -38,6 +41,30 @@ class Counters:
     best_step: int = 0
     stale: int = 0
     """Evaluations in a row without a new best."""
+    scaler: dict[str, int | float] = field(default_factory=dict)
+    """The scaler of fp16, as it was when this was saved."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a checkpoint says of the run beside its tensors."""
+
+    counters: Counters
+    seconds: float
+    metrics_bytes: int
+    threads: int
+    tokenizer: str
+    tokens: str
+
+
+def past(found: checkpoint.Checkpoint) -> Past:
+    """Read and check `found.info`. Raises LmtrainError where something is missing or of another kind."""
+    try:
+        return TypeAdapter(Past).validate_json(json.dumps(found.info), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise LmtrainError(f"{found.folder} can't be gone on from: {place} in its manifest: {first['msg']}") from None
 
 
 @dataclass
@@ -54,6 +81,7 @@ class Training:
     ids: np.ndarray
     device: torch.device
     precision: str
+    spikes: Spikes | None = None
     counters: Counters = field(default_factory=Counters)
 
     @property
@@ -86,21 +114,25 @@ def prepare(config: Config, store: TokenStore, note: Note) -> Training:
         ids,
         device,
         precision,
+        Spikes.none(device) if config.train.spike_sigmas else None,
     )
 
 
-def save_checkpoint(
-    training: Training, store: TokenStore, run_dir: Path, score: float | None, clock: dict[str, Any]
-) -> Path:
-    """Write the whole state of the run, then delete the checkpoints that are no longer kept."""
+def snapshot(
+    training: Training, store: TokenStore, score: float | None, clock: dict[str, Any]
+) -> tuple[checkpoint.Tensors, dict[str, Any]]:
+    """The whole state of the run, for `checkpoint.save`: its own tensors, not copies, and its counters."""
     tensors: checkpoint.Tensors = {
         "model": dict(training.model.named_parameters()),
         "optimizer": optimizer_tensors(training.model, training.optimizer),
     }
     if training.ema is not None:
         tensors["ema"] = training.ema
-    info = {
-        "counters": dataclasses.asdict(training.counters) | {"scaler": training.scaler.state_dict()},
+    if training.spikes is not None:
+        tensors["spikes"] = vars(training.spikes)
+    counters = dataclasses.replace(training.counters, scaler=training.scaler.state_dict())
+    return tensors, {
+        "counters": dataclasses.asdict(counters),
         "score": score,
         **clock,
         "tokenizer": store.tokenizer.sha256,
@@ -109,24 +141,31 @@ def save_checkpoint(
         "threads": torch.get_num_threads(),
         "machine": machine(training.device),
     }
-    folder = checkpoint.save(run_dir, training.counters.step, tensors, info)
-    checkpoint.prune(run_dir, training.config.train.keep)
-    return folder
 
 
 def restore(training: Training, found: checkpoint.Checkpoint) -> None:
     """Put a checkpoint's whole state back, bit for bit. Raises LmtrainError when it has another shape."""
-    counters = dict(found.info["counters"])
+    counters = past(found).counters
     try:
         training.model.load_state_dict(found.tensors["model"])
-    except RuntimeError as error:
-        raise LmtrainError(f"{found.folder} does not fit this model: {str(error).splitlines()[-1].strip()}") from error
-    load_optimizer_tensors(training.model, training.optimizer, found.tensors["optimizer"])
-    if training.ema is not None:
-        for name, value in found.tensors["ema"].items():
-            training.ema[name].copy_(value)
-    training.scaler.load_state_dict(counters.pop("scaler"))
-    training.counters = Counters(**counters)
+        load_optimizer_tensors(training.model, training.optimizer, found.tensors.get("optimizer", {}))
+        for group, mine in (("ema", training.ema), ("spikes", vars(training.spikes) if training.spikes else None)):
+            if mine is not None:
+                _copy_all(found.tensors.get(group, {}), mine)
+        training.scaler.load_state_dict(counters.scaler)
+    except (RuntimeError, KeyError, ValueError) as error:
+        reason = (str(error).splitlines() or [""])[-1].strip()
+        raise LmtrainError(f"{found.folder} does not fit this model: {reason}") from error
+    training.counters = counters
+
+
+def _copy_all(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
+    if source.keys() != target.keys():
+        raise ValueError(f"it lacks or has too many of {', '.join(sorted(source.keys() ^ target.keys()))}")
+    for name, value in source.items():
+        if value.shape != target[name].shape:
+            raise ValueError(f"{name} has shape {tuple(value.shape)}, not {tuple(target[name].shape)}")
+        target[name].copy_(value)
 
 
 def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: checkpoint.Checkpoint) -> None:
@@ -137,8 +176,12 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: chec
             f"{run_dir} was started with another configuration ({'; '.join(changed)}): "
             "choose another run.name, or give the old values"
         )
-    for what, key, now in (("tokenizer", "tokenizer", store.tokenizer.sha256), ("corpus", "tokens", store.sha256)):
-        if found.info.get(key) != now:
+    before = past(found)
+    for what, then, now in (
+        ("tokenizer", before.tokenizer, store.tokenizer.sha256),
+        ("corpus", before.tokens, store.sha256),
+    ):
+        if then != now:
             raise LmtrainError(f"the {what} is not the one that {run_dir} was trained on: choose another run.name")
 
 

@@ -7,13 +7,14 @@ from lmtrain import checkpoint
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation import Score, default_stride, evaluate
+from lmtrain.runtime import Interrupts
 from lmtrain.training import samples
 from lmtrain.training.monitor import Monitor
 from lmtrain.training.state import Training, averaged_weights, restore
 
 
-def validate(training: Training, store: TokenStore, stride: int, limit: int | None) -> Score:
-    """Score the validation split with the model as it stands."""
+def validate(training: Training, store: TokenStore, stride: int, limit: int | None, asked: Interrupts) -> Score:
+    """Score the validation split with the model as it stands. Raises Interrupted when a signal comes."""
     config = training.config
     training.model.eval()
     try:
@@ -28,29 +29,32 @@ def validate(training: Training, store: TokenStore, stride: int, limit: int | No
             device=training.device,
             precision=training.precision,
             limit=limit,
+            advance=asked.check,
         )
     finally:
         training.model.train()
 
 
-def evaluate_and_show(training: Training, store: TokenStore, monitor: Monitor) -> float:
+def evaluate_and_show(training: Training, store: TokenStore, monitor: Monitor, asked: Interrupts) -> float:
     """Evaluate, judge, and show samples; returns the score (nats per token, of the averaged weights if kept).
+
+    Raises Interrupted, having judged nothing, when a signal comes before there is a score.
 
     Windows lie side by side here (stride = context), the cheapest way to rank one step against another.
     """
     config, counters = training.config, training.counters
-    counters.evaluated = counters.step
     stride = 1 if config.model.mode == "windowed" else config.model.context
     metrics = {}
     if training.ema is not None:
-        metrics["raw_loss"] = validate(training, store, stride, config.train.eval_tokens).loss
+        metrics["raw_loss"] = validate(training, store, stride, config.train.eval_tokens, asked).loss
     with averaged_weights(training):
-        score = validate(training, store, stride, config.train.eval_tokens)
+        score = validate(training, store, stride, config.train.eval_tokens, asked)
         samples.show(training.model, store, config, counters.step, monitor)
     if not math.isfinite(score.loss):
         raise LmtrainError(
             f"the validation loss at step {counters.step} is not finite: lower train.lr, or raise train.warmup"
         )
+    counters.evaluated = counters.step
     if counters.best is None or score.loss < counters.best:
         counters.best, counters.best_step, counters.stale = score.loss, counters.step, 0
     else:
@@ -60,7 +64,7 @@ def evaluate_and_show(training: Training, store: TokenStore, monitor: Monitor) -
     return score.loss
 
 
-def final_score(training: Training, store: TokenStore, run_dir: Path, monitor: Monitor) -> Score:
+def final_score(training: Training, store: TokenStore, run_dir: Path, monitor: Monitor, asked: Interrupts) -> Score:
     """The best checkpoint on the whole validation split, with overlapping windows."""
     config = training.config
     if training.counters.best_step != training.counters.step:
@@ -68,4 +72,4 @@ def final_score(training: Training, store: TokenStore, run_dir: Path, monitor: M
     stride = config.eval.stride or default_stride(config.model.mode, config.model.context)
     monitor.note(f"scoring the best checkpoint (step {training.counters.best_step:,}) on the validation split")
     with averaged_weights(training):
-        return validate(training, store, stride, None)
+        return validate(training, store, stride, None, asked)

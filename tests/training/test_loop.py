@@ -15,9 +15,11 @@ from lmtrain import checkpoint
 from lmtrain.config import parse
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
+from lmtrain.evaluation import Score, evaluate
 from lmtrain.schema import Config
-from lmtrain.training import loop, state
+from lmtrain.training import loop, state, validation
 from lmtrain.training.loop import Outcome, fit, train_step
+from lmtrain.training.meter import StepResult
 from lmtrain.training.optim import optimizer_tensors
 
 
@@ -46,7 +48,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Non
     def arm(steps: int, number: int) -> None:
         taken = 0
 
-        def step(training: state.Training, lr: float, sampling: float) -> tuple[Tensor, Tensor]:
+        def step(training: state.Training, lr: float, sampling: float) -> StepResult:
             nonlocal taken
             result = train_step(training, lr, sampling)
             taken += 1
@@ -93,14 +95,38 @@ def test_three_resumes_in_a_chain_give_the_same_bits(
         assert [event.step for event in events.Scalars("train/loss")] == [2, 4, 6, 8, 10, 12]
 
 
-def test_an_interruption_at_an_evaluation_keeps_the_score_of_its_checkpoint(
-    tiny: Config, store: TokenStore, tmp_path: Path, interrupt_after: Callable[[int, int], None]
+@pytest.mark.parametrize("when", ["before", "during", "final"])
+def test_an_interruption_of_an_evaluation_is_made_up_for(
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    interrupt_after(5, signal.SIGTERM)
-    outcome, _ = run(tiny, store, tmp_path)
-    loaded = checkpoint.load(checkpoint.choose(tmp_path, "last"))
-    assert (outcome.status, loaded.info["step"]) == ("interrupted", 5)
-    assert loaded.info["score"] == loaded.info["counters"]["best"] is not None
+    whole, _ = run(tiny, store, tmp_path / "whole")
+    honest, calls = evaluate, 0
+
+    def signalled(*arguments: Any, advance: Callable[[int], object], **options: Any) -> Score:
+        nonlocal calls
+        calls += 1
+        batches = 0
+
+        def heard(count: int) -> None:
+            nonlocal batches
+            batches += 1
+            if calls == {"before": 1, "during": 3, "final": 7}[when] and batches == (1 if when == "before" else 2):
+                signal.raise_signal(signal.SIGTERM)
+            advance(count)
+
+        return honest(*arguments, advance=heard, **{**options, "batch_size": 2})
+
+    monkeypatch.setattr(validation, "evaluate", signalled)
+    stopped, _ = run(tiny, store, tmp_path / "parts")
+    assert stopped.status == "interrupted"
+    assert stopped.step == {"before": 5, "during": 10, "final": 12}[when]
+    monkeypatch.setattr(validation, "evaluate", honest)
+    parts, _ = run(tiny, store, tmp_path / "parts")
+    assert parts.score == whole.score
+    assert last_hash(tmp_path / "whole") == last_hash(tmp_path / "parts")
+    for name in ("whole", "parts"):
+        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in rows if row["kind"] == "valid"] == [5, 10, 12]
 
 
 def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_batch(tiny: Config, store: TokenStore) -> None:
@@ -108,7 +134,7 @@ def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_batch(tiny: Co
     moments = []
     for micro_batch in (1, 2, 4, None):
         training = state.prepare(change(tiny, train__micro_batch=micro_batch, **quiet), store, print)
-        loss, norm = train_step(training, 1e-3)
+        loss, norm, _ = train_step(training, 1e-3)
         moments.append((loss, norm, optimizer_tensors(training.model, training.optimizer)))
     for loss, norm, tensors in moments[:-1]:
         torch.testing.assert_close(loss, moments[-1][0])
@@ -124,7 +150,7 @@ def test_the_logged_loss_is_the_mean_of_nats_over_targets(tiny: Config, store: T
     rows = torch.stack([ids[start : start + 17] for start in starts])
     logits = training.model.logits(training.model.encode(rows[:, :-1]))
     expected = -logits.log_softmax(-1).gather(-1, rows[:, 1:, None]).mean()
-    loss, _ = train_step(training, 1e-3)
+    loss, _, _ = train_step(training, 1e-3)
     torch.testing.assert_close(loss, expected.detach())
 
 
@@ -162,7 +188,8 @@ def test_the_scaler_of_fp16_comes_back(tiny: Config, store: TokenStore, tmp_path
     train_step(whole, 1e-2)
     whole.forward = honest
     train_step(whole, 1e-2)
-    folder = state.save_checkpoint(whole, store, tmp_path, None, {"seconds": 1.0, "metrics_bytes": 0})
+    snapshot = state.snapshot(whole, store, None, {"seconds": 1.0, "metrics_bytes": 0})
+    folder = checkpoint.save(tmp_path, whole.counters.step, *snapshot)
     resumed = state.prepare(config, store, print)
     state.restore(resumed, checkpoint.load(folder))
     assert resumed.scaler.state_dict() == whole.scaler.state_dict() != {}
@@ -175,7 +202,7 @@ def test_the_scaler_of_fp16_comes_back(tiny: Config, store: TokenStore, tmp_path
 def test_divergence_stops_the_run_and_leaves_a_good_checkpoint(
     tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(training: state.Training, lr: float, sampling: float) -> tuple[Tensor, Tensor]:
+    def broken(training: state.Training, lr: float, sampling: float) -> StepResult:
         if training.counters.step >= 6:
             honest, training.forward = training.forward, lambda tokens, targets: honest(tokens, targets) * torch.nan
             result = train_step(training, lr)
@@ -194,7 +221,7 @@ def test_divergence_stops_the_run_and_leaves_a_good_checkpoint(
 def test_early_stopping_and_best(
     tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def worsen(training: state.Training, lr: float, sampling: float) -> tuple[Tensor, Tensor]:
+    def worsen(training: state.Training, lr: float, sampling: float) -> StepResult:
         result = train_step(training, 0.5 if training.counters.step >= 2 else 1e-2)
         assert training.ema is not None
         for name, value in training.model.named_parameters():
@@ -260,7 +287,7 @@ def test_a_budget_of_time_ends_the_run(
 ) -> None:
     now = 0.0
 
-    def tick(training: state.Training, lr: float, sampling: float) -> tuple[Tensor, Tensor]:
+    def tick(training: state.Training, lr: float, sampling: float) -> StepResult:
         nonlocal now
         now += 7.0
         rates.append(lr)

@@ -1,0 +1,99 @@
+"""Checkpoints written in the background: the copy is of the moment, the order is kept, failures are heard of."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmtrain import checkpoint, disk
+from lmtrain.errors import LmtrainError
+from lmtrain.training.saving import Saver
+
+
+def state(value: float) -> checkpoint.Tensors:
+    return {"model": {"weight": torch.full((4,), value)}}
+
+
+def weight(run_dir: Path, step: int) -> list[float]:
+    return checkpoint.load(checkpoint.choose(run_dir, str(step))).tensors["model"]["weight"].tolist()
+
+
+def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, real = threading.Event(), disk.write
+
+    def slow(path: Path, data: bytes) -> None:
+        assert go.wait(20)
+        real(path, data)
+
+    monkeypatch.setattr(disk, "write", slow)
+    tensors = state(1.0)
+    with Saver(tmp_path, keep=5) as saver:
+        saver.save(1, tensors, {"score": None})
+        tensors["model"]["weight"].fill_(2.0)  # the next step
+        saver.check()
+        assert not checkpoint.folders(tmp_path)  # nothing is there until all of it is
+        go.set()
+        saver.save(2, tensors, {"score": None})
+    assert weight(tmp_path, 1) == [1.0] * 4
+    assert weight(tmp_path, 2) == [2.0] * 4
+
+
+def test_what_is_older_is_pruned_after_the_newer_one_stands(tmp_path: Path) -> None:
+    with Saver(tmp_path, keep=1) as saver:
+        for step in range(1, 6):
+            saver.save(step, state(step), {"score": 1.0 if step == 2 else 2.0})
+    assert [folder.name for folder in checkpoint.folders(tmp_path)] == ["step-00000002", "step-00000005"]
+
+
+@pytest.mark.parametrize("call", ["check", "save", "wait", "end"])
+def test_a_failed_write_is_heard_of_and_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    def fail_to_save() -> None:
+        with Saver(tmp_path, keep=1) as saver:
+            saver.save(1, state(1.0), {"score": None})
+            saver.wait()
+            monkeypatch.setattr(disk, "write", full)
+            saver.save(2, state(2.0), {"score": None})
+            assert saver._pending is not None
+            saver._pending.exception()  # until it is done
+            if call == "check":
+                saver.check()
+            elif call == "wait":
+                saver.wait()
+            elif call == "save":
+                saver.save(3, state(3.0), {"score": None})
+
+    with pytest.raises(LmtrainError, match="No space left on device"):
+        fail_to_save()
+    assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+    assert weight(tmp_path, 1) == [1.0] * 4
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_never_written(tmp_path: Path, value: float) -> None:
+    tensors = {**state(1.0), "optimizer": {"weight/exp_avg": torch.tensor([0.0, value])}}
+    with pytest.raises(LmtrainError, match="weight/exp_avg is not finite"), Saver(tmp_path, keep=1) as saver:
+        saver.save(1, tensors, {"score": None})
+    assert not checkpoint.folders(tmp_path)
+
+
+def test_a_damaged_newer_checkpoint_costs_no_good_one_its_place(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, step, state(step), {"score": None})
+    for step in (2, 3):
+        path = checkpoint.choose(tmp_path, str(step)) / "model.safetensors"
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    checkpoint.prune(tmp_path, keep=1)
+    assert [folder.name[-1] for folder in checkpoint.folders(tmp_path)] == ["1", "2", "3"]
+    notes: list[str] = []
+    found = checkpoint.last(tmp_path, notes.append)
+    assert found is not None
+    assert found.info["step"] == 1
+    assert len(notes) == 2
