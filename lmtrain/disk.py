@@ -6,6 +6,7 @@ crash between two of them may leave.
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -39,4 +40,5 @@ def remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink()

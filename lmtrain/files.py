@@ -16,9 +16,11 @@ from lmtrain import disk
 from lmtrain.errors import LmtrainError
 
 MANIFEST = "manifest.json"
+_SEAL = "sha256"
 _TEMPORARY = ".tmp-"
 _ASIDE = "-old-"
 _BLOCK = 1 << 20
+_LONGEST_NAME = 255
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -53,12 +55,10 @@ def write_file(path: Path, data: bytes | str) -> None:
 
 def make_folders(path: Path) -> None:
     """Make a folder and those above it that are missing, durably. Raises LmtrainError where that can't be done."""
-    try:
+    with writing(path):
         for folder in [*reversed(path.parents), path]:
             if not folder.is_dir():
                 _make_folder(folder)
-    except OSError as error:
-        raise write_error(path, error) from error
 
 
 def _make_folder(folder: Path) -> None:
@@ -79,12 +79,22 @@ def write_error(path: Path, error: OSError) -> LmtrainError:
 
 
 @contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the system says when `path` can't be written into LmtrainError."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+@contextmanager
 def new_folder(path: Path, kind: str, info: dict[str, Any]) -> Iterator[Path]:
     """Write a folder that appears at `path` whole or not at all.
 
     Yields a temporary folder beside `path` to write into. When the block ends well, the manifest (format `kind`, the
-    entries of `info`, which the block may still extend, and the size and sha256 of every file) is added, everything is
-    flushed and the folder takes its name, in place of an older one. When the block raises, nothing is left behind.
+    entries of `info`, which the block may still extend, the size and sha256 of every file, and a sha256 of all this) is
+    added, everything is flushed and the folder takes its name, in place of an older one. When the block raises, nothing
+    is left behind.
 
     Raises LmtrainError where the disk is full or the place can't be written.
     """
@@ -96,6 +106,7 @@ def new_folder(path: Path, kind: str, info: dict[str, Any]) -> Iterator[Path]:
         files = {str(file.relative_to(temporary)): file for file in sorted(temporary.rglob("*")) if file.is_file()}
         entries = {name: {"bytes": file.stat().st_size, "sha256": sha256_file(file)} for name, file in files.items()}
         manifest = {"format": kind, **info, "files": entries}
+        manifest[_SEAL] = _content_hash(manifest)
         disk.write(temporary / MANIFEST, (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode())
         for file in [*files.values(), temporary / MANIFEST]:
             disk.sync(file)
@@ -111,7 +122,8 @@ def new_folder(path: Path, kind: str, info: dict[str, Any]) -> Iterator[Path]:
 def remove_folder(path: Path) -> None:
     """Delete a folder that readers may be looking for: it loses its name at once, and its content after that."""
     doomed = _temporary(path)
-    disk.rename(path, doomed)
+    with writing(path):
+        disk.rename(path, doomed)
     disk.remove(doomed)
 
 
@@ -128,7 +140,12 @@ def _take_place(temporary: Path, path: Path) -> None:
     replaces = path.exists()
     if replaces:
         disk.rename(path, older)
-    disk.rename(temporary, path)
+    try:
+        disk.rename(temporary, path)
+    except OSError:
+        if replaces:
+            disk.rename(older, path)
+        raise
     disk.sync(path.parent)
     if replaces:
         disk.remove(older)
@@ -142,8 +159,9 @@ def recover(parent: Path) -> None:
     for leftover in sorted(parent.glob(f"{_TEMPORARY}*")):
         name, aside, _ = leftover.name.removeprefix(_TEMPORARY).rpartition(_ASIDE)
         if aside and not (parent / name).exists():
-            disk.rename(leftover, parent / name)
-            disk.sync(parent)
+            with writing(parent / name):
+                disk.rename(leftover, parent / name)
+                disk.sync(parent)
         else:
             disk.remove(leftover)
 
@@ -151,18 +169,21 @@ def recover(parent: Path) -> None:
 def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
     """The manifest of `folder`, which must be of format `kind`; the sizes of its files are checked, not their content.
 
-    The size check is what keeps a memory-mapped reader from a bus error on a truncated file.
+    The size check is what keeps a memory-mapped reader from a bus error on a truncated file. The manifest's own sha256
+    is checked and taken off; one that was written before manifests had it is taken as it is.
     Raises LmtrainError when the folder or a file in it is missing, foreign, or of another size.
     """
     try:
+        if not (folder / MANIFEST).is_file():
+            raise LmtrainError(f"{folder} has no {MANIFEST}: it is not a folder that lmtrain wrote")
         manifest = json.loads((folder / MANIFEST).read_bytes())
-    except FileNotFoundError:
-        raise LmtrainError(f"{folder} has no {MANIFEST}: it is not a folder that lmtrain wrote") from None
+        seal = manifest.pop(_SEAL, None) if isinstance(manifest, dict) else None
+        changed = seal is not None and seal != _content_hash(manifest)
     except (OSError, ValueError, RecursionError) as error:
         raise LmtrainError(f"{folder / MANIFEST} can't be read ({error}): delete {folder} and make it again") from error
     if not isinstance(manifest, dict) or manifest.get("format") != kind:
         found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-        raise LmtrainError(f"{folder} has format {found!r} where {kind!r} is needed")
+        raise LmtrainError(f"{folder} has format {str(found)[:99]!r} where {kind!r} is needed")
     files = manifest.get("files")
     if not isinstance(files, dict) or not all(
         isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and isinstance(entry.get("sha256"), str)
@@ -172,10 +193,27 @@ def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
     for name, entry in files.items():
         file = folder / name
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise LmtrainError(f"{folder / MANIFEST} names {name!r}, which lies outside of {folder}")
-        if not file.is_file() or file.stat().st_size != entry["bytes"]:
+            raise LmtrainError(f"{folder / MANIFEST} names {name[:99]!r}, which lies outside of {folder}")
+        if not name.isprintable() or len(name) > _LONGEST_NAME:
+            raise LmtrainError(f"{folder / MANIFEST} names {name[:99]!r}, which can be no file of lmtrain's")
+        if _size(file) != entry["bytes"]:
             raise LmtrainError(f"{file} is missing or truncated: delete {folder} and make it again")
+    if changed:
+        raise LmtrainError(f"{folder / MANIFEST} is damaged or was changed: delete {folder} and make it again")
     return manifest
+
+
+def _content_hash(manifest: dict[str, Any]) -> str:
+    """SHA-256 of a manifest's entries, in their order."""
+    return sha256_bytes(json.dumps(manifest).encode())
+
+
+def _size(file: Path) -> int | None:
+    """The size of a regular file; None where there is none, or can be none under such a name."""
+    try:
+        return file.stat().st_size if file.is_file() else None
+    except OSError:
+        return None
 
 
 def verify(folder: Path, manifest: dict[str, Any]) -> None:
