@@ -1,5 +1,15 @@
 """`python -m lmtrain` is the `lmtrain` command."""
 
-from lmtrain.cli import main
 
-main()
+def main() -> None:
+    """Run the command line; Ctrl-C ends it without a traceback, even while its modules are imported."""
+    try:
+        from lmtrain.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,8 @@ runs/<name>/  config.yaml  tokenizer.json  state.json  metrics.jsonl  tensorboar
 
 import fcntl
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +32,14 @@ from lmtrain.files import (
     verify,
     write_error,
     write_file,
+    writing,
 )
 from lmtrain.schema import Config
 
 FORMAT = "lmtrain-checkpoint/1"
 CONFIG, TOKENIZER, STATE, METRICS = "config.yaml", "tokenizer.json", "state.json", "metrics.jsonl"
+
+_STEP = re.compile(r"[0-9]{1,18}")
 
 Tensors = dict[str, dict[str, Tensor]]
 Note = Callable[[str], None]
@@ -133,17 +137,27 @@ def load(folder: Path, groups: tuple[str, ...] | None = None) -> Checkpoint:
             raise LmtrainError(f"{folder / name} is damaged")
         try:
             tensors[group] = deserialize(data)
-        except (SafetensorError, ValueError, KeyError) as error:
+        except (SafetensorError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise LmtrainError(f"{folder / name} is not a safetensors file ({error})") from error
     if "model" not in tensors or not isinstance(manifest.get("step"), int):
         raise LmtrainError(f"{folder} is not a checkpoint: it has no weights or no step")
     return Checkpoint(folder, tensors, manifest)
 
 
+def check_fit(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless `found` has the names, the shapes and the types of `wanted`."""
+    if found.keys() != wanted.keys():
+        raise ValueError(f"it lacks or has too many of {str(sorted(found.keys() ^ wanted.keys()))[1:200]}")
+    for name, tensor in wanted.items():
+        theirs, ours = ((tuple(each.shape), each.dtype) for each in (found[name], tensor))
+        if theirs != ours:
+            raise ValueError(f"{name} is {theirs[1]} of shape {theirs[0]}, not {ours[1]} of shape {ours[0]}")
+
+
 def folders(run_dir: Path) -> list[Path]:
     """The run's checkpoint folders, oldest first, verified or not."""
     found = (run_dir / "checkpoints").glob("step-*")
-    return sorted(folder for folder in found if folder.is_dir() and folder.name.removeprefix("step-").isdigit())
+    return sorted(folder for folder in found if folder.is_dir() and _STEP.fullmatch(folder.name.removeprefix("step-")))
 
 
 def last(run_dir: Path, note: Note) -> Checkpoint | None:
@@ -154,7 +168,8 @@ def last(run_dir: Path, note: Note) -> Checkpoint | None:
         except LmtrainError as error:
             names = (folder.with_name(f"{folder.name}.damaged{number}") for number in ["", *range(2, 1000)])
             aside = next(name for name in names if not name.exists())
-            disk.rename(folder, aside)
+            with writing(folder):
+                disk.rename(folder, aside)
             note(f"{error}; it was set aside as {aside.name}, and the checkpoint before it is used")
     return None
 
@@ -167,6 +182,8 @@ def best_folder(run_dir: Path) -> Path | None:
             score = read_manifest(folder, FORMAT).get("score")
         except LmtrainError:
             continue
+        if not isinstance(score, float | int | None):
+            continue
         step = int(folder.name.removeprefix("step-"))
         scored.append((score is None, score or 0.0, step if score is not None else -step, folder))
     return min(scored)[3] if scored else None
@@ -178,7 +195,7 @@ def choose(run_dir: Path, which: str) -> Path:
         chosen = best_folder(run_dir)
     elif which == "last":
         chosen = max(folders(run_dir), default=None)
-    elif which.isdigit():
+    elif _STEP.fullmatch(which):
         chosen = run_dir / "checkpoints" / f"step-{int(which):08d}"
     else:
         raise LmtrainError(f"checkpoint {which!r} is neither best, last nor a step number")

@@ -18,6 +18,11 @@ from lmtrain.errors import LmtrainError
 from lmtrain.schema import RESOURCE_FIELDS, Config
 
 ENVIRONMENT_PREFIX = "LMTRAIN_"
+LARGEST_FILE = 1 << 18
+"""Bytes: far more than a configuration needs, and little enough for YAML's slowest corners."""
+
+_MOST_MISTAKES = 5
+_LONGEST_VALUE = 200
 
 
 def load(
@@ -36,8 +41,8 @@ def load(
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator:
-            raise LmtrainError(f"override {override!r} is not of the form section.field=value")
-        _assign(values, key.strip(), text, f"override {override!r}")
+            raise LmtrainError(f"override {_shown(override)} is not of the form section.field=value")
+        _assign(values, key.strip(), text, f"override {key.strip()[:_LONGEST_VALUE]}")
     return parse(values, str(path) if path is not None else "the configuration")
 
 
@@ -46,14 +51,18 @@ def parse(values: Any, origin: str) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise LmtrainError("; ".join(_sentence(item, origin) for item in error.errors())) from None
+        sentences = [_sentence(item, origin) for item in error.errors(include_url=False)[:_MOST_MISTAKES]]
+        more = error.error_count() - len(sentences)
+        raise LmtrainError("; ".join(sentences) + (f"; and {more} more like these" if more else "")) from None
     except RecursionError:
         raise LmtrainError(f"{origin}: nested too deeply") from None
+    except UnicodeEncodeError:  # pydantic's own, on the sentence of a validator that quotes such a text
+        raise LmtrainError(f"{origin}: a text has half a surrogate pair, which is no character") from None
 
 
 def dump(config: Config) -> str:
     """The configuration as YAML, every field written."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def flat(config: Config) -> dict[str, Any]:
@@ -77,21 +86,43 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads: a text such as `1e-3` in quotes, and unusual characters escaped."""
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"'
+    ),
 )
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
 
 
 def _parse_yaml(text: str, origin: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        # The error's own text quotes the lines around it, which may hold what should not be shown.
+        place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise LmtrainError(f"{origin} is not valid YAML: {place}{error.problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise LmtrainError(f"{origin} is not valid YAML: {' '.join(str(error).split())}") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError):
+        # What PyYAML's constructors let slip on `!!int ""`, `!!timestamp x` and their like.
+        raise LmtrainError(f"{origin} is not valid YAML: a value is not of the kind that its tag says") from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE + 1)
+        if len(content) > LARGEST_FILE:
+            raise LmtrainError(f"configuration {path} is larger than {LARGEST_FILE >> 10} KiB: no configuration is")
+        text = content.decode()
     except FileNotFoundError:
         raise LmtrainError(f"configuration {path} does not exist") from None
     except UnicodeDecodeError as error:
@@ -119,10 +150,19 @@ def _assign(values: dict[str, Any], key: str, text: str, origin: str) -> None:
 
 def _sentence(error: Any, origin: str) -> str:
     """One pydantic error as a sentence that names the key."""
-    key = ".".join(str(part) for part in error["loc"][:2])
+    key = ".".join(str(part) for part in error["loc"][:2])[:_LONGEST_VALUE]
     if error["type"] == "extra_forbidden":
         known = [*flat(Config()), *Config.model_fields]
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
         return f"{origin}: unknown key {key}" + (f"; did you mean {near[0]}?" if near else "")
     message = error["msg"].removeprefix("Value error, ")
-    return f"{origin}: {key}={error['input']!r}: {message}" if key.count(".") == 1 else f"{origin}: {message}"
+    return f"{origin}: {key}={_shown(error['input'])}: {message}" if key.count(".") == 1 else f"{origin}: {message}"
+
+
+def _shown(value: Any) -> str:
+    """A value as it may stand in a message: not too long, and without a user name and password in an address."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number too long to write"
+    return re.sub(r"(?<=://)[^/\s]*@", "", text)[:_LONGEST_VALUE]

@@ -44,13 +44,15 @@ def load_trained(run_dir: Path, which: str, weights: str, device: torch.device) 
     if loaded.info.get("tokenizer") != tokenizer.sha256:
         raise LmtrainError(f"{run_dir / checkpoint.TOKENIZER} is not the tokenizer that {folder} was trained with")
     averaged = weights != "raw" and "ema" in loaded.tensors
-    model = LanguageModel(config.model, tokenizer.vocab_size)
+    tensors = loaded.tensors["model"] | (loaded.tensors["ema"] if averaged else {})
     try:
-        model.load_state_dict(loaded.tensors["model"] | (loaded.tensors["ema"] if averaged else {}))
-    except RuntimeError as error:
-        raise LmtrainError(
-            f"{folder} does not fit {run_dir / checkpoint.CONFIG}: {str(error).splitlines()[-1].strip()}"
-        ) from error
+        with torch.device("meta"):  # a configuration that asks for other shapes may ask for any amount of memory
+            wanted = dict(LanguageModel(config.model, tokenizer.vocab_size).named_parameters())
+        checkpoint.check_fit(tensors, wanted)
+    except (RuntimeError, ValueError) as error:
+        raise LmtrainError(f"{folder} does not fit {run_dir / checkpoint.CONFIG}: {error}") from error
+    model = LanguageModel(config.model, tokenizer.vocab_size)
+    model.load_state_dict(tensors)
     model.to(device).eval()
     return Trained(
         run_dir, config, tokenizer, model, loaded.info["step"], "ema" if averaged else "raw", device, loaded.info

@@ -1,5 +1,6 @@
 """The schema of a configuration: every field with its meaning, its bounds, and the contradictions that are refused."""
 
+import os
 import warnings
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -7,10 +8,31 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
+Width = Annotated[int, Field(ge=1, le=2**20)]
+
+LARGEST = 2**40
+"""No number may be larger: products of two still fit the integers that tensors are measured in."""
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        section = type(self).__name__.removesuffix("Config").lower()
+        for name, value in self:
+            if isinstance(value, int | float) and value > LARGEST:
+                raise ValueError(f"{section}.{name} is larger than 2**40")
+            if isinstance(value, Path) and not _can_be_path(value):
+                raise ValueError(f"{section}.{name} holds a character that no path can")
+        return self
+
+
+def _can_be_path(path: Path) -> bool:
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 class RunConfig(_Section):
@@ -39,6 +61,15 @@ class DataConfig(_Section):
     """The folder for corpora and token stores."""
     sample_tokens: int = Field(1_000_000, ge=1_000, le=10**9)
     """Training tokens of the built-in sample corpus; validation and test get a twentieth each."""
+
+    @model_validator(mode="after")
+    def _no_address(self) -> Self:
+        if "://" in self.source:
+            raise ValueError(
+                "data.source is an address, and lmtrain fetches none: download the file and name its path, or name "
+                "a hub data set as owner/name"
+            )
+        return self
 
 
 class TokenizerConfig(_Section):
@@ -75,15 +106,15 @@ class ModelConfig(_Section):
     """`causal`: a prediction at every position. `windowed`: one prediction for each window, read in both directions."""
     context: int = Field(128, ge=1, le=2**20)
     """Tokens in a window: the longest context that a prediction has."""
-    dim: int = Field(256, ge=1)
+    dim: Width = 256
     """Width of the residual stream."""
-    embed_dim: int | None = Field(None, ge=1)
+    embed_dim: Width | None = None
     """Width of the embedding and of the output layer's input; None = `dim`."""
-    layers: int = Field(4, ge=0)
+    layers: int = Field(4, ge=0, le=256)
     """Encoder blocks below the pooling head."""
     heads: int = Field(4, ge=1)
     """Attention heads, in the blocks and in the pooling head."""
-    ff_dim: int | None = Field(None, ge=1)
+    ff_dim: Width | None = None
     """Hidden width of the feed-forward layers; None = 4 `dim`."""
     activation: Literal["relu", "relu2", "gelu", "swiglu"] = "gelu"
     """Non-linearity of the feed-forward layers."""

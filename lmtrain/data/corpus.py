@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ValidationError
 
 from lmtrain.data import local
 from lmtrain.data.local import Lines
-from lmtrain.data.normal import cut_split, load_starts, read_lines, write_split
+from lmtrain.data.normal import Counts, SplitName, cut_split, load_starts, read_lines, write_split
 from lmtrain.errors import LmtrainError
 from lmtrain.files import MANIFEST, new_folder, read_manifest, sha256_bytes, sha256_file, verify
 from lmtrain.schema import DataConfig
@@ -41,6 +42,13 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 _SAMPLE_SEEDS = {"train": 1, "valid": 2, "test": 3}
 _SAMPLE_LEAST = 5_000
+
+
+class _CorpusInfo(BaseModel, strict=True):
+    """What the manifest of a corpus says beside its files."""
+
+    name: str
+    splits: dict[SplitName, Counts]
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,14 @@ class Corpus:
 
 def open_corpus(folder: Path) -> Corpus:
     """Open a corpus folder. Raises LmtrainError when it is missing, foreign or truncated."""
-    return Corpus(folder, read_manifest(folder, FORMAT))
+    manifest = read_manifest(folder, FORMAT)
+    try:
+        splits = _CorpusInfo.model_validate(manifest).splits
+    except ValidationError:
+        splits = {}
+    if not splits or manifest["files"].keys() != {f"{split}.{end}" for split in splits for end in ("txt", "docs.npy")}:
+        raise LmtrainError(f"{folder / MANIFEST} is damaged: delete {folder} and make it again")
+    return Corpus(folder, manifest)
 
 
 def corpus_folder(data: DataConfig) -> Path:
@@ -139,7 +154,7 @@ def _is_current(folder: Path, origin: dict[str, Any], note: Callable[[str], None
     if not (folder / MANIFEST).exists():
         return False
     try:
-        manifest = read_manifest(folder, FORMAT)
+        manifest = open_corpus(folder).manifest
         verify(folder, manifest)
     except LmtrainError as error:
         note(f"making it again, since {error}")

@@ -9,6 +9,7 @@ import errno
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import CRITICAL
 from pathlib import Path
@@ -20,6 +21,7 @@ from lmtrain.files import sha256_file
 
 _BATCH = 1024
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_FILE_NAME = re.compile(r"[\w-][\w.-]*")
 _NOT_WRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
@@ -52,9 +54,11 @@ def fetch(
     try:
         info = None if datasets.config.HF_HUB_OFFLINE else _info(dataset, revision)
         commit = info.sha if info is not None else revision
-        builder = datasets.load_dataset_builder(dataset, subset, revision=commit, download_mode=mode)
+        with _contained():
+            builder = datasets.load_dataset_builder(dataset, subset, revision=commit, download_mode=mode)
         _check_revision(builder, dataset, commit)
-        builder.download_and_prepare(download_mode=mode)
+        with _contained():
+            builder.download_and_prepare(download_mode=mode)
         _check_content(builder, dataset, info)
         loaded = builder.as_dataset()
     # The HTTP library underneath differs between versions: the root of its errors is a base of HfHubHTTPError.
@@ -86,6 +90,34 @@ def _settle(progress: bool) -> None:
     if not (progress and sys.stderr.isatty()):
         datasets.disable_progress_bars()
         disable_progress_bars()
+
+
+@contextmanager
+def _contained() -> Iterator[None]:
+    """Keep downloads in the cache, whatever the server says.
+
+    The hub's client names the cached file by the ETag of the answer and follows one such as `../../x` out of the cache.
+    The function that it reads ETags with is its own affair: in a version without it, nothing is checked.
+    """
+    from huggingface_hub import file_download
+
+    untyped: Any = file_download
+    normalize = getattr(untyped, "_normalize_etag", None)
+    if normalize is None:
+        yield
+        return
+
+    def checked(etag: str | None) -> str | None:
+        name: str | None = normalize(etag)
+        if name is not None and not _FILE_NAME.fullmatch(name):
+            raise ValueError("the server names a file by what is no file name")
+        return name
+
+    untyped._normalize_etag = checked
+    try:
+        yield
+    finally:
+        untyped._normalize_etag = normalize
 
 
 def _info(dataset: str, revision: str | None) -> Any:

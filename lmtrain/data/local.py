@@ -108,7 +108,8 @@ def text_row(row: object, text_column: str, place: str) -> str:
 
 def no_column(place: str, text_column: str, columns: Iterable[str]) -> LmtrainError:
     """The sentence for a missing text column."""
-    found = ", ".join(list(columns)[:20]) or "none"
+    found = ", ".join(list(columns)[:20])[:300] or "none"
+    found = found if found.isprintable() else ascii(found)
     return LmtrainError(f"{place} has no column {text_column!r}: set data.text_column to one of its columns ({found})")
 
 

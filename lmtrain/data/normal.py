@@ -8,8 +8,10 @@ from array import array
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, Field
 from tqdm import tqdm
 
 from lmtrain.data.local import Lines
@@ -18,19 +20,54 @@ from lmtrain.errors import LmtrainError
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
 _WORD = re.compile(r"\S+")
 _FEW = 20
+_MOST = 2**48
 _LONG = 1 << 20
+
+HEADER_BYTES = 128
+OFFSET = np.dtype("<i8")
+
+SplitName = Literal["train", "valid", "test"]
+
+
+class Counts(BaseModel, strict=True):
+    """What a manifest says of a split."""
+
+    lines: int = Field(ge=0, le=_MOST)
+    words: int = Field(ge=0, le=_MOST)
+    bytes: int = Field(ge=0, le=_MOST)
+    documents: int = Field(ge=0, le=_MOST)
+
+
+def npy_header(dtype: np.dtype[Any], length: int) -> bytes:
+    """The header of a .npy file (format 1.0) that holds a 1-D array; of one size, so that it can be written last."""
+    fields = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({length},), }}"
+    start = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
+    return start + fields.ljust(HEADER_BYTES - 11).encode() + b"\n"
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a split's text file, without their newlines."""
-    with path.open(encoding="utf-8", newline="\n") as file:
-        for line in file:
-            yield line[:-1]
+    """The lines of a split's text file, without their newlines. Raises LmtrainError where it is no such file."""
+    try:
+        with path.open(encoding="utf-8", newline="\n") as file:
+            for line in file:
+                yield line[:-1]
+    except (OSError, UnicodeDecodeError) as error:
+        raise LmtrainError(f"{path} can't be read ({error}): delete {path.parent} and make it again") from error
 
 
 def load_starts(path: Path) -> np.ndarray:
-    """The line numbers at which documents start, int64."""
-    return np.asarray(np.load(path, allow_pickle=False), dtype=np.int64)
+    """The line numbers at which documents start, int64; the file's header is compared, not parsed.
+
+    Raises LmtrainError where it is no such file.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise LmtrainError(f"{path} can't be read: {error.strerror or error}") from error
+    count = max(0, len(content) - HEADER_BYTES) // OFFSET.itemsize
+    if content[:HEADER_BYTES] != npy_header(OFFSET, count) or len(content) != HEADER_BYTES + count * OFFSET.itemsize:
+        raise LmtrainError(f"{path} isn't an array of line numbers: delete {path.parent} and make it again")
+    return np.frombuffer(content, OFFSET, offset=HEADER_BYTES).astype(np.int64)
 
 
 def write_split(folder: Path, split: str, lines: Lines, progress: bool) -> dict[str, int]:

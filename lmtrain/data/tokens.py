@@ -9,13 +9,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Self
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from tqdm import tqdm
 
 from lmtrain.data.corpus import Corpus
+from lmtrain.data.normal import HEADER_BYTES, OFFSET, Counts, SplitName, npy_header
 from lmtrain.data.tokenizer import DEFAULT_BPE_SIZE, Tokenizer, pieces
 from lmtrain.errors import LmtrainError
 from lmtrain.files import MANIFEST, new_folder, read_manifest, sha256_bytes, verify
@@ -23,20 +24,22 @@ from lmtrain.schema import TokenizerConfig
 
 FORMAT = "lmtrain-tokens/1"
 TOKENIZER = "tokenizer.json"
-_HEADER_BYTES = 128
 _BATCH_LINES = 2_000
 _BATCH_CHARACTERS = 1 << 21
-_OFFSET = np.dtype("<i8")
-
-SplitName = Literal["train", "valid", "test"]
 
 
-class _SplitInfo(BaseModel, strict=True):
-    tokens: int = Field(ge=0)
-    words: int = Field(ge=0)
-    lines: int = Field(ge=0)
-    bytes: int = Field(ge=0)
-    documents: int = Field(ge=0)
+class _SplitInfo(Counts):
+    tokens: int = Field(ge=0, le=2**48)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.tokens and not (self.words + self.lines and self.bytes):
+            raise ValueError("tokens of no text")
+        return self
+
+
+class _Floor(BaseModel, strict=True):
+    word_perplexity: float = Field(gt=0, allow_inf_nan=False)
 
 
 class _StoreInfo(BaseModel, strict=True):
@@ -49,6 +52,7 @@ class _StoreInfo(BaseModel, strict=True):
     vocab_size: int = Field(ge=1, le=2**32)
     vocab_limit: int | None
     splits: dict[SplitName, _SplitInfo]
+    floor: dict[SplitName, _Floor] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +158,7 @@ def open_store(folder: Path) -> TokenStore:
 
 def _open_split(folder: Path, name: str, info: _SplitInfo, vocab_size: int) -> Split:
     ids = _map(folder / f"{name}.npy", _id_type(vocab_size), info.tokens)
-    documents = np.array(_map(folder / f"{name}.docs.npy", _OFFSET, info.documents))
+    documents = np.array(_map(folder / f"{name}.docs.npy", OFFSET, info.documents))
     offsets_rise = bool(np.all(np.diff(documents, prepend=-1, append=max(info.tokens, 1)) > 0))
     if (info.tokens and ids.max() >= vocab_size) or not offsets_rise:
         raise LmtrainError(f"{folder / name}.npy has ids or documents out of range: delete {folder} and make it again")
@@ -166,23 +170,16 @@ def _map(path: Path, dtype: np.dtype[Any], length: int) -> np.ndarray:
 
     The size is compared too: mapping a file that is shorter than its array would end in a bus error.
     """
-    header = _header(dtype, length)
+    header = npy_header(dtype, length)
     try:
         with path.open("rb") as file:
-            sound = file.read(_HEADER_BYTES) == header
-        sound = sound and path.stat().st_size == _HEADER_BYTES + length * dtype.itemsize
+            sound = file.read(HEADER_BYTES) == header
+        sound = sound and path.stat().st_size == HEADER_BYTES + length * dtype.itemsize
     except OSError:
         sound = False
     if not sound:
         raise LmtrainError(f"{path} isn't an array of {length:,} {dtype.name}: delete {path.parent} and make it again")
-    return np.memmap(path, dtype, "r", offset=_HEADER_BYTES, shape=(length,))
-
-
-def _header(dtype: np.dtype[Any], length: int) -> bytes:
-    """The header of a .npy file (format 1.0) that holds a 1-D array; of one size, so that it can be written last."""
-    fields = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({length},), }}"
-    start = b"\x93NUMPY\x01\x00" + (_HEADER_BYTES - 10).to_bytes(2, "little")
-    return start + fields.ljust(_HEADER_BYTES - 11).encode() + b"\n"
+    return np.memmap(path, dtype, "r", offset=HEADER_BYTES, shape=(length,))
 
 
 def _id_type(vocab_size: int) -> np.dtype[Any]:
@@ -238,7 +235,7 @@ def _write_store(folder: Path, corpus: Corpus, tokenizer: Tokenizer, config: Tok
         for split in corpus.splits:
             with (temporary / f"{split}.npy").open("wb") as file:
                 tokens, documents = _write_ids(file, corpus, split, tokenizer, bar)
-            (temporary / f"{split}.docs.npy").write_bytes(_header(_OFFSET, len(documents)) + documents.tobytes())
+            (temporary / f"{split}.docs.npy").write_bytes(npy_header(OFFSET, len(documents)) + documents.tobytes())
             own = {key: counts[split][key] for key in ("words", "lines", "bytes")}
             splits[split] = {"tokens": tokens, **own, "documents": len(documents)}
 
@@ -256,7 +253,7 @@ def _write_ids(
     dtype = _id_type(tokenizer.vocab_size)
     documents: list[int] = []
     line = tokens = 0
-    file.write(_header(dtype, 0))
+    file.write(npy_header(dtype, 0))
     for texts in _batches(pieces((f"{line}\n" for line in corpus.lines(split)), tokenizer.kind)):
         ids: list[int] = []
         first_line = line
@@ -274,8 +271,8 @@ def _write_ids(
     file.write(np.array(last, dtype).tobytes())
     tokens += len(last)
     file.seek(0)
-    file.write(_header(dtype, tokens))
-    return tokens, np.array(documents, _OFFSET)
+    file.write(npy_header(dtype, tokens))
+    return tokens, np.array(documents, OFFSET)
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -73,7 +73,6 @@ def fit(config: Config, store: TokenStore, run_dir: Path, *, resume: bool, note:
             if before.threads != threads:
                 note(f"{threads} CPU threads instead of {before.threads}: the run is not repeated bit for bit")
         checkpoint.create_run(run_dir, config, store.folder / checkpoint.TOKENIZER)
-        checkpoint.write_state(run_dir, "running", step=training.counters.step)
         budget = make_budget(config.train, training.order.per_epoch())
         monitor = Monitor(
             run_dir,
@@ -89,11 +88,14 @@ def fit(config: Config, store: TokenStore, run_dir: Path, *, resume: bool, note:
         outcome: Outcome | None = None
         try:
             with interrupts() as asked, Saver(run_dir, config.train.keep) as saver:
+                checkpoint.write_state(run_dir, "running", step=training.counters.step)
                 outcome = _run(training, store, run_dir, budget, clock, monitor, asked, saver)
         finally:
-            if outcome is None:
-                checkpoint.write_state(run_dir, "failed", step=training.counters.step)
-            monitor.close(outcome.score.figures() if outcome is not None and outcome.score is not None else None)
+            try:
+                if outcome is None:
+                    checkpoint.write_state(run_dir, "failed", step=training.counters.step)
+            finally:
+                monitor.close(outcome.score.figures() if outcome is not None and outcome.score is not None else None)
         return outcome
 
 
@@ -159,7 +161,7 @@ def _run(
     config, counters = training.config.train, training.counters
     window = Window(training)
     every = evaluation_steps(config, training.order.per_epoch())
-    saved = -1
+    saved = counters.step  # as the checkpoint that the run was resumed from, if it was
 
     def save(score: float | None) -> None:
         nonlocal saved

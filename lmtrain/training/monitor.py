@@ -55,7 +55,12 @@ class Monitor:
     ) -> None:
         self._path = run_dir / METRICS_FILE
         self._file = _open_metrics(self._path, metrics_bytes)
-        self._writer, self._session_end = _open_tensorboard(run_dir / TENSORBOARD_FOLDER, step, hyperparameters)
+        try:
+            with self._writing():
+                self._writer, self._session_end = _open_tensorboard(run_dir / TENSORBOARD_FOLDER, step, hyperparameters)
+        except BaseException:
+            self._file.close()
+            raise
         self._total_steps, self._quiet, self._clock = total_steps, quiet, clock
         self._step, self._progress = step, progress
         self._started, self._first_progress, self._last_line = clock(), progress, -math.inf
@@ -156,9 +161,11 @@ class Monitor:
             self._file.flush()
         except OSError as error:
             raise write_error(self._path, error) from error
+        # A run resumed from its last step purges what TensorBoard has after it: the final figures must be among that.
+        shown = step + 1 if kind == "final" else step
         with self._writing():
             for name, value in metrics.items():
-                self._writer.add_scalar(f"{kind}/{name}", value, step)
+                self._writer.add_scalar(f"{kind}/{name}", value, shown)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

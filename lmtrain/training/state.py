@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from lmtrain import checkpoint
@@ -27,21 +27,23 @@ from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optim
 from lmtrain.training.spikes import Spikes
 
 Note = Callable[[str], None]
+Count = Annotated[int, Field(ge=0, le=2**48)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 @dataclass
 class Counters:
     """The state of a run beside its tensors: what a checkpoint must bring back for the run to go on unchanged."""
 
-    step: int = 0
-    evaluated: int = 0
+    step: Count = 0
+    evaluated: Count = 0
     """The step of the last evaluation."""
-    best: float | None = None
+    best: Finite | None = None
     """Nats per token of the best evaluation."""
-    best_step: int = 0
-    stale: int = 0
+    best_step: Count = 0
+    stale: Count = 0
     """Evaluations in a row without a new best."""
-    scaler: dict[str, int | float] = field(default_factory=dict)
+    scaler: dict[str, int | Finite] = field(default_factory=dict)
     """The scaler of fp16, as it was when this was saved."""
 
 
@@ -50,8 +52,8 @@ class Past:
     """What a checkpoint says of the run beside its tensors."""
 
     counters: Counters
-    seconds: float
-    metrics_bytes: int
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    metrics_bytes: Count
     threads: int
     tokenizer: str
     tokens: str
@@ -63,8 +65,10 @@ def past(found: checkpoint.Checkpoint) -> Past:
         return TypeAdapter(Past).validate_json(json.dumps(found.info), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
+        place = ".".join(str(part) for part in first["loc"][:2])
         raise LmtrainError(f"{found.folder} can't be gone on from: {place} in its manifest: {first['msg']}") from None
+    except RecursionError:
+        raise LmtrainError(f"{found.folder} can't be gone on from: its manifest is nested too deeply") from None
 
 
 @dataclass
@@ -147,6 +151,7 @@ def restore(training: Training, found: checkpoint.Checkpoint) -> None:
     """Put a checkpoint's whole state back, bit for bit. Raises LmtrainError when it has another shape."""
     counters = past(found).counters
     try:
+        checkpoint.check_fit(found.tensors["model"], dict(training.model.named_parameters()))
         training.model.load_state_dict(found.tensors["model"])
         load_optimizer_tensors(training.model, training.optimizer, found.tensors.get("optimizer", {}))
         for group, mine in (("ema", training.ema), ("spikes", vars(training.spikes) if training.spikes else None)):
@@ -160,11 +165,8 @@ def restore(training: Training, found: checkpoint.Checkpoint) -> None:
 
 
 def _copy_all(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
-    if source.keys() != target.keys():
-        raise ValueError(f"it lacks or has too many of {', '.join(sorted(source.keys() ^ target.keys()))}")
+    checkpoint.check_fit(source, target)
     for name, value in source.items():
-        if value.shape != target[name].shape:
-            raise ValueError(f"{name} has shape {tuple(value.shape)}, not {tuple(target[name].shape)}")
         target[name].copy_(value)
 
 

@@ -26,6 +26,11 @@ class Repository:
     announced: dict[str, bytes] = field(default_factory=dict)
     """Files whose size and hash are those of other content."""
 
+    etag: str | None = None
+    """Said of every file in place of its hash."""
+    says_commit: str | None = None
+    """Said in place of the commit, beside every file."""
+
     def entry(self, path: str) -> dict[str, Any]:
         content = self.announced.get(path, self.files[path])
         oid = hashlib.sha1(content).hexdigest()
@@ -144,11 +149,11 @@ class _Handler(BaseHTTPRequestHandler):
         content, entry = repository.files[path], repository.entry(path)
         first = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0])
         self.send_response(206 if first else 200)
-        self.send_header("X-Repo-Commit", repository.commit)
-        self.send_header("ETag", f'"{entry.get("lfs", entry)["oid"]}"')
+        self.send_header("X-Repo-Commit", repository.says_commit or repository.commit)
+        self.send_header("ETag", f'"{repository.etag or entry.get("lfs", entry)["oid"]}"')
         if "lfs" in entry:
             self.send_header("X-Linked-Size", str(entry["size"]))
-            self.send_header("X-Linked-Etag", f'"{entry["lfs"]["oid"]}"')
+            self.send_header("X-Linked-Etag", f'"{repository.etag or entry["lfs"]["oid"]}"')
         self.send_header("Accept-Ranges", "bytes")
         if first:
             self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")

@@ -89,6 +89,10 @@ class Client:
         assert not [folder for folder in folders if folder.name.startswith(".tmp-")]
         return sentence
 
+    def attempt(self, source: str) -> None:
+        """Download, or be refused."""
+        self._ask(source, False, {})
+
     def _ask(self, source: str, force: bool, fields: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
         future = self.pool.submit(attempt, {"source": source, "dir": self.dir, **fields}, force)
         manifest, sentence, stderr = future.result()
@@ -268,3 +272,34 @@ def test_no_network(home: Path, start: Callable[..., Client]) -> None:
     sentence = start(HF_ENDPOINT=secret, HF_HOME=str(home / "other")).sentence("own/plain", revision=COMMIT)
     assert "the download of data set own/plain at revision 1111" in sentence
     assert "check the network" in sentence
+
+
+def climbing(home: Path, name: str) -> list[str]:
+    """Ways to a place above the cache, from the folders that a file could be meant for, and from anywhere."""
+    return [*("../" * steps + f"{name}-{steps}" for steps in range(2, 6)), f"{home.parent}/{name}"]
+
+
+def outside(home: Path) -> set[Path]:
+    """What lies beside the cache and the data folder."""
+    inside = {home / name for name in ("hub", "datasets", "data", "xet", "modules")}
+    return {path for path in home.parent.rglob("*") if not inside & {path, *path.parents}}
+
+
+def test_files_with_names_that_climb_are_kept_in_the_cache(hub: Hub, online: Client, home: Path) -> None:
+    before = outside(home)
+    for number, name in enumerate(climbing(home, "train.parquet")):
+        hub.repositories[f"own/climb{number}"] = Repository({name: parquet(["escaped"])})
+        online.sentence(f"own/climb{number}")
+        hub.repositories[f"own/both{number}"] = Repository({**PLAIN, name: parquet(["escaped"])})
+        online.attempt(f"own/both{number}")
+    assert outside(home) == before
+
+
+def test_hashes_and_commits_that_climb_are_kept_in_the_cache(hub: Hub, online: Client, home: Path) -> None:
+    before = outside(home)
+    for number, name in enumerate(climbing(home, "escaped")):
+        hub.repositories[f"own/etag{number}"] = Repository(PLAIN, etag=name)
+        assert "no file name" in online.sentence(f"own/etag{number}")
+        hub.repositories[f"own/commit{number}"] = Repository(PLAIN, says_commit=name)
+        online.attempt(f"own/commit{number}")
+    assert outside(home) == before

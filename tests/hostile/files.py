@@ -1,0 +1,117 @@
+"""Single files as parsers: each returns with a sound value in use, or raises LmtrainError, whatever the bytes."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lmtrain import config
+from lmtrain.data import local
+from lmtrain.data.normal import write_split
+from lmtrain.data.tokenizer import Kind, Tokenizer
+from lmtrain.schema import TokenizerConfig
+from tests.hostile.inputs import Parser
+
+SMALL = [
+    "data.sample_tokens=1000",
+    "tokenizer.kind=byte",
+    "model.context=8",
+    "model.dim=4",
+    "model.layers=1",
+    "model.heads=1",
+    "train.threads=1",
+    "train.device=cpu",
+    "train.precision=fp32",
+    "train.batch_size=2",
+    "train.steps=2",
+    "train.eval_steps=1",
+    "train.eval_tokens=20",
+    "train.ema=0.9",
+    "train.spike_sigmas=6",
+    "train.sample_tokens=1",
+]
+"""Overrides for the smallest run that has every file a run can have."""
+
+LINES = ["= One =", "", "the cat sat on the mat", "the dog <unk> é", ""]
+
+
+def configuration(folder: Path) -> Parser:
+    """A configuration file; one that is accepted is written and read back."""
+    path = folder / "config.yaml"
+
+    def feed(data: bytes) -> None:
+        path.write_bytes(data)
+        loaded = config.load(path, environment={})
+        path.write_text(config.dump(loaded), encoding="utf-8")
+        assert config.load(path, environment={}) == loaded
+
+    return Parser([config.dump(config.load(None, SMALL, {})).encode(), b"model: {dim: 8, heads: 1}\n"], feed)
+
+
+def overrides(folder: Path) -> Parser:
+    """Overrides, one a line."""
+
+    def feed(data: bytes) -> None:
+        config.load(None, data.decode(errors="surrogateescape").splitlines(), {})
+
+    lines = ["train.lr=1e-3", "train.sample_prompts=[a, b]", "data.source=corpus.txt", "model.dim=8", "run.name=x"]
+    return Parser([line.encode() for line in lines], feed)
+
+
+def _text(suffix: str, seeds: list[bytes], folder: Path) -> Parser:
+    path = folder / f"train{suffix}"
+
+    def feed(data: bytes) -> None:
+        path.write_bytes(data)
+        counts = write_split(folder, "train", local.read_lines([path], "text"), False)
+        assert counts["words"] > 0
+        assert counts["bytes"] == (folder / "train.txt").stat().st_size
+
+    return Parser(seeds, feed)
+
+
+def plain(folder: Path) -> Parser:
+    """A text file of a corpus."""
+    text = "\n".join(LINES)
+    seeds = [text.encode(), b"\xef\xbb\xbf" + text.encode(), text.replace("\n", "\r\n").encode()]
+    return _text(".tokens", seeds, folder)
+
+
+def json_lines(folder: Path) -> Parser:
+    """A file of JSON lines."""
+    return _text(".jsonl", ["".join(json.dumps({"text": line, "id": 1}) + "\n" for line in LINES).encode()], folder)
+
+
+def parquet(folder: Path) -> Parser:
+    """A parquet file, plain and compressed."""
+    seeds = []
+    for compression, dictionary in (("none", False), ("zstd", True), ("snappy", True)):
+        path = folder / "seed.parquet"
+        pq.write_table(
+            pa.table({"text": LINES, "id": range(len(LINES))}),
+            path,
+            compression=compression,
+            use_dictionary=dictionary,
+        )
+        seeds.append(path.read_bytes())
+    return _text(".parquet", seeds, folder)
+
+
+def tokenizer(folder: Path) -> Parser:
+    """A tokenizer.json of each kind; one that is accepted encodes and decodes."""
+    path = folder / "tokenizer.json"
+    kinds: tuple[Kind, ...] = ("word", "bpe", "byte")
+    seeds = []
+    for kind in kinds:
+        Tokenizer.train(LINES, TokenizerConfig(kind=kind, vocab_size=270 if kind == "bpe" else None)).save(path)
+        seeds.append(path.read_bytes())
+
+    def feed(data: bytes) -> None:
+        path.write_bytes(data)
+        loaded = Tokenizer.load(path)
+        ids = loaded.encode("the cat <eos> \x00é\U0001f600\n")
+        assert all(0 <= index < loaded.vocab_size for index in ids)
+        assert loaded.decode(ids)
+
+    return Parser(seeds, feed)

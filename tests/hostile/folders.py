@@ -1,0 +1,168 @@
+"""Folders as parsers: each returns with a sound value in use, or raises LmtrainError, whatever the bytes.
+
+Where a manifest holds hashes, they are made to agree with the bytes, so that what lies behind the hashes is reached.
+"""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lmtrain import checkpoint, config
+from lmtrain.data.corpus import FORMAT as CORPUS_FORMAT
+from lmtrain.data.corpus import download, open_corpus
+from lmtrain.data.order import SampleOrder, batch
+from lmtrain.data.tokens import TokenStore, open_store, tokenize
+from lmtrain.files import MANIFEST, new_folder, sha256_bytes, verify
+from lmtrain.inference import complete, load_trained
+from lmtrain.schema import Config, TokenizerConfig
+from lmtrain.training.loop import fit
+from lmtrain.training.state import prepare, restore
+from tests.hostile.files import LINES, SMALL
+from tests.hostile.inputs import Parser
+
+HEADER = "+header"
+"""Ends the name of a safetensors file of which the header alone is fed: its length and the tensors stay right."""
+
+
+def _nothing(_message: str) -> None:
+    pass
+
+
+def corpus(folder: Path) -> Parser:
+    """The files of a corpus folder; one that is accepted is tokenized."""
+    made = folder / "corpus"
+    text = "".join(f"{line}\n" for line in LINES).encode()
+    counts = {"lines": len(LINES), "words": 13, "bytes": len(text), "documents": 1}
+    with new_folder(made, CORPUS_FORMAT, {"name": "corpus", "splits": {"train": counts, "valid": counts}}) as temporary:
+        for split in ("train", "valid"):
+            (temporary / f"{split}.txt").write_bytes(text)
+            np.save(temporary / f"{split}.docs.npy", np.zeros(1, np.int64))
+
+    def use() -> None:
+        opened = open_corpus(made)
+        verify(made, opened.manifest)
+        tokenize(opened, TokenizerConfig(), folder / "stores", force=True, note=_nothing, progress=False)
+
+    return _files(made, [MANIFEST, "train.txt", "train.docs.npy"], made, use)
+
+
+def tokens(folder: Path) -> Parser:
+    """The files of a token store; one that is accepted gives batches."""
+    source = folder / "text"
+    source.mkdir()
+    for split in ("train", "valid"):
+        (source / f"{split}.txt").write_text("\n".join(LINES), encoding="utf-8")
+    data = config.load(None, [f"data.source={source}", f"data.dir={folder / 'data'}"], {})
+    store = tokenize(download(data.data), data.tokenizer, data.data.dir, note=_nothing, progress=False).folder
+
+    def use() -> None:
+        opened = open_store(store)
+        assert opened.sha256
+        for name in opened.splits:
+            split = opened.split(name)
+            assert not split.tokens or (split.words > 0 and split.bytes > 0)
+            if split.tokens > 2:
+                inputs, targets = batch(split.ids, SampleOrder(split.tokens, 2, "causal", 1).starts(0, 3), 2, "causal")
+                assert int(torch.cat((inputs, targets)).max()) < opened.tokenizer.vocab_size
+
+    return _files(store, [MANIFEST, "train.npy", "train.docs.npy", "tokenizer.json"], store, use)
+
+
+def checkpoints(folder: Path) -> Parser:
+    """The files of a checkpoint; one that is accepted is gone on from, and generates."""
+    run, settings, store = trained_run(folder)
+    training = prepare(settings, store, _nothing)
+    place = checkpoint.choose(run, "last")
+
+    def use() -> None:
+        try:
+            restore(training, checkpoint.load(place))
+        finally:
+            _generate(run)
+
+    groups = [f"{group}.safetensors" for group in ("model", "optimizer", "ema", "spikes")]
+    return _files(place, [MANIFEST, *groups, *(name + HEADER for name in groups)], place, use)
+
+
+def runs(folder: Path) -> Parser:
+    """The other files of a run folder: it is looked for, and its model generates."""
+    run, _, _ = trained_run(folder)
+
+    def use() -> None:
+        found = checkpoint.find_run(None, run.parent)
+        assert checkpoint.best_folder(found) is not None
+        _generate(found)
+
+    names = [checkpoint.CONFIG, checkpoint.TOKENIZER, checkpoint.STATE, checkpoint.METRICS]
+    return _files(run, names, None, use)
+
+
+def trained_run(folder: Path) -> tuple[Path, Config, TokenStore]:
+    """A trained run with its configuration and its data."""
+    settings = config.load(None, [*SMALL, f"data.dir={folder / 'data'}"], {})
+    store = tokenize(download(settings.data), settings.tokenizer, settings.data.dir, note=_nothing, progress=False)
+    fit(settings, store, folder / "runs" / "default", resume=False, note=_nothing, quiet=True)
+    return folder / "runs" / "default", settings, store
+
+
+def _generate(run: Path) -> None:
+    trained = load_trained(run, "last", "auto", torch.device("cpu"))
+    for beams in (1, 2):
+        (found,) = complete(trained.model, trained.tokenizer, "the", max_tokens=2, beams=beams)
+        assert len(found.hypothesis.ids) == 2
+
+
+def _files(folder: Path, names: list[str], signed: Path | None, use: Callable[[], None]) -> Parser:
+    """A parser of the files `names` in `folder`: the first byte of the input says which, the rest is its content.
+
+    The manifest in `signed` is made to agree, unless it is the manifest itself that is fed.
+    """
+    honest = {name: (folder / name).read_bytes() for name in names if not name.endswith(HEADER)}
+
+    def feed(data: bytes) -> None:
+        choice = names[data[0] % len(names)] if data else names[0]
+        name, content = choice.removesuffix(HEADER), data[1:]
+        if choice.endswith(HEADER):
+            content = struct.pack("<Q", len(content)) + content + _split(honest[name])[1]
+        (folder / name).write_bytes(content)
+        if signed is not None and name != MANIFEST:
+            sign(signed, name)
+        try:
+            use()
+        finally:
+            (folder / name).write_bytes(honest[name])
+            if signed is not None:
+                (signed / MANIFEST).write_bytes(honest[MANIFEST])
+
+    def seed(name: str) -> bytes:
+        if name == MANIFEST:
+            return json.dumps(unsealed(honest[name])).encode()
+        return _split(honest[name.removesuffix(HEADER)])[0] if name.endswith(HEADER) else honest[name]
+
+    return Parser([bytes([number]) + seed(name) for number, name in enumerate(names)], feed)
+
+
+def sign(folder: Path, name: str) -> None:
+    """Make the manifest of `folder` agree with the file `name` as it is now."""
+    content = (folder / name).read_bytes()
+    manifest = unsealed((folder / MANIFEST).read_bytes())
+    manifest["files"][name] = {"bytes": len(content), "sha256": sha256_bytes(content)}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def unsealed(manifest: bytes) -> dict[str, Any]:
+    """A manifest without the hash of itself, so that it may be changed."""
+    document: dict[str, Any] = json.loads(manifest)
+    document.pop("sha256", None)
+    return document
+
+
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    """The header and the tensors of a safetensors file."""
+    (length,) = struct.unpack("<Q", data[:8])
+    return data[8 : 8 + length], data[8 + length :]

@@ -1,0 +1,111 @@
+"""Hostile run folders: a run goes on, or is refused in one sentence."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from lmtrain import checkpoint
+from lmtrain.data.tokens import TokenStore
+from lmtrain.errors import LmtrainError
+from lmtrain.files import MANIFEST
+from lmtrain.inference import load_trained
+from lmtrain.schema import Config
+from lmtrain.training.loop import fit
+from tests.hostile.folders import sign, trained_run, unsealed
+from tests.hostile.inputs import limited_memory
+
+MEMORY = 1 << 30
+
+
+Run = tuple[Path, Config, TokenStore]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return trained_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture
+def run(trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A copy of the run, with its configuration and its data."""
+    monkeypatch.setattr("lmtrain.training.meter.peak_flops", lambda device, precision: 1.0)
+    shutil.copytree(trained[0], tmp_path / "run")
+    return tmp_path / "run", trained[1], trained[2]
+
+
+@pytest.mark.parametrize("dim", [2**20, 2**10, 8])
+def test_a_stored_configuration_can_not_ask_for_memory_that_its_weights_do_not_fill(run: Run, dim: int) -> None:
+    path = run[0] / checkpoint.CONFIG
+    values = yaml.safe_load(path.read_text())
+    values["model"]["dim"] = dim
+    path.write_text(yaml.safe_dump(values))
+    with limited_memory(MEMORY), pytest.raises(LmtrainError, match="does not fit"):
+        load_trained(run[0], "last", "auto", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("group", ["model", "ema"])
+def test_weights_of_another_type_are_refused(run: Run, group: str) -> None:
+    folder = checkpoint.choose(run[0], "last")
+    path = folder / f"{group}.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
+    sign(folder, path.name)
+    weights = {"model": "raw", "ema": "auto"}[group]
+    with pytest.raises(LmtrainError, match=r"is torch\.int32 of shape"):
+        load_trained(run[0], "last", weights, torch.device("cpu"))
+    with pytest.raises(LmtrainError, match=r"is torch\.int32 of shape"):
+        fit(run[1], run[2], run[0], resume=True, note=lambda _: None, quiet=True)
+
+
+RESUMED = {
+    "metrics of odd bytes": ("metrics.jsonl", b"\0\xff{]\n\n" * 3),
+    "no state": ("state.json", b"\xff"),
+    "no lock": (".lock", b"x"),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_run_goes_on_whatever_its_logs_hold(run: Run, name: str) -> None:
+    file, content = RESUMED[name]
+    (run[0] / file).write_bytes(content)
+    assert fit(run[1], run[2], run[0], resume=True, note=lambda _: None, quiet=True).status == "finished"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "state.json", "config.yaml", "tensorboard", ".lock", "checkpoints"])
+def test_a_run_with_a_folder_for_a_file_or_a_file_for_a_folder_is_refused(run: Run, name: str) -> None:
+    (run[0] / name).rename(run[0] / f"former-{name}")
+    if name in ("tensorboard", "checkpoints"):
+        (run[0] / name).touch()
+    else:
+        (run[0] / name).mkdir()
+    with pytest.raises(LmtrainError):
+        fit(run[1], run[2], run[0], resume=True, note=lambda _: None, quiet=True)
+
+
+ODD_COUNTERS = [
+    ("counters", "step", 10**30),
+    ("counters", "step", -1),
+    ("counters", "best", float("nan")),
+    ("counters", "scaler", {"scale": "x"}),
+    ("seconds", None, float("inf")),
+    ("metrics_bytes", None, 2**70),
+    ("metrics_bytes", None, -1),
+    ("threads", None, "x"),
+]
+
+
+@pytest.mark.parametrize(("key", "inner", "value"), ODD_COUNTERS, ids=str)
+def test_counters_that_can_not_be_are_refused(run: Run, key: str, inner: str | None, value: Any) -> None:
+    path = checkpoint.choose(run[0], "last") / MANIFEST
+    manifest = unsealed(path.read_bytes())
+    if inner is None:
+        manifest[key] = value
+    else:
+        manifest[key][inner] = value
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(LmtrainError, match=f"{inner or key} in its manifest|can't be gone on from"):
+        fit(run[1], run[2], run[0], resume=True, note=lambda _: None, quiet=True)

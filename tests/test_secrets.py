@@ -1,0 +1,143 @@
+"""Secrets stay out of all that lmtrain prints and writes; no file that it reads can run code or reach the network."""
+
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lmtrain import cli
+from tests.conftest import TINY
+
+ROOT = Path(__file__).parent.parent
+CANARY = "s3cr3t-canary-value"
+ADDRESS = f"https://user:{CANARY}@127.0.0.1/corpus.txt"
+
+
+def forms() -> list[bytes]:
+    """The canary as it stands, and the parts that base64 makes of it wherever in a text it begins."""
+    encoded = [base64.b64encode(b"\0" * before + CANARY.encode()) for before in range(3)]
+    return [CANARY.encode(), *(text[skip:-4] for text, skip in zip(encoded, (0, 2, 3), strict=True))]
+
+
+def leaks(data: bytes) -> bool:
+    return any(form in data for form in forms())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder, and a canary in every variable that may hold a secret."""
+    monkeypatch.chdir(tmp_path)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        place = f"http://user:{CANARY}@127.0.0.1:{closed.getsockname()[1]}"
+    for name, value in (
+        ("HF_TOKEN", CANARY),
+        ("HF_ENDPOINT", place),
+        ("HTTPS_PROXY", place),
+        ("HTTP_PROXY", place),
+        ("HF_HOME", str(tmp_path / "home")),
+    ):
+        monkeypatch.setenv(name, value)
+    return tmp_path
+
+
+def files_of(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file())
+
+
+def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[object, str]:
+    """Run a command in this process: its exit code, and all that it printed."""
+    monkeypatch.setattr(sys, "argv", ["lmtrain", *arguments])
+    code: object = 0
+    try:
+        cli.main()
+    except SystemExit as end:
+        code = end.code
+    return code, "".join(capfd.readouterr())
+
+
+def test_the_search_finds_a_planted_secret() -> None:
+    assert leaks(f"token {CANARY}".encode())
+    for before in range(6):
+        assert leaks(base64.b64encode(("user:" + "x" * before + CANARY).encode()))
+    assert not leaks(b"nothing here")
+
+
+FAILING = {
+    "an address as source": (["download", ADDRESS], "data.source is an address"),
+    "an address to tokenize": (["tokenize", ADDRESS], "data.source is an address"),
+    "an address to train on": (["train", f"data.source={ADDRESS}"], "data.source is an address"),
+    "an address that is no override": (["train", ADDRESS], "not of the form"),
+    "an address in bad YAML": (["train", f"data.source={ADDRESS}: ["], "not valid YAML"),
+    "an address of another type": (["train", f"data.source=[{ADDRESS}]"], "data.source="),
+    "an address in another field": (["train", f"model.dim={ADDRESS}"], "model.dim="),
+    "an address in a file": (["train", "-c", "address.yaml"], "data.source is an address"),
+    "an address in a bad file": (["train", "-c", "bad.yaml"], "not valid YAML"),
+    "no run to evaluate": (["eval"], "no trained run"),
+    "no run to generate from": (["generate", "x"], "no trained run"),
+    "bad configuration": (["train", "model.dimm=3"], "did you mean model.dim?"),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_command_that_fails_shows_no_secret(
+    folder: Path, name: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "address.yaml").write_text(f"data:\n  source: {ADDRESS}\n")
+    (folder / "bad.yaml").write_text(f"data:\n  source: '{ADDRESS}\n  dir: x\n")
+    arguments, message = FAILING[name]
+    code, printed = call(capfd, monkeypatch, *arguments)
+    assert code == 1
+    assert message in printed
+    assert not leaks(printed.encode())
+    assert {path.name for path in files_of(folder)} == {"address.yaml", "bad.yaml"}
+
+
+def test_an_address_in_the_environment_is_not_shown(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMTRAIN_DATA__SOURCE", ADDRESS)
+    code, printed = call(capfd, monkeypatch, "train")
+    assert code == 1
+    assert "data.source is an address" in printed
+    assert not leaks(printed.encode())
+
+
+def test_a_download_that_fails_shows_and_stores_no_secret(folder: Path) -> None:
+    code = "import sys, time; time.sleep = lambda _: None; from lmtrain.cli import main; main()"
+    command = [sys.executable, "-c", code, "train", "data.source=own/text", "data.revision=" + "a" * 40]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert done.returncode == 1
+    assert b"check the network" in done.stderr
+    assert not leaks(done.stdout + done.stderr)
+    assert not [path for path in files_of(folder) if leaks(path.read_bytes())]
+
+
+def test_a_run_holds_no_secret(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments in (["train", *TINY, "--json"], ["train", *TINY, "-n"], ["eval"], ["generate", "the", "--json"]):
+        code, printed = call(capfd, monkeypatch, *arguments)
+        assert code == 0
+        assert not leaks(printed.encode())
+    files = list(files_of(folder))
+    kinds = {"config.yaml", "metrics.jsonl", "model.safetensors", "manifest.json", "state.json", "train.npy"}
+    assert kinds <= {path.name for path in files}
+    assert [path for path in files if "tfevents" in path.name]
+    assert not [path for path in files if leaks(path.read_bytes())]
+
+
+def test_no_file_that_is_read_can_run_code_or_reach_the_network(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.hostile.watched", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["control"] == ["compile", "exec", "pickle.find_class", "socket.__new__"]
+    assert result["seen"] == []
