@@ -1,9 +1,16 @@
 """TensorBoard's files of runs that follow each other faster than real ones do."""
 
 import itertools
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+import torch
+
+from lmtrain.config import parse
+from lmtrain.data.corpus import download
+from lmtrain.data.tokens import TokenStore, tokenize
+from lmtrain.schema import Config
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +20,28 @@ def event_files_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
     seconds = itertools.count(1_700_000_000)
     monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda: next(seconds)))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One thread, spikes that are told after few steps, and no measurement of the machine."""
+    monkeypatch.setattr("lmtrain.training.spikes.MEMORY", 4)
+    monkeypatch.setattr("lmtrain.training.meter.peak_flops", lambda device, precision: 1.0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def little(tiny: Config) -> Config:
+    """The tiny configuration on a third of its text."""
+    values = tiny.model_dump(mode="json")
+    values["data"]["sample_tokens"] = 1000
+    return parse(values, "little")
+
+
+@pytest.fixture(scope="session")
+def little_store(little: Config) -> TokenStore:
+    corpus = download(little.data, note=lambda message: None, progress=False)
+    return tokenize(corpus, little.tokenizer, little.data.dir, note=lambda message: None, progress=False)

@@ -1,0 +1,82 @@
+"""Makes the stored run of the current checkpoint format, and writes what it must give into the test that reads it.
+
+    python -m tests.stored.make
+
+Only for a new format: the example of an old one stays as it is, so that what reads it can be seen to read it.
+"""
+
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+
+from lmtrain import checkpoint
+from lmtrain.config import load
+from lmtrain.data.corpus import download
+from lmtrain.data.tokens import TokenStore, tokenize
+from lmtrain.inference import load_trained
+from lmtrain.schema import Config
+from lmtrain.training.loop import fit
+
+HERE = Path(__file__).parent
+TEXT = "the river ran past the old mill and the mill stood still\n" * 40
+OVERRIDES = [
+    "data.source=text.txt",
+    "tokenizer.kind=byte",
+    "model.context=8",
+    "model.dim=4",
+    "model.layers=1",
+    "model.heads=2",
+    "model.ff_dim=8",
+    "model.dropout=0.1",
+    "train.device=cpu",
+    "train.precision=fp32",
+    "train.compile=false",
+    "train.threads=1",
+    "train.batch_size=4",
+    "train.steps=10",
+    "train.eval_steps=10",
+    "train.keep=1",
+    "train.ema=0.9",
+    "train.spike_sigmas=6",
+]
+
+
+def example() -> tuple[Config, TokenStore]:
+    """The configuration, and its data in the working directory."""
+    Path("text.txt").write_text(TEXT)
+    config = load(None, OVERRIDES, {})
+    corpus = download(config.data)
+    return config, tokenize(corpus, config.tokenizer, config.data.dir, note=print, progress=False)
+
+
+def loss(run_dir: Path) -> float:
+    """Nats per token of the start of the text, by the stored averages."""
+    trained = load_trained(run_dir, "last", "auto", torch.device("cpu"))
+    ids = torch.tensor([trained.tokenizer.encode(TEXT[:33])]).view(3, 11)
+    with torch.no_grad():
+        return float(trained.model(ids[:, :8], ids[:, 1:9]).mean())
+
+
+def main() -> None:
+    target = HERE / checkpoint.FORMAT.replace("/", "-")
+    with tempfile.TemporaryDirectory() as temporary:
+        os.chdir(temporary)
+        fit(*example(), Path("run"), resume=False, note=print, quiet=True)
+        shutil.rmtree(target, ignore_errors=True)
+        names = (".lock", checkpoint.STATE, checkpoint.METRICS, "tensorboard")
+        shutil.copytree("run", target, ignore=shutil.ignore_patterns(*names))
+        os.chdir(HERE)
+    found = checkpoint.state_hash(checkpoint.load(checkpoint.choose(target, "last")))
+    test = HERE.parent / "test_old_formats.py"
+    text = test.read_text()
+    entry = f'    "{target.name}": ("{found}", {loss(target):.6f}),\n'
+    kept = re.sub(rf'    "{target.name}": .*\n', "", text)
+    test.write_text(kept.replace("] = {\n", "] = {\n" + entry, 1))
+
+
+if __name__ == "__main__":
+    main()

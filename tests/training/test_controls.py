@@ -1,0 +1,222 @@
+"""The tests of resuming can fail: each item of the state, left out on purpose, is missed at once and by its name."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmtrain import checkpoint
+from lmtrain.data.order import SampleOrder
+from lmtrain.data.tokens import TokenStore
+from lmtrain.errors import LmtrainError
+from lmtrain.runtime import step_seed
+from lmtrain.schema import Config
+from lmtrain.training import loop, samples, state
+from lmtrain.training.spikes import Spikes
+from lmtrain.training.state import Counters, Past, Training, past, restore, snapshot
+from tests.training.resuming import (
+    BATCH,
+    LOGGED,
+    MATRIX,
+    SMALL,
+    Reference,
+    begin,
+    curves,
+    departures,
+    photographed,
+    refer,
+    save,
+)
+from tests.training.test_loop import change, run
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+STEPS, CUT = 12, 7
+
+
+class Shifted(SampleOrder):
+    """An order that has forgotten how far a training was."""
+
+    def starts(self, first: int, count: int) -> Any:
+        return super().starts(first - CUT * BATCH, count)
+
+
+def _weights(training: Training, fresh: Training) -> None:
+    training.model.load_state_dict(fresh.model.state_dict())
+
+
+def _moment(entry: str) -> Callable[[Training, Training], None]:
+    def forget(training: Training, fresh: Training) -> None:
+        for moments in training.optimizer.state.values():
+            moments[entry].zero_()
+
+    return forget
+
+
+def _one_moment(training: Training, fresh: Training) -> None:
+    training.optimizer.state[next(training.model.parameters())]["exp_avg"].zero_()
+
+
+def _averages(training: Training, fresh: Training) -> None:
+    training.ema = fresh.ema
+
+
+def _averages_of_now(training: Training, fresh: Training) -> None:
+    training.ema = {name: value.detach().clone() for name, value in training.model.named_parameters()}
+
+
+def _scaler(training: Training, fresh: Training) -> None:
+    training.scaler = fresh.scaler
+
+
+def _spikes(training: Training, fresh: Training) -> None:
+    training.spikes = Spikes.none(training.device)
+
+
+def _counter(name: str) -> Callable[[Training, Training], None]:
+    def forget(training: Training, fresh: Training) -> None:
+        setattr(training.counters, name, getattr(Counters(), name))
+
+    return forget
+
+
+def _order(training: Training, fresh: Training) -> None:
+    training.order = Shifted(**vars(training.order))
+
+
+FORGOTTEN: dict[str, tuple[Callable[[Training, Training], None], str]] = {
+    "parameters": (_weights, "at once: model/"),
+    "means of gradients": (_moment("exp_avg"), "at once: optimizer/.*/exp_avg$"),
+    "means of squares": (_moment("exp_avg_sq"), "at once: optimizer/.*/exp_avg_sq$"),
+    "steps of the optimizer": (_moment("step"), "at once: optimizer/.*/step$"),
+    "one mean of one parameter": (_one_moment, "at once: optimizer/.*/exp_avg$"),
+    "averages": (_averages, "at once: ema/"),
+    "averages taken from the weights": (_averages_of_now, "at once: ema/"),
+    "scaler": (_scaler, "at once: counters/scaler$"),
+    "spikes": (_spikes, "at once: spikes/"),
+    **{name: (_counter(name), f"at once: counters/{name}$") for name in ("step", "evaluated", "best", "best_step")},
+    "stale": (_counter("stale"), "at once: counters/stale$"),
+    "place in the data": (_order, f"step {CUT + 1}: windows$"),
+}
+
+
+Refer = Callable[[str], Reference]
+
+
+@pytest.fixture(scope="module")
+def references() -> dict[str, Reference]:
+    return {}
+
+
+@pytest.fixture
+def refer_to(
+    quick: None,
+    references: dict[str, Reference],
+    little: Config,
+    little_store: TokenStore,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Refer:
+    """A reference in which the item matters, and in which nothing is amiss."""
+
+    def find(item: str) -> Reference:
+        variant = {"scaler": "fp16, ema, 1 part", "spikes": "spikes"}.get(item, "fp32, ema, 1 part")
+        if variant not in references:
+            config = change(little, **SMALL | MATRIX[variant] | {"train__steps": STEPS})
+            references[variant] = refer(config, little_store, tmp_path_factory.mktemp("reference"), STEPS)
+        assert departures(references[variant], CUT) == []
+        return references[variant]
+
+    return find
+
+
+@pytest.mark.parametrize("item", FORGOTTEN)
+def test_what_is_not_restored_is_missed(refer_to: Refer, monkeypatch: pytest.MonkeyPatch, item: str) -> None:
+    forget, expected = FORGOTTEN[item]
+    reference = refer_to(item)
+
+    def forgetful(training: Training, found: checkpoint.Checkpoint) -> None:
+        restore(training, found)
+        with torch.no_grad():
+            forget(training, state.prepare(reference.config, reference.store, lambda message: None))
+
+    monkeypatch.setattr(state, "restore", forgetful)
+    found = departures(reference, CUT)
+    at_once = [line for line in found if line.startswith("at once")] or found[:1]
+    assert at_once
+    assert [line for line in at_once if not re.match(expected, line)] == []
+
+
+def test_a_forgotten_place_in_the_random_numbers_is_missed(refer_to: Refer, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = refer_to("dropout")
+    monkeypatch.setattr(loop, "step_seed", lambda seed, step, micro: step_seed(seed, step - CUT, micro))
+    found = departures(reference, CUT)
+    assert found
+    assert {line.partition("/")[0] for line in found if "windows" not in line} == {
+        f"step {step}: {part}" for step in (CUT + 1, CUT + 2, CUT + 3) for part in ("model", "optimizer", "ema")
+    }
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ("optimizer", "at once: optimizer/"),
+        *((name, f"at once: counters/{name}$") for name in ("step", "evaluated", "best", "best_step", "stale")),
+        *((name, "LmtrainError") for name in ("model", "ema", "spikes", "scaler")),
+    ],
+)
+def test_what_is_not_saved_is_missed(
+    refer_to: Refer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, item: str, expected: str
+) -> None:
+    """By the comparison, or, where `restore` can tell, by a refusal."""
+    reference = refer_to(item)
+
+    def forgetful(*arguments: Any) -> tuple[checkpoint.Tensors, dict[str, Any]]:
+        tensors, info = snapshot(*arguments)
+        tensors.pop(item, None)
+        info["counters"].pop(item, None)
+        return tensors, info
+
+    training = begin(reference.config, reference.store)
+    restore(training, checkpoint.load(reference.folders[CUT - 1]))
+    monkeypatch.setattr(state, "snapshot", forgetful)
+    folders = [*reference.folders[: CUT - 1], save(training, reference.store, tmp_path)]
+    reference = dataclasses.replace(reference, folders=folders)
+    if expected == "LmtrainError":
+        with pytest.raises(LmtrainError, match=r"not a checkpoint|does not fit"):
+            departures(reference, CUT)
+    else:
+        at_once = [line for line in departures(reference, CUT) if line.startswith("at once")]
+        assert at_once
+        assert [line for line in at_once if not re.match(expected, line)] == []
+
+
+@pytest.mark.parametrize("forgotten", [0, 10**9])
+def test_a_forgotten_place_in_the_metrics_is_missed(
+    little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: int
+) -> None:
+    monkeypatch.setattr(samples, "show", lambda *arguments: None)
+    config = change(little, **LOGGED)
+    with photographed(tmp_path / "whole", tmp_path / "copies") as copies:
+        run(config, little_store, tmp_path / "whole")
+    ahead = [copy for copy in copies if (copy / "checkpoints").is_dir() and _lines_after_the_checkpoint(copy)]
+    killed = ahead[len(ahead) // 2]
+
+    def amnesiac(found: checkpoint.Checkpoint) -> Past:
+        return dataclasses.replace(past(found), metrics_bytes=forgotten)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "past", amnesiac)
+        run(config, little_store, killed)
+    assert curves(killed) != curves(tmp_path / "whole")
+
+
+def _lines_after_the_checkpoint(run_dir: Path) -> bool:
+    folders = checkpoint.folders(run_dir)
+    if not folders:
+        return False
+    written = (run_dir / checkpoint.METRICS).stat().st_size
+    return bool(written > checkpoint.load(folders[-1]).info["metrics_bytes"])

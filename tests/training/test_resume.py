@@ -1,0 +1,123 @@
+"""Resuming: from the checkpoint of any step, any number of times, a run goes on as if nothing had happened."""
+
+import dataclasses
+import functools
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmtrain import checkpoint
+from lmtrain.data.tokens import TokenStore
+from lmtrain.inference import complete
+from lmtrain.schema import Config
+from lmtrain.training import loop, samples
+from lmtrain.training.loop import train_step
+from lmtrain.training.meter import StepResult
+from lmtrain.training.state import Training
+from tests.training.resuming import BATCH, LOGGED, MATRIX, SMALL, begin, curves, departures, photographed, refer, worsen
+from tests.training.test_loop import change, last_hash, run
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+EPOCHS, MORE = 2, 5
+
+
+@pytest.mark.parametrize("variant", MATRIX)
+def test_every_step_can_be_resumed_from(little: Config, little_store: TokenStore, tmp_path: Path, variant: str) -> None:
+    config = change(little, **SMALL | MATRIX[variant])
+    if config.model.mode == "windowed":  # its epochs are sixteen times as long
+        config = change(config, train__steps=15)
+        length = 15
+    else:
+        per_epoch = begin(config, little_store).order.per_epoch()
+        length = -(-EPOCHS * per_epoch // BATCH) + MORE
+        config = change(config, train__steps=length)
+        assert EPOCHS * per_epoch % BATCH, "the edges of epochs are to fall inside of steps"
+    reference = refer(config, little_store, tmp_path, length)
+    skipped = [number for number, step in enumerate(reference.steps) if step.skipped]
+    assert skipped == ([6, 9] if config.train.spike_sigmas else [6])
+    assert len({json.dumps(step.state) for step in reference.steps}) == length
+    assert [departures(reference, number) for number in range(1, length + 1)] == [[]] * length
+
+
+def test_a_compiled_training_is_resumed_with_the_same_bits(
+    little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    config = change(little, **SMALL, train__compile=True, train__steps=10)
+    reference = refer(config, little_store, tmp_path, 10)
+    assert not any("_orig_mod" in name for name in reference.steps[-1].state)
+    assert [departures(reference, number) for number in (4, 8)] == [[], []]
+
+
+@pytest.mark.parametrize("variant", ["to the end", "stopping early"])
+def test_a_kill_at_any_moment_leaves_no_trace(
+    little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    """The same bits, the same end, the same best checkpoint, and curves without gaps and without doubles."""
+    config = change(little, **LOGGED)
+    if variant == "stopping early":
+        monkeypatch.setattr(loop, "train_step", worsen)
+        fields = {"train__steps": 50, "train__eval_steps": 1, "train__patience": 2, "train__keep": 1}
+        config = change(little, **LOGGED | fields)
+    monkeypatch.setattr(samples, "show", lambda *arguments: None)
+    with photographed(tmp_path / "whole", tmp_path / "copies") as copies:
+        whole, _ = run(config, little_store, tmp_path / "whole")
+    assert len(copies) > 15
+    assert whole.status == ("finished" if variant == "to the end" else "stopped early")
+    expected = curves(tmp_path / "whole")
+    for copy in copies:
+        resumed, _ = run(config, little_store, copy)
+        assert dataclasses.replace(resumed, minutes=0.0) == dataclasses.replace(whole, minutes=0.0)
+        assert last_hash(copy) == last_hash(tmp_path / "whole")
+        assert curves(copy) == expected
+
+
+@pytest.mark.parametrize("variant", ["fp16, ema, 3 parts", "spikes, bf16", "windowed"])
+def test_chains_of_three_kills(
+    little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    config = change(
+        little, **SMALL | MATRIX[variant] | LOGGED | {"train__steps": 9, "train__log_steps": 2, "eval__stride": None}
+    )
+    monkeypatch.setattr(samples, "show", lambda *arguments: None)
+    draw = random.Random(variant)
+    run_dir, hashes, scores, shown = tmp_path / "whole", [], [], []
+    for part in range(4):
+        with photographed(run_dir, tmp_path / f"part {part}") as copies:
+            outcome, _ = run(config, little_store, run_dir)
+        hashes.append(last_hash(run_dir))
+        scores.append(outcome.score)
+        shown.append([(row[0], row[1]) for row in curves(run_dir)])
+        run_dir = draw.choice(copies)
+    assert hashes == hashes[:1] * 4
+    assert scores == scores[:1] * 4
+    assert shown == shown[:1] * 4
+
+
+@pytest.mark.parametrize("variant", ["fp16, no ema, 3 parts", "spikes", "scheduled sampling"])
+def test_watching_changes_nothing(
+    little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    """Evaluating, generating, logging and saving at every step, or never: the same state at the end."""
+    never = change(little, **SMALL | MATRIX[variant], train__log_steps=1000, train__eval_steps=1000, train__steps=6)
+    often = {"log_steps": 1, "eval_steps": 1, "save_minutes": 1e-9, "sample_prompts": ["The", "A"]}
+    run(never, little_store, tmp_path / "never")
+
+    def distracted(training: Training, lr: float, sampling: float) -> StepResult:
+        result = train_step(training, lr, sampling)
+        torch.rand(17)
+        training.model.eval()
+        complete(training.model, little_store.tokenizer, "The", max_tokens=5)
+        training.model.train()
+        return result
+
+    monkeypatch.setattr(loop, "train_step", distracted)
+    run(change(never, **{f"train__{name}": value for name, value in often.items()}), little_store, tmp_path / "often")
+    ends = [checkpoint.load(checkpoint.choose(tmp_path / name, "last")) for name in ("never", "often")]
+    assert ends[0].info["files"] == ends[1].info["files"]
+    assert ends[0].info["counters"]["scaler"] == ends[1].info["counters"]["scaler"]
+    assert len(curves(tmp_path / "often")) > 2 * len(curves(tmp_path / "never"))

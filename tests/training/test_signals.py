@@ -1,0 +1,214 @@
+"""Signals: a run ends soon wherever one finds it, keeps what it has done, and goes on to the same end."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtrain import checkpoint
+from lmtrain.data.tokens import TokenStore
+from lmtrain.files import read_manifest, verify
+from lmtrain.schema import Config
+from lmtrain.training import loop
+from lmtrain.training.monitor import Monitor
+from tests.conftest import TINY
+from tests.training.resuming import worsen
+from tests.training.sending import Sender, watched
+from tests.training.test_loop import change, last_hash, run
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+ROOT = Path(__file__).parent.parent.parent
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+KINDS = ("step", "log", "batch", "disk")
+SECONDS = 5.0
+"""In which a run must have ended."""
+SLOW: dict[str, Any] = {
+    "model__layers": 0,
+    "train__steps": 8,
+    "train__eval_tokens": 1000,
+    "train__save_minutes": 1e-9,
+    "train__sample_prompts": [],
+    "eval__batch_size": 8,
+    "eval__stride": 16,
+}
+"""Evaluations in many batches."""
+
+
+def state(run_dir: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((run_dir / checkpoint.STATE).read_text())
+    return loaded
+
+
+def check_folders(run_dir: Path) -> list[int]:
+    """The steps of a run's checkpoints, all of them whole."""
+    for folder in checkpoint.folders(run_dir):
+        verify(folder, read_manifest(folder, checkpoint.FORMAT))
+    return [int(folder.name.removeprefix("step-")) for folder in checkpoint.folders(run_dir)]
+
+
+def moments(config: Config, store: TokenStore, run_dir: Path) -> dict[str, int]:
+    """How many moments of each kind a run has."""
+    heard: list[str] = []
+    with watched(heard.append):
+        run(config, store, run_dir)
+    return {kind: heard.count(kind) for kind in KINDS}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_signal_at_any_moment_is_saved_and_gone_on_from(
+    tiny: Config, store: TokenStore, tmp_path: Path, seed: int
+) -> None:
+    config, draw = change(tiny, **SLOW), random.Random(seed)
+    counts = moments(config, store, tmp_path / "whole")
+    for kind in KINDS:
+        run_dir, number = tmp_path / kind, draw.choice(NUMBERS)
+        sender = Sender(kind, draw.randrange(counts[kind] - 5) + 1, number)
+        with watched(sender):
+            outcome, _ = run(config, store, run_dir)
+        assert outcome.status == "interrupted"
+        assert state(run_dir) == {"status": "interrupted", "step": outcome.step, "signal": signal.Signals(number).name}
+        assert check_folders(run_dir)[-1] == outcome.step
+        assert sender.after.count("step") <= 1
+        assert sender.after.count("batch") <= 1
+        assert run(config, store, run_dir)[0].score is not None
+        assert last_hash(run_dir) == last_hash(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["step", "batch"])
+def test_a_second_ctrl_c_aborts_at_once_and_harms_nothing(
+    tiny: Config, store: TokenStore, tmp_path: Path, kind: str
+) -> None:
+    config = change(tiny, **SLOW)
+    counts = moments(config, store, tmp_path / "whole")
+    first = Sender(kind, counts[kind] // 2, signal.SIGINT)
+    second = Sender(kind, counts[kind] // 2, signal.SIGINT)
+
+    def twice(heard: str) -> None:
+        first(heard)
+        second(heard)
+
+    with watched(twice), pytest.raises(KeyboardInterrupt):
+        run(config, store, tmp_path / "run")
+    assert not {"step", "batch"} & set(first.after)
+    assert state(tmp_path / "run")["status"] == "failed"
+    assert check_folders(tmp_path / "run")
+    assert run(config, store, tmp_path / "run")[0].status == "finished"
+    assert last_hash(tmp_path / "run") == last_hash(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("is_best", [True, False])
+def test_a_signal_while_a_finished_run_is_scored_again_changes_no_checkpoint(
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_best: bool
+) -> None:
+    """Neither where the last checkpoint is the best, nor where another one has taken its place for the score."""
+    config = change(tiny, **SLOW, train__eval_steps=2)
+    if not is_best:
+        monkeypatch.setattr(loop, "train_step", worsen)
+    first, _ = run(config, store, tmp_path)
+    assert (first.best_step == first.step) is is_best
+    before = {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
+    with watched(Sender("batch", 2, signal.SIGTERM)):
+        assert run(config, store, tmp_path)[0].status == "interrupted"
+    assert {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()} == before
+    again, _ = run(config, store, tmp_path)
+    assert (again.score, again.step, again.best_step) == (first.score, first.step, first.best_step)
+
+
+def child() -> None:
+    """The command line, in a process that sends itself a signal: kind, count, signal, then the command's arguments."""
+    from lmtrain.__main__ import main
+
+    sender = Sender(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), "now")
+    sys.argv = ["lmtrain", *sys.argv[4:]]
+    with watched(sender):
+        main()
+
+
+def start(folder: Path, *command: str) -> "subprocess.Popen[str]":
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([sys.executable, *command], cwd=folder, env=environment, text=True, stderr=subprocess.PIPE)
+
+
+def read_until(process: "subprocess.Popen[str]", wanted: str, times: int = 1) -> str:
+    """Read what the process says up to the line in which the pattern `wanted` is found for the n-th time."""
+    assert process.stderr is not None
+    seen = ""
+    for line in process.stderr:
+        seen += line
+        times -= re.search(wanted, line) is not None
+        if times == 0:
+            break
+    return seen
+
+
+OVERRIDES = [*TINY, *(f"{name.replace('__', '.')}={value}" for name, value in SLOW.items())]
+
+
+def test_a_process_ends_soon_in_a_save_and_in_an_evaluation(store: TokenStore, tiny: Config, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    overrides = [*OVERRIDES, f"data.dir={tiny.data.dir}"]
+    arm = "from tests.training.test_signals import child; child()"
+    for number, kind, most in ((signal.SIGUSR1, "disk", 20), (signal.SIGINT, "batch", 40)):
+        command = ["-c", arm, kind, f"{draw.randrange(most) + 1}", f"{int(number)}"]
+        with start(tmp_path, *command, "train", *overrides, "--quiet") as process:
+            read_until(process, "now")
+            _, err = process.communicate(timeout=SECONDS)
+        assert process.returncode == 130
+        assert "the same command goes on from it" in err
+        assert "Traceback" not in err
+        found = state(tmp_path / "runs" / "default")
+        assert (found["status"], found["signal"]) == ("interrupted", number.name)
+        assert check_folders(tmp_path / "runs" / "default")[-1] == found["step"]
+    config = change(tiny, **SLOW)
+    run(config, store, tmp_path / "whole")
+    run(config, store, tmp_path / "runs" / "default")
+    assert last_hash(tmp_path / "runs" / "default") == last_hash(tmp_path / "whole")
+
+
+def test_a_signal_before_the_first_step_leaves_the_state_as_it_was(
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`running` is not said before signals are caught: a run that is over by then would say it for ever."""
+
+    def interrupted(*arguments: Any, **options: Any) -> Monitor:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "Monitor", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(tiny, store, tmp_path)
+    assert not (tmp_path / checkpoint.STATE).exists()
+    assert run(tiny, store, tmp_path)[0].status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("number", "line", "most"),
+    [
+        (signal.SIGINT, r"\| +lmtrain\.errors$", 1),
+        (signal.SIGINT, r"\| +torch\.", 20),
+        (signal.SIGTERM, r"\| +torch\.", 20),
+        (signal.SIGINT, "training a word tokenizer", 1),
+    ],
+)
+def test_a_signal_before_training_ends_the_process_at_once(
+    tmp_path: Path, number: signal.Signals, line: str, most: int
+) -> None:
+    """While modules are imported, data is made or the run is set up: nothing is lost, and no traceback is shown."""
+    command = ["-X", "importtime", "-m", "lmtrain", "train", *OVERRIDES, "data.sample_tokens=20000", "--quiet"]
+    with start(tmp_path, *command) as process:
+        seen = read_until(process, line, random.Random(line).randrange(most) + 1)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=SECONDS)
+    assert re.search(line, seen)
+    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    assert "Traceback" not in seen + err
+    assert not (tmp_path / "runs" / "default" / "state.json").exists()
+    assert number == signal.SIGTERM or not list(tmp_path.rglob(".tmp-*"))
