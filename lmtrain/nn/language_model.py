@@ -270,6 +270,7 @@ def initialise(model: LanguageModel) -> None:
     |                                      |                           | weighted by recency alone                     |
     | pooling slopes                       | 4 .. 0.02, log-spaced     | several time scales from the start            |
     | output bias                          | 0                         | `set_output_bias` knows better                |
+    | copying gate                         | 0, its bias -2            | an eighth of the prediction is the pointer's  |
     | norms                                | identity up to scale      |                                               |
     """
     config = model.config
