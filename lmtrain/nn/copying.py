@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lmtrain.nn.norms import NormKind, norm
 from lmtrain.nn.pointer import PointerAttention, copy_log_probs, copy_target_log_prob, point
+from lmtrain.nn.scheduled_sampling import sample
 
 GATE_BIAS = -2.0
 """An eighth of the probability is the pointer's at the start: enough to learn from, too little to disturb."""
@@ -51,6 +52,12 @@ class ContextCopy(nn.Module):
         pointer, gate = self._point(pooled, keys, places)
         mixed = copy_log_probs(log_vocabulary.view(*gate.shape, -1), pointer, tokens, gate)
         return mixed.view_as(log_vocabulary)
+
+    def sample(self, drawn: Tensor, pooled: Tensor, keys: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
+        """A draw from the mixture, given one from the vocabulary: drawn (B,), pooled (B, D), tokens (B, Tk) -> (B,)."""
+        pointer, gate = self._point(pooled, keys, places)
+        copied = tokens.gather(1, sample(pointer.squeeze(1)).unsqueeze(-1)).squeeze(-1)
+        return torch.where(torch.rand_like(gate.squeeze(1)) < gate.squeeze(1).sigmoid(), copied, drawn)
 
     def _point(self, pooled: Tensor, keys: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
         """The pointer's log-probabilities (B, T, Tk) and the gate's logits (B, T)."""

@@ -43,8 +43,9 @@ def attend(
     three times as fast as the fused CPU kernel in bf16; in long rows it leaves out whole blocks that a pattern forbids.
     """
     learned = mask is not None and mask.requires_grad
-    skips = pattern.sparse and query.shape[-2] == key.shape[-2] > 2 * BLOCK
-    if skips and query.is_cuda and mask is None and not dropout and query.shape[-1] >= FLEX_HEAD_DIM:
+    skips = pattern != FULL and query.shape[-2] == key.shape[-2] > 2 * BLOCK
+    flexible = pattern.sparse and mask is None and not dropout and query.shape[-1] >= FLEX_HEAD_DIM
+    if skips and query.is_cuda and flexible:
         return attend_flex(query, key, value, pattern)
     if query.is_cuda and not learned:
         if pattern == CAUSAL and mask is None:
@@ -101,19 +102,23 @@ _cached_block_mask = lru_cache(maxsize=64)(_block_mask)
 def _attend_blocks(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, pattern: Pattern, dropout: float
 ) -> Tensor:
-    """Block by block of queries, each with the blocks of keys that hold a permitted one (Tq = Tk)."""
+    """Block by block of queries, each with the blocks of keys that hold a permitted one (Tq = Tk).
+
+    All is split once and put together for each block: the gradient of a slice would be as long as what it is cut from.
+    """
     length, pooled = query.shape[-2], []
     if mask is not None:
         mask = mask.expand(*mask.shape[:-2], length, length)
-    for start, blocks in zip(range(0, length, BLOCK), key_blocks(pattern, length, BLOCK), strict=True):
-        end = min(start + BLOCK, length)
-        chosen = torch.cat([torch.arange(b * BLOCK, min((b + 1) * BLOCK, length)) for b in blocks]).to(query.device)
-        first, last = blocks[0] * BLOCK, min((blocks[-1] + 1) * BLOCK, length)
-        columns = slice(first, last) if last - first == len(chosen) else chosen  # a slice is no copy
-        allowed = pattern(torch.arange(start, end, device=query.device).unsqueeze(-1), chosen)
-        part = allowed if mask is None else restrict(mask[..., start:end, columns], allowed)
-        keys, values = key[..., columns, :], value[..., columns, :]
-        pooled.append(_attend_plain(query[..., start:end, :], keys, values, part, dropout, empty=mask is not None))
+    places = torch.split(torch.arange(length, device=query.device), BLOCK)
+    queries, keys, values = (torch.split(x, BLOCK, dim=-2) for x in (query, key, value))
+    for number, blocks in enumerate(key_blocks(pattern, length, BLOCK)):
+        columns = torch.cat([places[block] for block in blocks])
+        part = pattern(places[number].unsqueeze(-1), columns)
+        if mask is not None:
+            part = restrict(mask[..., places[number], :][..., columns], part)
+        near_keys = torch.cat([keys[block] for block in blocks], dim=-2)
+        near_values = torch.cat([values[block] for block in blocks], dim=-2)
+        pooled.append(_attend_plain(queries[number], near_keys, near_values, part, dropout, empty=mask is not None))
     return torch.cat(pooled, dim=-2)
 
 

@@ -23,6 +23,8 @@ from lmtrain.nn.scheduled_sampling import sample
 from lmtrain.nn.state import CausalState, State, WindowedState
 from lmtrain.schema import ModelConfig
 
+SAMPLED_AT_ONCE = 256
+
 
 class LanguageModel(nn.Module):
     """The model of a configuration. It takes 1 to `context` tokens in a row; ValueError otherwise."""
@@ -91,12 +93,22 @@ class LanguageModel(nn.Module):
         return self.copying.log_probs(log_probs, pooled, self.copying.keys(states), tokens)
 
     @torch.no_grad()
-    def sample_next(self, tokens: Tensor) -> Tensor:
-        """A token drawn from the prediction made at every position of a causal model: (B, T) -> (B, T).
+    def sample_inputs(self, tokens: Tensor, chosen: Tensor) -> Tensor:
+        """Tokens (B, T) of a causal model, the `chosen` (B, T) drawn anew from the prediction made for their place.
 
-        Row by row, so that there is never more than one row of (T, V) probabilities.
+        All are replaced in parallel: each prediction reads the tokens as they are. Nothing predicts column 0.
         """
-        return torch.cat([sample(self.predict(row.unsqueeze(0))) for row in tokens])
+        states = self._states(tokens)
+        pooled = self._pool(states)
+        keys = self.copying.keys(states) if self.copying is not None else None
+        result = tokens.clone()
+        for part in torch.split(chosen.nonzero(), SAMPLED_AT_ONCE):  # a row of V probabilities for each
+            rows, before = part[:, 0], part[:, 1] - 1
+            drawn = sample(self.logits(self._project(pooled[rows, before])))
+            if self.copying is not None and keys is not None:
+                drawn = self.copying.sample(drawn, pooled[rows, before], keys[rows], tokens[rows], before)
+            result[rows, before + 1] = drawn
+        return result
 
     @property
     def output_weight(self) -> Tensor:
@@ -258,6 +270,7 @@ def initialise(model: LanguageModel) -> None:
     |                                      |                           | weighted by recency alone                     |
     | pooling slopes                       | 4 .. 0.02, log-spaced     | several time scales from the start            |
     | output bias                          | 0                         | `set_output_bias` knows better                |
+    | copying gate                         | 0, its bias -2            | an eighth of the prediction is the pointer's  |
     | norms                                | identity up to scale      |                                               |
     """
     config = model.config

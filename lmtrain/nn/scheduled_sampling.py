@@ -11,25 +11,34 @@ import torch
 from torch import Tensor
 
 
-def mix(gold: Tensor, sampled: Tensor, probability: float) -> Tensor:
-    """The inputs of the second pass: `gold` (B, T), each replaced by `sampled` (B, T) with this probability.
+def choose(gold: Tensor, probability: float) -> Tensor:
+    """Which inputs (B, T) are to be replaced, each independently so probably: (B, T) bool.
 
-    The draws are independent. sampled[:, t] is for the place of gold[:, t], so it must come from the prediction at
-    t - 1. Column 0, the BEGIN or first token, which nothing predicts, is never replaced. Raises ValueError unless
-    0 <= probability <= 1.
+    Column 0, the BEGIN or first token, which nothing predicts, never is. Raises ValueError unless it is a probability.
     """
     if not 0 <= probability <= 1:
         raise ValueError(f"probability={probability} must lie between 0 and 1")
-    replaced = torch.rand(gold.shape, device=gold.device) < probability  # rand < 1: at 1 all, at 0 none
-    replaced[:, :1] = False
-    return torch.where(replaced, sampled, gold)
+    chosen = torch.rand(gold.shape, device=gold.device) < probability  # rand < 1: at 1 all, at 0 none
+    chosen[:, :1] = False
+    return chosen
+
+
+def mix(gold: Tensor, sampled: Tensor, probability: float) -> Tensor:
+    """The inputs of the second pass: `gold` (B, T), those that `choose` picks replaced by `sampled` (B, T).
+
+    sampled[:, t] is for the place of gold[:, t], so it must come from the prediction at t - 1.
+    """
+    return torch.where(choose(gold, probability), sampled, gold)
 
 
 def sample(logits: Tensor) -> Tensor:
     """A token from each distribution softmax(logits): (..., V) -> (...) int64, from torch's default generator.
 
-    The Gumbel-max trick: the place of the maximum of logits + noise, with noise -log(e), e exponential (Gumbel, 1954).
-    Nothing needs to be normalised; the noise, made in place, is all the memory that it takes. -inf is never drawn.
+    One uniform number per distribution is looked up in its cumulative sum, taken in float64; noise for every word (the
+    Gumbel-max trick) would cost many times the softmax on a CPU. What has probability zero is never drawn.
     """
-    noise = torch.empty_like(logits, dtype=torch.float32).exponential_().log_().neg_()
-    return noise.add_(logits.detach()).argmax(-1)
+    reached = logits.softmax(-1, dtype=torch.float32).cumsum(-1, dtype=torch.float64)
+    total = reached[..., -1:]
+    drawn = torch.rand(total.shape, dtype=torch.float64, device=logits.device) * total
+    drawn = torch.minimum(drawn, total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(reached, drawn, right=True).squeeze(-1)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from lmtrain import checkpoint
 from lmtrain.config import flat
@@ -18,8 +17,7 @@ from lmtrain.data.order import batch
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation import Score
-from lmtrain.nn.language_model import LanguageModel
-from lmtrain.nn.scheduled_sampling import mix
+from lmtrain.nn.scheduled_sampling import choose
 from lmtrain.runtime import Interrupted, Interrupts, autocast, enough_memory, interrupts, set_threads, step_seed
 from lmtrain.schema import RESOURCE_FIELDS, Config
 from lmtrain.training.budget import Budget, evaluation_steps, make_budget
@@ -117,7 +115,10 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
         starts = training.order.starts(step * config.batch_size + micro * micro_batch, micro_batch)
         inputs, targets = batch(training.ids, starts, training.order.context, training.order.mode)
         with autocast(training.device, training.precision):
-            nats = training.forward(_sampled(model, inputs.to(training.device), sampling), targets.to(training.device))
+            inputs = inputs.to(training.device)
+            if sampling:
+                inputs = model.sample_inputs(inputs, choose(inputs, sampling))
+            nats = training.forward(inputs, targets.to(training.device))
         loss = nats.sum() / targets_in_step
         training.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
@@ -138,14 +139,6 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
         update_ema(training.ema, model, config.ema, step)
     training.counters.step += 1
     return StepResult(total, norm, skipped)
-
-
-def _sampled(model: LanguageModel, inputs: Tensor, share: float) -> Tensor:
-    """Inputs (B, T) with this share of them drawn from the prediction made for their place in a first pass."""
-    if not share:
-        return inputs
-    drawn = model.sample_next(inputs)
-    return mix(inputs, torch.cat((inputs[:, :1], drawn[:, :-1]), dim=1), share)
 
 
 def _run(

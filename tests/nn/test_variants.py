@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lmtrain.nn import language_model
 from lmtrain.nn.language_model import LanguageModel
 from tests.nn.test_language_model import VOCABULARY, build, tokens
 
@@ -137,14 +138,20 @@ def test_copying_learns_what_the_vocabulary_cannot() -> None:
     assert losses[True] < 0.5 * losses[False]
 
 
-def test_sampled_tokens_follow_the_prediction() -> None:
-    model, text = build(copy=True), tokens(1, 6).expand(4000, -1)
+def test_sampled_tokens_follow_the_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language_model, "SAMPLED_AT_ONCE", 7)
+    model, text = build(copy=True), tokens(1, 6) % 5
+    assert model.copying is not None
+    model.copying.gate.bias.data.fill_(0.0)  # half of it is the pointer's
     torch.manual_seed(0)
-    drawn = torch.stack([model.sample_next(text[:1]) for _ in range(400)])[:, 0]  # (400, 6)
-    expected = model.predict(text[:1])[0].exp()  # (6, V)
-    for t in range(6):
+    chosen = torch.ones(1, 6, dtype=torch.bool)
+    chosen[:, 0] = chosen[:, 3] = False
+    drawn = torch.cat([model.sample_inputs(text, chosen) for _ in range(400)])  # (400, 6)
+    assert (drawn[:, [0, 3]] == text[:, [0, 3]]).all()
+    expected = model.predict(text)[0].exp()  # (6, V)
+    for t in (1, 2, 4, 5):
         counts = torch.bincount(drawn[:, t], minlength=VOCABULARY)
-        chi_square = ((counts - 400 * expected[t]) ** 2 / (400 * expected[t])).sum()
+        chi_square = ((counts - 400 * expected[t - 1]) ** 2 / (400 * expected[t - 1])).sum()
         assert chi_square < 60  # 22 degrees of freedom: beyond it once in 20,000
 
 
