@@ -132,9 +132,20 @@ def child() -> None:
         main()
 
 
+def hear_interrupts() -> None:
+    """A shell's background jobs ignore Ctrl-C, and so would their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(folder: Path, *command: str) -> "subprocess.Popen[str]":
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, *command], cwd=folder, env=environment, text=True, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, *command],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        text=True,
+        stderr=subprocess.PIPE,
+        preexec_fn=hear_interrupts,  # noqa: PLW1509 -- no other thread is at work here
+    )
 
 
 def read_until(process: "subprocess.Popen[str]", wanted: str, times: int = 1) -> str:
