@@ -89,7 +89,7 @@ def load(ours: nn.Module, tensors: dict[str, Tensor], dtype: torch.dtype) -> Non
     assert all(name.endswith("norm.bias") for name in missing)
 
 
-def compare(
+def assert_same(
     ours: nn.Module,
     theirs: nn.Module,
     names: Callable[[Read], dict[str, Tensor]],
@@ -169,7 +169,7 @@ def test_multi_head_attention(widths: tuple[int, int] | None, masking: Masking, 
         )[0]
         return result
 
-    compare(
+    assert_same(
         ours,
         theirs,
         lambda read: of_attention(theirs, read),
@@ -221,7 +221,7 @@ def test_encoder_block(
     )
     valid = ragged(T)
     future = torch.ones(T, T, dtype=torch.bool).triu(1) if causal else None
-    compare(
+    assert_same(
         ours,
         theirs,
         lambda read: of_encoder(theirs, read),
@@ -253,7 +253,7 @@ def test_decoder_block(
     )
     valid, valid_memory = ragged(T), ragged(TM)
     future = torch.ones(T, T, dtype=torch.bool).triu(1) if causal else None
-    compare(
+    assert_same(
         ours,
         theirs,
         lambda read: of_decoder(theirs, read),
