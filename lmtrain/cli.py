@@ -3,11 +3,10 @@
 torch and datasets are imported inside the commands, so that help and completion answer at once.
 """
 
-import json
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -33,6 +32,7 @@ from lmtrain.options import (
     WhichDevice,
     WhichWeights,
 )
+from lmtrain.printing import floor, note, show, show_costs, table
 
 if TYPE_CHECKING:
     from lmtrain.data.tokens import TokenStore
@@ -109,9 +109,9 @@ def download(
 
     given = {"source": source, "subset": subset, "revision": revision, "text_column": text_column, "dir": data_dir}
     resolved = _load_config(config, [f"data.{key}={value}" for key, value in given.items() if value is not None])
-    corpus = make_corpus(resolved.data, force=force, note=_note, progress=not quiet)
+    corpus = make_corpus(resolved.data, force=force, note=note, progress=not quiet)
     counts = {split: corpus.manifest["splits"][split] for split in corpus.splits}
-    _show({"folder": str(corpus.folder), **corpus.manifest}, f"{corpus.folder}\n{_table(counts)}", as_json)
+    show({"folder": str(corpus.folder), **corpus.manifest}, f"{corpus.folder}\n{table(counts)}", as_json)
 
 
 @app.command(epilog="Example: lmtrain tokenize wikitext-2 --kind bpe --vocab-size 8192")
@@ -134,7 +134,7 @@ def tokenize(
     store = _prepare_data(resolved, force=force, progress=not quiet)
     counts = {split: store.manifest["splits"][split] for split in store.splits}
     heading = f"{store.folder}\n{store.tokenizer.vocab_size:,} {store.tokenizer.kind} entries"
-    _show({"folder": str(store.folder), **store.manifest}, f"{heading}\n{_table(counts)}", as_json)
+    show({"folder": str(store.folder), **store.manifest}, f"{heading}\n{table(counts)}", as_json)
 
 
 @app.command(epilog="Example: lmtrain train --config configs/wikitext2.yaml model.dim=512 train.max_minutes=10")
@@ -160,23 +160,23 @@ def train(
     resolved = _load_config(config, overrides or [])
     store = _prepare_data(resolved, progress=not quiet)
     if dry_run:
-        _show_costs(resolved, store, as_json)
+        show_costs(resolved, store, as_json)
         return
     from lmtrain.training.loop import fit
 
     name = resolved.run.name or (config.stem if config is not None else "default")
     run_dir = resolved.run.dir / name
-    outcome = fit(resolved, store, run_dir, resume=resume is Resume.auto, note=_note, quiet=quiet)
+    outcome = fit(resolved, store, run_dir, resume=resume is Resume.auto, note=note, quiet=quiet)
     if outcome.score is None:
-        _note(f"interrupted at step {outcome.step:,}; the checkpoint is saved, and the same command goes on from it")
+        note(f"interrupted at step {outcome.step:,}; the checkpoint is saved, and the same command goes on from it")
         raise typer.Exit(INTERRUPTED)
     score = outcome.score.summary()
     result = {"run": str(run_dir), "status": outcome.status, "step": outcome.step, "minutes": outcome.minutes}
     text = (
         f"{run_dir}: {outcome.status} at step {outcome.step:,} after {outcome.minutes:.1f} minutes; best checkpoint: "
-        f"step {outcome.best_step:,}, valid word perplexity {score['word_perplexity']:.2f}{_floor(store, 'valid')}"
+        f"step {outcome.best_step:,}, valid word perplexity {score['word_perplexity']:.2f}{floor(store, 'valid')}"
     )
-    _show({**result, "best_step": outcome.best_step, "valid": score}, text, as_json)
+    show({**result, "best_step": outcome.best_step, "valid": score}, text, as_json)
 
 
 @app.command("eval", epilog="Example: lmtrain eval --split test --stride 32")
@@ -243,11 +243,11 @@ def evaluate_command(
     text = (
         f"{trained.run_dir} step {trained.step:,} ({trained.weights} weights, {arithmetic}) on {split}: "
         f"context {score.context}, stride {score.stride}\n"
-        f"  word perplexity   {score.word_perplexity:10.3f}   over {score.words:,.0f} words{_floor(store, split)}\n"
+        f"  word perplexity   {score.word_perplexity:10.3f}   over {score.words:,.0f} words{floor(store, split)}\n"
         f"  token perplexity  {score.token_perplexity:10.3f}   over {score.tokens:,} tokens\n"
         f"  bits per byte     {score.bits_per_byte:10.4f}   over {score.bytes:,.0f} bytes"
     )
-    _show({**about, **figures}, text, as_json)
+    show({**about, **figures}, text, as_json)
 
 
 @app.command(epilog='Example: lmtrain generate "The river" --beams 4 --stop line')
@@ -274,12 +274,12 @@ def generate(
         raise LmtrainError(f"--results {results} is more than --beams {beams} can give: raise --beams")
     trained = _load_trained(run, checkpoint, weights, device)
     if not prompt.strip():
-        _note("the prompt is empty: starting at the beginning of a line")
+        note("the prompt is empty: starting at the beginning of a line")
     if unseen := unseen_words(trained.tokenizer, prompt):
-        _note(f"not in the vocabulary, read as <unk>: {', '.join(dict.fromkeys(unseen))}")
+        note(f"not in the vocabulary, read as <unk>: {', '.join(dict.fromkeys(unseen))}")
     length, context = len(trained.tokenizer.encode(prompt)), trained.config.model.context
     if length > context:
-        _note(f"the prompt has {length:,} tokens and the context {context:,}: only the last {context:,} are read")
+        note(f"the prompt has {length:,} tokens and the context {context:,}: only the last {context:,} are read")
     completions = complete(
         trained.model,
         trained.tokenizer,
@@ -295,32 +295,7 @@ def generate(
     lines = [completion.prompt + completion.text for completion in completions]
     if results > 1:
         lines = [f"{item.hypothesis.score:.4f}\t{line}" for item, line in zip(completions, lines, strict=True)]
-    _show({**about, "completions": [item.summary() for item in completions]}, "\n".join(lines), as_json)
-
-
-def _note(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
-
-
-def _show(result: dict[str, Any], text: str, as_json: bool) -> None:
-    print(json.dumps(result, ensure_ascii=False) if as_json else text)
-
-
-def _table(counts: dict[str, dict[str, int]]) -> str:
-    """Counts by split as aligned columns."""
-    columns = list(next(iter(counts.values())))
-    rows = [
-        ["split", *columns],
-        *([split, *(f"{row[column]:,}" for column in columns)] for split, row in counts.items()),
-    ]
-    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-
-
-def _floor(store: "TokenStore", split: str) -> str:
-    """The sample corpus's own entropy, to put beside a perplexity on it."""
-    floor = store.manifest.get("floor", {}).get(split)
-    return f" (floor {floor['word_perplexity']:.3f})" if floor else ""
+    show({**about, "completions": [item.summary() for item in completions]}, "\n".join(lines), as_json)
 
 
 def _load_config(path: Path | None, overrides: list[str]) -> "Config":
@@ -334,8 +309,8 @@ def _prepare_data(config: "Config", *, force: bool = False, progress: bool) -> "
     from lmtrain.data.corpus import download as make_corpus
     from lmtrain.data.tokens import tokenize as make_store
 
-    corpus = make_corpus(config.data, note=_note, progress=progress)
-    return make_store(corpus, config.tokenizer, config.data.dir, force=force, note=_note, progress=progress)
+    corpus = make_corpus(config.data, note=note, progress=progress)
+    return make_store(corpus, config.tokenizer, config.data.dir, force=force, note=note, progress=progress)
 
 
 def _load_trained(run: Path | None, checkpoint: str, weights: Weights, device: Device) -> "Trained":
@@ -345,18 +320,3 @@ def _load_trained(run: Path | None, checkpoint: str, weights: Weights, device: D
 
     run_dir = find_run(run, _load_config(None, []).run.dir)
     return load_trained(run_dir, checkpoint, weights.value, choose_device(device.value))
-
-
-def _show_costs(config: "Config", store: "TokenStore", as_json: bool) -> None:
-    """What `train --dry-run` prints."""
-    from lmtrain.config import dump
-    from lmtrain.training.costs import costs
-
-    result = costs(config, store)
-    figures = {key.replace("_", " "): value for key, value in result.items() if not isinstance(value, dict)}
-    lines = [
-        f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value:,.4g}" for key, value in figures.items()
-    ]
-    memory = [f"  {part}: {size / 1e6:,.1f} MB" for part, size in result["memory_bytes"].items()]
-    text = "\n".join([dump(config).rstrip(), "---", *lines, "memory, estimated:", *memory])
-    _show({"config": config.model_dump(mode="json"), **result}, text, as_json)

@@ -10,8 +10,9 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "lmtrain"
 
 FLOORS = {
-    "cli": 5,
-    "__main__": 6,
+    "__main__": 7,
+    "cli": 6,
+    "printing": 5,
     "training": 4,
     "inference": 3,
     "evaluation": 2,
