@@ -1,8 +1,10 @@
 """A small token store and a small configuration, shared by the tests of everything above the data."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from lmtrain.config import load
 from lmtrain.data.corpus import download
@@ -49,3 +51,12 @@ def tiny(data_dir: Path) -> Config:
 def store(tiny: Config) -> TokenStore:
     corpus = download(tiny.data, note=lambda message: None, progress=False)
     return tokenize(corpus, tiny.tokenizer, tiny.data.dir, note=lambda message: None, progress=False)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tiny models are quicker so: a second thread only waits for the first."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

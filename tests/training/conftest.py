@@ -1,11 +1,9 @@
 """TensorBoard's files of runs that follow each other faster than real ones do."""
 
 import itertools
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from lmtrain.config import parse
 from lmtrain.data.corpus import download
@@ -23,14 +21,10 @@ def event_files_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def quick(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
     """One thread, spikes that are told after few steps, and no measurement of the machine."""
     monkeypatch.setattr("lmtrain.training.spikes.MEMORY", 4)
     monkeypatch.setattr("lmtrain.training.meter.peak_flops", lambda device, precision: 1.0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Training with every kind of attention, post-norm, copying and scheduled sampling, on the sample corpus."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,8 @@ from lmtrain.schema import Config
 from lmtrain.training.loop import fit, train_step
 from lmtrain.training.state import prepare
 from tests.training.test_loop import change
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIZES = {
     "model__attention_window": 3,
@@ -33,14 +34,6 @@ LEARNING = {
 }
 CAUSAL = ("full", "local", "strided", "global", "local+global", "compressed", "linear")
 WINDOWED = (*CAUSAL, "linformer", "induced")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(
