@@ -1,10 +1,10 @@
-"""What every search shares (the step function, the hypothesis, the choice of tokens), and greedy search.
+"""What every search shares: the step function, the rules that a text is made by, and the hypothesis.
 
-Shapes: B rows, V vocabulary.
+Shapes: R rows, V vocabulary.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, Self, TypeVar
 
 import torch
@@ -17,20 +17,23 @@ class State(Protocol):
     """What a model remembers of the tokens that it has read, one row for each text."""
 
     def select(self, index: Tensor) -> Self:
-        """The state whose row i is this state's row `index[i]`; `index` (B',) int64 may drop and repeat rows."""
+        """The state whose row i is this state's row `index[i]`; `index` (R',) int64 may drop and repeat rows.
+
+        This state is used up: what is returned may lie in its memory.
+        """
         ...
 
 
 S = TypeVar("S", bound=State)
 
 Step = Callable[[S, Tensor], tuple[Tensor, S]]
-"""`step(state, tokens (B,) int64) -> (log_probs (B, V) float32, state)`: read a token per row, predict the next one."""
+"""`step(state, tokens (R,) int64) -> (log_probs (R, V) float32, state)`: read a token per row, predict the next one.
+
+The state that it is given is used up, and what it returns is the search's, to write on.
+"""
 
 IsEnd = Callable[[Sequence[int]], bool]
-"""Whether a text is over, from the ids generated so far (never empty); must depend on nothing else.
-
-Any of several end tokens: `lambda ids: ids[-1] in end_ids`.
-"""
+"""Whether a text is over, from the ids generated so far (never empty); must depend on nothing else."""
 
 
 @dataclass(frozen=True)
@@ -48,65 +51,78 @@ class Hypothesis:
     score: float
     """What the search maximises; see there."""
     finished: bool
-    """True: `is_end` held. False: cut at `max_tokens`."""
+    """True: the text came to an end. False: cut at `max_tokens`, or nothing was allowed to follow."""
 
 
-@torch.no_grad()
-def greedy(
-    log_probs: Tensor, state: S, step: Step[S], *, max_tokens: int, is_end: IsEnd, banned: Collection[int] = ()
-) -> list[Hypothesis]:
-    """Take the likeliest token at every step; of equals, the lowest id.
+@dataclass(frozen=True)
+class Rules:
+    """What may be generated, and when a text is over.
 
-    `log_probs` (B, V) and `state` are the model's after reading B prompts. A row goes on until `is_end` holds for its
-    ids or it has `max_tokens` of them; rows that are over leave the batch. The ids in `banned` are never taken.
-    Returns a hypothesis per prompt, in their order; its score is the sum of its log-probabilities.
-    Raises LmtrainError when the model's probabilities are not numbers.
+    A text is over with one of `end_ids`, or when `is_end` holds of it. Before it has `min_tokens` ids the `end_ids` are
+    not produced, and `is_end` is not asked. It is cut at `max_tokens`.
+
+    The ids in `banned` are never produced. To the log-probability of an id in `bias`, its number (nats) is added
+    where a search chooses. With `no_repeat` = n > 0 no n-gram of prompt and text together comes a second time.
+
+    Raises ValueError for rules that nothing can meet.
     """
-    check_arguments(log_probs, max_tokens, banned)
-    ids: list[list[int]] = [[] for _ in range(len(log_probs))]
-    scores: list[list[float]] = [[] for _ in range(len(log_probs))]
-    finished = [False] * len(log_probs)
-    rows = list(range(len(log_probs)))  # the prompt that each row of the state belongs to
-    while True:
-        best = ban(log_probs, banned).max(dim=-1)
-        check_numbers(best.values)
-        for row, token, log_prob in zip(rows, best.indices.tolist(), best.values.tolist(), strict=True):
-            ids[row].append(token)
-            scores[row].append(log_prob)
-            finished[row] = is_end(ids[row])
-        going = [i for i, row in enumerate(rows) if not finished[row] and len(ids[row]) < max_tokens]
-        if not going:
-            break
-        tokens = best.indices
-        if len(going) < len(rows):
-            index = torch.tensor(going, device=tokens.device)
-            rows, tokens, state = [rows[i] for i in going], tokens[index], state.select(index)
-        log_probs, state = step(state, tokens)
-    return [
-        Hypothesis(tuple(row_ids), tuple(row_scores), sum(row_scores), end)
-        for row_ids, row_scores, end in zip(ids, scores, finished, strict=True)
-    ]
+
+    max_tokens: int
+    min_tokens: int = 0
+    end_ids: frozenset[int] = frozenset()
+    is_end: IsEnd | None = None
+    banned: frozenset[int] = frozenset()
+    bias: Mapping[int, float] = field(default_factory=dict)
+    no_repeat: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens={self.max_tokens} must be at least 1")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise ValueError(f"min_tokens={self.min_tokens} must lie between 0 and max_tokens={self.max_tokens}")
+        if self.no_repeat < 0:
+            raise ValueError(f"no_repeat={self.no_repeat} must be at least 0")
+
+    def scores(self, log_probs: Tensor, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> Tensor:
+        """What to choose the next token by: `log_probs` (R, V) plus `bias`, minus infinity for what is not allowed.
+
+        `prompts` and `texts` (as long as each other) are each row's. `log_probs` may be overwritten, with minus
+        infinity alone. Raises LmtrainError where the model's probabilities are not numbers, and ValueError where every
+        token is banned.
+        """
+        if log_probs[:, 0].isnan().any():  # log-softmax: one NaN in a row makes all of them NaN
+            raise LmtrainError(
+                "the model's probabilities are not numbers (NaN), so there is nothing to choose from: its training "
+                "diverged; use an earlier checkpoint, or train again with a lower learning rate"
+            )
+        banned = self.banned | self.end_ids if len(texts[0]) + 1 < self.min_tokens else self.banned
+        if len(banned) >= log_probs.shape[-1]:
+            raise ValueError("every token is banned")
+        if banned:
+            log_probs.index_fill_(-1, torch.tensor(sorted(banned), device=log_probs.device), -torch.inf)
+        if self.no_repeat:
+            pairs = [
+                (row, token)
+                for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
+                for token in repeats([*prompt, *text], self.no_repeat)
+            ]
+            if pairs:
+                rows, tokens = torch.tensor(pairs, device=log_probs.device).unbind(-1)
+                log_probs[rows, tokens] = -torch.inf
+        if not self.bias:
+            return log_probs
+        ids = torch.tensor(list(self.bias), device=log_probs.device)
+        added = torch.tensor(list(self.bias.values()), dtype=log_probs.dtype, device=log_probs.device)
+        return log_probs.index_add(-1, ids, added.expand(len(log_probs), -1))
+
+    def over(self, text: Sequence[int]) -> bool:
+        """Whether the text, not empty, has come to its end (it may also have come to `max_tokens`)."""
+        if len(text) < self.min_tokens:
+            return False
+        return text[-1] in self.end_ids or (self.is_end is not None and self.is_end(text))
 
 
-def check_arguments(log_probs: Tensor, max_tokens: int, banned: Collection[int]) -> None:
-    """ValueError for a search that can't produce anything."""
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens={max_tokens} must be at least 1")
-    if len(set(banned)) >= log_probs.shape[-1]:
-        raise ValueError("every token is banned")
-
-
-def check_numbers(best: Tensor) -> None:
-    """Refuse what a diverged model predicts. `best`: the highest log-probabilities, which are NaN where any is."""
-    if best.isnan().any():
-        raise LmtrainError(
-            "the model's probabilities are not numbers (NaN), so there is nothing to choose from: its training "
-            "diverged; use an earlier checkpoint, or train again with a lower learning rate"
-        )
-
-
-def ban(log_probs: Tensor, banned: Collection[int]) -> Tensor:
-    """`log_probs` (B, V) with minus infinity at the banned ids; the others are left as they are, not renormalised."""
-    if not banned:
-        return log_probs
-    return log_probs.index_fill(-1, torch.tensor(sorted(banned), device=log_probs.device), -torch.inf)
+def repeats(ids: Sequence[int], n: int) -> set[int]:
+    """The tokens that would make, after `ids`, an n-gram that `ids` already holds."""
+    last = list(ids[len(ids) - n + 1 :])
+    return {ids[i + n - 1] for i in range(len(ids) - n + 1) if list(ids[i : i + n - 1]) == last}
