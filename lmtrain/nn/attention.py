@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lmtrain.nn.dot_product import attend, attention_weights
 from lmtrain.nn.norms import norm
 from lmtrain.nn.patterns import FULL, Pattern
-from lmtrain.nn.place import Place
+from lmtrain.nn.place import Place, take_rows
 from lmtrain.nn.positions import Rotation, rotate
 
 
@@ -60,13 +60,8 @@ class KeyValueCache:
 
     def select(self, rows: Tensor) -> "KeyValueCache":
         """These rows, in this order; in this cache's own memory where they are as many."""
-        return KeyValueCache(self._select(self.key, rows), self._select(self.value, rows), self.used)
-
-    def _select(self, x: Tensor, rows: Tensor) -> Tensor:
-        kept = x[:, :, : self.used].index_select(0, rows)
-        selected = x if len(rows) == len(x) else x.new_zeros(len(rows), *x.shape[1:])
-        selected[:, :, : self.used] = kept
-        return selected
+        key, value = (take_rows(x, rows, self.used, axis=2) for x in (self.key, self.value))
+        return KeyValueCache(key, value, self.used)
 
 
 class MultiHeadAttention(nn.Module):

@@ -58,6 +58,7 @@ class LanguageModel(nn.Module):
         self.output = nn.Linear(width, vocab_size, bias=False) if not config.tie_embeddings else None
         self.output_bias = nn.Parameter(torch.zeros(vocab_size)) if config.output_bias else None
         self.copying = ContextCopy(dim, config.norm) if config.copy else None
+        self.packed_output: nn.Module | None = None  # see `pack`
         initialise(self)
 
     def encode(self, tokens: Tensor) -> Tensor:
@@ -69,7 +70,7 @@ class LanguageModel(nn.Module):
 
         The bias is added in float32: log frequencies rounded to bf16 would be off by up to 3 %.
         """
-        logits = F.linear(hidden, self.output_weight)
+        logits = F.linear(hidden, self.output_weight) if self.packed_output is None else self.packed_output(hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return logits + self.output_bias if self.output_bias is not None else logits
 
@@ -154,8 +155,7 @@ class LanguageModel(nn.Module):
         if isinstance(state, WindowedState):
             valid = torch.cat((state.valid, torch.ones_like(state.valid[:, :1])), dim=1)
             return self.start(torch.cat((state.tokens, tokens.unsqueeze(-1)), dim=1), valid)
-        if state.columns == self.config.context:
-            self._make_room(state)
+        self.make_room(state)
         return self._step(state, tokens)
 
     @torch.no_grad()
@@ -227,21 +227,33 @@ class LanguageModel(nn.Module):
         return CausalState(room, lengths, tokens.shape[1], level, caches, pool, keys)
 
     def _step(self, state: CausalState, tokens: Tensor) -> tuple[Tensor, State]:
-        column, seen = state.lengths, state.columns + 1
-        place = self.encoder.place(column, seen, level=state.level)
+        log_probs = self.advance(state, tokens, state.columns + 1, level=state.level)
+        state.columns += 1
+        return log_probs, state
+
+    def advance(self, state: CausalState, tokens: Tensor, seen: int, *, level: bool) -> Tensor:
+        """`step` without its decisions: read a token per row (B,), looking at the first `seen` columns -> (B, V).
+
+        All is done on the device and in the state's own memory, so that it can be recorded and replayed; `columns`
+        stays as it is. See `Place` for `level`.
+        """
+        column = state.lengths
+        place = self.encoder.place(column, seen, level=level)
         place.write(state.tokens, tokens)
         x = self.encoder.step(self._embed(tokens.unsqueeze(-1), column.unsqueeze(-1)), state.caches, place)
-        pooled, pool = self.pool.step(x, state.pool, place)
+        pooled = self.pool.step(x, state.pool, place)
         log_probs = self.logits(self._project(pooled)).float().log_softmax(-1)
         if self.copying is not None and state.copy_keys is not None:
             place.write(state.copy_keys, self.copying.keys(x).squeeze(1))
             keys = state.copy_keys[:, :seen]
             log_probs = self.copying.log_probs(log_probs, pooled, keys, state.tokens[:, :seen], column)
-        after = CausalState(state.tokens, column + 1, seen, state.level, state.caches, pool, state.copy_keys)
-        return log_probs, after
+        state.lengths += 1
+        return log_probs
 
-    def _make_room(self, state: CausalState) -> None:
-        """Let each row that is full read its last tokens anew; the other rows stay as they are."""
+    def make_room(self, state: CausalState) -> None:
+        """Where a row may be full: let each that is read its last tokens anew; the other rows stay as they are."""
+        if state.columns < self.config.context:
+            return
         kept = max(1, self.config.context // 2) - 1  # the new token comes on top
         rows = (state.lengths == self.config.context).nonzero().squeeze(-1)
         tokens = state.tokens[rows, self.config.context - kept :]

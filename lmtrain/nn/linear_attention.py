@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.attention import MultiHeadAttention, join_heads
-from lmtrain.nn.place import Place
+from lmtrain.nn.place import Place, take_rows
 from lmtrain.nn.positions import Rotation, rotate
 
 CHUNK = 64
@@ -54,7 +54,8 @@ class LinearState:
     def add(self, key: Tensor, value: Tensor, *, rotation: Rotation | None = None) -> None:
         """Read further keys (B, H, T, D) and values (B, H, T, Dv)."""
         new = LinearState.of(key, value, rotation=rotation)
-        self.total, self.normaliser = self.total + new.total, self.normaliser + new.normaliser
+        self.total += new.total
+        self.normaliser += new.normaliser
 
     def read(self, query: Tensor, *, rotation: Rotation | None = None) -> Tensor:
         """The mean value of all that was read, as each query (B, H, T, D) weighs it: (B, H, T, Dv)."""
@@ -64,8 +65,8 @@ class LinearState:
             return _quotient(turned @ self.total, query @ self.normaliser.unsqueeze(-1))
 
     def select(self, rows: Tensor) -> "LinearState":
-        """A copy with these rows, in this order."""
-        return LinearState(self.total[rows], self.normaliser[rows])
+        """These rows, in this order; in this state's own memory where they are as many."""
+        return LinearState(take_rows(self.total, rows), take_rows(self.normaliser, rows))
 
 
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, *, rotation: Rotation | None = None) -> Tensor:

@@ -55,3 +55,20 @@ class Place:
             return allowed
         bias = alibi_bias(self.slopes, query, columns)
         return bias if allowed is None else restrict(bias, allowed)
+
+
+def take_rows(x: Tensor, rows: Tensor, used: int | None = None, axis: int = 1) -> Tensor:
+    """The rows x[rows] of x (B, ...), in x's own memory where they are as many: `rows` (B',) may repeat and drop some.
+
+    With `used` only so many entries along `axis` are of interest; those after them are left as they are, or zero.
+    """
+    part = x if used is None else x.narrow(axis, 0, used)
+    chosen = part.index_select(0, rows)
+    if len(rows) == len(x):
+        part.copy_(chosen)
+        return x
+    if used is None:
+        return chosen
+    result = x.new_zeros(len(rows), *x.shape[1:])  # not left empty: zero weights times NaN would be NaN
+    result.narrow(axis, 0, used).copy_(chosen)
+    return result

@@ -25,7 +25,7 @@ from lmtrain.nn.blocks import Activation, FeedForward
 from lmtrain.nn.dot_product import attend
 from lmtrain.nn.norms import NormKind, norm
 from lmtrain.nn.patterns import CAUSAL
-from lmtrain.nn.place import Place
+from lmtrain.nn.place import Place, take_rows
 
 PoolQuery = Literal["seed", "recency", "position"]
 PoolResidual = Literal["seed", "state"]
@@ -91,16 +91,16 @@ class RunningMean:
     summed: Tensor
 
     def select(self, rows: Tensor) -> "RunningMean":
-        """These rows, in this order."""
-        return RunningMean(self.peak[rows], self.total[rows], self.summed[rows])
+        """These rows, in this order; in this state's own memory where they are as many."""
+        return RunningMean(*(take_rows(x, rows) for x in (self.peak, self.total, self.summed)))
 
-    def add(self, score: Tensor, value: Tensor, slope: Tensor) -> "RunningMean":
+    def add(self, score: Tensor, value: Tensor, slope: Tensor) -> None:
         """One position further: score (B, H), value (B, H, D), slope (H,)."""
         before = self.peak - slope
-        peak = torch.maximum(before, score)
-        past, weight = (before - peak).exp(), (score - peak).exp()
-        summed = self.summed * past.unsqueeze(-1) + value * weight.unsqueeze(-1)
-        return RunningMean(peak, self.total * past + weight, summed)
+        torch.maximum(before, score, out=self.peak)
+        past, weight = (before - self.peak).exp_(), (score - self.peak).exp_()
+        self.summed.mul_(past.unsqueeze(-1)).addcmul_(value.to(self.summed.dtype), weight.unsqueeze(-1))
+        self.total.mul_(past).add_(weight)
 
 
 PoolState = RunningMean | KeyValueCache
@@ -185,12 +185,12 @@ class AttentionPooling(nn.Module):
         summed = (weight.unsqueeze(-1) * value).sum(-2)  # no product of matrices: autocast would make it bf16
         return RunningMean(peak, weight.sum(-1), summed)
 
-    def step(self, x: Tensor, state: PoolState, place: Place) -> tuple[Tensor, PoolState]:
-        """One position per row, x (B, 1, H D) -> (B, H D) and the next state; a cache is written at its `place`."""
+    def step(self, x: Tensor, state: PoolState, place: Place) -> Tensor:
+        """One position per row, x (B, 1, H D) -> (B, H D); the state goes on with it, a cache at its `place`."""
         states = self.norm(x)
         value = split_heads(self.value(states), self.heads)  # (B, H, 1, D)
         if isinstance(state, RunningMean):
-            state = state.add(self._score(states).squeeze(-1), value.squeeze(-2), self._slope())
+            state.add(self._score(states).squeeze(-1), value.squeeze(-2), self._slope())
             pooled = (state.summed / state.total.unsqueeze(-1)).unsqueeze(-2)
         else:
             seen = place.seen
@@ -201,7 +201,7 @@ class AttentionPooling(nn.Module):
             bias = -self._slope().view(-1, 1, 1) * age.view(-1, 1, 1, seen)  # (B, H, 1, seen)
             bias = bias.masked_fill(age.view(-1, 1, 1, seen) < 0, float("-inf"))
             pooled = attend(self._query(states), state.key[:, :, :seen], state.value[:, :, :seen], bias)
-        return self._finish(x, pooled.to(value.dtype)).squeeze(1), state
+        return self._finish(x, pooled.to(value.dtype)).squeeze(1)
 
     def _finish(self, x: Tensor, pooled: Tensor) -> Tensor:
         """Output projection, residuals and feed-forward: x (B, T, H D), pooled (B, H, T, D) -> (B, T, H D)."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lmtrain.nn.blocks import Cache
+from lmtrain.nn.place import take_rows
 from lmtrain.nn.pooling import PoolState
 
 
@@ -29,11 +30,14 @@ class CausalState:
     copy_keys: Tensor | None = None
 
     def select(self, index: Tensor) -> "CausalState":
-        """The rows `index` (B',), in that order; rows may repeat. This state is used up."""
-        caches = [cache.select(index) for cache in self.caches]
-        keys = self.copy_keys[index] if self.copy_keys is not None else None
-        pool = self.pool.select(index)
-        return CausalState(self.tokens[index], self.lengths[index], self.columns, self.level, caches, pool, keys)
+        """The rows `index` (B',), in that order; rows may repeat. In the state's own memory where they are as many."""
+        self.tokens = take_rows(self.tokens, index, self.columns)
+        self.lengths = take_rows(self.lengths, index)
+        self.caches = [cache.select(index) for cache in self.caches]
+        self.pool = self.pool.select(index)
+        if self.copy_keys is not None:
+            self.copy_keys = take_rows(self.copy_keys, index, self.columns)
+        return self
 
     def replace(self, rows: Tensor, other: "CausalState") -> None:
         """Put the rows of `other` in the place of these rows."""

@@ -47,13 +47,14 @@ def test_all_forms_equal_the_loop_with_their_gradients(length: int, turned: bool
     for causal, forms in (
         (False, [linear_attention(*inputs, rotation=turn)]),
         (True, [causal_linear_attention(*inputs, rotation=turn, chunk=chunk) for chunk in (1, 3, 4, 64)]),
-        (True, [recurrence(*inputs, turn)]),
     ):
         expected = loop(*inputs, causal, turn)
         gradients = torch.autograd.grad((expected * weight).sum(), inputs)
         for form in forms:
             torch.testing.assert_close(form, expected)
             torch.testing.assert_close(torch.autograd.grad((form * weight).sum(), inputs), gradients)
+    with torch.no_grad():  # the state is written in place, for decoding alone
+        torch.testing.assert_close(recurrence(*inputs, turn), loop(*inputs, True, turn))
 
 
 def test_sums_stay_exact_under_autocast_and_far_negative_features_stay_finite() -> None:
@@ -116,6 +117,7 @@ def test_prefill_and_steps_equal_forward_for_rows_of_different_length(precision:
                 torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
 
 
+@torch.no_grad()
 def test_empty_prefill_then_steps_and_selected_rows() -> None:
     torch.manual_seed(0)
     layer, x = LinearAttention(8, 2, causal=True), torch.randn(3, 4, 8)
@@ -124,10 +126,8 @@ def test_empty_prefill_then_steps_and_selected_rows() -> None:
     column = torch.zeros(3, dtype=torch.long)
     layer.step(x[:, :1], cache, Place(column, 1))
     rows = torch.tensor([2, 0, 2])
-    chosen, kept = cache.select(rows), cache.total.clone()
+    chosen = cache.select(rows)
     torch.testing.assert_close(layer.step(x[rows, 1:2], chosen, Place(column + 1, 2)), layer(x)[rows, 1:2])
-    chosen.total.zero_()
-    assert torch.equal(cache.total, kept)
 
 
 def test_bf16_autocast_is_close() -> None:

@@ -1,0 +1,115 @@
+"""The step that a CUDA graph records, replayed by hand on a CPU, and the graph itself where there is a GPU."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmtrain.nn import captured
+from lmtrain.nn.captured import CapturedSteps, columns_to_see
+from lmtrain.nn.language_model import LanguageModel
+from lmtrain.nn.state import CausalState, State
+from tests.nn.test_language_model import POSITIONS, QUERIES, build, tokens
+from tests.nn.test_variants import VARIANTS
+
+FIELDS = [*VARIANTS, *({"position": name} for name in POSITIONS), *({"pool_query": query} for query in QUERIES)]
+
+
+def test_columns_to_see() -> None:
+    assert [columns_to_see(needed, 500) for needed in (1, 64, 65, 128, 129, 256, 257, 500)] == [
+        *(64, 64, 128, 128, 256, 256, 500, 500)
+    ]
+    assert columns_to_see(3, 12) == 12
+
+
+class Replayed(CapturedSteps):
+    """Replays a step by doing it again, where a graph would: in the memory that it was recorded in."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self.recorded = None
+        self.recordings = 0
+
+    def _record(self, state: CausalState, tokens: Tensor, seen: int) -> None:
+        self.recordings += 1
+        self.tokens = tokens.clone()
+        memory = addresses(state)
+
+        def replay() -> None:
+            assert addresses(state) == memory, "a graph would go on in the old memory"
+            self.log_probs = self.model.advance(state, self.tokens, seen, level=False)
+
+        self.graph: Any = SimpleNamespace(replay=replay)
+
+
+def addresses(state: CausalState) -> list[int]:
+    parts = [state, *state.caches, state.pool]
+    return [value.data_ptr() for part in parts for value in vars(part).values() if isinstance(value, Tensor)]
+
+
+def assert_same_texts(model: LanguageModel, steps: CapturedSteps, text: Tensor) -> None:
+    """Both ways through a text over three contexts, with reorderings, and fewer rows towards the end."""
+    valid = torch.arange(5, device=text.device) >= torch.tensor([[0], [2], [4]], device=text.device)
+    _, mine = model.start(text[:, :5], valid)
+    expected, plain = model.start(text[:, :5], valid)
+    found: Tensor = expected
+    for t in range(5, text.shape[1]):
+        if t % 7 == 3:
+            order = torch.tensor([2, 0, 0] if t < 30 else [1, 0], device=text.device) % len(expected)
+            mine, plain, text = mine.select(order), plain.select(order), text[order]
+        found, mine = steps.step(mine, text[:, t])
+        expected, plain = model.step(plain, text[:, t])
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+def test_the_recorded_step_equals_the_plain_one(fields: dict[str, object]) -> None:
+    model = build(**fields)
+    steps = Replayed(model)
+    assert_same_texts(model, steps, tokens(3, 45))
+    assert steps.recordings == 2  # one for three rows, one for two
+
+
+def test_more_columns_are_seen_as_the_texts_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured, "FEWEST_COLUMNS", 4)
+    model = build(context=24)
+    steps = Replayed(model)
+    _, state = model.start(tokens(1, 2))
+    for _ in range(24):
+        _, state = steps.step(state, tokens(1))
+    assert steps.recordings == 5  # 4, 8, 16, 24, and 16 after the row was full
+
+
+def test_a_cpu_and_windows_take_the_plain_step() -> None:
+    model, windowed = build(), build(mode="windowed")
+    assert captured.steps(model) == model.step
+    assert captured.steps(windowed) == windowed.step
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+def test_a_graph_equals_the_plain_step(fields: dict[str, object]) -> None:
+    model = build(**fields).cuda()
+    step = captured.steps(model)
+    owner: Any = step.__self__  # type: ignore[attr-defined]
+    assert isinstance(owner, CapturedSteps)
+    assert_same_texts(model, owner, tokens(3, 45).cuda())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_another_state_is_recorded_anew() -> None:
+    model = build().cuda()
+    step = captured.steps(model)
+    for count in (2, 5):
+        text = tokens(2, 9).cuda()
+        _, mine = model.start(text[:, :count])
+        _, plain = model.start(text[:, :count])
+        after: State = mine
+        for t in range(count, 9):
+            found, after = step(after, text[:, t])
+            expected, plain = model.step(plain, text[:, t])
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,91 @@
+"""Packed weights against the same arithmetic written out, and whole models against autocast."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lmtrain.nn.language_model import LanguageModel
+from lmtrain.nn.packing import Int8Linear, NarrowLinear, Weights, pack
+from tests.nn.test_language_model import build, tokens
+from tests.nn.test_variants import VARIANTS, WINDOWED_VARIANTS
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("prepacked", [False, True])
+def test_narrow_equals_autocast(
+    bias: bool, dtype: torch.dtype, prepacked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmtrain.nn.packing.PREPACKED", prepacked)
+    torch.manual_seed(0)
+    layer, x = nn.Linear(96, 40, bias=bias), torch.randn(2, 5, 96)
+    packed = NarrowLinear(layer.weight, layer.bias if bias else None, dtype)
+    assert packed.prepacked == (prepacked and dtype == torch.bfloat16)
+    with torch.autocast("cpu", dtype):
+        expected = layer(x)
+    result = packed(x)
+    assert result.dtype == x.dtype
+    products = x.to(dtype).double() @ layer.weight.to(dtype).double().T
+    exact = products + packed.bias.double() if packed.bias is not None else products
+    torch.testing.assert_close(result.double(), exact, atol=4e-3, rtol=1e-2)
+    torch.testing.assert_close(result, expected.float(), atol=4e-3, rtol=1e-2)
+
+
+def test_int8_is_the_nearest_multiple_of_each_row_s_scale() -> None:
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(40, 96) * torch.rand(40, 1), torch.randn(40), torch.randn(3, 96)
+    weight[7] = 0
+    packed = Int8Linear(weight, bias)
+    scale = packed.scale.float().unsqueeze(-1)
+    stored = packed.weight.float() * scale
+    assert ((stored - weight).abs() <= scale * 0.51).all()
+    assert packed.weight.abs().amax(1)[0] == 127
+    expected = x.bfloat16().float() @ stored.T + bias
+    torch.testing.assert_close(packed(x).float(), expected, atol=0.05, rtol=0.02)
+    assert packed(x.view(3, 1, 96)).shape == (3, 1, 40)
+
+
+def follow(model: LanguageModel, text: Tensor) -> Tensor:
+    """log p of every next token (T, B, V), step by step."""
+    log_probs, state = model.start(text[:, :3])
+    found = [log_probs]
+    for t in range(3, text.shape[1]):
+        log_probs, state = model.step(state, text[:, t])
+        found.append(log_probs.clone())
+    return torch.stack(found)
+
+
+OTHERS: list[dict[str, object]] = [{"pool_query": "position"}, {"tie_embeddings": False}, {"embed_dim": 8}]
+
+
+@pytest.mark.parametrize("fields", [*VARIANTS, *WINDOWED_VARIANTS, *OTHERS], ids=str)
+@pytest.mark.parametrize(("weights", "tolerance"), [("bf16", 0.06), ("int8", 0.12)])
+def test_a_packed_model_is_close_to_the_plain_one(
+    fields: dict[str, object], weights: Weights, tolerance: float
+) -> None:
+    model, text = build(dim=32, **{k: v for k, v in fields.items() if k != "dim"}), tokens(2, 30)
+    expected = follow(model, text)
+    pack(model, weights)
+    found = follow(model, text)
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, expected)
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0.05)
+
+
+def test_every_matrix_is_packed_and_fp32_leaves_all() -> None:
+    model = build(copy=True, qk_norm=True)
+    before = {name: type(module) for name, module in model.named_modules()}
+    pack(model, "fp32")
+    assert {name: type(module) for name, module in model.named_modules()} == before
+    pack(model, "bf16")
+    left = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    assert left == ["pool.key"]
+
+
+def test_int8_is_refused_where_it_has_no_kernel() -> None:
+    with pytest.raises(ValueError, match="20 inputs are not a multiple of 16"):
+        Int8Linear(torch.randn(4, 20), None)
+    with torch.device("meta"):
+        model = build()
+    with pytest.raises(ValueError, match="int8 weights are for a CPU"):
+        pack(model, "int8")
