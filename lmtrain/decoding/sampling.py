@@ -103,10 +103,11 @@ def sample(
             tokens = _likeliest(scores)
         if penalties is not None:
             penalties[rows, tokens] = penalty
-        numbers = log_probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        allowed = _at(scores, tokens) > -math.inf  # False: there is nothing but minus infinity
+        found = zip(rows, tokens.tolist(), _at(log_probs, tokens).tolist(), allowed.tolist(), strict=True)
         going = []
-        for i, (row, token, number) in enumerate(zip(rows, tokens.tolist(), numbers.tolist(), strict=True)):
-            if number == -math.inf:  # nothing was allowed to follow
+        for i, (row, token, number, able) in enumerate(found):
+            if not able:
                 continue
             texts[row].append(token)
             token_log_probs[row].append(number)
@@ -125,6 +126,11 @@ def sample(
         Hypothesis(tuple(text), tuple(numbers), sum(numbers), end)
         for text, numbers, end in zip(texts, token_log_probs, finished, strict=True)
     ]
+
+
+def _at(table: Tensor, tokens: Tensor) -> Tensor:
+    """Each row's entry for its token: (R, V), (R,) -> (R,)."""
+    return table.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
 def draw(scores: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
