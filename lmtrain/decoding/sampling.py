@@ -142,7 +142,7 @@ def draw(scores: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
     and one cumulative sum over the vocabulary would be slower, and less steady: the last digits of the scores, which
     a model computes otherwise in another batch, move each of its V steps, and one in thousands of draws falls between.
     """
-    weights = _weights(scores, sampling)
+    weights = weigh(scores, sampling)
     levels = []
     while weights.shape[-1] > 1:
         padded = F.pad(weights, (0, -weights.shape[-1] % BRANCHES))
@@ -157,7 +157,7 @@ def draw(scores: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
     return node
 
 
-def _weights(scores: Tensor, sampling: Sampling) -> Tensor:
+def weigh(scores: Tensor, sampling: Sampling) -> Tensor:
     """What each token's probability is proportional to, 0 for what is left out: (R, V) -> (R, V)."""
     probs = (scores / sampling.temperature).softmax(-1)
     if 0 < sampling.top_k < scores.shape[-1]:
