@@ -80,7 +80,7 @@ def problems(draw: st.DrawFn) -> Problem:
         end_ids if len(end_ids) < vocab - 1 else frozenset({0}),
         is_end,
         draw(st.sampled_from([frozenset(), frozenset({3})])),
-        draw(st.sampled_from([{}, {1: 5.0, 2: -1.0}])),
+        draw(st.sampled_from([{}, {1: 5.0, 2: 4.5}])),
         draw(st.integers(0, 2)),
     )
     return Problem(Toy(vocab, draw(st.integers(0, 10**6))), rules, draw(st.sampled_from([1.0, 1.0, 1.4, 0.7])))
