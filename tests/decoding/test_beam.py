@@ -214,17 +214,18 @@ def test_it_stops_as_soon_as_nothing_can_win(probabilities: list[float]) -> None
 
 
 def test_the_rows_of_prompts_that_are_over_are_given_up() -> None:
-    """Two of three prompts end at once: from then on the model is stepped for the third alone."""
+    """Two of three prompts end with their second tokens: from then on the model is stepped for the third alone."""
     counts = []
 
     def step(state: History, tokens: Tensor) -> tuple[Tensor, History]:
         counts.append(len(tokens))
-        return torch.tensor([[0.1, 0.4, 0.5]]).log().repeat(len(tokens), 1), state
+        table = torch.tensor([[0.1, 0.4, 0.5], [1.0, 0.0, 0.0]]).log()
+        return table[[row[0] for row in state.rows]], state
 
-    log_probs = torch.tensor([[0.1, 0.4, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]).log()
+    log_probs = torch.tensor([[0.1, 0.4, 0.5]]).log().repeat(3, 1)
     rules = Rules(4, end_ids=frozenset({0}))
-    beam_search(log_probs, History([(), (), ()]), step, rules, beams=2, stopping="never")
-    assert counts == [2, 2, 2]
+    beam_search(log_probs, History([(0,), (1,), (1,)]), step, rules, beams=2, stopping="never")
+    assert counts == [6, 2, 2]
 
 
 def test_a_text_that_nothing_follows_is_not_a_finished_one() -> None:
@@ -267,6 +268,19 @@ def test_a_positive_bias_keeps_worse_texts_alive() -> None:
     assert found.ids == (1, 1, 1, 1, 1)
     assert found.score == pytest.approx(math.log(0.1) + 4 * math.log(0.5) + 5, rel=1e-6)
     assert sum(found.token_log_probs) == pytest.approx(math.log(0.1) + 4 * math.log(0.5), rel=1e-6)
+
+
+def test_a_positive_bias_and_a_penalty_make_the_middle_best() -> None:
+    """After (0,), (1,) has the sum 2 - log 2: over 20 squared it is nothing, over 2 squared it wins."""
+
+    def step(state: History, tokens: Tensor) -> tuple[Tensor, History]:
+        return torch.tensor([[0.5, 0.5]]).log().repeat(len(tokens), 1), state
+
+    rules = Rules(20, end_ids=frozenset({0}), bias={0: 1.0, 1: 2.0})
+    log_probs = torch.tensor([[0.5, 0.5]]).log()
+    ((found,),) = beam_search(log_probs, History([()]), step, rules, beams=2, alpha=2.0)
+    assert found.ids == (1, 0)
+    assert found.score == pytest.approx((3 - 2 * math.log(2)) / 4, rel=1e-6)
 
 
 def test_the_first_finished_text_may_not_be_the_best() -> None:
