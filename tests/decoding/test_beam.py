@@ -7,16 +7,13 @@ from typing import get_args
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from lmtrain.decoding.beam import Stopping, beam_search
 from lmtrain.decoding.sampling import sample
 from lmtrain.decoding.search import Hypothesis, Rules
-from lmtrain.errors import LmtrainError
-from tests.decoding.toy import ENDS, PROMPTS, History, Toy
+from tests.decoding.toy import ENDS, PROMPTS, Toy
 
 
 @dataclass(frozen=True)
@@ -100,16 +97,19 @@ class Problem:
         return sorted(found, key=lambda end: -end.score)[: self.results], steps
 
 
+GAPS = st.sampled_from([0.0, 0.0, 0.2, 0.5])
+
+
 @st.composite
 def problems(draw: st.DrawFn, limit: int = 6, grids: Sequence[float] = (0.0, 0.0, 0.5)) -> Problem:
     """`grids` above zero make for ties, whose sums are exact, so that a tie is one in every order of adding."""
     grid = draw(st.sampled_from(grids))
     vocab = draw(st.integers(2, 4))
-    model = Toy(vocab, draw(st.integers(0, 10**6)), draw(st.sampled_from([0.3, 2.0, 6.0])), grid)
+    model = Toy(vocab, draw(st.integers(0, 10**6)), draw(st.sampled_from([0.3, 2.0, 6.0])), grid, draw(GAPS))
     max_tokens = draw(st.integers(1, limit))
     end_ids, is_end = draw(st.sampled_from(ENDS))
     min_tokens = draw(st.sampled_from([0, 0, 0, min(2, max_tokens), max_tokens]))
-    bias = draw(st.sampled_from([{}, {}, {0: 1.5}, {1: 0.5, 0: -1.0}, {0: -math.inf}]))
+    bias = draw(st.sampled_from([{}, {}, {0: 4.0, 1: 1.5}, {1: 0.5, 0: -1.0}, {0: -math.inf}]))
     banned = draw(st.sampled_from([frozenset[int](), frozenset[int](), frozenset({1})]))
     if len(banned | end_ids) >= vocab:  # with `min_tokens`, nothing could be generated
         end_ids, banned = frozenset(), frozenset()
@@ -128,7 +128,8 @@ def problems(draw: st.DrawFn, limit: int = 6, grids: Sequence[float] = (0.0, 0.0
     return Problem(model, rules, beams, draw(st.integers(1, beams)), alpha, stopping)
 
 
-thorough = settings(deadline=None, max_examples=400, derandomize=True)
+thorough = settings(deadline=None, max_examples=500, derandomize=True)
+brief = settings(thorough, max_examples=150)
 
 
 def assert_same(found: Sequence[Hypothesis], expected: Sequence[Hypothesis]) -> None:
@@ -159,7 +160,7 @@ def test_a_beam_as_wide_as_the_space_is_exhaustive(problem: Problem, results: in
     assert_same(found, problem.exhaustive((0, 1))[:results])
 
 
-@thorough
+@brief
 @given(problems())
 def test_one_beam_is_greedy(problem: Problem) -> None:
     log_probs, state = problem.model.start(PROMPTS)
@@ -169,7 +170,7 @@ def test_one_beam_is_greedy(problem: Problem) -> None:
     assert [end.finished for end in greedy] == [end.finished for end in expected]
 
 
-@thorough
+@brief
 @given(problems())
 def test_results_are_sorted_distinct_and_rescored(problem: Problem) -> None:
     for prompt, found in zip(PROMPTS, problem.search(), strict=True):
@@ -178,133 +179,15 @@ def test_results_are_sorted_distinct_and_rescored(problem: Problem) -> None:
         assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
 
 
-@thorough
+@brief
 @given(problems())
 def test_a_batch_equals_its_prompts_alone(problem: Problem) -> None:
     assert problem.search() == [problem.search([prompt])[0] for prompt in PROMPTS]
 
 
-@thorough
+@brief
 @given(problems())
 def test_the_best_does_not_depend_on_how_many_are_asked_for(problem: Problem) -> None:
     problem = replace(problem, stopping="exact")
     most = replace(problem, results=problem.beams).search()
     assert problem.search() == [found[: problem.results] for found in most]
-
-
-def test_no_prompts_have_no_texts() -> None:
-    assert beam_search(torch.empty(0, 3), History([]), Toy(3, 0).step, Rules(2), beams=2) == []
-
-
-def test_it_stops_as_soon_as_nothing_can_win() -> None:
-    """A certain end at once: one look at the model is enough, however long the text might be."""
-
-    def no_step(state: History, tokens: Tensor) -> tuple[Tensor, History]:
-        raise AssertionError("looked further than needed")
-
-    log_probs = torch.tensor([[0.9, 0.06, 0.04]]).log()
-    rules = Rules(10_000, end_ids=frozenset({0}))
-    ((found,),) = beam_search(log_probs, History([()]), no_step, rules, beams=3)
-    assert found.ids == (0,)
-    assert found.finished
-
-
-def test_it_goes_on_while_a_longer_text_can_win() -> None:
-    """Under a negative penalty the next length has the best chance, not the last: 2 log 0.8 beats 1 log 0.2."""
-
-    def step(state: History, tokens: Tensor) -> tuple[Tensor, History]:
-        return torch.tensor([[1.0, 0.0]]).log().repeat(len(tokens), 1), state
-
-    log_probs = torch.tensor([[0.2, 0.8]]).log()
-    ((found,),) = beam_search(log_probs, History([()]), step, Rules(10, end_ids=frozenset({0})), beams=2, alpha=-1.0)
-    assert found.ids == (1, 0)
-    assert found.score == pytest.approx(2 * math.log(0.8), rel=1e-6)
-
-
-def test_a_positive_bias_keeps_worse_texts_alive() -> None:
-    """Each 1 loses log 0.5 and gains 1: the sum grows, though after the first step the end is ahead."""
-
-    def step(state: History, tokens: Tensor) -> tuple[Tensor, History]:
-        return torch.tensor([[0.5, 0.5]]).log().repeat(len(tokens), 1), state
-
-    rules = Rules(5, end_ids=frozenset({0}), bias={1: 1.0})
-    ((found,),) = beam_search(torch.tensor([[0.9, 0.1]]).log(), History([()]), step, rules, beams=2)
-    assert found.ids == (1, 1, 1, 1, 1)
-    assert found.score == pytest.approx(math.log(0.1) + 4 * math.log(0.5) + 5, rel=1e-6)
-    assert sum(found.token_log_probs) == pytest.approx(math.log(0.1) + 4 * math.log(0.5), rel=1e-6)
-
-
-def test_the_first_finished_text_may_not_be_the_best() -> None:
-    log_probs = torch.tensor([[0.3, 0.7]]).log()
-
-    def step(state: History, tokens: Tensor) -> tuple[Tensor, History]:
-        return torch.tensor([[1.0, 0.0]]).log().repeat(len(tokens), 1), state
-
-    rules = Rules(10, end_ids=frozenset({0}))
-    ((first,),) = beam_search(log_probs.clone(), History([()]), step, rules, beams=2, stopping="first")
-    ((exact,),) = beam_search(log_probs.clone(), History([()]), step, rules, beams=2, stopping="exact")
-    assert (first.ids, exact.ids) == ((0,), (1, 0))
-
-
-def test_the_toy_notices_states_that_are_not_reordered() -> None:
-    """The tests above can fail: with a state that keeps its rows in place, scores no longer match the model."""
-    model = Toy(4, seed=3)
-    log_probs, state = model.start([(7,)], broken=True)
-    (found,) = beam_search(log_probs, state, model.step, Rules(5), beams=4, results=4)
-    assert any(list(h.token_log_probs) != model.score_tokens((7,), h.ids) for h in found)
-
-
-def test_texts_stay_in_their_rows() -> None:
-    """Two texts overtake each other at every step: they have rows of their own once, and are never copied again."""
-    selected = []
-
-    @dataclass
-    class Watched(History):
-        def select(self, index: Tensor) -> "Watched":
-            selected.append(index.tolist())
-            return Watched([self.rows[i] for i in index.tolist()])
-
-    def step(state: Watched, tokens: Tensor) -> tuple[Tensor, Watched]:
-        rows = [(*row, token) for row, token in zip(state.rows, tokens.tolist(), strict=True)]
-        likely = torch.tensor([-0.1 if len(row) % 2 == row[0] else -0.5 for row in rows])
-        return torch.stack((likely, torch.full_like(likely, -9.0)), dim=1), Watched(rows)
-
-    log_probs = torch.tensor([[-0.4, -0.5]])
-    (found,) = beam_search(log_probs, Watched([()]), step, Rules(6), beams=2, results=2)
-    assert sorted(h.ids[0] for h in found) == [0, 1]
-    assert selected == [[0, 0]]
-
-
-def test_ties_go_to_the_better_text_then_to_the_lowest_id() -> None:
-    def step(state: History, tokens: Tensor) -> tuple[Tensor, History]:
-        return torch.full((len(tokens), 700), 0.2).log(), state
-
-    rules = Rules(2, banned=frozenset({0}))
-    log_probs = torch.full((1, 700), 0.2).log()
-    log_probs[0, 5] = math.log(0.3)
-    (found,) = beam_search(log_probs, History([()]), step, replace(rules, max_tokens=1), beams=3, results=3)
-    assert [h.ids for h in found] == [(5,), (1,), (2,)]
-    log_probs[0, 5] = math.log(0.2)
-    (found,) = beam_search(log_probs, History([()]), step, rules, beams=3, results=3)
-    assert [h.ids for h in found] == [(1, 1), (1, 2), (1, 3)]
-
-
-def test_a_diverged_model_is_refused_in_a_sentence() -> None:
-    log_probs = torch.tensor([[torch.nan, torch.nan]])
-    with pytest.raises(LmtrainError, match="not numbers"):
-        beam_search(log_probs, History([()]), Toy(2, 0).step, Rules(3), beams=2)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"beams": 2, "results": 3}, "results=3"),
-        ({"beams": 0}, "beams=0"),
-        ({"beams": 2, "alpha": math.nan}, "alpha=nan"),
-        ({"beams": 2, "stopping": "soon"}, "stopping='soon'"),
-    ],
-)
-def test_wrong_arguments_are_refused(options: dict[str, object], named: str) -> None:
-    model = Toy(3, 0)
-    with pytest.raises(ValueError, match=named):
-        beam_search(*model.start([(1,)]), model.step, Rules(2), **options)  # type: ignore[arg-type, type-var]

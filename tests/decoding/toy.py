@@ -33,25 +33,29 @@ class Toy:
     """A conditional model with a distribution of its own, drawn from a seed, after every history.
 
     `steps` counts the steps taken. `grid`: log-probabilities are multiples of it (so they no longer sum to one), which
-    makes ties frequent; sums of its multiples are exact where it is a power of two.
+    makes ties frequent; sums of its multiples are exact where it is a power of two. `gaps`: how often an id is
+    impossible, so that sometimes all are.
     """
 
-    def __init__(self, vocab: int, seed: int, spread: float = 2.0, grid: float = 0.0):
-        self.vocab, self.seed, self.spread, self.grid = vocab, seed, spread, grid
+    def __init__(self, vocab: int, seed: int, spread: float = 2.0, grid: float = 0.0, gaps: float = 0.0):
+        self.vocab, self.seed, self.spread, self.grid, self.gaps = vocab, seed, spread, grid, gaps
         self.steps = 0
         self.known: dict[tuple[int, ...], Tensor] = {}
 
     def __repr__(self) -> str:
-        return f"Toy({self.vocab}, seed={self.seed}, spread={self.spread}, grid={self.grid})"
+        return f"Toy({self.vocab}, seed={self.seed}, spread={self.spread}, grid={self.grid}, gaps={self.gaps})"
 
     def predict(self, history: Sequence[int]) -> Tensor:
         """(V,) float32."""
         key = tuple(history)
         if key not in self.known:
-            logits = np.random.default_rng([self.seed, *key]).normal(0.0, self.spread, self.vocab)
+            rng = np.random.default_rng([self.seed, *key])
+            logits = rng.normal(0.0, self.spread, self.vocab)
             log_probs = torch.log_softmax(torch.tensor(logits), dim=0)
             if self.grid:
                 log_probs = (log_probs / self.grid).round() * self.grid
+            if self.gaps:
+                log_probs[torch.from_numpy(rng.random(self.vocab) < self.gaps)] = -torch.inf
             self.known[key] = log_probs.float()
         return self.known[key]
 
