@@ -22,7 +22,7 @@ from PIL import Image
 
 from lmtrain.errors import LmtrainError
 from lmtrain.training.monitor import Monitor
-from lmtrain.training.picture import heatmap
+from lmtrain.picture import heatmap
 
 
 class Clock:
