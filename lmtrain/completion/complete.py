@@ -76,6 +76,8 @@ def complete(
 
     Raises LmtrainError for banned or favoured words that are no tokens.
     """
+    if not prompts:
+        return []
     options = options or Options()
     stops = Stops(tokenizer, options.stop, options.stop_strings)
     rules = rules_of(tokenizer, options, stops)

@@ -44,12 +44,14 @@ def _ids(tokenizer: Tokenizer, word: str, option: str) -> list[int]:
         if len(ids) != 1:
             raise LmtrainError(f"{option} {word!r} is {len(ids)} words: give it once for each word")
         if ids[0] == tokenizer.unk_id and word != "<unk>":
-            raise LmtrainError(f"{option} {word!r} is not in the vocabulary, so the model can't produce it: leave it out")
+            raise LmtrainError(
+                f"{option} {word!r} is not in the vocabulary, so the model can't produce it: leave it out"
+            )
         return ids
     spellings = [tokenizer.encode(text) for text in {word, f" {word}"}]
     if found := [ids[0] for ids in spellings if len(ids) == 1]:
         return found
     raise LmtrainError(
-        f"{option} {word!r} is {min(map(len, spellings))} tokens of this {tokenizer.kind} vocabulary, and only what is one "
-        "token can be banned or favoured: leave it out"
+        f"{option} {word!r} is {min(map(len, spellings))} tokens of this {tokenizer.kind} vocabulary, and only "
+        "what is one token can be banned or favoured: leave it out"
     )

@@ -15,8 +15,8 @@ def is_spaced_out(tokenizer: Tokenizer) -> bool:
 
 
 class Writer:
-    """Writes one text as it follows its prompt: `prompt` is how that is shown, `push` what each token adds, `close` what
-    was held back. What a stop rule may still cut off is held back, so all that `push` returns is final.
+    """Writes one text as it follows its prompt: `prompt` is how that is shown, `push` what each token adds, `close`
+    what was held back. What a stop rule may still cut off is held back, so all that `push` returns is final.
 
     The pieces of a word-level text are passed on whole. Of other texts, bytes that are no UTF-8 become U+FFFD.
     """

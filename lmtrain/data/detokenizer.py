@@ -12,14 +12,15 @@ import re
 
 _PIECE = re.compile(r"\n|[^\S\n]+|\S+")
 _JOINED = re.compile(r"@([^\w\s])@")
-_CLOSING = frozenset(", . ; : ? ! % ) ] } ... .. .... … ’ ” » °".split())
-"""No space before these."""
-_OPENING = frozenset("( [ { $ £ € ¥ ₹ # “ ‘ «".split())
-"""No space after these."""
-_ENDINGS = frozenset("s t re m ve ll d S T RE M VE LL D".split())
+_APOSTROPHE = "\N{RIGHT SINGLE QUOTATION MARK}"
+_CLOSING = frozenset({*",.;:?!%)]}", "..", "...", "....", *"\u2026\u201d\u00bb\u00b0", _APOSTROPHE})
+"""No space before these: among them the ellipsis, closing quotation marks and the degree sign."""
+_OPENING = frozenset({*"([{$#", *"\u00a3\u20ac\u00a5\u20b9", *"\u201c\u2018\u00ab"})
+"""No space after these: among them pound, euro, yen, rupee and opening quotation marks."""
+_ENDINGS = frozenset({*"stmdSTMD", "re", "ve", "ll", "RE", "VE", "LL"})
 """What follows the apostrophe of a short form; it belongs to the word before."""
 _SHORT_FORMS = frozenset(f"'{ending}" for ending in _ENDINGS) | {"n't", "N'T"}
-_NAME_PREFIXES = frozenset("O D L d l".split())
+_NAME_PREFIXES = frozenset("ODLdl")
 """The beginnings of O'Brien, D'Andrade and l'Africaine."""
 MARKS = frozenset({"@-@", "@,@", "@.@"})
 """Words that only a corpus of this style has."""
@@ -70,7 +71,7 @@ class Detokenizer:
             return self._open_single or self._before[-1] in "sS"
         if word[0] == "'" and word[1].isalpha():
             return self._before in _NAME_PREFIXES
-        if self._before == "’":
+        if self._before == _APOSTROPHE:
             return word in _ENDINGS
         return self._heading and set(word) == {"="} == set(self._before)
 
