@@ -38,7 +38,7 @@ class Completion:
     log_prob: float
     """Their sum."""
     score: float
-    """log_prob / length ** alpha."""
+    """log_prob / length ** alpha; after a beam search with the bias of its tokens in the sum."""
     reason: str
     """Why it ends: `length`, `line`, `sentence`, `document`, `stop string '...'`, or `nothing allowed`, where the rules
     left no token to go on with."""

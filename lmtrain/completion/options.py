@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from lmtrain.decoding.beam import Stopping
 from lmtrain.decoding.sampling import GREEDY, Sampling
 
 StopKind = Literal["none", "line", "sentence", "document"]
-Stopping = Literal["exact", "first", "never"]
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Options:
     """How prompts are continued: greedily, by `sampling`, or by beam search (more than one beam).
 
     Every text has a score, sum of log p / length ** alpha, over the model's own log-probabilities in nats of its
-    `length` tokens. The best `results` by score are given: of the `samples` texts that are drawn for a prompt, or of
+    `length` tokens (a beam search adds `bias` to them). The best `results` by score are given: of the `samples` texts that are drawn for a prompt, or of
     the texts that `beams` find. Equal draws stay, each one of them is a result.
 
     Raises ValueError for options that contradict each other.
