@@ -5,6 +5,7 @@ Shapes: R rows, V vocabulary.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, Self, TypeVar
 
 import torch
@@ -58,11 +59,13 @@ class Hypothesis:
 class Rules:
     """What may be generated, and when a text is over.
 
-    A text is over with one of `end_ids`, or when `is_end` holds of it. Before it has `min_tokens` ids the `end_ids` are
-    not produced, and `is_end` is not asked. It is cut at `max_tokens`.
+    A text is over with one of `end_ids`, or when `is_end` holds of it. It comes to no end with fewer than `min_tokens`
+    ids, the one that ends it included: until then the `end_ids` are not produced, and `is_end` is not asked. It is cut
+    at `max_tokens`, or where nothing is allowed to follow, however short it is.
 
-    The ids in `banned` are never produced. To the log-probability of an id in `bias`, its number (nats) is added
-    where a search chooses. With `no_repeat` = n > 0 no n-gram of prompt and text together comes a second time.
+    The ids in `banned` are never produced. To the log-probability of an id in `bias`, its number (nats, at most 1e6 up
+    or down) is added where a search chooses. With `no_repeat` = n > 0 no n-gram of prompt and text together comes a
+    second time (Paulus et al., 2018).
 
     Raises ValueError for rules that nothing can meet.
     """
@@ -82,24 +85,27 @@ class Rules:
             raise ValueError(f"min_tokens={self.min_tokens} must lie between 0 and max_tokens={self.max_tokens}")
         if self.no_repeat < 0:
             raise ValueError(f"no_repeat={self.no_repeat} must be at least 0")
+        for token, number in self.bias.items():
+            if not -1e6 <= number <= 1e6:
+                raise ValueError(f"bias={number} of token {token} must lie between -1e6 and 1e6")
 
     def scores(self, log_probs: Tensor, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> Tensor:
         """What to choose the next token by: `log_probs` (R, V) plus `bias`, minus infinity for what is not allowed.
 
-        `prompts` and `texts` (as long as each other) are each row's. `log_probs` may be overwritten, with minus
+        `prompts` and `texts` are each row's; the texts are equally long. `log_probs` may be overwritten, with minus
         infinity alone. Raises LmtrainError where the model's probabilities are not numbers, and ValueError where every
         token is banned.
         """
-        if log_probs[:, 0].isnan().any():  # log-softmax: one NaN in a row makes all of them NaN
+        if bool(log_probs.sum().isnan()):  # the cheapest look at all of them: no log-probability is plus infinity
             raise LmtrainError(
                 "the model's probabilities are not numbers (NaN), so there is nothing to choose from: its training "
                 "diverged; use an earlier checkpoint, or train again with a lower learning rate"
             )
-        banned = self.banned | self.end_ids if len(texts[0]) + 1 < self.min_tokens else self.banned
+        banned = self._banned_early if self.min_tokens and len(texts[0]) + 1 < self.min_tokens else self._banned
         if len(banned) >= log_probs.shape[-1]:
             raise ValueError("every token is banned")
-        if banned:
-            log_probs.index_fill_(-1, torch.tensor(sorted(banned), device=log_probs.device), -torch.inf)
+        if len(banned):
+            log_probs.index_fill_(-1, banned.to(log_probs.device), -torch.inf)
         if self.no_repeat:
             pairs = [
                 (row, token)
@@ -121,8 +127,31 @@ class Rules:
             return False
         return text[-1] in self.end_ids or (self.is_end is not None and self.is_end(text))
 
+    @cached_property
+    def _banned(self) -> Tensor:
+        return torch.tensor(sorted(self.banned), dtype=torch.long)
 
-def repeats(ids: Sequence[int], n: int) -> set[int]:
-    """The tokens that would make, after `ids`, an n-gram that `ids` already holds."""
-    last = list(ids[len(ids) - n + 1 :])
-    return {ids[i + n - 1] for i in range(len(ids) - n + 1) if list(ids[i : i + n - 1]) == last}
+    @cached_property
+    def _banned_early(self) -> Tensor:
+        """What may not be produced while a text is too short to end."""
+        return torch.tensor(sorted(self.banned | self.end_ids), dtype=torch.long)
+
+
+def repeats(ids: list[int], n: int) -> set[int]:
+    """The tokens that would make, after `ids`, an n-gram that `ids` already holds.
+
+    Searches ask after every token, so it leaps from one place of the last id to the next with `list.index`, and
+    compares the ids before it there alone.
+    """
+    if n == 1:
+        return set(ids)
+    found: set[int] = set()
+    if len(ids) < n:
+        return found
+    last = ids[1 - n :]
+    place = n - 2
+    for _ in range(ids[place:-1].count(last[-1])):
+        place = ids.index(last[-1], place) + 1
+        if ids[place - n + 1 : place] == last:
+            found.add(ids[place])
+    return found
