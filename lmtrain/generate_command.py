@@ -161,9 +161,8 @@ def generate(
             raw=raw,
         )
         trained = open_trained(run, checkpoint, weights.value, device.value)
-        rules_of(
-            trained.tokenizer, options, Stops(trained.tokenizer)
-        )  # what can't be asked of this model, said at once
+        # What can't be asked of this model is said at once.
+        rules_of(trained.tokenizer, options, Stops(trained.tokenizer, options.stop, options.stop_strings))
     except ValueError as error:
         raise LmtrainError(str(error)) from None
     output = Output(as_json, batch_size, show_attention)

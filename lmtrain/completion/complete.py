@@ -19,6 +19,7 @@ from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.decoding.beam import beam_search
 from lmtrain.decoding.sampling import Watch, sample
 from lmtrain.decoding.search import Hypothesis, Rules
+from lmtrain.errors import LmtrainError
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.nn.state import State
 
@@ -107,13 +108,20 @@ def complete(
 
 
 def rules_of(tokenizer: Tokenizer, options: Options, stops: Stops) -> Rules:
-    """What the search has to keep to."""
+    """What the search has to keep to.
+
+    Raises LmtrainError where it leaves no word, or names a word that is no token, and ValueError for numbers out of
+    their range.
+    """
+    banned = banned_ids(tokenizer, options.ban, options.allow_unknown)
+    if len(banned | (stops.end_ids if options.min_tokens > 1 else set())) >= tokenizer.vocab_size:
+        raise LmtrainError("every word of the vocabulary is banned: leave out some --ban, or give --allow-unk")
     return Rules(
         max_tokens=options.max_tokens,
         min_tokens=options.min_tokens,
         end_ids=stops.end_ids,
         is_end=stops.is_end,
-        banned=banned_ids(tokenizer, options.ban, options.allow_unknown),
+        banned=banned,
         bias=bias_of_ids(tokenizer, options.bias),
         no_repeat=options.no_repeat,
     )

@@ -15,8 +15,8 @@ class Options:
     """How prompts are continued: greedily, by `sampling`, or by beam search (more than one beam).
 
     Every text has a score, sum of log p / length ** alpha, over the model's own log-probabilities in nats of its
-    `length` tokens (a beam search adds `bias` to them). The best `results` by score are given: of the `samples` texts that are drawn for a prompt, or of
-    the texts that `beams` find. Equal draws stay, each one of them is a result.
+    `length` tokens (a beam search adds `bias` to them). The best `results` by score are given: of the `samples` texts
+    that are drawn for a prompt, or of the texts that `beams` find. Equal draws stay, each one of them is a result.
 
     Raises ValueError for options that contradict each other.
     """

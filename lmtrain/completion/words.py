@@ -19,8 +19,6 @@ def banned_ids(tokenizer: Tokenizer, words: Iterable[str], allow_unknown: bool) 
     banned = {index for word in words for index in _ids(tokenizer, word, "--ban")}
     if tokenizer.unk_id is not None and not allow_unknown:
         banned.add(tokenizer.unk_id)
-    if len(banned) >= tokenizer.vocab_size:
-        raise LmtrainError("every word of the vocabulary is banned: leave out some --ban, or give --allow-unk")
     return frozenset(banned)
 
 

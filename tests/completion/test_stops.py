@@ -38,7 +38,9 @@ def spelled(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
 def test_stop_strings_are_found_as_soon_as_they_are_in_the_text(kind: str, seed: int, strings: list[str]) -> None:
     tokenizer = TOKENIZERS[kind]
     rng = random.Random(seed)
-    ids = tokenizer.encode("".join(rng.choice(["the cat ", "sat on ", "the mat . ", "é", "€ ", "\n"]) for _ in range(8)))
+    ids = tokenizer.encode(
+        "".join(rng.choice(["the cat ", "sat on ", "the mat . ", "é", "€ ", "\n"]) for _ in range(8))
+    )
     stops = Stops(tokenizer, "none", strings)
     expected = None
     for length in range(1, len(ids) + 1):

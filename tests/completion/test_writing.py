@@ -81,11 +81,11 @@ def test_a_heading_waits_until_it_is_clear_whose_it_is() -> None:
 
 
 def test_prompt_and_text_are_joined_as_one_text() -> None:
-    ids = WORD.encode('@-@ d " . ( f ) \'s')
+    ids = WORD.encode("@-@ d \" . ( f ) 's")
     writer = Writer(WORD, 'a " b ,', Options(), Stops(WORD))
     assert writer.prompt == 'a "b,'
     assert "".join(map(writer.push, ids)) == "-d\". (f)'s"
-    assert write(WORD, 'a " b ,', ids, Options(raw=True), Stops(WORD)) == ('a " b ,', ' @-@ d " . ( f ) \'s')
+    assert write(WORD, 'a " b ,', ids, Options(raw=True), Stops(WORD)) == ('a " b ,', " @-@ d \" . ( f ) 's")
 
 
 def test_before_its_least_length_a_text_does_not_end() -> None:

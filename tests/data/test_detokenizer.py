@@ -12,7 +12,7 @@ SENTENCES = {
         "It grows to 60 cm (24 in); some [rarely] to 90% more: why?"
     ),
     'He said " it is " , and " no " .': 'He said "it is", and "no".',
-    'She isn \'t " what they \'re saying "': 'She isn\'t "what they\'re saying"',
+    "She isn 't \" what they 're saying \"": "She isn't \"what they're saying\"",
     "The Smiths ' dog 's tail and O 'Brien": "The Smiths' dog's tail and O'Brien",
     "They called it ' the Rock ' in the ' 70s , and ' the Stone ' later": (
         "They called it 'the Rock' in the '70s, and 'the Stone' later"
