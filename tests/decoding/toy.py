@@ -85,4 +85,5 @@ ENDS: list[tuple[frozenset[int], Callable[[Sequence[int]], bool] | None]] = [
 ]
 """`end_ids` and `is_end` of some rules."""
 
-PROMPTS: list[tuple[int, ...]] = [(7,), (8, 9), (), (7,)]
+PROMPTS: list[tuple[int, ...]] = [(1,), (0, 1), (), (1,), (1, 0, 1)]
+"""Of ids that every model has; two are equal."""
