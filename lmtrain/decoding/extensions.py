@@ -3,6 +3,7 @@
 Shapes: L live texts, C candidates listed of each, N extensions, R rows of the model's predictions, V vocabulary.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +14,8 @@ from torch import Tensor
 LISTED = 8
 """Candidates to list of each text for every one that it contributes on average: more are seldom needed."""
 
-BLOCKS = 256
-"""Columns of a row are looked at in so many blocks, of which few can hold the best; see `top`."""
+SMALLEST_BLOCK = 8
+"""Columns: with smaller blocks, `topk` of a whole row is as quick; see `top`."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -45,7 +46,7 @@ def best_extensions(scores: Tensor, rows: Ints, totals: Floats, owners: Ints, be
     most = int(np.bincount(owners).max())
     size = min(vocab, beams + 1, LISTED * -(-beams // most))
     values, ids = top(scores, size)
-    listed = totals[:, None] + values.cpu().double().numpy()[rows]  # (L, C)
+    listed = totals[:, None] + values.cpu().numpy().astype(np.float64)[rows]  # (L, C)
     parents = np.repeat(np.arange(len(rows)), size)
     tokens = ids.cpu().numpy()[rows].ravel()
     found = listed.ravel()
@@ -55,7 +56,7 @@ def best_extensions(scores: Tensor, rows: Ints, totals: Floats, owners: Ints, be
         clear = ~unclear[parents]
         parts = [(parents[clear], tokens[clear], found[clear])]
         for text in np.flatnonzero(unclear):
-            total = totals[text] + scores[rows[text]].cpu().double().numpy()  # (V,)
+            total = totals[text] + scores[rows[text]].cpu().numpy().astype(np.float64)  # (V,)
             chosen = np.flatnonzero(total >= cutoffs[owners[text]])
             parts.append((np.full(len(chosen), text), chosen, total[chosen]))
         parents, tokens, found = (np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -69,16 +70,18 @@ def top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     A long row is cut into blocks first: the `count` blocks with the highest maxima hold `count` highest values, and a
     maximum is found several times quicker than `topk` reads as many values.
     """
-    size = scores.shape[-1] // BLOCKS
-    if count > BLOCKS // 4 or size < 2:
+    vocab = scores.shape[-1]
+    size = math.isqrt(vocab // (count + 1))  # about the fewest values to sort: maxima, then the chosen blocks'
+    if size < SMALLEST_BLOCK:
         return scores.topk(count)
-    whole = size * BLOCKS
-    # Block b has the columns b, b + BLOCKS, b + 2 BLOCKS, ...: memory is then read in order for all blocks at once.
-    maxima = scores[:, :whole].reshape(-1, size, BLOCKS).amax(1)  # (R, BLOCKS)
-    blocks = maxima.topk(count, sorted=False).indices  # (R, count)
-    places = torch.arange(size, device=scores.device).unsqueeze(-1) * BLOCKS
-    columns = (blocks.unsqueeze(1) + places).flatten(1)  # (R, size * count)
-    rest = torch.arange(whole, scores.shape[-1], device=scores.device).expand(len(scores), -1)
+    blocks = vocab // size
+    whole = blocks * size
+    # Block b has the columns b, b + blocks, b + 2 blocks, ...: memory is then read in order for all blocks at once.
+    maxima = scores[:, :whole].reshape(len(scores), size, blocks).amax(1)
+    highest = maxima.topk(count, sorted=False).indices  # (R, count)
+    places = torch.arange(size, device=scores.device).unsqueeze(-1) * blocks
+    columns = (highest.unsqueeze(1) + places).flatten(1)  # (R, size * count)
+    rest = torch.arange(whole, vocab, device=scores.device).expand(len(scores), -1)
     columns = torch.cat((columns, rest), dim=1)
     values, chosen = scores.gather(1, columns).topk(count)
     return values, columns.gather(1, chosen)

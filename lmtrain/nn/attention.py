@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.dot_product import attend, attention_weights, restrict
+from lmtrain.nn.dot_product import attend, attention_weights
 from lmtrain.nn.norms import norm
 from lmtrain.nn.patterns import FULL, Pattern
+from lmtrain.nn.place import Place
 from lmtrain.nn.positions import Rotation, rotate
 
 
@@ -32,27 +33,40 @@ class KeyValueCache:
     """Keys and values of the tokens read so far, in columns allocated ahead and written in place.
 
     key (B, H, N, D), value (B, H, N, Dv). Rows may hold different numbers of tokens; what lies after a row's own is
-    meaningless.
+    meaningless (but finite), and after the first `used` columns no row has anything.
     """
 
     key: Tensor
     value: Tensor
+    used: int
 
     @classmethod
     def filled(cls, key: Tensor, value: Tensor, columns: int) -> Self:
         """Room for `columns` tokens, the first T of which are these: (B, H, T, D), (B, H, T, Dv)."""
         room = columns - key.shape[-2]
-        return cls(F.pad(key, (0, 0, 0, room)), F.pad(value, (0, 0, 0, room)))
+        return cls(F.pad(key, (0, 0, 0, room)), F.pad(value, (0, 0, 0, room)), key.shape[-2])
 
-    def write(self, key: Tensor, value: Tensor, column: Tensor) -> None:
-        """Write one token's (B, H, 1, D) keys and (B, H, 1, Dv) values into each row's own `column` (B,)."""
+    def write(self, key: Tensor, value: Tensor, column: Tensor | int, seen: int) -> None:
+        """Write one token's (B, H, 1, D) keys and (B, H, 1, Dv) values into each row's own `column` (B,), or into one
+        for all; every one of them lies in the first `seen`."""
+        self.used = max(self.used, seen)
+        if isinstance(column, int):
+            self.key[:, :, column : column + 1] = key
+            self.value[:, :, column : column + 1] = value
+            return
         rows = torch.arange(len(column), device=column.device)
         self.key[rows, :, column] = key.squeeze(2)
         self.value[rows, :, column] = value.squeeze(2)
 
     def select(self, rows: Tensor) -> "KeyValueCache":
-        """A copy with these rows, in this order."""
-        return KeyValueCache(self.key[rows], self.value[rows])
+        """These rows, in this order; in this cache's own memory where they are as many."""
+        return KeyValueCache(self._select(self.key, rows), self._select(self.value, rows), self.used)
+
+    def _select(self, x: Tensor, rows: Tensor) -> Tensor:
+        kept = x[:, :, : self.used].index_select(0, rows)
+        selected = x if len(rows) == len(x) else x.new_zeros(len(rows), *x.shape[1:])
+        selected[:, :, : self.used] = kept
+        return selected
 
 
 class MultiHeadAttention(nn.Module):
@@ -118,34 +132,19 @@ class MultiHeadAttention(nn.Module):
         query, key, value = self.project(x, x, x, rotation)
         return self._pool(query, key, value, mask), KeyValueCache.filled(key, value, columns)
 
-    def step(
-        self,
-        x: Tensor,
-        cache: KeyValueCache,
-        column: Tensor,
-        seen: int,
-        *,
-        bias: Tensor | None = None,
-        rotation: Rotation | None = None,
-    ) -> Tensor:
-        """One token per row, (B, 1, W) -> (B, 1, W), over the cache's first `seen` columns.
-
-        The token goes to its row's `column` (B,); the columns after that are not looked at. `bias` (B, H, 1, seen) is
-        added to the scores.
-        """
-        query, key, value = self.project(x, x, x, rotation)
-        cache.write(key, value, column)
-        columns = torch.arange(seen, device=x.device)
-        allowed = (self.pattern(column.unsqueeze(-1), columns) & (columns <= column.unsqueeze(-1)))[:, None, None]
-        mask = allowed if bias is None else restrict(bias, allowed)
-        pooled = attend(query, cache.key[:, :, :seen], cache.value[:, :, :seen], mask)
+    def step(self, x: Tensor, cache: KeyValueCache, place: Place) -> Tensor:
+        """One token per row, (B, 1, W) -> (B, 1, W), over the cache, into which it goes at its `place`."""
+        query, key, value = self.project(x, x, x, place.rotation)
+        cache.write(key, value, place.at, place.seen)
+        keys, values = cache.key[:, :, : place.seen], cache.value[:, :, : place.seen]
+        pooled = attend(query, keys, values, place.mask(self.pattern))
         result: Tensor = self.output(join_heads(pooled))
         return result
 
     def remember(self, key: Tensor, value: Tensor | None = None) -> KeyValueCache:
         """Keys and values of (B, Tk, W), to be looked at many times with `recall`; values default to the keys."""
         keys = self.key_norm(split_heads(self.key(key), self.heads))
-        return KeyValueCache(keys, split_heads(self.value(key if value is None else value), self.heads))
+        return KeyValueCache(keys, split_heads(self.value(key if value is None else value), self.heads), keys.shape[-2])
 
     def recall(self, query: Tensor, memory: KeyValueCache, *, mask: Tensor | None = None) -> Tensor:
         """`forward` over what `remember` gave: (B, Tq, W) -> (B, Tq, W)."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lmtrain.nn.attention import KeyValueCache, MultiHeadAttention
 from lmtrain.nn.norms import NormKind, norm
+from lmtrain.nn.place import Place
 from lmtrain.nn.positions import Rotation
 
 Activation = Literal["relu", "relu2", "gelu", "swiglu"]
@@ -115,19 +116,10 @@ class EncoderBlock(nn.Module):
         result = self.feed_forward_residual(self.attention_residual.leave(x, attended), self.feed_forward)
         return result, cache
 
-    def step(
-        self,
-        x: Tensor,
-        cache: Cache,
-        column: Tensor,
-        seen: int,
-        *,
-        bias: Tensor | None = None,
-        rotation: Rotation | None = None,
-    ) -> Tensor:
+    def step(self, x: Tensor, cache: Cache, place: Place) -> Tensor:
         """One token per row, (B, 1, D) -> (B, 1, D); see `MultiHeadAttention.step`."""
         step: Callable[..., Tensor] = self.attention.step  # type: ignore[assignment]
-        x = self.attention_residual(x, lambda state: step(state, cache, column, seen, bias=bias, rotation=rotation))
+        x = self.attention_residual(x, lambda state: step(state, cache, place))
         result: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return result
 
@@ -200,8 +192,7 @@ class DecoderBlock(nn.Module):
         x: Tensor,
         memory: KeyValueCache,
         cache: KeyValueCache,
-        column: Tensor,
-        seen: int,
+        place: Place,
         *,
         memory_mask: Tensor | None = None,
     ) -> Tensor:
@@ -209,7 +200,7 @@ class DecoderBlock(nn.Module):
 
         `memory` is what `cross_attention.remember` made of it.
         """
-        x = self.self_residual(x, lambda state: self.self_attention.step(state, cache, column, seen))
+        x = self.self_residual(x, lambda state: self.self_attention.step(state, cache, place))
         x = self.cross_residual(x, lambda state: self.cross_attention.recall(state, memory, mask=memory_mask))
         result: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return result

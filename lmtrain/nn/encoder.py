@@ -11,6 +11,7 @@ from lmtrain.nn.blocks import Cache, EncoderBlock, FeedForward
 from lmtrain.nn.key_reduction import CompressedAttention, LinformerAttention
 from lmtrain.nn.linear_attention import LinearAttention
 from lmtrain.nn.patterns import Pattern
+from lmtrain.nn.place import Place
 from lmtrain.nn.positions import Rotation, alibi_bias, alibi_slopes, rotation
 from lmtrain.nn.sets import ISAB
 from lmtrain.schema import ModelConfig
@@ -48,14 +49,15 @@ class Encoder(nn.Module):
             caches.append(cache)
         return x, caches
 
-    def step(self, x: Tensor, caches: list[Cache], places: Tensor, seen: int) -> Tensor:
-        """One token per row, (B, 1, D) -> (B, 1, D), each at its row's place (B,), in caches of `seen` columns."""
-        turn = self._rotation(places.view(-1, 1, 1))  # (B, 1, 1, D / 2 H): over heads and the one position
-        bias = None
-        if self.slopes is not None:
-            bias = alibi_bias(self.slopes, places.unsqueeze(-1), torch.arange(seen, device=x.device))  # (B, H, 1, seen)
+    def place(self, column: Tensor, seen: int, *, level: bool) -> Place:
+        """Where the next token of each row goes, with what positions do there; see `Place`."""
+        turn = self._rotation(column[:1] if level else column.view(-1, 1, 1))  # over rows, heads and the one position
+        return Place(column, seen, level, turn, self.slopes)
+
+    def step(self, x: Tensor, caches: list[Cache], place: Place) -> Tensor:
+        """One token per row, (B, 1, D) -> (B, 1, D)."""
         for block, cache in zip(self._causal_blocks(), caches, strict=True):
-            x = block.step(x, cache, places, seen, bias=bias, rotation=turn)
+            x = block.step(x, cache, place)
         return x
 
     def _causal_blocks(self) -> list[EncoderBlock]:

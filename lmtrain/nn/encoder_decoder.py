@@ -16,6 +16,7 @@ from lmtrain.nn.attention import KeyValueCache, MultiHeadAttention, padding_mask
 from lmtrain.nn.blocks import DecoderBlock, EncoderBlock, FeedForward, NormPosition, ResidualOptions
 from lmtrain.nn.norms import NormKind, norm
 from lmtrain.nn.patterns import Pattern
+from lmtrain.nn.place import Place
 from lmtrain.nn.pointer import PointerAttention, copy_log_probs
 from lmtrain.nn.positions import sinusoidal
 
@@ -133,7 +134,7 @@ class DecoderState:
     """How many tokens have been read."""
 
     def select(self, index: Tensor) -> Self:
-        """A copy with the rows `index` (B',), in that order; rows may repeat."""
+        """The rows `index` (B',), in that order; rows may repeat. This state is used up."""
         return type(self)(
             self.source[index],
             self.valid[index],
@@ -197,8 +198,9 @@ class Decoder(nn.Module):
         """The next input of each row, (B, 1, D) -> (B, 1, D); `forward` of the whole gives its last place the same."""
         column = torch.full(x.shape[:1], state.length, device=x.device)
         state.length += 1
+        place = Place(column, state.length, level=True)
         for block, memory, cache in zip(self.blocks, state.memories, state.caches, strict=True):
-            x = block.step(x, memory, cache, column, state.length, memory_mask=padding_mask(state.valid))
+            x = block.step(x, memory, cache, place, memory_mask=padding_mask(state.valid))
         result: Tensor = self.norm(x)
         return result
 

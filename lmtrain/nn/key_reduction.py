@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lmtrain.nn.attention import KeyValueCache, MultiHeadAttention, join_heads
 from lmtrain.nn.dot_product import attend
 from lmtrain.nn.linear_attention import refuse_mask, to_blocks
+from lmtrain.nn.place import Place
 from lmtrain.nn.positions import Rotation
 
 
@@ -85,26 +86,18 @@ class CompressedAttention(nn.Module):
         blocks = -(-columns // self.stride)
         return self._join(pooled), KeyValueCache.filled(keys, values, self.stride + blocks)
 
-    def step(
-        self,
-        x: Tensor,
-        cache: KeyValueCache,
-        column: Tensor,
-        seen: int,
-        *,
-        bias: Tensor | None = None,
-        rotation: Rotation | None = None,
-    ) -> Tensor:
-        """One token per row, (B, 1, W) -> (B, 1, W), at its row's position `column` (B,), each below `seen`."""
-        refuse_mask(bias, "compressed")
-        query, key, value = self.projections.project(x, x, x, rotation)
-        block, place = column // self.stride, column % self.stride
-        cache.write(key, value, place)
+    def step(self, x: Tensor, cache: KeyValueCache, place: Place) -> Tensor:
+        """One token per row, (B, 1, W) -> (B, 1, W), at its row's position."""
+        refuse_mask(place.slopes, "compressed")
+        query, key, value = self.projections.project(x, x, x, place.rotation)
+        block, within, blocks = place.column // self.stride, place.column % self.stride, (place.seen - 1) // self.stride
+        cache.write(key, value, within, self.stride)
         # Right once the block's last token is there, and not looked at before.
         near_key, near_value = cache.key[:, :, : self.stride], cache.value[:, :, : self.stride]
-        cache.write(self.compress_key(near_key), self.compress_value(near_value), self.stride + block)
-        near = torch.arange(self.stride, device=x.device) <= place.unsqueeze(-1)
-        far = torch.arange((seen - 1) // self.stride, device=x.device) < block.unsqueeze(-1)
+        compressed = self.compress_key(near_key), self.compress_value(near_value)
+        cache.write(*compressed, self.stride + block, self.stride + blocks + 1)
+        near = torch.arange(self.stride, device=x.device) <= within.unsqueeze(-1)
+        far = torch.arange(blocks, device=x.device) < block.unsqueeze(-1)
         allowed = torch.cat((near, far), dim=-1)  # (B, S + K)
         used = allowed.shape[-1]
         return self._join(attend(query, cache.key[:, :, :used], cache.value[:, :, :used], allowed[:, None, None]))

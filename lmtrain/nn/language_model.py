@@ -133,15 +133,16 @@ class LanguageModel(nn.Module):
         They may be padded on the left: `valid` (B, T) bool is then True on tokens, and on every row's last column. Only
         the last `context` columns are read.
         """
+        level = valid is None or bool(valid.all())
         tokens = tokens[:, -self.config.context :]
-        valid = valid[:, -self.config.context :] if valid is not None else torch.ones_like(tokens, dtype=torch.bool)
+        valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid[:, -self.config.context :]
         self._check(tokens)
         if not self.causal:
             return self._predict_windows(tokens, valid.sum(1)), WindowedState(tokens, valid)
         # All but the last token are read as a prefix, and the last one as a step: one way to the prediction.
         aligned, lengths = _align_left(tokens, valid)
         last = aligned.gather(1, lengths.unsqueeze(-1) - 1).squeeze(-1)
-        return self._step(self._read(aligned[:, :-1], lengths - 1), last)
+        return self._step(self._read(aligned[:, :-1], lengths - 1, level=level), last)
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
@@ -212,27 +213,31 @@ class LanguageModel(nn.Module):
             log_probs[rows] = self.predict(tokens[rows, -length:]).float()
         return log_probs
 
-    def _read(self, tokens: Tensor, lengths: Tensor) -> CausalState:
-        """The state after the first `lengths` (B,) >= 0 tokens of each row of (B, T), T < context."""
+    def _read(self, tokens: Tensor, lengths: Tensor, *, level: bool) -> CausalState:
+        """The state after the first `lengths` (B,) >= 0 tokens of each row of (B, T), T < context.
+
+        `level`: all lengths are T.
+        """
         columns = self.config.context
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x, caches = self.encoder.prefill(self._embed(tokens, places), places, lengths, columns)
         room = F.pad(tokens, (0, columns - tokens.shape[1]))
         keys = F.pad(self.copying.keys(x), (0, 0, 0, columns - tokens.shape[1])) if self.copying is not None else None
-        return CausalState(room, lengths, tokens.shape[1], caches, self.pool.start(x, lengths, columns), keys)
+        pool = self.pool.start(x, lengths, columns)
+        return CausalState(room, lengths, tokens.shape[1], level, caches, pool, keys)
 
     def _step(self, state: CausalState, tokens: Tensor) -> tuple[Tensor, State]:
-        places, seen = state.lengths, state.columns + 1
-        rows = torch.arange(len(tokens), device=tokens.device)
-        state.tokens[rows, places] = tokens
-        x = self.encoder.step(self._embed(tokens.unsqueeze(-1), places.unsqueeze(-1)), state.caches, places, seen)
-        pooled, pool = self.pool.step(x, state.pool, places, seen)
+        column, seen = state.lengths, state.columns + 1
+        place = self.encoder.place(column, seen, level=state.level)
+        place.write(state.tokens, tokens)
+        x = self.encoder.step(self._embed(tokens.unsqueeze(-1), column.unsqueeze(-1)), state.caches, place)
+        pooled, pool = self.pool.step(x, state.pool, place)
         log_probs = self.logits(self._project(pooled)).float().log_softmax(-1)
         if self.copying is not None and state.copy_keys is not None:
-            state.copy_keys[rows, places] = self.copying.keys(x).squeeze(1)
+            place.write(state.copy_keys, self.copying.keys(x).squeeze(1))
             keys = state.copy_keys[:, :seen]
-            log_probs = self.copying.log_probs(log_probs, pooled, keys, state.tokens[:, :seen], places)
-        after = CausalState(state.tokens, places + 1, seen, state.caches, pool, state.copy_keys)
+            log_probs = self.copying.log_probs(log_probs, pooled, keys, state.tokens[:, :seen], column)
+        after = CausalState(state.tokens, column + 1, seen, state.level, state.caches, pool, state.copy_keys)
         return log_probs, after
 
     def _make_room(self, state: CausalState) -> None:
@@ -241,7 +246,7 @@ class LanguageModel(nn.Module):
         rows = (state.lengths == self.config.context).nonzero().squeeze(-1)
         tokens = state.tokens[rows, self.config.context - kept :]
         if len(rows):
-            state.replace(rows, self._read(tokens, torch.full_like(rows, kept)))
+            state.replace(rows, self._read(tokens, torch.full_like(rows, kept), level=True))
         state.columns = int(state.lengths.max())
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.attention import MultiHeadAttention, join_heads
+from lmtrain.nn.place import Place
 from lmtrain.nn.positions import Rotation, rotate
 
 CHUNK = 64
@@ -135,21 +136,12 @@ class LinearAttention(nn.Module):
         pooled = causal_linear_attention(query, key, value, rotation=rotation)
         return self._join(pooled, value.dtype), LinearState.of(key, value, rotation=rotation, lengths=lengths)
 
-    def step(
-        self,
-        x: Tensor,
-        cache: LinearState,
-        column: Tensor,
-        seen: int,
-        *,
-        bias: Tensor | None = None,
-        rotation: Rotation | None = None,
-    ) -> Tensor:
+    def step(self, x: Tensor, cache: LinearState, place: Place) -> Tensor:
         """One token per row, (B, 1, W) -> (B, 1, W), after those in the cache; its column does not matter."""
-        refuse_mask(bias, "linear")
+        refuse_mask(place.slopes, "linear")
         query, key, value = self.projections.project(x, x, x)
-        cache.add(key, value, rotation=rotation)
-        return self._join(cache.read(query, rotation=rotation), value.dtype)
+        cache.add(key, value, rotation=place.rotation)
+        return self._join(cache.read(query, rotation=place.rotation), value.dtype)
 
     def _join(self, pooled: Tensor, dtype: torch.dtype) -> Tensor:
         result: Tensor = self.projections.output(join_heads(pooled).to(dtype))

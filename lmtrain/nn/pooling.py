@@ -25,6 +25,7 @@ from lmtrain.nn.blocks import Activation, FeedForward
 from lmtrain.nn.dot_product import attend
 from lmtrain.nn.norms import NormKind, norm
 from lmtrain.nn.patterns import CAUSAL
+from lmtrain.nn.place import Place
 
 PoolQuery = Literal["seed", "recency", "position"]
 PoolResidual = Literal["seed", "state"]
@@ -90,7 +91,7 @@ class RunningMean:
     summed: Tensor
 
     def select(self, rows: Tensor) -> "RunningMean":
-        """A copy with these rows, in this order."""
+        """These rows, in this order."""
         return RunningMean(self.peak[rows], self.total[rows], self.summed[rows])
 
     def add(self, score: Tensor, value: Tensor, slope: Tensor) -> "RunningMean":
@@ -184,19 +185,19 @@ class AttentionPooling(nn.Module):
         summed = (weight.unsqueeze(-1) * value).sum(-2)  # no product of matrices: autocast would make it bf16
         return RunningMean(peak, weight.sum(-1), summed)
 
-    def step(self, x: Tensor, state: PoolState, column: Tensor, seen: int) -> tuple[Tensor, PoolState]:
-        """One position per row, x (B, 1, H D) -> (B, H D) and the next state.
-
-        A cache is written at each row's `column` (B,) and read in its first `seen` columns.
-        """
+    def step(self, x: Tensor, state: PoolState, place: Place) -> tuple[Tensor, PoolState]:
+        """One position per row, x (B, 1, H D) -> (B, H D) and the next state; a cache is written at its `place`."""
         states = self.norm(x)
         value = split_heads(self.value(states), self.heads)  # (B, H, 1, D)
         if isinstance(state, RunningMean):
             state = state.add(self._score(states).squeeze(-1), value.squeeze(-2), self._slope())
             pooled = (state.summed / state.total.unsqueeze(-1)).unsqueeze(-2)
         else:
-            state.write(split_heads(self.key(states), self.heads), value, column)
-            age = column.unsqueeze(-1) - torch.arange(seen, device=x.device)  # (B, seen), negative = not yet written
+            seen = place.seen
+            state.write(split_heads(self.key(states), self.heads), value, place.at, seen)
+            age = place.column.unsqueeze(-1) - torch.arange(
+                seen, device=x.device
+            )  # (B, seen), negative = not yet written
             bias = -self._slope().view(-1, 1, 1) * age.view(-1, 1, 1, seen)  # (B, H, 1, seen)
             bias = bias.masked_fill(age.view(-1, 1, 1, seen) < 0, float("-inf"))
             pooled = attend(self._query(states), state.key[:, :, :seen], state.value[:, :, :seen], bias)

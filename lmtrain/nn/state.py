@@ -16,23 +16,24 @@ class CausalState:
     """Where a causal model stands in B rows of text.
 
     tokens (B, context) read so far, each row from column 0; lengths (B,) how many are real; `columns` is no less than
-    any length; copy_keys (B, context, D) are the pointer's, where the model copies. The caches are written in place: a
-    state is used up by the step that it is given to.
+    any length, and, where `level`, equal to all of them; copy_keys (B, context, D) are the pointer's, where the model
+    copies. All is written in place: a state is used up by what it is given to.
     """
 
     tokens: Tensor
     lengths: Tensor
     columns: int
+    level: bool
     caches: list[Cache]
     pool: PoolState
     copy_keys: Tensor | None = None
 
     def select(self, index: Tensor) -> "CausalState":
-        """A copy with the rows `index` (B',), in that order; rows may repeat."""
+        """The rows `index` (B',), in that order; rows may repeat. This state is used up."""
         caches = [cache.select(index) for cache in self.caches]
         keys = self.copy_keys[index] if self.copy_keys is not None else None
         pool = self.pool.select(index)
-        return CausalState(self.tokens[index], self.lengths[index], self.columns, caches, pool, keys)
+        return CausalState(self.tokens[index], self.lengths[index], self.columns, self.level, caches, pool, keys)
 
     def replace(self, rows: Tensor, other: "CausalState") -> None:
         """Put the rows of `other` in the place of these rows."""
@@ -41,8 +42,9 @@ class CausalState:
         if self.copy_keys is not None and other.copy_keys is not None:
             self.copy_keys[rows] = other.copy_keys
         for mine, new in zip([*self.caches, self.pool], [*other.caches, other.pool], strict=True):
-            for name, tensor in vars(mine).items():
-                tensor[rows] = vars(new)[name]
+            for name, value in vars(mine).items():
+                if isinstance(value, Tensor):
+                    value[rows] = vars(new)[name]
 
 
 @dataclass
@@ -53,7 +55,7 @@ class WindowedState:
     valid: Tensor
 
     def select(self, index: Tensor) -> "WindowedState":
-        """A copy with the rows `index` (B',), in that order; rows may repeat."""
+        """The rows `index` (B',), in that order; rows may repeat."""
         return WindowedState(self.tokens[index], self.valid[index])
 
 

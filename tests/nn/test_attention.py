@@ -11,6 +11,7 @@ from lmtrain.nn.attention import KeyValueCache, MultiHeadAttention
 from lmtrain.nn.blocks import Activation, EncoderBlock, FeedForward, locked_dropout
 from lmtrain.nn.dot_product import attend
 from lmtrain.nn.patterns import CAUSAL, FULL
+from lmtrain.nn.place import Place
 from lmtrain.nn.positions import rotation
 
 
@@ -97,17 +98,22 @@ def test_cached_steps_with_rows_of_different_length() -> None:
     layer, x, lengths = MultiHeadAttention(8, 2, pattern=CAUSAL), torch.randn(2, 5, 8), torch.tensor([2, 4])
     _, cache = layer.prefill(x[:, :4], lengths, columns=5)
     new = torch.stack((x[0, 2:3], x[1, 4:5]))
-    out = layer.step(new, cache, lengths, 5)
+    out = layer.step(new, cache, Place(lengths, 5))
     full = layer(x)
     torch.testing.assert_close(out[:, 0], torch.stack((full[0, 2], full[1, 4])))
 
 
-def test_cache_select_copies() -> None:
-    cache = KeyValueCache(torch.arange(3.0).view(3, 1, 1, 1), torch.zeros(3, 1, 1, 1))
-    chosen = cache.select(torch.tensor([2, 2, 0]))
-    chosen.key[0] = 9
-    assert chosen.key.flatten().tolist() == [9, 2, 0]
-    assert cache.key.flatten().tolist() == [0, 1, 2]
+def test_cache_select_reorders_in_place_drops_and_repeats() -> None:
+    cache = KeyValueCache.filled(torch.arange(3.0).view(3, 1, 1, 1), -torch.arange(3.0).view(3, 1, 1, 1), columns=2)
+    memory = cache.key.data_ptr()
+    cache = cache.select(torch.tensor([2, 2, 0]))
+    assert cache.key.data_ptr() == memory
+    assert cache.key.flatten().tolist() == [2, 0, 2, 0, 0, 0]
+    assert cache.value.flatten().tolist() == [-2, 0, -2, 0, 0, 0]
+    cache = cache.select(torch.tensor([2, 0]))
+    cache.write(torch.full((2, 1, 1, 1), 7.0), torch.full((2, 1, 1, 1), 8.0), 1, 2)
+    assert cache.key.flatten().tolist() == [0, 7, 2, 7]
+    assert cache.select(torch.tensor([1, 1, 0])).key.flatten().tolist() == [2, 7, 2, 7, 0, 7]
 
 
 @pytest.mark.parametrize("activation", ["relu", "relu2", "gelu", "swiglu"])

@@ -43,11 +43,16 @@ def test_steps_equal_reading_the_window_anew_over_three_contexts(mode: str, posi
         windows = [advance(model, window, int(text[row, t])) for row, window in enumerate(windows)]
 
 
-@pytest.mark.parametrize(("fields"), [*VARIANTS, *WINDOWED_VARIANTS], ids=str)
-def test_steps_of_every_variant_equal_reading_the_window_anew(fields: dict[str, object]) -> None:
+@pytest.mark.parametrize("pads", [(0, 2, 4), (0, 0, 0)], ids=["ragged", "level"])
+@pytest.mark.parametrize(
+    "fields",
+    [*VARIANTS, *WINDOWED_VARIANTS, *({"position": name} for name in POSITIONS), *({"pool_query": q} for q in QUERIES)],
+    ids=str,
+)
+def test_steps_of_every_variant_equal_reading_the_window_anew(fields: dict[str, object], pads: tuple[int, ...]) -> None:
     model, text = build(**fields), tokens(3, 45)
-    log_probs, state = model.start(text[:, :5], torch.arange(5) >= torch.tensor([[0], [2], [4]]))
-    windows = [text[row, pads:5].tolist() for row, pads in enumerate((0, 2, 4))]
+    log_probs, state = model.start(text[:, :5], torch.arange(5) >= torch.tensor(pads).unsqueeze(-1))
+    windows = [text[row, pad:5].tolist() for row, pad in enumerate(pads)]
     for t in range(5, 45):
         expected = torch.stack([predict(model, window) for window in windows])
         torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=1e-5)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from lmtrain.nn.blocks import EncoderBlock, FeedForward
 from lmtrain.nn.key_reduction import CompressedAttention, Compression, LinformerAttention
+from lmtrain.nn.place import Place
 from lmtrain.nn.positions import Rotation, rotation
 
 
@@ -99,7 +100,9 @@ def test_prefill_and_steps_equal_forward_for_rows_of_different_length(stride: in
             for i in range(10):
                 column = lengths + i
                 new = x.take_along_dim(column[:, None, None], dim=1)
-                out = block.step(new, cache, column, int(column.max()) + 1, rotation=rotation(column[:, None, None], 4))
+                out = block.step(
+                    new, cache, Place(column, int(column.max()) + 1, rotation=rotation(column[:, None, None], 4))
+                )
                 expected = full.take_along_dim(column[:, None, None], dim=1)
                 torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
 
@@ -110,13 +113,12 @@ def test_compressed_empty_prefill_and_selected_rows() -> None:
     out, cache = layer.prefill(x[:, :0], torch.zeros(3, dtype=torch.long), 6)
     assert out.shape == (3, 0, 8)
     for t in range(3):
-        layer.step(x[:, t : t + 1], cache, torch.full((3,), t), t + 1)
-    rows, kept = torch.tensor([2, 0, 2]), cache.key.clone()
+        layer.step(x[:, t : t + 1], cache, Place(torch.full((3,), t), t + 1))
+    rows = torch.tensor([2, 0, 2])
     chosen = cache.select(rows)
     for t in range(3, 6):
-        out = layer.step(x[rows, t : t + 1], chosen, torch.full((3,), t), t + 1)
+        out = layer.step(x[rows, t : t + 1], chosen, Place(torch.full((3,), t), t + 1))
         torch.testing.assert_close(out, layer(x)[rows, t : t + 1])
-    assert torch.equal(cache.key, kept)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -212,8 +214,8 @@ def test_wrong_arguments_are_refused() -> None:
         compressed(x, mask=mask)
     with pytest.raises(ValueError, match="use rotary positions"):
         compressed.prefill(x, lengths, 4, mask=mask)
-    with pytest.raises(ValueError, match=r"\(1, 2, 1, 4\)"):
-        compressed.step(x[:, :1], cache, lengths, 4, bias=torch.zeros(1, 2, 1, 4))
+    with pytest.raises(ValueError, match=r"\(2,\)"):
+        compressed.step(x[:, :1], cache, Place(lengths, 4, slopes=torch.zeros(2)))
     with pytest.raises(ValueError, match="linformer attention has no score"):
         linformer(x, mask=mask)
     with pytest.raises(ValueError, match="5 positions are more than the context of 4"):

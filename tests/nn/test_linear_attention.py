@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lmtrain.nn.blocks import EncoderBlock, FeedForward
 from lmtrain.nn.linear_attention import LinearAttention, LinearState, causal_linear_attention, linear_attention
+from lmtrain.nn.place import Place
 from lmtrain.nn.positions import Rotation, rotate, rotation
 
 
@@ -108,7 +109,9 @@ def test_prefill_and_steps_equal_forward_for_rows_of_different_length(precision:
             for i in range(6):
                 column = lengths + i
                 new = x.take_along_dim(column[:, None, None], dim=1)
-                out = block.step(new, cache, column, int(column.max()) + 1, rotation=rotation(column[:, None, None], 4))
+                out = block.step(
+                    new, cache, Place(column, int(column.max()) + 1, rotation=rotation(column[:, None, None], 4))
+                )
                 expected = full.take_along_dim(column[:, None, None], dim=1)
                 torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
 
@@ -119,10 +122,10 @@ def test_empty_prefill_then_steps_and_selected_rows() -> None:
     out, cache = layer.prefill(x[:, :0], torch.zeros(3, dtype=torch.long), 4)
     assert out.shape == (3, 0, 8)
     column = torch.zeros(3, dtype=torch.long)
-    layer.step(x[:, :1], cache, column, 1)
+    layer.step(x[:, :1], cache, Place(column, 1))
     rows = torch.tensor([2, 0, 2])
     chosen, kept = cache.select(rows), cache.total.clone()
-    torch.testing.assert_close(layer.step(x[rows, 1:2], chosen, column + 1, 2), layer(x)[rows, 1:2])
+    torch.testing.assert_close(layer.step(x[rows, 1:2], chosen, Place(column + 1, 2)), layer(x)[rows, 1:2])
     chosen.total.zero_()
     assert torch.equal(cache.total, kept)
 
@@ -147,8 +150,8 @@ def test_mask_is_refused() -> None:
         layer(x, mask=mask)
     with pytest.raises(ValueError, match="use rotary positions"):
         layer.prefill(x, lengths, 4, mask=mask)
-    with pytest.raises(ValueError, match=r"\(1, 2, 1, 4\)"):
-        layer.step(x[:, :1], cache, lengths, 4, bias=torch.zeros(1, 2, 1, 4))
+    with pytest.raises(ValueError, match=r"\(2,\)"):
+        layer.step(x[:, :1], cache, Place(lengths, 4, slopes=torch.zeros(2)))
 
 
 def test_compiled_layer_equals_eager() -> None:

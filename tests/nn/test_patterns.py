@@ -15,6 +15,7 @@ from torch import Tensor
 from lmtrain.nn.attention import MultiHeadAttention, padding_mask
 from lmtrain.nn.dot_product import BLOCK, attend, attention_weights
 from lmtrain.nn.patterns import CAUSAL, FULL, Pattern, key_blocks
+from lmtrain.nn.place import Place
 from lmtrain.nn.positions import alibi_bias, alibi_slopes, rotation
 
 SPARSE = [
@@ -197,8 +198,8 @@ def test_prefill_and_steps_equal_forward_for_rows_of_different_lengths(pattern: 
         token = x[torch.arange(3), column].unsqueeze(1)
         turn = (cosines[column][:, None, None], sines[column][:, None, None])
         seen = int(column.max()) + 1
-        added = None if bias is None else bias[:, column, :seen].transpose(0, 1).unsqueeze(2)  # (B, H, 1, seen)
-        step = layer.step(token, cache, column, seen, bias=added, rotation=turn)
+        place = Place(column, seen, rotation=turn, slopes=alibi_slopes(2) if biased else None)
+        step = layer.step(token, cache, place)
         torch.testing.assert_close(step.squeeze(1), expected[torch.arange(3), column])
 
 

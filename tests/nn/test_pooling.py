@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lmtrain.nn.place import Place
 from lmtrain.nn.pooling import AttentionPooling, PoolQuery, PoolResidual, prefix_mean, slope_parameters
 
 QUERIES: tuple[PoolQuery, ...] = ("seed", "recency", "position")
@@ -121,7 +122,7 @@ def test_running_form_equals_prefix_form(query: PoolQuery) -> None:
     state = pool.start(x[:, :9], lengths, 50)
     for n in range(40):
         new = x[torch.arange(3), lengths + n].unsqueeze(1)
-        out, state = pool.step(new, state, lengths + n, 10 + n)
+        out, state = pool.step(new, state, Place(lengths + n, 10 + n))
         torch.testing.assert_close(out, expected[torch.arange(3), lengths + n], atol=1e-5, rtol=1e-5)
 
 
