@@ -103,10 +103,11 @@ def sample(
             tokens = _likeliest(scores)
         if penalties is not None:
             penalties[rows, tokens] = penalty
-        numbers = log_probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        allowed = _at(scores, tokens) > -math.inf  # False: there is nothing but minus infinity
+        found = zip(rows, tokens.tolist(), _at(log_probs, tokens).tolist(), allowed.tolist(), strict=True)
         going = []
-        for i, (row, token, number) in enumerate(zip(rows, tokens.tolist(), numbers.tolist(), strict=True)):
-            if number == -math.inf:  # nothing was allowed to follow
+        for i, (row, token, number, able) in enumerate(found):
+            if not able:
                 continue
             texts[row].append(token)
             token_log_probs[row].append(number)
@@ -127,6 +128,11 @@ def sample(
     ]
 
 
+def _at(table: Tensor, tokens: Tensor) -> Tensor:
+    """Each row's entry for its token: (R, V), (R,) -> (R,)."""
+    return table.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
 def draw(scores: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
     """A token for each row by its numbers from [0, 1): scores (R, V) in nats, uniform (R, LEVELS) -> (R,) int64.
 
@@ -136,7 +142,7 @@ def draw(scores: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
     and one cumulative sum over the vocabulary would be slower, and less steady: the last digits of the scores, which
     a model computes otherwise in another batch, move each of its V steps, and one in thousands of draws falls between.
     """
-    weights = _weights(scores, sampling)
+    weights = weigh(scores, sampling)
     levels = []
     while weights.shape[-1] > 1:
         padded = F.pad(weights, (0, -weights.shape[-1] % BRANCHES))
@@ -151,7 +157,7 @@ def draw(scores: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
     return node
 
 
-def _weights(scores: Tensor, sampling: Sampling) -> Tensor:
+def weigh(scores: Tensor, sampling: Sampling) -> Tensor:
     """What each token's probability is proportional to, 0 for what is left out: (R, V) -> (R, V)."""
     probs = (scores / sampling.temperature).softmax(-1)
     if 0 < sampling.top_k < scores.shape[-1]:

@@ -63,9 +63,9 @@ class Rules:
     ids, the one that ends it included: until then the `end_ids` are not produced, and `is_end` is not asked. It is cut
     at `max_tokens`, or where nothing is allowed to follow, however short it is.
 
-    The ids in `banned` are never produced. To the log-probability of an id in `bias`, its number (nats, at most 1e6 up
-    or down) is added where a search chooses. With `no_repeat` = n > 0 no n-gram of prompt and text together comes a
-    second time (Paulus et al., 2018).
+    The ids in `banned` are never produced. To the log-probability of an id in `bias`, its number (nats; minus infinity
+    bans) is added where a search chooses. With `no_repeat` = n > 0 no n-gram of prompt and text together comes a second
+    time (Paulus et al., 2018).
 
     Raises ValueError for rules that nothing can meet.
     """
@@ -86,8 +86,8 @@ class Rules:
         if self.no_repeat < 0:
             raise ValueError(f"no_repeat={self.no_repeat} must be at least 0")
         for token, number in self.bias.items():
-            if not -1e6 <= number <= 1e6:
-                raise ValueError(f"bias={number} of token {token} must lie between -1e6 and 1e6")
+            if not (number == -torch.inf or -1e6 <= number <= 1e6):
+                raise ValueError(f"bias={number} of token {token} must be -inf or lie between -1e6 and 1e6")
 
     def scores(self, log_probs: Tensor, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> Tensor:
         """What to choose the next token by: `log_probs` (R, V) plus `bias`, minus infinity for what is not allowed.

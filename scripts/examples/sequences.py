@@ -19,7 +19,8 @@ import torch
 from example import Results, arguments, report, save, start, train
 from torch import Tensor
 
-from lmtrain.decoding.search import greedy
+from lmtrain.decoding.sampling import sample
+from lmtrain.decoding.search import Rules
 from lmtrain.nn.encoder_decoder import Sizes
 from lmtrain.nn.non_autoregressive import NonAutoregressive
 from lmtrain.nn.seq2seq import Seq2Seq, shift
@@ -72,13 +73,8 @@ def decode(model: Seq2Seq | NonAutoregressive, sequences: Sequences) -> list[lis
     if isinstance(model, NonAutoregressive):
         words, lengths = model.decode(sequences.source, sequences.valid)
         return [row[:length] for row, length in zip(words.tolist(), lengths.tolist(), strict=True)]
-    found = greedy(
-        *model.start(sequences.source, sequences.valid),
-        model.step,
-        max_tokens=SIZES.max_length,
-        is_end=lambda ids: ids[-1] == SIZES.end_id,
-        banned=[SIZES.begin_id],
-    )
+    rules = Rules(SIZES.max_length, end_ids=frozenset({SIZES.end_id}), banned=frozenset({SIZES.begin_id}))
+    found = sample(*model.start(sequences.source, sequences.valid), model.step, rules)
     return [list(text.ids[:-1] if text.finished else text.ids) for text in found]
 
 

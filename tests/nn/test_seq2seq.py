@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,13 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.decoding.beam import beam_search
-from lmtrain.decoding.search import greedy
+from lmtrain.decoding.sampling import sample
+from lmtrain.decoding.search import Rules
 from lmtrain.nn.blocks import NormPosition
 from lmtrain.nn.encoder_decoder import DecoderState, Sizes
 from lmtrain.nn.seq2seq import Seq2Seq
 
 SIZES = Sizes(source_vocab=5, target_vocab=7, dim=16, heads=2, ff_dim=24, max_length=9)
 END, BEGIN = 5, 6
+RULES = Rules(9, end_ids=frozenset({END}), banned=frozenset({BEGIN}))
 SOURCE = torch.tensor([[0, 1, 2, 3, 4, 0], [4, 4, 3, 0, 0, 0], [2, 0, 0, 0, 0, 0]])
 LENGTHS = (6, 3, 1)
 VALID = torch.arange(6) < torch.tensor(LENGTHS).unsqueeze(-1)
@@ -28,10 +29,6 @@ TARGET_LENGTHS = (4, 1, 2)
 def make(sizes: Sizes = SIZES, seed: int = 0) -> Seq2Seq:
     torch.manual_seed(seed)
     return Seq2Seq(sizes).eval()
-
-
-def end(ids: Sequence[int]) -> bool:
-    return ids[-1] == END
 
 
 @pytest.mark.parametrize("copy", [False, True])
@@ -109,7 +106,7 @@ def test_greedy_equals_an_uncached_loop(copy: bool) -> None:
         model = make(replace(SIZES, copy=copy), seed)
         model.prediction.vocabulary.weight.data.mul_(4)  # decided enough to vary from row to row
         model.prediction.vocabulary.bias.data[END] += 1
-        found = greedy(*model.start(SOURCE, VALID), model.step, max_tokens=9, is_end=end, banned=[BEGIN])
+        found = sample(*model.start(SOURCE, VALID), model.step, RULES)
         for row, length in enumerate(LENGTHS):
             assert found[row].ids == argmax_loop(model, SOURCE[row : row + 1, :length], 9)
             lengths.add(len(found[row].ids))
@@ -122,16 +119,8 @@ def test_a_full_beam_is_exhaustive() -> None:
     model = make(sizes)
     model.prediction.vocabulary.weight.data.mul_(3)
     source, valid = torch.tensor([[0, 1, 1], [1, 0, 0]]), torch.tensor([[True] * 3, [True, False, False]])
-    found = beam_search(
-        *model.start(source, valid),
-        model.step,
-        beams=81,
-        results=81,
-        alpha=0.6,
-        max_tokens=4,
-        is_end=lambda ids: ids[-1] == sizes.end_id,
-        banned=[sizes.begin_id],
-    )
+    rules = Rules(4, end_ids=frozenset({sizes.end_id}), banned=frozenset({sizes.begin_id}))
+    found = beam_search(*model.start(source, valid), model.step, rules, beams=81, results=81, alpha=0.6)
     for row, hypotheses in enumerate(found):
         expected = []
         for length in range(1, 5):
@@ -201,7 +190,7 @@ def test_bf16_autocast_trains_and_decodes() -> None:
     model = make(replace(SIZES, copy=True))
     with torch.autocast("cpu", torch.bfloat16):
         loss = model.loss(SOURCE, TARGET, VALID, sampling=0.5)
-        found = greedy(*model.start(SOURCE, VALID), model.step, max_tokens=9, is_end=end)
+        found = sample(*model.start(SOURCE, VALID), model.step, RULES)
     loss.backward()  # type: ignore[no-untyped-call]
     assert loss.dtype == torch.float32
     assert len(found) == 3
