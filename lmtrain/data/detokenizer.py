@@ -38,7 +38,8 @@ class Detokenizer:
 
     def pause(self) -> str:
         """The space that waits, for text that goes on elsewhere."""
-        space, self._space = self._space, ""
+        space = self._space
+        self._space = ""
         return space
 
     def _start_line(self) -> None:
