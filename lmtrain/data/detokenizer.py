@@ -43,7 +43,7 @@ class Detokenizer:
         return space
 
     def _start_line(self) -> None:
-        self._space = ""
+        self._space: str = ""  # what stands between the last word and the next, if anything may
         self._before = ""  # the last word
         self._tight = False  # nothing may stand between it and the next
         self._open_double = False
