@@ -29,6 +29,9 @@ MARKS = frozenset({"@-@", "@,@", "@.@"})
 class Detokenizer:
     """Joins words to text as they come. A word must come in one piece."""
 
+    _space: str
+    """What stands after the last word, to be written if the next one allows it."""
+
     def __init__(self) -> None:
         self._start_line()
 
@@ -43,7 +46,7 @@ class Detokenizer:
         return space
 
     def _start_line(self) -> None:
-        self._space: str = ""  # what stands between the last word and the next, if anything may
+        self._space = ""
         self._before = ""  # the last word
         self._tight = False  # nothing may stand between it and the next
         self._open_double = False
