@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain import __version__
+from lmtrain import __version__, generate_command
 from lmtrain.errors import LmtrainError
 from lmtrain.options import (
     ConfigFile,
@@ -24,7 +24,6 @@ from lmtrain.options import (
     Revision,
     Run,
     Source,
-    Stop,
     Subset,
     TextColumn,
     Weights,
@@ -36,7 +35,6 @@ from lmtrain.printing import floor, note, show, show_costs, table
 
 if TYPE_CHECKING:
     from lmtrain.data.tokens import TokenStore
-    from lmtrain.inference import Trained
     from lmtrain.schema import Config
 
 INTERRUPTED = 130
@@ -201,9 +199,10 @@ def evaluate_command(
     from tqdm import tqdm
 
     from lmtrain.evaluation import default_stride, evaluate
+    from lmtrain.inference import open_trained
     from lmtrain.runtime import choose_precision
 
-    trained = _load_trained(run, checkpoint, weights, device)
+    trained = open_trained(run, checkpoint, weights.value, device.value)
     resolved = trained.config
     if data_dir is not None:
         resolved = resolved.model_copy(update={"data": resolved.data.model_copy(update={"dir": data_dir})})
@@ -250,52 +249,10 @@ def evaluate_command(
     show({**about, **figures}, text, as_json)
 
 
-@app.command(epilog='Example: lmtrain generate "The river" --beams 4 --stop line')
-def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to go on from.")],
-    run: Run = None,
-    checkpoint: Which = "best",
-    weights: WhichWeights = Weights.auto,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Tokens to generate at most.")] = 100,
-    beams: Annotated[int, typer.Option("--beams", "-b", min=1, max=1024, help="Beam width; 1 = greedy.")] = 1,
-    results: Annotated[int, typer.Option(min=1, help="Texts to print, best first; at most the beam width.")] = 1,
-    length_penalty: Annotated[
-        float, typer.Option(help="a in score = sum of log p / length^a; 0 = the sum itself, 1 = the mean.")
-    ] = 0.0,
-    stop: Annotated[Stop, typer.Option(help="End at the end of a line or of a document.")] = Stop.none,
-    allow_unknown: Annotated[bool, typer.Option("--allow-unk", help="Let <unk> be generated.")] = False,
-    device: WhichDevice = Device.auto,
-    as_json: Json = False,
-) -> None:
-    """Continue a prompt, greedily or by beam search."""
-    from lmtrain.inference import complete, unseen_words
-
-    if results > beams:
-        raise LmtrainError(f"--results {results} is more than --beams {beams} can give: raise --beams")
-    trained = _load_trained(run, checkpoint, weights, device)
-    if not prompt.strip():
-        note("the prompt is empty: starting at the beginning of a line")
-    if unseen := unseen_words(trained.tokenizer, prompt):
-        note(f"not in the vocabulary, read as <unk>: {', '.join(dict.fromkeys(unseen))}")
-    length, context = len(trained.tokenizer.encode(prompt)), trained.config.model.context
-    if length > context:
-        note(f"the prompt has {length:,} tokens and the context {context:,}: only the last {context:,} are read")
-    completions = complete(
-        trained.model,
-        trained.tokenizer,
-        prompt,
-        max_tokens=max_tokens,
-        beams=beams,
-        results=results,
-        alpha=length_penalty,
-        stop=stop.value,
-        allow_unknown=allow_unknown,
-    )
-    about = {"run": str(trained.run_dir), "step": trained.step, "weights": trained.weights}
-    lines = [completion.prompt + completion.text for completion in completions]
-    if results > 1:
-        lines = [f"{item.hypothesis.score:.4f}\t{line}" for item, line in zip(completions, lines, strict=True)]
-    show({**about, "completions": [item.summary() for item in completions]}, "\n".join(lines), as_json)
+app.command(
+    cls=generate_command.GroupedCommand,
+    epilog='Example: lmtrain generate "The river" --temperature 0.8 --stop sentence',
+)(generate_command.generate)
 
 
 def _load_config(path: Path | None, overrides: list[str]) -> "Config":
@@ -311,12 +268,3 @@ def _prepare_data(config: "Config", *, force: bool = False, progress: bool) -> "
 
     corpus = make_corpus(config.data, note=note, progress=progress)
     return make_store(corpus, config.tokenizer, config.data.dir, force=force, note=note, progress=progress)
-
-
-def _load_trained(run: Path | None, checkpoint: str, weights: Weights, device: Device) -> "Trained":
-    from lmtrain.checkpoint import find_run
-    from lmtrain.inference import load_trained
-    from lmtrain.runtime import choose_device
-
-    run_dir = find_run(run, _load_config(None, []).run.dir)
-    return load_trained(run_dir, checkpoint, weights.value, choose_device(device.value))

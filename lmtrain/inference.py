@@ -1,6 +1,5 @@
-"""A trained run, read back: its model, its tokenizer, and text from a prompt."""
+"""A trained run, read back: its model and its tokenizer."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,11 +7,11 @@ from typing import Any
 import torch
 
 from lmtrain import checkpoint
+from lmtrain.config import load
 from lmtrain.data.tokenizer import Tokenizer
-from lmtrain.decoding.beam import beam_search
-from lmtrain.decoding.search import Hypothesis, IsEnd, greedy
 from lmtrain.errors import LmtrainError
 from lmtrain.nn.language_model import LanguageModel
+from lmtrain.runtime import choose_device
 from lmtrain.schema import Config
 
 
@@ -59,90 +58,7 @@ def load_trained(run_dir: Path, which: str, weights: str, device: torch.device) 
     )
 
 
-@dataclass(frozen=True)
-class Completion:
-    """A text that goes on from a prompt, with the search's own figures."""
-
-    prompt: str
-    text: str
-    """What was generated, as it follows the prompt."""
-    hypothesis: Hypothesis
-
-    def summary(self) -> dict[str, Any]:
-        """Everything, as plain values."""
-        return {
-            "prompt": self.prompt,
-            "text": self.text,
-            "score": self.hypothesis.score,
-            "finished": self.hypothesis.finished,
-            "ids": list(self.hypothesis.ids),
-            "token_log_probs": list(self.hypothesis.token_log_probs),
-        }
-
-
-@torch.no_grad()
-def complete(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    prompt: str,
-    *,
-    max_tokens: int,
-    beams: int = 1,
-    results: int = 1,
-    alpha: float = 0.0,
-    stop: str = "none",
-    allow_unknown: bool = False,
-) -> list[Completion]:
-    """Continue `prompt` greedily (one beam) or by beam search; the best `results` texts, best first.
-
-    The model reads `<eos>` and the prompt, as in evaluation, and of a longer prompt the last `context` tokens. `stop`
-    ends a text at the end of a `line` or of a `document`. `<unk>` is not produced unless `allow_unknown`.
-    """
-    device = next(model.parameters()).device
-    prompt_ids = tokenizer.encode(prompt)
-    read = [tokenizer.eos_id, *prompt_ids][-model.config.context :]
-    banned = {tokenizer.unk_id} if tokenizer.unk_id is not None and not allow_unknown else set()
-    is_end = _end_rule(tokenizer, stop)
-    log_probs, state = model.start(torch.tensor([read], device=device))
-    if beams == 1:
-        found = greedy(log_probs, state, model.step, max_tokens=max_tokens, is_end=is_end, banned=banned)
-    else:
-        (found,) = beam_search(
-            log_probs,
-            state,
-            model.step,
-            beams=beams,
-            results=results,
-            alpha=alpha,
-            max_tokens=max_tokens,
-            is_end=is_end,
-            banned=banned,
-        )
-    return [Completion(prompt, _text(tokenizer, prompt_ids, hypothesis, stop), hypothesis) for hypothesis in found]
-
-
-def unseen_words(tokenizer: Tokenizer, prompt: str) -> list[str]:
-    """The words of a prompt that the model reads as `<unk>`."""
-    if tokenizer.unk_id is None:
-        return []
-    return [word for word in prompt.split() if word != "<unk>" and tokenizer.encode(word) == [tokenizer.unk_id]]
-
-
-def _end_rule(tokenizer: Tokenizer, stop: str) -> IsEnd:
-    """When a generated text is over. A word-level document ends where the next one's heading, `= Title =`, begins."""
-    if stop == "none":
-        return lambda ids: False
-    if stop == "line":
-        return lambda ids: ids[-1] in tokenizer.line_end_ids
-    if tokenizer.kind != "word":
-        return lambda ids: ids[-1] == tokenizer.eos_id
-    mark = tokenizer.encode("=")[0]
-    return lambda ids: len(ids) > 2 and ids[-3] == tokenizer.eos_id and ids[-2] == mark != ids[-1]
-
-
-def _text(tokenizer: Tokenizer, prompt_ids: Sequence[int], hypothesis: Hypothesis, stop: str) -> str:
-    ids = list(hypothesis.ids)
-    if hypothesis.finished and stop == "document" and tokenizer.kind == "word":
-        ids = ids[:-2]
-    before, whole = tokenizer.decode(prompt_ids), tokenizer.decode([*prompt_ids, *ids])
-    return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(ids)
+def open_trained(run: Path | None, which: str, weights: str, device: str) -> Trained:
+    """The run in the folder `run`, by default the latest one where runs are kept, on the device of that name."""
+    run_dir = checkpoint.find_run(run, load(None, []).run.dir)
+    return load_trained(run_dir, which, weights, choose_device(device))

@@ -52,7 +52,16 @@ class Stop(StrEnum):
 
     none = "none"
     line = "line"
+    sentence = "sentence"
     document = "document"
+
+
+class BeamStopping(StrEnum):
+    """When a beam search is over."""
+
+    exact = "exact"
+    first = "first"
+    never = "never"
 
 
 class Resume(StrEnum):

@@ -1,11 +1,16 @@
-"""A small token store and a small configuration, shared by the tests of everything above the data."""
+"""A small token store, a small configuration and a small run, shared by the tests of everything above the data."""
 
-from collections.abc import Iterator
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
+from lmtrain import cli
 from lmtrain.config import load
 from lmtrain.data.corpus import download
 from lmtrain.data.tokens import TokenStore, tokenize
@@ -60,3 +65,50 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+Lmtrain = Callable[..., Result]
+
+
+@pytest.fixture
+def lmtrain(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Lmtrain:
+    """Run the command line in this process."""
+
+    def call(*arguments: str | Path) -> Result:
+        monkeypatch.setattr(sys, "argv", ["lmtrain", *map(str, arguments)])
+        code: object = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        captured = capfd.readouterr()
+        assert isinstance(code, int)
+        return Result(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the tiny configuration was trained, by the installed program."""
+    folder = tmp_path_factory.mktemp("trained")
+    done = subprocess.run(
+        [sys.executable, "-m", "lmtrain", "train", *TINY], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def workdir(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that folder as the working directory: a run must survive being copied."""
+    shutil.copytree(trained, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    return tmp_path / "copy"

@@ -1,66 +1,15 @@
 """The five commands as a user types them, and every mistake that a user can make with them."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from lmtrain import cli
-from tests.conftest import TINY
-
-
-@dataclass
-class Result:
-    code: int
-    out: str
-    err: str
-
-
-Lmtrain = Callable[..., Result]
-
-
-@pytest.fixture
-def lmtrain(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Lmtrain:
-    """Run the command line in this process."""
-
-    def call(*arguments: str | Path) -> Result:
-        monkeypatch.setattr(sys, "argv", ["lmtrain", *map(str, arguments)])
-        code: object = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code or 0
-        captured = capfd.readouterr()
-        assert isinstance(code, int)
-        return Result(code, captured.out, captured.err)
-
-    return call
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the tiny configuration was trained, by the installed program."""
-    folder = tmp_path_factory.mktemp("trained")
-    done = subprocess.run(
-        [sys.executable, "-m", "lmtrain", "train", *TINY], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.fixture
-def workdir(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of that folder as the working directory: a run must survive being copied."""
-    shutil.copytree(trained, tmp_path / "copy")
-    monkeypatch.chdir(tmp_path / "copy")
-    return tmp_path / "copy"
+from tests.conftest import TINY, Lmtrain
 
 
 def test_version_help_and_no_arguments(lmtrain: Lmtrain) -> None:
@@ -75,7 +24,6 @@ def test_version_help_and_no_arguments(lmtrain: Lmtrain) -> None:
 WRONG_USAGE = [
     ["trian"],
     ["train", "--confg", "x"],
-    ["generate"],
     ["eval", "--stride", "x"],
     ["eval", "--precision", "fp12"],
     ["generate", "x", "--device", "tpu"],
@@ -122,22 +70,6 @@ def test_eval_of_a_copied_run(lmtrain: Lmtrain, workdir: Path) -> None:
     assert "word perplexity" in text
     assert "(floor " in text
     assert "context 16, stride 16" in text
-
-
-def test_generate(lmtrain: Lmtrain, workdir: Path) -> None:
-    done = lmtrain("generate", "The river", "-n", "5", "--json")
-    assert done.code == 0, done.err
-    (completion,) = json.loads(done.out)["completions"]
-    assert len(completion["ids"]) == 5
-    assert completion["score"] == pytest.approx(sum(completion["token_log_probs"]))
-    plain = lmtrain("generate", "The river", "-n", "5")
-    assert plain.out == "The river" + completion["text"] + "\n"
-    beams = lmtrain("generate", "The river", "-n", "5", "--beams", "4", "--results", "3", "--length-penalty", "1").out
-    scores = [float(line.split("\t")[0]) for line in beams.splitlines() if "\t" in line]
-    assert len(scores) == 3
-    assert scores == sorted(scores, reverse=True)
-    best = json.loads(lmtrain("generate", "The river", "-n", "5", "--beams", "4", "--json").out)["completions"][0]
-    assert best["score"] >= completion["score"] - 1e-4  # beams share a batch, which may round another way
 
 
 def test_train_says_how_it_went_and_resumes(lmtrain: Lmtrain, workdir: Path) -> None:
@@ -203,7 +135,6 @@ MISTAKES = {
     "no such checkpoint": (["eval", "--checkpoint", "77"], "no checkpoint '77'"),
     "no such split": (["eval", "--split", "dev"], "dev"),
     "stride too long": (["eval", "--stride", "17"], "--stride 17"),
-    "more results than beams": (["generate", "x", "--results", "2"], "--results 2 is more than --beams 1"),
     "a file in the way": ([*TRAIN, *TINY[:6], "run.dir=empty.txt"], "empty.txt"),
     "CUDA on a machine without": ([*TRAIN, *TINY[:6], "train.device=cuda"], "train.device=cuda"),
 }
@@ -223,18 +154,6 @@ def test_a_mistake_is_one_clear_sentence(
     assert message in done.err
     assert "Traceback" not in done.err
     assert done.err.count("lmtrain: ") == 1
-
-
-def test_a_prompt_that_is_empty_long_or_strange_gets_a_note(lmtrain: Lmtrain, workdir: Path) -> None:
-    done = lmtrain("generate", "", "-n", "2")
-    assert done.code == 0
-    assert "the prompt is empty" in done.err
-    done = lmtrain("generate", "the " * 40, "-n", "2")
-    assert done.code == 0
-    assert "only the last 16 are read" in done.err
-    done = lmtrain("generate", "the xyzzy the xyzzy", "-n", "2")
-    assert done.code == 0
-    assert "read as <unk>: xyzzy\n" in done.err
 
 
 @pytest.mark.parametrize("damage", ["weights", "config", "tokenizer", "foreign", "other shape"])

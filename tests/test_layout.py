@@ -10,16 +10,21 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "lmtrain"
 
 FLOORS = {
-    "__main__": 7,
-    "cli": 6,
+    "__main__": 9,
+    "cli": 8,
+    "generate_command": 7,
+    "answers": 6,
     "printing": 5,
     "training": 4,
+    "terminal": 4,
     "inference": 3,
+    "completion": 3,
     "evaluation": 2,
     "decoding": 2,
     "checkpoint": 1,
     "data": 1,
     "nn": 1,
+    "picture": 0,
     "runtime": 0,
     "allocator": 0,
     "config": 0,

@@ -164,6 +164,16 @@ class Tokenizer:
         words = ["\n" if index == self.eos_id else self._tokens[index] for index in ids]
         return re.sub(" ?\n ?", "\n", " ".join(words))
 
+    def piece(self, before: int | None, id: int) -> bytes:  # noqa: A002 - the field's own name
+        """What `id` adds to a text whose last token is `before`, in UTF-8; with bpe and byte it may be a part of a
+        character. Joined, the pieces of `ids` are `decode(ids)`, with a space before a first word (`before` = None).
+        """
+        if self.kind != "word":
+            return self._bytes[id]
+        if id == self.eos_id:
+            return b"\n"
+        return (b"" if before == self.eos_id else b" ") + self._tokens[id].encode()
+
     def token(self, id: int) -> str:  # noqa: A002 - the field's own name
         """One token for people to read, with control characters and stray bytes escaped."""
         if self.kind == "word" or id == self.eos_id:

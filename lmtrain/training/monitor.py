@@ -18,7 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from lmtrain.files import write_error
-from lmtrain.training.picture import heatmap
+from lmtrain.picture import heatmap
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"

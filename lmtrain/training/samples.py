@@ -2,8 +2,9 @@
 
 import torch
 
+from lmtrain.completion.complete import complete
+from lmtrain.completion.options import Options
 from lmtrain.data.tokens import TokenStore
-from lmtrain.inference import complete
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.schema import Config
 from lmtrain.training.monitor import Monitor
@@ -16,9 +17,9 @@ def show(model: LanguageModel, store: TokenStore, config: Config, step: int, mon
     """Write greedy continuations of `train.sample_prompts` and how each head pools the start of the first document."""
     model.eval()
     device = next(model.parameters()).device
-    for prompt in config.train.sample_prompts:
-        (sample,) = complete(model, store.tokenizer, prompt, max_tokens=config.train.sample_tokens)
-        monitor.text(step, f"sample: {prompt}", prompt + sample.text)
+    prompts, options = config.train.sample_prompts, Options(max_tokens=config.train.sample_tokens)
+    for sample in complete(model, store.tokenizer, prompts, options):
+        monitor.text(step, f"sample: {sample.prompt}", sample.shown + sample.completions[0].text)
     ids = store.split("valid").ids[: min(PICTURE_TOKENS, config.model.context)]
     if len(ids):
         tokens = torch.tensor(ids.astype("int64"), device=device)[None]

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lmtrain import config
+from lmtrain.completion import prompts
 from lmtrain.data import local
 from lmtrain.data.normal import write_split
 from lmtrain.data.tokenizer import Kind, Tokenizer
@@ -96,6 +97,33 @@ def parquet(folder: Path) -> Parser:
         )
         seeds.append(path.read_bytes())
     return _text(".parquet", seeds, folder)
+
+
+def _prompts(suffix: str, seeds: list[bytes], folder: Path) -> Parser:
+    path = folder / f"prompts{suffix}"
+    every_byte = Tokenizer.train([], TokenizerConfig(kind="byte"))
+
+    def feed(data: bytes) -> None:
+        path.write_bytes(data)
+        found = list(prompts.read_prompts(path))
+        assert found
+        for prompt in found:
+            assert every_byte.decode(every_byte.encode(prompt.text)) == prompt.text
+            assert json.dumps(prompt.id, ensure_ascii=False).encode()
+
+    return Parser(seeds, feed)
+
+
+def prompt_lines(folder: Path) -> Parser:
+    """A file of prompts, one a line."""
+    return _prompts(".txt", ["\n".join(LINES).encode(), b"\xef\xbb\xbfone\r\ntwo\r\n"], folder)
+
+
+def prompt_json(folder: Path) -> Parser:
+    """A file of prompts as JSON lines."""
+    rows: list[dict[str, object]] = [{"prompt": line, "id": number} for number, line in enumerate(LINES)]
+    rows += [{"prompt": "x", "id": "a", "more": [1]}, {"prompt": ""}]
+    return _prompts(".jsonl", ["".join(json.dumps(row) + "\n" for row in rows).encode()], folder)
 
 
 def tokenizer(folder: Path) -> Parser:

@@ -13,12 +13,14 @@ import numpy as np
 import torch
 
 from lmtrain import checkpoint, config
+from lmtrain.completion.complete import complete
+from lmtrain.completion.options import Options
 from lmtrain.data.corpus import FORMAT as CORPUS_FORMAT
 from lmtrain.data.corpus import download, open_corpus
 from lmtrain.data.order import SampleOrder, batch
 from lmtrain.data.tokens import TokenStore, open_store, tokenize
 from lmtrain.files import MANIFEST, new_folder, sha256_bytes, verify
-from lmtrain.inference import complete, load_trained
+from lmtrain.inference import load_trained
 from lmtrain.schema import Config, TokenizerConfig
 from lmtrain.training.loop import fit
 from lmtrain.training.state import prepare, restore
@@ -113,8 +115,8 @@ def trained_run(folder: Path) -> tuple[Path, Config, TokenStore]:
 def _generate(run: Path) -> None:
     trained = load_trained(run, "last", "auto", torch.device("cpu"))
     for beams in (1, 2):
-        (found,) = complete(trained.model, trained.tokenizer, "the", max_tokens=2, beams=beams)
-        assert len(found.hypothesis.ids) == 2
+        (found,) = complete(trained.model, trained.tokenizer, ["the"], Options(max_tokens=2, beams=beams))
+        assert len(found.completions[0].ids) == 2
 
 
 def _files(folder: Path, names: list[str], signed: Path | None, use: Callable[[], None]) -> Parser:

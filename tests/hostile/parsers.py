@@ -11,6 +11,8 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
     "overrides": files.overrides,
     "text": files.plain,
     "jsonl": files.json_lines,
+    "prompts": files.prompt_lines,
+    "prompts.jsonl": files.prompt_json,
     "parquet": files.parquet,
     "tokenizer": files.tokenizer,
     "corpus": folders.corpus,

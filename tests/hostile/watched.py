@@ -15,10 +15,12 @@ from typing import Any
 import torch
 
 from lmtrain import checkpoint
+from lmtrain.completion.complete import complete
+from lmtrain.completion.options import Options
 from lmtrain.config import load
 from lmtrain.data.corpus import download
 from lmtrain.data.tokens import tokenize
-from lmtrain.inference import complete, load_trained
+from lmtrain.inference import load_trained
 from lmtrain.training.state import prepare, restore
 from tests.hostile.folders import trained_run
 
@@ -42,7 +44,7 @@ def read_all(run: Path, config_file: Path) -> None:
     store = tokenize(corpus, config.tokenizer, config.data.dir, note=lambda _: None, progress=False)
     restore(prepare(config, store, lambda _: None), checkpoint.load(checkpoint.choose(run, "last")))
     trained = load_trained(checkpoint.find_run(None, run.parent), "best", "auto", torch.device("cpu"))
-    complete(trained.model, trained.tokenizer, "the", max_tokens=3, beams=2)
+    complete(trained.model, trained.tokenizer, ["the"], Options(max_tokens=3, beams=2))
 
 
 def main() -> None:

@@ -21,8 +21,8 @@ import pytest
 from PIL import Image
 
 from lmtrain.errors import LmtrainError
+from lmtrain.picture import heatmap
 from lmtrain.training.monitor import Monitor
-from lmtrain.training.picture import heatmap
 
 
 class Clock:

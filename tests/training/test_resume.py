@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from lmtrain import checkpoint
+from lmtrain.completion.complete import complete
+from lmtrain.completion.options import Options
 from lmtrain.data.tokens import TokenStore
-from lmtrain.inference import complete
 from lmtrain.schema import Config
 from lmtrain.training import loop, samples
 from lmtrain.training.loop import train_step
@@ -111,7 +112,7 @@ def test_watching_changes_nothing(
         result = train_step(training, lr, sampling)
         torch.rand(17)
         training.model.eval()
-        complete(training.model, little_store.tokenizer, "The", max_tokens=5)
+        complete(training.model, little_store.tokenizer, ["The"], Options(max_tokens=5))
         training.model.train()
         return result
 

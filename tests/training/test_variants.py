@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from lmtrain import checkpoint
+from lmtrain.completion.complete import complete
+from lmtrain.completion.options import Options
 from lmtrain.data.tokens import TokenStore
-from lmtrain.inference import complete, load_trained
+from lmtrain.inference import load_trained
 from lmtrain.schema import Config
 from lmtrain.training.loop import fit, train_step
 from lmtrain.training.state import prepare
@@ -61,8 +63,8 @@ def test_a_short_run_learns_and_generates(
         untrained = start.model.eval()(inputs, targets).mean().item()
     assert outcome.score.loss < 0.96 * untrained
     trained = load_trained(tmp_path / "run", "best", "auto", torch.device("cpu"))
-    (text,) = complete(trained.model, trained.tokenizer, "The river", max_tokens=20)
-    assert len(text.hypothesis.ids) == 20
+    (done,) = complete(trained.model, trained.tokenizer, ["The river"], Options(max_tokens=20))
+    assert len(done.completions[0].ids) == 20
     assert checkpoint.run_config(tmp_path / "run").model == config.model
 
 

@@ -1,15 +1,19 @@
-"""A picture of how the pooling heads weigh the words of a text, drawn with Pillow.
+"""Pictures of how the pooling heads weigh the words of a text, drawn with Pillow.
 
-Shapes: H heads, T words.
+Shapes: H heads, T words, N generated words.
 """
 
+import io
 import math
 import unicodedata
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 _CELL_WIDTH, _CELL_HEIGHT = 46, 34
+_SMALL_WIDTH, _SMALL_HEIGHT, _ROW_COLUMN, _TITLE_HEIGHT = 24, 20, 120, 26
+_MOST_PANELS = 8
 _WORDS_IN_BAND = 24
 _LONGEST_WORD = 14
 _MARGIN = 24
@@ -53,6 +57,53 @@ def heatmap(words: list[str], weights: np.ndarray) -> np.ndarray:
     return np.asarray(picture)
 
 
+def word_map(rows: list[str], columns: list[str], weights: np.ndarray) -> np.ndarray:
+    """Generated words by the words before them, coloured by weight: the mean of the heads, and below it each head.
+
+    `weights` (H, N, T) for N `rows` and T `columns`. More than eight heads are shown as their mean alone.
+    Returns RGB, uint8 (height, width, 3). Raises ValueError when the shapes disagree.
+    """
+    if weights.shape[1:] != (len(rows), len(columns)) or not weights.size:
+        raise ValueError(f"weights {weights.shape} do not fit {len(rows)} rows and {len(columns)} columns")
+    panels = [("mean of the heads", weights.mean(0))]
+    if 1 < len(weights) <= _MOST_PANELS:
+        panels += [(f"head {head + 1}", weights[head]) for head in range(len(weights))]
+    labels = [_label(word) for word in columns]
+    label_height, label_width = max(label.height for label in labels), max(label.width for label in labels)
+    panel_height = _TITLE_HEIGHT + label_height + len(rows) * _SMALL_HEIGHT + _MARGIN
+    width = max(_ROW_COLUMN + len(columns) * _SMALL_WIDTH + label_width, _HEAD_COLUMN + _SCALE_WIDTH) + 2 * _MARGIN
+    height = _MARGIN + len(panels) * panel_height + _SCALE_HEIGHT + 24 + _MARGIN
+    picture = Image.new("RGB", (width, height), _PAPER)
+    draw = ImageDraw.Draw(picture)
+    for number, (title, values) in enumerate(panels):
+        top = _MARGIN + number * panel_height
+        draw.text((_MARGIN, top), title, font=ImageFont.load_default(16), fill=_INK)
+        _draw_map(picture, rows, labels, values, top + _TITLE_HEIGHT + label_height)
+    _draw_scale(draw, height - _MARGIN - _SCALE_HEIGHT - 18)
+    return np.asarray(picture)
+
+
+def save(picture: np.ndarray, path: Path) -> None:
+    """Write RGB, uint8 (height, width, 3) as a PNG file. Raises OSError when it can't be written."""
+    content = io.BytesIO()
+    Image.fromarray(picture).save(content, format="PNG")
+    path.write_bytes(content.getvalue())
+
+
+def _draw_map(picture: Image.Image, rows: list[str], labels: list[Image.Image], weights: np.ndarray, top: int) -> None:
+    """The cells (N, T) from `top` on, words on their left and the `labels` above."""
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(14)
+    start = _MARGIN + _ROW_COLUMN
+    for column, label in enumerate(labels):
+        picture.paste(label, (start + column * _SMALL_WIDTH + _SMALL_WIDTH // 2 - 12, top - label.height), label)
+    for row, word in enumerate(rows):
+        middle = top + row * _SMALL_HEIGHT + _SMALL_HEIGHT // 2
+        draw.text((start - 8, middle), _shortened(word), font=font, fill=_INK, anchor="rm")
+    for (row, column), weight in np.ndenumerate(weights):
+        left, upper = start + column * _SMALL_WIDTH, top + row * _SMALL_HEIGHT
+        draw.rectangle((left, upper, left + _SMALL_WIDTH, upper + _SMALL_HEIGHT), fill=_colour(weight), outline=_GRID)
+
+
 def _colour(weight: float) -> tuple[int, int, int]:
     """The colour of a weight between 0 and 1."""
     place = math.sqrt(min(max(weight, 0.0), 1.0)) * (len(_COLOURS) - 1)
@@ -62,14 +113,18 @@ def _colour(weight: float) -> tuple[int, int, int]:
 
 def _label(word: str) -> Image.Image:
     """A word on transparent ground, slanted upwards to the right."""
-    shown = _drawable(word)
-    if len(shown) > _LONGEST_WORD:
-        shown = shown[: _LONGEST_WORD - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    shown = _shortened(word)
     font = ImageFont.load_default(16)
     left, _, right, _ = font.getbbox(shown)
     flat = Image.new("RGBA", (math.ceil(right - left) + 2, 22), (*_INK, 0))
     ImageDraw.Draw(flat).text((1 - left, 1), shown, font=font, fill=(*_INK, 255))
     return flat.rotate(45, resample=Image.Resampling.BICUBIC, expand=True)
+
+
+def _shortened(word: str) -> str:
+    """The word as it is drawn."""
+    shown = _drawable(word)
+    return shown if len(shown) <= _LONGEST_WORD else shown[: _LONGEST_WORD - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def _drawable(word: str) -> str:

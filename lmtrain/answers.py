@@ -1,0 +1,116 @@
+"""Prompts in, texts out: what `lmtrain generate` does once its options are read."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmtrain import terminal
+from lmtrain.completion.attention import MOST_WORDS, pool_weights
+from lmtrain.completion.complete import Completed, as_json, complete
+from lmtrain.completion.options import Options
+from lmtrain.completion.prompts import Prompt, batches
+from lmtrain.completion.words import unseen_words
+from lmtrain.errors import LmtrainError
+from lmtrain.inference import Trained
+from lmtrain.picture import save, word_map
+from lmtrain.printing import note
+from lmtrain.runtime import enough_memory
+
+REMEDY = "lower --batch-size, --samples, --beams or --max-tokens"
+
+
+@dataclass(frozen=True)
+class Output:
+    """How results are given: as JSON or text, for how many prompts at a time, and where a picture goes."""
+
+    json: bool
+    batch_size: int
+    picture: Path | None
+
+
+def answer(trained: Trained, options: Options, prompt: str, output: Output) -> None:
+    """Print the texts for one prompt, word by word where that goes to a terminal."""
+    _warn(trained, prompt)
+    if output.picture is not None and not output.picture.parent.is_dir():
+        raise LmtrainError(f"the folder of {output.picture} does not exist: make it first")
+    with enough_memory(REMEDY):
+        if sys.stdout.isatty() and terminal.can_stream(options) and not output.json:
+            completed = terminal.stream(trained, prompt, options)
+        else:
+            (completed,) = complete(trained.model, trained.tokenizer, [prompt], options)
+            _print(trained, [Prompt(1, prompt)], [completed], output.json)
+    if output.picture is not None:
+        _draw(trained, completed, output.picture)
+
+
+def answer_all(trained: Trained, options: Options, prompts: Iterator[Prompt], output: Output) -> None:
+    """Print the texts for many prompts, batch after batch as they are read."""
+    count = unseen = cut = 0
+    for batch in batches(prompts, output.batch_size):
+        texts = [prompt.text for prompt in batch]
+        with enough_memory(REMEDY):
+            completed = complete(trained.model, trained.tokenizer, texts, options, first=count)
+        _print(trained, batch, completed, output.json)
+        count += len(batch)
+        unseen += sum(bool(unseen_words(trained.tokenizer, text)) for text in texts)
+        cut += sum(_length(trained, text) > trained.config.model.context for text in texts)
+    if unseen:
+        note(f"{unseen:,} of {count:,} prompts have words that are not in the vocabulary, read as <unk>")
+    if cut:
+        note(f"{cut:,} of {count:,} prompts are longer than the context {trained.config.model.context:,}: cut in front")
+
+
+def converse(trained: Trained, options: Options) -> None:
+    """Ask for prompts on the terminal and answer each."""
+
+    def reply(prompt: str, number: int) -> None:
+        _warn(trained, prompt)
+        with enough_memory(REMEDY):
+            if terminal.can_stream(options):
+                terminal.stream(trained, prompt, options, number)
+            else:
+                completed = complete(trained.model, trained.tokenizer, [prompt], options, first=number)
+                _print(trained, [Prompt(number, prompt)], completed, False)
+
+    terminal.converse(reply)
+
+
+def _print(trained: Trained, prompts: list[Prompt], completed: list[Completed], json_wanted: bool) -> None:
+    about = {"run": str(trained.run_dir), "step": trained.step, "weights": trained.weights}
+    for prompt, result in zip(prompts, completed, strict=True):
+        if json_wanted:
+            print(json.dumps({"id": prompt.id, **as_json(result), **about}, ensure_ascii=False))
+            continue
+        for completion in result.completions:
+            text = (result.shown + completion.text).removesuffix("\n")
+            print(f"{completion.score:.4f}\t{text}" if len(result.completions) > 1 else text)
+    sys.stdout.flush()
+
+
+def _length(trained: Trained, prompt: str) -> int:
+    return len(trained.tokenizer.encode(prompt))
+
+
+def _warn(trained: Trained, prompt: str) -> None:
+    """Say what the model can't read of a prompt."""
+    if not prompt.strip():
+        note("the prompt is empty: starting at the beginning of a line")
+    if unseen := unseen_words(trained.tokenizer, prompt):
+        note(f"not in the vocabulary, read as <unk>: {', '.join(dict.fromkeys(unseen))}")
+    length, context = _length(trained, prompt), trained.config.model.context
+    if length > context:
+        note(f"the prompt has {length:,} tokens and the context {context:,}: only the last {context:,} are read")
+
+
+def _draw(trained: Trained, completed: Completed, path: Path) -> None:
+    """The picture of the best text, whose words are the tokens."""
+    ids = completed.completions[0].ids
+    if not ids:
+        raise LmtrainError(f"there is no text to draw into {path}: the rules allowed no token")
+    rows, columns, weights = pool_weights(trained.model, trained.tokenizer, completed.prompt, ids)
+    if len(rows) < len(ids):
+        note(f"{path} shows the first {MOST_WORDS} words of the text")
+    save(word_map(rows, columns, weights), path)
+    note(f"what the pool looked at: {path}")

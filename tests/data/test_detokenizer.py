@@ -1,0 +1,83 @@
+"""Spaced-out words to text: the marks go to their words, and nothing else changes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmtrain.data.detokenizer import Detokenizer, detokenize
+
+SENTENCES = {
+    "A well @-@ known ship of 1 @,@ 250 tons , 3 @.@ 5 m wide .": "A well-known ship of 1,250 tons, 3.5 m wide.",
+    "It grows to 60 cm ( 24 in ) ; some [ rarely ] to 90 % more : why ?": (
+        "It grows to 60 cm (24 in); some [rarely] to 90% more: why?"
+    ),
+    'He said " it is " , and " no " .': 'He said "it is", and "no".',
+    "She isn 't \" what they 're saying \"": "She isn't \"what they're saying\"",
+    "The Smiths ' dog 's tail and O 'Brien": "The Smiths' dog's tail and O'Brien",
+    "They called it ' the Rock ' in the ' 70s , and ' the Stone ' later": (
+        "They called it 'the Rock' in the '70s, and 'the Stone' later"
+    ),
+    "It did n't cost $ 5 or \u00a3 4 .": "It didn't cost $5 or \u00a34.",
+    "The ship \u2019 s crew saw \u201c land \u201d \u2026": "The ship\u2019s crew saw \u201cland\u201d\u2026",
+    "= Title =\n\n= = A Part = =": "= Title =\n\n== A Part ==",
+    "Mr. Hill lived in St. Ives from 1914 \u2013 18 .": "Mr. Hill lived in St. Ives from 1914 \u2013 18.",
+    '" one\n" two "': '"one\n"two"',
+    "x = = y": "x = = y",
+    "ends with a space \nnext": "ends with a space\nnext",
+}
+PLAIN = [
+    'He said, "well (yes)" \u2013 it\'s 1,000.5% of "x".',
+    "  Two  spaces\tand a tab, 'quoted words' and the dogs' bowl.",
+    "== A Part ==\n\nAnd/or e.g. rock 'n' roll; $5?",
+    "Say 'em: a 'thing' is a \u201cthing\u201d.",
+]
+WORDS = st.text(st.sampled_from("abcdstDO09"), min_size=2, max_size=4)
+MARKS = st.sampled_from(
+    ["@-@", "@,@", "@.@", ",", ".", "(", ")", '"', "'", "'s", "n't", "=", "\n", "$", "%", "-", "...", "@", "/"]
+)
+SPACED = st.lists(WORDS | MARKS, max_size=20).map(" ".join)
+
+
+@pytest.mark.parametrize("spaced", SENTENCES)
+def test_spaced_out_sentences_become_text(spaced: str) -> None:
+    assert detokenize(spaced) == SENTENCES[spaced]
+
+
+@pytest.mark.parametrize("text", [*PLAIN, *SENTENCES.values()])
+def test_plain_text_stays_as_it_is(text: str) -> None:
+    assert detokenize(text) == text
+
+
+@given(SPACED)
+def test_only_spaces_and_at_signs_go(spaced: str) -> None:
+    def kept(text: str) -> str:
+        return text.replace(" ", "").replace("@-@", "-").replace("@,@", ",").replace("@.@", ".")
+
+    assert kept(detokenize(spaced)) == kept(spaced)
+
+
+@given(st.text())
+def test_no_letter_or_digit_is_ever_lost(text: str) -> None:
+    assert [sign for sign in detokenize(text) if sign.isalnum()] == [sign for sign in text if sign.isalnum()]
+
+
+@given(st.lists(WORDS | st.sampled_from(["@-@", "@,@", ",", ".", "(", ")", '"', "\n", "%"]), max_size=20).map(" ".join))
+def test_a_second_pass_changes_nothing(spaced: str) -> None:
+    assert detokenize(detokenize(spaced)) == detokenize(spaced)
+
+
+@given(SPACED)
+def test_word_by_word_gives_the_same_text(spaced: str) -> None:
+    detokenizer = Detokenizer()
+    words = spaced.split(" ")
+    pieces = [detokenizer.feed(word if number == 0 else f" {word}") for number, word in enumerate(words)]
+    assert "".join(pieces) == detokenize(spaced)
+
+
+def test_a_space_waits_for_the_word_after_it() -> None:
+    detokenizer = Detokenizer()
+    assert detokenizer.feed("river ") == "river"
+    assert detokenizer.feed(",") == ","
+    assert detokenizer.feed(" and ") == " and"
+    assert detokenizer.pause() == " "
+    assert detokenizer.feed("so") == "so"
