@@ -53,7 +53,7 @@ def decoding(most_tokens: int, device: torch.device) -> dict[str, Any]:
         bound["share"] = greedy["tokens_per_second"] * bound["seconds"][greedy["weights"]]
     ratios = {size: [round(c["ratio"], 2) for c in found if c["dim"] == size[0]] for size in SIZES}
     return {
-        "title": f"decoding, V = {VOCABULARY:,}, beside GPT-2 of the same size in transformers {version('transformers')}, "
+        "title": f"decoding, V = {VOCABULARY:,}, beside transformers {version('transformers')} (GPT-2, as large), "
         f"greedy and 4 beams, 1 and 16 prompts, up to {most_tokens:,} new tokens",
         "result": "; ".join(
             f"{dim} x {layers}: {min(ratio):.1f} to {max(ratio):.1f} times as fast"
