@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from lmtrain.errors import LmtrainError
-from lmtrain.options import BeamStopping, Device, Run, Stop, Weights, Which, WhichDevice, WhichWeights
+from lmtrain.options import Arithmetic, BeamStopping, Device, Run, Stop, Weights, Which, WhichDevice, WhichWeights
 
 SEARCH, DRAW, BEAM, WORDS, OUTPUT = (
     "Length and end",
@@ -52,6 +52,13 @@ def generate(
     checkpoint: Which = "best",
     weights: WhichWeights = Weights.auto,
     device: WhichDevice = Device.auto,
+    precision: Annotated[
+        Arithmetic,
+        typer.Option(
+            help="How the matrices are kept: auto is bf16 where the machine computes in it, else fp32; int8, for a "
+            "CPU, is quicker with few texts, and less exact."
+        ),
+    ] = Arithmetic.auto,
     max_tokens: Annotated[int, _option(SEARCH, "Tokens to generate at most.", "--max-tokens", "-n", min=1)] = 100,
     min_tokens: Annotated[int, _option(SEARCH, "Tokens before a text may end.", min=0)] = 0,
     stop: Annotated[Stop, _option(SEARCH, "End with the line, the sentence or the document.")] = Stop.none,
@@ -134,6 +141,8 @@ def generate(
     from lmtrain.completion.stops import Stops
     from lmtrain.decoding.sampling import Sampling
     from lmtrain.inference import open_trained
+    from lmtrain.nn.packing import pack
+    from lmtrain.runtime import choose_precision
 
     try:
         options = Options(
@@ -161,6 +170,7 @@ def generate(
             raw=raw,
         )
         trained = open_trained(run, checkpoint, weights.value, device.value)
+        pack(trained.model, choose_precision(precision.value, trained.device))
         # What can't be asked of this model is said at once.
         rules_of(trained.tokenizer, options, Stops(trained.tokenizer, options.stop, options.stop_strings))
     except ValueError as error:

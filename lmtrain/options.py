@@ -39,6 +39,16 @@ class Precision(StrEnum):
     fp16 = "fp16"
 
 
+class Arithmetic(StrEnum):
+    """What a model's matrices are kept in while it generates; `auto` takes what `Precision` takes."""
+
+    auto = "auto"
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+    int8 = "int8"
+
+
 class Weights(StrEnum):
     """Which weights of a checkpoint to use; `auto` takes the averaged ones where they were kept."""
 

@@ -18,7 +18,7 @@ from lmtrain.decoding.sampling import sample
 from lmtrain.decoding.search import Rules
 from lmtrain.nn.captured import steps
 from lmtrain.nn.language_model import LanguageModel
-from lmtrain.nn.packing import Weights, pack
+from lmtrain.nn.packing import pack
 from lmtrain.schema import ModelConfig
 
 VOCABULARY, PROMPT, SEED = 33_278, 8, 0
@@ -104,7 +104,7 @@ def seconds(run: Generate, prompts: torch.Tensor, beams: int, new: int) -> float
 
 def our_models(dim: int, layers: int, heads: int, device: torch.device) -> dict[str, Generate]:
     """Ours by the form of their weights; the pooling block comes on top of the layers."""
-    forms: tuple[Weights, ...] = ("fp32", "bf16", "int8") if device.type == "cpu" else ("fp32", "bf16")
+    forms: tuple[str, ...] = ("fp32", "bf16", "int8") if device.type == "cpu" else ("fp32", "bf16")
     found: dict[str, Generate] = {}
     for weights in forms:
         model = LanguageModel(ModelConfig(dim=dim, layers=layers, heads=heads, context=1024 + PROMPT), VOCABULARY)

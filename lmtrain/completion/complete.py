@@ -20,6 +20,7 @@ from lmtrain.decoding.beam import beam_search
 from lmtrain.decoding.sampling import Watch, sample
 from lmtrain.decoding.search import Hypothesis, Rules
 from lmtrain.errors import LmtrainError
+from lmtrain.nn.captured import steps
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.nn.state import State
 
@@ -210,14 +211,14 @@ class _Clock:
     """
 
     def __init__(self, model: LanguageModel) -> None:
-        self._model = model
+        self._step = steps(model)
         self._start = time.perf_counter()
         self._first: float | None = None
 
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
         if self._first is None:
             self._first = time.perf_counter()
-        return self._model.step(state, tokens)
+        return self._step(state, tokens)
 
     def stop(self, tokens: int) -> tuple[float, float]:
         """Seconds to the first token, and tokens per second over the whole."""

@@ -3,15 +3,11 @@
 Shapes: ... any leading axes (R rows in all), K inputs, N outputs.
 """
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.language_model import LanguageModel
-
-Weights = Literal["fp32", "bf16", "fp16", "int8"]
 
 PREPACKED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 """Whether oneDNN's own layout of a matrix can be kept. A plain bf16 matrix is brought into it anew by every call."""
@@ -63,8 +59,8 @@ class Int8Linear(nn.Module):
         return (result if self.bias is None else result + self.bias).to(x.dtype)
 
 
-def pack(model: LanguageModel, weights: Weights) -> None:
-    """Put every matrix of the model into this form, for good: it can no longer be trained or saved.
+def pack(model: LanguageModel, weights: str) -> None:
+    """Put every matrix of the model into the form `weights`, for good: it can no longer be trained or saved.
 
     fp32 leaves all as it is. bf16 and fp16 round the inputs, weights and results of every product, as autocast does;
     int8 rounds the weights further, to half the bytes, but for matrices of a width that has no kernel, which become
@@ -82,7 +78,7 @@ def pack(model: LanguageModel, weights: Weights) -> None:
                 setattr(module, name, _packed(child.weight, child.bias, weights))
 
 
-def _packed(weight: Tensor, bias: Tensor | None, weights: Weights) -> nn.Module:
+def _packed(weight: Tensor, bias: Tensor | None, weights: str) -> nn.Module:
     if weights == "int8" and weight.shape[1] % Int8Linear.WIDTH == 0:
         return Int8Linear(weight, bias)
     return NarrowLinear(weight, bias, torch.float16 if weights == "fp16" else torch.bfloat16)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.nn.language_model import LanguageModel
-from lmtrain.nn.packing import Int8Linear, NarrowLinear, Weights, pack
+from lmtrain.nn.packing import Int8Linear, NarrowLinear, pack
 from tests.nn.test_language_model import build, tokens
 from tests.nn.test_variants import VARIANTS, WINDOWED_VARIANTS
 
@@ -60,9 +60,7 @@ OTHERS: list[dict[str, object]] = [{"pool_query": "position"}, {"tie_embeddings"
 
 @pytest.mark.parametrize("fields", [*VARIANTS, *WINDOWED_VARIANTS, *OTHERS], ids=str)
 @pytest.mark.parametrize(("weights", "tolerance"), [("bf16", 0.06), ("int8", 0.12)])
-def test_a_packed_model_is_close_to_the_plain_one(
-    fields: dict[str, object], weights: Weights, tolerance: float
-) -> None:
+def test_a_packed_model_is_close_to_the_plain_one(fields: dict[str, object], weights: str, tolerance: float) -> None:
     model, text = build(dim=32, **{k: v for k, v in fields.items() if k != "dim"}), tokens(2, 30)
     expected = follow(model, text)
     pack(model, weights)
