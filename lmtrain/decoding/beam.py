@@ -45,14 +45,16 @@ def beam_search(
 
     The score: sum of (log p + bias) / length ** alpha, with length = number of generated ids, the one that ended the
     text included. alpha = 0: the plain sum, which favours short texts; alpha = 1: the mean; above: longer ones yet;
-    below 0: shorter ones than the sum does. Of equal scores, the text that ended first wins, then the one that was
-    better in the beam. `token_log_probs` are the model's own, without bias.
+    below 0: shorter ones yet. (Where a positive bias makes sums positive, the other way round.) A text without ids has
+    score 0. Of equal scores, the text that ended first wins, then the one that was better in the beam.
+    `token_log_probs` are the model's own, without bias.
 
     When to stop:
     - "exact": a text is given up when it provably can't enter the best `results`, and the search of a prompt ends with
-      its last live text. Of a text of sum s and length t, with n <= max_tokens - t ids to come, each worth at most
-      g = max(0, the highest bias), the score is at most (s + n g) / (t + n) ** alpha. Nothing is lost: what is given up
-      can push nothing better out of the beam, so the result is that of "never".
+      its last live text. No id being worth more than g = max(0, the highest bias), a text of sum s and length t comes
+      to a sum of at most u = s + (max_tokens - t) g, and so to a score of at most u / t ** alpha or
+      u / max_tokens ** alpha, whichever is more. Nothing is lost: what is given up could have pushed nothing out of
+      the beam that counts, so the result is that of "never". A positive bias lets little be given up.
     - "first": the search of a prompt ends with the step in which the number of its finished texts reaches `results`.
       Quicker, and may miss a better text.
     - "never": it ends when nothing lives, or at `max_tokens`.
@@ -69,9 +71,9 @@ def beam_search(
     """
     _check(beams, results, alpha, stopping)
     prompts = [()] * len(log_probs) if prompts is None else prompts
-    ended = [_Ended(results, alpha) for _ in prompts]
-    live = [[_Text(row)] for row in range(len(prompts))]
-    layout = _Layout(list(range(len(prompts))), width=1)
+    ended = [_Ended(results, alpha) for _ in range(len(log_probs))]
+    live = [[_Text(row)] for row in range(len(log_probs))]
+    layout = _Layout(list(range(len(log_probs))), width=1)
     for length in range(1, rules.max_tokens + 1):
         if not any(live):
             break
@@ -86,7 +88,7 @@ def beam_search(
         extended, stuck = _extend(log_probs, scores, live, beams)
         for prompt, text in stuck:
             ended[prompt].add(text, finished=False)
-        live = [[] for _ in prompts]
+        live = [[] for _ in ended]
         for prompt, text in extended:
             over = rules.over(text.ids)
             if over or length == rules.max_tokens:
@@ -150,12 +152,11 @@ def _highest_score(rules: Rules, alpha: float, length: int) -> Callable[[_Text],
     of a text that was given up is given up as well.
     """
     gain = max(0.0, *(float(np.float32(bias)) for bias in rules.bias.values())) if rules.bias else 0.0
-    shortest, longest = sorted((length**alpha, rules.max_tokens**alpha))
+    here, last = length**alpha, rules.max_tokens**alpha
 
     def bound(text: _Text) -> float:
         total = text.total + gain * (rules.max_tokens - length)
-        divisor: float = longest if total < 0 else shortest
-        return total / divisor
+        return float(max(total / here, total / last))
 
     return bound
 
