@@ -13,6 +13,7 @@ from tests.conftest import Lmtrain
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+EXACT = ["--precision", "fp32"]
 BEAMS = ["--beams", "4", "--results", "3", "--length-penalty", "1"]
 
 
@@ -36,15 +37,29 @@ def test_one_prompt(lmtrain: Lmtrain, workdir: Path) -> None:
 
 
 def test_beams_print_their_scores_best_first(lmtrain: Lmtrain, workdir: Path) -> None:
-    greedy = json.loads(lmtrain("generate", "The river", "-n", "5", "--json").out)["completions"][0]
+    greedy = json.loads(lmtrain("generate", "The river", "-n", "5", *EXACT, "--json").out)["completions"][0]
     lines = lmtrain("generate", "The river", "-n", "5", *BEAMS, "--ban", "\n").out.splitlines()
     scores = [float(line.split("\t")[0]) for line in lines]
     assert len(scores) == 3
     assert scores == sorted(scores, reverse=True)
-    best = json.loads(lmtrain("generate", "The river", "-n", "5", "--beams", "4", "--json").out)["completions"][0]
+    best = json.loads(lmtrain("generate", "The river", "-n", "5", *EXACT, "-b", "4", "--json").out)["completions"][0]
     assert best["score"] >= greedy["score"] - 1e-4  # beams share a batch, which may round another way
     for stopping in ("first", "never"):
         assert lmtrain("generate", "x", "-n", "3", "-b", "2", "--beam-stopping", stopping).code == 0
+
+
+def test_every_precision_is_close_to_the_exact_one(lmtrain: Lmtrain, workdir: Path) -> None:
+    def first(*options: str) -> float:
+        done = lmtrain("generate", "The river", "-n", "1", "--json", *options)
+        assert done.code == 0, done.err
+        found: float = json.loads(done.out)["completions"][0]["log_prob"]
+        return found
+
+    exact = first(*EXACT)
+    others = [first("--precision", name) for name in ("bf16", "fp16", "int8")]
+    assert others == pytest.approx([exact] * 3, abs=0.05)
+    assert exact not in others
+    assert first() in (exact, others[0])
 
 
 def test_sampling_depends_on_its_seed(lmtrain: Lmtrain, workdir: Path) -> None:
@@ -67,7 +82,7 @@ def test_sampling_depends_on_its_seed(lmtrain: Lmtrain, workdir: Path) -> None:
 def test_many_prompts_in_batches_are_what_each_gives_alone(lmtrain: Lmtrain, workdir: Path, search: list[str]) -> None:
     prompts = ["The river", "A", "the town of the river of the town of the river", "In 1950 , the"]
     (workdir / "many.txt").write_text("\n".join(prompts))
-    arguments = ["generate", "--prompts", "many.txt", "-n", "20", "--json", *search]
+    arguments = ["generate", "--prompts", "many.txt", "-n", "20", "--json", *EXACT, *search]
     results = []
     for size in ("1", "3", "16"):
         done = lmtrain(*arguments, "--batch-size", size)
