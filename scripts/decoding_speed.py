@@ -15,10 +15,11 @@ import torch
 
 from lmtrain.decoding.beam import beam_search
 from lmtrain.decoding.sampling import sample
-from lmtrain.decoding.search import Rules
-from lmtrain.nn.captured import steps
+from lmtrain.decoding.search import Rules, Step
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.nn.packing import pack
+from lmtrain.nn.state import State
+from lmtrain.nn.steps import steps
 from lmtrain.schema import ModelConfig
 
 VOCABULARY, PROMPT, SEED = 33_278, 8, 0
@@ -110,13 +111,12 @@ def our_models(dim: int, layers: int, heads: int, device: torch.device) -> dict[
         model = LanguageModel(ModelConfig(dim=dim, layers=layers, heads=heads, context=1024 + PROMPT), VOCABULARY)
         model.to(device).eval()
         pack(model, weights)
-        found[weights] = our_search(model)
+        found[weights] = our_search(model, steps(model))
     return found
 
 
-def our_search(model: LanguageModel) -> Generate:
+def our_search(model: LanguageModel, step: Step[State]) -> Generate:
     """Greedy or beam search of this model."""
-    step = steps(model)
 
     def run(prompts: torch.Tensor, beams: int, new: int) -> None:
         log_probs, state = model.start(prompts)

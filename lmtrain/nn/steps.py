@@ -1,4 +1,6 @@
-"""Steps of decoding on a GPU, recorded once as a CUDA graph and replayed: one launch in place of some hundred.
+"""Quicker ways to take a model's steps in decoding: recorded as a CUDA graph, or compiled for a CPU.
+
+Both want the same shapes again and again, so they look at more columns than there are tokens, under a mask.
 
 Shapes: B rows, V vocabulary.
 """
@@ -12,20 +14,52 @@ from torch import Tensor
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.nn.state import CausalState, State
 
-FEWEST_COLUMNS = 64
+FEWEST_COLUMNS = 256
 
 
-def steps(model: LanguageModel) -> Callable[[State, Tensor], tuple[Tensor, State]]:
-    """`model.step`, on CUDA and for causal models by way of recorded graphs."""
+def steps(model: LanguageModel, *, compiled: bool = False) -> Callable[[State, Tensor], tuple[Tensor, State]]:
+    """`model.step`, for causal models in its quickest form: on CUDA recorded; on a CPU `compiled`, where asked for."""
     device = next(model.parameters()).device
-    return CapturedSteps(model).step if device.type == "cuda" and model.causal else model.step
+    if not model.causal:
+        return model.step
+    if device.type == "cuda":
+        return CapturedSteps(model).step
+    return CompiledSteps(model).step if compiled else model.step
+
+
+class CompiledSteps:
+    """`LanguageModel.step` of a causal model, compiled: about twice as quick on a CPU where the model is small.
+
+    Compiling takes half a minute (a few seconds where the compiler remembers it), once for each number of columns that
+    texts grow into. It is done for the number of rows that comes first; fewer or more rows are stepped plainly. The
+    model's weights must not change afterwards.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self.rows: int | None = None
+        self.advance = torch.compile(model.advance, dynamic=False, fullgraph=True)
+
+    @torch.no_grad()
+    def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
+        """As `LanguageModel.step`."""
+        assert isinstance(state, CausalState)
+        self.rows = self.rows or len(tokens)
+        if len(tokens) != self.rows:
+            return self.model.step(state, tokens)
+        self.model.make_room(state)
+        seen = columns_to_see(state.columns + 1, self.model.config.context)
+        with torch._inductor.config.patch(freezing=True):  # lets oneDNN's layout of the weights be made ahead
+            log_probs = self.advance(state, tokens, seen, level=False)
+        state.columns += 1
+        return log_probs, state
 
 
 class CapturedSteps:
     """`LanguageModel.step` of a causal model by replaying a recorded step, for one state at a time.
 
     A step is recorded anew when another state comes, its rows become fewer or more, or its texts outgrow the columns
-    that the recorded one looks at; these double, so that this happens rarely. Between two steps the state may be
+    that the recorded one looks at; these quadruple, so that this happens rarely. Between two steps the state may be
     reordered (`select` with as many rows), which leaves its memory where it is. The log-probabilities are overwritten
     by the next step.
     """
@@ -70,5 +104,8 @@ class CapturedSteps:
 
 
 def columns_to_see(needed: int, context: int) -> int:
-    """The next power of two, so that few different numbers occur; never more than there are."""
-    return min(context, max(FEWEST_COLUMNS, 1 << (needed - 1).bit_length()))
+    """256, 1,024, 4,096 and so on, so that few different numbers occur; never more than there are."""
+    columns = FEWEST_COLUMNS
+    while columns < needed:
+        columns *= 4
+    return min(context, columns)
