@@ -1,6 +1,6 @@
 """Quicker ways to take a model's steps in decoding: recorded as a CUDA graph, or compiled for a CPU.
 
-Both want the same shapes again and again, so they look at more columns than there are tokens, under a mask.
+Both want the same shapes again and again, so they look at all the room that a state has, under a mask.
 
 Shapes: B rows, V vocabulary.
 """
@@ -13,8 +13,6 @@ from torch import Tensor
 
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.nn.state import CausalState, State
-
-FEWEST_COLUMNS = 256
 
 
 def steps(model: LanguageModel, *, compiled: bool = False) -> Callable[[State, Tensor], tuple[Tensor, State]]:
@@ -30,8 +28,8 @@ def steps(model: LanguageModel, *, compiled: bool = False) -> Callable[[State, T
 class CompiledSteps:
     """`LanguageModel.step` of a causal model, compiled: about twice as quick on a CPU where the model is small.
 
-    Compiling takes half a minute (a few seconds where the compiler remembers it), once for each number of columns that
-    texts grow into. It is done for the number of rows that comes first; fewer or more rows are stepped plainly. The
+    Compiling takes half a minute (a few seconds where the compiler remembers it), once for each room that texts
+    grow into. It is done for the number of rows that comes first; fewer or more rows are stepped plainly. The
     model's weights must not change afterwards.
     """
 
@@ -48,9 +46,8 @@ class CompiledSteps:
         if len(tokens) != self.rows:
             return self.model.step(state, tokens)
         self.model.make_room(state)
-        seen = columns_to_see(state.columns + 1, self.model.config.context)
         with torch._inductor.config.patch(freezing=True):  # lets oneDNN's layout of the weights be made ahead
-            log_probs = self.advance(state, tokens, seen, level=False)
+            log_probs = self.advance(state, tokens, state.room, level=False)
         state.columns += 1
         return log_probs, state
 
@@ -58,8 +55,8 @@ class CompiledSteps:
 class CapturedSteps:
     """`LanguageModel.step` of a causal model by replaying a recorded step, for one state at a time.
 
-    A step is recorded anew when another state comes, its rows become fewer or more, or its texts outgrow the columns
-    that the recorded one looks at; these quadruple, so that this happens rarely. Between two steps the state may be
+    A step is recorded anew when another state comes, its rows become fewer or more, or its texts outgrow their room,
+    which becomes four times as large, so that this happens rarely. Between two steps the state may be
     reordered (`select` with as many rows), which leaves its memory where it is. The log-probabilities are overwritten
     by the next step.
     """
@@ -76,17 +73,16 @@ class CapturedSteps:
         """As `LanguageModel.step`."""
         assert isinstance(state, CausalState)
         self.model.make_room(state)
-        seen = columns_to_see(state.columns + 1, self.model.config.context)
-        wanted = (state.tokens.data_ptr(), len(tokens), seen)
+        wanted = (state.tokens.data_ptr(), len(tokens), state.room)
         if wanted != self.recorded:
-            self._record(state, tokens, seen)
+            self._record(state, tokens)
             self.recorded = wanted
         self.tokens.copy_(tokens)
         self.graph.replay()
         state.columns += 1
         return self.log_probs, state
 
-    def _record(self, state: CausalState, tokens: Tensor, seen: int) -> None:
+    def _record(self, state: CausalState, tokens: Tensor) -> None:
         """Record a step on this state; nothing is computed on it yet."""
         self.tokens = tokens.clone()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -95,17 +91,9 @@ class CapturedSteps:
             trial = copy.deepcopy(state)
             trial.lengths.zero_()  # two steps of a nearly full row would run out of columns
             for _ in range(2):
-                self.model.advance(trial, self.tokens, seen, level=False)
+                self.model.advance(trial, self.tokens, state.room, level=False)
         torch.cuda.current_stream().wait_stream(side)
         del trial
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.log_probs = self.model.advance(state, self.tokens, seen, level=False)
-
-
-def columns_to_see(needed: int, context: int) -> int:
-    """256, 1,024, 4,096 and so on, so that few different numbers occur; never more than there are."""
-    columns = FEWEST_COLUMNS
-    while columns < needed:
-        columns *= 4
-    return min(context, columns)
+            self.log_probs = self.model.advance(state, self.tokens, state.room, level=False)

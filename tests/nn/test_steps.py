@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.nn.packing import pack
-from lmtrain.nn.state import CausalState, State
-from lmtrain.nn.steps import CapturedSteps, CompiledSteps, columns_to_see
+from lmtrain.nn.state import CausalState, State, room_for
+from lmtrain.nn.steps import CapturedSteps, CompiledSteps
 from lmtrain.nn.steps import steps as quick_steps
 from tests.nn.test_language_model import POSITIONS, QUERIES, build, tokens
 from tests.nn.test_variants import VARIANTS
@@ -18,11 +18,11 @@ from tests.nn.test_variants import VARIANTS
 FIELDS = [*VARIANTS, *({"position": name} for name in POSITIONS), *({"pool_query": query} for query in QUERIES)]
 
 
-def test_columns_to_see() -> None:
-    assert [columns_to_see(needed, 5000) for needed in (1, 256, 257, 1024, 1025, 4096, 4097, 5000)] == [
+def test_room_for() -> None:
+    assert [room_for(tokens, 5000) for tokens in (1, 256, 257, 1024, 1025, 4096, 4097, 5000)] == [
         *(256, 256, 1024, 1024, 4096, 4096, 5000, 5000)
     ]
-    assert columns_to_see(3, 12) == 12
+    assert room_for(3, 12) == 12
 
 
 class Replayed(CapturedSteps):
@@ -33,14 +33,14 @@ class Replayed(CapturedSteps):
         self.recorded = None
         self.recordings = 0
 
-    def _record(self, state: CausalState, tokens: Tensor, seen: int) -> None:
+    def _record(self, state: CausalState, tokens: Tensor) -> None:
         self.recordings += 1
         self.tokens = tokens.clone()
         memory = addresses(state)
 
         def replay() -> None:
             assert addresses(state) == memory, "a graph would go on in the old memory"
-            self.log_probs = self.model.advance(state, self.tokens, seen, level=False)
+            self.log_probs = self.model.advance(state, self.tokens, state.room, level=False)
 
         self.graph: Any = SimpleNamespace(replay=replay)
 
@@ -73,14 +73,14 @@ def test_the_recorded_step_equals_the_plain_one(fields: dict[str, object]) -> No
     assert steps.recordings == 2  # one for three rows, one for two
 
 
-def test_more_columns_are_seen_as_the_texts_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmtrain.nn.steps.FEWEST_COLUMNS", 4)
+def test_a_step_is_recorded_anew_as_its_room_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmtrain.nn.state.LEAST_ROOM", 4)
     model = build(context=24)
     steps = Replayed(model)
     _, state = model.start(tokens(1, 2))
     for _ in range(24):
         _, state = steps.step(state, tokens(1))
-    assert steps.recordings == 4  # 4, 16, 24, and 16 after the row was full
+    assert steps.recordings == 3  # room for 4, 16 and 24
 
 
 def test_windows_and_a_cpu_unless_asked_take_the_plain_step() -> None:
