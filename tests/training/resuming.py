@@ -86,7 +86,10 @@ def state_of(training: Training) -> dict[str, str]:
         name: sha256_bytes(f"{value.dtype} {tuple(value.shape)}".encode() + value.contiguous().numpy().tobytes())
         for name, value in tensors.items()
     }
-    counters = dataclasses.asdict(training.counters) | {"scaler": training.scaler.state_dict()}
+    counters = dataclasses.asdict(training.counters) | {
+        "scaler": training.scaler.state_dict(),
+        "skipped": int(training.skipped),
+    }
     return digests | {f"counters/{name}": json.dumps(value, sort_keys=True) for name, value in counters.items()}
 
 
