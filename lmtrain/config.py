@@ -156,6 +156,8 @@ def _sentence(error: Any, origin: str) -> str:
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
         return f"{origin}: unknown key {key}" + (f"; did you mean {near[0]}?" if near else "")
     message = error["msg"].removeprefix("Value error, ")
+    if error["type"] in ("string_type", "path_type") and not isinstance(error["input"], list | dict | None):
+        message = "a text is needed, and YAML takes this for something else: put it in quotes"
     return f"{origin}: {key}={_shown(error['input'])}: {message}" if key.count(".") == 1 else f"{origin}: {message}"
 
 
