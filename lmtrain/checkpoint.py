@@ -92,6 +92,7 @@ def lock(run_dir: Path) -> Iterator[None]:
     """
     make_folders(run_dir)
     try:
+        disk.check_regular(run_dir / ".lock")
         file = (run_dir / ".lock").open("w")
     except OSError as error:
         raise write_error(run_dir, error) from error
@@ -100,6 +101,11 @@ def lock(run_dir: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise LmtrainError(f"{run_dir} is in use by another process: wait for it or set run.name") from None
+        except OSError as error:
+            raise LmtrainError(
+                f"{run_dir} can't be locked against other processes ({error.strerror}): set run.dir to a folder on "
+                "another file system"
+            ) from error
         recover(run_dir)
         recover(run_dir / "checkpoints")
         yield

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from lmtrain import disk
 from lmtrain.errors import LmtrainError
 from lmtrain.schema import RESOURCE_FIELDS, Config
 
@@ -118,6 +119,7 @@ def _parse_yaml(text: str, origin: str) -> Any:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
+        disk.check_regular(path)
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
         if len(content) > LARGEST_FILE:

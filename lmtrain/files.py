@@ -29,7 +29,8 @@ def sha256_bytes(data: bytes) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of the file's content, in hexadecimal, read in blocks."""
+    """SHA-256 of the file's content, in hexadecimal, read in blocks. Raises OSError where it is no regular file."""
+    disk.check_regular(path)
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
