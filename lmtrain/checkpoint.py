@@ -10,12 +10,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as deserialize
-from safetensors.torch import save as serialize
 from torch import Tensor
 
 from lmtrain import disk
@@ -39,6 +40,17 @@ from lmtrain.schema import Config
 FORMAT = "lmtrain-checkpoint/1"
 CONFIG, TOKENIZER, STATE, METRICS = "config.yaml", "tokenizer.json", "state.json", "metrics.jsonl"
 
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What safetensors calls them."""
 _STEP = re.compile(r"[0-9]{1,18}")
 
 Tensors = dict[str, dict[str, Tensor]]
@@ -116,12 +128,44 @@ def save(run_dir: Path, step: int, tensors: Tensors, info: dict[str, Any]) -> Pa
 
     `info` must hold `score` (lower is better, None = not evaluated) beside whatever the loop wants back.
     """
+    return write(run_dir, step, {group: serialize(named)[0] for group, named in tensors.items()}, info)
+
+
+def write(run_dir: Path, step: int, groups: Mapping[str, memoryview], info: dict[str, Any]) -> Path:
+    """`save` of tensors that `serialize` has made into a file for each group."""
     folder = run_dir / "checkpoints" / f"step-{step:08d}"
-    with new_folder(folder, FORMAT, {"step": step, **info}) as temporary:
-        for group, named in tensors.items():
-            data = serialize({name: tensor.detach().contiguous().cpu() for name, tensor in named.items()})
-            disk.write(temporary / f"{group}.safetensors", data)
+    hashes: dict[str, str] = {}
+    with new_folder(folder, FORMAT, {"step": step, **info}, hashes) as temporary:
+        for group, data in groups.items():
+            name = f"{group}.safetensors"
+            hashes[name] = sha256_bytes(data)
+            disk.write(temporary / name, data)
     return folder
+
+
+def serialize(named: Mapping[str, Tensor]) -> tuple[memoryview, dict[str, Tensor]]:
+    """A safetensors file of these tensors, and the copies of them that lie in it; in one copy, the library makes three.
+
+    That is the length of a header, the header as JSON, and the tensors' bytes. The widest types come first, so that
+    each tensor lies at a multiple of its type's size.
+    """
+    tensors = {name: named[name].detach() for name in sorted(named, key=lambda name: (-named[name].itemsize, name))}
+    ends = list(accumulate((tensor.nbytes for tensor in tensors.values()), initial=0))
+    entries = {
+        name: {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        for (name, tensor), begin, end in zip(tensors.items(), ends, ends[1:], strict=False)
+    }
+    header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    header += b" " * (-len(header) % 8)
+    start = 8 + len(header)
+    data = torch.empty(start + ends[-1], dtype=torch.uint8)
+    data[:start] = torch.tensor([*len(header).to_bytes(8, "little"), *header], dtype=torch.uint8)
+    copies = {}
+    for (name, tensor), begin, end in zip(tensors.items(), ends, ends[1:], strict=False):
+        if tensor.numel():
+            place = data[start + begin : start + end].view(tensor.dtype)
+            copies[name] = place.view(tensor.shape).copy_(tensor)
+    return data.numpy().data, copies
 
 
 def load(folder: Path, groups: tuple[str, ...] | None = None) -> Checkpoint:

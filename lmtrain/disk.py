@@ -16,7 +16,7 @@ def make_folder(path: Path) -> None:
     path.mkdir()
 
 
-def write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes | memoryview) -> None:
     """Write a file that must not be there yet; it is not on the disk before `sync`."""
     with path.open("xb") as file:
         file.write(data)

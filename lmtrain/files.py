@@ -7,9 +7,10 @@ folder itself are flushed to disk, and only then it is renamed. A reader that fi
 import hashlib
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from lmtrain import disk
@@ -23,7 +24,7 @@ _BLOCK = 1 << 20
 _LONGEST_NAME = 255
 
 
-def sha256_bytes(data: bytes) -> str:
+def sha256_bytes(data: bytes | memoryview) -> str:
     """SHA-256 of `data`, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
@@ -89,13 +90,15 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_folder(path: Path, kind: str, info: dict[str, Any]) -> Iterator[Path]:
+def new_folder(
+    path: Path, kind: str, info: dict[str, Any], hashes: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Path]:
     """Write a folder that appears at `path` whole or not at all.
 
     Yields a temporary folder beside `path` to write into. When the block ends well, the manifest (format `kind`, the
     entries of `info`, which the block may still extend, the size and sha256 of every file, and a sha256 of all this) is
     added, everything is flushed and the folder takes its name, in place of an older one. When the block raises, nothing
-    is left behind.
+    is left behind. A file is not read again whose sha256 the block has put into `hashes`, as of what it wrote.
 
     Raises LmtrainError where the disk is full or the place can't be written.
     """
@@ -105,7 +108,10 @@ def new_folder(path: Path, kind: str, info: dict[str, Any]) -> Iterator[Path]:
         disk.make_folder(temporary)
         yield temporary
         files = {str(file.relative_to(temporary)): file for file in sorted(temporary.rglob("*")) if file.is_file()}
-        entries = {name: {"bytes": file.stat().st_size, "sha256": sha256_file(file)} for name, file in files.items()}
+        entries = {
+            name: {"bytes": file.stat().st_size, "sha256": hashes.get(name) or sha256_file(file)}
+            for name, file in files.items()
+        }
         manifest = {"format": kind, **info, "files": entries}
         manifest[_SEAL] = _content_hash(manifest)
         disk.write(temporary / MANIFEST, (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode())
