@@ -4,8 +4,10 @@ A folder (corpus, token store, checkpoint) is written under a temporary name bes
 folder itself are flushed to disk, and only then it is renamed. A reader that finds the folder finds all of it.
 """
 
+import fcntl
 import hashlib
 import json
+import os
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -103,9 +105,12 @@ def new_folder(
     Raises LmtrainError where the disk is full or the place can't be written.
     """
     temporary = _temporary(path)
+    held: int | None = None
     try:
         make_folders(path.parent)
-        disk.make_folder(temporary)
+        with _alone_in(path.parent):
+            disk.make_folder(temporary)
+            held = _lock(temporary, fcntl.LOCK_EX)  # while this process lives, `recover` leaves the folder alone
         yield temporary
         files = {str(file.relative_to(temporary)): file for file in sorted(temporary.rglob("*")) if file.is_file()}
         entries = {
@@ -118,10 +123,13 @@ def new_folder(
         for file in [*files.values(), temporary / MANIFEST]:
             disk.sync(file)
         disk.sync(temporary)
-        _take_place(temporary, path)
+        with _alone_in(path.parent):
+            _take_place(temporary, path)
     except OSError as error:
         raise write_error(path, error) from error
     finally:
+        if held is not None:
+            os.close(held)
         if temporary.exists():
             disk.remove(temporary)
 
@@ -159,18 +167,51 @@ def _take_place(temporary: Path, path: Path) -> None:
 
 
 def recover(parent: Path) -> None:
-    """Put in order what a killed process left in `parent`, which nothing else may be writing to.
+    """Put in order what a killed process left in `parent`, where others may be writing folders, but no single files.
 
     Half-written files and folders are deleted; a folder that had stepped aside for one that never came is put back.
     """
-    for leftover in sorted(parent.glob(f"{_TEMPORARY}*")):
-        name, aside, _ = leftover.name.removeprefix(_TEMPORARY).rpartition(_ASIDE)
-        if aside and not (parent / name).exists():
-            with writing(parent / name):
-                disk.rename(leftover, parent / name)
-                disk.sync(parent)
-        else:
-            disk.remove(leftover)
+    with _alone_in(parent):
+        for leftover in sorted(parent.glob(f"{_TEMPORARY}*")):
+            name, aside, _ = leftover.name.removeprefix(_TEMPORARY).rpartition(_ASIDE)
+            if aside and not (parent / name).exists():
+                with writing(parent / name):
+                    disk.rename(leftover, parent / name)
+                    disk.sync(parent)
+            elif not (leftover.is_dir() and _is_locked(leftover)):
+                disk.remove(leftover)
+
+
+@contextmanager
+def _alone_in(parent: Path) -> Iterator[None]:
+    """Let no other process make, replace or put in order a folder in `parent` meanwhile, where locks are to be had."""
+    held = _lock(parent, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def _is_locked(folder: Path) -> bool:
+    held = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if held is not None:
+        os.close(held)
+    return held is None
+
+
+def _lock(folder: Path, operation: int) -> int | None:
+    """Lock a folder until what is returned is closed, or the process ends; None where that can't be had."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, operation)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def read_manifest(folder: Path, kind: str) -> dict[str, Any]:

@@ -445,3 +445,15 @@ def test_import_needs_no_torch_and_no_datasets() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
     assert corpus.FORMAT == "lmtrain-corpus/1"
+
+
+def test_what_a_killed_process_left_is_deleted_at_the_next_start(tmp_path: Path) -> None:
+    data = DataConfig(dir=tmp_path, sample_tokens=1000)
+    corpus = download(data)
+    corpus.folder.rename(tmp_path / f".tmp-{corpus.folder.name}-old-1")  # killed while another took its place
+    (tmp_path / ".tmp-other.word-2").mkdir()
+    (tmp_path / ".tmp-other.word-2" / "train.npy").touch()
+    notes: list[str] = []
+    assert download(data, note=notes.append) == corpus
+    assert [path.name for path in tmp_path.iterdir()] == [corpus.folder.name]
+    assert notes == []
