@@ -128,44 +128,32 @@ def save(run_dir: Path, step: int, tensors: Tensors, info: dict[str, Any]) -> Pa
 
     `info` must hold `score` (lower is better, None = not evaluated) beside whatever the loop wants back.
     """
-    return write(run_dir, step, {group: serialize(named)[0] for group, named in tensors.items()}, info)
-
-
-def write(run_dir: Path, step: int, groups: Mapping[str, memoryview], info: dict[str, Any]) -> Path:
-    """`save` of tensors that `serialize` has made into a file for each group."""
     folder = run_dir / "checkpoints" / f"step-{step:08d}"
     hashes: dict[str, str] = {}
     with new_folder(folder, FORMAT, {"step": step, **info}, hashes) as temporary:
-        for group, data in groups.items():
-            name = f"{group}.safetensors"
-            hashes[name] = sha256_bytes(data)
-            disk.write(temporary / name, data)
+        for group, named in tensors.items():
+            parts, name = serialize(named), f"{group}.safetensors"
+            hashes[name] = sha256_bytes(*parts)
+            disk.write(temporary / name, parts)
     return folder
 
 
-def serialize(named: Mapping[str, Tensor]) -> tuple[memoryview, dict[str, Tensor]]:
-    """A safetensors file of these tensors, and the copies of them that lie in it; in one copy, the library makes three.
+def serialize(named: Mapping[str, Tensor]) -> list[memoryview]:
+    """The parts of a safetensors file: a header, and the bytes of the tensors, as they lie in memory if on the CPU.
 
-    That is the length of a header, the header as JSON, and the tensors' bytes. The widest types come first, so that
-    each tensor lies at a multiple of its type's size.
+    The library's own function makes three copies of each. The header is JSON after its length; the widest types come
+    first, so that each tensor lies at a multiple of its type's size.
     """
-    tensors = {name: named[name].detach() for name in sorted(named, key=lambda name: (-named[name].itemsize, name))}
-    ends = list(accumulate((tensor.nbytes for tensor in tensors.values()), initial=0))
+    names = sorted(named, key=lambda name: (-named[name].itemsize, name))
+    ends = list(accumulate((named[name].nbytes for name in names), initial=0))
     entries = {
-        name: {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-        for (name, tensor), begin, end in zip(tensors.items(), ends, ends[1:], strict=False)
+        name: {"dtype": _DTYPES[named[name].dtype], "shape": list(named[name].shape), "data_offsets": [begin, end]}
+        for name, begin, end in zip(names, ends, ends[1:], strict=False)
     }
     header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     header += b" " * (-len(header) % 8)
-    start = 8 + len(header)
-    data = torch.empty(start + ends[-1], dtype=torch.uint8)
-    data[:start] = torch.tensor([*len(header).to_bytes(8, "little"), *header], dtype=torch.uint8)
-    copies = {}
-    for (name, tensor), begin, end in zip(tensors.items(), ends, ends[1:], strict=False):
-        if tensor.numel():
-            place = data[start + begin : start + end].view(tensor.dtype)
-            copies[name] = place.view(tensor.shape).copy_(tensor)
-    return data.numpy().data, copies
+    tensors = [named[name].detach().cpu().contiguous().flatten().view(torch.uint8) for name in names]
+    return [memoryview(len(header).to_bytes(8, "little") + header), *(tensor.numpy().data for tensor in tensors)]
 
 
 def load(folder: Path, groups: tuple[str, ...] | None = None) -> Checkpoint:

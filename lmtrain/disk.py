@@ -16,10 +16,10 @@ def make_folder(path: Path) -> None:
     path.mkdir()
 
 
-def write(path: Path, data: bytes | memoryview) -> None:
-    """Write a file that must not be there yet; it is not on the disk before `sync`."""
+def write(path: Path, data: bytes | list[memoryview]) -> None:
+    """Write a file that must not be there yet, whole or in parts; it is not on the disk before `sync`."""
     with path.open("xb") as file:
-        file.write(data)
+        file.writelines([data] if isinstance(data, bytes) else data)
 
 
 def sync(path: Path) -> None:

@@ -26,9 +26,12 @@ _BLOCK = 1 << 20
 _LONGEST_NAME = 255
 
 
-def sha256_bytes(data: bytes | memoryview) -> str:
-    """SHA-256 of `data`, in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
+def sha256_bytes(*data: bytes | memoryview) -> str:
+    """SHA-256 of `data`, one part after the other, in hexadecimal."""
+    digest = hashlib.sha256()
+    for part in data:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def sha256_file(path: Path) -> str:

@@ -36,15 +36,15 @@ def test_a_file_of_tensors_is_as_the_library_writes_it() -> None:
     torch.manual_seed(0)
     values = [torch.randn(3, 4), torch.randn(4, 3).T, torch.tensor(2.5), torch.zeros(0, 5), torch.randn(7)[::2]]
     named = {f"{number}/é": value for number, value in enumerate(values)}
-    assert checkpoint.serialize(named)[0] == safetensors.torch.save(
+    assert b"".join(checkpoint.serialize(named)) == safetensors.torch.save(
         {name: value.contiguous() for name, value in named.items()}
     )
     mixed = {f"t{number}": torch.arange(number + 1).to(dtype) for number, dtype in enumerate(checkpoint._DTYPES)}
-    found = safetensors.torch.load(bytes(checkpoint.serialize(named | mixed)[0]))
+    found = safetensors.torch.load(b"".join(checkpoint.serialize(named | mixed)))
     assert found.keys() == named.keys() | mixed.keys()
     assert all(torch.equal(found[name], value) for name, value in (named | mixed).items())
     assert all(found[name].dtype == value.dtype for name, value in mixed.items())
-    assert bytes(checkpoint.serialize({})[0]) == safetensors.torch.save({})
+    assert b"".join(checkpoint.serialize({})) == safetensors.torch.save({})
 
 
 def test_every_single_byte_matters(tmp_path: Path) -> None:

@@ -38,8 +38,11 @@ class Saver:
     def save(self, step: int, tensors: checkpoint.Tensors, info: dict[str, Any]) -> None:
         """Copy the tensors, and let the copy be written; waits for the checkpoint before it."""
         self.wait()
-        files = {group: checkpoint.serialize(named) for group, named in tensors.items()}
-        self._pending = self._thread.submit(self._write, step, files, info)
+        copies = {
+            group: {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
+            for group, named in tensors.items()
+        }
+        self._pending = self._thread.submit(self._write, step, copies, info)
 
     def check(self) -> None:
         """Raise what went wrong with the last checkpoint, if that is known by now."""
@@ -52,15 +55,15 @@ class Saver:
         if pending is not None:
             pending.result()
 
-    def _write(self, step: int, files: dict[str, tuple[memoryview, dict[str, Tensor]]], info: dict[str, Any]) -> None:
-        for group, (_, named) in files.items():
+    def _write(self, step: int, tensors: checkpoint.Tensors, info: dict[str, Any]) -> None:
+        for group, named in tensors.items():
             for name, tensor in named.items():
-                if tensor.is_floating_point() and not _is_finite(tensor):
+                if tensor.is_floating_point() and tensor.numel() and not _is_finite(tensor):
                     raise LmtrainError(
                         f"step {step}: {group} tensor {name} is not finite, so this checkpoint was not written; "
                         "the one before it is good: lower train.lr or raise train.warmup"
                     )
-        checkpoint.write(self._run_dir, step, {group: data for group, (data, _) in files.items()}, info)
+        checkpoint.save(self._run_dir, step, tensors, info)
         checkpoint.prune(self._run_dir, self._keep)
 
 
