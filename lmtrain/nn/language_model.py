@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lmtrain.nn.blocks import locked_dropout
 from lmtrain.nn.copying import ContextCopy
 from lmtrain.nn.encoder import Encoder
-from lmtrain.nn.norms import norm
+from lmtrain.nn.norms import cut_gradients_at_zero, norm
 from lmtrain.nn.pooling import AttentionPooling, slope_parameters
 from lmtrain.nn.positions import sinusoidal
 from lmtrain.nn.scheduled_sampling import sample
@@ -59,6 +59,8 @@ class LanguageModel(nn.Module):
         self.output_bias = nn.Parameter(torch.zeros(vocab_size)) if config.output_bias else None
         self.copying = ContextCopy(dim, config.norm) if config.copy else None
         self.packed_output: nn.Module | None = None  # see `pack`
+        if config.embedding_dropout:
+            cut_gradients_at_zero(self)
         initialise(self)
 
     def encode(self, tokens: Tensor) -> Tensor:
