@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from lmtrain import checkpoint, disk
+from lmtrain.completion.complete import complete
+from lmtrain.completion.options import Options
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.inference import complete, load_trained
+from lmtrain.inference import load_trained
 from lmtrain.schema import Config
 from lmtrain.training import loop, samples
 from lmtrain.training.loop import train_step
@@ -137,7 +139,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def generate(self) -> None:
         trained = load_trained(self.run_dir, "last", "auto", torch.device("cpu"))
-        assert complete(trained.model, trained.tokenizer, "The", max_tokens=3)
+        assert complete(trained.model, trained.tokenizer, ["The"], Options(max_tokens=3))
 
     @invariant()
     def every_checkpoint_is_one_of_the_whole_run(self) -> None:
