@@ -41,7 +41,7 @@ def answer(trained: Trained, options: Options, prompt: str, output: Output) -> N
         if sys.stdout.isatty() and terminal.can_stream(options) and not output.json:
             completed = terminal.stream(trained, prompt, options)
         else:
-            (completed,) = complete(trained.model, trained.tokenizer, [prompt], options)
+            (completed,) = complete(trained.model, trained.tokenizer, [prompt], options, step=trained.take_step)
             _print(trained, [Prompt(1, prompt)], [completed], output.json)
     if output.picture is not None:
         _draw(trained, read, completed, output.picture)
@@ -53,7 +53,7 @@ def answer_all(trained: Trained, options: Options, prompts: Iterator[Prompt], ou
     for batch in batches(prompts, output.batch_size):
         texts = [prompt.text for prompt in batch]
         with enough_memory(REMEDY):
-            completed = complete(trained.model, trained.tokenizer, texts, options, first=count)
+            completed = complete(trained.model, trained.tokenizer, texts, options, first=count, step=trained.take_step)
         _print(trained, batch, completed, output.json)
         count += len(batch)
         read = [as_read(trained.tokenizer, text, options) for text in texts]
@@ -74,7 +74,9 @@ def converse(trained: Trained, options: Options) -> None:
             if terminal.can_stream(options):
                 terminal.stream(trained, prompt, options, number)
             else:
-                completed = complete(trained.model, trained.tokenizer, [prompt], options, first=number)
+                completed = complete(
+                    trained.model, trained.tokenizer, [prompt], options, first=number, step=trained.take_step
+                )
                 _print(trained, [Prompt(number, prompt)], completed, False)
 
     terminal.converse(reply)

@@ -10,12 +10,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as deserialize
-from safetensors.torch import save as serialize
 from torch import Tensor
 
 from lmtrain import disk
@@ -39,6 +40,17 @@ from lmtrain.schema import Config
 FORMAT = "lmtrain-checkpoint/1"
 CONFIG, TOKENIZER, STATE, METRICS = "config.yaml", "tokenizer.json", "state.json", "metrics.jsonl"
 
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What safetensors calls them."""
 _STEP = re.compile(r"[0-9]{1,18}")
 
 Tensors = dict[str, dict[str, Tensor]]
@@ -92,6 +104,7 @@ def lock(run_dir: Path) -> Iterator[None]:
     """
     make_folders(run_dir)
     try:
+        disk.check_regular(run_dir / ".lock")
         file = (run_dir / ".lock").open("w")
     except OSError as error:
         raise write_error(run_dir, error) from error
@@ -100,6 +113,11 @@ def lock(run_dir: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise LmtrainError(f"{run_dir} is in use by another process: wait for it or set run.name") from None
+        except OSError as error:
+            raise LmtrainError(
+                f"{run_dir} can't be locked against other processes ({error.strerror}): set run.dir to a folder on "
+                "another file system"
+            ) from error
         recover(run_dir)
         recover(run_dir / "checkpoints")
         yield
@@ -111,11 +129,31 @@ def save(run_dir: Path, step: int, tensors: Tensors, info: dict[str, Any]) -> Pa
     `info` must hold `score` (lower is better, None = not evaluated) beside whatever the loop wants back.
     """
     folder = run_dir / "checkpoints" / f"step-{step:08d}"
-    with new_folder(folder, FORMAT, {"step": step, **info}) as temporary:
+    hashes: dict[str, str] = {}
+    with new_folder(folder, FORMAT, {"step": step, **info}, hashes) as temporary:
         for group, named in tensors.items():
-            data = serialize({name: tensor.detach().contiguous().cpu() for name, tensor in named.items()})
-            disk.write(temporary / f"{group}.safetensors", data)
+            parts, name = serialize(named), f"{group}.safetensors"
+            hashes[name] = sha256_bytes(*parts)
+            disk.write(temporary / name, parts)
     return folder
+
+
+def serialize(named: Mapping[str, Tensor]) -> list[memoryview]:
+    """The parts of a safetensors file: a header, and the bytes of the tensors, as they lie in memory if on the CPU.
+
+    The library's own function makes three copies of each. The header is JSON after its length; the widest types come
+    first, so that each tensor lies at a multiple of its type's size.
+    """
+    names = sorted(named, key=lambda name: (-named[name].itemsize, name))
+    ends = list(accumulate((named[name].nbytes for name in names), initial=0))
+    entries = {
+        name: {"dtype": _DTYPES[named[name].dtype], "shape": list(named[name].shape), "data_offsets": [begin, end]}
+        for name, begin, end in zip(names, ends, ends[1:], strict=False)
+    }
+    header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    header += b" " * (-len(header) % 8)
+    tensors = [named[name].detach().cpu().contiguous().flatten().view(torch.uint8) for name in names]
+    return [memoryview(len(header).to_bytes(8, "little") + header), *(tensor.numpy().data for tensor in tensors)]
 
 
 def load(folder: Path, groups: tuple[str, ...] | None = None) -> Checkpoint:

@@ -3,8 +3,10 @@
 torch and datasets are imported inside the commands, so that help and completion answer at once.
 """
 
+import json
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,7 +108,7 @@ def download(
     from lmtrain.data.corpus import download as make_corpus
 
     given = {"source": source, "subset": subset, "revision": revision, "text_column": text_column, "dir": data_dir}
-    resolved = _load_config(config, [f"data.{key}={value}" for key, value in given.items() if value is not None])
+    resolved = _load_config(config, _overrides({f"data.{key}": value for key, value in given.items()}))
     corpus = make_corpus(resolved.data, force=force, note=note, progress=not quiet)
     counts = {split: corpus.manifest["splits"][split] for split in corpus.splits}
     show({"folder": str(corpus.folder), **corpus.manifest}, f"{corpus.folder}\n{table(counts)}", as_json)
@@ -128,7 +130,7 @@ def tokenize(
     Brings the corpus first if it isn't there. The tokenizer sees the training split alone.
     """
     given = {"data.source": source, "tokenizer.kind": kind, "tokenizer.vocab_size": vocab_size, "data.dir": data_dir}
-    resolved = _load_config(config, [f"{key}={value}" for key, value in given.items() if value is not None])
+    resolved = _load_config(config, _overrides(given))
     store = _prepare_data(resolved, force=force, progress=not quiet)
     counts = {split: store.manifest["splits"][split] for split in store.splits}
     heading = f"{store.folder}\n{store.tokenizer.vocab_size:,} {store.tokenizer.kind} entries"
@@ -253,6 +255,15 @@ app.command(
     cls=generate_command.GroupedCommand,
     epilog='Example: lmtrain generate "The river" --temperature 0.8 --stop sentence',
 )(generate_command.generate)
+
+
+def _overrides(given: Mapping[str, str | Path | int | None]) -> list[str]:
+    """The options that were given, texts in quotes: YAML would take some for a number or a comment."""
+    return [
+        f"{key}={value if isinstance(value, int) else json.dumps(str(value), ensure_ascii=False)}"
+        for key, value in given.items()
+        if value is not None
+    ]
 
 
 def _load_config(path: Path | None, overrides: list[str]) -> "Config":

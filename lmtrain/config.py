@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from lmtrain import disk
 from lmtrain.errors import LmtrainError
 from lmtrain.schema import RESOURCE_FIELDS, Config
 
@@ -118,6 +119,7 @@ def _parse_yaml(text: str, origin: str) -> Any:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
+        disk.check_regular(path)
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
         if len(content) > LARGEST_FILE:
@@ -156,6 +158,8 @@ def _sentence(error: Any, origin: str) -> str:
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
         return f"{origin}: unknown key {key}" + (f"; did you mean {near[0]}?" if near else "")
     message = error["msg"].removeprefix("Value error, ")
+    if error["type"] in ("string_type", "path_type") and not isinstance(error["input"], list | dict | None):
+        message = "a text is needed, and YAML takes this for something else: put it in quotes"
     return f"{origin}: {key}={_shown(error['input'])}: {message}" if key.count(".") == 1 else f"{origin}: {message}"
 
 

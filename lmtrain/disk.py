@@ -4,6 +4,7 @@ All that must survive a crash goes through them, so that a test can record them 
 crash between two of them may leave.
 """
 
+import errno
 import os
 import shutil
 from contextlib import suppress
@@ -15,10 +16,10 @@ def make_folder(path: Path) -> None:
     path.mkdir()
 
 
-def write(path: Path, data: bytes) -> None:
-    """Write a file that must not be there yet; it is not on the disk before `sync`."""
+def write(path: Path, data: bytes | list[memoryview]) -> None:
+    """Write a file that must not be there yet, whole or in parts; it is not on the disk before `sync`."""
     with path.open("xb") as file:
-        file.write(data)
+        file.writelines([data] if isinstance(data, bytes) else data)
 
 
 def sync(path: Path) -> None:
@@ -28,6 +29,12 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_regular(path: Path) -> None:
+    """Raise OSError where `path` is a pipe or a device, which may keep who opens it waiting for ever, or a folder."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file (move it away)", str(path))
 
 
 def rename(path: Path, target: Path) -> None:

@@ -4,12 +4,15 @@ A folder (corpus, token store, checkpoint) is written under a temporary name bes
 folder itself are flushed to disk, and only then it is renamed. A reader that finds the folder finds all of it.
 """
 
+import fcntl
 import hashlib
 import json
+import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from lmtrain import disk
@@ -23,13 +26,17 @@ _BLOCK = 1 << 20
 _LONGEST_NAME = 255
 
 
-def sha256_bytes(data: bytes) -> str:
-    """SHA-256 of `data`, in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
+def sha256_bytes(*data: bytes | memoryview) -> str:
+    """SHA-256 of `data`, one part after the other, in hexadecimal."""
+    digest = hashlib.sha256()
+    for part in data:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of the file's content, in hexadecimal, read in blocks."""
+    """SHA-256 of the file's content, in hexadecimal, read in blocks. Raises OSError where it is no regular file."""
+    disk.check_regular(path)
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
@@ -88,33 +95,44 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_folder(path: Path, kind: str, info: dict[str, Any]) -> Iterator[Path]:
+def new_folder(
+    path: Path, kind: str, info: dict[str, Any], hashes: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Path]:
     """Write a folder that appears at `path` whole or not at all.
 
     Yields a temporary folder beside `path` to write into. When the block ends well, the manifest (format `kind`, the
     entries of `info`, which the block may still extend, the size and sha256 of every file, and a sha256 of all this) is
     added, everything is flushed and the folder takes its name, in place of an older one. When the block raises, nothing
-    is left behind.
+    is left behind. A file is not read again whose sha256 the block has put into `hashes`, as of what it wrote.
 
     Raises LmtrainError where the disk is full or the place can't be written.
     """
     temporary = _temporary(path)
+    held: int | None = None
     try:
         make_folders(path.parent)
-        disk.make_folder(temporary)
+        with _alone_in(path.parent):
+            disk.make_folder(temporary)
+            held = _lock(temporary, fcntl.LOCK_EX)  # while this process lives, `recover` leaves the folder alone
         yield temporary
         files = {str(file.relative_to(temporary)): file for file in sorted(temporary.rglob("*")) if file.is_file()}
-        entries = {name: {"bytes": file.stat().st_size, "sha256": sha256_file(file)} for name, file in files.items()}
+        entries = {
+            name: {"bytes": file.stat().st_size, "sha256": hashes.get(name) or sha256_file(file)}
+            for name, file in files.items()
+        }
         manifest = {"format": kind, **info, "files": entries}
         manifest[_SEAL] = _content_hash(manifest)
         disk.write(temporary / MANIFEST, (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode())
         for file in [*files.values(), temporary / MANIFEST]:
             disk.sync(file)
         disk.sync(temporary)
-        _take_place(temporary, path)
+        with _alone_in(path.parent):
+            _take_place(temporary, path)
     except OSError as error:
         raise write_error(path, error) from error
     finally:
+        if held is not None:
+            os.close(held)
         if temporary.exists():
             disk.remove(temporary)
 
@@ -152,18 +170,51 @@ def _take_place(temporary: Path, path: Path) -> None:
 
 
 def recover(parent: Path) -> None:
-    """Put in order what a killed process left in `parent`, which nothing else may be writing to.
+    """Put in order what a killed process left in `parent`, where others may be writing folders, but no single files.
 
     Half-written files and folders are deleted; a folder that had stepped aside for one that never came is put back.
     """
-    for leftover in sorted(parent.glob(f"{_TEMPORARY}*")):
-        name, aside, _ = leftover.name.removeprefix(_TEMPORARY).rpartition(_ASIDE)
-        if aside and not (parent / name).exists():
-            with writing(parent / name):
-                disk.rename(leftover, parent / name)
-                disk.sync(parent)
-        else:
-            disk.remove(leftover)
+    with _alone_in(parent):
+        for leftover in sorted(parent.glob(f"{_TEMPORARY}*")):
+            name, aside, _ = leftover.name.removeprefix(_TEMPORARY).rpartition(_ASIDE)
+            if aside and not (parent / name).exists():
+                with writing(parent / name):
+                    disk.rename(leftover, parent / name)
+                    disk.sync(parent)
+            elif not (leftover.is_dir() and _is_locked(leftover)):
+                disk.remove(leftover)
+
+
+@contextmanager
+def _alone_in(parent: Path) -> Iterator[None]:
+    """Let no other process make, replace or put in order a folder in `parent` meanwhile, where locks are to be had."""
+    held = _lock(parent, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def _is_locked(folder: Path) -> bool:
+    held = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if held is not None:
+        os.close(held)
+    return held is None
+
+
+def _lock(folder: Path, operation: int) -> int | None:
+    """Lock a folder until what is returned is closed, or the process ends; None where that can't be had."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, operation)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def read_manifest(folder: Path, kind: str) -> dict[str, Any]:

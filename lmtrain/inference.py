@@ -1,17 +1,22 @@
 """A trained run, read back: its model and its tokenizer."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lmtrain import checkpoint
 from lmtrain.config import load
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError
 from lmtrain.nn.language_model import LanguageModel
-from lmtrain.runtime import choose_device
+from lmtrain.nn.packing import pack
+from lmtrain.nn.state import State
+from lmtrain.nn.steps import steps
+from lmtrain.runtime import choose_device, choose_precision
 from lmtrain.schema import Config
 
 
@@ -27,6 +32,8 @@ class Trained:
     weights: str
     device: torch.device
     info: dict[str, Any]
+    take_step: Callable[[State, Tensor], tuple[Tensor, State]]
+    """How the model goes on in a text; `model.step`, or a quicker form of it."""
 
 
 def load_trained(run_dir: Path, which: str, weights: str, device: torch.device) -> Trained:
@@ -53,9 +60,23 @@ def load_trained(run_dir: Path, which: str, weights: str, device: torch.device) 
     model = LanguageModel(config.model, tokenizer.vocab_size)
     model.load_state_dict(tensors)
     model.to(device).eval()
-    return Trained(
-        run_dir, config, tokenizer, model, loaded.info["step"], "ema" if averaged else "raw", device, loaded.info
-    )
+    kind = "ema" if averaged else "raw"
+    return Trained(run_dir, config, tokenizer, model, loaded.info["step"], kind, device, loaded.info, model.step)
+
+
+def ready_to_generate(trained: Trained, precision: str, *, compiled: bool) -> Trained:
+    """The same model for generating alone: its matrices packed, its steps in their quickest form.
+
+    `precision` is one of `packing.pack`, or `auto`, which takes what training would take; `compiled` is for a CPU.
+    Raises LmtrainError for what the device can't do.
+    """
+    if compiled and trained.device.type == "cuda":
+        raise LmtrainError("--compile is for a CPU: on a GPU the steps are recorded as graphs anyway")
+    try:
+        pack(trained.model, choose_precision(precision, trained.device), prepack=not compiled)
+    except ValueError as error:
+        raise LmtrainError(f"--precision {precision}: {error}; use another one") from error
+    return replace(trained, take_step=steps(trained.model, compiled=compiled))
 
 
 def open_trained(run: Path | None, which: str, weights: str, device: str) -> Trained:

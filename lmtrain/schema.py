@@ -337,7 +337,6 @@ RESOURCE_FIELDS = frozenset(
         "train.threads",
         "train.micro_batch",
         "train.log_steps",
-        "train.eval_tokens",
         "train.save_minutes",
         "train.keep",
         "train.sample_prompts",

@@ -33,7 +33,9 @@ def stream(trained: Trained, prompt: str, options: Options, first: int = 0) -> C
         text.append(writer.push(token))
         _write(text[-1])
 
-    (completed,) = complete(trained.model, trained.tokenizer, [prompt], options, first=first, watch=watch)
+    (completed,) = complete(
+        trained.model, trained.tokenizer, [prompt], options, first=first, watch=watch, step=trained.take_step
+    )
     text.append(writer.close())
     _write(text[-1] + ("" if "".join(text).endswith("\n") else "\n"))
     return completed

@@ -72,6 +72,7 @@ def record(patch: pytest.MonkeyPatch, root: Path) -> list[Call]:
     def recorder(name: str, real: Callable[..., None]) -> Callable[..., None]:
         def recorded(path: Path, argument: Any = None) -> None:
             real(path) if argument is None else real(path, argument)
+            argument = b"".join(argument) if isinstance(argument, list) else argument
             argument = argument.relative_to(root) if isinstance(argument, Path) else argument
             calls.append(Call(name, path.relative_to(root), argument))
 

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 from lmtrain import checkpoint
@@ -29,6 +30,21 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     assert loaded.info["score"] == 1.5
     assert checkpoint.load(folder, groups=("model",)).tensors.keys() == {"model"}
     assert sorted(path.name for path in folder.parent.iterdir()) == ["step-00000007"]
+
+
+def test_a_file_of_tensors_is_as_the_library_writes_it() -> None:
+    torch.manual_seed(0)
+    values = [torch.randn(3, 4), torch.randn(4, 3).T, torch.tensor(2.5), torch.zeros(0, 5), torch.randn(7)[::2]]
+    named = {f"{number}/é": value for number, value in enumerate(values)}
+    assert b"".join(checkpoint.serialize(named)) == safetensors.torch.save(
+        {name: value.contiguous() for name, value in named.items()}
+    )
+    mixed = {f"t{number}": torch.arange(number + 1).to(dtype) for number, dtype in enumerate(checkpoint._DTYPES)}
+    found = safetensors.torch.load(b"".join(checkpoint.serialize(named | mixed)))
+    assert found.keys() == named.keys() | mixed.keys()
+    assert all(torch.equal(found[name], value) for name, value in (named | mixed).items())
+    assert all(found[name].dtype == value.dtype for name, value in mixed.items())
+    assert b"".join(checkpoint.serialize({})) == safetensors.torch.save({})
 
 
 def test_every_single_byte_matters(tmp_path: Path) -> None:

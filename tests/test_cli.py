@@ -57,6 +57,19 @@ def test_download_and_tokenize(lmtrain: Lmtrain, tmp_path: Path, monkeypatch: py
     assert "training a" not in again.err
 
 
+def test_options_are_taken_as_they_are_written(
+    lmtrain: Lmtrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A revision of digits alone, and a path that is no YAML."""
+    monkeypatch.chdir(tmp_path)
+    text = tmp_path / "a: b #1 [é].txt"
+    text.write_text("a b c\n" * 100)
+    done = lmtrain("download", text.name, "--revision", "1234567", "--subset", "null", "--data-dir", "0x10")
+    assert (done.code, done.err.count("lmtrain: data.")) == (0, 0)
+    assert lmtrain("tokenize", text.name, "--data-dir", "0x10", "--kind", "bpe", "--vocab-size", "260").code == 0
+    assert len(list((tmp_path / "0x10").iterdir())) == 2
+
+
 def test_eval_of_a_copied_run(lmtrain: Lmtrain, workdir: Path) -> None:
     done = lmtrain("eval", "--json")
     assert done.code == 0, done.err

@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 
 from lmtrain import disk, files
 from lmtrain.errors import LmtrainError
+from tests.children import Child
 
 
 def _write(path: Path, content: bytes = b"content") -> None:
@@ -166,3 +170,23 @@ def test_a_manifest_names_nothing_outside(tmp_path: Path, name: str) -> None:
     (tmp_path / "a" / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(LmtrainError, match="outside"):
         files.read_manifest(tmp_path / "a", "kind/1")
+
+
+def write_for_ever(path: Path, say: Callable[[str], None]) -> None:
+    with files.new_folder(path, "kind/1", {}) as folder:
+        (folder / "data").touch()
+        say(folder.name)
+        signal.alarm(60)  # should the test itself end before
+        signal.pause()
+
+
+def test_a_folder_is_left_alone_while_its_writer_lives_and_deleted_after(tmp_path: Path) -> None:
+    child = Child(partial(write_for_ever, tmp_path / "a"))
+    name = child.hear()
+    files.recover(tmp_path)
+    _write(tmp_path / "a")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", name}
+    os.kill(child.process, signal.SIGKILL)
+    assert child.end() == -signal.SIGKILL
+    files.recover(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -1,7 +1,10 @@
 """Hostile run folders: a run goes on, or is refused in one sentence."""
 
+import errno
 import json
+import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,12 @@ import torch
 import yaml
 
 from lmtrain import checkpoint
+from lmtrain.data.corpus import download
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.files import MANIFEST
 from lmtrain.inference import load_trained
-from lmtrain.schema import Config
+from lmtrain.schema import Config, DataConfig
 from lmtrain.training.loop import fit
 from tests.hostile.folders import sign, trained_run, unsealed
 from tests.hostile.inputs import limited_memory
@@ -84,6 +88,47 @@ def test_a_run_with_a_folder_for_a_file_or_a_file_for_a_folder_is_refused(run: R
         (run[0] / name).mkdir()
     with pytest.raises(LmtrainError):
         fit(run[1], run[2], run[0], resume=True, note=lambda _: None, quiet=True)
+
+
+PIPES = {
+    ".lock": "can't write .*it is no regular file",
+    "config.yaml": "config.yaml can't be read: it is no regular file",
+    "metrics.jsonl": "can't write .*metrics.jsonl: it is no regular file",
+    "state.json": None,
+    "tokenizer.json": None,
+    "checkpoints/{last}/manifest.json": None,
+    "checkpoints/{last}/model.safetensors": None,
+}
+"""What a run says of a pipe in place of each of its files; None: it goes on, having written another."""
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", PIPES)
+def test_a_pipe_in_place_of_a_file_keeps_no_run_waiting(run: Run, name: str) -> None:
+    path, sentence = run[0] / name.format(last=checkpoint.choose(run[0], "last").name), PIPES[name]
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(LmtrainError, match=sentence) if sentence else nullcontext():
+        assert fit(run[1], run[2], run[0], resume=True, note=lambda _: None, quiet=True).status == "finished"
+
+
+@pytest.mark.timeout(30)
+def test_a_pipe_in_place_of_a_text_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "own.txt")
+    with pytest.raises(LmtrainError, match=r"own.txt can't be read: it is no regular file"):
+        download(DataConfig(source=str(tmp_path / "own.txt"), dir=tmp_path / "data"))
+
+
+def test_a_folder_that_can_not_be_locked_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with (
+        pytest.raises(LmtrainError, match=r"can't be locked .*\(No locks available\): set run.dir"),
+        checkpoint.lock(tmp_path),
+    ):
+        pass
 
 
 ODD_COUNTERS = [

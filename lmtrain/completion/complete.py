@@ -18,11 +18,11 @@ from lmtrain.completion.writing import as_read, write
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.decoding.beam import beam_search
 from lmtrain.decoding.sampling import Watch, sample
-from lmtrain.decoding.search import Hypothesis, Rules
+from lmtrain.decoding.search import Hypothesis, Rules, Step
 from lmtrain.errors import LmtrainError
-from lmtrain.nn.captured import steps
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.nn.state import State
+from lmtrain.nn.steps import steps
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,14 @@ def complete(
     *,
     first: int = 0,
     watch: Watch | None = None,
+    step: Step[State] | None = None,
 ) -> list[Completed]:
     """Continue each prompt.
 
     The model reads `<eos>` and the prompt (see `as_read`), as in evaluation, and of a longer prompt the last `context`
     tokens. What is drawn for a prompt depends on the seed, its number (`first` is that of the first prompt) and the
     draw's number, not on the batch. `watch(row, token)` hears of tokens as they are made, except in a beam search.
+    `step` is how the model goes on, by default `steps(model)`.
 
     Raises LmtrainError for banned or favoured words that are no tokens.
     """
@@ -83,7 +85,7 @@ def complete(
     options = options or Options()
     stops = Stops(tokenizer, options.stop, options.stop_strings)
     rules = rules_of(tokenizer, options, stops)
-    clock = _Clock(model)
+    clock = _Clock(step or steps(model))
     ids = [tokenizer.encode(as_read(tokenizer, prompt, options)) for prompt in prompts]
     log_probs, state = model.start(*_batch(model, tokenizer, ids))
     if options.beams > 1:
@@ -210,8 +212,8 @@ class _Clock:
     The first step is asked for when the first tokens are known.
     """
 
-    def __init__(self, model: LanguageModel) -> None:
-        self._step = steps(model)
+    def __init__(self, step: Step[State]) -> None:
+        self._step = step
         self._start = time.perf_counter()
         self._first: float | None = None
 

@@ -21,7 +21,7 @@ from lmtrain.data import local
 from lmtrain.data.local import Lines
 from lmtrain.data.normal import Counts, SplitName, cut_split, load_starts, read_lines, write_split
 from lmtrain.errors import LmtrainError
-from lmtrain.files import MANIFEST, new_folder, read_manifest, sha256_bytes, sha256_file, verify
+from lmtrain.files import MANIFEST, new_folder, read_manifest, recover, sha256_bytes, sha256_file, verify
 from lmtrain.schema import DataConfig
 
 FORMAT = "lmtrain-corpus/1"
@@ -110,10 +110,11 @@ def download(
 ) -> Corpus:
     """Make the corpus folder of `data.source`, or open the one that is there if source and content are unchanged.
 
-    Known names come first, then existing paths, then hub ids. `note` receives one-line messages. Half-written folders
-    of killed processes are left alone, since another process may be writing one right now.
+    Known names come first, then existing paths, then hub ids. `note` receives one-line messages. What killed processes
+    left half-written in `data.dir` is deleted first.
     Raises LmtrainError in one sentence for whatever is wrong with the source, the network or the disk.
     """
+    recover(data.dir)
     folder = corpus_folder(data)
     path = _local_path(data)
     origin = _origin(data, path)

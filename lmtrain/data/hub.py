@@ -7,6 +7,7 @@ nor addresses, which may hold credentials.
 
 import errno
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,6 +58,7 @@ def fetch(
         with _contained():
             builder = datasets.load_dataset_builder(dataset, subset, revision=commit, download_mode=mode)
         _check_revision(builder, dataset, commit)
+        _check_room(builder, dataset, info)
         with _contained():
             builder.download_and_prepare(download_mode=mode)
         _check_content(builder, dataset, info)
@@ -136,19 +138,40 @@ def _check_revision(builder: Any, dataset: str, commit: str | None) -> None:
         )
 
 
-def _check_content(builder: Any, dataset: str, info: Any) -> None:
-    """Compare the downloaded files with the hub's sha256 of them: the hub's own client checks their sizes alone."""
+def _check_room(builder: Any, dataset: str, info: Any) -> None:
+    """Refuse a download that is larger than what the disk of the cache has room for, before it has filled it."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings} if info is not None else {}
+    needed = sum(sizes.get(name, 0) for name, path in _files(builder, dataset) if path is None)
+    place = next(folder for folder in [Path(HF_HUB_CACHE), *Path(HF_HUB_CACHE).absolute().parents] if folder.is_dir())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise LmtrainError(
+            f"data set {dataset} has {needed / 1e9:,.1f} GB to download, and {place} has room for "
+            f"{free / 1e9:,.1f} GB: set HF_HOME to a folder with more, or name a part of it with data.subset"
+        )
+
+
+def _files(builder: Any, dataset: str) -> Iterator[tuple[str, Path | None]]:
+    """The files of all splits: their names in the data set, and where they lie in the cache, if they are there."""
     from huggingface_hub import try_to_load_from_cache
 
-    hashes = {file.rfilename: file.lfs.sha256 for file in info.siblings if file.lfs} if info is not None else {}
     prefix = f"hf://datasets/{dataset}@{builder.hash}/"
     for sources in (builder.config.data_files or {}).values():
         for name in (source.removeprefix(prefix) for source in sources):
             path = try_to_load_from_cache(dataset, name, revision=builder.hash, repo_type="dataset")
-            if name in hashes and isinstance(path, str) and sha256_file(Path(path)) != hashes[name]:
-                raise LmtrainError(
-                    f"{name} of data set {dataset} arrived damaged: `lmtrain download --force` brings it anew"
-                )
+            yield name, Path(path) if isinstance(path, str) else None
+
+
+def _check_content(builder: Any, dataset: str, info: Any) -> None:
+    """Compare the downloaded files with the hub's sha256 of them: the hub's own client checks their sizes alone."""
+    hashes = {file.rfilename: file.lfs.sha256 for file in info.siblings if file.lfs} if info is not None else {}
+    for name, path in _files(builder, dataset):
+        if name in hashes and path is not None and sha256_file(path) != hashes[name]:
+            raise LmtrainError(
+                f"{name} of data set {dataset} arrived damaged: `lmtrain download --force` brings it anew"
+            )
 
 
 def _rows(part: Any, text_column: str, place: str) -> Iterator[str]:

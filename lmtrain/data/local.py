@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from lmtrain.errors import LmtrainError
 
@@ -30,7 +31,9 @@ LONGEST_LINE = 256 << 20
 
 _SHARD = re.compile(r"-(\d+)-of-(\d+)$")
 _BOM = b"\xef\xbb\xbf"
-_ROWS = 1024
+_FEWEST_ROWS, _MOST_ROWS = 16, 1024
+_BATCH_BYTES = 256 << 20
+"""What the rows of a parquet file that are decoded at once may come to, as far as its own figures can be believed."""
 
 
 def is_structured(path: Path) -> bool:
@@ -157,10 +160,23 @@ def _parquet_rows(path: Path, text_column: str) -> Iterator[str]:
         with ParquetFile(path) as file:
             if text_column not in file.schema_arrow.names:
                 raise no_column(str(path), text_column, file.schema_arrow.names)
-            for batch in file.iter_batches(batch_size=_ROWS, columns=[text_column]):
-                for row in batch.column(0).to_pylist():
+            for batch in file.iter_batches(batch_size=_rows_at_once(file.metadata, text_column), columns=[text_column]):
+                for value in batch.column(0):
                     number += 1
-                    yield text_row(row, text_column, f"{path}, row {number},")
+                    place = f"{path}, row {number},"
+                    text = text_row(value.as_py(), text_column, place)
+                    if len(text) > LONGEST_LINE:
+                        raise LmtrainError(f"{place} is longer than {LONGEST_LINE >> 20} MiB: break it up")
+                    yield text
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise LmtrainError(f"{path} can't be read as parquet ({reason}): make or copy it again") from error
+
+
+def _rows_at_once(metadata: Any, text_column: str) -> int:
+    """So few rows that they stay within bounds even if each is the largest: one that is stored once and referred to a
+    thousand times makes a gigabyte of a file of a few hundred bytes. No row is larger than the part that it lies in."""
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    parts = (group.column(number) for group in groups for number in range(metadata.num_columns))
+    sizes = (part.total_uncompressed_size for part in parts if part.path_in_schema == text_column)
+    return min(_MOST_ROWS, max(_FEWEST_ROWS, _BATCH_BYTES // max(1, max(sizes, default=1))))

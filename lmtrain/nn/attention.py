@@ -46,6 +46,11 @@ class KeyValueCache:
         room = columns - key.shape[-2]
         return cls(F.pad(key, (0, 0, 0, room)), F.pad(value, (0, 0, 0, room)), key.shape[-2])
 
+    def grow(self, factor: int) -> None:
+        """Room for so many times as many tokens."""
+        more = (0, 0, 0, (factor - 1) * self.key.shape[-2])
+        self.key, self.value = F.pad(self.key, more), F.pad(self.value, more)
+
     def write(self, key: Tensor, value: Tensor, column: Tensor | int, seen: int) -> None:
         """Write one token's (B, H, 1, D) keys and (B, H, 1, Dv) values into each row's own `column` (B,), or into one
         for all; every one of them lies in the first `seen`."""
@@ -57,6 +62,12 @@ class KeyValueCache:
         rows = torch.arange(len(column), device=column.device)
         self.key[rows, :, column] = key.squeeze(2)
         self.value[rows, :, column] = value.squeeze(2)
+
+    def replace(self, rows: Tensor, other: "KeyValueCache") -> None:
+        """Put all of the other, which has no more columns, in the place of these rows."""
+        columns = other.key.shape[-2]
+        self.key[rows, :, :columns] = other.key
+        self.value[rows, :, :columns] = other.value
 
     def select(self, rows: Tensor) -> "KeyValueCache":
         """These rows, in this order; in this cache's own memory where they are as many."""

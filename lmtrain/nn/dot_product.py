@@ -126,7 +126,7 @@ def _attend_plain(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, empty: bool
 ) -> Tensor:
     weights = _weights(query, key, mask, empty=empty).to(value.dtype)
-    return F.dropout(weights, dropout, training=dropout > 0) @ value
+    return (F.dropout(weights, dropout) if dropout else weights) @ value
 
 
 def _weights(query: Tensor, key: Tensor, mask: Tensor | None, *, empty: bool) -> Tensor:

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from lmtrain.nn.blocks import locked_dropout
 from lmtrain.nn.copying import ContextCopy
 from lmtrain.nn.encoder import Encoder
-from lmtrain.nn.norms import norm
+from lmtrain.nn.norms import cut_gradients_at_zero, norm
 from lmtrain.nn.pooling import AttentionPooling, slope_parameters
 from lmtrain.nn.positions import sinusoidal
 from lmtrain.nn.scheduled_sampling import sample
-from lmtrain.nn.state import CausalState, State, WindowedState
+from lmtrain.nn.state import CausalState, State, WindowedState, room_for
 from lmtrain.schema import ModelConfig
 
 SAMPLED_AT_ONCE = 256
@@ -59,6 +59,8 @@ class LanguageModel(nn.Module):
         self.output_bias = nn.Parameter(torch.zeros(vocab_size)) if config.output_bias else None
         self.copying = ContextCopy(dim, config.norm) if config.copy else None
         self.packed_output: nn.Module | None = None  # see `pack`
+        if config.embedding_dropout:
+            cut_gradients_at_zero(self)
         initialise(self)
 
     def encode(self, tokens: Tensor) -> Tensor:
@@ -143,7 +145,8 @@ class LanguageModel(nn.Module):
         # All but the last token are read as a prefix, and the last one as a step: one way to the prediction.
         aligned, lengths = _align_left(tokens, valid)
         last = aligned.gather(1, lengths.unsqueeze(-1) - 1).squeeze(-1)
-        return self._step(self._read(aligned[:, :-1], lengths - 1, level=level), last)
+        room = room_for(tokens.shape[1], self.config.context)
+        return self._step(self._read(aligned[:, :-1], lengths - 1, room, level=level), last)
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
@@ -213,12 +216,11 @@ class LanguageModel(nn.Module):
             log_probs[rows] = self.predict(tokens[rows, -length:]).float()
         return log_probs
 
-    def _read(self, tokens: Tensor, lengths: Tensor, *, level: bool) -> CausalState:
-        """The state after the first `lengths` (B,) >= 0 tokens of each row of (B, T), T < context.
+    def _read(self, tokens: Tensor, lengths: Tensor, columns: int, *, level: bool) -> CausalState:
+        """The state after the first `lengths` (B,) >= 0 tokens of each row of (B, T), with room for `columns` > T.
 
         `level`: all lengths are T.
         """
-        columns = self.config.context
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x, caches = self.encoder.prefill(self._embed(tokens, places), places, lengths, columns)
         room = F.pad(tokens, (0, columns - tokens.shape[1]))
@@ -251,14 +253,18 @@ class LanguageModel(nn.Module):
         return log_probs
 
     def make_room(self, state: CausalState) -> None:
-        """Where a row may be full: let each that is read its last tokens anew; the other rows stay as they are."""
-        if state.columns < self.config.context:
+        """See that every row has room for one more token: each that is as long as the context is read anew from its
+        last tokens, while the others stay as they are."""
+        context = self.config.context
+        if state.columns == state.room < context:
+            state.grow(room_for(state.columns + 1, context))
+        if state.columns < context:
             return
-        kept = max(1, self.config.context // 2) - 1  # the new token comes on top
-        rows = (state.lengths == self.config.context).nonzero().squeeze(-1)
-        tokens = state.tokens[rows, self.config.context - kept :]
+        kept = max(1, context // 2) - 1  # the new token comes on top
+        rows = (state.lengths == context).nonzero().squeeze(-1)
+        tokens = state.tokens[rows, context - kept :]
         if len(rows):
-            state.replace(rows, self._read(tokens, torch.full_like(rows, kept), level=True))
+            state.replace(rows, self._read(tokens, torch.full_like(rows, kept), context, level=True))
         state.columns = int(state.lengths.max())
 
 

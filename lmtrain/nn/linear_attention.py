@@ -57,12 +57,20 @@ class LinearState:
         self.total += new.total
         self.normaliser += new.normaliser
 
+    def grow(self, factor: int) -> None:
+        """There is always room."""
+
     def read(self, query: Tensor, *, rotation: Rotation | None = None) -> Tensor:
         """The mean value of all that was read, as each query (B, H, T, D) weighs it: (B, H, T, Dv)."""
         query = feature_map(query)
         turned = query if rotation is None else rotate(query, rotation)
         with torch.autocast(query.device.type, enabled=False):
             return _quotient(turned @ self.total, query @ self.normaliser.unsqueeze(-1))
+
+    def replace(self, rows: Tensor, other: "LinearState") -> None:
+        """Put all of the other in the place of these rows."""
+        self.total[rows] = other.total
+        self.normaliser[rows] = other.normaliser
 
     def select(self, rows: Tensor) -> "LinearState":
         """These rows, in this order; in this state's own memory where they are as many."""

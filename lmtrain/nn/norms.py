@@ -47,3 +47,20 @@ def norm(kind: NormKind, dim: int) -> nn.Module:
     if kind == "rms":
         return RMSNorm(dim, eps=EPSILON)
     return ScaleNorm(dim)
+
+
+def cut_gradients_at_zero(model: nn.Module) -> None:
+    """Let no gradient pass the norms of `model`, while it trains, where the vector that they read is zero.
+
+    Such is the state of a dropped word that sees no other. A norm's slope at zero is 1 / epsilon or the root of it, so
+    that a few of them in a row overflow any arithmetic, for a gradient that the word's own zero cancels in the end.
+    What learns is the same, but for LayerNorm's bias, whose gradient there would have been as great as the slope.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm | ScaleNorm):
+            module.register_forward_pre_hook(_cut_gradient_at_zero)
+
+
+def _cut_gradient_at_zero(module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+    (x,) = inputs
+    return x.masked_fill((x == 0).all(-1, keepdim=True), 0.0) if module.training else x

@@ -16,10 +16,10 @@ PREPACKED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mk
 class NarrowLinear(nn.Module):
     """x W^T + b in the arithmetic of `dtype`, in which W is kept: (..., K) -> (..., N), of x's own type."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, prepack: bool = True) -> None:
         super().__init__()
         self.dtype = dtype
-        self.prepacked = PREPACKED and weight.device.type == "cpu" and dtype == torch.bfloat16
+        self.prepacked = prepack and PREPACKED and weight.device.type == "cpu" and dtype == torch.bfloat16
         weight = weight.detach().to(dtype)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self.prepacked else weight
         self.bias = None if bias is None else bias.detach().to(dtype)
@@ -59,26 +59,27 @@ class Int8Linear(nn.Module):
         return (result if self.bias is None else result + self.bias).to(x.dtype)
 
 
-def pack(model: LanguageModel, weights: str) -> None:
+def pack(model: LanguageModel, weights: str, *, prepack: bool = True) -> None:
     """Put every matrix of the model into the form `weights`, for good: it can no longer be trained or saved.
 
     fp32 leaves all as it is. bf16 and fp16 round the inputs, weights and results of every product, as autocast does;
     int8 rounds the weights further, to half the bytes, but for matrices of a width that has no kernel, which become
-    bf16. All else stays float32. Raises ValueError for int8 on another device than a CPU.
+    bf16. All else stays float32. Without `prepack` the layout is left to a compiler. Raises ValueError for int8 on
+    another device than a CPU.
     """
     if weights == "fp32":
         return
     if weights == "int8" and model.output_weight.device.type != "cpu":
         raise ValueError("int8 weights are for a CPU")
-    model.packed_output = _packed(model.output_weight, None, weights)
+    model.packed_output = _packed(model.output_weight, None, weights, prepack)
     scores = model.pool.key if model.pool.query is None else None  # read as a vector, not as a matrix
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.Linear) and child is not model.output and child is not scores:
-                setattr(module, name, _packed(child.weight, child.bias, weights))
+                setattr(module, name, _packed(child.weight, child.bias, weights, prepack))
 
 
-def _packed(weight: Tensor, bias: Tensor | None, weights: str) -> nn.Module:
+def _packed(weight: Tensor, bias: Tensor | None, weights: str, prepack: bool) -> nn.Module:
     if weights == "int8" and weight.shape[1] % Int8Linear.WIDTH == 0:
         return Int8Linear(weight, bias)
-    return NarrowLinear(weight, bias, torch.float16 if weights == "fp16" else torch.bfloat16)
+    return NarrowLinear(weight, bias, torch.float16 if weights == "fp16" else torch.bfloat16, prepack=prepack)

@@ -63,10 +63,13 @@ def take_rows(x: Tensor, rows: Tensor, used: int | None = None, axis: int = 1) -
     With `used` only so many entries along `axis` are of interest; those after them are left as they are, or zero.
     """
     part = x if used is None else x.narrow(axis, 0, used)
-    chosen = part.index_select(0, rows)
     if len(rows) == len(x):
-        part.copy_(chosen)
+        # On a GPU, to look which rows move would take longer than to copy all.
+        order = torch.arange(len(x), device=x.device)
+        moved = (rows != order).nonzero().squeeze(-1) if x.is_cpu else order
+        part.index_copy_(0, moved, part.index_select(0, rows[moved]))
         return x
+    chosen = part.index_select(0, rows)
     if used is None:
         return chosen
     result = x.new_zeros(len(rows), *x.shape[1:])  # not left empty: zero weights times NaN would be NaN

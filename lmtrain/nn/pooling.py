@@ -90,9 +90,18 @@ class RunningMean:
     total: Tensor
     summed: Tensor
 
+    def replace(self, rows: Tensor, other: "RunningMean") -> None:
+        """Put all of the other in the place of these rows."""
+        self.peak[rows] = other.peak
+        self.total[rows] = other.total
+        self.summed[rows] = other.summed
+
     def select(self, rows: Tensor) -> "RunningMean":
         """These rows, in this order; in this state's own memory where they are as many."""
         return RunningMean(*(take_rows(x, rows) for x in (self.peak, self.total, self.summed)))
+
+    def grow(self, factor: int) -> None:
+        """There is always room."""
 
     def add(self, score: Tensor, value: Tensor, slope: Tensor) -> None:
         """One position further: score (B, H), value (B, H, D), slope (H,)."""

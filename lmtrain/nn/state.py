@@ -5,20 +5,34 @@ Shapes: B rows, T tokens.
 
 from dataclasses import dataclass
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from lmtrain.nn.blocks import Cache
 from lmtrain.nn.place import take_rows
 from lmtrain.nn.pooling import PoolState
 
+LEAST_ROOM = 256
+
+
+def room_for(tokens: int, context: int) -> int:
+    """The room that a row of so many tokens is given: 256, 1,024, 4,096 and so on, and never more than the context.
+
+    A text that stays short then does not pay for a long context, and few sizes occur.
+    """
+    room = LEAST_ROOM
+    while room < tokens:
+        room *= 4
+    return min(context, room)
+
 
 @dataclass
 class CausalState:
     """Where a causal model stands in B rows of text.
 
-    tokens (B, context) read so far, each row from column 0; lengths (B,) how many are real; `columns` is no less than
-    any length, and, where `level`, equal to all of them; copy_keys (B, context, D) are the pointer's, where the model
-    copies. All is written in place: a state is used up by what it is given to.
+    tokens (B, N) read so far, each row from column 0; lengths (B,) how many are real; `columns` is no less than any
+    length, and, where `level`, equal to all of them; copy_keys (B, N, D) are the pointer's, where the model copies.
+    There is room for N tokens. All is written in place: a state is used up by what it is given to.
     """
 
     tokens: Tensor
@@ -39,6 +53,20 @@ class CausalState:
             self.copy_keys = take_rows(self.copy_keys, index, self.columns)
         return self
 
+    @property
+    def room(self) -> int:
+        """How many tokens a row can hold."""
+        return self.tokens.shape[1]
+
+    def grow(self, room: int) -> None:
+        """Make room for so many tokens, in new memory."""
+        more = room - self.room
+        for cache in [*self.caches, self.pool]:
+            cache.grow(-(-room // self.room))
+        self.tokens = F.pad(self.tokens, (0, more))
+        if self.copy_keys is not None:
+            self.copy_keys = F.pad(self.copy_keys, (0, 0, 0, more))
+
     def replace(self, rows: Tensor, other: "CausalState") -> None:
         """Put the rows of `other` in the place of these rows."""
         self.tokens[rows] = other.tokens
@@ -46,9 +74,7 @@ class CausalState:
         if self.copy_keys is not None and other.copy_keys is not None:
             self.copy_keys[rows] = other.copy_keys
         for mine, new in zip([*self.caches, self.pool], [*other.caches, other.pool], strict=True):
-            for name, value in vars(mine).items():
-                if isinstance(value, Tensor):
-                    value[rows] = vars(new)[name]
+            mine.replace(rows, new)
 
 
 @dataclass

@@ -138,6 +138,7 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
     if training.ema is not None and config.ema is not None:
         update_ema(training.ema, model, config.ema, step)
     training.counters.step += 1
+    training.skipped += skipped
     return StepResult(total, norm, skipped)
 
 

@@ -51,7 +51,6 @@ class Window:
     def __init__(self, training: Training) -> None:
         self._training = training
         self._in_a_row = torch.zeros((), device=training.device)
-        self._skipped = 0
         self._tokens_per_step = training.config.train.batch_size * training.targets_per_sample
         self._flops_per_step = training.config.train.batch_size * training_flops(training.model, training.config.model)
         self._peak = peak_flops(training.device, training.precision)
@@ -61,23 +60,20 @@ class Window:
         """Forget the steps so far, and the time they took."""
         self._losses: list[Tensor] = []
         self._norms: list[Tensor] = []
-        self._skips: list[Tensor] = []
         self._began = time.perf_counter()
 
     def add(self, result: StepResult) -> None:
         """One step's outcome."""
         self._losses.append(result.loss)
         self._norms.append(result.grad_norm)
-        self._skips.append(result.skipped)
         self._in_a_row = (self._in_a_row + 1) * result.skipped.float()
 
     def metrics(self, lr: float, seconds: float) -> dict[str, float]:
         """Means since the last call. Raises LmtrainError after too many skipped steps in a row."""
         training = self._training
-        losses, norms, skips = torch.stack(self._losses), torch.stack(self._norms), torch.stack(self._skips)
+        losses, norms = torch.stack(self._losses), torch.stack(self._norms)
         finite = torch.isfinite(norms)
         skipped = int((~finite).sum())
-        self._skipped += int(skips.sum())
         if int(self._in_a_row) >= MAX_SKIPPED_IN_A_ROW:
             size = training.config.train.batch_size
             starts = training.order.starts((training.counters.step - 1) * size, min(size, NAMED_WINDOWS))
@@ -100,7 +96,7 @@ class Window:
             "memory_gb": memory_bytes(training.device) / 1e9,
             "epoch": training.counters.step * training.config.train.batch_size / training.order.per_epoch(),
             "minutes": seconds / 60,
-            "skipped_steps": float(self._skipped),
+            "skipped_steps": float(training.skipped),
         }
         self.restart()
         return metrics

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, TextIO
 import numpy as np
 from tqdm import tqdm
 
+from lmtrain import disk
 from lmtrain.files import write_error
 from lmtrain.picture import heatmap
 
@@ -189,6 +190,7 @@ def _open_metrics(path: Path, length: int) -> BinaryIO:
     """Open `path` to write after its first `length` bytes, or after its last whole line where it is shorter."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        disk.check_regular(path)
         path.touch()
         file = path.open("r+b")
         kept = file.read(length)

@@ -45,6 +45,8 @@ class Counters:
     """Evaluations in a row without a new best."""
     scaler: dict[str, int | Finite] = field(default_factory=dict)
     """The scaler of fp16, as it was when this was saved."""
+    skipped: Count = 0
+    """Steps that changed nothing, as `Training` had counted them when this was saved."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class Training:
     ids: np.ndarray
     device: torch.device
     precision: str
+    skipped: Tensor
+    """Steps that changed nothing, () int64, left on the device."""
     spikes: Spikes | None = None
     counters: Counters = field(default_factory=Counters)
 
@@ -118,6 +122,7 @@ def prepare(config: Config, store: TokenStore, note: Note) -> Training:
         ids,
         device,
         precision,
+        torch.zeros((), dtype=torch.int64, device=device),
         Spikes.none(device) if config.train.spike_sigmas else None,
     )
 
@@ -134,7 +139,9 @@ def snapshot(
         tensors["ema"] = training.ema
     if training.spikes is not None:
         tensors["spikes"] = vars(training.spikes)
-    counters = dataclasses.replace(training.counters, scaler=training.scaler.state_dict())
+    counters = dataclasses.replace(
+        training.counters, scaler=training.scaler.state_dict(), skipped=int(training.skipped)
+    )
     return tensors, {
         "counters": dataclasses.asdict(counters),
         "score": score,
@@ -158,6 +165,7 @@ def restore(training: Training, found: checkpoint.Checkpoint) -> None:
             if mine is not None:
                 _copy_all(found.tensors.get(group, {}), mine)
         training.scaler.load_state_dict(counters.scaler)
+        training.skipped.fill_(counters.skipped)
     except (RuntimeError, KeyError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[-1].strip()
         raise LmtrainError(f"{found.folder} does not fit this model: {reason}") from error

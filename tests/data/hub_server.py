@@ -28,6 +28,8 @@ class Repository:
 
     etag: str | None = None
     """Said of every file in place of its hash."""
+    says_bytes: int | None = None
+    """Said of every file in place of its size, where the data set is described."""
     says_commit: str | None = None
     """Said in place of the commit, beside every file."""
 
@@ -52,7 +54,9 @@ class Repository:
         for path in self.files:
             entry = self.entry(path)
             lfs = {"sha256": entry["lfs"]["oid"], "size": entry["size"], "pointerSize": 130} if "lfs" in entry else None
-            siblings.append({"rfilename": path, "size": entry["size"], "blobId": entry["oid"], "lfs": lfs})
+            siblings.append(
+                {"rfilename": path, "size": self.says_bytes or entry["size"], "blobId": entry["oid"], "lfs": lfs}
+            )
         card = {"license": self.licence} if self.licence else {}
         return {
             "_id": "0",

@@ -18,6 +18,7 @@ from lmtrain.data import corpus, local, normal, sample
 from lmtrain.data.corpus import Corpus, corpus_folder, download, open_corpus
 from lmtrain.errors import LmtrainError
 from lmtrain.schema import DataConfig
+from tests.hostile.inputs import limited_memory
 
 ARTICLES = [
     " ",
@@ -445,3 +446,33 @@ def test_import_needs_no_torch_and_no_datasets() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
     assert corpus.FORMAT == "lmtrain-corpus/1"
+
+
+def test_what_a_killed_process_left_is_deleted_at_the_next_start(tmp_path: Path) -> None:
+    data = DataConfig(dir=tmp_path, sample_tokens=1000)
+    corpus = download(data)
+    corpus.folder.rename(tmp_path / f".tmp-{corpus.folder.name}-old-1")  # killed while another took its place
+    (tmp_path / ".tmp-other.word-2").mkdir()
+    (tmp_path / ".tmp-other.word-2" / "train.npy").touch()
+    notes: list[str] = []
+    assert download(data, note=notes.append) == corpus
+    assert [path.name for path in tmp_path.iterdir()] == [corpus.folder.name]
+    assert notes == []
+
+
+def test_a_small_parquet_file_is_read_in_little_memory(tmp_path: Path) -> None:
+    """A long row that is stored once, and referred to by all."""
+    path, row = tmp_path / "train.parquet", "a " * (4 << 20)
+    table = pa.table({"text": pa.DictionaryArray.from_arrays(pa.array([0] * 500, pa.int32()), pa.array([row]))})
+    for with_type in (False, True):
+        pq.write_table(table, path, compression="zstd", store_schema=with_type)
+        assert path.stat().st_size < 5_000
+        with limited_memory(1 << 30):
+            assert sum(len(text) == len(row) for text, _ in local.read_lines([path], "text")) == 500
+
+
+def test_a_row_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "LONGEST_LINE", 1 << 20)
+    pq.write_table(pa.table({"text": ["a", "b" * (2 << 20)]}), tmp_path / "train.parquet")
+    with pytest.raises(LmtrainError, match=r"row 2, is longer than 1 MiB: break it up"):
+        list(local.read_lines([tmp_path / "train.parquet"], "text"))

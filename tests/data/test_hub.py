@@ -5,6 +5,7 @@ The children wait for nothing: the pauses between the hub client's own retries a
 
 import io
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr
@@ -221,6 +222,18 @@ def test_wrong_content_is_named_and_force_heals_it(hub: Hub, online: Client) -> 
     assert "has a file that can't be read" in online.sentence("own/wrong")
     repository.files = PLAIN
     assert online.manifest("own/wrong", force=True)["rows"]["train"] == 1_500
+
+
+def test_what_the_disk_has_no_room_for_is_refused_before_it_is_fetched(hub: Hub, online: Client) -> None:
+    repository = hub.repositories["own/huge"] = Repository(PLAIN, says_bytes=10**18)
+    sentence = online.sentence("own/huge")
+    assert "own/huge has 3,000,000,000.0 GB to download" in sentence
+    assert "set HF_HOME" in sentence
+    repository.says_bytes = None
+    assert online.manifest("own/huge")["rows"]["train"] == 1_500
+    repository.says_bytes = 10**18
+    shutil.rmtree(online.dir / "own--huge")
+    assert online.manifest("own/huge")["rows"]["train"] == 1_500, "all of it is in the cache"
 
 
 def test_content_of_another_size(hub: Hub, online: Client) -> None:

@@ -63,6 +63,12 @@ def test_steps_of_every_variant_equal_reading_the_window_anew(fields: dict[str, 
         windows = [advance(model, window, int(text[row, t])) for row, window in enumerate(windows)]
 
 
+@pytest.fixture(autouse=True, params=[256, 2], ids=["roomy", "growing"])
+def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test also with states whose memory grows on the way to the context's twelve tokens."""
+    monkeypatch.setattr("lmtrain.nn.state.LEAST_ROOM", request.param)
+
+
 @pytest.mark.parametrize(("mode", "context"), [*itertools.product(("causal", "windowed"), (1, 2, 3))])
 def test_tiny_contexts(mode: str, context: int) -> None:
     model, text = build(mode=mode, context=context), tokens(1, 10)

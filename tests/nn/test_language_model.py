@@ -185,6 +185,25 @@ def test_embedding_dropout_zeroes_whole_types_at_its_rate() -> None:
     assert dropped / 200 / VOCABULARY == pytest.approx(0.4, abs=0.04)
 
 
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_dropped_word_overflows_no_gradient_however_deep_the_model(
+    norm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A norm's slope is great where it reads a zero, and a dropped first word is one in every block."""
+
+    def gradients(dtype: torch.dtype) -> list[Tensor]:
+        model = build(embedding_dropout=0.5, layers=14, norm=norm, qk_norm=True).train().to(dtype)
+        text = tokens(8, 13)
+        return list(torch.autograd.grad(model(text[:, :-1], text[:, 1:]).sum(), list(model.parameters())))
+
+    narrow, wide = gradients(torch.float32), gradients(torch.float64)
+    monkeypatch.setattr("lmtrain.nn.language_model.cut_gradients_at_zero", lambda model: None)
+    if norm != "layer":  # whose bias has a gradient there that is as great as the slope
+        torch.testing.assert_close(gradients(torch.float64), wide)
+    assert all(gradient.isfinite().all() for gradient in narrow)
+    assert not all(gradient.isfinite().all() for gradient in gradients(torch.float32))
+
+
 def test_input_and_output_dropout_are_locked_and_off_in_eval() -> None:
     model = build(input_dropout=0.5, output_dropout=0.5, position="none", dim=32).train()
     x = model._embed(tokens(3, 12), torch.arange(12))

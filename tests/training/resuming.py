@@ -46,9 +46,6 @@ MATRIX: dict[str, dict[str, Any]] = {
     }
     for precision, ema, parts in itertools.product(("fp32", "bf16", "fp16"), (0.9, None), (1, 3))
 }
-for fields in MATRIX.values():
-    if fields["train__precision"] == "fp16":  # its range is too small for the gradient of words that are dropped whole
-        fields["model__embedding_dropout"] = 0.0
 MATRIX |= {
     "spikes": {"model__layers": 1, "train__spike_sigmas": 20.0},
     "spikes, bf16": {"train__spike_sigmas": 20.0, "train__precision": "bf16", "train__ema": None},
@@ -89,7 +86,10 @@ def state_of(training: Training) -> dict[str, str]:
         name: sha256_bytes(f"{value.dtype} {tuple(value.shape)}".encode() + value.contiguous().numpy().tobytes())
         for name, value in tensors.items()
     }
-    counters = dataclasses.asdict(training.counters) | {"scaler": training.scaler.state_dict()}
+    counters = dataclasses.asdict(training.counters) | {
+        "scaler": training.scaler.state_dict(),
+        "skipped": int(training.skipped),
+    }
     return digests | {f"counters/{name}": json.dumps(value, sort_keys=True) for name, value in counters.items()}
 
 

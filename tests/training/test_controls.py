@@ -77,6 +77,10 @@ def _spikes(training: Training, fresh: Training) -> None:
     training.spikes = Spikes.none(training.device)
 
 
+def _skipped(training: Training, fresh: Training) -> None:
+    training.skipped = fresh.skipped
+
+
 def _counter(name: str) -> Callable[[Training, Training], None]:
     def forget(training: Training, fresh: Training) -> None:
         setattr(training.counters, name, getattr(Counters(), name))
@@ -100,6 +104,7 @@ FORGOTTEN: dict[str, tuple[Callable[[Training, Training], None], str]] = {
     "spikes": (_spikes, "at once: spikes/"),
     **{name: (_counter(name), f"at once: counters/{name}$") for name in ("step", "evaluated", "best", "best_step")},
     "stale": (_counter("stale"), "at once: counters/stale$"),
+    "skipped": (_skipped, "at once: counters/skipped$"),
     "place in the data": (_order, f"step {CUT + 1}: windows$"),
 }
 
@@ -164,7 +169,10 @@ def test_a_forgotten_place_in_the_random_numbers_is_missed(refer_to: Refer, monk
     ("item", "expected"),
     [
         ("optimizer", "at once: optimizer/"),
-        *((name, f"at once: counters/{name}$") for name in ("step", "evaluated", "best", "best_step", "stale")),
+        *(
+            (name, f"at once: counters/{name}$")
+            for name in ("step", "evaluated", "best", "best_step", "stale", "skipped")
+        ),
         *((name, "LmtrainError") for name in ("model", "ema", "spikes", "scaler")),
     ],
 )

@@ -13,6 +13,7 @@ from lmtrain import checkpoint
 from lmtrain.completion.complete import complete
 from lmtrain.completion.options import Options
 from lmtrain.data.tokens import TokenStore
+from lmtrain.runtime import can_compile
 from lmtrain.schema import Config
 from lmtrain.training import loop, samples
 from lmtrain.training.loop import train_step
@@ -52,6 +53,15 @@ def test_a_compiled_training_is_resumed_with_the_same_bits(
     reference = refer(config, little_store, tmp_path, 10)
     assert not any("_orig_mod" in name for name in reference.steps[-1].state)
     assert [departures(reference, number) for number in (4, 8)] == [[], []]
+
+
+@pytest.mark.skipif(not can_compile(torch.device("cpu")), reason="needs a C++ compiler")
+def test_a_training_compiled_by_inductor_is_resumed_with_the_same_bits(
+    little: Config, little_store: TokenStore, tmp_path: Path
+) -> None:
+    config = change(little, **SMALL, train__compile=True, train__steps=10)
+    reference = refer(config, little_store, tmp_path, 8)
+    assert departures(reference, 5) == []
 
 
 @pytest.mark.parametrize("variant", ["to the end", "stopping early"])

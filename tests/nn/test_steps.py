@@ -7,21 +7,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmtrain.nn import captured
-from lmtrain.nn.captured import CapturedSteps, columns_to_see
 from lmtrain.nn.language_model import LanguageModel
-from lmtrain.nn.state import CausalState, State
+from lmtrain.nn.packing import pack
+from lmtrain.nn.state import CausalState, State, room_for
+from lmtrain.nn.steps import CapturedSteps, CompiledSteps
+from lmtrain.nn.steps import steps as quick_steps
 from tests.nn.test_language_model import POSITIONS, QUERIES, build, tokens
 from tests.nn.test_variants import VARIANTS
 
 FIELDS = [*VARIANTS, *({"position": name} for name in POSITIONS), *({"pool_query": query} for query in QUERIES)]
 
 
-def test_columns_to_see() -> None:
-    assert [columns_to_see(needed, 500) for needed in (1, 64, 65, 128, 129, 256, 257, 500)] == [
-        *(64, 64, 128, 128, 256, 256, 500, 500)
+def test_room_for() -> None:
+    assert [room_for(tokens, 5000) for tokens in (1, 256, 257, 1024, 1025, 4096, 4097, 5000)] == [
+        *(256, 256, 1024, 1024, 4096, 4096, 5000, 5000)
     ]
-    assert columns_to_see(3, 12) == 12
+    assert room_for(3, 12) == 12
 
 
 class Replayed(CapturedSteps):
@@ -32,14 +33,14 @@ class Replayed(CapturedSteps):
         self.recorded = None
         self.recordings = 0
 
-    def _record(self, state: CausalState, tokens: Tensor, seen: int) -> None:
+    def _record(self, state: CausalState, tokens: Tensor) -> None:
         self.recordings += 1
         self.tokens = tokens.clone()
         memory = addresses(state)
 
         def replay() -> None:
             assert addresses(state) == memory, "a graph would go on in the old memory"
-            self.log_probs = self.model.advance(state, self.tokens, seen, level=False)
+            self.log_probs = self.model.advance(state, self.tokens, state.room, level=False)
 
         self.graph: Any = SimpleNamespace(replay=replay)
 
@@ -49,7 +50,7 @@ def addresses(state: CausalState) -> list[int]:
     return [value.data_ptr() for part in parts for value in vars(part).values() if isinstance(value, Tensor)]
 
 
-def assert_same_texts(model: LanguageModel, steps: CapturedSteps, text: Tensor) -> None:
+def assert_same_texts(model: LanguageModel, steps: CapturedSteps | CompiledSteps, text: Tensor) -> None:
     """Both ways through a text over three contexts, with reorderings, and fewer rows towards the end."""
     valid = torch.arange(5, device=text.device) >= torch.tensor([[0], [2], [4]], device=text.device)
     _, mine = model.start(text[:, :5], valid)
@@ -72,20 +73,49 @@ def test_the_recorded_step_equals_the_plain_one(fields: dict[str, object]) -> No
     assert steps.recordings == 2  # one for three rows, one for two
 
 
-def test_more_columns_are_seen_as_the_texts_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured, "FEWEST_COLUMNS", 4)
+def test_a_step_is_recorded_anew_as_its_room_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmtrain.nn.state.LEAST_ROOM", 4)
     model = build(context=24)
     steps = Replayed(model)
     _, state = model.start(tokens(1, 2))
     for _ in range(24):
         _, state = steps.step(state, tokens(1))
-    assert steps.recordings == 5  # 4, 8, 16, 24, and 16 after the row was full
+    assert steps.recordings == 3  # room for 4, 16 and 24
 
 
-def test_a_cpu_and_windows_take_the_plain_step() -> None:
+def test_windows_and_a_cpu_unless_asked_take_the_plain_step() -> None:
     model, windowed = build(), build(mode="windowed")
-    assert captured.steps(model) == model.step
-    assert captured.steps(windowed) == windowed.step
+    assert quick_steps(model) == model.step
+    assert quick_steps(windowed, compiled=True) == windowed.step
+
+
+def test_compiled_steps_of_the_first_number_of_rows_and_plain_ones_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler stands aside here, so that what is handed to it and what is not can be counted."""
+    monkeypatch.setattr("torch.compile", lambda function, **options: function)
+    model, calls = build(), []
+    steps = CompiledSteps(model)
+
+    def counted(state: CausalState, tokens: Tensor, seen: int, *, level: bool) -> Tensor:
+        calls.append((len(tokens), seen, level))
+        return model.advance(state, tokens, seen, level=level)
+
+    monkeypatch.setattr(steps, "advance", counted)
+    assert_same_texts(model, steps, tokens(3, 45))
+    assert set(calls) == {(3, 12, False)}
+    assert len(calls) == 26  # until rows are dropped
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8"])
+def test_compiled_steps_equal_plain_ones(weights: str) -> None:
+    model, text = build(layers=1, dim=16), tokens(2, 20)
+    pack(model, weights, prepack=False)
+    step = quick_steps(model, compiled=True)
+    _, mine = model.start(text[:, :5])
+    _, plain = model.start(text[:, :5])
+    for t in range(5, 20):
+        found, mine = step(mine, text[:, t])
+        expected, plain = model.step(plain, text[:, t])
+        torch.testing.assert_close(found, expected, atol=1e-5 if weights == "fp32" else 0.03, rtol=1e-5)
 
 
 @pytest.mark.gpu
@@ -93,7 +123,7 @@ def test_a_cpu_and_windows_take_the_plain_step() -> None:
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 def test_a_graph_equals_the_plain_step(fields: dict[str, object]) -> None:
     model = build(**fields).cuda()
-    step = captured.steps(model)
+    step = quick_steps(model)
     owner: Any = step.__self__  # type: ignore[attr-defined]
     assert isinstance(owner, CapturedSteps)
     assert_same_texts(model, owner, tokens(3, 45).cuda())
@@ -103,7 +133,7 @@ def test_a_graph_equals_the_plain_step(fields: dict[str, object]) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_another_state_is_recorded_anew() -> None:
     model = build().cuda()
-    step = captured.steps(model)
+    step = quick_steps(model)
     for count in (2, 5):
         text = tokens(2, 9).cuda()
         _, mine = model.start(text[:, :count])
