@@ -12,6 +12,7 @@ from lmtrain.completion.complete import Completed, as_json, complete
 from lmtrain.completion.options import Options
 from lmtrain.completion.prompts import Prompt, batches
 from lmtrain.completion.words import unseen_words
+from lmtrain.completion.writing import as_read
 from lmtrain.errors import LmtrainError
 from lmtrain.inference import Trained
 from lmtrain.picture import save, word_map
@@ -32,7 +33,8 @@ class Output:
 
 def answer(trained: Trained, options: Options, prompt: str, output: Output) -> None:
     """Print the texts for one prompt, word by word where that goes to a terminal."""
-    _warn(trained, prompt)
+    read = as_read(trained.tokenizer, prompt, options)
+    _warn(trained, read)
     if output.picture is not None and not output.picture.parent.is_dir():
         raise LmtrainError(f"the folder of {output.picture} does not exist: make it first")
     with enough_memory(REMEDY):
@@ -42,7 +44,7 @@ def answer(trained: Trained, options: Options, prompt: str, output: Output) -> N
             (completed,) = complete(trained.model, trained.tokenizer, [prompt], options, step=trained.take_step)
             _print(trained, [Prompt(1, prompt)], [completed], output.json)
     if output.picture is not None:
-        _draw(trained, completed, output.picture)
+        _draw(trained, read, completed, output.picture)
 
 
 def answer_all(trained: Trained, options: Options, prompts: Iterator[Prompt], output: Output) -> None:
@@ -54,8 +56,9 @@ def answer_all(trained: Trained, options: Options, prompts: Iterator[Prompt], ou
             completed = complete(trained.model, trained.tokenizer, texts, options, first=count, step=trained.take_step)
         _print(trained, batch, completed, output.json)
         count += len(batch)
-        unseen += sum(bool(unseen_words(trained.tokenizer, text)) for text in texts)
-        cut += sum(_length(trained, text) > trained.config.model.context for text in texts)
+        read = [as_read(trained.tokenizer, text, options) for text in texts]
+        unseen += sum(bool(unseen_words(trained.tokenizer, text)) for text in read)
+        cut += sum(_length(trained, text) > trained.config.model.context for text in read)
     if unseen:
         note(f"{unseen:,} of {count:,} prompts have words that are not in the vocabulary, read as <unk>")
     if cut:
@@ -66,7 +69,7 @@ def converse(trained: Trained, options: Options) -> None:
     """Ask for prompts on the terminal and answer each."""
 
     def reply(prompt: str, number: int) -> None:
-        _warn(trained, prompt)
+        _warn(trained, as_read(trained.tokenizer, prompt, options))
         with enough_memory(REMEDY):
             if terminal.can_stream(options):
                 terminal.stream(trained, prompt, options, number)
@@ -96,7 +99,7 @@ def _length(trained: Trained, prompt: str) -> int:
 
 
 def _warn(trained: Trained, prompt: str) -> None:
-    """Say what the model can't read of a prompt."""
+    """Say what the model can't read of a prompt, which is given as it reads it."""
     if not prompt.strip():
         note("the prompt is empty: starting at the beginning of a line")
     if unseen := unseen_words(trained.tokenizer, prompt):
@@ -106,12 +109,12 @@ def _warn(trained: Trained, prompt: str) -> None:
         note(f"the prompt has {length:,} tokens and the context {context:,}: only the last {context:,} are read")
 
 
-def _draw(trained: Trained, completed: Completed, path: Path) -> None:
-    """The picture of the best text, whose words are the tokens."""
+def _draw(trained: Trained, prompt: str, completed: Completed, path: Path) -> None:
+    """The picture of the best text after the prompt as it was read; the text's words are the tokens."""
     ids = completed.completions[0].ids
     if not ids:
         raise LmtrainError(f"there is no text to draw into {path}: the rules allowed no token")
-    rows, columns, weights = pool_weights(trained.model, trained.tokenizer, completed.prompt, ids)
+    rows, columns, weights = pool_weights(trained.model, trained.tokenizer, prompt, ids)
     if len(rows) < len(ids):
         note(f"{path} shows the first {MOST_WORDS} words of the text")
     save(word_map(rows, columns, weights), path)

@@ -120,7 +120,12 @@ def generate(
     batch_size: Annotated[int, _option(OUTPUT, "Prompts at a time; changes the speed alone.", min=1)] = BATCH,
     as_json: Annotated[bool, _option(OUTPUT, "One line of JSON for each prompt.", "--json")] = False,
     raw: Annotated[
-        bool, _option(OUTPUT, "Leave a word-level text spaced out, as the corpus has it: ` @-@ `, ` , `.", "--raw")
+        bool,
+        _option(
+            OUTPUT,
+            "Leave a word-level text spaced out, as the corpus has it: ` @-@ `, ` , `; read the prompt as it is.",
+            "--raw",
+        ),
     ] = False,
     show_attention: Annotated[
         Path | None,

@@ -140,6 +140,33 @@ def test_text_is_put_together_unless_raw(lmtrain: Lmtrain, workdir: Path) -> Non
     assert lmtrain(*arguments, "--raw").out == "The river , a , , @,@ ,\n"
 
 
+def test_plain_prompts_are_read_like_spaced_out_ones(
+    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, spaced = "The river (in 16), 1,200.8; the", "The river ( in 16 ) , 1 @,@ 200 @.@ 8 ; the"
+    (workdir / "one.txt").write_text(plain)
+    (workdir / "one.jsonl").write_text(json.dumps({"prompt": plain}))
+
+    def answer(prompt: str, *arguments: str) -> tuple[object, str]:
+        done = lmtrain("generate", *arguments, "-n", "4", "--json", *EXACT)
+        assert done.code == 0, done.err
+        result = json.loads(done.out)
+        assert result["prompt"] == prompt
+        return result["completions"], done.err
+
+    expected = answer(spaced, spaced)
+    assert "vocabulary" not in expected[1]
+    for arguments in ([plain], ["--prompts", "one.txt"], ["--prompts", "one.jsonl"], []):
+        give(monkeypatch, plain.encode())
+        assert answer(plain, *arguments) == expected
+    assert "read as <unk>: (in, 16),, 1,200.8;\n" in answer(plain, plain, "--raw")[1]
+    assert "1 of 1 prompts have words" in answer(plain, "--raw", "--prompts", "one.txt")[1]
+    assert "read as <unk>: xyzzy-zyx\n" in answer("the xyzzy-zyx,", "the xyzzy-zyx,")[1]
+    shown = lmtrain("generate", plain, "-n", "4").out
+    assert shown.startswith(plain)
+    assert shown == lmtrain("generate", spaced, "-n", "4").out
+
+
 def test_stops_and_words(lmtrain: Lmtrain, workdir: Path) -> None:
     def completion(*options: str) -> dict[str, object]:
         done = lmtrain("generate", "The river", "-n", "30", "--json", *options)

@@ -14,7 +14,7 @@ from torch import Tensor
 from lmtrain.completion.options import Options
 from lmtrain.completion.stops import Stops
 from lmtrain.completion.words import banned_ids, bias_of_ids
-from lmtrain.completion.writing import write
+from lmtrain.completion.writing import as_read, write
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.decoding.beam import beam_search
 from lmtrain.decoding.sampling import Watch, sample
@@ -73,10 +73,10 @@ def complete(
 ) -> list[Completed]:
     """Continue each prompt.
 
-    The model reads `<eos>` and the prompt, as in evaluation, and of a longer prompt the last `context` tokens. What is
-    drawn for a prompt depends on the seed, its number (`first` is that of the first prompt) and the draw's number, not
-    on the batch. `watch(row, token)` hears of tokens as they are made, except in a beam search. `step` is how the model
-    goes on, by default `steps(model)`.
+    The model reads `<eos>` and the prompt (see `as_read`), as in evaluation, and of a longer prompt the last `context`
+    tokens. What is drawn for a prompt depends on the seed, its number (`first` is that of the first prompt) and the
+    draw's number, not on the batch. `watch(row, token)` hears of tokens as they are made, except in a beam search.
+    `step` is how the model goes on, by default `steps(model)`.
 
     Raises LmtrainError for banned or favoured words that are no tokens.
     """
@@ -86,7 +86,7 @@ def complete(
     stops = Stops(tokenizer, options.stop, options.stop_strings)
     rules = rules_of(tokenizer, options, stops)
     clock = _Clock(step or steps(model))
-    ids = [tokenizer.encode(prompt) for prompt in prompts]
+    ids = [tokenizer.encode(as_read(tokenizer, prompt, options)) for prompt in prompts]
     log_probs, state = model.start(*_batch(model, tokenizer, ids))
     if options.beams > 1:
         found = beam_search(

@@ -42,7 +42,7 @@ class Options:
     bias: tuple[tuple[str, float], ...] = ()
     """Words and the nats that are added to their log-probabilities where tokens are chosen."""
     raw: bool = False
-    """Leave a word-level text in the corpus's own spacing."""
+    """Leave a word-level text in the corpus's own spacing, and read the prompt's words as they are."""
 
     def __post_init__(self) -> None:
         if self.beams > 1 and (self.samples > 1 or self.sampling != GREEDY):

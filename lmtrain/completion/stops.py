@@ -46,7 +46,7 @@ class Stops:
         self._kind = kind
         self._strings = [(string, string.encode()) for string in strings]
         self._ends = {} if kind == "none" else _ends(tokenizer, kind)
-        self._title = tokenizer.kind == "word" and kind == "document"
+        self._title = kind == "document" and tokenizer.knows("=")
         self._sentence = tokenizer.kind != "word" and kind == "sentence"
         self._mark = tokenizer.encode("=")[0] if self._title else None
         self._reach = max([len(content) for _, content in self._strings], default=0)

@@ -1,4 +1,5 @@
-"""From generated ids to text, token by token: what is written is never taken back."""
+"""From prompts to what the model reads, and from generated ids to text, token by token: what is written is never taken
+back."""
 
 import codecs
 from collections.abc import Sequence
@@ -6,17 +7,24 @@ from collections.abc import Sequence
 from lmtrain.completion.options import Options
 from lmtrain.completion.stops import Ending, Stops
 from lmtrain.data.detokenizer import MARKS, Detokenizer
+from lmtrain.data.respacing import respace
 from lmtrain.data.tokenizer import Tokenizer
 
 
 def is_spaced_out(tokenizer: Tokenizer) -> bool:
     """Whether the words are in WikiText's style: marks apart, with ` @-@ ` and its kin among them."""
-    return tokenizer.kind == "word" and any(tokenizer.encode(mark) != [tokenizer.unk_id] for mark in MARKS)
+    return any(map(tokenizer.knows, MARKS))
+
+
+def as_read(tokenizer: Tokenizer, prompt: str, options: Options) -> str:
+    """The prompt as the model reads it: spaced out like its corpus, unless `raw`."""
+    return respace(prompt, tokenizer.knows) if is_spaced_out(tokenizer) and not options.raw else prompt
 
 
 class Writer:
-    """Writes one text as it follows its prompt: `prompt` is how that is shown, `push` what each token adds, `close`
-    what was held back. What a stop rule may still cut off is held back, so all that `push` returns is final.
+    """Writes one text as it follows its prompt: `prompt` is how the prompt, as the user gave it, is shown, `push` what
+    each token adds, `close` what was held back. What a stop rule may still cut off is held back, so all that `push`
+    returns is final.
 
     The pieces of a word-level text are passed on whole. Of other texts, bytes that are no UTF-8 become U+FFFD.
     """
@@ -32,7 +40,11 @@ class Writer:
         self._detokenizer = Detokenizer() if is_spaced_out(tokenizer) and not options.raw else None
         self.prompt = prompt
         if self._detokenizer is not None:
-            self.prompt = self._detokenizer.feed(prompt) + self._detokenizer.pause()
+            # Plain text is shown as it was given; which quotations are open in it can be seen when it is spaced out.
+            given = Detokenizer()
+            self.prompt = given.feed(prompt) + given.pause()
+            self._detokenizer.feed(as_read(tokenizer, prompt, options))
+            self._detokenizer.pause()
         # The space before the first word of a word-level text is there already, or not wanted.
         self._space_to_drop = tokenizer.kind == "word" and (not prompt or prompt[-1].isspace())
 

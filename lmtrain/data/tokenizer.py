@@ -152,6 +152,10 @@ class Tokenizer:
             ) from None
         return list(chain.from_iterable(self.encode_pieces(list(pieces(_LINE.findall(text), self.kind)))))
 
+    def knows(self, word: str) -> bool:
+        """Whether `word` is one of a word vocabulary; `<unk>` is, `<eos>` is not."""
+        return self.kind == "word" and word in self._words
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD.
 

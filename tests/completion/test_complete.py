@@ -92,6 +92,16 @@ def test_the_model_reads_eos_and_the_end_of_the_prompt() -> None:
     assert model.read == [WORDS.eos_id]
 
 
+def test_a_plain_prompt_is_read_in_the_spacing_of_the_corpus() -> None:
+    tokenizer = Tokenizer.train(["a , b @-@ c . ( )"], TokenizerConfig())
+    model = Script(tokenizer, "a b a b a b a b")
+    (done,) = complete(model, tokenizer, ["(a, b-c)."], Options(max_tokens=2))
+    assert model.read == tokenizer.encode("( a , b @-@ c ) .")
+    assert (done.prompt, done.shown, done.completions[0].text) == ("(a, b-c).", "(a, b-c).", " a b")
+    complete(model, tokenizer, ["(a, b-c)."], Options(max_tokens=2, raw=True))
+    assert model.read == [tokenizer.eos_id, *[tokenizer.unk_id] * 2]
+
+
 def test_text_ends_where_it_is_told_to() -> None:
     model = Script(WORDS, "a b\n\n= = Part = =\nb\n= Title = a b a b a b")
     assert said(model, WORDS, "b", max_tokens=4) == (" a b\n\n", "length")

@@ -145,3 +145,11 @@ def test_pieces_join_to_the_decoded_text() -> None:
         text = spelled(tokenizer, ids).decode()
         assert text.removeprefix(" " if tokenizer.kind == "word" else "") == tokenizer.decode(ids)
         assert re.search("é", text) or tokenizer.unk_id is not None
+
+
+def test_where_there_are_no_headings_an_unknown_word_is_none() -> None:
+    plain = Tokenizer.train(["a b"], TokenizerConfig())
+    stops = Stops(plain, "document")
+    assert plain.unk_id is not None
+    assert first_end(stops, [plain.eos_id, plain.unk_id, *plain.encode("a b\n")]) is None
+    assert stops.held == []

@@ -6,18 +6,18 @@ from hypothesis import strategies as st
 
 from lmtrain.completion.options import Options, StopKind
 from lmtrain.completion.stops import Stops
-from lmtrain.completion.writing import Writer, is_spaced_out, write
+from lmtrain.completion.writing import Writer, as_read, is_spaced_out, write
 from lmtrain.data.detokenizer import Detokenizer
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.schema import TokenizerConfig
 
-LINES = ["= Title =", "", 'a b , c @-@ d " e " . ( f )', "= = Part = =", "é € g 's @.@"]
+LINES = ["= Title =", "", 'a b , c @-@ d " e " . ( f ) /', "= = Part = =", "é € g 's @.@"]
 WORD = Tokenizer.train(LINES, TokenizerConfig())
 PLAIN = Tokenizer.train(["a b, c-d"], TokenizerConfig())
 BPE = Tokenizer.train(LINES * 3, TokenizerConfig(kind="bpe", vocab_size=280))
 BYTE = Tokenizer.train([], TokenizerConfig(kind="byte"))
 TOKENIZERS = [WORD, PLAIN, BPE, BYTE]
-PROMPTS = ["", "a b", "a b ", "a\n", 'a " b', "(", "a-b"]
+PROMPTS = ["", "a b", "a b ", "a\n", 'a " b', "(", "a-b", 'a, "b', '"', "c-"]
 STRINGS = ["d e", " a", "é", "b", "\n", ", c", "-"]
 
 
@@ -58,7 +58,7 @@ def test_what_is_written_early_is_the_beginning_of_the_final_text(
     expected = whole.decode(errors="replace")
     if not raw and is_spaced_out(tokenizer):
         detokenizer = Detokenizer()
-        detokenizer.feed(prompt)
+        detokenizer.feed(as_read(tokenizer, prompt, options))
         detokenizer.pause()
         expected = detokenizer.feed(expected)
     assert "".join(written) == expected
@@ -86,6 +86,29 @@ def test_prompt_and_text_are_joined_as_one_text() -> None:
     assert writer.prompt == 'a "b,'
     assert "".join(map(writer.push, ids)) == "-d\". (f)'s"
     assert write(WORD, 'a " b ,', ids, Options(raw=True), Stops(WORD)) == ('a " b ,', " @-@ d \" . ( f ) 's")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "expected"),
+    [
+        ("a-b", "@-@ c", "-c"),
+        ("a/b-", "d", "d"),
+        ('"a, b', '" . d', '". d'),
+        ('("', "a", "a"),
+        ("a  b, ", "c", "c"),
+    ],
+)
+def test_a_plain_prompt_is_shown_as_given_and_read_as_words(prompt: str, text: str, expected: str) -> None:
+    options = Options()
+    assert write(WORD, prompt, WORD.encode(text), options, Stops(WORD)) == (prompt, expected)
+    assert as_read(WORD, prompt, Options(raw=True)) == prompt
+    assert WORD.unk_id not in WORD.encode(as_read(WORD, prompt, options))
+
+
+def test_only_spaced_out_words_take_prompts_apart() -> None:
+    for tokenizer in (PLAIN, BPE, BYTE):
+        assert as_read(tokenizer, "a,b (c)", Options()) == "a,b (c)"
+    assert as_read(WORD, "a,b (c)", Options()) == "a , b ( c )"
 
 
 def test_before_its_least_length_a_text_does_not_end() -> None:

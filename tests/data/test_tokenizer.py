@@ -57,6 +57,12 @@ def test_word_ids_of_literal_special_words() -> None:
     assert trained.encode("<unk> <eos> the<eos>\n<eos>") == [unk, unk, unk, eos, unk]
 
 
+def test_known_words_are_those_of_a_word_vocabulary() -> None:
+    trained = Tokenizer.train(["the cat"], TokenizerConfig(kind="word"))
+    assert [word for word in ("the", "<unk>", "<eos>", "the cat", "dog", "") if trained.knows(word)] == ["the", "<unk>"]
+    assert not Tokenizer.train(["the cat"], TokenizerConfig(kind="byte")).knows("t")
+
+
 def test_word_lines_end_at_newlines_only() -> None:
     trained = Tokenizer.train(["a b"], TokenizerConfig(kind="word"))
     assert trained.encode("a\x0bb\r\x85\u2028a\n\nb") == [2, 3, 2, 1, 1, 3]
