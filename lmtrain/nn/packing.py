@@ -13,6 +13,27 @@ PREPACKED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mk
 """Whether oneDNN's own layout of a matrix can be kept. A plain bf16 matrix is brought into it anew by every call."""
 
 
+BIG = 2**20
+"""Elements of a float32 matrix from which oneDNN's layout pays: below, the call costs more than it saves."""
+
+
+class BatchLinear(nn.Module):
+    """x W^T + b in float32: one row by W as it is, more rows by a copy of it in oneDNN's layout, which is quicker."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight = weight.detach()
+        self.bias = None if bias is None else bias.detach()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., K) -> (..., N)."""
+        if x.numel() == x.shape[-1]:
+            return F.linear(x, self.weight, self.bias)
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return result
+
+
 class NarrowLinear(nn.Module):
     """x W^T + b in the arithmetic of `dtype`, in which W is kept: (..., K) -> (..., N), of x's own type."""
 
@@ -62,24 +83,27 @@ class Int8Linear(nn.Module):
 def pack(model: LanguageModel, weights: str, *, prepack: bool = True) -> None:
     """Put every matrix of the model into the form `weights`, for good: it can no longer be trained or saved.
 
-    fp32 leaves all as it is. bf16 and fp16 round the inputs, weights and results of every product, as autocast does;
-    int8 rounds the weights further, to half the bytes, but for matrices of a width that has no kernel, which become
-    bf16. All else stays float32. Without `prepack` the layout is left to a compiler. Raises ValueError for int8 on
-    another device than a CPU.
+    fp32 keeps every number as it is, and on a CPU a second copy of the big matrices. bf16 and fp16 round the inputs,
+    weights and results of every product, as autocast does; int8 rounds the weights further, to half the bytes, but for
+    matrices of a width that has no kernel, which become bf16. All else stays float32. Without `prepack` the layout is
+    left to a compiler. Raises ValueError for int8 on another device than a CPU.
     """
-    if weights == "fp32":
+    if weights == "fp32" and not (prepack and PREPACKED and model.output_weight.device.type == "cpu"):
         return
     if weights == "int8" and model.output_weight.device.type != "cpu":
         raise ValueError("int8 weights are for a CPU")
-    model.packed_output = _packed(model.output_weight, None, weights, prepack)
+    model.packed_output = _packed(model.output_weight, None, weights, prepack) or model.packed_output
     scores = model.pool.key if model.pool.query is None else None  # read as a vector, not as a matrix
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.Linear) and child is not model.output and child is not scores:
-                setattr(module, name, _packed(child.weight, child.bias, weights, prepack))
+                setattr(module, name, _packed(child.weight, child.bias, weights, prepack) or child)
 
 
-def _packed(weight: Tensor, bias: Tensor | None, weights: str, prepack: bool) -> nn.Module:
+def _packed(weight: Tensor, bias: Tensor | None, weights: str, prepack: bool) -> nn.Module | None:
+    """The layer with these weights in the form wanted; None where they stay as they are."""
+    if weights == "fp32":
+        return BatchLinear(weight, bias) if weight.numel() >= BIG else None
     if weights == "int8" and weight.shape[1] % Int8Linear.WIDTH == 0:
         return Int8Linear(weight, bias)
     return NarrowLinear(weight, bias, torch.float16 if weights == "fp16" else torch.bfloat16, prepack=prepack)

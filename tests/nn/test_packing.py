@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.nn.language_model import LanguageModel
-from lmtrain.nn.packing import Int8Linear, NarrowLinear, pack
+from lmtrain.nn.packing import BatchLinear, Int8Linear, NarrowLinear, pack
 from tests.nn.test_language_model import build, tokens
 from tests.nn.test_variants import VARIANTS, WINDOWED_VARIANTS
 
@@ -29,6 +29,15 @@ def test_narrow_equals_autocast(
     exact = products + packed.bias.double() if packed.bias is not None else products
     torch.testing.assert_close(result.double(), exact, atol=4e-3, rtol=1e-2)
     torch.testing.assert_close(result, expected.float(), atol=4e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("shape", [(96,), (1, 96), (1, 1, 96), (5, 96), (2, 3, 96)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_batches_in_float32_equal_the_plain_product(shape: tuple[int, ...], bias: bool) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(96, 40, bias=bias), torch.randn(shape)
+    packed = BatchLinear(layer.weight, layer.bias if bias else None)
+    torch.testing.assert_close(packed(x), layer(x), atol=1e-5, rtol=1e-5)
 
 
 def test_int8_is_the_nearest_multiple_of_each_row_s_scale() -> None:
@@ -70,7 +79,16 @@ def test_a_packed_model_is_close_to_the_plain_one(fields: dict[str, object], wei
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=0.05)
 
 
-def test_every_matrix_is_packed_and_fp32_leaves_all() -> None:
+def test_float32_stays_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmtrain.nn.packing.BIG", 100)
+    model, text = build(dim=32, copy=True), tokens(2, 30)
+    expected = follow(model, text)
+    pack(model, "fp32")
+    assert sum(isinstance(module, BatchLinear) for module in model.modules()) > 10
+    torch.testing.assert_close(follow(model, text), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_every_matrix_is_packed_and_small_ones_of_float32_stay() -> None:
     model = build(copy=True, qk_norm=True)
     before = {name: type(module) for name, module in model.named_modules()}
     pack(model, "fp32")
