@@ -204,3 +204,18 @@ def test_one_of_two_processes_gets_the_folder_and_the_other_a_sentence(tmp_path:
         assert saved_step(run_dir) == 1
         os.close(start)
         os.close(go)
+
+
+def test_without_the_lock_both_would_have_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above can fail: it is the lock that it sees."""
+    monkeypatch.setattr("fcntl.flock", lambda file, operation: None)
+    save(tmp_path / "run", 1)
+    start, go = os.pipe()
+    children = [Child(partial(hold, tmp_path / "run", start)) for _ in range(2)]
+    os.write(go, b"ab")
+    assert [child.hear() for child in children] == ["held", "held"]
+    for child in children:
+        os.kill(child.process, signal.SIGKILL)
+        child.end()
+    os.close(start)
+    os.close(go)

@@ -46,7 +46,8 @@ class CompiledSteps:
         if len(tokens) != self.rows:
             return self.model.step(state, tokens)
         self.model.make_room(state)
-        with torch._inductor.config.patch(freezing=True):  # lets oneDNN's layout of the weights be made ahead
+        # Freezing lets oneDNN's layout of the weights be made ahead; every room is a compilation of its own.
+        with torch._inductor.config.patch(freezing=True), torch._dynamo.config.patch(recompile_limit=64):
             log_probs = self.advance(state, tokens, state.room, level=False)
         state.columns += 1
         return log_probs, state
