@@ -70,10 +70,13 @@ FULL = Pattern()
 CAUSAL = Pattern(causal=True)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def key_blocks(pattern: Pattern, length: int, block: int) -> tuple[tuple[int, ...], ...]:
     """For every block of C queries, the blocks of C keys that hold a key which one of them may look at."""
     return _key_blocks(pattern, length, block)
+
+
+# What torch.compiler.assume_constant_result does, without its import of the compiler, which takes over a second.
+key_blocks._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=64)
