@@ -45,12 +45,6 @@ SIGNS = st.sampled_from(sorted({*"\"'.,-()@<>x1A_/=é²\u0301", "<unk>", "n't", 
 TEXTS = st.lists(WORDS | SIGNS, max_size=12).map("".join) | st.lists(WORDS | SIGNS).map(" ".join) | st.text()
 
 
-def without_spacing(text: str) -> str:
-    for mark in "-,.":
-        text = text.replace(f"@{mark}@", mark)
-    return "".join(text.split())
-
-
 @pytest.mark.parametrize("spaced", SPACED)
 def test_printed_text_comes_back_as_the_same_words(spaced: str) -> None:
     assert detokenize(spaced) != spaced
@@ -73,9 +67,15 @@ def test_what_would_be_no_better_apart_stays_whole(word: str) -> None:
     assert respace(f"{word} x", {"@-@", "@,@", "@.@", "<unk>"}.__contains__) == f"{word} x"
 
 
+@example("@,@-@,@")
 @given(TEXTS)
 def test_only_spaces_and_at_signs_are_added(text: str) -> None:
-    assert without_spacing(respace(text, KNOWN)) == without_spacing(text)
+    def rest(text: str) -> str:
+        return "".join(text.split()).replace("@", "")
+
+    respaced = respace(text, KNOWN)
+    assert rest(respaced) == rest(text)
+    assert respaced.count("@") >= text.count("@")
 
 
 @given(TEXTS, st.sets(WORDS | SIGNS))
