@@ -20,6 +20,7 @@ from lmtrain.completion.options import Options
 from lmtrain.decoding.sampling import Sampling
 from lmtrain.inference import open_trained
 from tests.conftest import Lmtrain
+from tests.training.test_signals import hear_interrupts
 
 
 class Terminal:
@@ -55,7 +56,14 @@ def on_terminal(*arguments: str) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "dumb"}
     command = [sys.executable, "-m", "lmtrain", "generate", *arguments]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    process = subprocess.Popen(
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+        preexec_fn=hear_interrupts,  # noqa: PLW1509 -- no other thread is at work here
+    )
     os.close(theirs)
     try:
         yield Terminal(ours, process)
