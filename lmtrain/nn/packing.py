@@ -12,7 +12,6 @@ from lmtrain.nn.language_model import LanguageModel
 PREPACKED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 """Whether oneDNN's own layout of a matrix can be kept. A plain bf16 matrix is brought into it anew by every call."""
 
-
 BIG = 2**20
 """Elements of a float32 matrix from which oneDNN's layout pays: below, the call costs more than it saves."""
 

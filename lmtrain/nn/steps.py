@@ -64,7 +64,7 @@ class CapturedSteps:
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
-        self.recorded: tuple[int, int, int] | None = None
+        self.recorded: Tensor | None = None
         self.graph = torch.cuda.CUDAGraph()
         self.tokens = torch.empty(0, dtype=torch.long)
         self.log_probs = torch.empty(0)
@@ -74,10 +74,9 @@ class CapturedSteps:
         """As `LanguageModel.step`."""
         assert isinstance(state, CausalState)
         self.model.make_room(state)
-        wanted = (state.tokens.data_ptr(), len(tokens), state.room)
-        if wanted != self.recorded:
+        if state.tokens is not self.recorded:  # held, so that no other state can come to lie at its address
             self._record(state, tokens)
-            self.recorded = wanted
+            self.recorded = state.tokens
         self.tokens.copy_(tokens)
         self.graph.replay()
         state.columns += 1

@@ -147,7 +147,8 @@ class AnyOrder(RuleBasedStateMachine):
             assert tensor_hashes(folder) == self.whole.tensors[checkpoint.load(folder).info["step"]]
 
 
-def explore(whole: Whole, examples: int) -> None:
+def assert_one_end(whole: Whole, examples: int) -> None:
+    """Whatever happens on the way, in so many histories: `AnyOrder` asserts it after every event and at the end."""
     AnyOrder.whole = whole
     options = settings(
         max_examples=examples,
@@ -162,7 +163,7 @@ def explore(whole: Whole, examples: int) -> None:
 
 
 def test_in_any_order_a_run_comes_to_the_same_end(whole: Whole) -> None:
-    explore(whole, examples=25)
+    assert_one_end(whole, examples=25)
 
 
 def test_a_forgotten_average_would_be_found(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,4 +175,4 @@ def test_a_forgotten_average_would_be_found(whole: Whole, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(loop, "restore", forgetful)
     with pytest.raises(AssertionError):
-        explore(whole, examples=3)
+        assert_one_end(whole, examples=3)
