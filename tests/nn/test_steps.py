@@ -83,6 +83,18 @@ def test_a_step_is_recorded_anew_as_its_room_grows(monkeypatch: pytest.MonkeyPat
     assert steps.recordings == 3  # room for 4, 16 and 24
 
 
+def test_the_recorded_memory_is_held_and_another_state_is_recorded_anew() -> None:
+    model = build()
+    steps = Replayed(model)
+    _, state = model.start(tokens(2, 5))
+    _, state = steps.step(state, tokens(2))
+    assert isinstance(state, CausalState)
+    assert steps.recorded is state.tokens  # no later state can be given this address
+    _, other = model.start(tokens(2, 5))
+    steps.step(other, tokens(2))
+    assert steps.recordings == 2
+
+
 def test_windows_and_a_cpu_unless_asked_take_the_plain_step() -> None:
     model, windowed = build(), build(mode="windowed")
     assert quick_steps(model) == model.step
