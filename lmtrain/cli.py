@@ -190,7 +190,10 @@ def evaluate_command(
     limit: Annotated[int | None, typer.Option(min=1, help="Score only the first tokens of the split.")] = None,
     data_dir: DataDir = None,
     device: WhichDevice = Device.auto,
-    precision: Annotated[Precision | None, typer.Option(help="Arithmetic. [default: the run's own]")] = None,
+    precision: Annotated[
+        Precision | None,
+        typer.Option(help="Arithmetic; int8, for a CPU, as `generate` has it. [default: the run's own]"),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -201,10 +204,12 @@ def evaluate_command(
     from tqdm import tqdm
 
     from lmtrain.evaluation import default_stride, evaluate
-    from lmtrain.inference import open_trained
+    from lmtrain.inference import open_trained, ready_to_generate
     from lmtrain.runtime import choose_precision
 
     trained = open_trained(run, checkpoint, weights.value, device.value)
+    if precision is Precision.int8:
+        trained = ready_to_generate(trained, "int8", compiled=False)
     resolved = trained.config
     if data_dir is not None:
         resolved = resolved.model_copy(update={"data": resolved.data.model_copy(update={"dir": data_dir})})
@@ -229,7 +234,7 @@ def evaluate_command(
             batch_size=batch_size or resolved.eval.batch_size,
             first_token=trained.tokenizer.eos_id,
             device=trained.device,
-            precision=arithmetic,
+            precision="fp32" if arithmetic == "int8" else arithmetic,  # of what is no product of matrices
             limit=limit,
             advance=bar.update,
         )

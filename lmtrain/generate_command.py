@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from lmtrain.errors import LmtrainError
-from lmtrain.options import Arithmetic, BeamStopping, Device, Run, Stop, Weights, Which, WhichDevice, WhichWeights
+from lmtrain.options import BeamStopping, Device, Precision, Run, Stop, Weights, Which, WhichDevice, WhichWeights
 
 SEARCH, DRAW, BEAM, WORDS, OUTPUT = (
     "Length and end",
@@ -53,12 +53,12 @@ def generate(
     weights: WhichWeights = Weights.auto,
     device: WhichDevice = Device.auto,
     precision: Annotated[
-        Arithmetic,
+        Precision,
         typer.Option(
             help="How the matrices are kept: auto is bf16 where the machine computes in it, else fp32; int8, for a "
             "CPU, is quicker with few texts, and less exact."
         ),
-    ] = Arithmetic.auto,
+    ] = Precision.auto,
     compiled: Annotated[
         bool,
         typer.Option(

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from lmtrain import checkpoint
 from lmtrain.config import load
@@ -17,7 +18,7 @@ from lmtrain.nn.packing import pack
 from lmtrain.nn.state import State
 from lmtrain.nn.steps import steps
 from lmtrain.runtime import choose_device, choose_precision
-from lmtrain.schema import Config
+from lmtrain.schema import Config, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,7 @@ def load_trained(run_dir: Path, which: str, weights: str, device: torch.device) 
     averaged = weights != "raw" and "ema" in loaded.tensors
     tensors = loaded.tensors["model"] | (loaded.tensors["ema"] if averaged else {})
     try:
-        with torch.device("meta"):  # a configuration that asks for other shapes may ask for any amount of memory
-            wanted = dict(LanguageModel(config.model, tokenizer.vocab_size).named_parameters())
-        checkpoint.check_fit(tensors, wanted)
+        checkpoint.check_fit(tensors, _wanted(config.model, tokenizer.vocab_size))
     except (RuntimeError, ValueError) as error:
         raise LmtrainError(f"{folder} does not fit {run_dir / checkpoint.CONFIG}: {error}") from error
     model = LanguageModel(config.model, tokenizer.vocab_size)
@@ -62,6 +61,18 @@ def load_trained(run_dir: Path, which: str, weights: str, device: torch.device) 
     model.to(device).eval()
     kind = "ema" if averaged else "raw"
     return Trained(run_dir, config, tokenizer, model, loaded.info["step"], kind, device, loaded.info, model.step)
+
+
+def _wanted(config: ModelConfig, vocab_size: int) -> dict[str, Parameter]:
+    """The parameters that the configuration asks for, by name, without their memory: it may ask for any amount.
+
+    Tables of positions are no parameters. To compute them without memory would import torch's compiler, which takes
+    longer than all the rest of loading.
+    """
+    if config.position != "learned":
+        config = config.model_copy(update={"position": "none"})
+    with torch.device("meta"):
+        return dict(LanguageModel(config, vocab_size).named_parameters())
 
 
 def ready_to_generate(trained: Trained, precision: str, *, compiled: bool) -> Trained:

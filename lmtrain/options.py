@@ -31,16 +31,7 @@ class Device(StrEnum):
 
 
 class Precision(StrEnum):
-    """The arithmetic of the forward pass; `auto` takes bf16 where the hardware has it."""
-
-    auto = "auto"
-    fp32 = "fp32"
-    bf16 = "bf16"
-    fp16 = "fp16"
-
-
-class Arithmetic(StrEnum):
-    """What a model's matrices are kept in while it generates; `auto` takes what `Precision` takes."""
+    """The arithmetic of the matrices; `auto` takes bf16 where the hardware has it. int8 is not for training."""
 
     auto = "auto"
     fp32 = "fp32"

@@ -20,7 +20,7 @@ from lmtrain.nn.language_model import LanguageModel
 from lmtrain.nn.packing import pack
 from lmtrain.nn.state import State
 from lmtrain.nn.steps import steps
-from lmtrain.runtime import choose_device
+from lmtrain.runtime import choose_device, choose_precision
 from lmtrain.schema import ModelConfig
 
 VOCABULARY, PROMPT, SEED = 33_278, 8, 0
@@ -30,8 +30,6 @@ CASES = tuple((batch, beams, new) for new in (128, 1024) for batch in (1, 16) fo
 TRIED = 12
 """New tokens by which each form of the weights is tried for a case; the fastest one is measured."""
 REPEATS = 3
-COMPILED = {1: "int8 compiled", 16: "fp32 compiled"}
-"""What is compiled, by the number of prompts: half a minute for each number of rows and each room."""
 
 Generate = Callable[[torch.Tensor, int, int], None]
 """`generate(prompts (B, T), beams, new_tokens)`."""
@@ -47,7 +45,7 @@ def decoding(most_tokens: int, device: torch.device) -> dict[str, Any]:
     for dim, layers, heads in SIZES:
         ours, theirs = our_models(dim, layers, heads, device), their_models(dim, layers, heads, device)
         for batch, beams, new in CASES:
-            if new <= most_tokens and (new < 1000 or dim < 512):  # the rest would take the better part of an hour
+            if new <= most_tokens and (new < 1000 or dim < 512 or batch == 1):  # the rest would take half an hour
                 case = {"dim": dim, "layers": layers, "heads": heads, "batch": batch, "beams": beams, "new_tokens": new}
                 found.append(case | compare(ours, theirs, batch, beams, new, device))
                 print(found[-1], flush=True)
@@ -55,14 +53,18 @@ def decoding(most_tokens: int, device: torch.device) -> dict[str, Any]:
     for size, bound in floors.items():
         greedy = next(c for c in found if str(c["dim"]) == size and c["batch"] == c["beams"] == 1)
         bound["share"] = greedy["tokens_per_second"] * bound["seconds"][greedy["weights"].split()[0]]
-    ratios = {size: [round(c["ratio"], 2) for c in found if c["dim"] == size[0]] for size in SIZES}
+    ratios = {
+        size: [[round(c[kind], 2) for c in found if c["dim"] == size[0]] for kind in ("ratio", "fp32_ratio")]
+        for size in SIZES
+    }
     return {
         "title": f"decoding, V = {VOCABULARY:,}, beside transformers {version('transformers')} (GPT-2, as large), "
         f"greedy and 4 beams, 1 and 16 prompts, up to {most_tokens:,} new tokens",
         "result": "; ".join(
-            f"{dim} x {layers}: {min(ratio):.1f} to {max(ratio):.1f} times as fast"
+            f"{dim} x {layers}: {min(ratio):.1f} to {max(ratio):.1f} times as fast "
+            f"({min(exact):.1f} to {max(exact):.1f} in float32)"
             + (f", greedy at {floors[str(dim)]['share']:.0%} of the memory's bandwidth" if floors else "")
-            for (dim, layers, _), ratio in ratios.items()
+            for (dim, layers, _), (ratio, exact) in ratios.items()
         ),
         "seed": SEED,
         "threads": torch.get_num_threads(),
@@ -75,30 +77,31 @@ def decoding(most_tokens: int, device: torch.device) -> dict[str, Any]:
 def compare(
     ours: dict[str, Generate], theirs: dict[str, Generate], batch: int, beams: int, new: int, device: torch.device
 ) -> dict[str, Any]:
-    """Both in turn, each with its fastest weights."""
+    """Both in turn, each with its fastest weights, and ours with its fastest in plain float32."""
     prompts = torch.randint(1, VOCABULARY, (batch, PROMPT), device=device)
-    ours = {name: run for name, run in ours.items() if name not in COMPILED.values() or name == COMPILED[batch]}
     first: dict[str, float] = {}
     tried: list[dict[str, float]] = []
     for side in (ours, theirs):
         for name, run in side.items():
-            first[name] = seconds(run, prompts, beams, new if name in COMPILED.values() else 2)
+            first[name] = seconds(run, prompts, beams, 4)
         tried.append({name: min(seconds(run, prompts, beams, TRIED) for _ in range(2)) for name, run in side.items()})
     mine, other = (min(times, key=times.__getitem__) for times in tried)
-    repeats = REPEATS if new < 1000 else 1
-    pairs = [
-        (seconds(ours[mine], prompts, beams, new), seconds(theirs[other], prompts, beams, new)) for _ in range(repeats)
-    ]
-    best, reference = (batch * new / min(times) for times in zip(*pairs, strict=True))
+    exact = min((name for name in ours if name.startswith("fp32")), key=tried[0].__getitem__)
+    runs = (ours[mine], theirs[other], ours[exact])
+    rounds = [[seconds(run, prompts, beams, new) for run in runs] for _ in range(REPEATS if new < 1000 else 1)]
+    best, reference, plain = (batch * new / min(times) for times in zip(*rounds, strict=True))
     return {
         "weights": mine,
         "their_weights": other,
         "tokens_per_second": best,
         "their_tokens_per_second": reference,
         "ratio": best / reference,
-        "ratios": [theirs_took / ours_took for ours_took, theirs_took in pairs],
+        "ratios": [theirs_took / ours_took for ours_took, theirs_took, _ in rounds],
+        "fp32_form": exact,
+        "fp32_tokens_per_second": plain,
+        "fp32_ratio": plain / reference,
         "tried_seconds": dict(zip(("ours", "theirs"), tried, strict=True)),
-        "compiling_seconds": first.get(COMPILED[batch]),
+        "compiling_seconds": {name: took for name, took in first.items() if "compiled" in name},
     }
 
 
@@ -116,8 +119,9 @@ def our_models(dim: int, layers: int, heads: int, device: torch.device) -> dict[
     for weights in forms:
         model = our_model(dim, layers, heads, weights)
         found[weights] = our_search(model, steps(model))
-    if device.type == "cpu":
-        found |= {name: compiled_search(dim, layers, heads, name.split()[0]) for name in COMPILED.values()}
+    for weights in sorted({"fp32", "int8", choose_precision("auto", device)}) if device.type == "cpu" else ():
+        model = our_model(dim, layers, heads, weights, compiled=True)
+        found[f"{weights} compiled"] = our_search(model, steps(model, compiled=True))
     return found
 
 
@@ -126,20 +130,6 @@ def our_model(dim: int, layers: int, heads: int, weights: str, *, compiled: bool
     model = LanguageModel(ModelConfig(dim=dim, layers=layers, heads=heads, context=1024), VOCABULARY).eval()
     pack(model.to(choose_device("auto")), weights, prepack=not compiled)
     return model
-
-
-def compiled_search(dim: int, layers: int, heads: int, weights: str) -> Generate:
-    """Compiled steps are for one number of rows, so each search has its own."""
-    model = our_model(dim, layers, heads, weights, compiled=True)
-    searches: dict[tuple[int, int], Generate] = {}
-
-    def run(prompts: torch.Tensor, beams: int, new: int) -> None:
-        case = (len(prompts), beams)
-        if case not in searches:
-            searches[case] = our_search(model, steps(model, compiled=True))
-        searches[case](prompts, beams, new)
-
-    return run
 
 
 def our_search(model: LanguageModel, step: Step[State]) -> Generate:

@@ -25,6 +25,7 @@ trained = ready_to_generate(open_trained(Path(sys.argv[2]), "best", "auto", "aut
 marks.append(time.time())
 complete(trained.model, trained.tokenizer, [sys.argv[3]], Options(max_tokens=1), step=trained.take_step)
 marks.append(time.time())
+assert "torch._dynamo" not in sys.modules
 print(*(after - before for before, after in zip(marks, marks[1:])))
 """
 PARTS = ("python", "import torch", "import lmtrain", "load the run", "read the prompt, first token")

@@ -265,3 +265,16 @@ def test_help_is_in_groups(lmtrain: Lmtrain) -> None:
     groups = [line for line in out.splitlines() if line and not line.startswith(" ") and line.endswith(":")]
     assert len(groups) == 7
     assert out.index("Sampling:") < out.index("--temperature") < out.index("Beam search") < out.index("--beams")
+
+
+def test_the_compiler_is_not_loaded(workdir: Path) -> None:
+    """It would take longer than all the rest; what brings it in is easily called."""
+    code = (
+        "import sys, lmtrain.cli\n"
+        "sys.argv = ['lmtrain', 'generate', 'The river', '-n', '2']\n"
+        "try: lmtrain.cli.main()\n"
+        "except SystemExit: pass\n"
+        "print('torch' in sys.modules, 'torch._dynamo' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.split()[-2:] == ["True", "False"]

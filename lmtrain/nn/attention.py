@@ -112,6 +112,8 @@ class MultiHeadAttention(nn.Module):
         self.key = nn.Linear(key_dim, heads * head_dim, bias=bias)
         self.value = nn.Linear(value_dim, heads * value_head_dim, bias=bias)
         self.output = nn.Linear(heads * value_head_dim, output_dim or dim, bias=bias)
+        self.widths = (heads * head_dim, heads * head_dim, heads * value_head_dim)
+        self.joined: nn.Module | None = None  # see `pack`
         self.query_norm = norm("rms", head_dim) if qk_norm else nn.Identity()
         self.key_norm = norm("rms", head_dim) if qk_norm else nn.Identity()
 
@@ -166,10 +168,13 @@ class MultiHeadAttention(nn.Module):
     def project(
         self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs (B, T, W) to queries and keys (B, H, T, D) and values (B, H, T, Dv)."""
-        queries = self.query_norm(split_heads(self.query(query), self.heads))
-        keys = self.key_norm(split_heads(self.key(key), self.heads))
-        values = split_heads(self.value(value), self.heads)
+        """Inputs (B, T, W) to queries and keys (B, H, T, D) and values (B, H, T, Dv); where `joined`, one input."""
+        if self.joined is None:
+            projected = self.query(query), self.key(key), self.value(value)
+        else:
+            projected = self.joined(query).split(self.widths, dim=-1)
+        queries, keys, values = (split_heads(x, self.heads) for x in projected)
+        queries, keys = self.query_norm(queries), self.key_norm(keys)
         if rotation is not None:
             queries, keys = rotate(queries, rotation), rotate(keys, rotation)
         return queries.to(values.dtype), keys.to(values.dtype), values

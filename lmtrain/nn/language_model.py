@@ -35,9 +35,9 @@ class LanguageModel(nn.Module):
         self.vocab_size = vocab_size
         self.causal = config.mode == "causal"
         dim, width = config.dim, config.embed_dim or config.dim
-        self.embedding = nn.Embedding(vocab_size, width)
+        self.embedding = _embedding(vocab_size, width)
         self.in_projection = nn.Linear(width, dim, bias=False) if width != dim else None
-        self.position = nn.Embedding(config.context, dim) if config.position == "learned" else None
+        self.position = _embedding(config.context, dim) if config.position == "learned" else None
         sinusoids = sinusoidal(torch.arange(config.context), dim) if config.position == "sinusoidal" else None
         self.sinusoids: Tensor | None
         self.register_buffer("sinusoids", sinusoids, persistent=False)  # computed, so never saved
@@ -61,7 +61,8 @@ class LanguageModel(nn.Module):
         self.packed_output: nn.Module | None = None  # see `pack`
         if config.embedding_dropout:
             cut_gradients_at_zero(self)
-        initialise(self)
+        if not self.embedding.weight.is_meta:
+            initialise(self)
 
     def encode(self, tokens: Tensor) -> Tensor:
         """The states that the output layer reads: tokens (B, T) -> (B, T, E) where causal, (B, E) where windowed."""
@@ -274,6 +275,14 @@ def _align_left(tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     pads = tokens.shape[1] - lengths
     places = torch.arange(tokens.shape[1], device=tokens.device) + pads.unsqueeze(-1)
     return tokens.gather(1, places.clamp_max(tokens.shape[1] - 1)), lengths
+
+
+def _embedding(count: int, width: int) -> nn.Embedding:
+    """(count, width), on the meta device without a start: torch's would import its compiler, which takes a second."""
+    if torch.empty(0).is_meta:
+        bare: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(count, width), freeze=False)  # type: ignore[no-untyped-call]
+        return bare
+    return nn.Embedding(count, width)
 
 
 @torch.no_grad()

@@ -36,7 +36,7 @@ class Place:
     def write(self, x: Tensor, new: Tensor) -> None:
         """Put new (B, ...) into x (B, N, ...), each row's at its column."""
         if self.level:
-            x[:, self.seen - 1] = new
+            x[:, self.seen - 1 : self.seen] = new.unsqueeze(1)
         else:
             x[torch.arange(len(new), device=new.device), self.column] = new
 

@@ -148,6 +148,7 @@ class AttentionPooling(nn.Module):
         self.feed_forward_norm = norm(norm_kind, dim)
         self.feed_forward = FeedForward(dim, ff_dim, activation)
         self.dropout = nn.Dropout(dropout)
+        self.folded: Tensor | None = None  # see `pack`
 
     def forward(self, x: Tensor) -> Tensor:
         """The pool of every prefix: (B, T, H D) -> (B, T, H D)."""
@@ -231,9 +232,14 @@ class AttentionPooling(nn.Module):
         seed.(W_K x) is taken as (W_K^T seed).x, which spares the projection of the keys.
         """
         with torch.autocast(states.device.type, enabled=False):
-            seed, key = self.seed.view(self.heads, -1), self.key.weight.view(self.heads, -1, len(self.seed))
-            folded = (seed.unsqueeze(1) @ key).squeeze(1) * seed.shape[-1] ** -0.5  # (H, H D)
+            folded = self.folded if self.folded is not None else self.fold()
             return F.linear(states.to(folded.dtype), folded).transpose(1, 2)
+
+    def fold(self) -> Tensor:
+        """W_K^T seed / sqrt(D), what a state is multiplied by to get its scores: (H, H D)."""
+        seed, key = self.seed.view(self.heads, -1), self.key.weight.view(self.heads, -1, len(self.seed))
+        folded: Tensor = (seed.unsqueeze(1) @ key).squeeze(1) * seed.shape[-1] ** -0.5
+        return folded
 
     def _query(self, states: Tensor) -> Tensor:
         """seed + projection of the normalised states: (B, T, H D) -> (B, H, T, D)."""

@@ -54,7 +54,7 @@ CASES: dict[type[nn.Module], tuple[Callable[[], Tensor], tuple[int, ...]]] = {
     blocks.FeedForward: (lambda: feed_forward()(X), (2, 6, 8)),
     packing.BatchLinear: (lambda: packing.BatchLinear(torch.ones(3, 8), None)(X), (2, 6, 3)),
     packing.NarrowLinear: (lambda: packing.NarrowLinear(torch.ones(3, 8), None, torch.bfloat16)(X), (2, 6, 3)),
-    packing.Int8Linear: (lambda: packing.Int8Linear(torch.ones(3, 16), None)(torch.cat((X, X), -1)), (2, 6, 3)),
+    packing.Int8Linear: (lambda: packing.Int8Linear(torch.ones(3, 8), None)(X), (2, 6, 3)),
     blocks.Residual: (lambda: blocks.Residual(8, norm_position="post")(X, feed_forward()), (2, 6, 8)),
     blocks.EncoderBlock: (lambda: blocks.EncoderBlock(8, self_attention(), feed_forward())(X), (2, 6, 8)),
     blocks.CrossAttentionBlock: (

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.nn.language_model import LanguageModel
-from lmtrain.nn.packing import BatchLinear, Int8Linear, NarrowLinear, pack
+from lmtrain.nn.packing import BatchLinear, Int8Linear, NarrowLinear, multiplies_int8, pack
 from tests.nn.test_language_model import build, tokens
 from tests.nn.test_variants import VARIANTS, WINDOWED_VARIANTS
 
@@ -40,18 +40,37 @@ def test_batches_in_float32_equal_the_plain_product(shape: tuple[int, ...], bias
     torch.testing.assert_close(packed(x), layer(x), atol=1e-5, rtol=1e-5)
 
 
-def test_int8_is_the_nearest_multiple_of_each_row_s_scale() -> None:
+def rounded(x: Tensor) -> Tensor:
+    """Each row (R, K) as multiples of 1/127 of its largest number, in float64."""
+    scale = x.double().abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
+    return torch.round(x.double() / scale) * scale
+
+
+def test_int8_is_the_product_of_rounded_rows() -> None:
     torch.manual_seed(0)
     weight, bias, x = torch.randn(40, 96) * torch.rand(40, 1), torch.randn(40), torch.randn(3, 96)
     weight[7] = 0
+    x[1] *= 1e4
     packed = Int8Linear(weight, bias)
-    scale = packed.scale.float().unsqueeze(-1)
-    stored = packed.weight.float() * scale
-    assert ((stored - weight).abs() <= scale * 0.51).all()
+    torch.testing.assert_close(packed(x).double(), rounded(x) @ rounded(weight).T + bias, atol=1e-5, rtol=1e-5)
     assert packed.weight.abs().amax(1)[0] == 127
-    expected = x.bfloat16().float() @ stored.T + bias
-    torch.testing.assert_close(packed(x).float(), expected, atol=0.05, rtol=0.02)
     assert packed(x.view(3, 1, 96)).shape == (3, 1, 40)
+    assert packed(x.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("inputs", [2, 3, 17, 64, 200])
+def test_int8_gives_a_row_the_same_bits_whatever_stands_beside_it(inputs: int) -> None:
+    torch.manual_seed(0)
+    packed, x = Int8Linear(torch.randn(50, inputs), None), torch.randn(16, inputs)
+    alone = torch.cat([packed(row.unsqueeze(0)) for row in x])
+    assert torch.equal(packed(x), alone)
+    assert torch.equal(packed(x[:3]), alone[:3])
+
+
+def test_int8_hides_no_overflow() -> None:
+    packed, x = Int8Linear(torch.ones(2, 8), None), torch.ones(3, 8)
+    x[0, 0], x[1, 3] = torch.nan, torch.inf
+    assert packed(x).isnan().tolist() == [[True, True], [True, True], [False, False]]
 
 
 def follow(model: LanguageModel, text: Tensor) -> Tensor:
@@ -90,18 +109,25 @@ def test_float32_stays_exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_matrix_is_packed_and_small_ones_of_float32_stay() -> None:
     model = build(copy=True, qk_norm=True)
-    before = {name: type(module) for name, module in model.named_modules()}
+    before = {type(module) for module in model.modules()}
     pack(model, "fp32")
-    assert {name: type(module) for name, module in model.named_modules()} == before
+    assert {type(module) for module in model.modules()} == before
+    model = build(copy=True, qk_norm=True)
     pack(model, "bf16")
     left = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     assert left == ["pool.key"]
 
 
-def test_int8_is_refused_where_it_has_no_kernel() -> None:
-    with pytest.raises(ValueError, match="20 inputs are not a multiple of 16"):
-        Int8Linear(torch.randn(4, 20), None)
+def test_int8_is_refused_where_it_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="one column"):
+        Int8Linear(torch.randn(4, 1), None)
     with torch.device("meta"):
         model = build()
     with pytest.raises(ValueError, match="int8 weights are for a CPU"):
         pack(model, "int8")
+    assert multiplies_int8()
+    monkeypatch.setattr(torch, "_int_mm", lambda x, y: (x.int() @ y.int()).clamp(max=2**15 - 1))
+    multiplies_int8.cache_clear()
+    with pytest.raises(ValueError, match="no exact arithmetic"):
+        pack(build(), "int8")
+    multiplies_int8.cache_clear()

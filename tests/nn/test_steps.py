@@ -1,5 +1,6 @@
 """The step that a CUDA graph records, replayed by hand on a CPU, and the graph itself where there is a GPU."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,7 +51,9 @@ def addresses(state: CausalState) -> list[int]:
     return [value.data_ptr() for part in parts for value in vars(part).values() if isinstance(value, Tensor)]
 
 
-def assert_same_texts(model: LanguageModel, steps: CapturedSteps | CompiledSteps, text: Tensor) -> None:
+def assert_same_texts(
+    model: LanguageModel, steps: CapturedSteps | CompiledSteps, text: Tensor, tolerance: float = 1e-5
+) -> None:
     """Both ways through a text over three contexts, with reorderings, and fewer rows towards the end."""
     valid = torch.arange(5, device=text.device) >= torch.tensor([[0], [2], [4]], device=text.device)
     _, mine = model.start(text[:, :5], valid)
@@ -62,7 +65,7 @@ def assert_same_texts(model: LanguageModel, steps: CapturedSteps | CompiledSteps
             mine, plain, text = mine.select(order), plain.select(order), text[order]
         found, mine = steps.step(mine, text[:, t])
         expected, plain = model.step(plain, text[:, t])
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=1e-5)
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
@@ -101,8 +104,8 @@ def test_windows_and_a_cpu_unless_asked_take_the_plain_step() -> None:
     assert quick_steps(windowed, compiled=True) == windowed.step
 
 
-def test_compiled_steps_of_the_first_number_of_rows_and_plain_ones_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler stands aside here, so that what is handed to it and what is not can be counted."""
+def test_compiled_steps_of_all_kinds_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler stands aside here, so that what is handed to it can be looked at."""
     monkeypatch.setattr("torch.compile", lambda function, **options: function)
     model, calls = build(), []
     steps = CompiledSteps(model)
@@ -113,21 +116,63 @@ def test_compiled_steps_of_the_first_number_of_rows_and_plain_ones_of_others(mon
 
     monkeypatch.setattr(steps, "advance", counted)
     assert_same_texts(model, steps, tokens(3, 45))
-    assert set(calls) == {(3, 12, False)}
-    assert len(calls) == 26  # until rows are dropped
+    assert {rows for rows, _, _ in calls} == {3, 2}
+    assert [seen for _, seen, _ in calls[:7]] == [6, 7, 8, 9, 10, 11, 12]  # no more columns than there are
+    assert not any(level for _, _, level in calls)
 
 
-@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8"])
-def test_compiled_steps_equal_plain_ones(weights: str) -> None:
-    model, text = build(layers=1, dim=16), tokens(2, 20)
-    pack(model, weights, prepack=False)
-    step = quick_steps(model, compiled=True)
+@pytest.fixture
+def traced_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are traced and guarded as they are for the compiler, and then run as they are."""
+    monkeypatch.setattr("torch.compile", partial(torch.compile, backend="eager"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"attention": "linear"},
+        {"attention": "local+strided", "position": "alibi", "copy": True},
+        {"attention": "compressed", "position": "learned", "pool_query": "position"},
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("traced_alone")
+def test_traced_steps_equal_plain_ones(fields: dict[str, object]) -> None:
+    """Rows of one and of several lengths, one row and more, over three contexts."""
+    model = build(layers=1, **fields)
+    steps = CompiledSteps(model)
+    with torch._dynamo.config.patch(recompile_limit=4):
+        assert_same_texts(model, steps, tokens(3, 45))
+        assert_follows(model, steps, tokens(1, 20), 1e-5)
+
+
+def test_compiled_steps_equal_plain_ones() -> None:
+    model = build(layers=1, dim=16)
+    pack(model, "int8", prepack=False)
+    assert_same_texts(model, CompiledSteps(model), tokens(3, 45), 0.03)
+
+
+def assert_follows(model: LanguageModel, steps: CompiledSteps, text: Tensor, tolerance: float) -> None:
     _, mine = model.start(text[:, :5])
     _, plain = model.start(text[:, :5])
-    for t in range(5, 20):
-        found, mine = step(mine, text[:, t])
+    for t in range(5, text.shape[1]):
+        found, mine = steps.step(mine, text[:, t])
         expected, plain = model.step(plain, text[:, t])
-        torch.testing.assert_close(found, expected, atol=1e-5 if weights == "fp32" else 0.03, rtol=1e-5)
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("traced_alone")
+def test_two_compiled_models_keep_apart() -> None:
+    """What is compiled is looked up without a look at the modules."""
+    text = tokens(1, 12)
+    models = [build(layers=1, dim=16), build(layers=1, dim=16)]
+    with torch.no_grad():
+        models[1].embedding.weight.mul_(3)
+    both = [CompiledSteps(model) for model in models]
+    for _ in range(2):
+        for model, steps in zip(models, both, strict=True):
+            assert_follows(model, steps, text, 1e-5)
 
 
 @pytest.mark.gpu
