@@ -56,14 +56,14 @@ def generate(
         Precision,
         typer.Option(
             help="How the matrices are kept: auto is bf16 where the machine computes in it, else fp32; int8, for a "
-            "CPU, is quicker with few texts, and less exact."
+            "CPU, is the quickest and the least exact."
         ),
     ] = Precision.auto,
     compiled: Annotated[
         bool,
         typer.Option(
             "--compile",
-            help="Compile the model's steps for the CPU: half a minute that pays after thousands of tokens.",
+            help="Compile the steps for the CPU: a quarter of a minute, which pays after thousands of tokens.",
         ),
     ] = False,
     max_tokens: Annotated[int, _option(SEARCH, "Tokens to generate at most.", "--max-tokens", "-n", min=1)] = 100,
