@@ -1,41 +1,18 @@
 """The schema of a configuration: every field with its meaning, its bounds, and the contradictions that are refused."""
 
-import os
 import warnings
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
+from lmtrain.schema_base import Rate, Section
+from lmtrain.schema_train import TrainConfig as TrainConfig  # noqa: PLC0414 -- for its importers
+
 Width = Annotated[int, Field(ge=1, le=2**20)]
 
-LARGEST = 2**40
-"""No number may be larger: products of two still fit the integers that tensors are measured in."""
 
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
-
-    @model_validator(mode="after")
-    def _bounded(self) -> Self:
-        section = type(self).__name__.removesuffix("Config").lower()
-        for name, value in self:
-            if isinstance(value, int | float) and value > LARGEST:
-                raise ValueError(f"{section}.{name} is larger than 2**40")
-            if isinstance(value, Path) and not _can_be_path(value):
-                raise ValueError(f"{section}.{name} holds a character that no path can")
-        return self
-
-
-def _can_be_path(path: Path) -> bool:
-    try:
-        return b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:
-        return False
-
-
-class RunConfig(_Section):
+class RunConfig(Section):
     """Where the run lives and what it is seeded with."""
 
     name: str | None = Field(None, pattern=r"^[\w][\w.-]*$")
@@ -46,7 +23,7 @@ class RunConfig(_Section):
     """Seeds the weights, the order of samples, and dropout."""
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     """The corpus."""
 
     source: str = Field("sample", min_length=1)
@@ -72,7 +49,7 @@ class DataConfig(_Section):
         return self
 
 
-class TokenizerConfig(_Section):
+class TokenizerConfig(Section):
     """Text to ids; trained on the training split only."""
 
     kind: Literal["word", "bpe", "byte"] = "word"
@@ -99,7 +76,7 @@ ATTENTION = (*MASKED_ATTENTION, "compressed", "linear", *UNMASKABLE_ATTENTION)
 warnings.filterwarnings("ignore", message='Field name "copy" in "ModelConfig" shadows', category=UserWarning)
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """The shape of the language model."""
 
     mode: Literal["causal", "windowed"] = "causal"
@@ -205,94 +182,7 @@ class ModelConfig(_Section):
                 )
 
 
-class TrainConfig(_Section):
-    """The optimisation, its budget and its cadence."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes a CUDA device where there is one."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Arithmetic of the forward and backward pass; weights stay in float32. `auto`: bf16 where the hardware has it."""
-    compile: Literal["auto"] | bool = "auto"
-    """torch.compile; `auto` compiles when the run is long enough to earn it back."""
-    threads: int | None = Field(None, ge=1, le=1024)
-    """CPU threads; None = the physical cores. Part of what makes a run repeatable bit for bit."""
-
-    batch_size: int = Field(32, ge=1)
-    """Windows per optimizer step."""
-    micro_batch: int | None = Field(None, ge=1)
-    """Windows per forward pass; gradients are accumulated up to `batch_size`. None = the whole batch."""
-    steps: int | None = Field(None, ge=1)
-    """Budget in optimizer steps. With no budget of any kind the run takes 10 epochs."""
-    epochs: float | None = Field(None, gt=0)
-    """Budget in passes over the training tokens."""
-    max_minutes: float | None = Field(None, gt=0)
-    """Budget in minutes of wall-clock time. The schedule then follows the clock too."""
-
-    lr: float = Field(1e-3, gt=0)
-    """Peak learning rate."""
-    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
-    """Shape after the warm-up; `wsd` is warm-up, stable, then linear decay."""
-    warmup: Rate = 0.02
-    """Share of the run over which the learning rate rises from zero."""
-    decay: float = Field(0.2, gt=0, le=1)
-    """Share of the run over which `wsd` decays."""
-    final_lr: float = Field(0.1, ge=0, le=1)
-    """Learning rate at the end, as a share of the peak."""
-    weight_decay: float = Field(0.1, ge=0)
-    """Decoupled weight decay of matrices; norms, biases and slopes have none."""
-    embedding_weight_decay: float | None = Field(None, ge=0)
-    """Weight decay of the embedding; None = `weight_decay`."""
-    beta1: Rate = 0.9
-    """Decay of the mean of the gradient."""
-    beta2: Rate = 0.95
-    """Decay of the mean of its square."""
-    eps: float = Field(1e-8, gt=0)
-    """Added to the root of that mean."""
-    clip: float | None = Field(1.0, gt=0)
-    """Largest norm of the gradient; None = no clipping."""
-    spike_sigmas: float | None = Field(None, gt=0)
-    """Leave out a step whose loss or gradient norm is this many standard deviations above its mean; None = none."""
-    scheduled_sampling: float = Field(0.0, ge=0.0, le=1.0)
-    """Share of the input tokens that are the model's own predictions at the end of the run, rising from none in a line;
-    costs a second forward pass."""
-    ema: Rate | None = None
-    """Decay of an exponential moving average of the weights, evaluated and saved beside them; None = none."""
-
-    log_steps: int = Field(10, ge=1)
-    """Steps between two logged points."""
-    eval_steps: int | None = Field(None, ge=1)
-    """Steps between two evaluations."""
-    eval_epochs: float | None = Field(None, gt=0)
-    """Passes over the training tokens between two evaluations. Neither = once an epoch and at the end."""
-    eval_tokens: int | None = Field(None, ge=1)
-    """Validation tokens of the evaluations during training; None = all. The last evaluation always takes all."""
-    patience: int | None = Field(None, ge=1)
-    """Stop after this many evaluations in a row without a new best; None = never."""
-    save_minutes: float = Field(5.0, gt=0)
-    """Minutes between two checkpoints; one is also saved at each new best and at the end."""
-    keep: int = Field(2, ge=1)
-    """Checkpoints kept beside the best."""
-    sample_prompts: tuple[str, ...] = ("The",)
-    """Prompts continued for TensorBoard at each evaluation."""
-    sample_tokens: int = Field(40, ge=1, le=1000)
-    """Tokens of each of those continuations."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.steps is not None and self.epochs is not None:
-            raise ValueError("train.steps and train.epochs contradict each other: give one")
-        if self.eval_steps is not None and self.eval_epochs is not None:
-            raise ValueError("train.eval_steps and train.eval_epochs contradict each other: give one")
-        if self.spike_sigmas is not None and self.precision == "fp16":
-            raise ValueError("train.spike_sigmas needs train.precision=bf16 or fp32: fp16 skips steps by its own scale")
-        if self.micro_batch is not None and self.batch_size % self.micro_batch:
-            raise ValueError(
-                f"train.batch_size={self.batch_size} can't be divided into train.micro_batch={self.micro_batch}"
-            )
-        return self
-
-
-class EvalConfig(_Section):
+class EvalConfig(Section):
     """How perplexity is measured."""
 
     stride: int | None = Field(None, ge=1)
@@ -301,7 +191,7 @@ class EvalConfig(_Section):
     """Windows per forward pass; changes the speed and nothing else."""
 
 
-class Config(_Section):
+class Config(Section):
     """Everything that defines a run."""
 
     run: RunConfig = RunConfig()

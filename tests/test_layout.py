@@ -29,6 +29,8 @@ FLOORS = {
     "allocator": 0,
     "config": 0,
     "schema": 0,
+    "schema_base": 0,
+    "schema_train": 0,
     "options": 0,
     "files": 0,
     "errors": 0,

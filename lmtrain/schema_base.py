@@ -1,0 +1,35 @@
+"""What the sections of a configuration share: no unknown fields, no number too large, no path that none can be."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+LARGEST = 2**40
+"""No number may be larger: products of two still fit the integers that tensors are measured in."""
+
+
+class Section(BaseModel):
+    """A section: frozen, every field known and bounded."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        section = type(self).__name__.removesuffix("Config").lower()
+        for name, value in self:
+            if isinstance(value, int | float) and value > LARGEST:
+                raise ValueError(f"{section}.{name} is larger than 2**40")
+            if isinstance(value, Path) and not _can_be_path(value):
+                raise ValueError(f"{section}.{name} holds a character that no path can")
+        return self
+
+
+def _can_be_path(path: Path) -> bool:
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
