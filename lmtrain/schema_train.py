@@ -30,6 +30,8 @@ class TrainConfig(Section):
     max_minutes: float | None = Field(None, gt=0)
     """Budget in minutes of wall-clock time. The schedule then follows the clock too."""
 
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`muon`: Muon for the matrices of the blocks and the pool, AdamW for all else, at one learning rate."""
     lr: float = Field(1e-3, gt=0)
     """Peak learning rate."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
@@ -45,7 +47,7 @@ class TrainConfig(Section):
     embedding_weight_decay: float | None = Field(None, ge=0)
     """Weight decay of the embedding; None = `weight_decay`."""
     beta1: Rate = 0.9
-    """Decay of the mean of the gradient."""
+    """Decay of the mean of the gradient; `muon` has its own for the matrices, 0.95."""
     beta2: Rate = 0.95
     """Decay of the mean of its square."""
     eps: float = Field(1e-8, gt=0)

@@ -69,6 +69,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "steps": 13,
         "epochs": 2.0,
         "max_minutes": 1.0,
+        "optimizer": "muon",
         "lr": 0.5,
         "schedule": "wsd",
         "warmup": 0.5,

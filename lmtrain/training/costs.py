@@ -16,6 +16,7 @@ from lmtrain.nn.language_model import LanguageModel
 from lmtrain.runtime import autocast, choose_device, choose_precision
 from lmtrain.schema import Config, ModelConfig
 from lmtrain.training.budget import make_budget
+from lmtrain.training.muon import hidden_matrices
 
 
 def training_flops(model: LanguageModel, config: ModelConfig) -> float:
@@ -78,11 +79,12 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
         with _saved_bytes(known) as saved, autocast(cpu, "fp32" if precision == "fp32" else "bf16"):
             model(inputs, targets).sum()
     parameters = float(sum(parameter.numel() for parameter in model.parameters()))
+    matrices = hidden_matrices(model) if config.train.optimizer == "muon" else []
     tokens = targets.numel()
     return {
         "weights": 4 * parameters,
         "gradients": 4 * parameters,
-        "optimizer": 8 * parameters,
+        "optimizer": 8 * parameters - 4.0 * sum(parameter.numel() for parameter in matrices),
         "averaged weights": 4 * parameters if config.train.ema else 0.0,
         "activations": saved[0],
         "gradient of the logits": 4.0 * tokens * vocab_size,

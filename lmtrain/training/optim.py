@@ -1,4 +1,4 @@
-"""The optimizer and its learning rate: AdamW with grouped decay, and schedules that are pure functions of progress."""
+"""The optimizer and its learning rate: AdamW, or Muon and AdamW, with grouped decay; schedules as pure functions."""
 
 import math
 from typing import Any
@@ -6,9 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lmtrain.runtime import choose_precision
 from lmtrain.schema import TrainConfig
+from lmtrain.training.muon import Muon, hidden_matrices
 
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
+MUON_STATE = ("momentum_buffer",)
 
 
 def schedule(kind: str, progress: float, *, warmup: float, decay: float, final: float) -> float:
@@ -38,25 +41,35 @@ def learning_rate(config: TrainConfig, progress: float) -> float:
     return config.lr * max(share, 1e-3)
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter 2019), fused. Matrices decay, the embedding by its own rate; vectors do not.
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov & Hutter 2019), fused; with `muon`, `Muon` for the hidden matrices and AdamW for the others.
 
-    Norm gains, biases, seeds and slopes are few and set a scale: decay would only pull them off it.
+    Matrices decay, the embedding by its own rate; vectors do not: norm gains, biases, seeds and slopes are few and set
+    a scale, and decay would only pull them off it.
     """
     embedding = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    matrices = hidden_matrices(model) if config.optimizer == "muon" else []
     decay = config.weight_decay
     embedding_decay = decay if config.embedding_weight_decay is None else config.embedding_weight_decay
     groups: dict[float, list[Tensor]] = {}
+    hidden = {id(parameter) for parameter in matrices}
     for parameter in model.parameters():
-        rate = 0.0 if parameter.ndim < 2 else embedding_decay if id(parameter) in embedding else decay
-        groups.setdefault(rate, []).append(parameter)
-    return torch.optim.AdamW(
+        if id(parameter) not in hidden:
+            rate = 0.0 if parameter.ndim < 2 else embedding_decay if id(parameter) in embedding else decay
+            groups.setdefault(rate, []).append(parameter)
+    adamw = torch.optim.AdamW(
         [{"params": parameters, "weight_decay": rate} for rate, parameters in groups.items()],
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
         fused=True,
     )
+    if not matrices:
+        return adamw
+    # Where bf16 is emulated, float32 is several times as fast, and no less exact.
+    native = choose_precision("auto", matrices[0].device) == "bf16"
+    group = {"params": matrices, "weight_decay": decay}
+    return Muon([group], adamw, config.lr, torch.bfloat16 if native else torch.float32)
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -71,23 +84,33 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Put back what `optimizer_tensors` gave, bit for bit (`Optimizer.load_state_dict` would cast).
 
-    Raises ValueError for a name, shape or type that AdamW's state of this model does not have.
+    Raises ValueError for a name, shape or type that this optimizer's state of this model does not have.
     """
     parameters = dict(model.named_parameters())
+    expected = _expected_state(optimizer)
     state: dict[str, dict[str, Any]] = {}
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
-        if name not in parameters or entry not in ADAM_STATE:
+        if name not in parameters or entry not in expected[parameters[name]]:
             raise ValueError(f"{key} is no part of its optimizer")
         shape = torch.Size() if entry == "step" else parameters[name].shape
         if value.shape != shape or value.dtype != torch.float32:
             raise ValueError(f"{key} is {value.dtype} of shape {tuple(value.shape)}, not float32 of {tuple(shape)}")
         state.setdefault(name, {})[entry] = value
-    if tensors and any(len(state.get(name, {})) != len(ADAM_STATE) for name in parameters):
+    if tensors and any(len(state.get(name, {})) != len(expected[parameters[name]]) for name in parameters):
         raise ValueError("its optimizer's state is not complete")
     for name, entries in state.items():
         parameter = parameters[name]
         optimizer.state[parameter] = {entry: value.to(parameter.device) for entry, value in entries.items()}
+
+
+def _expected_state(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[str, ...]]:
+    """The entries of each parameter's state."""
+    return {
+        parameter: ADAM_STATE if "betas" in group else MUON_STATE
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
 
 
 @torch.no_grad()

@@ -53,6 +53,9 @@ MATRIX |= {
     "copying": {"model__layers": 1, "model__copy": True, "model__tie_embeddings": False},
     "linear attention": {"model__layers": 1, "model__attention": "linear", "train__schedule": "wsd"},
     "windowed": {"model__layers": 1, "model__mode": "windowed", "train__schedule": "linear"},
+    "muon": {"model__layers": 1, "train__optimizer": "muon"},
+    "muon, fp16, 3 parts": {"train__optimizer": "muon", "train__precision": "fp16", "train__micro_batch": BATCH // 3},
+    "muon, spikes, bf16": {"train__optimizer": "muon", "train__spike_sigmas": 20.0, "train__precision": "bf16"},
 }
 
 

@@ -8,6 +8,7 @@ from lmtrain.nn.language_model import LanguageModel
 from lmtrain.runtime import autocast
 from lmtrain.schema import Config
 from lmtrain.training.costs import blank_batch, costs, memory_estimate, training_flops
+from lmtrain.training.optim import make_optimizer
 from tests.training.test_loop import change
 
 
@@ -64,6 +65,17 @@ def test_the_activations_are_those_that_autograd_keeps(tiny: Config, precision: 
     assert estimate["activations"] == pytest.approx(kept, rel=0.05)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert (estimate["weights"], estimate["optimizer"]) == (4 * parameters, 8 * parameters)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_the_memory_of_the_optimizer_is_that_of_its_state(tiny: Config, kind: str) -> None:
+    config = change(tiny, train__optimizer=kind)
+    model = LanguageModel(config.model, 500)
+    optimizer = make_optimizer(model, config.train)
+    model(*blank_batch(config, torch.device("cpu"))).sum().backward()
+    optimizer.step()
+    kept = sum(4 * value.numel() for state in optimizer.state.values() for value in state.values() if value.ndim)
+    assert memory_estimate(config, 500, "fp32")["optimizer"] == kept
 
 
 def test_a_dry_run_has_all_figures(tiny: Config, store: TokenStore) -> None:

@@ -1,0 +1,195 @@
+"""Muon against torch's own and against singular values; what it leaves to AdamW; steps that are left out whole."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lmtrain.data.tokens import TokenStore
+from lmtrain.nn.language_model import LanguageModel
+from lmtrain.schema import Config
+from lmtrain.training.loop import train_step
+from lmtrain.training.muon import Muon, hidden_matrices, orthogonalised
+from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
+from lmtrain.training.state import prepare
+from tests.training.test_loop import change
+
+SHAPES = [(8, 8), (24, 8), (8, 24), (8, 8), (8, 24), (1, 8)]
+DROPOUTS = ("", "attention_", "embedding_", "input_", "output_")
+State = dict[str, Tensor]
+
+
+def _parameters() -> list[nn.Parameter]:
+    torch.manual_seed(0)
+    return [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
+
+
+def _muon(parameters: list[nn.Parameter], dtype: torch.dtype) -> Muon:
+    rest = torch.optim.AdamW([nn.Parameter(torch.zeros(3))], fused=True)
+    return Muon([{"params": parameters, "weight_decay": 0.3}], rest, 1e-2, dtype)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 1e-5), (torch.float32, 2e-3)])
+def test_the_batched_steps_are_those_of_torch(dtype: torch.dtype, error: float) -> None:
+    """Torch computes in bf16, so that float32 differs by its rounding, which is 0.03 of what ten steps move."""
+    ours, plain = _parameters(), _parameters()
+    optimizer = _muon(ours, dtype)
+    reference = torch.optim.Muon(plain, lr=1e-2, weight_decay=0.3, adjust_lr_fn="match_rms_adamw")
+    for step in range(10):
+        torch.manual_seed(step)
+        for left, right in zip(ours, plain, strict=True):
+            left.grad = torch.randn_like(left)
+            right.grad = left.grad.clone()
+        for group in (*optimizer.param_groups, *reference.param_groups):
+            group["lr"] = 1e-2 / (1 + step)
+        optimizer.step()
+        reference.step()  # type: ignore[no-untyped-call]
+    for left, right in zip(ours, plain, strict=True):
+        torch.testing.assert_close(left, right, rtol=0, atol=error)
+
+
+@pytest.mark.parametrize("shape", [(3, 12, 12), (3, 8, 24), (3, 24, 8)])
+def test_singular_values_come_near_to_one_and_their_vectors_stay(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(1)
+    left, values, right = torch.linalg.svd(torch.randn(shape), full_matrices=False)
+    spread = values.new_tensor([2.0**-index for index in range(values.shape[-1])]).clamp_min(0.02)
+    found = orthogonalised(1e3 * left @ torch.diag_embed(spread.expand_as(values)) @ right, torch.float32)
+    inner = left.mT @ found @ right.mT
+    diagonal = inner.diagonal(dim1=-2, dim2=-1)
+    assert float(diagonal.min()) > 0.6
+    assert float(diagonal.max()) < 1.3
+    torch.testing.assert_close(inner, torch.diag_embed(diagonal), rtol=0, atol=1e-4)
+
+
+def test_a_matrix_of_zeros_stays() -> None:
+    assert not orthogonalised(torch.zeros(2, 3, 4), torch.float32).any()
+
+
+def _model(config: Config) -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(config.model, 50)
+
+
+def test_the_matrices_of_blocks_and_pool_are_hidden_ones(tiny: Config) -> None:
+    config = change(tiny, model__copy=True, model__embed_dim=8, model__position="learned", model__tie_embeddings=False)
+    model = _model(config)
+    model.encoder.blocks[0].gate = nn.Linear(16, 2)
+    hidden = {id(weight) for weight in hidden_matrices(model)}
+    layers = [name.removesuffix(".weight") for name, value in model.named_parameters() if id(value) in hidden]
+    block = [f"encoder.blocks.0.attention.{name}" for name in ("query", "key", "value", "output")]
+    assert sorted(layers) == sorted(
+        [
+            *block,
+            *(f"encoder.blocks.0.feed_forward.{name}" for name in ("hidden", "output")),
+            *(f"pool.{name}" for name in ("key", "value", "output")),
+            *(f"pool.feed_forward.{name}" for name in ("hidden", "output")),
+        ]
+    )
+
+
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    return {name: value.clone() for name, value in (model.state_dict() | optimizer_tensors(model, optimizer)).items()}
+
+
+def _step(model: LanguageModel, optimizer: torch.optim.Optimizer, seed: int, factor: float = 1.0) -> None:
+    torch.manual_seed(seed)
+    tokens = torch.randint(50, (3, 16))
+    (factor * model(tokens, tokens).sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_all_else_is_moved_by_adamw(tiny: Config) -> None:
+    after: dict[str, dict[str, Tensor]] = {}
+    for kind in ("adamw", "muon"):
+        model = _model(tiny)
+        _step(model, make_optimizer(model, change(tiny, train__optimizer=kind).train), 0)
+        after[kind] = model.state_dict()
+    hidden = {id(weight) for weight in hidden_matrices(model)}
+    matrices = {name for name, value in model.named_parameters() if id(value) in hidden}
+    differing = {name for name in after["muon"] if not torch.equal(after["muon"][name], after["adamw"][name])}
+    assert differing == matrices
+
+
+@pytest.mark.parametrize("place", ["pool.key.weight", "embedding.weight"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_step_with_found_inf_changes_nothing_of_either(tiny: Config, place: str, first: bool) -> None:
+    config = change(tiny, train__optimizer="muon").train
+    model, straight = _model(tiny), _model(tiny)
+    optimizer, undisturbed = make_optimizer(model, config), make_optimizer(straight, config)
+    if not first:
+        _step(model, optimizer, 0)
+        _step(straight, undisturbed, 0)
+    before = _state(model, optimizer)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    model.get_parameter(place).grad[0] = torch.tensor(torch.nan)  # type: ignore[index]
+    optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
+    optimizer.step()
+    optimizer.zero_grad()
+    after = _state(model, optimizer)
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    optimizer.found_inf = torch.zeros(())  # type: ignore[attr-defined]
+    _step(model, optimizer, 1)
+    _step(straight, undisturbed, 1)
+    after, expected = _state(model, optimizer), _state(straight, undisturbed)
+    assert [name for name in expected if not torch.equal(after[name], expected[name])] == []
+
+
+def test_no_value_is_waited_for() -> None:
+    """Fake tensors have none: asking for one raises."""
+    with FakeTensorMode():
+        parameters = _parameters()
+        optimizer = _muon(parameters, torch.float32)
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
+        optimizer.step()
+        with pytest.raises(RuntimeError, match=r"item|data-dependent|scalar"):
+            bool(optimizer.found_inf)  # type: ignore[attr-defined]
+
+
+def _damaged(tensors: State, damage: str) -> State:
+    name, value = "pool.key.weight", tensors["pool.key.weight/momentum_buffer"]
+    if damage == "missing":
+        return {key: tensor for key, tensor in tensors.items() if not key.startswith(name)}
+    if damage == "AdamW's":
+        rest = {key: tensor for key, tensor in tensors.items() if not key.startswith(name)}
+        return rest | {f"{name}/exp_avg": value, f"{name}/exp_avg_sq": value, f"{name}/step": torch.ones(())}
+    if damage == "momentum of a vector":
+        return tensors | {"pool.seed/momentum_buffer": tensors["pool.seed/exp_avg"]}
+    return tensors | {f"{name}/momentum_buffer": value[:-1] if damage == "shape" else value.double()}
+
+
+@pytest.mark.parametrize("damage", ["missing", "AdamW's", "momentum of a vector", "shape", "type"])
+def test_state_comes_back_and_other_state_is_refused(tiny: Config, damage: str) -> None:
+    config = change(tiny, train__optimizer="muon").train
+    model = _model(tiny)
+    optimizer = make_optimizer(model, config)
+    _step(model, optimizer, 0)
+    saved = {name: value.clone() for name, value in optimizer_tensors(model, optimizer).items()}
+    restored = make_optimizer(model, config)
+    load_optimizer_tensors(model, restored, saved)
+    back = optimizer_tensors(model, restored)
+    assert back.keys() == saved.keys()
+    assert all(torch.equal(value, back[name]) for name, value in saved.items())
+    with pytest.raises(ValueError, match=r"optimizer|float32"):
+        load_optimizer_tensors(model, make_optimizer(model, config), _damaged(saved, damage))
+
+
+@pytest.mark.parametrize("mode", ["causal", "windowed"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_it_trains(tiny: Config, store: TokenStore, one_thread: None, mode: str, precision: str) -> None:
+    """It learns one batch by heart, at a learning rate of AdamW's, and moves every matrix at AdamW's pace."""
+    config = change(tiny, train__optimizer="muon", train__precision=precision, model__mode=mode, train__weight_decay=0)
+    config = change(config, **{f"model__{part}dropout": 0.0 for part in DROPOUTS})
+    training = prepare(config, store, lambda message: None)
+    hidden = hidden_matrices(training.model)
+    losses = []
+    for _ in range(60):
+        before = [weight.detach().clone() for weight in hidden]
+        losses.append(float(train_step(training, 1e-2).loss))
+        training.counters.step = 0  # the same batch again
+    moved = [float((old - new.detach()).square().mean().sqrt()) for old, new in zip(before, hidden, strict=True)]
+    assert losses[-1] < 0.5 * losses[0]
+    assert 0.5e-3 < min(moved) < max(moved) < 4e-3
