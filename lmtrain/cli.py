@@ -33,7 +33,7 @@ from lmtrain.options import (
     WhichDevice,
     WhichWeights,
 )
-from lmtrain.printing import floor, note, show, show_costs, table
+from lmtrain.printing import floor, note, show, show_costs, show_profile, table
 
 if TYPE_CHECKING:
     from lmtrain.data.tokens import TokenStore
@@ -147,6 +147,9 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Print the configuration and the costs; train nothing.")
     ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Time a few steps, say where the time goes, write a trace; keep no model.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -154,6 +157,8 @@ def train(
 
     Downloads and tokenizes first what isn't there. An interrupted run goes on from its last checkpoint.
     """
+    if dry_run and profile:
+        raise LmtrainError("--dry-run trains nothing and --profile times some steps: give one of them")
     from lmtrain.allocator import keep_heap
 
     keep_heap()
@@ -162,10 +167,16 @@ def train(
     if dry_run:
         show_costs(resolved, store, as_json)
         return
-    from lmtrain.training.loop import fit
-
     name = resolved.run.name or (config.stem if config is not None else "default")
     run_dir = resolved.run.dir / name
+    if profile:
+        from lmtrain.training.profiling import profile_steps
+
+        told = (lambda _message: None) if quiet else note
+        show_profile(profile_steps(resolved, store, run_dir / "profile", told), as_json)
+        return
+    from lmtrain.training.loop import fit
+
     outcome = fit(resolved, store, run_dir, resume=resume is Resume.auto, note=note, quiet=quiet)
     if outcome.score is None:
         note(f"interrupted at step {outcome.step:,}; the checkpoint is saved, and the same command goes on from it")

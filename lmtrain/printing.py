@@ -49,3 +49,10 @@ def show_costs(config: "Config", store: "TokenStore", as_json: bool) -> None:
     memory = [f"  {part}: {size / 1e6:,.1f} MB" for part, size in result["memory_bytes"].items()]
     text = "\n".join([dump(config).rstrip(), "---", *lines, "memory, estimated:", *memory])
     show({"config": config.model_dump(mode="json"), **result}, text, as_json)
+
+
+def show_profile(result: dict[str, Any], as_json: bool) -> None:
+    """What `train --profile` prints."""
+    from lmtrain.training.profiling import profile_text
+
+    show(result, f"{profile_text(result)}\n\n{result['trace']}: open it at ui.perfetto.dev", as_json)

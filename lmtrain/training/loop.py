@@ -111,32 +111,36 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
     for group in training.optimizer.param_groups:
         group["lr"] = lr
     for micro in range(config.batch_size // micro_batch):
-        torch.manual_seed(step_seed(training.config.run.seed, step, micro))
-        starts = training.order.starts(step * config.batch_size + micro * micro_batch, micro_batch)
-        inputs, targets = batch(training.ids, starts, training.order.context, training.order.mode)
-        with autocast(training.device, training.precision):
-            inputs = inputs.to(training.device)
+        with training.part("data"):
+            torch.manual_seed(step_seed(training.config.run.seed, step, micro))
+            starts = training.order.starts(step * config.batch_size + micro * micro_batch, micro_batch)
+            inputs, targets = batch(training.ids, starts, training.order.context, training.order.mode)
+            inputs, targets = inputs.to(training.device), targets.to(training.device)
+        with training.part("forward"), autocast(training.device, training.precision):
             if sampling:
                 inputs = model.sample_inputs(inputs, choose(inputs, sampling))
-            nats = training.forward(inputs, targets.to(training.device))
-        loss = nats.sum() / targets_in_step
-        training.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        total += loss.detach()
-    training.scaler.unscale_(training.optimizer)
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or math.inf)
-    skipped = ~torch.isfinite(norm)
-    if training.spikes is not None and config.spike_sigmas is not None:
-        skipped = skipped | training.spikes.judge(total, norm, config.spike_sigmas)
-    if training.scaler.is_enabled():
-        training.scaler.step(training.optimizer)
-        training.scaler.update()
-    else:
-        # The fused optimizer leaves everything as it was where `found_inf` is 1, and no host waits for the answer.
-        training.optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]
-        training.optimizer.step()
-    training.optimizer.zero_grad(set_to_none=True)
-    if training.ema is not None and config.ema is not None:
-        update_ema(training.ema, model, config.ema, step)
+            nats = training.forward(inputs, targets)
+        with training.part("backward"):
+            loss = nats.sum() / targets_in_step
+            training.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+    with training.part("clip"):
+        training.scaler.unscale_(training.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or math.inf)
+        skipped = ~torch.isfinite(norm)
+        if training.spikes is not None and config.spike_sigmas is not None:
+            skipped = skipped | training.spikes.judge(total, norm, config.spike_sigmas)
+    with training.part("optimizer"):
+        if training.scaler.is_enabled():
+            training.scaler.step(training.optimizer)
+            training.scaler.update()
+        else:
+            # The optimizer leaves everything as it was where `found_inf` is 1, and no host waits for the answer.
+            training.optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]
+            training.optimizer.step()
+        training.optimizer.zero_grad(set_to_none=True)
+        if training.ema is not None and config.ema is not None:
+            update_ema(training.ema, model, config.ema, step)
     training.counters.step += 1
     training.skipped += skipped
     return StepResult(total, norm, skipped)

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +27,7 @@ from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optim
 from lmtrain.training.spikes import Spikes
 
 Note = Callable[[str], None]
+Part = Callable[[str], AbstractContextManager[object]]
 Count = Annotated[int, Field(ge=0, le=2**48)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -73,6 +74,10 @@ def past(found: checkpoint.Checkpoint) -> Past:
         raise LmtrainError(f"{found.folder} can't be gone on from: its manifest is nested too deeply") from None
 
 
+def _unwatched(_name: str) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
 @dataclass
 class Training:
     """All that a step touches."""
@@ -91,6 +96,8 @@ class Training:
     """Steps that changed nothing, () int64, left on the device."""
     spikes: Spikes | None = None
     counters: Counters = field(default_factory=Counters)
+    part: Part = _unwatched
+    """Entered around each part of a step."""
 
     @property
     def targets_per_sample(self) -> int:
