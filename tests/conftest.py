@@ -1,5 +1,6 @@
 """A small token store, a small configuration and a small run, shared by the tests of everything above the data."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -38,8 +39,22 @@ TINY = [
     "train.eval_tokens=200",
     "train.ema=0.9",
     "train.sample_tokens=3",
+    "eval.batch_size=256",
 ]
 """Overrides for a model that trains in a second; dropout everywhere, so that a lost seed shows."""
+
+MEMORY = Path("/dev/shm")
+ROOM = 2 << 30
+"""Bytes that must be free there: what the tests keep at once is far less."""
+
+
+def pytest_configure() -> None:
+    """Lay temporary folders in memory: on a disk, tens of thousands of small files and syncs take most of the time.
+
+    What is synced, and when, is tested by the calls that are made, which no disk has a part in.
+    """
+    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 @pytest.fixture(scope="session")

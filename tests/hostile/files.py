@@ -31,6 +31,8 @@ SMALL = [
     "train.ema=0.9",
     "train.spike_sigmas=6",
     "train.sample_tokens=1",
+    "eval.batch_size=256",
+    "eval.stride=8",
 ]
 """Overrides for the smallest run that has every file a run can have."""
 
