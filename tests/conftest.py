@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from lmtrain import cli
 from lmtrain.config import load
@@ -53,6 +54,8 @@ def pytest_configure() -> None:
 
     What is synced, and when, is tested by the calls that are made, which no disk has a part in.
     """
+    settings.register_profile("lmtrain", deadline=None)  # a busy machine is no failure
+    settings.load_profile("lmtrain")
     if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 

@@ -128,8 +128,8 @@ def problems(draw: st.DrawFn, limit: int = 6, grids: Sequence[float] = (0.0, 0.0
     return Problem(model, rules, beams, draw(st.integers(1, beams)), alpha, stopping)
 
 
-thorough = settings(deadline=None, max_examples=500, derandomize=True)
-brief = settings(thorough, max_examples=150)
+thorough = settings(deadline=None, max_examples=300, derandomize=True)
+brief = settings(thorough, max_examples=100)
 
 
 def assert_same(found: Sequence[Hypothesis], expected: Sequence[Hypothesis]) -> None:

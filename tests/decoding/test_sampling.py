@@ -17,8 +17,8 @@ from lmtrain.decoding.search import Hypothesis, Rules
 from tests.decoding.toy import History, Toy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-thorough = settings(deadline=None, max_examples=150, derandomize=True)
-DRAWS = 20_000
+thorough = settings(deadline=None, max_examples=100, derandomize=True)
+DRAWS = 10_000
 PROMPT = (2, 0)
 Text = tuple[int, ...]
 SETTINGS = {
@@ -169,7 +169,7 @@ samplings = st.builds(
 )
 
 
-@settings(thorough, max_examples=400)
+@settings(thorough, max_examples=250)
 @given(samplings, st.lists(st.integers(-12, 4), min_size=1, max_size=10), st.integers(0, 2), st.randoms())
 def test_filters_equal_their_definition_ties_included(
     sampling: Sampling, levels: list[int], banned: int, random: Any

@@ -41,6 +41,8 @@ class Whole:
 
     config: Config
     store: TokenStore
+    folder: Path
+    """For the histories' own folders."""
     tensors: dict[int, dict[str, str]]
     end: str
 
@@ -60,7 +62,7 @@ def whole(little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch:
         checkpoint.load(folder).info["step"]: tensor_hashes(folder) for folder in checkpoint.folders(tmp_path / "whole")
     }
     assert list(tensors) == list(range(1, 13))
-    return Whole(config, little_store, tensors, last_hash(tmp_path / "whole"))
+    return Whole(config, little_store, tmp_path, tensors, last_hash(tmp_path / "whole"))
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -70,7 +72,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
+        self.folder = Path(tempfile.mkdtemp(dir=self.whole.folder))
         self.run_dir = self.folder / "run"
 
     def teardown(self) -> None:
