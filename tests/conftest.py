@@ -60,6 +60,14 @@ def pytest_configure() -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def unmeasured() -> Iterator[None]:
+    """No run in this process measures the machine, which takes longer than a tiny training; started processes do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lmtrain.training.meter.peak_flops", lambda device, precision: 1e12)
+        yield
+
+
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")

@@ -35,9 +35,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture
-def run(trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(trained: Run, tmp_path: Path) -> Run:
     """A copy of the run, with its configuration and its data."""
-    monkeypatch.setattr("lmtrain.training.meter.peak_flops", lambda device, precision: 1.0)
     shutil.copytree(trained[0], tmp_path / "run")
     return tmp_path / "run", trained[1], trained[2]
 

@@ -22,9 +22,8 @@ def event_files_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
-    """One thread, spikes that are told after few steps, and no measurement of the machine."""
+    """One thread, and spikes that are told after few steps."""
     monkeypatch.setattr("lmtrain.training.spikes.MEMORY", 4)
-    monkeypatch.setattr("lmtrain.training.meter.peak_flops", lambda device, precision: 1.0)
 
 
 @pytest.fixture(scope="session")
