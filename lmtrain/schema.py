@@ -221,6 +221,9 @@ class TrainConfig(_Section):
     """Windows per optimizer step."""
     micro_batch: int | None = Field(None, ge=1)
     """Windows per forward pass; gradients are accumulated up to `batch_size`. None = the whole batch."""
+    loss_chunk: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
+    """Targets whose logits exist at once, for less memory. None = all of a forward pass; `auto` = all up to 1 GiB of
+    float32 logits, beyond that a sixteenth of the targets and at least 512."""
     steps: int | None = Field(None, ge=1)
     """Budget in optimizer steps. With no budget of any kind the run takes 10 epochs."""
     epochs: float | None = Field(None, gt=0)
@@ -336,6 +339,7 @@ RESOURCE_FIELDS = frozenset(
         "train.compile",
         "train.threads",
         "train.micro_batch",
+        "train.loss_chunk",
         "train.log_steps",
         "train.save_minutes",
         "train.keep",
