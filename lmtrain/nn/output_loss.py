@@ -47,8 +47,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, ta
     return nats
 
 
-@torch.library.custom_op("lmtrain::linear_cross_entropy", mutates_args=())
-def _forward(
+def forward(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Nats, and what normalises the logits: the largest of each row, and the logarithm of the sum over it. (N,) each.
@@ -68,8 +67,7 @@ def _forward(
     return nats, largest, log_sums
 
 
-@torch.library.custom_op("lmtrain::linear_cross_entropy_backward", mutates_args=())
-def _backward(
+def backward(
     upstream: Tensor,
     hidden: Tensor,
     weight: Tensor,
@@ -100,6 +98,10 @@ def _backward(
         else:
             grad_weight.add_(error.t() @ x)
     return grad_hidden, grad_weight, grad_bias
+
+
+_forward = torch.library.custom_op("lmtrain::linear_cross_entropy", forward, mutates_args=())
+_backward = torch.library.custom_op("lmtrain::linear_cross_entropy_backward", backward, mutates_args=())
 
 
 @_forward.register_fake
