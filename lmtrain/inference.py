@@ -57,6 +57,7 @@ def load_trained(run_dir: Path, which: str, weights: str, device: torch.device) 
     except (RuntimeError, ValueError) as error:
         raise LmtrainError(f"{folder} does not fit {run_dir / checkpoint.CONFIG}: {error}") from error
     model = LanguageModel(config.model, tokenizer.vocab_size)
+    model.loss_chunk = config.train.loss_chunk
     model.load_state_dict(tensors)
     model.to(device).eval()
     kind = "ema" if averaged else "raw"

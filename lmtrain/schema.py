@@ -226,6 +226,7 @@ RESOURCE_FIELDS = frozenset(
         "train.compile",
         "train.threads",
         "train.micro_batch",
+        "train.loss_chunk",
         "train.log_steps",
         "train.save_minutes",
         "train.keep",

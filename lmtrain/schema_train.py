@@ -1,6 +1,6 @@
 """The `train` section of a configuration: the optimisation, its budget and its cadence."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -23,6 +23,9 @@ class TrainConfig(Section):
     """Windows per optimizer step."""
     micro_batch: int | None = Field(None, ge=1)
     """Windows per forward pass; gradients are accumulated up to `batch_size`. None = the whole batch."""
+    loss_chunk: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
+    """Targets whose logits exist at once, for less memory. None = all of a forward pass; `auto` = all up to 1 GiB of
+    float32 logits, beyond that a sixteenth of the targets and at least 512."""
     steps: int | None = Field(None, ge=1)
     """Budget in optimizer steps. With no budget of any kind the run takes 10 epochs."""
     epochs: float | None = Field(None, gt=0)

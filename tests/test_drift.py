@@ -66,6 +66,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "threads": 2,
         "batch_size": 8,
         "micro_batch": 1,
+        "loss_chunk": 5,
         "steps": 13,
         "epochs": 2.0,
         "max_minutes": 1.0,
@@ -164,7 +165,8 @@ def test_a_run_goes_on_with_other_resources_and_not_with_another_identity(
         with pytest.raises(LmtrainError, match=name):
             go_on(other(tiny, name))
     changed = tiny
-    for name in ("train.micro_batch", "train.log_steps", "train.keep", "train.sample_prompts", "eval.batch_size"):
+    resources = ("micro_batch", "loss_chunk", "log_steps", "keep", "sample_prompts")
+    for name in (*(f"train.{resource}" for resource in resources), "eval.batch_size"):
         changed = other(changed, name)
     assert go_on(changed) == 12
     assert checkpoint.run_config(tmp_path) == changed

@@ -17,6 +17,7 @@ from lmtrain.nn.blocks import locked_dropout
 from lmtrain.nn.copying import ContextCopy
 from lmtrain.nn.encoder import Encoder
 from lmtrain.nn.norms import cut_gradients_at_zero, norm
+from lmtrain.nn.output_loss import Chunk, linear_cross_entropy, rows_at_once
 from lmtrain.nn.pooling import AttentionPooling, slope_parameters
 from lmtrain.nn.positions import sinusoidal
 from lmtrain.nn.scheduled_sampling import sample
@@ -59,6 +60,7 @@ class LanguageModel(nn.Module):
         self.output_bias = nn.Parameter(torch.zeros(vocab_size)) if config.output_bias else None
         self.copying = ContextCopy(dim, config.norm) if config.copy else None
         self.packed_output: nn.Module | None = None  # see `pack`
+        self.loss_chunk: Chunk = "auto"  # of the targets of a forward pass: train.loss_chunk
         if config.embedding_dropout:
             cut_gradients_at_zero(self)
         if not self.embedding.weight.is_meta:
@@ -81,8 +83,7 @@ class LanguageModel(nn.Module):
         """-log p of each target, in nats, float32: tokens (B, T), targets (B, T) if causal, (B,) if windowed."""
         states = self._states(tokens)
         pooled = self._pool(states)
-        logits = self.logits(self._project(pooled))
-        nats = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none").view_as(targets)
+        nats = self._nats(self._project(pooled).flatten(0, -2), targets.flatten()).view_as(targets)
         if self.copying is None:
             return nats
         return -self.copying.target_log_prob(-nats, pooled, self.copying.keys(states), tokens, targets)
@@ -205,6 +206,13 @@ class LanguageModel(nn.Module):
         if self.out_projection is not None:
             x = self.out_projection(x)
         return locked_dropout(x, self.config.output_dropout, self.training)
+
+    def _nats(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """-log p of each target by the output layer alone: (N, E) and (N,) -> (N,)."""
+        rows = rows_at_once(self.loss_chunk, len(targets), self.vocab_size)
+        if rows is None or self.packed_output is not None:
+            return F.cross_entropy(self.logits(hidden), targets, reduction="none")
+        return linear_cross_entropy(hidden, self.output_weight, self.output_bias, targets, rows)
 
     def _predict_windows(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """log p of the token after the last `lengths` (B,) tokens of each row (B, T): (B, V).

@@ -13,6 +13,7 @@ from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.nn.encoder import mask_pattern
 from lmtrain.nn.language_model import LanguageModel
+from lmtrain.nn.output_loss import rows_at_once
 from lmtrain.runtime import autocast, choose_device, choose_precision
 from lmtrain.schema import Config, ModelConfig
 from lmtrain.training.budget import make_budget
@@ -74,6 +75,7 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
     cpu = torch.device("cpu")
     with FakeTensorMode():
         model = LanguageModel(config.model, vocab_size)
+        model.loss_chunk = config.train.loss_chunk
         inputs, targets = blank_batch(config, cpu)
         known = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
         with _saved_bytes(known) as saved, autocast(cpu, "fp32" if precision == "fp32" else "bf16"):
@@ -81,13 +83,14 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
     parameters = float(sum(parameter.numel() for parameter in model.parameters()))
     matrices = hidden_matrices(model) if config.train.optimizer == "muon" else []
     tokens = targets.numel()
+    rows = rows_at_once(config.train.loss_chunk, tokens, vocab_size) or tokens
     return {
         "weights": 4 * parameters,
         "gradients": 4 * parameters,
         "optimizer": 8 * parameters - 4.0 * sum(parameter.numel() for parameter in matrices),
         "averaged weights": 4 * parameters if config.train.ema else 0.0,
         "activations": saved[0],
-        "gradient of the logits": 4.0 * tokens * vocab_size,
+        "gradient of the logits": 4.0 * rows * vocab_size,
     }
 
 

@@ -31,7 +31,8 @@ from lmtrain.training.validation import evaluate_and_show, final_score
 Note = Callable[[str], None]
 
 MEMORY_REMEDY = (
-    "lower train.micro_batch (the result is the same, but for rounding), model.context, or the model's size; "
+    "lower train.micro_batch or train.loss_chunk (the result is the same, but for rounding), model.context, or the "
+    "model's size; "
     "the last checkpoint is good"
 )
 

@@ -113,6 +113,7 @@ def prepare(config: Config, store: TokenStore, note: Note) -> Training:
     order = SampleOrder(len(ids), config.model.context, config.model.mode, config.run.seed)
     torch.manual_seed(config.run.seed)
     model = LanguageModel(config.model, store.tokenizer.vocab_size)
+    model.loss_chunk = config.train.loss_chunk
     if config.model.output_bias:
         counts = np.bincount(ids, minlength=store.tokenizer.vocab_size)
         model.set_output_bias(torch.from_numpy(counts))

@@ -1,0 +1,189 @@
+"""The loss in chunks against F.cross_entropy of all logits: values, gradients, precision, memory, whole models."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lmtrain.nn.language_model import LanguageModel
+from lmtrain.nn.output_loss import LARGE, Chunk, backward, forward, linear_cross_entropy, rows_at_once
+from lmtrain.schema import ModelConfig
+
+VOCABULARY = 230
+Case = tuple[Tensor, Tensor, Tensor, Tensor]
+"""hidden, weight, bias, targets"""
+
+
+def case(rows: int, width: int, classes: int, scale: float = 1.0) -> Case:
+    draw = torch.Generator().manual_seed(rows)
+    hidden = torch.randn(rows, width, generator=draw, dtype=torch.float64)
+    weight = torch.randn(classes, width, generator=draw, dtype=torch.float64) * scale
+    bias = torch.randn(classes, generator=draw, dtype=torch.float64)
+    return hidden, weight, bias, torch.randint(classes, (rows,), generator=draw)
+
+
+def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    """All logits at once, the bias added in float32, as `LanguageModel.logits` does."""
+    logits = F.linear(hidden, weight)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits if bias is None else logits + bias, targets, reduction="none")
+
+
+def results(loss: Any, inputs: Case, dtype: torch.dtype, *args: int, factor: float = 1.0) -> list[Tensor]:
+    """Nats, and the gradients of hidden, weight and bias, each row of the loss weighted differently."""
+    *leaves, targets = (x.to(dtype).requires_grad_() if x.is_floating_point() else x for x in inputs)
+    nats = loss(*leaves, targets, *args)
+    weights = torch.linspace(-1, 2, len(targets), dtype=nats.dtype) * factor
+    return [nats.detach(), *torch.autograd.grad((nats * weights).sum(), leaves)]
+
+
+def assert_near(found: list[Tensor], wanted: list[Tensor], tolerance: float) -> None:
+    """Relative to the largest element of each."""
+    for one, other in zip(found, wanted, strict=True):
+        largest = max(other.abs().flatten().tolist(), default=0.0)
+        torch.testing.assert_close(one, other, rtol=0, atol=tolerance * largest)
+
+
+@pytest.mark.parametrize(("rows", "at_once"), [(0, 2), (1, 1), (6, 6), (6, 100), (6, 2), (7, 3), (8, 7), (5, 1)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-6)])
+def test_equal_to_the_plain_loss(rows: int, at_once: int, dtype: torch.dtype, tolerance: float) -> None:
+    inputs = case(rows, 5, 11)
+    assert_near(results(linear_cross_entropy, inputs, dtype, at_once), results(plain, inputs, dtype), tolerance)
+    hidden, weight, _, targets = inputs
+    unbiased = linear_cross_entropy(hidden, weight, None, targets, at_once)
+    assert_near([unbiased], [plain(hidden, weight, None, targets)], 1e-10)
+
+
+def test_equal_where_all_targets_are_the_same() -> None:
+    hidden, weight, bias, targets = case(9, 5, 11)
+    inputs = hidden, weight, bias, torch.full_like(targets, 4)
+    assert_near(results(linear_cross_entropy, inputs, torch.float64, 4), results(plain, inputs, torch.float64), 1e-10)
+
+
+def test_gradients_are_those_of_small_differences() -> None:
+    hidden, weight, bias, targets = case(5, 3, 4)
+    leaves = [tensor.requires_grad_() for tensor in (hidden, weight, bias)]
+    assert torch.autograd.gradcheck(lambda x, w, b: linear_cross_entropy(x, w, b, targets, 2), leaves)
+    assert torch.autograd.gradcheck(lambda x, w: linear_cross_entropy(x, w, None, targets, 2), leaves[:2])
+
+
+def test_logits_of_ten_thousand_are_exact() -> None:
+    draw = torch.Generator().manual_seed(0)
+    hidden = torch.eye(6, dtype=torch.float64)
+    weight = torch.randint(-1, 2, (12, 6), generator=draw) * 1e4
+    weight[1], weight[0] = 1e4, 1e4 - 1  # two that share all probability, and differ by one in 10,000
+    inputs = hidden, weight, torch.zeros(12, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 0])
+    found = results(linear_cross_entropy, inputs, torch.float32, 4)
+    assert all(tensor.isfinite().all() for tensor in found)
+    assert_near([tensor.double() for tensor in found], results(plain, inputs, torch.float64), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("at_once", [3, 16, 64])
+def test_under_autocast_as_near_to_the_truth_as_the_plain_loss(dtype: torch.dtype, at_once: int) -> None:
+    inputs = case(64, 32, 300, scale=0.3)
+    scaling = {"factor": 2.0**10 if dtype == torch.float16 else 1.0}
+    truth = results(plain, inputs, torch.float64, **scaling)
+    with torch.autocast("cpu", dtype):
+        found = results(linear_cross_entropy, inputs, torch.float32, at_once, **scaling)
+        others = results(plain, inputs, torch.float32, **scaling)
+    for ours, theirs, true in zip(found, others, truth, strict=True):
+        assert ours.dtype == theirs.dtype == torch.float32
+        assert (theirs - true).norm() > 1e-5 * true.norm()  # autocast is on
+        assert (ours - true).norm() <= 1.1 * (theirs - true).norm()
+
+
+class Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The size of the largest tensor that any operation makes."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, Tensor):
+                self.largest = max(self.largest, tensor.numel())
+        return result
+
+
+@contextmanager
+def largest_tensor() -> Iterator[Sizes]:
+    with Sizes() as sizes:  # type: ignore[no-untyped-call]
+        yield sizes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_more_logits_than_those_of_a_chunk_exist(dtype: torch.dtype) -> None:
+    hidden, weight, bias = (tensor.float() for tensor in case(64, 8, 50)[:3])
+    targets = case(64, 8, 50)[3]
+    with largest_tensor() as sizes:  # which sees into these two, and not into the operators that they make up
+        nats, largest, log_sums = forward(hidden, weight, bias, targets, 11, dtype)
+        backward(torch.ones_like(nats), hidden, weight, bias, targets, largest, log_sums, 11, dtype)
+    assert sizes.largest == 11 * 50
+    with largest_tensor() as sizes:
+        results(plain, case(64, 8, 50), torch.float32)
+    assert sizes.largest == 64 * 50
+
+
+def model(chunk: Chunk, **fields: object) -> LanguageModel:
+    torch.manual_seed(0)
+    values = {"context": 12, "dim": 8, "layers": 1, "heads": 2, "ff_dim": 16} | fields
+    made = LanguageModel(ModelConfig.model_validate(values), VOCABULARY)
+    made.loss_chunk = chunk
+    return made
+
+
+def trained(made: LanguageModel, call: Any) -> list[Tensor]:
+    """Nats and the gradients of all parameters."""
+    draw = torch.Generator().manual_seed(1)
+    inputs, targets = torch.randint(VOCABULARY, (2, 3, 12), generator=draw)
+    if not made.causal:
+        targets = targets[:, 0]
+    nats = call(inputs, targets)
+    return [nats.detach(), *torch.autograd.grad(nats.sum(), list(made.parameters()), materialize_grads=True)]
+
+
+@pytest.mark.parametrize("mode", ["causal", "windowed"])
+@pytest.mark.parametrize("fields", [{}, {"copy": True}, {"tie_embeddings": False, "embed_dim": 6}], ids=str)
+def test_a_model_has_the_same_loss_and_gradients(mode: str, fields: dict[str, object]) -> None:
+    chunked, whole = model(2, mode=mode, **fields), model(None, mode=mode, **fields)
+    with largest_tensor() as sizes:
+        found = trained(chunked, chunked)
+    assert sizes.largest < 36 * VOCABULARY or mode == "windowed"
+    assert_near(found, trained(whole, whole), 2e-6)
+    whole.eval(), chunked.eval()
+    with torch.no_grad():
+        text = torch.arange(12).view(2, 6)
+        targets = text if mode == "causal" else text[:, 0]
+        expected = -whole.predict(text).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        torch.testing.assert_close(chunked(text, targets), expected)
+
+
+def test_a_compiled_model_is_one_graph_and_equal() -> None:
+    made = model(10, layers=0)
+    compiled = torch.compile(made, dynamic=False, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_near(trained(made, compiled), trained(made, made), 2e-2)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "rows", "wanted"),
+    [
+        (None, 10**6, None),
+        (7, 8, 7),
+        (7, 7, None),
+        ("auto", LARGE // 400, None),
+        ("auto", LARGE // 400 + 1, -(-LARGE // 6400)),
+    ],
+)
+def test_rows_at_once(chunk: Chunk, rows: int, wanted: int | None) -> None:
+    assert rows_at_once(chunk, rows, 100) == wanted
+
+
+def test_auto_takes_no_fewer_than_512_rows() -> None:
+    assert rows_at_once("auto", 4096, 10**6) == 512
