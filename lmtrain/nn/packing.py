@@ -40,13 +40,17 @@ class BatchLinear(nn.Module):
 class NarrowLinear(nn.Module):
     """x W^T + b in the arithmetic of `dtype`, in which W is kept: (..., K) -> (..., N), of x's own type."""
 
+    weight: Tensor
+    bias: Tensor | None
+
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, prepack: bool = True) -> None:
         super().__init__()
         self.dtype = dtype
         self.prepacked = prepack and PREPACKED and weight.device.type == "cpu" and dtype == torch.bfloat16
         weight = weight.detach().to(dtype)
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self.prepacked else weight
-        self.bias = None if bias is None else bias.detach().to(dtype)
+        weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self.prepacked else weight
+        self.register_buffer("weight", weight, persistent=False)
+        self.register_buffer("bias", None if bias is None else bias.detach().to(dtype), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""
@@ -66,14 +70,18 @@ class Int8Linear(nn.Module):
     torch's kernel mistakes.
     """
 
+    scale: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         if weight.shape[1] == 1:
             raise ValueError("a matrix of one column can't be kept as 8-bit integers")
         scale, rows = _to_int8(weight.detach())
-        self.scale = scale.squeeze(-1)  # (N,)
-        self.weight = rows
-        self.bias = None if bias is None else bias.detach().float()
+        self.register_buffer("scale", scale.squeeze(-1), persistent=False)  # (N,)
+        self.register_buffer("weight", rows, persistent=False)
+        self.register_buffer("bias", None if bias is None else bias.detach().float(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""

@@ -6,7 +6,8 @@ Shapes: B rows, V vocabulary.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import FunctionType
 from typing import Any
 
@@ -32,7 +33,7 @@ class CompiledSteps:
     a CPU where the model is small.
 
     Compiling takes a quarter of a minute (a few seconds where the compiler remembers it), once for one row and once for
-    more. The model must not change afterwards.
+    more, and again for rows of several lengths. The model must not change afterwards.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -45,16 +46,30 @@ class CompiledSteps:
             "guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe
         }
         self.advance = torch.compile(own, dynamic=True, fullgraph=True, options=unchecked)
+        self.compiled: set[tuple[bool, bool]] = set()
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
         """As `LanguageModel.step`."""
         assert isinstance(state, CausalState)
         self.model.make_room(state)
-        with torch._inductor.config.patch(freezing=True):  # oneDNN's layout of the weights is then made ahead
-            log_probs = self.advance(state, tokens, state.columns + 1, level=state.level)
+        seen, kind = state.columns + 1, (len(tokens) == 1, state.level)
+        if seen == state.room:  # the one step whose look at the caches is at the whole of them would be compiled apart
+            return self.model.step(state, tokens)
+        with nullcontext() if kind in self.compiled else _compiling():
+            log_probs = self.advance(state, tokens, seen, level=state.level)
+        self.compiled.add(kind)
         state.columns += 1
         return log_probs, state
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Settings to compile with: the weights brought into oneDNN's layout ahead, and no two sizes taken for one because
+    they happen to be the same."""
+    alike = torch.fx.experimental._config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
+    with torch._inductor.config.patch(freezing=True), alike:
+        yield
 
 
 class CapturedSteps:
