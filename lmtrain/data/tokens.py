@@ -7,6 +7,7 @@ when a store is opened, about half a second for each gigabyte, so what is traine
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -132,7 +133,7 @@ def tokenize(
     total = corpus.manifest["splits"]["train"]["lines"]
     lines = tqdm(corpus.lines("train"), "tokenizer", total, unit=" lines", disable=None if progress else True)
     tokenizer = Tokenizer.train(lines, config)
-    _write_store(folder, corpus, tokenizer, config, progress)
+    write_store(folder, corpus, tokenizer, config, progress)
     return open_store(folder)
 
 
@@ -214,7 +215,8 @@ def _current_store(folder: Path, corpus: Corpus, config: TokenizerConfig) -> Tok
     return store
 
 
-def _write_store(folder: Path, corpus: Corpus, tokenizer: Tokenizer, config: TokenizerConfig, progress: bool) -> None:
+def write_store(folder: Path, corpus: Corpus, tokenizer: Tokenizer, config: TokenizerConfig, progress: bool) -> None:
+    """Write the store of a corpus to `folder`, with a tokenizer that is there already; see `tokenize`."""
     counts = corpus.manifest["splits"]
     splits: dict[str, dict[str, int]] = {}
     info: dict[str, Any] = {
@@ -254,10 +256,11 @@ def _write_ids(
     documents: list[int] = []
     line = tokens = 0
     file.write(npy_header(dtype, 0))
-    for texts in _batches(pieces((f"{line}\n" for line in corpus.lines(split)), tokenizer.kind)):
+    batches = _batches(pieces((f"{line}\n" for line in corpus.lines(split)), tokenizer.kind))
+    for texts, encoded in _encoded(batches, tokenizer):
         ids: list[int] = []
         first_line = line
-        for text, own in zip(texts, tokenizer.encode_pieces(texts), strict=True):
+        for text, own in zip(texts, encoded, strict=True):
             if line == next_start:
                 ids += document_end if documents else []
                 documents.append(tokens + len(ids))
@@ -273,6 +276,22 @@ def _write_ids(
     file.seek(0)
     file.write(npy_header(dtype, tokens))
     return tokens, np.array(documents, OFFSET)
+
+
+def _encoded(batches: Iterable[list[str]], tokenizer: Tokenizer) -> Iterator[tuple[list[str], list[list[int]]]]:
+    """Each batch and its ids. With bpe, which lets go of Python's lock, the next one is encoded meanwhile."""
+    if tokenizer.kind != "bpe":
+        yield from ((texts, tokenizer.encode_pieces(texts)) for texts in batches)
+        return
+    before: tuple[list[str], Future[list[list[int]]]] | None = None
+    with ThreadPoolExecutor(1) as pool:
+        for texts in batches:
+            future = pool.submit(tokenizer.encode_pieces, texts)
+            if before is not None:
+                yield before[0], before[1].result()
+            before = texts, future
+        if before is not None:
+            yield before[0], before[1].result()
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
