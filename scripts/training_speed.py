@@ -30,7 +30,7 @@ from lmtrain.training.loop import train_step
 from lmtrain.training.state import Training, prepare
 
 TOKENS, SEED = 2_000_000, 0
-WARM_UP, STEPS, BLOCKS, ROUNDS = 2, 3, 3, 2
+WARM_UP, STEPS, BLOCKS, ROUNDS = 2, 2, 3, 2
 HEAP = {
     "THP_MEM_ALLOC_ENABLE": "1",
     "MALLOC_MMAP_MAX_": "0",
