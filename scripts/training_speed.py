@@ -235,7 +235,8 @@ def measure_head(sizes: Sizes) -> dict[str, Any]:
 
     pooling = pool if training.model.causal else pool.window
     block = timed(lambda: run(pooling), predictions, training.device)
-    rest = timed(lambda: run(pool.feed_forward), predictions, training.device)
+    read = states if training.model.causal else states[:, -1:]  # by the feed-forward layer
+    rest = timed(lambda: run(lambda _: pool.feed_forward(read)), predictions, training.device)
     seconds = [1 / max(one["tokens_per_second"]) for one in (whole, block, rest)]
     return {
         "predictions_per_second": whole["tokens_per_second"],

@@ -13,8 +13,9 @@ word, or the five characters that it is. Only a vocabulary and merges are taken 
 
 import json
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -139,6 +140,21 @@ class Tokenizer:
             return [[byte + 1 for byte in text.encode()] for text in texts]
         return [encoding.ids for encoding in self._bpe.encode_batch_fast(texts, add_special_tokens=False)]
 
+    def encode_batches(self, batches: Iterable[list[str]]) -> Iterator[tuple[list[str], list[list[int]]]]:
+        """Each batch with what `encode_pieces` makes of it. With bpe, which needs no lock of Python's, the next one is
+        encoded while this one is turned into numbers and used."""
+        if self.kind != "bpe":
+            yield from ((texts, self.encode_pieces(texts)) for texts in batches)
+            return
+        waiting: deque[tuple[list[str], Future[Any]]] = deque()
+        with ThreadPoolExecutor(1) as pool:
+            for texts in batches:
+                waiting.append((texts, pool.submit(self._bpe.encode_batch_fast, texts, add_special_tokens=False)))
+                if len(waiting) > 1:
+                    yield _finished(*waiting.popleft())
+            while waiting:
+                yield _finished(*waiting.popleft())
+
     def encode(self, text: str) -> list[int]:
         """The ids of a prompt: each "\\n" in it ends a line, and its last line stays open.
 
@@ -184,6 +200,10 @@ class Tokenizer:
             return self._tokens[id]
         text = self._bytes[id].decode("utf-8", errors="backslashreplace")
         return "".join(symbol if symbol.isprintable() else symbol.encode("unicode_escape").decode() for symbol in text)
+
+
+def _finished(texts: list[str], encodings: Future[Any]) -> tuple[list[str], list[list[int]]]:
+    return texts, [encoding.ids for encoding in encodings.result()]
 
 
 def pieces(texts: Iterable[str], kind: Kind) -> Iterator[str]:

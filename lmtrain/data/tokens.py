@@ -7,7 +7,6 @@ when a store is opened, about half a second for each gigabyte, so what is traine
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -257,7 +256,7 @@ def _write_ids(
     line = tokens = 0
     file.write(npy_header(dtype, 0))
     batches = _batches(pieces((f"{line}\n" for line in corpus.lines(split)), tokenizer.kind))
-    for texts, encoded in _encoded(batches, tokenizer):
+    for texts, encoded in tokenizer.encode_batches(batches):
         ids: list[int] = []
         first_line = line
         for text, own in zip(texts, encoded, strict=True):
@@ -276,22 +275,6 @@ def _write_ids(
     file.seek(0)
     file.write(npy_header(dtype, tokens))
     return tokens, np.array(documents, OFFSET)
-
-
-def _encoded(batches: Iterable[list[str]], tokenizer: Tokenizer) -> Iterator[tuple[list[str], list[list[int]]]]:
-    """Each batch and its ids. With bpe, which lets go of Python's lock, the next one is encoded meanwhile."""
-    if tokenizer.kind != "bpe":
-        yield from ((texts, tokenizer.encode_pieces(texts)) for texts in batches)
-        return
-    before: tuple[list[str], Future[list[list[int]]]] | None = None
-    with ThreadPoolExecutor(1) as pool:
-        for texts in batches:
-            future = pool.submit(tokenizer.encode_pieces, texts)
-            if before is not None:
-                yield before[0], before[1].result()
-            before = texts, future
-        if before is not None:
-            yield before[0], before[1].result()
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -32,7 +32,7 @@ class CompiledSteps:
     """`LanguageModel.step` of a causal model, compiled for any number of rows and tokens: two to four times as quick on
     a CPU where the model is small.
 
-    Compiling takes a quarter of a minute (a few seconds where the compiler remembers it), once for one row and once for
+    Compiling takes a quarter of a minute or more (seconds if the compiler remembers it), once for one row and once for
     more, and again for rows of several lengths. The model must not change afterwards.
     """
 
