@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,38 +149,27 @@ def _exponents(points: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def head() -> dict[str, Any]:
-    """The pooling block's share of a step, and what a prediction costs, causal and windowed."""
-    found = {mode: measure("head", replace(BASE, mode=mode)) for mode in ("causal", "windowed")}
-    costs = {mode: 1 / max(one["predictions_per_second"]) for mode, one in found.items()}
-    return {
-        "title": f"the attention-pooling head, {BASE.dim} x {BASE.layers}, V = {BASE.vocab:,}, "
-        f"{BASE.batch} x {BASE.context} tokens a step",
-        "result": "; ".join(
-            f"{mode}: {one['pool_share']:.1%} of the step, its attention alone {one['attention_share']:.1%}"
-            for mode, one in found.items()
-        )
-        + f"; a windowed prediction costs {costs['windowed'] / costs['causal']:.0f} times a causal one",
-        "seed": SEED,
-        "modes": found,
-    }
-
-
 def measure(side: str, sizes: Sizes, nanogpt: Path | None = None) -> dict[str, Any]:
     """What the side's own process prints. Raises CalledProcessError when it fails."""
-    command = [sys.executable, __file__, side, json.dumps(asdict(sizes)), *([str(nanogpt)] if nanogpt else [])]
-    environment = os.environ | SIDES.get(side, HEAP)
-    printed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return run_alone([__file__, side, json.dumps(asdict(sizes)), *([str(nanogpt)] if nanogpt else [])], SIDES[side])
+
+
+def run_alone(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
+    """The JSON that a Python process of its own prints last, its environment changed by `environment`."""
+    command = [sys.executable, *arguments]
+    printed = subprocess.run(
+        command, env=os.environ | environment, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
     result: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return result
 
 
-def our_training(sizes: Sizes, *, compiled: bool) -> Training:
+def our_training(sizes: Sizes, *, compiled: bool, changes: Sequence[str] = ()) -> Training:
     """A training on random tokens, without dropout."""
     shape = [f"model.{name}={getattr(sizes, name)}" for name in ("dim", "layers", "heads", "context", "mode")]
     dropouts = [f"model.{name}dropout=0" for name in ("", "attention_", "embedding_", "input_", "output_")]
     run = [f"train.batch_size={sizes.batch}", "train.steps=1000", "train.ema=null", f"run.seed={SEED}"]
-    config = load(None, [*shape, *dropouts, *run, f"train.compile={str(compiled).lower()}"])
+    config = load(None, [*shape, *dropouts, *run, f"train.compile={str(compiled).lower()}", *changes])
     tokens = SimpleNamespace(ids=random_tokens(sizes.vocab))
     store: Any = SimpleNamespace(split=lambda name: tokens, tokenizer=SimpleNamespace(vocab_size=sizes.vocab))
     return prepare(config, store, lambda message: None)
@@ -211,38 +200,13 @@ def timed(step: Callable[[], object], targets: int, device: torch.device) -> dic
     return {"tokens_per_second": rates, "first_step_seconds": first, "peak_bytes": memory_bytes(device)}
 
 
-def measure_ours(sizes: Sizes, *, compiled: bool) -> dict[str, Any]:
-    training = our_training(sizes, compiled=compiled)
+def measure_ours(sizes: Sizes, *, compiled: bool, changes: Sequence[str] = ()) -> dict[str, Any]:
+    training = our_training(sizes, compiled=compiled, changes=changes)
     tokens = sizes.batch * sizes.context
     found = timed(lambda: train_step(training, 1e-3), tokens, training.device)
     flops = training_flops(training.model, training.config.model) / sizes.context
     share = max(found["tokens_per_second"]) * flops / peak_flops(training.device, training.precision)
     return found | {"flops_per_token": flops, "peak_share": share}
-
-
-def measure_head(sizes: Sizes) -> dict[str, Any]:
-    """Forward and backward of the pooling block beside the whole step, both as they stand without a compiler."""
-    training = our_training(sizes, compiled=False)
-    pool = training.model.pool
-    predictions = sizes.batch * training.targets_per_sample
-    whole = timed(lambda: train_step(training, 1e-3), predictions, training.device)
-    states = torch.randn(sizes.batch, sizes.context, sizes.dim, device=training.device, requires_grad=True)
-
-    def run(pooling: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        with autocast(training.device, training.precision):
-            pooled = pooling(states)
-        pooled.backward(torch.ones_like(pooled))  # type: ignore[no-untyped-call]
-
-    pooling = pool if training.model.causal else pool.window
-    block = timed(lambda: run(pooling), predictions, training.device)
-    read = states if training.model.causal else states[:, -1:]  # by the feed-forward layer
-    rest = timed(lambda: run(lambda _: pool.feed_forward(read)), predictions, training.device)
-    seconds = [1 / max(one["tokens_per_second"]) for one in (whole, block, rest)]
-    return {
-        "predictions_per_second": whole["tokens_per_second"],
-        "pool_share": seconds[1] / seconds[0],
-        "attention_share": (seconds[1] - seconds[2]) / seconds[0],
-    }
 
 
 def measure_other(side: str, sizes: Sizes, nanogpt: Path) -> dict[str, Any]:
@@ -299,9 +263,7 @@ def huggingface_model(sizes: Sizes, _folder: Path) -> tuple[Any, Loss]:
 
 def main() -> None:
     side, sizes, folders = sys.argv[1], Sizes(**json.loads(sys.argv[2])), sys.argv[3:]
-    if side == "head":
-        found = measure_head(sizes)
-    elif side.startswith("lmtrain"):
+    if side.startswith("lmtrain"):
         found = measure_ours(sizes, compiled="not compiled" not in side)
     else:
         found = measure_other(side, sizes, Path(folders[0]))
