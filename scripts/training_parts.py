@@ -22,7 +22,7 @@ LEVERS: dict[str, tuple[dict[str, str], list[str]]] = {
     "heap given back": ({}, []),
     "not compiled": (HEAP, ["train.compile=false"]),
     "fused attention": (HEAP, []),
-    "other precision": (HEAP, []),
+    "float32": (HEAP, ["train.precision=fp32"]),
     "loss by 512 targets": (HEAP, ["train.loss_chunk=512"]),
 }
 """All as it is by default, and with one thing otherwise: the environment, and overrides of the configuration."""
@@ -30,7 +30,8 @@ LEVERS: dict[str, tuple[dict[str, str], list[str]]] = {
 
 def levers(sizes: Sizes = BASE) -> dict[str, Any]:
     """What each thing that makes training fast gives by itself: all of them beside all but one, `ROUNDS` times."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in LEVERS}
+    precision = choose_precision("auto", choose_device("auto"))
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in LEVERS if (name, precision) != ("float32", "fp32")}
     for _ in range(ROUNDS):
         for name, measured in found.items():
             measured.append(_measure(name, sizes, LEVERS[name][0]))
@@ -40,9 +41,8 @@ def levers(sizes: Sizes = BASE) -> dict[str, Any]:
     optimizer = _measure("optimizer", sizes)
     everything = rates["all levers"]
     per_step = sizes.batch * sizes.context / everything
-    precision = choose_precision("auto", choose_device("auto"))
     others = "; ".join(
-        f"{name.replace('other precision', _other(precision))} {rate / everything:.2f} ({memory[name] / 2**30:.1f} GiB)"
+        f"{name} {rate / everything:.2f} ({memory[name] / 2**30:.1f} GiB)"
         for name, rate in rates.items()
         if name != "all levers"
     )
@@ -59,10 +59,6 @@ def levers(sizes: Sizes = BASE) -> dict[str, Any]:
         "optimizer_seconds": optimizer,
         "rounds": found,
     }
-
-
-def _other(precision: str) -> str:
-    return "bf16" if precision == "fp32" else "fp32"
 
 
 def head() -> dict[str, Any]:
@@ -88,12 +84,9 @@ def _measure(what: str, sizes: Sizes, environment: dict[str, str] = HEAP) -> dic
 
 def measure_lever(name: str, sizes: Sizes) -> dict[str, Any]:
     """Training with one thing otherwise."""
-    changes = list(LEVERS[name][1])
     if name == "fused attention":
         dot_product._attend_plain = _attend_fused
-    if name == "other precision":
-        changes.append(f"train.precision={_other(choose_precision('auto', choose_device('auto')))}")
-    return measure_ours(sizes, compiled=True, changes=changes)
+    return measure_ours(sizes, compiled=True, changes=LEVERS[name][1])
 
 
 def _attend_fused(query: Any, key: Any, value: Any, mask: Any, dropout: float, *, empty: bool) -> torch.Tensor:
