@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lmtrain.errors import LmtrainError
 
@@ -54,6 +55,13 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A CPU tensor's copy on the device; the host does not wait for it, nor for what the device still has to do."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def set_threads(count: int | None) -> int:

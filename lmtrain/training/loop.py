@@ -18,7 +18,16 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation import Score
 from lmtrain.nn.scheduled_sampling import choose
-from lmtrain.runtime import Interrupted, Interrupts, autocast, enough_memory, interrupts, set_threads, step_seed
+from lmtrain.runtime import (
+    Interrupted,
+    Interrupts,
+    autocast,
+    enough_memory,
+    interrupts,
+    set_threads,
+    step_seed,
+    to_device,
+)
 from lmtrain.schema import RESOURCE_FIELDS, Config
 from lmtrain.training.budget import Budget, evaluation_steps, make_budget
 from lmtrain.training.meter import Clock, StepResult, Window
@@ -116,7 +125,7 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
             torch.manual_seed(step_seed(training.config.run.seed, step, micro))
             starts = training.order.starts(step * config.batch_size + micro * micro_batch, micro_batch)
             inputs, targets = batch(training.ids, starts, training.order.context, training.order.mode)
-            inputs, targets = inputs.to(training.device), targets.to(training.device)
+            inputs, targets = to_device(inputs, training.device), to_device(targets, training.device)
         with training.part("forward"), autocast(training.device, training.precision):
             if sampling:
                 inputs = model.sample_inputs(inputs, choose(inputs, sampling))

@@ -357,3 +357,18 @@ def test_resume_on_cuda_gives_the_same_bits(
     interrupt_after(1000, signal.SIGTERM)
     run(config, store, tmp_path / "parts")
     assert last_hash(tmp_path / "whole") == last_hash(tmp_path / "parts")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_step_on_cuda_never_waits_for_the_device(tiny: Config, store: TokenStore, optimizer: str) -> None:
+    config = change(tiny, train__device="cuda", train__optimizer=optimizer, train__ema=0.9, train__spike_sigmas=6.0)
+    training = state.prepare(config, store, lambda message: None)
+    loop.train_step(training, 1e-3)  # the first makes the optimizer's state
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        result = loop.train_step(training, 1e-3)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.isfinite(result.loss)
