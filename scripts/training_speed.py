@@ -238,14 +238,20 @@ def measure_other(side: str, sizes: Sizes, nanogpt: Path) -> dict[str, Any]:
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
+def load_source(folder: Path) -> Any:
+    """The module `model.py` of a program whose source lies in `folder`."""
+    spec = importlib.util.spec_from_file_location("peer_source", folder / "model.py")
+    if spec is None or spec.loader is None or not (folder / "model.py").is_file():
+        raise SystemExit(f"{folder} holds no model.py: give the folder of the program's source")
+    module: Any = importlib.util.module_from_spec(spec)
+    sys.modules["peer_source"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 def nanogpt_model(sizes: Sizes, folder: Path) -> tuple[Any, Loss]:
     """nanoGPT's model by its own source in `folder`."""
-    spec = importlib.util.spec_from_file_location("nanogpt_source", folder / "model.py")
-    if spec is None or spec.loader is None:
-        raise SystemExit(f"{folder} holds no model.py: give the folder of nanoGPT's source")
-    module: Any = importlib.util.module_from_spec(spec)
-    sys.modules["nanogpt_source"] = module
-    spec.loader.exec_module(module)
+    module = load_source(folder)
     shape = {"n_layer": sizes.layers, "n_head": sizes.heads, "n_embd": sizes.dim, "block_size": sizes.context}
     model = module.GPT(module.GPTConfig(**shape, vocab_size=sizes.vocab, dropout=0.0, bias=False))
     return model, lambda run, windows: run(windows[:, :-1], windows[:, 1:].contiguous())[1]
