@@ -124,6 +124,11 @@ class ModelConfig(Section):
     """What the pooled value is added to: the seed, or the state of the last position."""
     copy: bool = False  # type: ignore[assignment]
     """Mix a pointer over the tokens of the context into the prediction (pointer-generator)."""
+    output: Literal["softmax", "adaptive"] = "softmax"
+    """`adaptive`: predict a rare word's cluster first and the word within it, so that training makes few logits."""
+    output_cutoffs: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(None, min_length=1)
+    """`adaptive`: the token ids at which the clusters begin, the frequent tokens below the first being in none. None =
+    a sixteenth and a quarter of the vocabulary. It saves work where ids fall in frequency, as with word and bpe."""
     tie_embeddings: bool = True
     """Share the embedding with the output layer."""
     output_bias: bool = True
@@ -147,6 +152,8 @@ class ModelConfig(Section):
             raise ValueError(f"model.position=rotary needs an even width per head, not {self.dim // self.heads}")
         if self.position == "sinusoidal" and self.dim % 2:
             raise ValueError(f"model.position=sinusoidal needs an even model.dim, not {self.dim}")
+        if self.output_cutoffs is not None and list(self.output_cutoffs) != sorted(set(self.output_cutoffs)):
+            raise ValueError(f"model.output_cutoffs={self.output_cutoffs}: each must be greater than the one before")
         self._check_attention()
         return self
 

@@ -51,6 +51,8 @@ OTHER: dict[str, dict[str, Any]] = {
         "pool_query": "seed",
         "pool_residual": "seed",
         "copy": True,
+        "output": "adaptive",
+        "output_cutoffs": [5, 9],
         "tie_embeddings": False,
         "output_bias": False,
         "dropout": 0.2,

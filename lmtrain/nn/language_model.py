@@ -13,11 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lmtrain.nn import output_loss
+from lmtrain.nn.adaptive import AdaptiveSoftmax
 from lmtrain.nn.blocks import locked_dropout
 from lmtrain.nn.copying import ContextCopy
 from lmtrain.nn.encoder import Encoder
 from lmtrain.nn.norms import cut_gradients_at_zero, norm
-from lmtrain.nn.output_loss import Chunk, linear_cross_entropy, rows_at_once
+from lmtrain.nn.output_loss import Chunk
 from lmtrain.nn.pooling import AttentionPooling, slope_parameters
 from lmtrain.nn.positions import sinusoidal
 from lmtrain.nn.scheduled_sampling import sample
@@ -58,6 +60,8 @@ class LanguageModel(nn.Module):
         self.out_projection = nn.Linear(dim, width, bias=False) if width != dim else None
         self.output = nn.Linear(width, vocab_size, bias=False) if not config.tie_embeddings else None
         self.output_bias = nn.Parameter(torch.zeros(vocab_size)) if config.output_bias else None
+        adaptive = config.output == "adaptive"
+        self.adaptive = AdaptiveSoftmax(width, vocab_size, config.output_cutoffs) if adaptive else None
         self.copying = ContextCopy(dim, config.norm) if config.copy else None
         self.packed_output: nn.Module | None = None  # see `pack`
         self.loss_chunk: Chunk = "auto"  # of the targets of a forward pass: train.loss_chunk
@@ -77,7 +81,9 @@ class LanguageModel(nn.Module):
         """
         logits = F.linear(hidden, self.output_weight) if self.packed_output is None else self.packed_output(hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return logits + self.output_bias if self.output_bias is not None else logits
+        if self.output_bias is not None:
+            logits = logits + self.output_bias
+        return logits if self.adaptive is None else self.adaptive(logits, hidden)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """-log p of each target, in nats, float32: tokens (B, T), targets (B, T) if causal, (B,) if windowed."""
@@ -130,6 +136,8 @@ class LanguageModel(nn.Module):
             raise ValueError("the model has no output bias: model.output_bias is off")
         smoothed = counts.to(self.output_bias.device, torch.float64) + 1
         self.output_bias.copy_((smoothed / smoothed.sum()).log())
+        if self.adaptive is not None:
+            self.adaptive.set_bias(self.output_bias)
 
     @torch.no_grad()
     def start(self, tokens: Tensor, valid: Tensor | None = None) -> tuple[Tensor, State]:
@@ -209,10 +217,10 @@ class LanguageModel(nn.Module):
 
     def _nats(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """-log p of each target by the output layer alone: (N, E) and (N,) -> (N,)."""
-        rows = rows_at_once(self.loss_chunk, len(targets), self.vocab_size)
-        if rows is None or self.packed_output is not None:
+        if self.packed_output is not None:
             return F.cross_entropy(self.logits(hidden), targets, reduction="none")
-        return linear_cross_entropy(hidden, self.output_weight, self.output_bias, targets, rows)
+        nats = output_loss.target_nats if self.adaptive is None else self.adaptive.nats
+        return nats(hidden, self.output_weight, self.output_bias, targets, self.loss_chunk)
 
     def _predict_windows(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """log p of the token after the last `lengths` (B,) tokens of each row (B, T): (B, V).
@@ -310,6 +318,7 @@ def initialise(model: LanguageModel) -> None:
     |                                      |                           | weighted by recency alone                     |
     | pooling slopes                       | 4 .. 0.02, log-spaced     | several time scales from the start            |
     | output bias                          | 0                         | `set_output_bias` knows better                |
+    | clusters of an adaptive output       | 0, its bias log(words)    | a cluster is as probable as its words         |
     | copying gate                         | 0, its bias -2            | an eighth of the prediction is the pointer's  |
     | norms                                | identity up to scale      |                                               |
     """
@@ -324,6 +333,8 @@ def initialise(model: LanguageModel) -> None:
         model.output.weight.normal_(std=1 / model.output.in_features)
     if model.position is not None:
         model.position.weight.normal_(std=0.5)
+    if model.adaptive is not None:
+        model.adaptive.clusters.weight.zero_()
     if model.copying is not None:
         model.copying.gate.weight.zero_()
     model.pool.seed.normal_(std=(config.dim // config.heads) ** -0.5)

@@ -31,6 +31,14 @@ def rows_at_once(chunk: Chunk, rows: int, classes: int) -> int | None:
     return None if chunk is None or chunk >= rows else chunk
 
 
+def target_nats(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: Chunk) -> Tensor:
+    """`linear_cross_entropy` with the rows that `chunk` asks for, or the plain loss where that is all of them."""
+    rows = rows_at_once(chunk, len(targets), len(weight))
+    if rows is None:
+        return F.cross_entropy(_logits(hidden, weight, bias), targets, reduction="none")
+    return linear_cross_entropy(hidden, weight, bias, targets, rows)
+
+
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int) -> Tensor:
     """-log p of each target, in nats, with p the softmax of hidden W^T + bias, from at most `rows` x V logits at once.
 
@@ -41,10 +49,14 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, ta
     autocast the products are made in its type, as F.linear's would be; bias, softmax, and sums over chunks are in
     float32. It has no second derivative.
     """
-    kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    nats: Tensor = _forward(hidden, weight, bias, targets, rows, dtype)[0]
+    nats: Tensor = _forward(hidden, weight, bias, targets, rows, product_type(hidden))[0]
     return nats
+
+
+def product_type(hidden: Tensor) -> torch.dtype:
+    """The type of the products with `hidden`: autocast's, where it is on."""
+    kind = hidden.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
 
 def forward(
@@ -55,7 +67,7 @@ def forward(
     The two stay apart: their sum would round small losses away.
     """
     weight = weight.to(dtype)
-    nats, largest, log_sums = _vectors(hidden, dtype)
+    nats, largest, log_sums = vectors(hidden, dtype)
     for first in range(0, len(hidden), rows):
         part = slice(first, first + rows)
         logits = _logits(hidden[part].to(dtype), weight, bias)
@@ -106,7 +118,7 @@ _backward = torch.library.custom_op("lmtrain::linear_cross_entropy_backward", ba
 
 @_forward.register_fake
 def _(hidden: Tensor, weight: Tensor, bias: Any, targets: Any, rows: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    return _vectors(hidden, dtype)
+    return vectors(hidden, dtype)
 
 
 @_backward.register_fake
@@ -128,7 +140,7 @@ def _gradients(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]
 _forward.register_autograd(_gradients, setup_context=_save)
 
 
-def _vectors(hidden: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def vectors(hidden: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Room for the three results of the forward pass."""
     exact = torch.promote_types(dtype, torch.float32)
     nats, largest, log_sums = (hidden.new_empty(len(hidden), dtype=exact) for _ in range(3))

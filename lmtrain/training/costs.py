@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -23,15 +24,17 @@ from lmtrain.training.muon import hidden_matrices
 def training_flops(model: LanguageModel, config: ModelConfig) -> float:
     """Floating-point operations of a training step per window: 6 per matrix weight and token, 12 d per key of a query.
 
-    The embedding look-up is free; the output layer counts once. Causal attention is not halved (Chowdhery et al. 2022,
+    The embedding look-up is free; the output layer counts once, an adaptive one with the logits that a target takes on
+    average, by the shares that its module knows. Causal attention is not halved (Chowdhery et al. 2022,
     appendix B), and neither is the pointer of a model that copies. A windowed model uses its output layer once per
     window.
     """
-    output = model.vocab_size * (config.embed_dim or config.dim)
+    logits = model.vocab_size if model.adaptive is None else model.adaptive.logits_per_target
+    output = logits * (config.embed_dim or config.dim)
     matrices = sum(
         parameter.numel()
-        for module in model.modules()
-        if isinstance(module, nn.Linear)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name not in ("output", "adaptive.clusters")
         for parameter in module.parameters(recurse=False)
         if parameter.ndim == 2
     )
@@ -70,7 +73,8 @@ def blank_batch(config: Config, device: torch.device) -> tuple[Tensor, Tensor]:
 def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str, float]:
     """Bytes that training will need, by part; what eager mode keeps for the backward pass is counted, not guessed.
 
-    The forward pass of one micro-batch runs on fake tensors, which have shapes and hold no data.
+    The forward pass of one micro-batch runs on fake tensors, which have shapes and hold no data. Of an adaptive output
+    only the first classes are counted: a tail's logits come and go, and are few but for unusual cutoffs.
     """
     cpu = torch.device("cpu")
     with FakeTensorMode():
@@ -83,14 +87,15 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
     parameters = float(sum(parameter.numel() for parameter in model.parameters()))
     matrices = hidden_matrices(model) if config.train.optimizer == "muon" else []
     tokens = targets.numel()
-    rows = rows_at_once(config.train.loss_chunk, tokens, vocab_size) or tokens
+    classes = vocab_size if model.adaptive is None else model.adaptive.classes
+    rows = rows_at_once(config.train.loss_chunk, tokens, classes) or tokens
     return {
         "weights": 4 * parameters,
         "gradients": 4 * parameters,
         "optimizer": 8 * parameters - 4.0 * sum(parameter.numel() for parameter in matrices),
         "averaged weights": 4 * parameters if config.train.ema else 0.0,
         "activations": saved[0],
-        "gradient of the logits": 4.0 * rows * vocab_size,
+        "gradient of the logits": 4.0 * rows * classes,
     }
 
 
@@ -116,6 +121,9 @@ def costs(config: Config, store: TokenStore) -> dict[str, Any]:
     samples = SampleOrder(tokens, config.model.context, config.model.mode, config.run.seed).per_epoch()
     with torch.device("meta"):
         model = LanguageModel(config.model, store.tokenizer.vocab_size)
+    if model.adaptive is not None:
+        counts = np.bincount(store.split("train").ids, minlength=store.tokenizer.vocab_size)
+        model.adaptive.set_shares(torch.from_numpy(counts))
     precision = choose_precision(config.train.precision, choose_device(config.train.device))
     memory = memory_estimate(config, store.tokenizer.vocab_size, precision)
     steps = make_budget(config.train, samples).steps

@@ -114,9 +114,12 @@ def prepare(config: Config, store: TokenStore, note: Note) -> Training:
     torch.manual_seed(config.run.seed)
     model = LanguageModel(config.model, store.tokenizer.vocab_size)
     model.loss_chunk = config.train.loss_chunk
-    if config.model.output_bias:
-        counts = np.bincount(ids, minlength=store.tokenizer.vocab_size)
-        model.set_output_bias(torch.from_numpy(counts))
+    if config.model.output_bias or model.adaptive is not None:
+        counts = torch.from_numpy(np.bincount(ids, minlength=store.tokenizer.vocab_size))
+        if config.model.output_bias:
+            model.set_output_bias(counts)
+        if model.adaptive is not None:
+            model.adaptive.set_shares(counts)
     model.to(device)
     budget = make_budget(config.train, order.per_epoch())
     return Training(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import lmtrain.nn
 from lmtrain.nn import (
+    adaptive,
     attention,
     blocks,
     copying,
@@ -47,6 +48,7 @@ def feed_forward() -> blocks.FeedForward:
 
 
 CASES: dict[type[nn.Module], tuple[Callable[[], Tensor], tuple[int, ...]]] = {
+    adaptive.AdaptiveSoftmax: (lambda: adaptive.AdaptiveSoftmax(8, 12, (2, 5))(torch.ones(2, 6, 12), X), (2, 6, 12)),
     attention.MultiHeadAttention: (
         lambda: attention.MultiHeadAttention(8, 2, key_dim=4, output_dim=3)(X, MEMORY),
         (2, 6, 3),

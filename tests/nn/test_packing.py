@@ -108,11 +108,11 @@ def test_float32_stays_exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_matrix_is_packed_and_small_ones_of_float32_stay() -> None:
-    model = build(copy=True, qk_norm=True)
+    model = build(copy=True, qk_norm=True, output="adaptive")
     before = {type(module) for module in model.modules()}
     pack(model, "fp32")
     assert {type(module) for module in model.modules()} == before
-    model = build(copy=True, qk_norm=True)
+    model = build(copy=True, qk_norm=True, output="adaptive")
     pack(model, "bf16")
     left = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     assert left == ["pool.key"]

@@ -132,6 +132,7 @@ def traced_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         {},
         {"attention": "linear"},
+        {"output": "adaptive"},
         {"attention": "local+strided", "position": "alibi", "copy": True},
         {"attention": "compressed", "position": "learned", "pool_query": "position"},
     ],

@@ -26,11 +26,14 @@ VARIANTS: list[dict[str, object]] = [
     *({**SIZES, "attention": kind, "position": "learned", "copy": True} for kind in ("full", "linear")),
     {**SIZES, "attention": ["compressed", "local"], "norm_position": "post", "position": "sinusoidal"},
     {**SIZES, "attention": "local+global", "position": "alibi", "copy": True, "qk_norm": True},
+    {"output": "adaptive"},
+    {"output": "adaptive", "output_cutoffs": [4, 9, 15], "embed_dim": 6, "copy": True},
 ]
 WINDOWED_VARIANTS: list[dict[str, object]] = [
     *({**SIZES, "mode": "windowed", "position": "learned", "attention": kind} for kind in WINDOWED),
     {**SIZES, "mode": "windowed", "attention": ["linformer", "compressed"], "copy": True},
     {**SIZES, "mode": "windowed", "attention": "induced", "position": "sinusoidal", "norm_position": "post"},
+    {"mode": "windowed", "output": "adaptive", "copy": True},
 ]
 
 
@@ -138,9 +141,10 @@ def test_copying_learns_what_the_vocabulary_cannot() -> None:
     assert losses[True] < 0.5 * losses[False]
 
 
-def test_sampled_tokens_follow_the_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("output", ["softmax", "adaptive"])
+def test_sampled_tokens_follow_the_prediction(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(language_model, "SAMPLED_AT_ONCE", 7)
-    model, text = build(copy=True), tokens(1, 6) % 5
+    model, text = build(copy=True, output=output), tokens(1, 6) % 5
     assert model.copying is not None
     model.copying.gate.bias.data.fill_(0.0)  # half of it is the pointer's
     torch.manual_seed(0)

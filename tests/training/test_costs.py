@@ -1,5 +1,6 @@
 """What training costs: counts against literal ones, the memory estimate against what autograd really keeps."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from lmtrain.runtime import autocast
 from lmtrain.schema import Config
 from lmtrain.training.costs import blank_batch, costs, memory_estimate, training_flops
 from lmtrain.training.optim import make_optimizer
+from lmtrain.training.state import prepare
 from tests.training.test_loop import change
 
 
@@ -20,6 +22,27 @@ def test_operations_are_counted_by_hand(tiny: Config) -> None:
     assert training_flops(model, tiny.model) == 16 * per_token
     windowed = change(tiny, model__mode="windowed").model
     assert training_flops(model, windowed) == 16 * (per_token - 6 * 100 * 16) + 6 * 100 * 16
+
+
+def test_an_output_layer_of_its_own_counts_once(tiny: Config) -> None:
+    untied = change(tiny, model__tie_embeddings=False).model
+    expected = training_flops(LanguageModel(tiny.model, 100), tiny.model)
+    assert training_flops(LanguageModel(untied, 100), untied) == expected
+
+
+@pytest.mark.parametrize("mode", ["causal", "windowed"])
+def test_an_adaptive_output_counts_by_the_shares_of_its_tails(tiny: Config, store: TokenStore, mode: str) -> None:
+    plain = change(tiny, model__mode=mode)
+    config = change(plain, model__output="adaptive", model__output_cutoffs=[20, 60])
+    size, ids = store.tokenizer.vocab_size, store.split("train").ids
+    logits = 22 + 40 * np.mean((ids >= 20) & (ids < 60)) + (size - 60) * np.mean(ids >= 60)
+    assert 22 < logits < 0.8 * size
+    saved = 6 * 16 * (size - logits) * (16 if mode == "causal" else 1)
+    expected = training_flops(LanguageModel(plain.model, size), plain.model) - saved
+    assert training_flops(prepare(config, store, lambda message: None).model, config.model) == pytest.approx(expected)
+    assert costs(config, store)["flops_per_step"] == pytest.approx(4 * expected)
+    targets = 2 * (16 if mode == "causal" else 1)
+    assert costs(config, store)["memory_bytes"]["gradient of the logits"] == 4 * targets * 22
 
 
 @pytest.mark.parametrize(
@@ -42,8 +65,9 @@ def test_operations_of_each_attention(tiny: Config, kind: str, keys: float) -> N
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_activations_are_those_that_autograd_keeps(tiny: Config, precision: str) -> None:
-    config = change(tiny, train__micro_batch=4)
+@pytest.mark.parametrize("output", ["softmax", "adaptive"])
+def test_the_activations_are_those_that_autograd_keeps(tiny: Config, precision: str, output: str) -> None:
+    config = change(tiny, train__micro_batch=4, model__output=output)
     model = LanguageModel(config.model, 500)
     kept, seen = 0, {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 

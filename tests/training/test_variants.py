@@ -45,6 +45,8 @@ WINDOWED = (*CAUSAL, "linformer", "induced")
         *({"model__attention": kind, "model__mode": "windowed", "model__position": "learned"} for kind in WINDOWED),
         {"model__norm_position": "post", "model__copy": True},
         {"train__scheduled_sampling": 0.5},
+        {"model__output": "adaptive", "train__scheduled_sampling": 0.2},
+        {"model__output": "adaptive", "model__mode": "windowed", "model__copy": True},
         {"model__attention": ("local", "linear"), "model__layers": 2},
     ],
     ids=str,

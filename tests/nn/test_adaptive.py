@@ -1,0 +1,187 @@
+"""The adaptive softmax against its definition written out and against torch's own, in whole models and alone."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lmtrain.config import load
+from lmtrain.errors import LmtrainError
+from lmtrain.nn import adaptive
+from lmtrain.nn.adaptive import AdaptiveSoftmax
+from lmtrain.nn.language_model import LanguageModel
+from lmtrain.nn.output_loss import Chunk
+from lmtrain.nn.packing import pack
+from tests.nn.test_language_model import VOCABULARY, build, tokens
+from tests.nn.test_output_loss import assert_near, largest_tensor
+
+CUTOFFS: list[tuple[int, ...] | None] = [None, (4,), (1, 2, 22), (7, 15)]
+
+
+def made(**fields: object) -> LanguageModel:
+    """A model whose clusters have weights and biases of their own."""
+    model = build(output="adaptive", **fields)
+    assert model.adaptive is not None
+    with torch.no_grad():
+        model.adaptive.clusters.weight.normal_()
+        model.adaptive.bias.normal_()
+        if model.output_bias is not None:
+            model.output_bias.normal_()
+    return model
+
+
+def written_out(model: LanguageModel, hidden: Tensor) -> Tensor:
+    """log p of every word for each state (N, E), word by word: (N, V)."""
+    part = model.adaptive
+    assert part is not None
+    bias = model.output_bias if model.output_bias is not None else hidden.new_zeros(VOCABULARY)
+    edges = [*part.cutoffs, VOCABULARY]
+    rows = []
+    for state in hidden:
+        words = [torch.dot(model.output_weight[word], state) + bias[word] for word in range(VOCABULARY)]
+        own = [torch.dot(part.clusters.weight[k], state) + part.bias[k] for k in range(len(part.cutoffs))]
+        first = torch.stack([*words[: edges[0]], *own]).exp()
+        row = list(first[: edges[0]] / first.sum())
+        for k, (start, end) in enumerate(itertools.pairwise(edges)):
+            tail = torch.stack(words[start:end]).exp()
+            row += list(first[edges[0] + k] / first.sum() * tail / tail.sum())
+        rows.append(torch.stack(row).log())
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("cutoffs", CUTOFFS, ids=str)
+@pytest.mark.parametrize("chunk", [None, 2])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"mode": "windowed", "embed_dim": 6}, {"tie_embeddings": False, "output_bias": False}, {"embed_dim": 6}],
+    ids=str,
+)
+def test_loss_prediction_and_gradients_are_those_written_out(
+    cutoffs: tuple[int, ...] | None, chunk: Chunk, fields: dict[str, object]
+) -> None:
+    model, text = made(output_cutoffs=cutoffs, **fields).double(), tokens(3, 7)
+    model.loss_chunk = chunk
+    targets = tokens(3, 8)[:, 1:] if model.causal else tokens(3)
+    expected = written_out(model, model.encode(text).flatten(0, -2))
+    found = model.predict(text)
+    torch.testing.assert_close(found.flatten(0, -2), expected)
+    torch.testing.assert_close(found.exp().sum(-1), torch.ones(targets.shape, dtype=torch.float64))
+    expected = -expected.gather(1, targets.reshape(-1, 1)).view_as(targets)
+    nats = model(text, targets)
+    torch.testing.assert_close(nats, expected)
+    weights = torch.linspace(-1, 2, targets.numel(), dtype=torch.float64).view_as(targets)
+    parameters = list(model.parameters())  # the embedding among them, which is the output's weight where tied
+    wanted = torch.autograd.grad((expected * weights).sum(), parameters)
+    assert_near(list(torch.autograd.grad((nats * weights).sum(), parameters)), list(wanted), 1e-10)
+
+
+def test_equal_to_that_of_torch() -> None:
+    torch.manual_seed(0)
+    theirs = nn.AdaptiveLogSoftmaxWithLoss(6, 20, [4, 9], div_value=1.0, head_bias=True)
+    ours = AdaptiveSoftmax(6, 20, (4, 9))
+    tails: list[Any] = list(theirs.tail)
+    with torch.no_grad():
+        for projection, _ in tails:
+            projection.weight.copy_(torch.eye(6))
+        ours.clusters.weight.copy_(theirs.head.weight[4:])
+        ours.bias.copy_(theirs.head.bias[4:])
+    weight = torch.cat([theirs.head.weight[:4], *(words.weight for _, words in tails)])
+    bias = torch.cat([theirs.head.bias[:4], torch.zeros(16)])
+    hidden, targets = torch.randn(30, 6), torch.randint(20, (30,))
+    log_probs = ours(hidden @ weight.T + bias, hidden).log_softmax(-1)
+    torch.testing.assert_close(log_probs, theirs.log_prob(hidden))
+    torch.testing.assert_close(ours.nats(hidden, weight, bias, targets, None), -theirs(hidden, targets).output)
+
+
+@pytest.mark.parametrize("mode", ["causal", "windowed"])
+def test_copying_goes_on_over_it(mode: str) -> None:
+    model, text = made(mode=mode, copy=True, output_cutoffs=(4, 9)), tokens(2, 12)
+    targets = tokens(2, 13)[:, 1:] if mode == "causal" else tokens(2)
+    log_probs = model.predict(text)
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(targets.shape))
+    torch.testing.assert_close(model(text, targets), -log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_without_a_state_it_predicts_the_frequencies(bias: bool) -> None:
+    model, counts = build(output="adaptive", output_cutoffs=(4, 9), output_bias=bias), torch.arange(VOCABULARY) ** 3
+    if bias:
+        model.set_output_bias(counts)
+    expected = (counts + 1) / (counts + 1).sum() if bias else torch.full((VOCABULARY,), 1 / VOCABULARY)
+    torch.testing.assert_close(model.logits(torch.zeros(8)).softmax(-1), expected)
+    assert model.adaptive is not None
+    model.adaptive.bias.data += 1
+    assert (model.logits(torch.zeros(8)).softmax(-1) - expected).abs().max() > 0.01
+
+
+def test_only_the_logits_of_a_tails_own_targets_are_made() -> None:
+    hidden, weight, targets = torch.randn(40, 3), torch.randn(30, 3), torch.tensor([-1] * 30 + [3] * 8 + [25] * 2)
+    sizes = [10, 20]
+    with largest_tensor() as seen:
+        nats, largest, log_sums = adaptive.forward(hidden, weight, None, targets, sizes, 40, torch.float32)
+    assert seen.largest == 40 * 3  # 8 x 10 and 2 x 20 logits are fewer than there are states
+    with largest_tensor() as seen:
+        adaptive.backward(
+            torch.ones(40), hidden, weight, None, targets, largest, log_sums, sizes, 40, torch.float32
+        )  # fmt: skip
+    assert seen.largest == 40 * 3
+    assert (nats[:30] == 0).all()
+    assert (nats[30:] > 0).all()
+
+
+@pytest.mark.parametrize("target", [0, 10, VOCABULARY - 1])
+def test_targets_of_one_cluster_alone(target: int) -> None:
+    model, text = made(output_cutoffs=(4, 12)).double(), tokens(2, 5)
+    nats = model(text, torch.full_like(text, target))
+    torch.testing.assert_close(nats, -model.predict(text)[..., target])
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(nats.sum(), list(model.parameters())))
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_traced_as_one_graph_equals_eager(precision: torch.dtype) -> None:
+    model, text = made(layers=0, copy=True, output_cutoffs=(4, 9)), tokens(2, 12)
+    compiled = torch.compile(model, dynamic=False, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+        for targets in (text, text.flip(1)):  # as many in other clusters: nothing is compiled anew
+            found, expected = compiled(text, targets), model(text, targets)
+            torch.testing.assert_close(found, expected, atol=0.05 if precision == torch.bfloat16 else 1e-5, rtol=1e-5)
+            gradients = [torch.autograd.grad(nats.sum(), list(model.parameters())) for nats in (found, expected)]
+            assert_near(list(gradients[0]), list(gradients[1]), 3e-2 if precision == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize(("weights", "tolerance"), [("bf16", 0.1), ("int8", 0.15)])
+def test_packed_it_scores_as_it_predicts(weights: str, tolerance: float) -> None:
+    model, text = made(dim=32, output_cutoffs=(4, 9)), tokens(2, 12)
+    expected = model(text, text)
+    pack(model, weights)
+    assert model.adaptive is not None
+    assert "adaptive.clusters" not in [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    nats = model(text, text)
+    torch.testing.assert_close(nats, -model.predict(text).gather(-1, text.unsqueeze(-1)).squeeze(-1))
+    torch.testing.assert_close(nats, expected, atol=tolerance, rtol=0.05)
+    assert not torch.equal(nats, expected)
+
+
+def test_a_target_takes_the_logits_of_its_share_of_the_tails() -> None:
+    part = AdaptiveSoftmax(3, 10, (2, 6))
+    assert part.logits_per_target == 2 + 2 + 8
+    part.set_shares(torch.tensor([30, 20, 10, 10, 5, 5, 5, 5, 5, 5]))  # 50 of 100, 30, 20
+    assert part.logits_per_target == pytest.approx(2 + 2 + 0.3 * 4 + 0.2 * 4)
+
+
+@pytest.mark.parametrize(
+    ("cutoffs", "words", "message"),
+    [((4, 10), 10, r"\(4, 10\): the last cluster would be empty, with 10 words"), (None, 15, "with 15 words: give")],
+)
+def test_cutoffs_beyond_the_vocabulary_are_refused(cutoffs: tuple[int, ...] | None, words: int, message: str) -> None:
+    with pytest.raises(LmtrainError, match=message):
+        AdaptiveSoftmax(3, words, cutoffs)
+
+
+@pytest.mark.parametrize("value", ["[5, 5]", "[9, 4]", "[0, 4]", "[]", "some"])
+def test_wrong_cutoffs_are_named(value: str) -> None:
+    with pytest.raises(LmtrainError, match=r"model\.output_cutoffs"):
+        load(None, [f"model.output_cutoffs={value}"], {})
+    assert load(None, ["model.output=adaptive", "model.output_cutoffs=[4, 9]"], {}).model.output_cutoffs == (4, 9)
