@@ -33,21 +33,20 @@ def made(**fields: object) -> LanguageModel:
 
 
 def written_out(model: LanguageModel, hidden: Tensor) -> Tensor:
-    """log p of every word for each state (N, E), word by word: (N, V)."""
+    """log p of every word for each state (N, E), cluster by cluster: (N, V)."""
     part = model.adaptive
     assert part is not None
     bias = model.output_bias if model.output_bias is not None else hidden.new_zeros(VOCABULARY)
     edges = [*part.cutoffs, VOCABULARY]
     rows = []
     for state in hidden:
-        words = [torch.dot(model.output_weight[word], state) + bias[word] for word in range(VOCABULARY)]
-        own = [torch.dot(part.clusters.weight[k], state) + part.bias[k] for k in range(len(part.cutoffs))]
-        first = torch.stack([*words[: edges[0]], *own]).exp()
-        row = list(first[: edges[0]] / first.sum())
+        words = (model.output_weight @ state + bias).exp()
+        clusters = (part.clusters.weight @ state + part.bias).exp()
+        total = words[: edges[0]].sum() + clusters.sum()
+        row = [words[: edges[0]] / total]
         for k, (start, end) in enumerate(itertools.pairwise(edges)):
-            tail = torch.stack(words[start:end]).exp()
-            row += list(first[edges[0] + k] / first.sum() * tail / tail.sum())
-        rows.append(torch.stack(row).log())
+            row.append(clusters[k] / total * words[start:end] / words[start:end].sum())
+        rows.append(torch.cat(row).log())
     return torch.stack(rows)
 
 
@@ -112,7 +111,7 @@ def test_without_a_state_it_predicts_the_frequencies(bias: bool) -> None:
     expected = (counts + 1) / (counts + 1).sum() if bias else torch.full((VOCABULARY,), 1 / VOCABULARY)
     torch.testing.assert_close(model.logits(torch.zeros(8)).softmax(-1), expected)
     assert model.adaptive is not None
-    model.adaptive.bias.data += 1
+    model.adaptive.bias.data[0] += 1
     assert (model.logits(torch.zeros(8)).softmax(-1) - expected).abs().max() > 0.01
 
 
@@ -121,12 +120,11 @@ def test_only_the_logits_of_a_tails_own_targets_are_made() -> None:
     sizes = [10, 20]
     with largest_tensor() as seen:
         nats, largest, log_sums = adaptive.forward(hidden, weight, None, targets, sizes, 40, torch.float32)
-    assert seen.largest == 40 * 3  # 8 x 10 and 2 x 20 logits are fewer than there are states
+    assert seen.largest == 8 * 10
+    state = hidden, weight, None, targets, largest, log_sums
     with largest_tensor() as seen:
-        adaptive.backward(
-            torch.ones(40), hidden, weight, None, targets, largest, log_sums, sizes, 40, torch.float32
-        )  # fmt: skip
-    assert seen.largest == 40 * 3
+        adaptive.backward(torch.ones(40), *state, sizes, 40, torch.float32)
+    assert seen.largest == 40 * 3  # the gradient of the states, which is larger than 8 x 10 and 2 x 20 logits
     assert (nats[:30] == 0).all()
     assert (nats[30:] > 0).all()
 
@@ -139,16 +137,16 @@ def test_targets_of_one_cluster_alone(target: int) -> None:
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(nats.sum(), list(model.parameters())))
 
 
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_traced_as_one_graph_equals_eager(precision: torch.dtype) -> None:
-    model, text = made(layers=0, copy=True, output_cutoffs=(4, 9)), tokens(2, 12)
+def test_traced_as_one_graph_equals_eager() -> None:
+    model, text = made(layers=0, output_cutoffs=(4, 9)), tokens(2, 12)
+    one_cluster = torch.zeros_like(text)
     compiled = torch.compile(model, dynamic=False, fullgraph=True, backend="aot_eager")
-    with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
-        for targets in (text, text.flip(1)):  # as many in other clusters: nothing is compiled anew
+    with torch.autocast("cpu", torch.bfloat16), torch._dynamo.config.patch(recompile_limit=1):
+        for targets in (text.flip(1), one_cluster):  # other counts in each cluster: nothing is compiled anew
             found, expected = compiled(text, targets), model(text, targets)
-            torch.testing.assert_close(found, expected, atol=0.05 if precision == torch.bfloat16 else 1e-5, rtol=1e-5)
+            torch.testing.assert_close(found, expected, atol=0.05, rtol=1e-2)
             gradients = [torch.autograd.grad(nats.sum(), list(model.parameters())) for nats in (found, expected)]
-            assert_near(list(gradients[0]), list(gradients[1]), 3e-2 if precision == torch.bfloat16 else 1e-5)
+            assert_near(list(gradients[0]), list(gradients[1]), 3e-2)
 
 
 @pytest.mark.parametrize(("weights", "tolerance"), [("bf16", 0.1), ("int8", 0.15)])
