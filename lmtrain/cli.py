@@ -190,8 +190,11 @@ def train(
     show({**result, "best_step": outcome.best_step, "valid": score}, text, as_json)
 
 
-@app.command("eval", epilog="Example: lmtrain eval --split test --stride 32")
+@app.command("eval", epilog="Example: lmtrain eval --split test --stride 32 --cache eval.cache_weight=0.2")
 def evaluate_command(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[eval.FIELD=VALUE]...", help="Fields of the eval section to set.")
+    ] = None,
     run: Run = None,
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "valid",
     checkpoint: Which = "best",
@@ -199,6 +202,9 @@ def evaluate_command(
     stride: Annotated[int | None, typer.Option(min=1, help="Tokens scored per window; less = more context.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Windows per pass; changes the speed alone.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Score only the first tokens of the split.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Divides the logits of the vocabulary.")] = None,
+    cache: Annotated[bool, typer.Option("--cache", help="Mix in a cache of the text's last words.")] = False,
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="Learn from each stride after it is scored.")] = False,
     data_dir: DataDir = None,
     device: WhichDevice = Device.auto,
     precision: Annotated[
@@ -214,6 +220,8 @@ def evaluate_command(
     keep_heap()
     from tqdm import tqdm
 
+    from lmtrain.adaptation import adapted, settings_used
+    from lmtrain.config import change
     from lmtrain.evaluation import default_stride, evaluate
     from lmtrain.inference import open_trained, ready_to_generate
     from lmtrain.runtime import choose_precision
@@ -221,7 +229,12 @@ def evaluate_command(
     trained = open_trained(run, checkpoint, weights.value, device.value)
     if precision is Precision.int8:
         trained = ready_to_generate(trained, "int8", compiled=False)
-    resolved = trained.config
+    foreign = [override for override in overrides or [] if not override.startswith("eval.")]
+    if foreign:
+        raise LmtrainError(
+            f"{foreign[0]}: eval takes eval.field=value alone, the rest being what the run was made with"
+        )
+    resolved = change(trained.config, [*(overrides or []), *_overrides({"eval.temperature": temperature})])
     if data_dir is not None:
         resolved = resolved.model_copy(update={"data": resolved.data.model_copy(update={"dir": data_dir})})
     store = _prepare_data(resolved, progress=not quiet)
@@ -235,14 +248,27 @@ def evaluate_command(
         )
     part = store.split(split)
     arithmetic = choose_precision(precision.value if precision else resolved.train.precision, trained.device)
-    with tqdm(total=min(limit or part.tokens, part.tokens), unit="tok", unit_scale=True, disable=quiet or None) as bar:
-        score = evaluate(
+    hidden = quiet or None
+    with tqdm(desc="statistics", unit="tok", unit_scale=True, disable=not dynamic or hidden, leave=False) as bar:
+        forward = adapted(
             trained.model,
+            resolved.eval,
+            store.split("train"),
+            dynamic=dynamic,
+            cache=cache,
+            segment=stride,
+            device=trained.device,
+            precision=arithmetic,
+            advance=bar.update,
+        )
+    with tqdm(total=min(limit or part.tokens, part.tokens), unit="tok", unit_scale=True, disable=hidden) as bar:
+        score = evaluate(
+            forward,
             part,
             mode=model.mode,
             context=model.context,
             stride=stride,
-            batch_size=batch_size or resolved.eval.batch_size,
+            batch_size=1 if dynamic else batch_size or resolved.eval.batch_size,
             first_token=trained.tokenizer.eos_id,
             device=trained.device,
             precision="fp32" if arithmetic == "int8" else arithmetic,  # of what is no product of matrices
@@ -250,16 +276,19 @@ def evaluate_command(
             advance=bar.update,
         )
     figures = score.summary()
+    used = settings_used(resolved.eval, dynamic=dynamic, cache=cache)
+    named = "".join(f", {key.replace('_', ' ')} {value}" for key, value in used.items())
     about = {
         "run": str(trained.run_dir),
         "step": trained.step,
         "weights": trained.weights,
         "split": split,
         "precision": arithmetic,
+        **used,
     }
     text = (
         f"{trained.run_dir} step {trained.step:,} ({trained.weights} weights, {arithmetic}) on {split}: "
-        f"context {score.context}, stride {score.stride}\n"
+        f"context {score.context}, stride {score.stride}{named}\n"
         f"  word perplexity   {score.word_perplexity:10.3f}   over {score.words:,.0f} words{floor(store, split)}\n"
         f"  token perplexity  {score.token_perplexity:10.3f}   over {score.tokens:,} tokens\n"
         f"  bits per byte     {score.bits_per_byte:10.4f}   over {score.bytes:,.0f} bytes"
@@ -273,10 +302,10 @@ app.command(
 )(generate_command.generate)
 
 
-def _overrides(given: Mapping[str, str | Path | int | None]) -> list[str]:
+def _overrides(given: Mapping[str, str | Path | float | None]) -> list[str]:
     """The options that were given, texts in quotes: YAML would take some for a number or a comment."""
     return [
-        f"{key}={value if isinstance(value, int) else json.dumps(str(value), ensure_ascii=False)}"
+        f"{key}={value if isinstance(value, int | float) else json.dumps(str(value), ensure_ascii=False)}"
         for key, value in given.items()
         if value is not None
     ]

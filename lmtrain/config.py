@@ -39,12 +39,23 @@ def load(
         section, separator, field = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
         if name.startswith(ENVIRONMENT_PREFIX) and separator:
             _assign(values, f"{section}.{field}", text, name)
+    _override(values, overrides)
+    return parse(values, str(path) if path is not None else "the configuration")
+
+
+def change(config: Config, overrides: Iterable[str]) -> Config:
+    """`config` with `section.field=value` overrides. Raises LmtrainError naming the key, the value and the remedy."""
+    values = config.model_dump(mode="json")
+    _override(values, overrides)
+    return parse(values, "the configuration")
+
+
+def _override(values: dict[str, Any], overrides: Iterable[str]) -> None:
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator:
             raise LmtrainError(f"override {_shown(override)} is not of the form section.field=value")
         _assign(values, key.strip(), text, f"override {key.strip()[:_LONGEST_VALUE]}")
-    return parse(values, str(path) if path is not None else "the configuration")
 
 
 def parse(values: Any, origin: str) -> Config:

@@ -1,10 +1,10 @@
 """Perplexity by sums: total nats over a stated count, so that batch size and window cuts can't change the number.
 
-The split is one stream y_1 .. y_N, preceded by one `<eos>`, and every y_i is scored exactly once. A window of the
-model's context slides over it by `stride` tokens; only the tokens that the window before did not reach are scored, so
-each has at least `context - stride` tokens of context (less at the very start of the stream).
+The split is one stream y_1 .. y_N, preceded by one `<eos>`, and every y_i is scored exactly once, in order: `stride`
+tokens at a time, each time with as many tokens before them as the model's context has room for. So each has at least
+`context - stride` tokens of context (less at the very start of the stream).
 
-B = windows in a batch, C = context length, N = tokens in the split
+B = windows in a batch, T = their length, the context's but for the first ones, S = targets in each, N = tokens scored
 """
 
 import math
@@ -21,6 +21,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.runtime import autocast
 
 Forward = Callable[[Tensor, Tensor], Tensor]
+"""Inputs (B, T), targets (B, S) of their last S places, or (B,) if windowed -> nats of each target."""
 Advance = Callable[[int], object]
 
 
@@ -103,6 +104,7 @@ def evaluate(
 ) -> Score:
     """Score the split (its first `limit` tokens; None = all) with `forward(inputs, targets) -> nats per target`.
 
+    The targets of one call after the other are the stream, row by row: a `forward` may remember what it has scored.
     `first_token` stands before the stream as the context of its first token. `advance` hears of each batch's tokens.
     Word and byte counts of a limited stretch are the split's own, in proportion. Raises LmtrainError on an empty split.
     """
@@ -110,46 +112,29 @@ def evaluate(
     if count < 1:
         raise LmtrainError("the split has no tokens: there is nothing to evaluate")
     stream = np.concatenate([[first_token], split.ids[:count]]).astype(np.int64)
-    batches = (
-        _windowed(stream, context, batch_size) if mode == "windowed" else _causal(stream, context, stride, batch_size)
-    )
     nats = 0.0
-    for inputs, targets, scored in batches:
+    for inputs, following in _batches(stream, context, stride, batch_size):
+        targets = following[:, -1] if mode == "windowed" else following
         with autocast(device, precision):
             losses = forward(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
-        nats += float(losses.double().cpu()[torch.from_numpy(scored)].sum())
+        nats += float(losses.double().sum())
         if advance is not None:
-            advance(int(scored.sum()))
+            advance(targets.size)
     share = count / split.tokens
     return Score(nats, count, split.words * share, split.bytes * share, context, stride)
 
 
-Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Inputs, targets, and which targets to score."""
+def _batches(stream: np.ndarray, context: int, stride: int, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Inputs (B, T) and the targets (B, S) of their last places: all but the stream's first token, each once.
 
-
-def _causal(stream: np.ndarray, context: int, stride: int, batch_size: int) -> Iterator[Batch]:
-    """Full windows of inputs (B, C), targets (B, C), scored (B, C); each target is scored in one window only."""
-    count = len(stream) - 1
-    length = min(context, count)
-    starts = [*range(0, count - length, stride), count - length]
-    begin = np.array([0, *(start + length for start in starts[:-1])])  # the first target that no window before reached
-    windows = np.lib.stride_tricks.sliding_window_view(stream, length + 1)
-    for first in range(0, len(starts), batch_size):
-        chosen = np.array(starts[first : first + batch_size])
-        batch = windows[chosen]
-        scored = chosen[:, None] + np.arange(length) >= begin[first : first + batch_size, None]
-        yield batch[:, :-1].copy(), batch[:, 1:].copy(), scored
-
-
-def _windowed(stream: np.ndarray, context: int, batch_size: int) -> Iterator[Batch]:
-    """Inputs (B, C) and the one target (B,) after each; the first targets have shorter windows, one to a batch."""
-    count = len(stream) - 1
-    for length in range(1, min(context, count + 1)):
-        yield stream[None, :length].copy(), stream[length : length + 1].copy(), np.ones(1, dtype=bool)
-    if count < context:
-        return
-    windows = np.lib.stride_tricks.sliding_window_view(stream, context + 1)
-    for first in range(0, len(windows), batch_size):
-        batch = windows[first : first + batch_size]
-        yield batch[:, :-1].copy(), batch[:, -1].copy(), np.ones(len(batch), dtype=bool)
+    The windows of a batch are alike, so the first ones, which grow to the context, and a shorter last one stand alone.
+    """
+    ends = np.append(np.arange(stride, len(stream) - 1, stride), len(stream) - 1)  # where targets end: (windows,)
+    counts = np.diff(ends, prepend=0)
+    lengths = np.minimum(ends, context)
+    alike = np.flatnonzero((np.diff(counts) != 0) | (np.diff(lengths) != 0)) + 1
+    for group in np.split(np.arange(len(ends)), alike):
+        for first in range(0, len(group), batch_size):
+            chosen = group[first : first + batch_size]
+            places = ends[chosen, None] + np.arange(-lengths[chosen[0]], 1)
+            yield stream[places[:, :-1]], stream[places[:, -counts[chosen[0]] :]]

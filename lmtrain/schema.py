@@ -196,6 +196,20 @@ class EvalConfig(Section):
     """Tokens scored per window; the rest of the window is context. None = a quarter of the context (1 if windowed)."""
     batch_size: int = Field(32, ge=1)
     """Windows per forward pass; changes the speed and nothing else."""
+    temperature: float = Field(1.0, gt=0.0, le=100.0)
+    """`lmtrain eval` divides the logits of the vocabulary by it; the pointer of `model.copy` stays as it is."""
+    cache_weight: Rate = 0.1
+    """`eval --cache`: the share of the cache in the prediction."""
+    cache_theta: float = Field(20.0, ge=0.0)
+    """`eval --cache`: multiplies the cosine of two states, before the softmax over the earlier ones."""
+    cache_window: int = Field(2_000, ge=1)
+    """`eval --cache`: the words that the cache remembers."""
+    dynamic_rule: Literal["rms", "sgd"] = "rms"
+    """`eval --dynamic`: gradients divided by their root mean square on the training split, or as they are."""
+    dynamic_lr: float | None = Field(None, ge=0.0)
+    """`eval --dynamic`: the learning rate; None = RMSLR for rms, SGDLR for sgd."""
+    dynamic_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """`eval --dynamic`: how far each step goes back to the trained weights; rms: in proportion to a weight's RMS."""
 
 
 class Config(Section):
@@ -239,8 +253,7 @@ RESOURCE_FIELDS = frozenset(
         "train.keep",
         "train.sample_prompts",
         "train.sample_tokens",
-        "eval.stride",
-        "eval.batch_size",
+        *(f"eval.{field}" for field in EvalConfig.model_fields),
     }
 )
 """Fields that may change between the parts of a resumed run; every other field is the run's identity."""

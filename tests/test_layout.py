@@ -20,6 +20,7 @@ FLOORS = {
     "inference": 3,
     "completion": 3,
     "evaluation": 2,
+    "adaptation": 2,
     "decoding": 2,
     "checkpoint": 1,
     "data": 1,

@@ -1,6 +1,6 @@
 """The copy mechanism of the language model: a pointer over the tokens of the context, mixed into its prediction.
 
-Shapes: B rows, T positions that predict, Tk tokens of the context, D the model's width, V word types.
+Shapes: B rows, T positions that predict, the last of the Tk tokens of the context, D the model's width, V word types.
 """
 
 import torch
@@ -19,7 +19,7 @@ class ContextCopy(nn.Module):
     Merity et al., 2017), with g the sigmoid of a learned function of the pooled state.
 
     The query is the pooled state, the key of a token is the encoder's state at its position. Where `pooled` is
-    (B, T, D), the one at t points at tokens 0 .. t; where it is (B, D), it points at all, or at those up to `places`.
+    (B, T, D), each points at its own token and those before; where it is (B, D), at all, or at those up to `places`.
     """
 
     def __init__(self, dim: int, norm_kind: NormKind) -> None:
@@ -63,7 +63,7 @@ class ContextCopy(nn.Module):
         """The pointer's log-probabilities (B, T, Tk) and the gate's logits (B, T)."""
         columns = torch.arange(keys.shape[1], device=keys.device)
         if pooled.dim() == 3:
-            allowed = columns <= columns.unsqueeze(-1)  # (T, Tk), T = Tk
+            allowed = columns <= columns[-pooled.shape[1] :].unsqueeze(-1)  # (T, Tk)
         elif places is not None:
             pooled, allowed = pooled.unsqueeze(1), (columns <= places.unsqueeze(-1)).unsqueeze(1)  # (B, 1, Tk)
         else:

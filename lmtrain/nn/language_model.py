@@ -65,6 +65,7 @@ class LanguageModel(nn.Module):
         self.copying = ContextCopy(dim, config.norm) if config.copy else None
         self.packed_output: nn.Module | None = None  # see `pack`
         self.loss_chunk: Chunk = "auto"  # of the targets of a forward pass: train.loss_chunk
+        self.temperature = 1.0  # of the softmax over the vocabulary, which evaluation may change: eval.temperature
         if config.embedding_dropout:
             cut_gradients_at_zero(self)
         if not self.embedding.weight.is_meta:
@@ -75,24 +76,34 @@ class LanguageModel(nn.Module):
         return self._project(self._pool(self._states(tokens)))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(..., E) -> (..., V) unnormalised log-probabilities, float32 also under autocast.
+        """(..., E) -> (..., V) unnormalised log-probabilities at the model's temperature, float32 also under autocast.
 
         The bias is added in float32: log frequencies rounded to bf16 would be off by up to 3 %.
         """
         logits = F.linear(hidden, self.output_weight) if self.packed_output is None else self.packed_output(hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if self.output_bias is not None:
-            logits = logits + self.output_bias
-        return logits if self.adaptive is None else self.adaptive(logits, hidden)
+        logits = logits + self.output_bias if self.output_bias is not None else logits
+        logits = logits if self.adaptive is None else self.adaptive(logits, hidden)
+        return logits / self.temperature if self.temperature != 1.0 else logits
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """-log p of each target, in nats, float32: tokens (B, T), targets (B, T) if causal, (B,) if windowed."""
+        """-log p of each target, in nats, float32: see `score`."""
+        return self.score(tokens, targets)[0]
+
+    def score(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """-log p of each target, in nats, float32, and the states (..., E) that the output layer read for it.
+
+        tokens (B, T); targets (B, S) if causal, what follows the last S <= T of them, or (B,) if windowed.
+        """
         states = self._states(tokens)
         pooled = self._pool(states)
-        nats = self._nats(self._project(pooled).flatten(0, -2), targets.flatten()).view_as(targets)
-        if self.copying is None:
-            return nats
-        return -self.copying.target_log_prob(-nats, pooled, self.copying.keys(states), tokens, targets)
+        if self.causal:
+            pooled = pooled[:, -targets.shape[1] :]
+        hidden = self._project(pooled)
+        nats = self._nats(hidden.flatten(0, -2), targets.flatten()).view_as(targets)
+        if self.copying is not None:
+            nats = -self.copying.target_log_prob(-nats, pooled, self.copying.keys(states), tokens, targets)
+        return nats, hidden
 
     def predict(self, tokens: Tensor) -> Tensor:
         """log p of every next token, in nats, float32: tokens (B, T) -> (B, T, V) if causal, (B, V) if windowed."""
@@ -217,7 +228,7 @@ class LanguageModel(nn.Module):
 
     def _nats(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """-log p of each target by the output layer alone: (N, E) and (N,) -> (N,)."""
-        if self.packed_output is not None:
+        if self.packed_output is not None or self.temperature != 1.0:
             return F.cross_entropy(self.logits(hidden), targets, reduction="none")
         nats = output_loss.target_nats if self.adaptive is None else self.adaptive.nats
         return nats(hidden, self.output_weight, self.output_bias, targets, self.loss_chunk)
