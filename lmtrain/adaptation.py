@@ -51,7 +51,7 @@ def cache_log_probs(states: Tensor, words: Tensor, nats: Tensor, theta: float, w
     words_i = w. The cosine stands for the paper's dot product: states of any width and size then have the same theta.
     A word that is not there has -inf; where there are no places before, the model's own probability stands.
     """
-    unit = F.normalize(states.float(), dim=-1)
+    unit = F.normalize(states.to(torch.promote_types(states.dtype, torch.float32)), dim=-1)
     parts = []
     for begin in range(len(states) - len(nats), len(states), QUERIES_AT_ONCE):
         end, low = min(begin + QUERIES_AT_ONCE, len(states)), max(0, begin - window)
@@ -160,11 +160,16 @@ def gradient_rms(
 
 def _gradients(nats: Tensor, model: LanguageModel) -> tuple[Tensor, ...]:
     """Of the mean of `nats`, for each parameter; zero for one that had no part in it."""
-    with (
-        torch.enable_grad(),
-        torch.autocast(nats.device.type, enabled=False),
-    ):  # the types of the backward pass are the forward pass's
+    # Without autocast: the types of the backward pass are those of the forward pass.
+    with torch.enable_grad(), torch.autocast(nats.device.type, enabled=False):
         return torch.autograd.grad(nats.mean(), list(model.parameters()), materialize_grads=True)
+
+
+def dynamic_scorer(model: LanguageModel, settings: EvalConfig, rms: list[Tensor], segment: int) -> Dynamic:
+    """Dynamic evaluation by the rule of the settings; `rms` is `gradient_rms`, for the rule of that name."""
+    lr, decay = learning_rate(settings), settings.dynamic_decay
+    by_rms = settings.dynamic_rule == "rms"
+    return Dynamic(model, rms_rates(rms, lr, decay, segment) if by_rms else sgd_rates(model, lr, decay))
 
 
 def learning_rate(settings: EvalConfig) -> float:
@@ -207,12 +212,9 @@ def adapted(
             raise LmtrainError("--dynamic learns from segments of a text, and a windowed model predicts one token")
         if precision not in ("fp32", "bf16"):
             raise LmtrainError(f"--dynamic needs gradients, which {precision} has not the range for: use fp32 or bf16")
-        if settings.dynamic_rule == "sgd":
-            rates = sgd_rates(model, learning_rate(settings), settings.dynamic_decay)
-        else:
-            rms = gradient_rms(model, train, device=device, precision=precision, advance=advance)
-            rates = rms_rates(rms, learning_rate(settings), settings.dynamic_decay, segment)
-        score = Dynamic(model, rates)
+        use_rms = settings.dynamic_rule == "rms"
+        rms = gradient_rms(model, train, device=device, precision=precision, advance=advance) if use_rms else []
+        score = dynamic_scorer(model, settings, rms, segment)
     if cache:
         return Cached(score, settings.cache_weight, settings.cache_theta, settings.cache_window)
     return lambda inputs, targets: score(inputs, targets)[0]

@@ -46,13 +46,13 @@ def split_of(ids: np.ndarray) -> Split:
 
 
 def tiny_model(*, mode: str = "causal", copying: bool = True, seed: int = 0) -> LanguageModel:
-    """Weights far from uniform predictions, so that every mistake is large."""
+    """Weights far from uniform predictions, so that every mistake is large, in float64, so that none is rounding."""
     torch.manual_seed(seed)
     config = ModelConfig(mode=mode, context=CONTEXT, dim=16, embed_dim=8, layers=1, heads=2, copy=copying)
-    model = LanguageModel(config, VOCABULARY).eval()
+    model = LanguageModel(config, VOCABULARY).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+            parameter.add_(0.2 * torch.randn_like(parameter))
     return model
 
 
@@ -65,7 +65,7 @@ def forward_of(model: LanguageModel, mode: str) -> Forward:
         cache_theta=5.0,
         cache_window=20,
         dynamic_rule="sgd" if sgd else "rms",
-        dynamic_lr=0.3 if sgd else 0.05,
+        dynamic_lr=0.1 if sgd else 0.02,
         dynamic_decay=0.05,
     )
     options = {"segment": SEGMENT, "device": CPU, "precision": "fp32"}
@@ -86,7 +86,7 @@ def scores(forward: Forward, ids: np.ndarray, *, mode: str = "causal", batch_siz
 
 
 def assert_close(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found.double(), wanted.double(), rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("copying", [False, True])
@@ -227,7 +227,7 @@ def test_the_gradients_rms_is_that_of_batches_times_the_root_of_their_tokens(mon
 @pytest.mark.parametrize("mode", MODES)
 def test_probabilities_sum_to_one(mode: str) -> None:
     """The distribution at a place: the same stream with each possible word there, and nothing after it."""
-    for place in (0, 1, 9, 23, 38):
+    for place in (0, 9, 23):
         total = 0.0
         for word in range(VOCABULARY):
             ids = np.append(IDS[:place], word)
@@ -277,9 +277,9 @@ def test_repeats_are_found_by_the_cache_and_learned() -> None:
     """A stream of one phrase over and over: everything that adapts must gain on it."""
     ids = np.tile(IDS[:11], 8)
     model = tiny_model(copying=False)
-    plain = float(scores(model, ids).detach().mean())
+    plain = float(scores(model, ids).detach()[44:].mean())
     for mode in MODES[1:]:
-        assert float(scores(forward_of(tiny_model(copying=False), mode), ids).mean()) < 0.8 * plain
+        assert float(scores(forward_of(tiny_model(copying=False), mode), ids)[44:].mean()) < 0.9 * plain
 
 
 def test_every_mode_repeats_itself_and_leaves_the_trained_model() -> None:
