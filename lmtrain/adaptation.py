@@ -24,15 +24,15 @@ from lmtrain.schema import EvalConfig
 QUERIES_AT_ONCE = 256
 """Of the cache: rows of the matrix of scores, which has a column for each state in the window."""
 
-DEFAULT_LR = {"rms": 1e-3, "sgd": 0.1}
+DEFAULT_LR = {"rms": 1e-4, "sgd": 0.02}
 """Of dynamic evaluation, by rule."""
 
 STATISTICS_TOKENS = 200_000
 TOKENS_PER_GRADIENT = 1_024
 """Of `gradient_rms`."""
 
-EPS = 0.1
-"""Added to the RMS of a parameter's gradient, as a share of the mean over all: what rarely moves is held back."""
+EPS = 1.0
+"""Added to the RMS of a weight's gradient, in units of the mean RMS: less lets rare words' rows fly off."""
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 Scored = tuple[Tensor, Tensor]

@@ -4,6 +4,7 @@ torch and datasets are imported inside the commands, so that help and completion
 """
 
 import json
+import math
 import sys
 import threading
 from collections.abc import Mapping
@@ -275,6 +276,8 @@ def evaluate_command(
             limit=limit,
             advance=bar.update,
         )
+    if dynamic and not math.isfinite(score.nats):
+        raise LmtrainError("dynamic evaluation diverged: lower eval.dynamic_lr")
     figures = score.summary()
     used = settings_used(resolved.eval, dynamic=dynamic, cache=cache)
     named = "".join(f", {key.replace('_', ' ')} {value}" for key, value in used.items())

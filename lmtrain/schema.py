@@ -207,7 +207,7 @@ class EvalConfig(Section):
     dynamic_rule: Literal["rms", "sgd"] = "rms"
     """`eval --dynamic`: gradients divided by their root mean square on the training split, or as they are."""
     dynamic_lr: float | None = Field(None, ge=0.0)
-    """`eval --dynamic`: the learning rate; None = RMSLR for rms, SGDLR for sgd."""
+    """`eval --dynamic`: the learning rate; None = 1e-4 for rms, 0.02 for sgd."""
     dynamic_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """`eval --dynamic`: how far each step goes back to the trained weights; rms: in proportion to a weight's RMS."""
 

@@ -65,7 +65,7 @@ def forward_of(model: LanguageModel, mode: str) -> Forward:
         cache_theta=5.0,
         cache_window=20,
         dynamic_rule="sgd" if sgd else "rms",
-        dynamic_lr=0.1 if sgd else 0.02,
+        dynamic_lr=0.1 if sgd else 0.05,
         dynamic_decay=0.05,
     )
     options = {"segment": SEGMENT, "device": CPU, "precision": "fp32"}
@@ -149,9 +149,9 @@ def test_the_cache_equals_a_double_loop(mode: str, window: int, monkeypatch: pyt
 
 
 def naive_step(model: LanguageModel, start: LanguageModel, segment: tuple[Tensor, Tensor], update: Update) -> Tensor:
-    nats = model(*segment)
+    nats: Tensor = model(*segment)
     model.zero_grad()
-    nats.mean().backward()
+    nats.mean().backward()  # type: ignore[no-untyped-call]
     trained = dict(start.named_parameters())
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -205,15 +205,21 @@ def gradient_rms_of(model: LanguageModel) -> list[Tensor]:
 
 def test_the_gradients_rms_is_that_of_batches_times_the_root_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmtrain.adaptation.TOKENS_PER_GRADIENT", 2 * CONTEXT)
-    model, seen = tiny_model(), []
+    model = tiny_model()
     forward = model.forward
-    monkeypatch.setattr(model, "forward", lambda *pair: (seen.append(pair), forward(*pair))[1])
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def watched(inputs: Tensor, targets: Tensor) -> Tensor:
+        seen.append((inputs, targets))
+        return forward(inputs, targets)
+
+    monkeypatch.setattr(model, "forward", watched)
     found = gradient_rms_of(model)
     assert len(seen) == 18  # 36 whole windows of 300 tokens, two at a time
     squares = [torch.zeros_like(value) for value in found]
     for inputs, targets in seen:
         model.zero_grad()
-        forward(inputs, targets).mean().backward()
+        forward(inputs, targets).mean().backward()  # type: ignore[no-untyped-call]
         for square, parameter in zip(squares, model.parameters(), strict=True):
             assert parameter.grad is not None
             square.add_(parameter.grad**2)
@@ -227,7 +233,7 @@ def test_the_gradients_rms_is_that_of_batches_times_the_root_of_their_tokens(mon
 @pytest.mark.parametrize("mode", MODES)
 def test_probabilities_sum_to_one(mode: str) -> None:
     """The distribution at a place: the same stream with each possible word there, and nothing after it."""
-    for place in (0, 9, 23):
+    for place in (0, 13):
         total = 0.0
         for word in range(VOCABULARY):
             ids = np.append(IDS[:place], word)

@@ -76,12 +76,10 @@ class LanguageModel(nn.Module):
         return self._project(self._pool(self._states(tokens)))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(..., E) -> (..., V) unnormalised log-probabilities at the model's temperature, float32 also under autocast.
-
-        The bias is added in float32: log frequencies rounded to bf16 would be off by up to 3 %.
-        """
+        """(..., E) -> (..., V) unnormalised log-probabilities at the model's temperature, float32 also under autocast."""
         logits = F.linear(hidden, self.output_weight) if self.packed_output is None else self.packed_output(hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        # The bias in float32: log frequencies rounded to bf16 would be off by up to 3 %.
         logits = logits + self.output_bias if self.output_bias is not None else logits
         logits = logits if self.adaptive is None else self.adaptive(logits, hidden)
         return logits / self.temperature if self.temperature != 1.0 else logits
@@ -93,12 +91,10 @@ class LanguageModel(nn.Module):
     def score(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """-log p of each target, in nats, float32, and the states (..., E) that the output layer read for it.
 
-        tokens (B, T); targets (B, S) if causal, what follows the last S <= T of them, or (B,) if windowed.
+        Tokens (B, T); targets (B, S) if causal, what follows the last S of them, or (B,) if windowed.
         """
         states = self._states(tokens)
-        pooled = self._pool(states)
-        if self.causal:
-            pooled = pooled[:, -targets.shape[1] :]
+        pooled = self._pool(states)[:, -targets.shape[1] :] if self.causal else self._pool(states)
         hidden = self._project(pooled)
         nats = self._nats(hidden.flatten(0, -2), targets.flatten()).view_as(targets)
         if self.copying is not None:
