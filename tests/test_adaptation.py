@@ -45,10 +45,12 @@ def split_of(ids: np.ndarray) -> Split:
     return Split(ids, np.zeros(1, np.int64), len(ids), len(ids), 5 * len(ids))
 
 
-def tiny_model(*, mode: str = "causal", copying: bool = True, seed: int = 0) -> LanguageModel:
+def tiny_model(*, mode: str = "causal", copying: bool = True, output: str = "softmax") -> LanguageModel:
     """Weights far from uniform predictions, so that every mistake is large, in float64, so that none is rounding."""
-    torch.manual_seed(seed)
-    config = ModelConfig(mode=mode, context=CONTEXT, dim=16, embed_dim=8, layers=1, heads=2, copy=copying)
+    torch.manual_seed(0)
+    shape = {"context": CONTEXT, "dim": 16, "embed_dim": 8, "layers": 1, "heads": 2, "output_cutoffs": (3, 7)}
+    shape = shape if output == "adaptive" else shape | {"output_cutoffs": None}
+    config = ModelConfig.model_validate({"mode": mode, "copy": copying, "output": output, **shape})
     model = LanguageModel(config, VOCABULARY).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -89,10 +91,10 @@ def assert_close(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("copying", [False, True])
+@pytest.mark.parametrize(("copying", "output"), [(False, "softmax"), (True, "softmax"), (False, "adaptive")])
 @torch.no_grad()
-def test_temperature_divides_the_vocabulary_s_logits_and_leaves_the_pointer(copying: bool) -> None:
-    model = tiny_model(copying=copying)
+def test_temperature_divides_the_vocabulary_s_logits_and_leaves_the_pointer(copying: bool, output: str) -> None:
+    model = tiny_model(copying=copying, output=output)
     tokens = torch.from_numpy(IDS[:CONTEXT]).unsqueeze(0)
     vocabulary = (model.logits(model.encode(tokens)) / 1.7).softmax(-1)[0].double()
     with_pointer = model.predict(tokens)[0].exp()

@@ -76,7 +76,7 @@ class LanguageModel(nn.Module):
         return self._project(self._pool(self._states(tokens)))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(..., E) -> (..., V) unnormalised log-probabilities at the model's temperature, float32 also under autocast."""
+        """(..., E) -> (..., V) logits at the model's temperature, float32 also under autocast."""
         logits = F.linear(hidden, self.output_weight) if self.packed_output is None else self.packed_output(hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         # The bias in float32: log frequencies rounded to bf16 would be off by up to 3 %.
