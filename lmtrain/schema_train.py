@@ -62,6 +62,9 @@ class TrainConfig(Section):
     scheduled_sampling: float = Field(0.0, ge=0.0, le=1.0)
     """Share of the input tokens that are the model's own predictions at the end of the run, rising from none in a line;
     costs a second forward pass."""
+    token_noise: Rate = 0.0
+    """Share of the input tokens that are replaced by draws from all training tokens, while the targets stay (Xie et
+    al., 2017)."""
     ema: Rate | None = None
     """Decay of an exponential moving average of the weights, evaluated and saved beside them; None = none."""
 

@@ -32,6 +32,7 @@ from lmtrain.schema import RESOURCE_FIELDS, Config
 from lmtrain.training.budget import Budget, evaluation_steps, make_budget
 from lmtrain.training.meter import Clock, StepResult, Window
 from lmtrain.training.monitor import Monitor
+from lmtrain.training.noise import noisy
 from lmtrain.training.optim import learning_rate, update_ema
 from lmtrain.training.saving import Saver
 from lmtrain.training.state import Counters, Training, check_same_run, past, prepare, restore, snapshot
@@ -125,6 +126,8 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
             torch.manual_seed(step_seed(training.config.run.seed, step, micro))
             starts = training.order.starts(step * config.batch_size + micro * micro_batch, micro_batch)
             inputs, targets = batch(training.ids, starts, training.order.context, training.order.mode)
+            if config.token_noise:
+                inputs = noisy(inputs, training.ids, config.token_noise)
             inputs, targets = to_device(inputs, training.device), to_device(targets, training.device)
         with training.part("forward"), autocast(training.device, training.precision):
             if sampling:

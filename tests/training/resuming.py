@@ -50,6 +50,7 @@ MATRIX |= {
     "spikes": {"model__layers": 1, "train__spike_sigmas": 20.0},
     "spikes, bf16": {"train__spike_sigmas": 20.0, "train__precision": "bf16", "train__ema": None},
     "scheduled sampling": {"train__scheduled_sampling": 0.8},
+    "token noise": {"train__token_noise": 0.3, "train__micro_batch": BATCH // 3},
     "copying": {"model__layers": 1, "model__copy": True, "model__tie_embeddings": False},
     "adaptive": {"model__layers": 1, "model__output": "adaptive", "train__precision": "bf16"},
     "linear attention": {"model__layers": 1, "model__attention": "linear", "train__schedule": "wsd"},

@@ -61,7 +61,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Non
     return arm
 
 
-@pytest.mark.parametrize("variant", ["plain", "bf16", "windowed", "no ema", "crossing an epoch", "sampling"])
+@pytest.mark.parametrize("variant", ["plain", "bf16", "windowed", "no ema", "crossing an epoch", "sampling", "noise"])
 def test_three_resumes_in_a_chain_give_the_same_bits(
     tiny: Config, store: TokenStore, tmp_path: Path, interrupt_after: Callable[[int, int], None], variant: str
 ) -> None:
@@ -71,6 +71,7 @@ def test_three_resumes_in_a_chain_give_the_same_bits(
         "windowed": {"model__mode": "windowed"},
         "no ema": {"train__ema": None},
         "crossing an epoch": {"train__batch_size": 60, "train__micro_batch": 30},
+        "noise": {"train__token_noise": 0.3},
         "sampling": {"train__scheduled_sampling": 0.8, "model__copy": True, "model__attention": "linear"},
     }
     config = change(tiny, **changes[variant])
