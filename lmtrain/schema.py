@@ -231,6 +231,11 @@ class Config(Section):
                 f"train.scheduled_sampling={self.train.scheduled_sampling} needs a prediction at every position: "
                 "use model.mode=causal"
             )
+        if self.model.output == "adaptive" and self.train.adversarial_softmax:
+            raise ValueError(
+                f"train.adversarial_softmax={self.train.adversarial_softmax} changes the one softmax that a target is "
+                "predicted by: use model.output=softmax"
+            )
         if self.model.mode == "windowed" and self.eval.stride not in (None, 1):
             raise ValueError(
                 f"eval.stride={self.eval.stride}: a windowed model predicts one token per window, so only 1 fits"

@@ -65,6 +65,9 @@ class TrainConfig(Section):
     token_noise: Rate = 0.0
     """Share of the input tokens that are replaced by draws from all training tokens, while the targets stay (Xie et
     al., 2017)."""
+    adversarial_softmax: Rate = 0.0
+    """Train against the worst change of the target's row of the output layer by this share of its length (Wang et al.,
+    2019). The training loss then is that of the changed row."""
     ema: Rate | None = None
     """Decay of an exponential moving average of the weights, evaluated and saved beside them; None = none."""
 

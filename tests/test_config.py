@@ -92,6 +92,7 @@ def test_a_wrong_override_is_named(override: str, message: str) -> None:
         (["model.attention=linear", "model.position=alibi"], "model.position=alibi is a bias on scores"),
         (["model.attention=induced", "model.mode=windowed"], "inducing points have none"),
         (["model.mode=windowed", "train.scheduled_sampling=0.1"], "needs a prediction at every position"),
+        (["model.output=adaptive", "train.adversarial_softmax=0.01"], "use model.output=softmax"),
     ],
 )
 def test_a_contradiction_is_named(overrides: list[str], message: str) -> None:

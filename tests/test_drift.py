@@ -86,6 +86,8 @@ OTHER: dict[str, dict[str, Any]] = {
         "clip": None,
         "spike_sigmas": 6.0,
         "scheduled_sampling": 0.5,
+        "token_noise": 0.5,
+        "adversarial_softmax": 0.5,
         "ema": None,
         "log_steps": 3,
         "eval_steps": 6,

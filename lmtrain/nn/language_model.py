@@ -66,6 +66,7 @@ class LanguageModel(nn.Module):
         self.packed_output: nn.Module | None = None  # see `pack`
         self.loss_chunk: Chunk = "auto"  # of the targets of a forward pass: train.loss_chunk
         self.temperature = 1.0  # of the softmax over the vocabulary, which evaluation may change: eval.temperature
+        self.adversarial = 0.0  # of the loss in training: train.adversarial_softmax
         if config.embedding_dropout:
             cut_gradients_at_zero(self)
         if not self.embedding.weight.is_meta:
@@ -226,8 +227,12 @@ class LanguageModel(nn.Module):
         """-log p of each target by the output layer alone: (N, E) and (N,) -> (N,)."""
         if self.packed_output is not None or self.temperature != 1.0:
             return F.cross_entropy(self.logits(hidden), targets, reduction="none")
-        nats = output_loss.target_nats if self.adaptive is None else self.adaptive.nats
-        return nats(hidden, self.output_weight, self.output_bias, targets, self.loss_chunk)
+        loss = output_loss.target_nats if self.adaptive is None else self.adaptive.nats
+        nats = loss(hidden, self.output_weight, self.output_bias, targets, self.loss_chunk)
+        if not self.training or not self.adversarial:
+            return nats
+        rows = F.embedding(targets, self.output_weight)
+        return output_loss.adversarial_nats(nats, hidden, rows, self.adversarial)
 
     def _predict_windows(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """log p of the token after the last `lengths` (B,) tokens of each row (B, T): (B, V).

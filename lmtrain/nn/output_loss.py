@@ -59,6 +59,19 @@ def product_type(hidden: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
 
+def adversarial_nats(nats: Tensor, hidden: Tensor, rows: Tensor, share: float) -> Tensor:
+    """-log p of each target if its row w of the output layer were moved against the state h by `share` of its length:
+    its logit is then lower by share |w| |h| (Wang et al., 2019). Rows that point away from the state stay.
+
+    nats (N,) are those of the row as it is; hidden (N, E), and the targets' rows (N, E) -> (N,). The odds against the
+    target, e^nats - 1, grow by a factor of e to the loss of the logit, so that no logits are needed.
+    """
+    hidden, rows = hidden.to(nats.dtype), rows.to(nats.dtype)
+    margin = share * rows.norm(dim=-1) * hidden.norm(dim=-1) * ((rows * hidden).sum(-1) > 0)
+    nats = nats.clamp_min(1e-6)  # certainty has no odds
+    return F.softplus(nats + (-torch.expm1(-nats)).log() + margin)
+
+
 def forward(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:

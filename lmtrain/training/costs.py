@@ -80,6 +80,7 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
     with FakeTensorMode():
         model = LanguageModel(config.model, vocab_size)
         model.loss_chunk = config.train.loss_chunk
+        model.adversarial = config.train.adversarial_softmax
         inputs, targets = blank_batch(config, cpu)
         known = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
         with _saved_bytes(known) as saved, autocast(cpu, "fp32" if precision == "fp32" else "bf16"):

@@ -114,6 +114,7 @@ def prepare(config: Config, store: TokenStore, note: Note) -> Training:
     torch.manual_seed(config.run.seed)
     model = LanguageModel(config.model, store.tokenizer.vocab_size)
     model.loss_chunk = config.train.loss_chunk
+    model.adversarial = config.train.adversarial_softmax
     if config.model.output_bias or model.adaptive is not None:
         counts = torch.from_numpy(np.bincount(ids, minlength=store.tokenizer.vocab_size))
         if config.model.output_bias:

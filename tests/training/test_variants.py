@@ -11,6 +11,7 @@ from lmtrain.completion.options import Options
 from lmtrain.data.tokens import TokenStore
 from lmtrain.inference import load_trained
 from lmtrain.schema import Config
+from lmtrain.training.costs import memory_estimate
 from lmtrain.training.loop import fit, train_step
 from lmtrain.training.state import prepare
 from tests.training.test_loop import change
@@ -69,6 +70,16 @@ def test_a_short_run_learns_and_generates(
     (done,) = complete(trained.model, trained.tokenizer, ["The river"], Options(max_tokens=20))
     assert len(done.completions[0].ids) == 20
     assert checkpoint.run_config(tmp_path / "run").model == config.model
+
+
+def test_the_adversarial_softmax_makes_training_harder_and_takes_memory(tiny: Config, store: TokenStore) -> None:
+    plain = change(tiny, train__micro_batch=None)
+    harder = change(plain, train__adversarial_softmax=0.05)
+    losses = [float(train_step(prepare(config, store, lambda message: None), 0.0).loss) for config in (plain, harder)]
+    assert losses[0] < losses[1] < losses[0] + 0.5
+    activations = [memory_estimate(config, 100, "fp32")["activations"] for config in (plain, harder)]
+    targets = plain.train.batch_size * plain.model.context
+    assert activations[1] - activations[0] > 4 * targets * plain.model.dim  # their rows of the output layer
 
 
 def test_scheduled_sampling_replaces_inputs_and_leaves_targets(tiny: Config, store: TokenStore) -> None:
