@@ -23,7 +23,7 @@ from lmtrain.nn.output_loss import Chunk
 from lmtrain.nn.pooling import AttentionPooling, slope_parameters
 from lmtrain.nn.positions import sinusoidal
 from lmtrain.nn.scheduled_sampling import sample
-from lmtrain.nn.state import CausalState, State, WindowedState, room_for
+from lmtrain.nn.state import CausalState, State, WindowedState, align_left, room_for
 from lmtrain.schema import ModelConfig
 
 SAMPLED_AT_ONCE = 256
@@ -161,7 +161,7 @@ class LanguageModel(nn.Module):
         if not self.causal:
             return self._predict_windows(tokens, valid.sum(1)), WindowedState(tokens, valid)
         # All but the last token are read as a prefix, and the last one as a step: one way to the prediction.
-        aligned, lengths = _align_left(tokens, valid)
+        aligned, lengths = align_left(tokens, valid)
         last = aligned.gather(1, lengths.unsqueeze(-1) - 1).squeeze(-1)
         room = room_for(tokens.shape[1], self.config.context)
         return self._step(self._read(aligned[:, :-1], lengths - 1, room, level=level), last)
@@ -295,14 +295,6 @@ class LanguageModel(nn.Module):
         if len(rows):
             state.replace(rows, self._read(tokens, torch.full_like(rows, kept), context, level=True))
         state.columns = int(state.lengths.max())
-
-
-def _align_left(tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Move padding (B, T) from the left end to the right, where a causal model never sees it; and the lengths (B,)."""
-    lengths = valid.sum(1)
-    pads = tokens.shape[1] - lengths
-    places = torch.arange(tokens.shape[1], device=tokens.device) + pads.unsqueeze(-1)
-    return tokens.gather(1, places.clamp_max(tokens.shape[1] - 1)), lengths
 
 
 def _embedding(count: int, width: int) -> nn.Embedding:

@@ -5,6 +5,7 @@ Shapes: B rows, T tokens.
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -24,6 +25,14 @@ def room_for(tokens: int, context: int) -> int:
     while room < tokens:
         room *= 4
     return min(context, room)
+
+
+def align_left(tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Move padding (B, T) from the left end to the right, where a causal model never sees it; and the lengths (B,)."""
+    lengths = valid.sum(1)
+    pads = tokens.shape[1] - lengths
+    places = torch.arange(tokens.shape[1], device=tokens.device) + pads.unsqueeze(-1)
+    return tokens.gather(1, places.clamp_max(tokens.shape[1] - 1)), lengths
 
 
 @dataclass
