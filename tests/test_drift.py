@@ -99,7 +99,17 @@ OTHER: dict[str, dict[str, Any]] = {
         "sample_prompts": ["A"],
         "sample_tokens": 4,
     },
-    "eval": {"stride": 8, "batch_size": 8},
+    "eval": {
+        "stride": 8,
+        "batch_size": 8,
+        "temperature": 1.1,
+        "cache_weight": 0.5,
+        "cache_theta": 5.0,
+        "cache_window": 50,
+        "dynamic_rule": "sgd",
+        "dynamic_lr": 0.5,
+        "dynamic_decay": 0.5,
+    },
 }
 """Another value for each field; none is what the tests' configuration has."""
 FIELDS = [f"{section}.{field}" for section, fields in OTHER.items() for field in fields]
