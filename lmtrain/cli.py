@@ -7,14 +7,14 @@ import json
 import math
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lmtrain import __version__, generate_command
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, SaidElsewhere
 from lmtrain.options import (
     ConfigFile,
     DataDir,
@@ -56,6 +56,8 @@ def main() -> None:
     threading.excepthook = _thread_failed
     try:
         app(prog_name="lmtrain")
+    except SaidElsewhere:
+        raise SystemExit(1) from None
     except LmtrainError as error:
         _fail(str(error))
     except MemoryError:
@@ -164,21 +166,29 @@ def train(
 
     keep_heap()
     resolved = _load_config(config, overrides or [])
-    store = _prepare_data(resolved, progress=not quiet)
+    name = resolved.run.name or (config.stem if config is not None else "default")
+    run_dir = resolved.run.dir / name
+    if dry_run or profile:
+        store = _prepare_data(resolved, progress=not quiet)
     if dry_run:
         show_costs(resolved, store, as_json)
         return
-    name = resolved.run.name or (config.stem if config is not None else "default")
-    run_dir = resolved.run.dir / name
     if profile:
         from lmtrain.training.profiling import profile_steps
 
-        told = (lambda _message: None) if quiet else note
+        told = _say_nothing if quiet else note
         show_profile(profile_steps(resolved, store, run_dir / "profile", told), as_json)
         return
     from lmtrain.training.loop import fit
+    from lmtrain.workers import connected
 
-    outcome = fit(resolved, store, run_dir, resume=resume is Resume.auto, note=note, quiet=quiet)
+    with connected(resolved.train.device, resolved.train.timeout_minutes) as workers:
+        told = note if workers.leads else _say_nothing
+        with workers.in_turn():
+            store = _prepare_data(resolved, progress=not quiet, told=told)
+        outcome = fit(resolved, store, run_dir, resume=resume is Resume.auto, note=told, quiet=quiet, workers=workers)
+    if not workers.leads:
+        raise typer.Exit(INTERRUPTED if outcome.score is None else 0)
     if outcome.score is None:
         note(f"interrupted at step {outcome.step:,}; the checkpoint is saved, and the same command goes on from it")
         raise typer.Exit(INTERRUPTED)
@@ -320,10 +330,16 @@ def _load_config(path: Path | None, overrides: list[str]) -> "Config":
     return load(path, overrides)
 
 
-def _prepare_data(config: "Config", *, force: bool = False, progress: bool) -> "TokenStore":
+def _say_nothing(_message: str) -> None:
+    """Instead of a note."""
+
+
+def _prepare_data(
+    config: "Config", *, force: bool = False, progress: bool, told: Callable[[str], None] = note
+) -> "TokenStore":
     """The token store of a configuration, with `force` made anew; makes what is missing before it."""
     from lmtrain.data.corpus import download as make_corpus
     from lmtrain.data.tokens import tokenize as make_store
 
-    corpus = make_corpus(config.data, note=note, progress=progress)
-    return make_store(corpus, config.tokenizer, config.data.dir, force=force, note=note, progress=progress)
+    corpus = make_corpus(config.data, note=told, progress=progress)
+    return make_store(corpus, config.tokenizer, config.data.dir, force=force, note=told, progress=progress)

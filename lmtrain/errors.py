@@ -6,3 +6,7 @@ class LmtrainError(Exception):
 
     The command line prints it without a traceback and exits with 1. Everything else that escapes is a bug.
     """
+
+
+class SaidElsewhere(LmtrainError):  # noqa: N818 -- the error is elsewhere
+    """Another process of the run says what went wrong."""

@@ -10,6 +10,7 @@ B = windows in a batch, T = their length, the context's but for the first ones, 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,12 @@ from torch import Tensor
 from lmtrain.data.tokens import Split
 from lmtrain.errors import LmtrainError
 from lmtrain.runtime import autocast
+from lmtrain.workers import ALONE, Workers
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 """Inputs (B, T), targets (B, S) of their last S places, or (B,) if windowed -> nats of each target."""
 Advance = Callable[[int], object]
+Batch = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -101,11 +104,13 @@ def evaluate(
     precision: str,
     limit: int | None = None,
     advance: Advance | None = None,
+    workers: Workers = ALONE,
 ) -> Score:
     """Score the split (its first `limit` tokens; None = all) with `forward(inputs, targets) -> nats per target`.
 
     The targets of one call after the other are the stream, row by row: a `forward` may remember what it has scored.
     `first_token` stands before the stream as the context of its first token. `advance` hears of each batch's tokens.
+    Several `workers` take a batch each at a time; the nats are added in the order of the batches, whoever made them.
     Word and byte counts of a limited stretch are the split's own, in proportion. Raises LmtrainError on an empty split.
     """
     count = split.tokens if limit is None else min(limit, split.tokens)
@@ -113,18 +118,21 @@ def evaluate(
         raise LmtrainError("the split has no tokens: there is nothing to evaluate")
     stream = np.concatenate([[first_token], split.ids[:count]]).astype(np.int64)
     nats = 0.0
-    for inputs, following in _batches(stream, context, stride, batch_size):
+    for group in _groups(_batches(stream, context, stride, batch_size), workers.size):
+        # Who has no batch left takes the last one too: a sharded model's passes are made by all processes together.
+        inputs, following = group[min(workers.rank, len(group) - 1)]
         targets = following[:, -1] if mode == "windowed" else following
         with autocast(device, precision):
             losses = forward(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
-        nats += float(losses.double().sum())
+        for value in workers.gather(float(losses.double().sum()))[: len(group)]:
+            nats += value
         if advance is not None:
-            advance(targets.size)
+            advance(sum(following.size if mode != "windowed" else len(following) for _, following in group))
     share = count / split.tokens
     return Score(nats, count, split.words * share, split.bytes * share, context, stride)
 
 
-def _batches(stream: np.ndarray, context: int, stride: int, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _batches(stream: np.ndarray, context: int, stride: int, batch_size: int) -> Iterator[Batch]:
     """Inputs (B, T) and the targets (B, S) of their last places: all but the stream's first token, each once.
 
     The windows of a batch are alike, so the first ones, which grow to the context, and a shorter last one stand alone.
@@ -138,3 +146,8 @@ def _batches(stream: np.ndarray, context: int, stride: int, batch_size: int) -> 
             chosen = group[first : first + batch_size]
             places = ends[chosen, None] + np.arange(-lengths[chosen[0]], 1)
             yield stream[places[:, :-1]], stream[places[:, -counts[chosen[0]] :]]
+
+
+def _groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+    while group := list(islice(batches, size)):
+        yield group

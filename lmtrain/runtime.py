@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -160,11 +160,13 @@ class Interrupted(Exception):  # noqa: N818 -- it is no error
 class Interrupts:
     """Asks of the outside world that the run should end: read `name` between steps, `check` inside longer work.
 
-    The first signal only sets `name`; a second Ctrl-C raises KeyboardInterrupt at once.
+    The first signal only sets `name`; a second Ctrl-C raises KeyboardInterrupt at once. `agree` gives the largest of
+    the numbers that the processes of a run give it, so that all of them end at one `check`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, agree: Callable[[int], int] = int) -> None:
         self.name: str | None = None
+        self._agree = agree
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
         """Note the signal; interrupt at once if Ctrl-C comes again."""
@@ -173,15 +175,17 @@ class Interrupts:
         self.name = signal.Signals(number).name
 
     def check(self, _count: int = 0) -> None:
-        """Raise Interrupted if a signal has come."""
-        if self.name is not None:
+        """Raise Interrupted if a signal has come, to whichever process."""
+        number = self._agree(signal.Signals[self.name] if self.name is not None else 0)
+        if number:
+            self.name = signal.Signals(number).name
             raise Interrupted(self.name)
 
 
 @contextmanager
-def interrupts() -> Iterator[Interrupts]:
+def interrupts(agree: Callable[[int], int] = int) -> Iterator[Interrupts]:
     """Catch SIGINT, SIGTERM and SIGUSR1 for the length of the block; the former handlers come back after it."""
-    caught = Interrupts()
+    caught = Interrupts(agree)
     numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
     former = {number: signal.signal(number, caught.handle) for number in numbers}
     try:

@@ -19,10 +19,19 @@ class TrainConfig(Section):
     threads: int | None = Field(None, ge=1, le=1024)
     """CPU threads; None = the physical cores. Part of what makes a run repeatable bit for bit."""
 
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
+    """How several processes, started by torchrun, train one model. `ddp`: each has all of it; `fsdp`: each has a share;
+    `auto`: `ddp` where weights, gradients and optimizer fill less than half of the device. Without effect on one."""
+    timeout_minutes: float = Field(10.0, gt=0)
+    """Minutes that processes wait for one of them that does not answer, before all end."""
+    activation_checkpointing: bool = False
+    """Keep no activations inside a block for the backward pass and compute them again: less memory, the same bits, a
+    third more time at most."""
+
     batch_size: int = Field(32, ge=1)
-    """Windows per optimizer step."""
+    """Windows per optimizer step, of all processes together."""
     micro_batch: int | None = Field(None, ge=1)
-    """Windows per forward pass; gradients are accumulated up to `batch_size`. None = the whole batch."""
+    """Windows per forward pass; gradients are accumulated up to `batch_size`. None = a process's share of the batch."""
     loss_chunk: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
     """Targets whose logits exist at once, for less memory. None = all of a forward pass; `auto` = all up to 1 GiB of
     float32 logits, beyond that a sixteenth of the targets and at least 512."""

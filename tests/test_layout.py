@@ -27,6 +27,7 @@ FLOORS = {
     "nn": 1,
     "picture": 0,
     "runtime": 0,
+    "workers": 0,
     "allocator": 0,
     "config": 0,
     "schema": 0,

@@ -3,8 +3,11 @@
 Shapes: B rows, T positions, D the model's width, H heads.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lmtrain.nn.attention import MultiHeadAttention
 from lmtrain.nn.blocks import Cache, EncoderBlock, FeedForward
@@ -23,6 +26,7 @@ class Encoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(encoder_block(config, kind) for kind in config.layer_attention)
+        self.recompute = False  # what the backward pass needs of a block: train.activation_checkpointing
         places, rotary = torch.arange(config.context), config.position == "rotary"
         cosines, sines = rotation(places, config.dim // config.heads) if rotary else (None, None)
         self.cosines: Tensor | None
@@ -38,7 +42,10 @@ class Encoder(nn.Module):
         """Embedded tokens (B, T, D) at positions (T,) -> states (B, T, D)."""
         bias, turn = self._bias(places), self._rotation(places)
         for block in self.blocks:
-            x = block(x, mask=bias, rotation=turn) if isinstance(block, EncoderBlock) else block(x)
+            read = partial(block, mask=bias, rotation=turn) if isinstance(block, EncoderBlock) else block
+            # Computed again, a block draws the random numbers that it drew before (Chen et al., 2016).
+            recompute = self.recompute and torch.is_grad_enabled()
+            x = checkpoint(read, x, use_reentrant=False) if recompute else read(x)
         return x
 
     def prefill(self, x: Tensor, places: Tensor, lengths: Tensor, columns: int) -> tuple[Tensor, list[Cache]]:

@@ -6,6 +6,7 @@ state of a run is its tensors and the few counters in `Counters`, and a resumed 
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,12 +32,14 @@ from lmtrain.runtime import (
 from lmtrain.schema import RESOURCE_FIELDS, Config
 from lmtrain.training.budget import Budget, evaluation_steps, make_budget
 from lmtrain.training.meter import Clock, StepResult, Window
-from lmtrain.training.monitor import Monitor
+from lmtrain.training.monitor import Monitor, Silent
 from lmtrain.training.noise import noisy
 from lmtrain.training.optim import learning_rate, update_ema
+from lmtrain.training.parallel import check_agreement, check_shared, share_batch, whole
 from lmtrain.training.saving import Saver
 from lmtrain.training.state import Counters, Training, check_same_run, past, prepare, restore, snapshot
 from lmtrain.training.validation import evaluate_and_show, final_score
+from lmtrain.workers import ALONE, Workers
 
 Note = Callable[[str], None]
 
@@ -60,30 +63,52 @@ class Outcome:
     best_step: int
 
 
-def fit(config: Config, store: TokenStore, run_dir: Path, *, resume: bool, note: Note, quiet: bool = False) -> Outcome:
+def fit(
+    config: Config,
+    store: TokenStore,
+    run_dir: Path,
+    *,
+    resume: bool,
+    note: Note,
+    quiet: bool = False,
+    workers: Workers = ALONE,
+) -> Outcome:
     """Train until the budget is spent, the score stops improving, or a signal asks for an end.
 
     With `resume`, goes on from the newest good checkpoint in `run_dir`; without, the folder must hold none.
+    Several `workers` all call this; the leader alone writes, and its outcome is that of all.
     Raises LmtrainError when the folder belongs to another configuration or to other data, and when training diverges.
     """
-    with enough_memory(MEMORY_REMEDY), checkpoint.lock(run_dir):
-        found = checkpoint.last(run_dir, note)
-        if found is not None:
-            if not resume:
-                raise LmtrainError(f"{run_dir} holds a run already: choose another run.name, or leave --resume at auto")
-            check_same_run(config, store, run_dir, found)
+    shared = share_batch(config, workers)
+    check_agreement(config, store, workers)
+    with enough_memory(MEMORY_REMEDY), ExitStack() as held:
+        with workers.in_turn():
+            if workers.leads:
+                held.enter_context(checkpoint.lock(run_dir))
+            found = checkpoint.last(run_dir, note)
+            if found is not None:
+                if not resume:
+                    raise LmtrainError(
+                        f"{run_dir} holds a run already: choose another run.name, or leave --resume at auto"
+                    )
+                check_same_run(config, store, run_dir, found)
         before = past(found) if found is not None else None
-        clock = Clock(before.seconds if before is not None else 0.0)
+        clock = Clock(before.seconds if before is not None else 0.0, workers.time)
         threads = set_threads(config.train.threads)
-        training = prepare(config, store, note)
+        training = prepare(shared, store, note, workers)
         if found is not None and before is not None:
             restore(training, found)
             note(f"resuming {run_dir} from step {training.counters.step:,}")
             if before.threads != threads:
                 note(f"{threads} CPU threads instead of {before.threads}: the run is not repeated bit for bit")
-        checkpoint.create_run(run_dir, config, store.folder / checkpoint.TOKENIZER)
+            if before.processes != workers.size:
+                note(f"{workers.size} processes instead of {before.processes}: the sums of gradients round otherwise")
+        with workers.in_turn():
+            if workers.leads:
+                checkpoint.create_run(run_dir, config, store.folder / checkpoint.TOKENIZER)
+        check_shared(run_dir, found, workers)
         budget = make_budget(config.train, training.order.per_epoch())
-        monitor = Monitor(
+        monitor = (Monitor if workers.leads else Silent)(
             run_dir,
             step=training.counters.step,
             progress=budget.progress(training.counters.step, clock.read()),
@@ -96,13 +121,13 @@ def fit(config: Config, store: TokenStore, run_dir: Path, *, resume: bool, note:
         )
         outcome: Outcome | None = None
         try:
-            with interrupts() as asked, Saver(run_dir, config.train.keep) as saver:
-                checkpoint.write_state(run_dir, "running", step=training.counters.step)
+            with interrupts(workers.agree) as asked, Saver(run_dir, config.train.keep, workers) as saver:
+                monitor.state("running", step=training.counters.step)
                 outcome = _run(training, store, run_dir, budget, clock, monitor, asked, saver)
         finally:
             try:
                 if outcome is None:
-                    checkpoint.write_state(run_dir, "failed", step=training.counters.step)
+                    monitor.state("failed", step=training.counters.step)
             finally:
                 monitor.close(outcome.score.figures() if outcome is not None and outcome.score is not None else None)
         return outcome
@@ -111,7 +136,8 @@ def fit(config: Config, store: TokenStore, run_dir: Path, *, resume: bool, note:
 def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResult:
     """One optimizer step over `batch_size` windows.
 
-    The loss is the sum of nats over the count of all targets in the step, however many micro-batches they come in.
+    The loss is the sum of nats over the count of all targets in the step, however many micro-batches they come in, and
+    whichever processes these go to.
     `sampling` is the share of input tokens that the model's own predictions take the place of.
     A step whose gradient is not finite changes nothing, nor does one that `Spikes` judges to be one.
     """
@@ -121,7 +147,8 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
     total = torch.zeros((), device=training.device)
     for group in training.optimizer.param_groups:
         group["lr"] = lr
-    for micro in range(config.batch_size // micro_batch):
+    micros = training.parallel.workers.part(config.batch_size // micro_batch)
+    for micro in micros:
         with training.part("data"):
             torch.manual_seed(step_seed(training.config.run.seed, step, micro))
             starts = training.order.starts(step * config.batch_size + micro * micro_batch, micro_batch)
@@ -129,17 +156,19 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
             if config.token_noise:
                 inputs = noisy(inputs, training.ids, config.token_noise)
             inputs, targets = to_device(inputs, training.device), to_device(targets, training.device)
-        with training.part("forward"), autocast(training.device, training.precision):
-            if sampling:
-                inputs = model.sample_inputs(inputs, choose(inputs, sampling))
-            nats = training.forward(inputs, targets)
-        with training.part("backward"):
-            loss = nats.sum() / targets_in_step
-            training.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
+        with training.parallel.adding(micro == micros[-1]):
+            with training.part("forward"), autocast(training.device, training.precision):
+                if sampling:
+                    inputs = model.sample_inputs(inputs, choose(inputs, sampling))
+                nats = training.forward(inputs, targets)
+            with training.part("backward"):
+                loss = nats.sum() / targets_in_step
+                training.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                total += loss.detach()
     with training.part("clip"):
+        training.parallel.workers.add(total)
         training.scaler.unscale_(training.optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or math.inf)
+        norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or math.inf))
         skipped = ~torch.isfinite(norm)
         if training.spikes is not None and config.spike_sigmas is not None:
             skipped = skipped | training.spikes.judge(total, norm, config.spike_sigmas)
@@ -186,7 +215,7 @@ def _run(
         if saved != counters.step:  # an evaluation's checkpoint stands, with its score
             save(None)
         saver.wait()
-        checkpoint.write_state(run_dir, "interrupted", step=counters.step, signal=asked.name)
+        monitor.state("interrupted", step=counters.step, signal=asked.name)
         return Outcome("interrupted", counters.step, clock.read() / 60, None, counters.best_step)
 
     def evaluate() -> None:
@@ -219,9 +248,7 @@ def _run(
         score = final_score(training, store, run_dir, monitor, asked)
     except Interrupted:
         return interrupted()
-    checkpoint.write_state(
-        run_dir, "finished", step=counters.step, minutes=minutes, best_step=counters.best_step, valid=score.summary()
-    )
+    monitor.state("finished", step=counters.step, minutes=minutes, best_step=counters.best_step, valid=score.summary())
     status = "stopped early" if _exhausted(config.patience, counters) else "finished"
     return Outcome(status, counters.step, minutes, score, counters.best_step)
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -28,21 +29,21 @@ class StepResult(NamedTuple):
 class Clock:
     """Seconds that the run has taken, over all its parts, evaluations included."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
-        self._before = seconds
-        self._started = self._saved = time.monotonic()
+    def __init__(self, seconds: float = 0.0, time_now: Callable[[], float] = time.monotonic) -> None:
+        self._before, self._now = seconds, time_now
+        self._started = self._saved = time_now()
 
     def read(self) -> float:
         """Seconds so far."""
-        return self._before + time.monotonic() - self._started
+        return self._before + self._now() - self._started
 
     def since_save(self) -> float:
         """Seconds since the last checkpoint of this part of the run."""
-        return time.monotonic() - self._saved
+        return self._now() - self._saved
 
     def mark_saved(self) -> None:
         """A checkpoint is being written now."""
-        self._saved = time.monotonic()
+        self._saved = self._now()
 
 
 class Window:
@@ -53,7 +54,7 @@ class Window:
         self._in_a_row = torch.zeros((), device=training.device)
         self._tokens_per_step = training.config.train.batch_size * training.targets_per_sample
         self._flops_per_step = training.config.train.batch_size * training_flops(training.model, training.config.model)
-        self._peak = peak_flops(training.device, training.precision)
+        self._peak = peak_flops(training.device, training.precision) * training.parallel.workers.size
         self.restart()
 
     def restart(self) -> None:

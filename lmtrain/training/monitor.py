@@ -18,6 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from lmtrain import disk
+from lmtrain.checkpoint import write_state
 from lmtrain.files import write_error
 from lmtrain.picture import heatmap
 
@@ -126,6 +127,10 @@ class Monitor:
         tqdm.write(message, file=self._stderr)
         self._stderr.flush()
 
+    def state(self, status: str, **details: Any) -> None:
+        """Say in `state.json` how the run stands; see `checkpoint.write_state`."""
+        write_state(self._path.parent, status, **details)
+
     def metrics_bytes(self) -> int:
         """The length of metrics.jsonl, all of it on disk: what a checkpoint must remember."""
         try:
@@ -184,6 +189,22 @@ class Monitor:
         if done <= 0.0:
             return "?"
         return tqdm.format_interval((self._clock() - self._started) * (1.0 - self._progress) / done)
+
+
+class Silent(Monitor):
+    """The monitor of a process that does not lead: it takes the same calls, and writes and says nothing."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Open nothing."""
+
+    def _ignore(self, *_: Any, **__: Any) -> None:
+        """Nothing."""
+
+    advance = train = evaluation = text = weights = note = state = flush = close = _ignore
+
+    def metrics_bytes(self) -> int:
+        """Nothing was written."""
+        return 0
 
 
 def _open_metrics(path: Path, length: int) -> BinaryIO:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lmtrain.runtime import choose_precision
 from lmtrain.schema import TrainConfig
 from lmtrain.training.muon import Muon, hidden_matrices
+from lmtrain.training.parallel import placed
 
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 MUON_STATE = ("momentum_buffer",)
@@ -101,7 +102,10 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
         raise ValueError("its optimizer's state is not complete")
     for name, entries in state.items():
         parameter = parameters[name]
-        optimizer.state[parameter] = {entry: value.to(parameter.device) for entry, value in entries.items()}
+        optimizer.state[parameter] = {
+            entry: value.to(parameter.device) if entry == "step" else placed(value, parameter)
+            for entry, value in entries.items()
+        }
 
 
 def _expected_state(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[str, ...]]:

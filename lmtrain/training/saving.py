@@ -10,6 +10,8 @@ from torch import Tensor
 
 from lmtrain import checkpoint
 from lmtrain.errors import LmtrainError
+from lmtrain.training.parallel import whole
+from lmtrain.workers import ALONE, Workers
 
 
 class Saver:
@@ -19,9 +21,10 @@ class Saver:
     `save` and the next `wait` the newest checkpoint on the disk is the one before.
     """
 
-    def __init__(self, run_dir: Path, keep: int) -> None:
+    def __init__(self, run_dir: Path, keep: int, workers: Workers = ALONE) -> None:
         self._run_dir = run_dir
         self._keep = keep
+        self._workers = workers
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
@@ -36,13 +39,20 @@ class Saver:
             self.wait()
 
     def save(self, step: int, tensors: checkpoint.Tensors, info: dict[str, Any]) -> None:
-        """Copy the tensors, and let the copy be written; waits for the checkpoint before it."""
+        """Copy the tensors, and let the copy be written; waits for the checkpoint before it.
+
+        Sharded tensors are gathered one by one, for which all processes must call this; the leader alone writes.
+        """
         self.wait()
-        copies = {
-            group: {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
-            for group, named in tensors.items()
-        }
-        self._pending = self._thread.submit(self._write, step, copies, info)
+        copies: checkpoint.Tensors = {}
+        for group, named in tensors.items():
+            copies[group] = {}
+            for name, tensor in named.items():
+                all_of_it = whole(tensor.detach())
+                if self._workers.leads:
+                    copies[group][name] = all_of_it.to("cpu", copy=True)
+        if self._workers.leads:
+            self._pending = self._thread.submit(self._write, step, copies, info)
 
     def check(self) -> None:
         """Raise what went wrong with the last checkpoint, if that is known by now."""

@@ -24,7 +24,9 @@ from lmtrain.schema import Config
 from lmtrain.training.budget import make_budget
 from lmtrain.training.compilation import Forward, compiled_forward
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
+from lmtrain.training.parallel import Parallel, choose_kind, distribute, placed
 from lmtrain.training.spikes import Spikes
+from lmtrain.workers import ALONE, Workers
 
 Note = Callable[[str], None]
 Part = Callable[[str], AbstractContextManager[object]]
@@ -60,6 +62,7 @@ class Past:
     threads: int
     tokenizer: str
     tokens: str
+    processes: Annotated[int, Field(ge=1)] = 1
 
 
 def past(found: checkpoint.Checkpoint) -> Past:
@@ -98,6 +101,7 @@ class Training:
     counters: Counters = field(default_factory=Counters)
     part: Part = _unwatched
     """Entered around each part of a step."""
+    parallel: Parallel = field(default_factory=Parallel)
 
     @property
     def targets_per_sample(self) -> int:
@@ -105,7 +109,7 @@ class Training:
         return 1 if self.order.mode == "windowed" else self.order.context
 
 
-def prepare(config: Config, store: TokenStore, note: Note) -> Training:
+def prepare(config: Config, store: TokenStore, note: Note, workers: Workers = ALONE) -> Training:
     """The model at its initial weights, its optimizer, and the order of samples."""
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
@@ -115,18 +119,24 @@ def prepare(config: Config, store: TokenStore, note: Note) -> Training:
     model = LanguageModel(config.model, store.tokenizer.vocab_size)
     model.loss_chunk = config.train.loss_chunk
     model.adversarial = config.train.adversarial_softmax
+    model.encoder.recompute = config.train.activation_checkpointing
     if config.model.output_bias or model.adaptive is not None:
         counts = torch.from_numpy(np.bincount(ids, minlength=store.tokenizer.vocab_size))
         if config.model.output_bias:
             model.set_output_bias(counts)
         if model.adaptive is not None:
             model.adaptive.set_shares(counts)
-    model.to(device)
-    budget = make_budget(config.train, order.per_epoch())
+    kind = choose_kind(config, model, device, precision, workers)
+    if kind == "fsdp":
+        forward: Forward = model  # moved to the device block by block, as it is sharded
+    else:
+        model.to(device)
+        forward = compiled_forward(model, config, make_budget(config.train, order.per_epoch()), device, precision, note)
+    forward, parallel = distribute(kind, model, forward, precision, workers)
     return Training(
         config,
         model,
-        compiled_forward(model, config, budget, device, precision, note),
+        forward,
         make_optimizer(model, config.train),
         torch.amp.GradScaler(device.type, enabled=precision == "fp16"),
         {name: value.detach().clone() for name, value in model.named_parameters()} if config.train.ema else None,
@@ -136,6 +146,7 @@ def prepare(config: Config, store: TokenStore, note: Note) -> Training:
         precision,
         torch.zeros((), dtype=torch.int64, device=device),
         Spikes.none(device) if config.train.spike_sigmas else None,
+        parallel=parallel,
     )
 
 
@@ -162,6 +173,7 @@ def snapshot(
         "tokens": store.sha256,
         "precision": training.precision,
         "threads": torch.get_num_threads(),
+        "processes": training.parallel.workers.size,
         "machine": machine(training.device),
     }
 
@@ -170,8 +182,7 @@ def restore(training: Training, found: checkpoint.Checkpoint) -> None:
     """Put a checkpoint's whole state back, bit for bit. Raises LmtrainError when it has another shape."""
     counters = past(found).counters
     try:
-        checkpoint.check_fit(found.tensors["model"], dict(training.model.named_parameters()))
-        training.model.load_state_dict(found.tensors["model"])
+        _copy_all(found.tensors["model"], dict(training.model.named_parameters()))
         load_optimizer_tensors(training.model, training.optimizer, found.tensors.get("optimizer", {}))
         for group, mine in (("ema", training.ema), ("spikes", vars(training.spikes) if training.spikes else None)):
             if mine is not None:
@@ -184,10 +195,11 @@ def restore(training: Training, found: checkpoint.Checkpoint) -> None:
     training.counters = counters
 
 
+@torch.no_grad()
 def _copy_all(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
     checkpoint.check_fit(source, target)
     for name, value in source.items():
-        target[name].copy_(value)
+        target[name].copy_(placed(value, target[name]))
 
 
 def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: checkpoint.Checkpoint) -> None:

@@ -30,6 +30,7 @@ def validate(training: Training, store: TokenStore, stride: int, limit: int | No
             precision=training.precision,
             limit=limit,
             advance=asked.check,
+            workers=training.parallel.workers,
         )
     finally:
         training.model.train()
@@ -49,7 +50,8 @@ def evaluate_and_show(training: Training, store: TokenStore, monitor: Monitor, a
         metrics["raw_loss"] = validate(training, store, stride, config.train.eval_tokens, asked).loss
     with averaged_weights(training):
         score = validate(training, store, stride, config.train.eval_tokens, asked)
-        samples.show(training.model, store, config, counters.step, monitor)
+        if training.parallel.kind != "fsdp":  # a model in pieces reads whole windows, and can't go on from a state
+            samples.show(training.model, store, config, counters.step, monitor)
     if not math.isfinite(score.loss):
         raise LmtrainError(
             f"the validation loss at step {counters.step} is not finite: lower train.lr, or raise train.warmup"
@@ -68,7 +70,9 @@ def final_score(training: Training, store: TokenStore, run_dir: Path, monitor: M
     """The best checkpoint on the whole validation split, with overlapping windows."""
     config = training.config
     if training.counters.best_step != training.counters.step:
-        restore(training, checkpoint.load(checkpoint.choose(run_dir, "best")))
+        with training.parallel.workers.in_turn():  # the leader has written it
+            folder = checkpoint.choose(run_dir, "best")
+        restore(training, checkpoint.load(folder))
     stride = config.eval.stride or default_stride(config.model.mode, config.model.context)
     monitor.note(f"scoring the best checkpoint (step {training.counters.best_step:,}) on the validation split")
     with averaged_weights(training):
