@@ -152,6 +152,8 @@ def _shard(model: LanguageModel, precision: str) -> LanguageModel:
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+    # A linear layer's output is a view; nothing in the blocks writes into one.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
     narrow = MixedPrecisionPolicy(torch.bfloat16 if precision == "bf16" else None, torch.float32, None, False)
     for block in model.encoder.blocks:
         linear: list[nn.Module] = [module for module in block.modules() if isinstance(module, nn.Linear)]

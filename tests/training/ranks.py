@@ -1,12 +1,15 @@
 """Several processes that train together: forked from this one, and told of each other as torchrun would tell them."""
 
 import os
+import signal
+import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import torch.distributed as dist
+import torch.distributed.fsdp  # imported once, for all that are forked
 
 from lmtrain.workers import Workers, connected
 from tests.children import Child
@@ -15,20 +18,43 @@ TIMEOUT_MINUTES = 0.5
 Work = Callable[[Workers], None]
 
 
-def start(size: int, work: Work, folder: Path, timeout_minutes: float = TIMEOUT_MINUTES) -> list[Child]:
-    """Start processes that do `work`; what one of them prints or raises is in `folder`/<rank>."""
-    folder.mkdir(parents=True, exist_ok=True)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # a port that is free
-    _stores.append(store)  # lives as long as the processes may ask for it
-    return [Child(partial(_rank, rank, size, store.port, work, folder, timeout_minutes)) for rank in range(size)]
+
+class Ranks:
+    """Processes that do `work`; what one of them prints or raises is in `folder`/<rank>.
+
+    They meet at a process of its own: its threads in this one would hold locks that a fork copies and nobody opens.
+    """
+
+    def __init__(self, size: int, work: Work, folder: Path, timeout_minutes: float = TIMEOUT_MINUTES) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._host = Child(_host)
+        port = int(self._host.hear())
+        self.children = [
+            Child(partial(_rank, rank, size, port, work, folder, timeout_minutes)) for rank in range(size)
+        ]
+
+    def end(self) -> list[int]:
+        """Wait for the end: the exit statuses."""
+        statuses = [child.end() for child in self.children]
+        os.kill(self._host.process, signal.SIGKILL)
+        self._host.end()
+        return statuses
 
 
-_stores: list[dist.TCPStore] = []
+def together(size: int, work: Work, folder: Path) -> list[int]:
+    """The exit statuses of processes that did `work`; see `Ranks`."""
+    return Ranks(size, work, folder).end()
 
 
-def together(size: int, work: Work, folder: Path, timeout_minutes: float = TIMEOUT_MINUTES) -> list[int]:
-    """The exit statuses of processes that did `work`."""
-    return [child.end() for child in start(size, work, folder, timeout_minutes)]
+def meeting_place() -> Any:
+    """Where processes meet, on a port that was free."""
+    return torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
+def _host(say: Callable[[str], None]) -> None:
+    store = meeting_place()
+    say(str(store.port))
+    signal.pause()
 
 
 def said(folder: Path, rank: int) -> str:
@@ -36,11 +62,9 @@ def said(folder: Path, rank: int) -> str:
     return (folder / str(rank)).read_text()
 
 
-def _rank(rank: int, size: int, port: int, work: Work, folder: Path, timeout_minutes: float, _say: object) -> None:
-    log = os.open(folder / str(rank), os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.environ |= {
+def variables(rank: int, size: int, port: int) -> dict[str, str]:
+    """What torchrun puts into the environment."""
+    return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(size),
@@ -49,9 +73,20 @@ def _rank(rank: int, size: int, port: int, work: Work, folder: Path, timeout_min
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "GLOO_SOCKET_IFNAME": "lo",
     }
+
+
+def _rank(
+    rank: int, size: int, port: int, work: Work, folder: Path, minutes: float, _say: Callable[[str], None]
+) -> None:
+    sys.stdout = sys.stderr = (folder / str(rank)).open("w")
+    for descriptor in (1, 2):
+        os.dup2(sys.stdout.fileno(), descriptor)
+    os.environ |= variables(rank, size, port)
     try:
-        with connected("cpu", timeout_minutes) as workers:
+        with connected("cpu", minutes) as workers:
             work(workers)
     except BaseException:
         traceback.print_exc()
         raise
+    finally:
+        sys.stdout.flush()
