@@ -127,10 +127,10 @@ def prepare(config: Config, store: TokenStore, note: Note, workers: Workers = AL
         if model.adaptive is not None:
             model.adaptive.set_shares(counts)
     kind = choose_kind(config, model, device, precision, workers)
-    if kind == "fsdp":
-        forward: Forward = model  # moved to the device block by block, as it is sharded
-    else:
+    forward: Forward = model
+    if kind != "fsdp":  # which moves the model to the device block by block, as it shards it
         model.to(device)
+    if kind == "alone" or (kind == "ddp" and (device.type == "cuda" or config.train.compile is True)):
         forward = compiled_forward(model, config, make_budget(config.train, order.per_epoch()), device, precision, note)
     forward, parallel = distribute(kind, model, forward, precision, workers)
     return Training(

@@ -18,7 +18,6 @@ TIMEOUT_MINUTES = 0.5
 Work = Callable[[Workers], None]
 
 
-
 class Ranks:
     """Processes that do `work`; what one of them prints or raises is in `folder`/<rank>.
 
@@ -29,9 +28,7 @@ class Ranks:
         folder.mkdir(parents=True, exist_ok=True)
         self._host = Child(_host)
         port = int(self._host.hear())
-        self.children = [
-            Child(partial(_rank, rank, size, port, work, folder, timeout_minutes)) for rank in range(size)
-        ]
+        self.children = [Child(partial(_rank, rank, size, port, work, folder, timeout_minutes)) for rank in range(size)]
 
     def end(self) -> list[int]:
         """Wait for the end: the exit statuses."""
