@@ -127,7 +127,7 @@ def evaluate(
         for value in workers.gather(float(losses.double().sum()))[: len(group)]:
             nats += value
         if advance is not None:
-            advance(sum(following.size if mode != "windowed" else len(following) for _, following in group))
+            advance(sum(following.size for _, following in group))
     share = count / split.tokens
     return Score(nats, count, split.words * share, split.bytes * share, context, stride)
 

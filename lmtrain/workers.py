@@ -142,6 +142,7 @@ def connected(device: str, timeout_minutes: float) -> Iterator[Workers]:
     if any(name not in os.environ for name in STARTED):
         yield ALONE
         return
+    from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     kind = choose_device(device).type
@@ -150,6 +151,8 @@ def connected(device: str, timeout_minutes: float) -> Iterator[Workers]:
     with _together():
         timeout = timedelta(minutes=timeout_minutes)
         store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+        # torchrun's store outlives a restart, and the former processes' addresses are still in it.
+        store = PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} of {size}", store)
         backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         try:

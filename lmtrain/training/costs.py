@@ -1,7 +1,5 @@
 """What training costs: operations, memory, tokens; for `train --dry-run` and for the share of the machine's peak."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -82,9 +80,12 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
         model.loss_chunk = config.train.loss_chunk
         model.adversarial = config.train.adversarial_softmax
         inputs, targets = blank_batch(config, cpu)
-        known = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-        with _saved_bytes(known) as saved, autocast(cpu, "fp32" if precision == "fp32" else "bf16"):
-            model(inputs, targets).sum()
+        activations = _saved_bytes(model, inputs, targets, precision)
+        if config.train.activation_checkpointing:
+            model.encoder.recompute = True
+            outside = _saved_bytes(model, inputs, targets, precision)
+            one_block = (activations - outside) / config.model.layers if config.model.layers else 0.0
+            activations = outside + 4.0 * inputs.numel() * config.model.dim * config.model.layers + one_block
     parameters = float(sum(parameter.numel() for parameter in model.parameters()))
     matrices = hidden_matrices(model) if config.train.optimizer == "muon" else []
     tokens = targets.numel()
@@ -95,25 +96,29 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
         "gradients": 4 * parameters,
         "optimizer": 8 * parameters - 4.0 * sum(parameter.numel() for parameter in matrices),
         "averaged weights": 4 * parameters if config.train.ema else 0.0,
-        "activations": saved[0],
+        "activations": activations,
         "gradient of the logits": 4.0 * rows * classes,
     }
 
 
-@contextmanager
-def _saved_bytes(known: set[int]) -> Iterator[list[float]]:
-    """Count the bytes of each storage that autograd saves in the block, once, beside those `known`."""
-    seen, total = set(known), [0.0]
+def _saved_bytes(model: LanguageModel, inputs: Tensor, targets: Tensor, precision: str) -> float:
+    """The bytes of each storage that autograd saves in a forward pass, once, beside the parameters' own."""
+    seen, total = {parameter.untyped_storage()._cdata for parameter in model.parameters()}, 0.0
 
     def pack(tensor: Tensor) -> Tensor:
+        nonlocal total
         storage = tensor.untyped_storage()
         if storage._cdata not in seen:
             seen.add(storage._cdata)
-            total[0] += storage.nbytes()
+            total += storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield total
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        autocast(torch.device("cpu"), "fp32" if precision == "fp32" else "bf16"),
+    ):
+        model(inputs, targets).sum()
+    return total
 
 
 def costs(config: Config, store: TokenStore) -> dict[str, Any]:
