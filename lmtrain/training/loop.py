@@ -130,6 +130,7 @@ def fit(
                     monitor.state("failed", step=training.counters.step)
             finally:
                 monitor.close(outcome.score.figures() if outcome is not None and outcome.score is not None else None)
+        workers.agree(0)  # who ends before the leader has written all may have torchrun end the leader too
         return outcome
 
 
