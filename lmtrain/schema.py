@@ -23,8 +23,8 @@ class RunConfig(Section):
     """Seeds the weights, the order of samples, and dropout."""
 
 
-class DataConfig(Section):
-    """The corpus."""
+class _Source(Section):
+    """Where one corpus comes from."""
 
     source: str = Field("sample", min_length=1)
     """`sample`, `wikitext-2`, `wikitext-2-raw`, `wikitext-103`, a hub id (`owner/name`), a folder, or a file."""
@@ -34,10 +34,6 @@ class DataConfig(Section):
     """The hub data set's revision; the known names have theirs pinned."""
     text_column: str = "text"
     """The column (parquet, hub) or key (JSON lines) that holds the text."""
-    dir: Path = Path("data")
-    """The folder for corpora and token stores."""
-    sample_tokens: int = Field(1_000_000, ge=1_000, le=10**9)
-    """Training tokens of the built-in sample corpus; validation and test get a twentieth each."""
 
     @model_validator(mode="after")
     def _no_address(self) -> Self:
@@ -45,6 +41,34 @@ class DataConfig(Section):
             raise ValueError(
                 "data.source is an address, and lmtrain fetches none: download the file and name its path, or name "
                 "a hub data set as owner/name"
+            )
+        return self
+
+
+class SourceConfig(_Source):
+    """One corpus of a mixture."""
+
+    weight: int = Field(1, ge=1, le=1000)
+    """Its share of the training samples, over the sum of all weights."""
+
+
+class DataConfig(_Source):
+    """The corpus, or several in a mixture."""
+
+    sources: tuple[SourceConfig, ...] | None = Field(None, min_length=1, max_length=100)
+    """A mixture, in place of `source`: corpora with weights. Of validation and test texts the first one's are used."""
+    deduplicate: bool = False
+    """Leave documents (rows, or files of text) out of the training text that are in it, or held out, already."""
+    dir: Path = Path("data")
+    """The folder for corpora and token stores."""
+    sample_tokens: int = Field(1_000_000, ge=1_000, le=10**9)
+    """Training tokens of the built-in sample corpus; validation and test get a twentieth each."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.sources is not None and (self.source, self.subset, self.revision) != ("sample", None, None):
+            raise ValueError(
+                f"data.source={self.source[:200]} and data.sources contradict: name all corpora in data.sources"
             )
         return self
 
@@ -247,7 +271,7 @@ RESOURCE_FIELDS = frozenset(
     {
         "run.name",
         "run.dir",
-        *(f"data.{field}" for field in DataConfig.model_fields),  # the content counts, and is compared by its hash
+        *(f"data.{field}" for field in DataConfig.model_fields),  # content and weights are compared by a hash
         "train.device",
         "train.compile",
         "train.threads",

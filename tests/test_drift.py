@@ -24,6 +24,8 @@ OTHER: dict[str, dict[str, Any]] = {
         "subset": "part",
         "revision": "main",
         "text_column": "line",
+        "sources": [{"source": "sample", "weight": 2}],
+        "deduplicate": True,
         "dir": "elsewhere",
         "sample_tokens": 4000,
     },

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from lmtrain.data import local
 from lmtrain.data.local import Lines
 from lmtrain.data.normal import Counts, SplitName, cut_split, load_starts, read_lines, write_split
+from lmtrain.data.unique import Seen, unseen
 from lmtrain.errors import LmtrainError
 from lmtrain.files import MANIFEST, new_folder, read_manifest, recover, sha256_bytes, sha256_file, verify
 from lmtrain.schema import DataConfig
@@ -105,6 +106,15 @@ def corpus_folder(data: DataConfig) -> Path:
     return data.dir / _slug(data)
 
 
+def each(data: DataConfig) -> list[DataConfig]:
+    """The data of each corpus: one, or as many as `data.sources` has, each as if it were `data.source`."""
+    if data.sources is None:
+        return [data]
+    return [
+        data.model_copy(update={"sources": None, **source.model_dump(exclude={"weight"})}) for source in data.sources
+    ]
+
+
 def download(
     data: DataConfig, *, force: bool = False, note: Callable[[str], None] = lambda _: None, progress: bool = False
 ) -> Corpus:
@@ -133,7 +143,7 @@ def download(
     else:
         splits = _hub_splits(data, info, force=force, progress=progress)
     with new_folder(folder, FORMAT, info) as temporary:
-        info["splits"] = _write(temporary, splits, path, note, progress)
+        info["splits"] = _write(temporary, splits, path, data.deduplicate, note, progress)
         if "floor" in info:
             info["floor"] = {split: _floor(nats[0], info["splits"][split]) for split, nats in info["floor"].items()}
     for split, counts in info["splits"].items():
@@ -167,6 +177,10 @@ def _is_current(folder: Path, origin: dict[str, Any], note: Callable[[str], None
 
 
 def _slug(data: DataConfig) -> str:
+    return _source_slug(data) + (".unique" if data.deduplicate else "")
+
+
+def _source_slug(data: DataConfig) -> str:
     path = _local_path(data)
     if path is not None:
         place = path.resolve()
@@ -194,7 +208,7 @@ def _local_path(data: DataConfig) -> Path | None:
         siblings = [str(path.with_name(other.name)) for other in path.parent.iterdir()]
     except (OSError, ValueError, RuntimeError):
         path = Path(source)  # no such folder, or nothing that could be a path at all
-    if _HUB_ID.fullmatch(source) and not source.startswith(".") and path.suffix not in local.SUFFIXES:
+    if _HUB_ID.fullmatch(source) and not source.startswith(".") and not local.is_text(path):
         return None
     near = difflib.get_close_matches(source, [*_KNOWN, *siblings], n=2)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
@@ -209,7 +223,11 @@ def _origin(data: DataConfig, path: Path | None) -> dict[str, Any]:
     if path is not None:
         files = _files(path)
         try:
-            hashes = {file.name: sha256_file(file) for paths in files.values() for file in paths}
+            hashes = {
+                str(file.relative_to(path) if file != path else file.name): sha256_file(file)
+                for paths in files.values()
+                for file in paths
+            }
         except OSError as error:
             raise LmtrainError(f"{error.filename} can't be read: {error.strerror}") from error
         structured = any(local.is_structured(file) for paths in files.values() for file in paths)
@@ -230,7 +248,7 @@ def _files(path: Path) -> dict[str, list[Path]]:
             return local.find_splits(path)
         except OSError as error:
             raise LmtrainError(f"{path} can't be read: {error.strerror}") from error
-    if path.suffix not in local.SUFFIXES:
+    if not local.is_text(path):
         raise LmtrainError(f"{path} is of no known kind: give it one of the endings {', '.join(local.SUFFIXES)}")
     return {"train": [path]}
 
@@ -293,19 +311,30 @@ def _hub_splits(data: DataConfig, info: dict[str, Any], *, force: bool, progress
 
 
 def _write(
-    folder: Path, splits: dict[str, Lines], path: Path | None, note: Callable[[str], None], progress: bool
+    folder: Path,
+    splits: dict[str, Lines],
+    path: Path | None,
+    deduplicate: bool,
+    note: Callable[[str], None],
+    progress: bool,
 ) -> dict[str, dict[str, int]]:
     """Write the splits in normal form and return their counts.
 
     A source without a valid split gives the last 5 % of its training text for it; a single file is cut into the first
-    90 % for train, the next 5 % for valid and the last 5 % for test.
+    90 % for train, the next 5 % for valid and the last 5 % for test. `deduplicate` leaves out of the training text what
+    is in it already, or in the source's own valid or test split; these stay as they are.
     """
     counts = {}
-    if "valid" not in splits:
+    if deduplicate:
+        seen = Seen()
+        splits = {split: unseen(lines, seen, keep_all=split != "train") for split, lines in splits.items()}
+    for split in ("valid", "test"):
+        if split in splits:
+            counts[split] = write_split(folder, split, splits[split], progress)
+    if "valid" in splits:
+        counts["train"] = write_split(folder, "train", splits["train"], progress)
+    else:
         is_file = path is not None and path.is_file()
         shares = {"train": 0.9, "valid": 0.05, "test": 0.05} if is_file else {"train": 0.95, "valid": 0.05}
-        counts = cut_split(folder, splits["train"], shares, note, progress)
-    for split in _SPLITS:
-        if split in splits and split not in counts:
-            counts[split] = write_split(folder, split, splits[split], progress)
-    return counts
+        counts |= cut_split(folder, splits["train"], shares, note, progress)
+    return {split: counts[split] for split in _SPLITS if split in counts}

@@ -1,15 +1,17 @@
 """Text in local files: which file is which split, and their lines, streamed, from plain text, JSON lines and parquet.
 
-A line comes as (text without its end, whether a document starts there for certain). Plain text never says where one
-starts; in JSON lines and parquet each row is a document, of one line or several.
+A line comes as (text without its end, whether a document starts there for certain). In JSON lines and parquet each row
+is a document, of one line or several. Plain text never says where one starts, but where a split is several files with
+names of their own, each of them is a document. Each kind may be compressed.
 """
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from lmtrain.data.compressed import COMPRESSED, DAMAGE, open_bytes, open_seekable
 from lmtrain.errors import LmtrainError
 
 Lines = Iterator[tuple[str, bool]]
@@ -36,35 +38,59 @@ _BATCH_BYTES = 256 << 20
 """What the rows of a parquet file that are decoded at once may come to, as far as its own figures can be believed."""
 
 
+def plain(path: Path) -> Path:
+    """The path without the ending of its compression."""
+    return path.with_suffix("") if path.suffix in COMPRESSED else path
+
+
+def is_text(path: Path) -> bool:
+    """Whether the name is one of a text file of a known kind."""
+    return plain(path).suffix in SUFFIXES
+
+
 def is_structured(path: Path) -> bool:
     """Whether the file holds rows with named columns instead of plain lines."""
-    return path.suffix in (".jsonl", ".parquet")
+    return plain(path).suffix in (".jsonl", ".parquet")
 
 
 def find_splits(folder: Path) -> dict[str, list[Path]]:
-    """The files of each split in `folder`, by their names: `train.txt`, `wiki.valid.tokens`, `dev.jsonl`,
-    `train-00000-of-00002.parquet`.
+    """The files of each split in `folder`, by their names: `train.txt`, `wiki.valid.tokens.gz`, `dev.jsonl`,
+    `train-00000-of-00002.parquet`, or every file in a folder of such a name: `train/a.jsonl.xz`.
 
+    Where no name is one of a split, all files are training text, in the order of their names.
     Raises LmtrainError when there is no training text, when two files claim one split, or when a shard is missing.
     """
     splits: dict[str, list[Path]] = {}
-    for path in sorted(folder.iterdir()):
-        names = {SPLIT_NAMES[part] for part in re.split(r"[._-]", path.stem.lower()) if part in SPLIT_NAMES}
-        if path.is_file() and path.suffix in SUFFIXES and len(names) == 1 and not path.name.startswith("."):
+    for path, name in _texts(folder):
+        names = {SPLIT_NAMES[part] for part in re.split(r"[._-]", name.lower()) if part in SPLIT_NAMES}
+        if len(names) == 1:
             splits.setdefault(names.pop(), []).append(path)
-    if "train" not in splits:
+    folders = {SPLIT_NAMES[path.name]: path for path in folder.iterdir() if path.is_dir() and path.name in SPLIT_NAMES}
+    if twice := splits.keys() & folders.keys():
+        split = min(twice)
+        found = f"{splits[split][0].name} and {folders[split].name}/"
+        raise LmtrainError(f"{folder} has a file and a folder for its {split} split, {found}: keep one of them")
+    in_folders = {split: [path for path, _ in _texts(place)] for split, place in folders.items()}
+    in_folders = {split: paths for split, paths in in_folders.items() if paths}
+    if not splits and not in_folders:
+        in_folders = {"train": [path for path, _ in _texts(folder)]}
+    if not splits.get("train") and not in_folders.get("train"):
         found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
         raise LmtrainError(
             f"{folder} has no training text: name a file train.txt (or .tokens, .jsonl, .parquet); found {found}"
         )
-    for split, paths in splits.items():
-        splits[split] = _shards(folder, split, paths)
-    return splits
+    return {split: _shards(folder, split, paths) for split, paths in splits.items()} | in_folders
+
+
+def _texts(folder: Path) -> list[tuple[Path, str]]:
+    """The text files in a folder in the order of their names, with what they are called without endings."""
+    paths = [path for path in sorted(folder.iterdir()) if is_text(path) and not path.name.startswith(".")]
+    return [(path, plain(path).stem) for path in paths if path.is_file()]
 
 
 def _shards(folder: Path, split: str, paths: list[Path]) -> list[Path]:
     """The files of a split in order: one, or all the numbered parts of one."""
-    numbers = {path: match for path in paths if (match := _SHARD.search(path.stem))}
+    numbers = {path: match for path in paths if (match := _SHARD.search(plain(path).stem))}
     if len(paths) > 1 and (len(numbers) < len(paths) or len({path.suffix for path in paths}) > 1):
         names = " and ".join(path.name for path in paths)
         raise LmtrainError(f"{folder} has several files for its {split} split, {names}: keep one of them")
@@ -76,21 +102,22 @@ def _shards(folder: Path, split: str, paths: list[Path]) -> list[Path]:
     return paths
 
 
-def read_lines(paths: Iterable[Path], text_column: str) -> Lines:
+def read_lines(paths: Sequence[Path], text_column: str) -> Lines:
     """The lines of `paths`, one file after the other, with bounded memory.
 
     Lines end at "\\n" or "\\r\\n" and nowhere else; a byte order mark at the start of a file is dropped; a file that
     ends without a line end has its last line like any other. NUL and other control characters are text.
     Raises LmtrainError naming the file and the byte or row when the content can't be read.
     """
+    are_documents = len(paths) > 1 and not any(_SHARD.search(plain(path).stem) for path in paths)
     for path in paths:
-        if path.suffix == ".jsonl":
+        if plain(path).suffix == ".jsonl":
             yield from row_lines(_json_rows(path, text_column))
-        elif path.suffix == ".parquet":
+        elif plain(path).suffix == ".parquet":
             yield from row_lines(_parquet_rows(path, text_column))
         else:
-            for text in _text_lines(path):
-                yield text, False
+            for number, text in enumerate(_text_lines(path)):
+                yield text, are_documents and number == 0
 
 
 def row_lines(rows: Iterable[str]) -> Lines:
@@ -117,9 +144,9 @@ def no_column(place: str, text_column: str, columns: Iterable[str]) -> LmtrainEr
 
 
 def _text_lines(path: Path) -> Iterator[str]:
-    offset = 0
+    offset = number = 0
     try:
-        with path.open("rb") as file:
+        with open_bytes(path) as file:
             while line := file.readline(LONGEST_LINE + 1):
                 if len(line) > LONGEST_LINE:
                     raise LmtrainError(
@@ -128,11 +155,14 @@ def _text_lines(path: Path) -> Iterator[str]:
                 start = len(_BOM) if offset == 0 and line.startswith(_BOM) else 0
                 yield line[start:].removesuffix(b"\n").removesuffix(b"\r" if line.endswith(b"\n") else b"").decode()
                 offset += len(line)
+                number += 1
     except UnicodeDecodeError as error:
         place = offset + start + error.start
         raise LmtrainError(f"{path} is not UTF-8 text (byte {place}): convert it, for example with iconv") from None
-    except OSError as error:
-        raise LmtrainError(f"{path} can't be read: {error.strerror or error}") from error
+    except DAMAGE as error:
+        if path.suffix in COMPRESSED and not getattr(error, "errno", None):
+            raise LmtrainError(f"{path} is damaged after line {number} ({error}): make or copy it again") from error
+        raise LmtrainError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _json_rows(path: Path, text_column: str) -> Iterator[str]:
@@ -157,7 +187,7 @@ def _parquet_rows(path: Path, text_column: str) -> Iterator[str]:
 
     number = 0
     try:
-        with ParquetFile(path) as file:
+        with open_seekable(path) as seekable, ParquetFile(seekable) as file:
             if text_column not in file.schema_arrow.names:
                 raise no_column(str(path), text_column, file.schema_arrow.names)
             for batch in file.iter_batches(batch_size=_rows_at_once(file.metadata, text_column), columns=[text_column]):
@@ -168,7 +198,7 @@ def _parquet_rows(path: Path, text_column: str) -> Iterator[str]:
                     if len(text) > LONGEST_LINE:
                         raise LmtrainError(f"{place} is longer than {LONGEST_LINE >> 20} MiB: break it up")
                     yield text
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, *DAMAGE, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise LmtrainError(f"{path} can't be read as parquet ({reason}): make or copy it again") from error
 

@@ -5,10 +5,10 @@
 
 import re
 from array import array
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from os import SEEK_CUR
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -22,6 +22,10 @@ _WORD = re.compile(r"\S+")
 _FEW = 20
 _MOST = 2**48
 _LONG = 1 << 20
+_BLOCK = 1 << 20
+
+HELD_OUT = 25_000_000
+"""Bytes that a split cut off for validation or test has at most: to score more takes long and tells no more."""
 
 HEADER_BYTES = 128
 OFFSET = np.dtype("<i8")
@@ -70,7 +74,7 @@ def load_starts(path: Path) -> np.ndarray:
     return np.frombuffer(content, OFFSET, offset=HEADER_BYTES).astype(np.int64)
 
 
-def write_split(folder: Path, split: str, lines: Lines, progress: bool) -> dict[str, int]:
+def write_split(folder: Path, split: str, lines: Iterable[tuple[str, bool]], progress: bool) -> dict[str, int]:
     """Write a split, counting its lines, words (between white space), bytes (with newlines) and documents.
 
     Documents start at WikiText's level-one headings (` = Title = ` between blank lines), if there are any and no row of
@@ -100,8 +104,7 @@ def write_split(folder: Path, split: str, lines: Lines, progress: bool) -> dict[
             first_text = number if first_text < 0 and line_words else first_text
             words += line_words
             lines_count = number + 1
-    if words == 0:
-        raise LmtrainError(f"the {split} split of the source has no words: give it some text")
+    _check_words(words, split)
     if headings and len(starts) in (0, lines_count):
         starts = headings
     if not starts or starts[0] > first_text:
@@ -116,11 +119,13 @@ def cut_split(
 ) -> dict[str, dict[str, int]]:
     """Write `lines` as several splits, in order, each with its share of the documents (of the lines if those are few).
 
-    Few is under 20. Returns the counts of each. Raises LmtrainError when there are fewer than 20 lines.
+    Few is under 20. The first split takes what the others leave: of a large text these are given no more than
+    `HELD_OUT` bytes each. Its file is written once, and they are cut off its end. Returns the counts of each. Raises
+    LmtrainError when there are fewer than 20 lines.
     """
-    whole = write_split(folder, "whole", lines, progress)
-    text_file, starts_file = folder / "whole.txt", folder / "whole.docs.npy"
-    starts = load_starts(starts_file)
+    first, *others = shares
+    whole = write_split(folder, first, lines, progress)
+    starts = load_starts(folder / f"{first}.docs.npy")
     by_document = len(starts) >= _FEW
     units = starts if by_document else np.arange(whole["lines"])
     if len(units) < _FEW:
@@ -128,20 +133,46 @@ def cut_split(
             f"the source has no valid split, and its {len(units)} lines are too few to cut one off: give {_FEW} lines "
             "or more, or a folder with train.txt and valid.txt"
         )
-    percent = ", ".join(f"{share:.0%} {split}" for split, share in shares.items())
+    held_out = {split: min(shares[split], HELD_OUT / whole["bytes"]) for split in others}
+    kept = {first: 1 - sum(held_out.values())} | held_out
+    percent = ", ".join(f"{100 * share:.3g}% {split}" for split, share in kept.items())
     note(f"no valid split: the {'documents' if by_document else 'lines'} are cut, in order, into {percent}")
-    ends = np.round(np.cumsum(list(shares.values())) * len(units)).astype(int)
-    bounds = [0, *(int(units[end]) for end in ends[:-1]), whole["lines"]]
+    ends = np.round(np.cumsum(list(kept.values())) * len(units)).astype(int)
+    bounds = [*(int(units[end]) for end in ends[:-1]), whole["lines"]]
     is_start = np.zeros(whole["lines"], dtype=bool)
     is_start[starts] = True
-    flagged = zip(read_lines(text_file), map(bool, is_start), strict=True)
-    counts = {
-        split: write_split(folder, split, islice(flagged, last - first), progress)
-        for split, first, last in zip(shares, bounds[:-1], bounds[1:], strict=True)
+    counts = {}
+    with (folder / f"{first}.txt").open("r+b") as file:
+        offset = _skip_lines(file, bounds[0])
+        for split, begin, end in zip(others, bounds[:-1], bounds[1:], strict=True):
+            tail = ((line[:-1].decode(), bool(flag)) for flag, line in zip(is_start[begin:end], file, strict=False))
+            counts[split] = write_split(folder, split, tail, progress)
+        file.truncate(offset)
+    counts[first] = {
+        unit: whole[unit] - sum(part[unit] for part in counts.values()) for unit in ("lines", "words", "bytes")
     }
-    text_file.unlink()
-    starts_file.unlink()
-    return counts
+    _check_words(counts[first]["words"], first)
+    starts = starts[starts < bounds[0]]
+    np.save(folder / f"{first}.docs.npy", starts)
+    return {first: counts[first] | {"documents": len(starts)}} | {split: counts[split] for split in others}
+
+
+def _skip_lines(file: BinaryIO, count: int) -> int:
+    """Read past so many lines; returns the offset after them."""
+    while count > 0:
+        block = file.read(_BLOCK) + file.readline()
+        if block.count(b"\n") > count:
+            file.seek(-len(block), SEEK_CUR)
+            for _ in range(count):
+                file.readline()
+            break
+        count -= block.count(b"\n")
+    return file.tell()
+
+
+def _check_words(words: int, split: str) -> None:
+    if words == 0:
+        raise LmtrainError(f"the {split} split of the source has no words: give it some text")
 
 
 def _count_words(text: str) -> int:
