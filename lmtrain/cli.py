@@ -109,12 +109,14 @@ def download(
     It is kept in the data folder, and left alone while it is unchanged.
     """
     from lmtrain.data.corpus import download as make_corpus
+    from lmtrain.data.corpus import each
 
     given = {"source": source, "subset": subset, "revision": revision, "text_column": text_column, "dir": data_dir}
     resolved = _load_config(config, _overrides({f"data.{key}": value for key, value in given.items()}))
-    corpus = make_corpus(resolved.data, force=force, note=note, progress=not quiet)
-    counts = {split: corpus.manifest["splits"][split] for split in corpus.splits}
-    show({"folder": str(corpus.folder), **corpus.manifest}, f"{corpus.folder}\n{table(counts)}", as_json)
+    for data in each(resolved.data):
+        corpus = make_corpus(data, force=force, note=note, progress=not quiet)
+        counts = {split: corpus.manifest["splits"][split] for split in corpus.splits}
+        show({"folder": str(corpus.folder), **corpus.manifest}, f"{corpus.folder}\n{table(counts)}", as_json)
 
 
 @app.command(epilog="Example: lmtrain tokenize wikitext-2 --kind bpe --vocab-size 8192")
@@ -125,6 +127,7 @@ def tokenize(
     vocab_size: Annotated[int | None, typer.Option(help="Entries at most.")] = None,
     data_dir: DataDir = None,
     force: Force = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check every file, even those checked before.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -134,8 +137,9 @@ def tokenize(
     """
     given = {"data.source": source, "tokenizer.kind": kind, "tokenizer.vocab_size": vocab_size, "data.dir": data_dir}
     resolved = _load_config(config, _overrides(given))
-    store = _prepare_data(resolved, force=force, progress=not quiet)
-    counts = {split: store.manifest["splits"][split] for split in store.splits}
+    store = _prepare_data(resolved, force=force, verify=verify, progress=not quiet)
+    units = ("tokens", "words", "lines", "bytes", "documents")
+    counts = {split: {unit: store.manifest["splits"][split][unit] for unit in units} for split in store.splits}
     heading = f"{store.folder}\n{store.tokenizer.vocab_size:,} {store.tokenizer.kind} entries"
     show({"folder": str(store.folder), **store.manifest}, f"{heading}\n{table(counts)}", as_json)
 
@@ -335,11 +339,26 @@ def _say_nothing(_message: str) -> None:
 
 
 def _prepare_data(
-    config: "Config", *, force: bool = False, progress: bool, told: Callable[[str], None] = note
+    config: "Config",
+    *,
+    force: bool = False,
+    verify: bool = False,
+    progress: bool,
+    told: Callable[[str], None] = note,
 ) -> "TokenStore":
     """The token store of a configuration, with `force` made anew; makes what is missing before it."""
     from lmtrain.data.corpus import download as make_corpus
-    from lmtrain.data.tokens import tokenize as make_store
+    from lmtrain.data.corpus import each
+    from lmtrain.data.tokenizing import tokenize as make_store
 
-    corpus = make_corpus(config.data, note=told, progress=progress)
-    return make_store(corpus, config.tokenizer, config.data.dir, force=force, note=told, progress=progress)
+    corpora = [make_corpus(data, anew=verify, note=told, progress=progress) for data in each(config.data)]
+    return make_store(
+        corpora,
+        config.tokenizer,
+        config.data.dir,
+        weights=[source.weight for source in config.data.sources or ()] or None,
+        force=force,
+        anew=verify,
+        note=told,
+        progress=progress,
+    )

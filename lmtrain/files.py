@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -111,7 +111,7 @@ def new_folder(
     held: int | None = None
     try:
         make_folders(path.parent)
-        with _alone_in(path.parent):
+        with alone_in(path.parent):
             disk.make_folder(temporary)
             held = _lock(temporary, fcntl.LOCK_EX)  # while this process lives, `recover` leaves the folder alone
         yield temporary
@@ -126,7 +126,7 @@ def new_folder(
         for file in [*files.values(), temporary / MANIFEST]:
             disk.sync(file)
         disk.sync(temporary)
-        with _alone_in(path.parent):
+        with alone_in(path.parent):
             _take_place(temporary, path)
     except OSError as error:
         raise write_error(path, error) from error
@@ -174,7 +174,7 @@ def recover(parent: Path) -> None:
 
     Half-written files and folders are deleted; a folder that had stepped aside for one that never came is put back.
     """
-    with _alone_in(parent):
+    with alone_in(parent):
         for leftover in sorted(parent.glob(f"{_TEMPORARY}*")):
             name, aside, _ = leftover.name.removeprefix(_TEMPORARY).rpartition(_ASIDE)
             if aside and not (parent / name).exists():
@@ -186,7 +186,7 @@ def recover(parent: Path) -> None:
 
 
 @contextmanager
-def _alone_in(parent: Path) -> Iterator[None]:
+def alone_in(parent: Path) -> Iterator[None]:
     """Let no other process make, replace or put in order a folder in `parent` meanwhile, where locks are to be had."""
     held = _lock(parent, fcntl.LOCK_EX)
     try:
@@ -267,14 +267,14 @@ def _size(file: Path) -> int | None:
         return None
 
 
-def verify(folder: Path, manifest: dict[str, Any]) -> None:
+def verify(folder: Path, manifest: dict[str, Any], sha256: Callable[[Path], str] = sha256_file) -> None:
     """Check the content of every file that `manifest` lists against its sha256.
 
     Raises LmtrainError naming the first file that differs or can't be read.
     """
     for name, entry in manifest["files"].items():
         try:
-            found = sha256_file(folder / name)
+            found = sha256(folder / name)
         except OSError as error:
             raise LmtrainError(f"{folder / name} can't be read: {error.strerror or error}") from error
         if found != entry["sha256"]:

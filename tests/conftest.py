@@ -15,7 +15,8 @@ from hypothesis import settings
 from lmtrain import cli
 from lmtrain.config import load
 from lmtrain.data.corpus import download
-from lmtrain.data.tokens import TokenStore, tokenize
+from lmtrain.data.tokenizing import tokenize
+from lmtrain.data.tokens import TokenStore
 from lmtrain.schema import Config
 
 TINY = [

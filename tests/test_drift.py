@@ -9,7 +9,8 @@ import pytest
 from lmtrain import checkpoint
 from lmtrain.config import flat, identity_difference, load, parse
 from lmtrain.data.corpus import download
-from lmtrain.data.tokens import TokenStore, open_store, tokenize
+from lmtrain.data.tokenizing import tokenize
+from lmtrain.data.tokens import TokenStore, open_store
 from lmtrain.errors import LmtrainError
 from lmtrain.files import remove_folder
 from lmtrain.schema import RESOURCE_FIELDS, Config

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lmtrain.data.ids import Ids
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation import Score, evaluate
@@ -19,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def split_of(ids: np.ndarray) -> Split:
-    return Split(ids, np.zeros(1, np.int64), len(ids), max(1, len(ids) // 2), 5 * len(ids))
+    return Split(Ids([ids]), np.zeros(1, np.int64), len(ids), max(1, len(ids) // 2), 5 * len(ids))
 
 
 @given(

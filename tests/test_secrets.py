@@ -128,7 +128,7 @@ def test_a_run_holds_no_secret(
         assert code == 0
         assert not leaks(printed.encode())
     files = list(files_of(folder))
-    kinds = {"config.yaml", "metrics.jsonl", "model.safetensors", "manifest.json", "state.json", "train.npy"}
+    kinds = {"config.yaml", "metrics.jsonl", "model.safetensors", "manifest.json", "state.json", "train-00000.npy"}
     assert kinds <= {path.name for path in files}
     assert [path for path in files if "tfevents" in path.name]
     assert not [path for path in files if leaks(path.read_bytes())]

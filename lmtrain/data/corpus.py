@@ -21,8 +21,9 @@ from lmtrain.data import local
 from lmtrain.data.local import Lines
 from lmtrain.data.normal import Counts, SplitName, cut_split, load_starts, read_lines, write_split
 from lmtrain.data.unique import Seen, unseen
+from lmtrain.data.verified import Hashes
 from lmtrain.errors import LmtrainError
-from lmtrain.files import MANIFEST, new_folder, read_manifest, recover, sha256_bytes, sha256_file, verify
+from lmtrain.files import MANIFEST, new_folder, read_manifest, recover, sha256_bytes, verify
 from lmtrain.schema import DataConfig
 
 FORMAT = "lmtrain-corpus/1"
@@ -116,9 +117,16 @@ def each(data: DataConfig) -> list[DataConfig]:
 
 
 def download(
-    data: DataConfig, *, force: bool = False, note: Callable[[str], None] = lambda _: None, progress: bool = False
+    data: DataConfig,
+    *,
+    force: bool = False,
+    anew: bool = False,
+    note: Callable[[str], None] = lambda _: None,
+    progress: bool = False,
 ) -> Corpus:
     """Make the corpus folder of `data.source`, or open the one that is there if source and content are unchanged.
+
+    `anew` reads even large files that did not change since they were last checked.
 
     Known names come first, then existing paths, then hub ids. `note` receives one-line messages. What killed processes
     left half-written in `data.dir` is deleted first.
@@ -127,8 +135,9 @@ def download(
     recover(data.dir)
     folder = corpus_folder(data)
     path = _local_path(data)
-    origin = _origin(data, path)
-    if not force and _is_current(folder, origin, note):
+    hashes = Hashes(data.dir, anew=anew)
+    origin = _origin(data, path, hashes)
+    if not force and _is_current(folder, origin, hashes, note):
         return open_corpus(folder)
     _refuse_foreign(folder)
     if data.source in _KNOWN and Path(data.source).exists():
@@ -160,13 +169,13 @@ def _refuse_foreign(folder: Path) -> None:
         raise LmtrainError(f"{folder} holds files that lmtrain didn't write: move them away or change data.dir")
 
 
-def _is_current(folder: Path, origin: dict[str, Any], note: Callable[[str], None]) -> bool:
+def _is_current(folder: Path, origin: dict[str, Any], hashes: Hashes, note: Callable[[str], None]) -> bool:
     """Whether `folder` holds the corpus of `origin`, undamaged; if it holds something else, `note` says what."""
     if not (folder / MANIFEST).exists():
         return False
     try:
         manifest = open_corpus(folder).manifest
-        verify(folder, manifest)
+        verify(folder, manifest, hashes.sha256)
     except LmtrainError as error:
         note(f"making it again, since {error}")
         return False
@@ -218,20 +227,20 @@ def _local_path(data: DataConfig) -> Path | None:
     )
 
 
-def _origin(data: DataConfig, path: Path | None) -> dict[str, Any]:
+def _origin(data: DataConfig, path: Path | None, hashes: Hashes) -> dict[str, Any]:
     """What tells whether the source is unchanged, had without the network."""
     if path is not None:
         files = _files(path)
         try:
-            hashes = {
-                str(file.relative_to(path) if file != path else file.name): sha256_file(file)
+            content = {
+                str(file.relative_to(path) if file != path else file.name): hashes.sha256(file)
                 for paths in files.values()
                 for file in paths
             }
         except OSError as error:
             raise LmtrainError(f"{error.filename} can't be read: {error.strerror}") from error
         structured = any(local.is_structured(file) for paths in files.values() for file in paths)
-        return {"files": hashes, "text_column": data.text_column if structured else None}
+        return {"files": content, "text_column": data.text_column if structured else None}
     if data.source == "sample":
         head = hashlib.sha256()
         for text, _ in islice(_sample_lines(_SAMPLE_LEAST, _SAMPLE_SEEDS["train"], []), 100):
@@ -324,11 +333,11 @@ def _write(
     90 % for train, the next 5 % for valid and the last 5 % for test. `deduplicate` leaves out of the training text what
     is in it already, or in the source's own valid or test split; these stay as they are.
     """
-    counts = {}
+    counts: dict[str, dict[str, int]] = {}
     if deduplicate:
         seen = Seen()
         splits = {split: unseen(lines, seen, keep_all=split != "train") for split, lines in splits.items()}
-    for split in ("valid", "test"):
+    for split in _SPLITS[1:]:
         if split in splits:
             counts[split] = write_split(folder, split, splits[split], progress)
     if "valid" in splits:

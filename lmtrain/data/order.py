@@ -7,7 +7,9 @@ resumed. Shapes: B samples in a batch, T tokens in a window (`context`).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -16,6 +18,8 @@ from lmtrain.errors import LmtrainError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from lmtrain.data.ids import Ids
 
 Mode = Literal["causal", "windowed"]
 
@@ -106,14 +110,70 @@ class SampleOrder:
         return np.concatenate(parts)
 
 
-def batch(ids: np.ndarray, starts: np.ndarray, context: int, mode: Mode) -> tuple[Tensor, Tensor]:
-    """The windows at `starts` (B,) of the token ids (1-D) with what follows them, as int64 tensors.
+@dataclass(frozen=True)
+class Mixture:
+    """Which window is sample number 0, 1, 2 and so on where several corpora lie one after the other.
+
+    Of every sum(`weights`) samples in a row that start at a multiple of it, corpus i gives `weights[i]`, evenly spread:
+    a fixed pattern, so that sample g's corpus and its number within that corpus take no state. Within its own samples
+    each corpus goes through its own epochs, in the order that `orders[i]` gives; no window lies in two corpora.
+    """
+
+    orders: tuple[SampleOrder, ...]
+    weights: tuple[int, ...]
+
+    @property
+    def context(self) -> int:
+        """Tokens in a window."""
+        return self.orders[0].context
+
+    @property
+    def mode(self) -> Mode:
+        """How windows are cut."""
+        return self.orders[0].mode
+
+    def per_epoch(self) -> int:
+        """Samples in an epoch: as many as all corpora together have, though the weights decide which come."""
+        return sum(order.per_epoch() for order in self.orders)
+
+    @cached_property
+    def pattern(self) -> np.ndarray:
+        """The corpus of each sample of one round: (sum of weights,) int64."""
+        corpus = np.repeat(np.arange(len(self.weights)), self.weights)
+        due = np.concatenate([(np.arange(weight) + 0.5) / weight for weight in self.weights])
+        return corpus[np.argsort(due, kind="stable")]
+
+    def starts(self, first: int, count: int) -> np.ndarray:
+        """First tokens of the windows of samples `first` .. `first + count - 1`: (count,) int64."""
+        size = len(self.pattern)
+        corpus = self.pattern[np.arange(first, first + count) % size]
+        result = np.empty(count, np.int64)
+        offset = 0
+        for number, order in enumerate(self.orders):
+            mine = np.flatnonzero(corpus == number)
+            before = first // size * self.weights[number] + int((self.pattern[: first % size] == number).sum())
+            result[mine] = offset + order.starts(before, len(mine))
+            offset += order.tokens
+        return result
+
+
+def sample_order(
+    tokens: Sequence[int], weights: Sequence[int], context: int, mode: Mode, seed: int
+) -> SampleOrder | Mixture:
+    """The order of the samples of corpora with so many `tokens`, one after the other. Raises as SampleOrder does."""
+    if len(tokens) == 1:
+        return SampleOrder(tokens[0], context, mode, seed)
+    orders = (SampleOrder(own, context, mode, _key(seed, i, "corpus")) for i, own in enumerate(tokens))
+    return Mixture(tuple(orders), tuple(weights))
+
+
+def batch(ids: Ids, starts: np.ndarray, context: int, mode: Mode) -> tuple[Tensor, Tensor]:
+    """The windows at `starts` (B,) of the token ids with what follows them, as int64 tensors.
 
     causal: inputs (B, T) and targets (B, T), shifted by one. windowed: inputs (B, T) and the token after each (B,).
     """
     import torch
 
-    windows = np.lib.stride_tricks.sliding_window_view(np.asarray(ids), context + 1)[starts]  # (B, T + 1)
-    tokens = torch.from_numpy(windows.astype(np.int64))
+    tokens = torch.from_numpy(ids.windows(starts, context + 1).astype(np.int64))  # (B, T + 1)
     targets = tokens[:, 1:] if mode == "causal" else tokens[:, -1]
     return tokens[:, :-1].contiguous(), targets.contiguous()

@@ -14,9 +14,9 @@ word, or the five characters that it is. Only a vocabulary and merges are taken 
 import json
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -87,11 +87,26 @@ class Tokenizer:
         texts = pieces((f"{line}\n" for line in lines), config.kind)
         merges: Merges = []
         if config.kind == "word":
-            vocabulary = _word_vocabulary(texts, config.vocab_size)
-        elif config.kind == "bpe":
+            counts: Counter[str] = Counter()
+            for text in texts:
+                counts.update(text.split())
+            return cls.of_words(counts, config)
+        if config.kind == "bpe":
             vocabulary, merges = _train_bpe(texts, config.vocab_size or DEFAULT_BPE_SIZE)
         else:
             vocabulary = _BYTE_VOCABULARY
+        return cls._made(vocabulary, merges, config)
+
+    @classmethod
+    def of_words(cls, counts: Mapping[str, int], config: TokenizerConfig) -> Self:
+        """The word tokenizer of a text in which each word occurs so often: `<unk>`, `<eos>`, then words by falling
+        frequency and alphabetically among equals, `tokenizer.vocab_size` entries at most. Raises as `train` does."""
+        ordered = sorted(counts.keys() - {UNK, EOS}, key=lambda word: (-counts[word], word))
+        vocabulary = {word: index for index, word in enumerate([UNK, EOS, *ordered][: config.vocab_size])}
+        return cls._made(vocabulary, [], config)
+
+    @classmethod
+    def _made(cls, vocabulary: dict[str, int], merges: Merges, config: TokenizerConfig) -> Self:
         content = str(_build(config.kind, vocabulary, merges).to_str()).encode()
         if len(content) > _MAX_FILE_BYTES:
             raise LmtrainError(f"a vocabulary of {len(vocabulary):,} entries is too large: set tokenizer.vocab_size")
@@ -134,8 +149,8 @@ class Tokenizer:
         """The ids of each text, a line with its "\\n" or a part of one (see `pieces`); bpe runs on all cores."""
         if self.kind == "word":
             # Four times as fast as tokenizer.json's own model and pre-tokenizer, and equal to them.
-            word_id, unk, eos = self._words.get, self._words[UNK], [self.eos_id]
-            return [[word_id(word, unk) for word in text.split()] + eos * text.endswith("\n") for text in texts]
+            word_id, unk, eos = self._words.get, repeat(self._words[UNK]), [self.eos_id]
+            return [[*map(word_id, text.split(), unk)] + eos * text.endswith("\n") for text in texts]
         if self.kind == "byte":
             return [[byte + 1 for byte in text.encode()] for text in texts]
         return [encoding.ids for encoding in self._bpe.encode_batch_fast(texts, add_special_tokens=False)]
@@ -221,15 +236,6 @@ def pieces(texts: Iterable[str], kind: Kind) -> Iterator[str]:
             start = cut
         if start < len(text):
             yield text[start:]
-
-
-def _word_vocabulary(texts: Iterable[str], size: int | None) -> dict[str, int]:
-    """`<unk>`, `<eos>`, then words by falling frequency and alphabetically among equals, `size` entries at most."""
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(text.split())
-    ordered = sorted(counts.keys() - {UNK, EOS}, key=lambda word: (-counts[word], word))
-    return {word: index for index, word in enumerate([UNK, EOS, *ordered][:size])}
 
 
 def _train_bpe(texts: Iterable[str], size: int) -> tuple[dict[str, int], Merges]:

@@ -1,40 +1,57 @@
 """The token store: a corpus as token ids in memory-mapped arrays, with the tokenizer that made them and a manifest.
 
-A store folder holds tokenizer.json and, for each split, `<split>.npy` (1-D token ids, uint16 where they fit, else
-uint32) and `<split>.docs.npy` (int64 token offsets at which documents start). Every file is checked against its sha256
-when a store is opened, about half a second for each gigabyte, so what is trained on is what was written.
+A store folder holds tokenizer.json and, for each split, shards: `<split>-00000.npy` and so on (1-D token ids, uint16
+where they fit, else uint32), each with `<split>-00000.docs.npy` (int64 offsets in it at which documents start). A
+shard is written once, by one process, under its own name: nothing is copied together afterwards, a killed process
+loses none that is finished, and each is hashed by who wrote it. When a store is opened every file is checked against
+its sha256, large ones only if they changed since they were last read (see verified.py).
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError, model_validator
-from tqdm import tqdm
 
 from lmtrain.data.corpus import Corpus
+from lmtrain.data.ids import Ids
 from lmtrain.data.normal import HEADER_BYTES, OFFSET, Counts, SplitName, npy_header
-from lmtrain.data.tokenizer import DEFAULT_BPE_SIZE, Tokenizer, pieces
+from lmtrain.data.shards import id_type
+from lmtrain.data.tokenizer import DEFAULT_BPE_SIZE, Tokenizer
+from lmtrain.data.verified import Hashes
 from lmtrain.errors import LmtrainError
-from lmtrain.files import MANIFEST, new_folder, read_manifest, sha256_bytes, verify
+from lmtrain.files import MANIFEST, read_manifest, sha256_bytes, verify
 from lmtrain.schema import TokenizerConfig
 
-FORMAT = "lmtrain-tokens/1"
+FORMAT = "lmtrain-tokens/2"
 TOKENIZER = "tokenizer.json"
-_BATCH_LINES = 2_000
-_BATCH_CHARACTERS = 1 << 21
+_OURS = re.compile(r"(train|valid|test)(-\d{5,})?(\.docs)?\.npy")
+
+Tokens = Annotated[int, Field(ge=0, le=2**48)]
+
+
+class _ShardInfo(BaseModel, strict=True):
+    tokens: Tokens
+    documents: Tokens
 
 
 class _SplitInfo(Counts):
-    tokens: int = Field(ge=0, le=2**48)
+    tokens: Tokens
+    shards: list[_ShardInfo] = Field(min_length=1)
+    corpora: list[Tokens] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.tokens and not (self.words + self.lines and self.bytes):
             raise ValueError("tokens of no text")
+        if not self.tokens == sum(self.corpora) == sum(shard.tokens for shard in self.shards):
+            raise ValueError("shards or corpora that do not make up the split")
+        if self.documents != sum(shard.documents for shard in self.shards):
+            raise ValueError("documents in no shard")
         return self
 
 
@@ -45,8 +62,8 @@ class _Floor(BaseModel, strict=True):
 class _StoreInfo(BaseModel, strict=True):
     """What the manifest of a store says beside its files."""
 
-    corpus: str
-    corpus_sha256: str
+    corpora: list[str]
+    corpora_sha256: list[str]
     tokenizer_sha256: str
     kind: str
     vocab_size: int = Field(ge=1, le=2**32)
@@ -60,23 +77,26 @@ class Split:
     """One split: `ids` (tokens,) memory-mapped, `documents` (documents,) the tokens at which documents start.
 
     `words` counts the corpus's words and line ends: the denominator of word perplexity, whatever the tokenizer. `bytes`
-    counts the UTF-8 bytes of its text: the denominator of bits per byte.
+    counts the UTF-8 bytes of its text: the denominator of bits per byte. `corpora` has the tokens of each corpus of a
+    mixture, which lie one after the other.
     """
 
-    ids: np.ndarray
+    ids: Ids
     documents: np.ndarray
     tokens: int
     words: int
     bytes: int
+    corpora: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class TokenStore:
-    """An opened store; made by `tokenize` or `open_store`."""
+    """An opened store; made by `tokenize` or `open_store`. `weights` are the shares of its corpora in training."""
 
     folder: Path
     manifest: dict[str, Any]
     tokenizer: Tokenizer
+    weights: tuple[int, ...]
     _by_name: dict[str, Split]
 
     @property
@@ -86,9 +106,11 @@ class TokenStore:
 
     @property
     def sha256(self) -> str:
-        """The hash of the content of all files: which data this is."""
-        files = {name: entry["sha256"] for name, entry in self.manifest["files"].items()}
-        return sha256_bytes(json.dumps(files, sort_keys=True).encode())
+        """The hash of the content of all files, and of the weights of a mixture: which data this is."""
+        identity: dict[str, Any] = {name: entry["sha256"] for name, entry in self.manifest["files"].items()}
+        if len(self.weights) > 1:
+            identity["weights"] = self.weights
+        return sha256_bytes(json.dumps(identity, sort_keys=True).encode())
 
     def split(self, name: str) -> Split:
         """One split. Raises LmtrainError when the corpus has none of this name."""
@@ -97,52 +119,37 @@ class TokenStore:
         return self._by_name[name]
 
 
-def store_folder(corpus: Corpus, config: TokenizerConfig, data_dir: Path) -> Path:
-    """Where the store of this corpus under this tokenizer lies: beside the corpora in `data_dir`."""
-    limit = _vocab_limit(config)
-    return data_dir / (f"{corpus.folder.name}.{config.kind}" + (f"-{limit}" if limit else ""))
+def store_folder(corpora: Corpus | Sequence[Corpus], config: TokenizerConfig, data_dir: Path) -> Path:
+    """Where the store of this corpus, or this mixture, under this tokenizer lies: beside the corpora in `data_dir`."""
+    names = [corpus.folder.name for corpus in as_list(corpora)]
+    name = names[0] if len(names) == 1 else f"mixture-{sha256_bytes(json.dumps(names).encode())[:8]}"
+    limit = vocab_limit(config)
+    return data_dir / (f"{name}.{config.kind}" + (f"-{limit}" if limit else ""))
 
 
-def tokenize(
-    corpus: Corpus,
-    config: TokenizerConfig,
-    data_dir: Path,
-    *,
-    force: bool = False,
-    note: Callable[[str], None],
-    progress: bool,
-) -> TokenStore:
-    """The store of `corpus`: opened if it is there and made from the same corpus and configuration, else made.
-
-    The tokenizer is trained on the train split. `note` receives one-line messages, such as why a store is made again.
-    Raises LmtrainError when the corpus is damaged or has no train split, when the store's place holds other files, or
-    when the disk is full.
-    """
-    folder = store_folder(corpus, config, data_dir)
-    if folder.exists():
-        _refuse_foreign(folder)
-        found = _current_store(folder, corpus, config) if not force else "asked to"
-        if isinstance(found, TokenStore):
-            return found
-        note(f"tokenizing {corpus.name} again: {found}")
-    if "train" not in corpus.splits:
-        raise LmtrainError(f"corpus {corpus.name} has no train split, on which the tokenizer is trained: add one")
-    verify(corpus.folder, corpus.manifest)
-    note(f"training a {config.kind} tokenizer on {corpus.name}")
-    total = corpus.manifest["splits"]["train"]["lines"]
-    lines = tqdm(corpus.lines("train"), "tokenizer", total, unit=" lines", disable=None if progress else True)
-    tokenizer = Tokenizer.train(lines, config)
-    write_store(folder, corpus, tokenizer, config, progress)
-    return open_store(folder)
+def as_list(corpora: Corpus | Sequence[Corpus]) -> list[Corpus]:
+    """One corpus, or those of a mixture."""
+    return [corpora] if isinstance(corpora, Corpus) else list(corpora)
 
 
-def open_store(folder: Path) -> TokenStore:
-    """Open a store, its content checked.
+def vocab_limit(config: TokenizerConfig) -> int | None:
+    """The entries that a vocabulary may have; None = any number."""
+    return DEFAULT_BPE_SIZE if config.kind == "bpe" and config.vocab_size is None else config.vocab_size
+
+
+def shard_name(split: str, number: int) -> str:
+    """The name of a shard's files, without their endings."""
+    return f"{split}-{number:05}"
+
+
+def open_store(folder: Path, weights: Sequence[int] | None = None, hashes: Hashes | None = None) -> TokenStore:
+    """Open a store, its content checked. `weights` are those of a mixture (None = one each).
 
     Raises LmtrainError when the folder is missing, foreign, incomplete, truncated or changed.
     """
     manifest = read_manifest(folder, FORMAT)
-    verify(folder, manifest)
+    hashes = hashes or Hashes(folder.parent)
+    verify(folder, manifest, hashes.sha256)
     try:
         info = _StoreInfo.model_validate(manifest)
     except ValidationError:
@@ -151,18 +158,34 @@ def open_store(folder: Path) -> TokenStore:
     if (tokenizer.sha256, tokenizer.vocab_size) != (info.tokenizer_sha256, info.vocab_size):
         raise LmtrainError(f"{folder / TOKENIZER} isn't the tokenizer of this store: delete {folder} and make it again")
     splits: dict[str, Split] = {
-        name: _open_split(folder, name, split, tokenizer.vocab_size) for name, split in info.splits.items()
+        name: _open_split(folder, name, split, tokenizer.vocab_size, hashes) for name, split in info.splits.items()
     }
-    return TokenStore(folder, manifest, tokenizer, splits)
+    return TokenStore(folder, manifest, tokenizer, tuple(weights or [1] * len(info.corpora)), splits)
 
 
-def _open_split(folder: Path, name: str, info: _SplitInfo, vocab_size: int) -> Split:
-    ids = _map(folder / f"{name}.npy", _id_type(vocab_size), info.tokens)
-    documents = np.array(_map(folder / f"{name}.docs.npy", OFFSET, info.documents))
-    offsets_rise = bool(np.all(np.diff(documents, prepend=-1, append=max(info.tokens, 1)) > 0))
-    if (info.tokens and ids.max() >= vocab_size) or not offsets_rise:
-        raise LmtrainError(f"{folder / name}.npy has ids or documents out of range: delete {folder} and make it again")
-    return Split(ids, documents, info.tokens, info.words + info.lines, info.bytes)
+def _open_split(folder: Path, name: str, info: _SplitInfo, vocab_size: int, hashes: Hashes) -> Split:
+    shards = [folder / shard_name(name, number) for number in range(len(info.shards))]
+    parts, documents, offset = [], [np.empty(0, np.int64)], 0
+    for path, shard in zip(shards, info.shards, strict=True):
+        file = path.with_name(f"{path.name}.npy")
+        ids = _map(file, id_type(vocab_size), shard.tokens)
+        if shard.tokens and file in hashes.read and ids.max() >= vocab_size:
+            raise _out_of_range(file)
+        parts.append(ids)
+        documents.append(offset + _map(path.with_name(f"{path.name}.docs.npy"), OFFSET, shard.documents))
+        offset += shard.tokens
+        inside = np.all((offset - shard.tokens <= documents[-1]) & (documents[-1] < max(offset, 1)))
+        if not inside:
+            raise _out_of_range(file)
+    starts = np.concatenate(documents)
+    if np.any(np.diff(starts, prepend=-1) <= 0):
+        raise _out_of_range(folder / name)
+    words = info.words + info.lines
+    return Split(Ids(parts), starts, info.tokens, words, info.bytes, tuple(info.corpora))
+
+
+def _out_of_range(path: Path) -> LmtrainError:
+    return LmtrainError(f"{path} has ids or documents out of range: delete {path.parent} and make it again")
 
 
 def _map(path: Path, dtype: np.dtype[Any], length: int) -> np.ndarray:
@@ -182,110 +205,9 @@ def _map(path: Path, dtype: np.dtype[Any], length: int) -> np.ndarray:
     return np.memmap(path, dtype, "r", offset=HEADER_BYTES, shape=(length,))
 
 
-def _id_type(vocab_size: int) -> np.dtype[Any]:
-    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
-
-
-def _vocab_limit(config: TokenizerConfig) -> int | None:
-    return DEFAULT_BPE_SIZE if config.kind == "bpe" and config.vocab_size is None else config.vocab_size
-
-
-def _refuse_foreign(folder: Path) -> None:
+def refuse_foreign(folder: Path) -> None:
     """Raise LmtrainError where making `folder` again would delete files that no store has."""
-    ours = {
-        MANIFEST,
-        TOKENIZER,
-        *(f"{split}{end}" for split in ("train", "valid", "test") for end in (".npy", ".docs.npy")),
-    }
-    if not folder.is_dir() or {file.name for file in folder.iterdir()} - ours:
-        raise LmtrainError(f"{folder} is where the tokens would go, and holds something else: move it away")
-
-
-def _current_store(folder: Path, corpus: Corpus, config: TokenizerConfig) -> TokenStore | str:
-    """The store in `folder` if it is what is wanted, else the reason why it isn't."""
-    try:
-        store = open_store(folder)
-    except LmtrainError as error:
-        return str(error)
-    if store.manifest["corpus_sha256"] != corpus.sha256:
-        return "the corpus has changed"
-    if (store.tokenizer.kind, store.manifest["vocab_limit"]) != (config.kind, _vocab_limit(config)):
-        return "the tokenizer's configuration has changed"
-    return store
-
-
-def write_store(folder: Path, corpus: Corpus, tokenizer: Tokenizer, config: TokenizerConfig, progress: bool) -> None:
-    """Write the store of a corpus to `folder`, with a tokenizer that is there already; see `tokenize`."""
-    counts = corpus.manifest["splits"]
-    splits: dict[str, dict[str, int]] = {}
-    info: dict[str, Any] = {
-        "corpus": corpus.name,
-        "corpus_sha256": corpus.sha256,
-        "tokenizer_sha256": tokenizer.sha256,
-        "kind": tokenizer.kind,
-        "vocab_size": tokenizer.vocab_size,
-        "vocab_limit": _vocab_limit(config),
-        "splits": splits,
-    } | {key: corpus.manifest[key] for key in ("floor",) if key in corpus.manifest}
-    total = sum(counts[split]["lines"] for split in corpus.splits)
-    with (
-        new_folder(folder, FORMAT, info) as temporary,
-        tqdm(total=total, desc="tokenize", unit=" lines", disable=None if progress else True) as bar,
+    if not folder.is_dir() or any(
+        file.name not in (MANIFEST, TOKENIZER) and not _OURS.fullmatch(file.name) for file in folder.iterdir()
     ):
-        tokenizer.save(temporary / TOKENIZER)
-        for split in corpus.splits:
-            with (temporary / f"{split}.npy").open("wb") as file:
-                tokens, documents = _write_ids(file, corpus, split, tokenizer, bar)
-            (temporary / f"{split}.docs.npy").write_bytes(npy_header(OFFSET, len(documents)) + documents.tobytes())
-            own = {key: counts[split][key] for key in ("words", "lines", "bytes")}
-            splits[split] = {"tokens": tokens, **own, "documents": len(documents)}
-
-
-def _write_ids(
-    file: BinaryIO, corpus: Corpus, split: str, tokenizer: Tokenizer, bar: "tqdm[Any]"
-) -> tuple[int, np.ndarray]:
-    """Write the ids of a split batch by batch; returns their number and the offsets of documents.
-
-    With bpe and byte an `<eos>` ends each document; with word, lines have theirs.
-    """
-    document_end = [] if tokenizer.kind == "word" else [tokenizer.eos_id]
-    starts = iter(corpus.document_starts(split).tolist())
-    next_start = next(starts, None)
-    dtype = _id_type(tokenizer.vocab_size)
-    documents: list[int] = []
-    line = tokens = 0
-    file.write(npy_header(dtype, 0))
-    batches = _batches(pieces((f"{line}\n" for line in corpus.lines(split)), tokenizer.kind))
-    for texts, encoded in tokenizer.encode_batches(batches):
-        ids: list[int] = []
-        first_line = line
-        for text, own in zip(texts, encoded, strict=True):
-            if line == next_start:
-                ids += document_end if documents else []
-                documents.append(tokens + len(ids))
-                next_start = next(starts, None)
-            ids += own
-            line += text.endswith("\n")
-        file.write(np.array(ids, dtype).tobytes())
-        tokens += len(ids)
-        bar.update(line - first_line)
-    last = document_end if documents else []
-    file.write(np.array(last, dtype).tobytes())
-    tokens += len(last)
-    file.seek(0)
-    file.write(npy_header(dtype, tokens))
-    return tokens, np.array(documents, OFFSET)
-
-
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Lists of texts, each of a bounded number of lines and characters."""
-    batch: list[str] = []
-    characters = 0
-    for text in texts:
-        batch.append(text)
-        characters += len(text)
-        if len(batch) == _BATCH_LINES or characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
+        raise LmtrainError(f"{folder} is where the tokens would go, and holds something else: move it away")

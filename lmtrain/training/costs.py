@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lmtrain.data.order import SampleOrder
+from lmtrain.data.order import sample_order
 from lmtrain.data.tokens import TokenStore
 from lmtrain.nn.encoder import mask_pattern
 from lmtrain.nn.language_model import LanguageModel
@@ -123,8 +123,8 @@ def _saved_bytes(model: LanguageModel, inputs: Tensor, targets: Tensor, precisio
 
 def costs(config: Config, store: TokenStore) -> dict[str, Any]:
     """The figures of `train --dry-run`; `steps` is absent where only a budget of minutes is given."""
-    tokens = store.split("train").tokens
-    samples = SampleOrder(tokens, config.model.context, config.model.mode, config.run.seed).per_epoch()
+    split, seed = store.split("train"), config.run.seed
+    samples = sample_order(split.corpora, store.weights, config.model.context, config.model.mode, seed).per_epoch()
     with torch.device("meta"):
         model = LanguageModel(config.model, store.tokenizer.vocab_size)
     if model.adaptive is not None:
@@ -136,7 +136,7 @@ def costs(config: Config, store: TokenStore) -> dict[str, Any]:
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "vocabulary": store.tokenizer.vocab_size,
-        "tokens_per_epoch": tokens,
+        "tokens_per_epoch": split.tokens,
         "windows_per_epoch": samples,
         "steps_per_epoch": samples / config.train.batch_size,
         **({"steps": steps} if steps is not None else {}),

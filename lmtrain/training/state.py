@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from lmtrain import checkpoint
 from lmtrain.config import identity_difference
-from lmtrain.data.order import SampleOrder
+from lmtrain.data.ids import Ids
+from lmtrain.data.order import Mixture, SampleOrder, sample_order
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.nn.language_model import LanguageModel
@@ -91,8 +91,8 @@ class Training:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     ema: dict[str, Tensor] | None
-    order: SampleOrder
-    ids: np.ndarray
+    order: SampleOrder | Mixture
+    ids: Ids
     device: torch.device
     precision: str
     skipped: Tensor
@@ -113,15 +113,16 @@ def prepare(config: Config, store: TokenStore, note: Note, workers: Workers = AL
     """The model at its initial weights, its optimizer, and the order of samples."""
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
-    ids = store.split("train").ids
-    order = SampleOrder(len(ids), config.model.context, config.model.mode, config.run.seed)
+    split = store.split("train")
+    ids = split.ids
+    order = sample_order(split.corpora, store.weights, config.model.context, config.model.mode, config.run.seed)
     torch.manual_seed(config.run.seed)
     model = LanguageModel(config.model, store.tokenizer.vocab_size)
     model.loss_chunk = config.train.loss_chunk
     model.adversarial = config.train.adversarial_softmax
     model.encoder.recompute = config.train.activation_checkpointing
     if config.model.output_bias or model.adaptive is not None:
-        counts = torch.from_numpy(np.bincount(ids, minlength=store.tokenizer.vocab_size))
+        counts = torch.from_numpy(ids.counts(store.tokenizer.vocab_size))
         if config.model.output_bias:
             model.set_output_bias(counts)
         if model.adaptive is not None:

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmtrain.data import shards
 from lmtrain.data import tokenizer as tokenizer_module
-from lmtrain.data import tokens as module
 from lmtrain.data.corpus import FORMAT as CORPUS_FORMAT
 from lmtrain.data.corpus import Corpus, open_corpus
 from lmtrain.data.tokenizer import Kind
-from lmtrain.data.tokens import TokenStore, store_folder, tokenize
+from lmtrain.data.tokenizing import tokenize
+from lmtrain.data.tokens import TokenStore, store_folder
 from lmtrain.errors import LmtrainError
 from lmtrain.files import MANIFEST, new_folder
 from lmtrain.schema import TokenizerConfig
@@ -65,10 +66,10 @@ def notes() -> list[str]:
 def test_word_store_is_every_line_with_its_end(tmp_path: Path) -> None:
     store = make(tmp_path)
     split = store.split("train")
-    assert store.tokenizer.decode(split.ids.tolist()) == "= One =\n\nthe cat sat on the mat\nthe <unk> é\n\n\n"
+    assert store.tokenizer.decode(split.ids[:].tolist()) == "= One =\n\nthe cat sat on the mat\nthe <unk> é\n\n\n"
     assert split.documents.tolist() == [0, 12, 16]
     assert (split.tokens, split.words) == (18, 18)
-    assert store.tokenizer.decode(store.split("valid").ids.tolist()) == "the <unk> sat\non the mat\n"
+    assert store.tokenizer.decode(store.split("valid").ids[:].tolist()) == "the <unk> sat\non the mat\n"
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte"])
@@ -76,10 +77,10 @@ def test_other_stores_are_the_text_with_a_mark_at_each_document_s_end(kind: Kind
     store = make(tmp_path, kind)
     for name, texts in DOCUMENTS.items():
         split = store.split(name)
-        parts = np.split(split.ids, split.documents[1:])
+        parts = np.split(split.ids[:], split.documents[1:])
         assert [store.tokenizer.decode(part.tolist()) for part in parts] == ["\n".join([*t, ""]) for t in texts]
         assert [part[-1] for part in parts] == [store.tokenizer.eos_id] * len(texts)
-        assert (split.ids == store.tokenizer.eos_id).sum() == len(texts)
+        assert (split.ids[:] == store.tokenizer.eos_id).sum() == len(texts)
 
 
 def test_counts_do_not_depend_on_the_tokenizer(kind: Kind, tmp_path: Path) -> None:
@@ -95,10 +96,10 @@ def test_counts_do_not_depend_on_the_tokenizer(kind: Kind, tmp_path: Path) -> No
 
 def test_arrays_are_npy_files_of_the_smallest_type(tmp_path: Path) -> None:
     store = make(tmp_path)
-    loaded = np.load(store.folder / "train.npy")
+    loaded = np.load(store.folder / "train-00000.npy")
     assert loaded.dtype == np.uint16
-    assert loaded.tolist() == store.split("train").ids.tolist()
-    assert np.load(store.folder / "train.docs.npy").tolist() == [0, 12, 16]
+    assert loaded.tolist() == store.split("train").ids[:].tolist()
+    assert np.load(store.folder / "train-00000.docs.npy").tolist() == [0, 12, 16]
     many = {"train": [[" ".join(f"w{number}" for number in range(2**16 - 1))]]}
     wide = make(tmp_path / "wide", documents=many)
     assert wide.split("train").ids.dtype == np.uint32
@@ -125,8 +126,8 @@ def test_the_size_of_batches_changes_nothing(
     folder = tmp_path_factory.mktemp("store")
     whole = make(folder / "whole", kind, {"train": documents})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_BATCH_LINES", size)
-        patch.setattr(module, "_BATCH_CHARACTERS", 3 * size)
+        patch.setattr(shards, "_BATCH_LINES", size)
+        patch.setattr(shards, "_BATCH_CHARACTERS", 3 * size)
         small = make(folder / "small", kind, {"train": documents})
     assert small.sha256 == whole.sha256
     assert small.split("train").documents.tolist() == whole.split("train").documents.tolist()
@@ -143,7 +144,7 @@ def test_one_very_long_line_is_cut_and_gives_the_same_words(tmp_path: Path, monk
 
 def test_an_empty_split_is_an_empty_array(kind: Kind, tmp_path: Path) -> None:
     split = make(tmp_path, kind, DOCUMENTS | {"test": []}).split("test")
-    assert (split.tokens, split.words, split.ids.tolist(), split.documents.tolist()) == (0, 0, [], [])
+    assert (split.tokens, split.words, split.ids[:].tolist(), split.documents.tolist()) == (0, 0, [], [])
 
 
 def test_missing_splits_are_named(tmp_path: Path) -> None:
@@ -200,7 +201,7 @@ def test_a_store_of_another_configuration_is_made_again(tmp_path: Path, notes: l
 
 def test_a_damaged_store_is_made_again(tmp_path: Path, notes: list[str]) -> None:
     store = make(tmp_path)
-    flip(store.folder / "valid.npy", 130)
+    flip(store.folder / "valid-00000.npy", 130)
     again = tokenize(open_corpus(tmp_path / "tiny"), CONFIGS["word"], tmp_path, note=notes.append, progress=False)
     assert again.sha256 == store.sha256
     assert "damaged" in notes[0]

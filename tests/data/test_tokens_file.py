@@ -16,7 +16,7 @@ from tests.data.test_tokens import DOCUMENTS, flip, make, make_corpus
 
 
 @settings(max_examples=100)
-@given(name=st.sampled_from(["train.npy", "train.docs.npy", "tokenizer.json", MANIFEST]), data=st.data())
+@given(name=st.sampled_from(["train-00000.npy", "train-00000.docs.npy", "tokenizer.json", MANIFEST]), data=st.data())
 def test_truncated_and_changed_files_are_refused(
     name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -51,8 +51,8 @@ def forge(store: TokenStore, name: str, content: bytes, **changes: Any) -> None:
 def test_headers_that_lie_about_the_shape_are_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
     store = make(tmp_path)
     header = f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
-    ids = (store.folder / "train.npy").read_bytes()
-    forge(store, "train.npy", ids[:10] + header + ids[128:])
+    ids = (store.folder / "train-00000.npy").read_bytes()
+    forge(store, "train-00000.npy", ids[:10] + header + ids[128:])
     with pytest.raises(LmtrainError, match="isn't an array of 18 uint16"):
         open_store(store.folder)
 
@@ -60,22 +60,22 @@ def test_headers_that_lie_about_the_shape_are_refused(shape: tuple[int, ...], tm
 @pytest.mark.parametrize("size", [0, 1, 10, 127, 128, 129, 163, 165])
 def test_arrays_of_other_lengths_are_refused_even_with_matching_hashes(size: int, tmp_path: Path) -> None:
     store = make(tmp_path)
-    ids = (store.folder / "train.npy").read_bytes()
+    ids = (store.folder / "train-00000.npy").read_bytes()
     assert len(ids) == 164
-    forge(store, "train.npy", (ids + b"\0")[:size])
+    forge(store, "train-00000.npy", (ids + b"\0")[:size])
     with pytest.raises(LmtrainError, match="isn't an array of 18 uint16"):
         open_store(store.folder)
 
 
 def test_ids_and_documents_out_of_range_are_refused(tmp_path: Path) -> None:
     store = make(tmp_path)
-    ids, documents = ((store.folder / name).read_bytes() for name in ("train.npy", "train.docs.npy"))
-    forge(store, "train.npy", ids[:-2] + np.uint16(store.tokenizer.vocab_size).tobytes())
+    ids, documents = ((store.folder / name).read_bytes() for name in ("train-00000.npy", "train-00000.docs.npy"))
+    forge(store, "train-00000.npy", ids[:-2] + np.uint16(store.tokenizer.vocab_size).tobytes())
     with pytest.raises(LmtrainError, match="out of range"):
         open_store(store.folder)
     for wrong in (18, 12, -1, 2**63 - 1):
-        forge(store, "train.npy", ids)
-        forge(store, "train.docs.npy", documents[:-8] + np.int64(wrong).tobytes())
+        forge(store, "train-00000.npy", ids)
+        forge(store, "train-00000.docs.npy", documents[:-8] + np.int64(wrong).tobytes())
         with pytest.raises(LmtrainError, match="out of range"):
             open_store(store.folder)
 
@@ -93,7 +93,7 @@ def test_the_tokenizer_of_another_store_is_refused(tmp_path: Path) -> None:
         {"splits": None},
         {"splits": {"../train": {}}},
         {"splits": {"train": {"tokens": "18"}}},
-        {"corpus_sha256": 3},
+        {"corpora_sha256": 3},
         {"vocab_size": True},
         {"vocab_size": 10**30},
     ],

@@ -18,7 +18,8 @@ from lmtrain.completion.options import Options
 from lmtrain.data.corpus import FORMAT as CORPUS_FORMAT
 from lmtrain.data.corpus import download, open_corpus
 from lmtrain.data.order import SampleOrder, batch
-from lmtrain.data.tokens import TokenStore, open_store, tokenize
+from lmtrain.data.tokenizing import tokenize
+from lmtrain.data.tokens import TokenStore, open_store
 from lmtrain.files import MANIFEST, new_folder, sha256_bytes, verify
 from lmtrain.inference import load_trained
 from lmtrain.schema import Config, TokenizerConfig
@@ -72,7 +73,7 @@ def tokens(folder: Path) -> Parser:
                 inputs, targets = batch(split.ids, SampleOrder(split.tokens, 2, "causal", 1).starts(0, 3), 2, "causal")
                 assert int(torch.cat((inputs, targets)).max()) < opened.tokenizer.vocab_size
 
-    return _files(store, [MANIFEST, "train.npy", "train.docs.npy", "tokenizer.json"], store, use)
+    return _files(store, [MANIFEST, "train-00000.npy", "train-00000.docs.npy", "tokenizer.json"], store, use)
 
 
 def checkpoints(folder: Path) -> Parser:

@@ -19,7 +19,7 @@ from lmtrain.completion.complete import complete
 from lmtrain.completion.options import Options
 from lmtrain.config import load
 from lmtrain.data.corpus import download
-from lmtrain.data.tokens import tokenize
+from lmtrain.data.tokenizing import tokenize
 from lmtrain.inference import load_trained
 from lmtrain.training.state import prepare, restore
 from tests.hostile.folders import trained_run

@@ -16,7 +16,8 @@ import torch
 from lmtrain import checkpoint
 from lmtrain.config import load
 from lmtrain.data.corpus import download
-from lmtrain.data.tokens import TokenStore, tokenize
+from lmtrain.data.tokenizing import tokenize
+from lmtrain.data.tokens import TokenStore
 from lmtrain.inference import load_trained
 from lmtrain.schema import Config
 from lmtrain.training.loop import fit

@@ -7,7 +7,8 @@ import pytest
 
 from lmtrain.config import parse
 from lmtrain.data.corpus import download
-from lmtrain.data.tokens import TokenStore, tokenize
+from lmtrain.data.tokenizing import tokenize
+from lmtrain.data.tokens import TokenStore
 from lmtrain.schema import Config
 
 

@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 
 from lmtrain import checkpoint
+from lmtrain.data.ids import Ids
 from lmtrain.data.order import Mode, batch
 from lmtrain.data.tokens import TokenStore
 from lmtrain.files import sha256_bytes
@@ -113,7 +114,7 @@ def go_on(training: Training, count: int) -> list[Step]:
     with pytest.MonkeyPatch.context() as patch:
         windows: list[int] = []
 
-        def noted(ids: np.ndarray, starts: np.ndarray, context: int, mode: Mode) -> tuple[Tensor, Tensor]:
+        def noted(ids: Ids, starts: np.ndarray, context: int, mode: Mode) -> tuple[Tensor, Tensor]:
             windows.extend(starts.tolist())
             return batch(ids, starts, context, mode)
 

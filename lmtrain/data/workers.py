@@ -1,0 +1,112 @@
+"""Processes that do the tasks of shards.py, one to a core: Python's own lock would let threads take turns.
+
+They are told their tasks, and answer, in lines of JSON, and they end when nobody is left who could tell them more. One
+whose parent was killed finishes the shard that it is at, which the next attempt finds.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from subprocess import PIPE
+from threading import Lock
+from typing import Any
+
+import lmtrain
+from lmtrain.data.shards import Advance, Task, dump, load, perform
+from lmtrain.errors import LmtrainError
+
+Worker = subprocess.Popen[str]
+
+_START = "from lmtrain.data.workers import serve; serve()"
+
+
+def cores() -> int:
+    """The processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def perform_all(tasks: Sequence[Task], advance: Advance, processes: int | None = None) -> Iterator[dict[str, Any]]:
+    """The results of tasks in their order, by so many processes (None = one to a core); a single task is done here.
+
+    Raises LmtrainError when a task fails or a process dies; the shards that are finished then stay.
+    """
+    processes = min(processes or cores(), len(tasks))
+    if processes <= 1:
+        for task in tasks:
+            yield perform(task, advance)
+        return
+    workers = [_start() for _ in range(processes)]
+    idle: SimpleQueue[Worker] = SimpleQueue()
+    for worker in workers:
+        idle.put(worker)
+    one_at_a_time = Lock()
+
+    def ask(task: Task) -> dict[str, Any]:
+        worker = idle.get()
+        try:
+            return _ask(worker, task, told)
+        finally:
+            idle.put(worker)
+
+    def told(lines: int) -> None:
+        with one_at_a_time:
+            advance(lines)
+
+    pool = ThreadPoolExecutor(processes)
+    try:
+        yield from pool.map(ask, tasks)
+    finally:
+        for worker in workers:
+            worker.kill()  # at rest by now, or no longer wanted
+        pool.shutdown(cancel_futures=True)
+        for worker in workers:
+            worker.communicate()
+
+
+def serve() -> None:
+    """Be such a process: a task in each line of stdin, and on stdout the lines done so far, then the result."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
+
+    def say(message: dict[str, Any]) -> None:
+        print(json.dumps(message), flush=True)
+
+    for line in sys.stdin:
+        try:
+            say({"result": perform(load(line), lambda lines: say({"lines": lines}))})
+        except LmtrainError as error:
+            say({"error": str(error)})
+
+
+def _start() -> Worker:
+    """A process that finds this very package, and lets the others have the other cores."""
+    path = os.pathsep.join([str(Path(lmtrain.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path.rstrip(os.pathsep)}
+    command = [sys.executable, "-c", _START]
+    return subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=environment, encoding="utf-8")
+
+
+def _ask(worker: Worker, task: Task, advance: Advance) -> dict[str, Any]:
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    with suppress(BrokenPipeError):
+        worker.stdin.write(dump(task) + "\n")
+        worker.stdin.flush()
+    for line in worker.stdout:
+        message = json.loads(line)
+        if "error" in message:
+            raise LmtrainError(message["error"])
+        if "result" in message:
+            result: dict[str, Any] = message["result"]
+            return result
+        advance(message["lines"])
+    raise LmtrainError(
+        f"a process that tokenized {task.piece.text} was ended from outside, perhaps for want of memory: start again, "
+        "and finished shards are kept"
+    )
