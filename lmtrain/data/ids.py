@@ -13,10 +13,11 @@ class Ids:
     from what is read, so neither the order of samples nor a score depends on how a split is stored."""
 
     def __init__(self, parts: Sequence[np.ndarray]) -> None:
-        self.parts = [part for part in parts if len(part)] or [np.empty(0, np.uint16)]
+        # As plain arrays, which they are: of a memmap every slice is a memmap, and takes four times as long to make.
+        self.parts = [np.asarray(part) for part in parts if len(part)] or [np.empty(0, np.uint16)]
         self.dtype: np.dtype[Any] = self.parts[0].dtype
-        self._ends = np.cumsum([len(part) for part in self.parts])
-        self._windows: tuple[int, list[np.ndarray]] = (0, [])
+        self._lengths = np.array([len(part) for part in self.parts])
+        self._ends = np.cumsum(self._lengths)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -37,18 +38,15 @@ class Ids:
 
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
         """The windows of `length` ids at `starts` (B,), each within the ids: (B, length)."""
-        if self._windows[0] != length:
-            whole = (part if len(part) >= length else np.empty(length, self.dtype) for part in self.parts)
-            self._windows = (length, [np.lib.stride_tricks.sliding_window_view(part, length) for part in whole])
+        if len(self.parts) == 1:
+            found: np.ndarray = np.lib.stride_tricks.sliding_window_view(self.parts[0], length)[starts]
+            return found
         result = np.empty((len(starts), length), self.dtype)
-        number = np.searchsorted(self._ends, starts, "right")
-        inside = starts + length <= self._ends[number]
-        for one in np.unique(number[inside]):
-            rows = np.flatnonzero(inside & (number == one))
-            begin = self._ends[one] - len(self.parts[one])
-            result[rows] = self._windows[1][one][starts[rows] - begin]
-        for row in np.flatnonzero(~inside):
-            result[row] = self[int(starts[row]) : int(starts[row]) + length]
+        numbers = np.searchsorted(self._ends, starts, "right")
+        begins = starts - (self._ends[numbers] - self._lengths[numbers])
+        for row, (number, begin) in enumerate(zip(numbers.tolist(), begins.tolist(), strict=True)):
+            found = self.parts[number][begin : begin + length]
+            result[row] = found if len(found) == length else self[int(starts[row]) : int(starts[row]) + length]
         return result
 
     def blocks(self) -> Iterator[np.ndarray]:

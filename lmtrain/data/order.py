@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -25,6 +25,7 @@ Mode = Literal["causal", "windowed"]
 
 MAX_SIZE = 2**48
 _ROUNDS = 8
+_BLOCK = 1024
 _MIN_BITS = 6
 """A domain of fewer bits has too few keys and rounds of its kind to reach most of its permutations."""
 
@@ -99,15 +100,22 @@ class SampleOrder:
 
     def starts(self, first: int, count: int) -> np.ndarray:
         """First tokens of the windows of samples `first` .. `first + count - 1`: (count,) int64."""
-        size, stride = self.per_epoch(), 1 if self.mode == "windowed" else self.context
+        size = self.per_epoch()
         parts = [np.empty(0, np.int64)]
         while count > 0:
             epoch, within = divmod(first, size)
-            taken = min(count, size - within)
-            order = permute(np.arange(within, within + taken), size, _key(self.seed, epoch, "order"))
-            parts.append(self.phase(epoch) + stride * order)
-            first, count = first + taken, count - taken
+            block, place = divmod(within, _BLOCK)
+            parts.append(_block(self, epoch, block)[place : place + count])
+            first, count = first + len(parts[-1]), count - len(parts[-1])
         return np.concatenate(parts)
+
+
+@lru_cache(64)
+def _block(order: SampleOrder, epoch: int, block: int) -> np.ndarray:
+    """First tokens of `_BLOCK` windows of an epoch (fewer at its end): to compute 32 takes half as long as 1,024."""
+    index = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, order.per_epoch()))
+    windows = permute(index, order.per_epoch(), _key(order.seed, epoch, "order"))
+    return order.phase(epoch) + windows * (1 if order.mode == "windowed" else order.context)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from pathlib import Path
 from lmtrain.errors import LmtrainError
 from lmtrain.files import sha256_file, write_file
 
-LARGE = 64 << 20
+LARGE = 16 << 20
+"""Bytes: less than a shard of a large corpus has."""
+
 REMEMBERED = ".hashes.json"
 _SETTLED = 2.0
 """Seconds: the clock of some file systems is so coarse that a younger file could change and show the same time."""
@@ -28,6 +30,7 @@ class Hashes:
 
     def __init__(self, folder: Path, *, anew: bool = False) -> None:
         self._memory = folder / REMEMBERED
+        self._known = _load(self._memory)
         self._anew = anew
         self.read: set[Path] = set()
 
@@ -39,19 +42,25 @@ class Hashes:
             return sha256_file(path)
         key = str(path.resolve())
         state = [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
-        known = self._load().get(key)
+        known = self._known.get(key)
         if not self._anew and isinstance(known, list) and known[:-1] == state and isinstance(known[-1], str):
             return known[-1]
         self.read.add(path)
         digest = sha256_file(path)
         if begun - status.st_ctime_ns / 1e9 > _SETTLED:
-            with suppress(LmtrainError):  # a folder that can only be read is read each time
-                write_file(self._memory, json.dumps({**self._load(), key: [*state, digest]}))
+            self._remember(key, [*state, digest])
         return digest
 
-    def _load(self) -> dict[str, object]:
-        try:
-            known = json.loads(self._memory.read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return known if isinstance(known, dict) else {}
+    def _remember(self, key: str, entry: list[int | str]) -> None:
+        """Add to what is remembered, by this process or others meanwhile, of files that are still there."""
+        self._known = {path: old for path, old in _load(self._memory).items() if Path(path).exists()} | {key: entry}
+        with suppress(LmtrainError):  # a folder that can only be read is read each time
+            write_file(self._memory, json.dumps(self._known))
+
+
+def _load(memory: Path) -> dict[str, object]:
+    try:
+        known = json.loads(memory.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return known if isinstance(known, dict) else {}

@@ -19,6 +19,7 @@ from threading import Lock
 from typing import Any
 
 import lmtrain
+from lmtrain.data import shards
 from lmtrain.data.shards import Advance, Task, dump, load, perform
 from lmtrain.errors import LmtrainError
 
@@ -33,12 +34,14 @@ def cores() -> int:
 
 
 def perform_all(tasks: Sequence[Task], advance: Advance, processes: int | None = None) -> Iterator[dict[str, Any]]:
-    """The results of tasks in their order, by so many processes (None = one to a core); a single task is done here.
+    """The results of tasks in their order, by so many processes (None = one to a core).
 
+    Of little text they are done here: to start processes would take longer, and bpe has threads of its own.
     Raises LmtrainError when a task fails or a process dies; the shards that are finished then stay.
     """
     processes = min(processes or cores(), len(tasks))
-    if processes <= 1:
+    size = sum(task.piece.end - task.piece.begin for task in tasks)
+    if processes <= 1 or size <= 2 * shards.SHARD_BYTES:
         for task in tasks:
             yield perform(task, advance)
         return

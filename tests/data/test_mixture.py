@@ -13,7 +13,7 @@ from lmtrain.data.order import Mixture, SampleOrder, sample_order
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.schema import DataConfig, TokenizerConfig
+from lmtrain.schema import Config, DataConfig, TokenizerConfig
 from lmtrain.training.state import prepare
 from tests.conftest import TINY
 from tests.data.test_tokens import make_corpus
@@ -103,7 +103,7 @@ def test_weights_are_part_of_which_data_it_is(tmp_path: Path) -> None:
     assert two(tmp_path).sha256 == store.sha256
 
 
-def settings_of(tmp_path: Path, weight: int) -> config.Config:
+def settings_of(tmp_path: Path, weight: int) -> Config:
     sources = f"data.sources=[{{source: sample, weight: {weight}}}, {{source: {tmp_path / 'more.txt'}}}]"
     return config.load(None, [*TINY, sources, f"data.dir={tmp_path}"], {})
 

@@ -41,7 +41,7 @@ def test_the_first_of_equal_documents_stays(rows: list[str], before: list[str], 
         assert list(unseen(row_lines(before), seen, keep_all=True)) == list(row_lines(before))
         found = list(unseen(row_lines(rows), seen))
     known = {tuple(row_lines([row])) for row in before}
-    expected = []
+    expected: list[tuple[str, bool]] = []
     for row in rows:
         if (document := tuple(row_lines([row]))) not in known:
             expected += document
