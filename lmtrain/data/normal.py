@@ -60,18 +60,20 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def load_starts(path: Path) -> np.ndarray:
-    """The line numbers at which documents start, int64; the file's header is compared, not parsed.
+    """The line numbers at which documents start, int64, memory-mapped; the file's header is compared, not parsed.
 
     Raises LmtrainError where it is no such file.
     """
     try:
-        content = path.read_bytes()
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = file.read(HEADER_BYTES)
     except OSError as error:
         raise LmtrainError(f"{path} can't be read: {error.strerror or error}") from error
-    count = max(0, len(content) - HEADER_BYTES) // OFFSET.itemsize
-    if content[:HEADER_BYTES] != npy_header(OFFSET, count) or len(content) != HEADER_BYTES + count * OFFSET.itemsize:
+    count = max(0, size - HEADER_BYTES) // OFFSET.itemsize
+    if header != npy_header(OFFSET, count) or size != HEADER_BYTES + count * OFFSET.itemsize:
         raise LmtrainError(f"{path} isn't an array of line numbers: delete {path.parent} and make it again")
-    return np.frombuffer(content, OFFSET, offset=HEADER_BYTES).astype(np.int64)
+    return np.memmap(path, OFFSET, "r", offset=HEADER_BYTES, shape=(count,)) if count else np.empty(0, OFFSET)
 
 
 def write_split(folder: Path, split: str, lines: Iterable[tuple[str, bool]], progress: bool) -> dict[str, int]:
@@ -125,7 +127,7 @@ def cut_split(
     """
     first, *others = shares
     whole = write_split(folder, first, lines, progress)
-    starts = load_starts(folder / f"{first}.docs.npy")
+    starts = np.array(load_starts(folder / f"{first}.docs.npy"))
     by_document = len(starts) >= _FEW
     units = starts if by_document else np.arange(whole["lines"])
     if len(units) < _FEW:

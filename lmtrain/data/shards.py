@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lmtrain import disk
-from lmtrain.data.normal import HEADER_BYTES, OFFSET, npy_header
+from lmtrain.data.normal import OFFSET, load_starts, npy_header
 from lmtrain.data.tokenizer import Tokenizer, pieces
 from lmtrain.errors import LmtrainError
 from lmtrain.files import sha256_file, write_file, writing
@@ -187,10 +187,7 @@ def id_type(vocab_size: int) -> np.dtype[Any]:
 
 def _starts(task: Encode) -> list[int]:
     """The lines of the piece at which documents start."""
-    count = (Path(task.documents).stat().st_size - HEADER_BYTES) // OFFSET.itemsize
-    if not count:
-        return []
-    lines = np.memmap(task.documents, OFFSET, "r", offset=HEADER_BYTES, shape=(count,))
+    lines = load_starts(Path(task.documents))
     first, last = np.searchsorted(lines, [task.piece.first_line, task.piece.first_line + task.piece.lines])
     found: list[int] = lines[first:last].tolist()
     return found
