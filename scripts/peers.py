@@ -29,7 +29,8 @@ from training_speed import HEAP, load_source, run_alone
 from lmtrain.config import load
 from lmtrain.data.corpus import download
 from lmtrain.data.order import SampleOrder, batch
-from lmtrain.data.tokens import Split, TokenStore, open_store, tokenize
+from lmtrain.data.tokenizing import tokenize
+from lmtrain.data.tokens import Split, TokenStore, open_store
 from lmtrain.evaluation import evaluate
 
 CONFIG = "wikitext2-cpu"
@@ -209,7 +210,7 @@ def in_lanes(split: Split, lanes: int) -> Tensor:
 
 def stream_of(store: TokenStore) -> Tensor:
     """The validation split after one `<eos>`."""
-    ids = store.split("valid").ids.astype(np.int64)
+    ids = store.split("valid").ids[:].astype(np.int64)
     return torch.from_numpy(np.concatenate([[store.tokenizer.eos_id], ids]))
 
 

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -128,8 +127,7 @@ def costs(config: Config, store: TokenStore) -> dict[str, Any]:
     with torch.device("meta"):
         model = LanguageModel(config.model, store.tokenizer.vocab_size)
     if model.adaptive is not None:
-        counts = np.bincount(store.split("train").ids, minlength=store.tokenizer.vocab_size)
-        model.adaptive.set_shares(torch.from_numpy(counts))
+        model.adaptive.set_shares(torch.from_numpy(split.ids.counts(store.tokenizer.vocab_size)))
     precision = choose_precision(config.train.precision, choose_device(config.train.device))
     memory = memory_estimate(config, store.tokenizer.vocab_size, precision)
     steps = make_budget(config.train, samples).steps

@@ -34,7 +34,7 @@ def test_an_output_layer_of_its_own_counts_once(tiny: Config) -> None:
 def test_an_adaptive_output_counts_by_the_shares_of_its_tails(tiny: Config, store: TokenStore, mode: str) -> None:
     plain = change(tiny, model__mode=mode)
     config = change(plain, model__output="adaptive", model__output_cutoffs=[20, 60])
-    size, ids = store.tokenizer.vocab_size, store.split("train").ids
+    size, ids = store.tokenizer.vocab_size, store.split("train").ids[:]
     logits = 22 + 40 * np.mean((ids >= 20) & (ids < 60)) + (size - 60) * np.mean(ids >= 60)
     assert 22 < logits < 0.8 * size
     saved = 6 * 16 * (size - logits) * (16 if mode == "causal" else 1)
