@@ -26,6 +26,7 @@ from lmtrain.adaptation import (
     rms_rates,
     sgd_rates,
 )
+from lmtrain.data.ids import Ids
 from lmtrain.data.tokens import Split
 from lmtrain.evaluation import evaluate
 from lmtrain.files import sha256_bytes
@@ -42,7 +43,7 @@ MODES = ["temperature", "cache", "dynamic sgd", "dynamic rms", "cache over dynam
 
 
 def split_of(ids: np.ndarray) -> Split:
-    return Split(ids, np.zeros(1, np.int64), len(ids), len(ids), 5 * len(ids))
+    return Split(Ids([ids]), np.zeros(1, np.int64), len(ids), len(ids), 5 * len(ids))
 
 
 def tiny_model(*, mode: str = "causal", copying: bool = True, output: str = "softmax") -> LanguageModel:

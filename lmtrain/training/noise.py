@@ -7,12 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmtrain.data.ids import Ids
 
-def noisy(inputs: Tensor, ids: np.ndarray, share: float) -> Tensor:
-    """Inputs (B, T), each replaced with probability `share` by a token drawn from all of `ids` (1-D): unigram noise
+
+def noisy(inputs: Tensor, ids: Ids, share: float) -> Tensor:
+    """Inputs (B, T), each replaced with probability `share` by a token drawn from all of `ids`: unigram noise
     (Xie et al., 2017). Drawn from torch's default generator."""
     chosen = torch.rand(inputs.shape) < share
     places = torch.randint(len(ids), (int(chosen.sum()),))
     result = inputs.clone()
-    result[chosen] = torch.from_numpy(ids[places.numpy()].astype(np.int64))
+    result[chosen] = torch.from_numpy(ids.windows(places.numpy(), 1)[:, 0].astype(np.int64))
     return result
