@@ -3,41 +3,31 @@
 torch and datasets are imported inside the commands, so that help and completion answer at once.
 """
 
-import json
-import math
 import sys
 import threading
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain import __version__, generate_command
+from lmtrain import __version__, eval_command, generate_command
 from lmtrain.errors import LmtrainError, SaidElsewhere
 from lmtrain.options import (
     ConfigFile,
     DataDir,
-    Device,
     Force,
     Json,
-    Precision,
     Quiet,
     Resume,
     Revision,
-    Run,
     Source,
     Subset,
     TextColumn,
-    Weights,
-    Which,
-    WhichDevice,
-    WhichWeights,
+    as_overrides,
 )
 from lmtrain.printing import floor, note, show, show_costs, show_profile, table
 
 if TYPE_CHECKING:
-    from lmtrain.data.tokens import TokenStore
     from lmtrain.schema import Config
 
 INTERRUPTED = 130
@@ -112,7 +102,7 @@ def download(
     from lmtrain.data.corpus import each
 
     given = {"source": source, "subset": subset, "revision": revision, "text_column": text_column, "dir": data_dir}
-    resolved = _load_config(config, _overrides({f"data.{key}": value for key, value in given.items()}))
+    resolved = _load_config(config, as_overrides({f"data.{key}": value for key, value in given.items()}))
     for data in each(resolved.data):
         corpus = make_corpus(data, force=force, note=note, progress=not quiet)
         counts = {split: corpus.manifest["splits"][split] for split in corpus.splits}
@@ -135,9 +125,11 @@ def tokenize(
 
     Brings the corpus first if it isn't there. The tokenizer sees the training split alone.
     """
+    from lmtrain.data.prepare import prepare_store
+
     given = {"data.source": source, "tokenizer.kind": kind, "tokenizer.vocab_size": vocab_size, "data.dir": data_dir}
-    resolved = _load_config(config, _overrides(given))
-    store = _prepare_data(resolved, force=force, verify=verify, progress=not quiet)
+    resolved = _load_config(config, as_overrides(given))
+    store = prepare_store(resolved, force=force, verify=verify, note=note, progress=not quiet)
     units = ("tokens", "words", "lines", "bytes", "documents")
     counts = {split: {unit: store.manifest["splits"][split][unit] for unit in units} for split in store.splits}
     heading = f"{store.folder}\n{store.tokenizer.vocab_size:,} {store.tokenizer.kind} entries"
@@ -169,11 +161,13 @@ def train(
     from lmtrain.allocator import keep_heap
 
     keep_heap()
+    from lmtrain.data.prepare import prepare_store
+
     resolved = _load_config(config, overrides or [])
     name = resolved.run.name or (config.stem if config is not None else "default")
     run_dir = resolved.run.dir / name
     if dry_run or profile:
-        store = _prepare_data(resolved, progress=not quiet)
+        store = prepare_store(resolved, note=note, progress=not quiet)
     if dry_run:
         show_costs(resolved, store, as_json)
         return
@@ -189,7 +183,7 @@ def train(
     with connected(resolved.train.device, resolved.train.timeout_minutes) as workers:
         told = note if workers.leads else _say_nothing
         with workers.in_turn():
-            store = _prepare_data(resolved, progress=not quiet, told=told)
+            store = prepare_store(resolved, note=told, progress=not quiet)
         outcome = fit(resolved, store, run_dir, resume=resume is Resume.auto, note=told, quiet=quiet, workers=workers)
     if not workers.leads:
         raise typer.Exit(INTERRUPTED if outcome.score is None else 0)
@@ -205,127 +199,14 @@ def train(
     show({**result, "best_step": outcome.best_step, "valid": score}, text, as_json)
 
 
-@app.command("eval", epilog="Example: lmtrain eval --split test --stride 32 --cache eval.cache_weight=0.2")
-def evaluate_command(
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[eval.FIELD=VALUE]...", help="Fields of the eval section to set.")
-    ] = None,
-    run: Run = None,
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "valid",
-    checkpoint: Which = "best",
-    weights: WhichWeights = Weights.auto,
-    stride: Annotated[int | None, typer.Option(min=1, help="Tokens scored per window; less = more context.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Windows per pass; changes the speed alone.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Score only the first tokens of the split.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Divides the logits of the vocabulary.")] = None,
-    cache: Annotated[bool, typer.Option("--cache", help="Mix in a cache of the text's last words.")] = False,
-    dynamic: Annotated[bool, typer.Option("--dynamic", help="Learn from each stride after it is scored.")] = False,
-    data_dir: DataDir = None,
-    device: WhichDevice = Device.auto,
-    precision: Annotated[
-        Precision | None,
-        typer.Option(help="Arithmetic; int8, for a CPU, as `generate` has it. [default: the run's own]"),
-    ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Measure the perplexity of a trained model."""
-    from lmtrain.allocator import keep_heap
-
-    keep_heap()
-    from tqdm import tqdm
-
-    from lmtrain.adaptation import adapted, settings_used
-    from lmtrain.config import change
-    from lmtrain.evaluation import default_stride, evaluate
-    from lmtrain.inference import open_trained, ready_to_generate
-    from lmtrain.runtime import choose_precision
-
-    trained = open_trained(run, checkpoint, weights.value, device.value)
-    if precision is Precision.int8:
-        trained = ready_to_generate(trained, "int8", compiled=False)
-    foreign = [override for override in overrides or [] if not override.startswith("eval.")]
-    if foreign:
-        raise LmtrainError(
-            f"{foreign[0]}: eval takes eval.field=value alone, the rest being what the run was made with"
-        )
-    resolved = change(trained.config, [*(overrides or []), *_overrides({"eval.temperature": temperature})])
-    if data_dir is not None:
-        resolved = resolved.model_copy(update={"data": resolved.data.model_copy(update={"dir": data_dir})})
-    store = _prepare_data(resolved, progress=not quiet)
-    if store.tokenizer.sha256 != trained.tokenizer.sha256:
-        raise LmtrainError(f"{store.folder} was tokenized otherwise than {trained.run_dir}: its corpus has changed")
-    model = resolved.model
-    stride = stride or resolved.eval.stride or default_stride(model.mode, model.context)
-    if stride > (1 if model.mode == "windowed" else model.context):
-        raise LmtrainError(
-            f"--stride {stride} is too long: a {model.mode} model of context {model.context} would skip tokens"
-        )
-    part = store.split(split)
-    arithmetic = choose_precision(precision.value if precision else resolved.train.precision, trained.device)
-    hidden = quiet or None
-    with tqdm(desc="statistics", unit="tok", unit_scale=True, disable=not dynamic or hidden, leave=False) as bar:
-        forward = adapted(
-            trained.model,
-            resolved.eval,
-            store.split("train"),
-            dynamic=dynamic,
-            cache=cache,
-            segment=stride,
-            device=trained.device,
-            precision=arithmetic,
-            advance=bar.update,
-        )
-    with tqdm(total=min(limit or part.tokens, part.tokens), unit="tok", unit_scale=True, disable=hidden) as bar:
-        score = evaluate(
-            forward,
-            part,
-            mode=model.mode,
-            context=model.context,
-            stride=stride,
-            batch_size=1 if dynamic else batch_size or resolved.eval.batch_size,
-            first_token=trained.tokenizer.eos_id,
-            device=trained.device,
-            precision="fp32" if arithmetic == "int8" else arithmetic,  # of what is no product of matrices
-            limit=limit,
-            advance=bar.update,
-        )
-    if dynamic and not math.isfinite(score.nats):
-        raise LmtrainError("dynamic evaluation diverged: lower eval.dynamic_lr")
-    figures = score.summary()
-    used = settings_used(resolved.eval, dynamic=dynamic, cache=cache)
-    named = "".join(f", {key.replace('_', ' ')} {value}" for key, value in used.items())
-    about = {
-        "run": str(trained.run_dir),
-        "step": trained.step,
-        "weights": trained.weights,
-        "split": split,
-        "precision": arithmetic,
-        **used,
-    }
-    text = (
-        f"{trained.run_dir} step {trained.step:,} ({trained.weights} weights, {arithmetic}) on {split}: "
-        f"context {score.context}, stride {score.stride}{named}\n"
-        f"  word perplexity   {score.word_perplexity:10.3f}   over {score.words:,.0f} words{floor(store, split)}\n"
-        f"  token perplexity  {score.token_perplexity:10.3f}   over {score.tokens:,} tokens\n"
-        f"  bits per byte     {score.bits_per_byte:10.4f}   over {score.bytes:,.0f} bytes"
-    )
-    show({**about, **figures}, text, as_json)
-
+app.command("eval", epilog="Example: lmtrain eval --split test --stride 32 --cache eval.cache_weight=0.2")(
+    eval_command.evaluate
+)
 
 app.command(
     cls=generate_command.GroupedCommand,
     epilog='Example: lmtrain generate "The river" --temperature 0.8 --stop sentence',
 )(generate_command.generate)
-
-
-def _overrides(given: Mapping[str, str | Path | float | None]) -> list[str]:
-    """The options that were given, texts in quotes: YAML would take some for a number or a comment."""
-    return [
-        f"{key}={value if isinstance(value, int | float) else json.dumps(str(value), ensure_ascii=False)}"
-        for key, value in given.items()
-        if value is not None
-    ]
 
 
 def _load_config(path: Path | None, overrides: list[str]) -> "Config":
@@ -336,29 +217,3 @@ def _load_config(path: Path | None, overrides: list[str]) -> "Config":
 
 def _say_nothing(_message: str) -> None:
     """Instead of a note."""
-
-
-def _prepare_data(
-    config: "Config",
-    *,
-    force: bool = False,
-    verify: bool = False,
-    progress: bool,
-    told: Callable[[str], None] = note,
-) -> "TokenStore":
-    """The token store of a configuration, with `force` made anew; makes what is missing before it."""
-    from lmtrain.data.corpus import download as make_corpus
-    from lmtrain.data.corpus import each
-    from lmtrain.data.tokenizing import tokenize as make_store
-
-    corpora = [make_corpus(data, anew=verify, note=told, progress=progress) for data in each(config.data)]
-    return make_store(
-        corpora,
-        config.tokenizer,
-        config.data.dir,
-        weights=[source.weight for source in config.data.sources or ()] or None,
-        force=force,
-        anew=verify,
-        note=told,
-        progress=progress,
-    )

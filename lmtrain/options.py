@@ -1,5 +1,7 @@
 """The arguments and options that the commands share."""
 
+import json
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -74,3 +76,13 @@ class Resume(StrEnum):
 
 WhichDevice = Annotated[Device, typer.Option("--device", help="auto takes CUDA where it is.")]
 WhichWeights = Annotated[Weights, typer.Option("--weights", help="auto takes the averaged ones where they were kept.")]
+
+
+def as_overrides(given: Mapping[str, str | Path | float | None]) -> list[str]:
+    """The options that were given, as `section.field=value`; texts in quotes: YAML would take some for a number or a
+    comment."""
+    return [
+        f"{key}={value if isinstance(value, int | float) else json.dumps(str(value), ensure_ascii=False)}"
+        for key, value in given.items()
+        if value is not None
+    ]

@@ -152,7 +152,7 @@ MISTAKES = {
     "no run": (["eval", "--run", "nowhere"], "nowhere is not a run folder"),
     "no such checkpoint": (["eval", "--checkpoint", "77"], "no checkpoint '77'"),
     "no such split": (["eval", "--split", "dev"], "dev"),
-    "stride too long": (["eval", "--stride", "17"], "--stride 17"),
+    "stride too long": (["eval", "--stride", "17"], "eval.stride=17"),
     "a file in the way": ([*TRAIN, *TINY[:6], "run.dir=empty.txt"], "empty.txt"),
     "CUDA on a machine without": ([*TRAIN, *TINY[:6], "train.device=cuda"], "train.device=cuda"),
 }

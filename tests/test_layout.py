@@ -13,6 +13,7 @@ FLOORS = {
     "__main__": 9,
     "cli": 8,
     "generate_command": 7,
+    "eval_command": 7,
     "answers": 6,
     "printing": 5,
     "training": 4,

@@ -1,7 +1,7 @@
 """The work of tokenizing in pieces: a text is cut between lines, and each piece becomes one shard of a token store.
 
 What a shard holds depends on its piece alone, and the shards of a split joined hold what one pass would have written.
-A task is plain data, so that it can be done here or in another process (see workers.py).
+A task is plain data, so that it can be done here or in another process (see processes.py).
 """
 
 import json

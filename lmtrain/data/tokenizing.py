@@ -18,6 +18,7 @@ from tqdm import tqdm
 from lmtrain import disk
 from lmtrain.data import shards
 from lmtrain.data.corpus import Corpus
+from lmtrain.data.processes import perform_all
 from lmtrain.data.shards import Count, Encode, Piece, finished
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokens import (
@@ -32,7 +33,6 @@ from lmtrain.data.tokens import (
     vocab_limit,
 )
 from lmtrain.data.verified import Hashes
-from lmtrain.data.workers import perform_all
 from lmtrain.errors import LmtrainError
 from lmtrain.files import alone_in, make_folders, new_folder, sha256_bytes, verify, writing
 from lmtrain.schema import TokenizerConfig

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.data import shards, tokenizing, workers
+from lmtrain.data import processes, shards, tokenizing
 from lmtrain.data.shards import Count, cut, lines_of
 from lmtrain.data.tokenizer import Kind
 from lmtrain.data.tokenizing import tokenize
@@ -34,7 +34,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "cores", lambda: 1)
+    monkeypatch.setattr(processes, "cores", lambda: 1)
 
 
 def documents(count: int = 4) -> dict[str, list[list[str]]]:
@@ -63,7 +63,7 @@ def test_the_size_of_shards_changes_nothing_but_the_files(
     whole = make(folder / "whole", kind, {"train": texts})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "SHARD_BYTES", size)
-        patch.setattr(workers, "cores", lambda: 1)
+        patch.setattr(processes, "cores", lambda: 1)
         parts = make(folder / "parts", kind, {"train": texts})
     assert ids_of(parts) == ids_of(whole)
     assert parts.split("train").documents.tolist() == whole.split("train").documents.tolist()
@@ -84,9 +84,9 @@ def test_pieces_are_whole_lines_and_all_of_the_text(tmp_path: Path, small_shards
 def test_processes_write_what_one_process_writes(
     kind: Kind, tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "cores", lambda: 2)
+    monkeypatch.setattr(processes, "cores", lambda: 2)
     together = make(tmp_path / "together", kind, documents())
-    monkeypatch.setattr(workers, "cores", lambda: 1)
+    monkeypatch.setattr(processes, "cores", lambda: 1)
     assert make(tmp_path / "alone", kind, documents()).sha256 == together.sha256
     assert len(list(together.folder.glob("train-*.docs.npy"))) > 4
 
@@ -94,13 +94,13 @@ def test_processes_write_what_one_process_writes(
 SCRIPT = """
 import sys
 from pathlib import Path
-from lmtrain.data import shards, workers
+from lmtrain.data import processes, shards
 from lmtrain.data.corpus import open_corpus
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.schema import TokenizerConfig
 
 shards.SHARD_BYTES, folder = 2000, Path(sys.argv[1])
-workers.cores = lambda: 1
+processes.cores = lambda: 1
 written, finish = 0, shards.write_file
 
 def slowly(path, content):
@@ -184,8 +184,8 @@ def test_the_children_of_a_killed_process_end(tmp_path: Path) -> None:
     (piece,) = cut(corpus.folder / "train.txt")
 
     def work(say: Callable[[str], None]) -> None:
-        worker = workers._start()
-        workers._ask(worker, Count(piece), lambda _: None)
+        worker = processes._start()
+        processes._ask(worker, Count(piece), lambda _: None)
         say(str(worker.pid))
         signal.pause()
 
@@ -201,8 +201,8 @@ def test_the_children_of_a_killed_process_end(tmp_path: Path) -> None:
 
 
 def test_a_child_that_dies_is_a_sentence(tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "cores", lambda: 2)
-    monkeypatch.setattr(workers, "_START", "import os; os._exit(9)")
+    monkeypatch.setattr(processes, "cores", lambda: 2)
+    monkeypatch.setattr(processes, "_START", "import os; os._exit(9)")
     with pytest.raises(LmtrainError, match=r"train\.txt was ended from outside.*finished shards are kept"):
         make(tmp_path, "word", documents())
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
@@ -213,7 +213,7 @@ def test_a_child_s_mistake_is_its_sentence(tmp_path: Path, small_shards: None) -
     tasks = [Count(piece) for piece in cut(corpus.folder / "train.txt")]
     (corpus.folder / "train.txt").unlink()
     with pytest.raises(LmtrainError, match=r"train\.txt can't be read"):
-        list(workers.perform_all(tasks, lambda _: None, 2))
+        list(processes.perform_all(tasks, lambda _: None, 2))
 
 
 def test_rare_words_are_forgotten_where_there_are_too_many(
@@ -247,12 +247,12 @@ def test_a_manifest_whose_shards_do_not_add_up_is_refused(tmp_path: Path, small_
 GROWTH = """
 import sys
 from pathlib import Path
-from lmtrain.data import shards, tokenizing, workers
+from lmtrain.data import processes, shards, tokenizing
 from lmtrain.data.corpus import download
 from lmtrain.schema import DataConfig, TokenizerConfig
 
 shards.SHARD_BYTES = 1 << 20
-workers.cores = lambda: 1
+processes.cores = lambda: 1
 folder, kind = Path(sys.argv[1]), sys.argv[2]
 data = DataConfig(source=str(folder / "text"), dir=folder / "data", deduplicate=True)
 corpus = download(data)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lmtrain import checkpoint
+from lmtrain.data.ids import Ids
 from lmtrain.data.order import Mode, batch
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
@@ -68,7 +69,7 @@ def training_work(config: Config, store: TokenStore, run_dir: Path, notes: Path,
         windows: list[list[int]] = []
         taken = 0
 
-        def noted(ids: np.ndarray, starts: np.ndarray, context: int, mode: Mode) -> tuple[Tensor, Tensor]:
+        def noted(ids: Ids, starts: np.ndarray, context: int, mode: Mode) -> tuple[Tensor, Tensor]:
             windows.append(starts.tolist())
             return batch(ids, starts, context, mode)
 

@@ -25,7 +25,7 @@ from lmtrain.errors import LmtrainError
 
 Worker = subprocess.Popen[str]
 
-_START = "from lmtrain.data.workers import serve; serve()"
+_START = "from lmtrain.data.processes import serve; serve()"
 
 
 def cores() -> int:
