@@ -82,7 +82,9 @@ def evaluate(
         "precision": arithmetic,
         **used,
     }
-    named = "".join(f", {key.replace('_', ' ')} {value}" for key, value in used.items())
+    named = "".join(
+        f", {key.replace('_', ' ')} {value}" for key, value in used.items() if (key, value) != ("temperature", 1.0)
+    )
     text = (
         f"{trained.run_dir} step {trained.step:,} ({trained.weights} weights, {arithmetic}) on {split}: "
         f"context {score.context}, stride {score.stride}{named}\n"
