@@ -139,7 +139,7 @@ def tokenize(
 @app.command(epilog="Example: lmtrain train --config configs/wikitext2.yaml model.dim=512 train.max_minutes=10")
 def train(
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[SECTION.FIELD=VALUE]...", help="Configuration fields to set.")
+        list[str] | None, typer.Argument(metavar="SECTION.FIELD=VALUE", help="Configuration fields to set.")
     ] = None,
     config: ConfigFile = None,
     resume: Annotated[Resume, typer.Option(help="auto: go on from the last checkpoint. never: refuse.")] = Resume.auto,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[eval.FIELD=VALUE]...", help="Fields of the eval section to set.")
+        list[str] | None, typer.Argument(metavar="eval.FIELD=VALUE", help="Fields of the eval section to set.")
     ] = None,
     run: Run = None,
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "valid",
