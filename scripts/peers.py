@@ -132,7 +132,7 @@ def train_nanogpt(source: Any, store: TokenStore, minutes: float) -> Trained:
 
     tokens = train_until(minutes, step)
     model.eval()
-    return model, tokens, windows_nats(lambda inputs, targets: model(inputs, targets)[0], store, 128)
+    return model, tokens, windows_nats(lambda inputs: model(inputs, inputs)[0], store, 128)
 
 
 def train_lstm(source: Any, store: TokenStore, minutes: float) -> Trained:
@@ -178,7 +178,7 @@ def train_transformer(source: Any, store: TokenStore, minutes: float) -> Trained
 
     tokens = train_until(minutes, step)
     model.eval()
-    return model, tokens, windows_nats(lambda inputs, _: model(inputs.t()).transpose(0, 1), store, 35)
+    return model, tokens, windows_nats(lambda inputs: model(inputs.t()).transpose(0, 1), store, 35)
 
 
 def train_until(minutes: float, step: Callable[[int, float], int]) -> int:
@@ -214,11 +214,12 @@ def stream_of(store: TokenStore) -> Tensor:
     return torch.from_numpy(np.concatenate([[store.tokenizer.eos_id], ids]))
 
 
-def windows_nats(logits: Callable[[Tensor, Tensor], Tensor], store: TokenStore, context: int) -> float:
+def windows_nats(logits: Callable[[Tensor], Tensor], store: TokenStore, context: int) -> float:
     """The validation split by windows that slide by a quarter of their length; logits or log-probabilities."""
 
     def nats(inputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(logits(inputs, targets).transpose(1, 2), targets, reduction="none")
+        found = logits(inputs)[:, -targets.shape[1] :]  # of what follows: the targets are the last ones
+        return F.cross_entropy(found.transpose(1, 2), targets, reduction="none")
 
     score = evaluate(
         nats,
