@@ -27,9 +27,8 @@ from torch import Tensor, nn
 from training_speed import HEAP, load_source, run_alone
 
 from lmtrain.config import load
-from lmtrain.data.corpus import download
 from lmtrain.data.order import SampleOrder, batch
-from lmtrain.data.tokenizing import tokenize
+from lmtrain.data.prepare import prepare_store
 from lmtrain.data.tokens import Split, TokenStore, open_store
 from lmtrain.evaluation import evaluate
 
@@ -42,8 +41,7 @@ CPU = torch.device("cpu")
 def peers(nanogpt: Path, word_language_model: Path, minutes: float, overrides: list[str]) -> dict[str, Any]:
     """Every side, `TOGETHER` at a time."""
     config = load(Path(f"configs/{CONFIG}.yaml"), overrides)
-    corpus = download(config.data, note=_note, progress=False)
-    store = tokenize(corpus, config.tokenizer, config.data.dir, note=_note, progress=False)
+    store = prepare_store(config, note=_note, progress=False)
     threads = max(1, (os.cpu_count() or 1) // TOGETHER)
 
     def run(side: str) -> dict[str, Any]:
@@ -56,8 +54,8 @@ def peers(nanogpt: Path, word_language_model: Path, minutes: float, overrides: l
         found = dict(zip(SIDES, pool.map(run, SIDES), strict=True))
     words = store.split("valid").words
     return {
-        "title": f"validation perplexity of {corpus.name} after {minutes:g} minutes of {threads} thread(s) each, "
-        f"`configs/{CONFIG}.yaml` beside others' models on the same words, {TOGETHER} at a time",
+        "title": f"validation perplexity of {Path(config.data.source).name} after {minutes:g} minutes of {threads} "
+        f"thread(s) each, `configs/{CONFIG}.yaml` beside others' models on the same words, {TOGETHER} at a time",
         "result": "; ".join(
             f"{side} {math.exp(one['nats'] / words):,.1f} ({one['tokens'] / 1e6:.1f}M tokens read, "
             f"{one['parameters'] / 1e6:.1f}M parameters)"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 
 from lmtrain.errors import LmtrainError
 from lmtrain.nn import output_loss
@@ -178,8 +178,8 @@ def backward(
     return grad_hidden, grad_weight, grad_bias
 
 
-_forward = torch.library.custom_op("lmtrain::tail_cross_entropy", forward, mutates_args=())
-_backward = torch.library.custom_op("lmtrain::tail_cross_entropy_backward", backward, mutates_args=())
+_forward = library.custom_op("lmtrain::tail_cross_entropy", forward, mutates_args=())
+_backward = library.custom_op("lmtrain::tail_cross_entropy_backward", backward, mutates_args=())
 
 
 @_forward.register_fake

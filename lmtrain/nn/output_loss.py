@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, library
 
 Chunk = int | Literal["auto"] | None
 """Rows whose logits exist at once; None = all of them; `auto` = see `rows_at_once`."""
@@ -125,8 +125,8 @@ def backward(
     return grad_hidden, grad_weight, grad_bias
 
 
-_forward = torch.library.custom_op("lmtrain::linear_cross_entropy", forward, mutates_args=())
-_backward = torch.library.custom_op("lmtrain::linear_cross_entropy_backward", backward, mutates_args=())
+_forward = library.custom_op("lmtrain::linear_cross_entropy", forward, mutates_args=())
+_backward = library.custom_op("lmtrain::linear_cross_entropy_backward", backward, mutates_args=())
 
 
 @_forward.register_fake
