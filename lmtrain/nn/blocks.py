@@ -6,11 +6,11 @@ Shapes: B rows, T positions (Tm of a memory), D the model's width, F the hidden 
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict, Unpack
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.attention import KeyValueCache, MultiHeadAttention
+from lmtrain.nn.dropout import Dropout
 from lmtrain.nn.norms import NormKind, norm
 from lmtrain.nn.place import Place
 from lmtrain.nn.positions import Rotation
@@ -71,7 +71,7 @@ class Residual(nn.Module):
         super().__init__()
         self.norm = norm(norm_kind, dim)
         self.pre = norm_position == "pre"
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """(..., D) -> (..., D)."""
@@ -204,10 +204,3 @@ class DecoderBlock(nn.Module):
         x = self.cross_residual(x, lambda state: self.cross_attention.recall(state, memory, mask=memory_mask))
         result: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return result
-
-
-def locked_dropout(x: Tensor, rate: float, training: bool) -> Tensor:
-    """Dropout of (B, T, D) or (B, D) with one mask per row and feature for all positions (Gal & Ghahramani, 2016)."""
-    if not training or not rate:
-        return x
-    return x * F.dropout(torch.ones_like(x[:, :1] if x.dim() == 3 else x), rate)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from lmtrain.nn.dropout import drop
 from lmtrain.nn.patterns import CAUSAL, FULL, Pattern, key_blocks
 
 BLOCK = 128
@@ -128,7 +129,7 @@ def _attend_plain(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, empty: bool
 ) -> Tensor:
     weights = _weights(query, key, mask, empty=empty).to(value.dtype)
-    return (F.dropout(weights, dropout) if dropout else weights) @ value
+    return drop(weights, dropout) @ value
 
 
 def _weights(query: Tensor, key: Tensor, mask: Tensor | None, *, empty: bool) -> Tensor:

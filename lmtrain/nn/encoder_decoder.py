@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lmtrain.nn.attention import KeyValueCache, MultiHeadAttention, padding_mask
 from lmtrain.nn.blocks import DecoderBlock, EncoderBlock, FeedForward, NormPosition, ResidualOptions
+from lmtrain.nn.dropout import Dropout
 from lmtrain.nn.norms import NormKind, norm
 from lmtrain.nn.patterns import Pattern
 from lmtrain.nn.place import Place
@@ -78,7 +79,7 @@ class PositionedEmbedding(nn.Module):
     def __init__(self, vocab: int, sizes: Sizes) -> None:
         super().__init__()
         self.words = nn.Embedding(vocab, sizes.dim)
-        self.dropout = nn.Dropout(sizes.dropout)
+        self.dropout = Dropout(sizes.dropout)
         self.sinusoids: Tensor
         # Computed, so never saved.
         self.register_buffer("sinusoids", sinusoidal(torch.arange(sizes.max_length), sizes.dim), persistent=False)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lmtrain.nn.attention import KeyValueCache, MultiHeadAttention, join_heads
 from lmtrain.nn.dot_product import attend
+from lmtrain.nn.dropout import drop
 from lmtrain.nn.linear_attention import refuse_mask, to_blocks
 from lmtrain.nn.place import Place
 from lmtrain.nn.positions import Rotation
@@ -112,7 +113,7 @@ class CompressedAttention(nn.Module):
         far = far.view(*near.shape[:-1], blocks).masked_fill(order >= order.view(-1, 1, 1), float("-inf"))
         near = near.masked_fill(place > place.unsqueeze(-1), float("-inf"))
         weights = torch.cat((far, near), dim=-1).softmax(-1).to(value.dtype)  # (B, H, K, S, K + S)
-        weights = F.dropout(weights, self.dropout, self.training)
+        weights = drop(weights, self.dropout, self.training)
         pooled = weights[..., :blocks].flatten(2, 3) @ far_value + (weights[..., blocks:] @ value).flatten(2, 3)
         return pooled[:, :, :length]
 

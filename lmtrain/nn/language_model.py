@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from lmtrain.nn import output_loss
 from lmtrain.nn.adaptive import AdaptiveSoftmax
-from lmtrain.nn.blocks import locked_dropout
 from lmtrain.nn.copying import ContextCopy
+from lmtrain.nn.dropout import drop, locked_dropout
 from lmtrain.nn.encoder import Encoder
 from lmtrain.nn.norms import cut_gradients_at_zero, norm
 from lmtrain.nn.output_loss import Chunk
@@ -192,7 +192,7 @@ class LanguageModel(nn.Module):
         """Tokens (B, T) at positions (T,) or (B, T) -> (B, T, D)."""
         x: Tensor = self.embedding(tokens) * (self.embedding.embedding_dim / 2)  # see `initialise`
         if self.training and self.config.embedding_dropout:
-            kept = F.dropout(x.new_ones(self.vocab_size), self.config.embedding_dropout)
+            kept = drop(x.new_ones(self.vocab_size), self.config.embedding_dropout)
             x = x * kept[tokens].unsqueeze(-1)
         x = locked_dropout(x, self.config.input_dropout, self.training)
         if self.in_projection is not None:

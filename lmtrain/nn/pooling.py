@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from lmtrain.nn.attention import KeyValueCache, join_heads, split_heads
 from lmtrain.nn.blocks import Activation, FeedForward
 from lmtrain.nn.dot_product import attend
+from lmtrain.nn.dropout import Dropout, drop
 from lmtrain.nn.norms import NormKind, norm
 from lmtrain.nn.patterns import CAUSAL
 from lmtrain.nn.place import Place, take_rows
@@ -147,7 +148,7 @@ class AttentionPooling(nn.Module):
         self.output = nn.Linear(dim, dim, bias=False)
         self.feed_forward_norm = norm(norm_kind, dim)
         self.feed_forward = FeedForward(dim, ff_dim, activation)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.folded: Tensor | None = None  # see `pack`
 
     def forward(self, x: Tensor) -> Tensor:
@@ -156,7 +157,7 @@ class AttentionPooling(nn.Module):
         value = split_heads(self.value(states), self.heads)  # (B, H, T, D)
         if self.query is None:
             if self.training and self.attention_dropout:
-                value = value * F.dropout(torch.ones_like(value[..., :1]), self.attention_dropout)
+                value = value * drop(torch.ones_like(value[..., :1]), self.attention_dropout)
             pooled = prefix_mean(self._score(states), value, self._slope())
         else:
             query, key = self._query(states), split_heads(self.key(states), self.heads)
@@ -171,7 +172,7 @@ class AttentionPooling(nn.Module):
         states = self.norm(x)
         value = split_heads(self.value(states), self.heads)
         weights = self._weights(states).to(value.dtype).unsqueeze(-2)  # (B, H, 1, T)
-        pooled = F.dropout(weights, self.attention_dropout, self.training) @ value
+        pooled = drop(weights, self.attention_dropout, self.training) @ value
         return self._finish(x[:, -1:], pooled).squeeze(1)
 
     def weights(self, x: Tensor) -> Tensor:

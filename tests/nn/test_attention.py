@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtrain.nn.attention import KeyValueCache, MultiHeadAttention
-from lmtrain.nn.blocks import Activation, EncoderBlock, FeedForward, locked_dropout
+from lmtrain.nn.blocks import Activation, EncoderBlock, FeedForward
 from lmtrain.nn.dot_product import attend
+from lmtrain.nn.dropout import locked_dropout
 from lmtrain.nn.patterns import CAUSAL, FULL
 from lmtrain.nn.place import Place
 from lmtrain.nn.positions import rotation

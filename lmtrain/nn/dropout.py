@@ -1,0 +1,53 @@
+"""Dropout (Srivastava et al., 2014), whole or locked along the positions, at the speed of the arithmetic around it.
+
+B: batch, T: positions, D: width.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def drop(x: Tensor, rate: float, training: bool = True) -> Tensor:
+    """Each element of x is 0 with probability `rate`, else divided by 1 - rate; x itself outside training.
+
+    Which ones is drawn from torch's generator. A compiled graph on a CPU makes the elements' random bits by hashing
+    their places, a nanosecond each in its vector loops, where torch's own generator takes ten, one after the other.
+    """
+    if not training or not rate:
+        return x
+    if torch.compiler.is_compiling() and x.device.type == "cpu" and x.numel() < 2**31:
+        return torch.where(hashed_keep(x.shape, rate), x / (1 - rate), 0.0)
+    return F.dropout(x, rate)
+
+
+class Dropout(nn.Dropout):
+    """`drop` as a module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return drop(x, self.p, self.training)
+
+
+def locked_dropout(x: Tensor, rate: float, training: bool) -> Tensor:
+    """Dropout of (B, T, D) or (B, D) with one mask per row and feature for all positions (Gal & Ghahramani, 2016)."""
+    if not training or not rate:
+        return x
+    return x * drop(torch.ones_like(x[:, :1] if x.dim() == 3 else x), rate)
+
+
+def hashed_keep(shape: torch.Size, rate: float) -> Tensor:
+    """A bool tensor that is True with probability 1 - rate: a hash of each place under a key of 64 drawn bits.
+
+    The hash is two rounds of the 32-bit finalizer "lowbias32" (C. Wellons, 2018), a key of 32 bits before each, so
+    that masks of different keys are no shifted or reordered copies of each other.
+    """
+    first, second = torch.randint(-(2**31), 2**31, (2,)).to(torch.int32)
+    places = torch.arange(shape.numel(), dtype=torch.int32).view(shape)
+    return _mixed(_mixed(places ^ first) + second) >= round(rate * 2**32) - 2**31
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """lowbias32: shifts bring in zeros, which on signed numbers takes a mask; products wrap."""
+    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * (0x846CA68B - 2**32)
+    return x ^ ((x >> 16) & 0xFFFF)
