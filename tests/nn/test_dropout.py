@@ -1,4 +1,4 @@
-"""Dropout's masks: those of a compiled graph on a CPU, which are hashed, against their definition and against chance."""
+"""Dropout's masks: those of a compiled graph on a CPU, which are hashed, against definition and chance."""
 
 from collections.abc import Callable
 
