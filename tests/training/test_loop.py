@@ -10,14 +10,16 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
 
 from lmtrain import checkpoint
 from lmtrain.config import parse
+from lmtrain.data import order
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation import Score, evaluate
 from lmtrain.schema import Config
-from lmtrain.training import loop, state, validation
+from lmtrain.training import loop, noise, state, validation
 from lmtrain.training.loop import Outcome, fit, train_step
 from lmtrain.training.meter import StepResult
 from lmtrain.training.optim import optimizer_tensors
@@ -358,6 +360,35 @@ def test_resume_on_cuda_gives_the_same_bits(
     interrupt_after(1000, signal.SIGTERM)
     run(config, store, tmp_path / "parts")
     assert last_hash(tmp_path / "whole") == last_hash(tmp_path / "parts")
+
+
+@pytest.mark.parametrize("mode", ["causal", "windowed"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_nothing_in_a_step_depends_on_a_value_on_the_device(
+    tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch, optimizer: str, mode: str
+) -> None:
+    """Once the batch is on the device tensors have no values here, so that whoever waits for one fails."""
+    values = {"model__mode": mode, "model__copy": mode == "causal", "model__dropout": 0.1, "model__input_dropout": 0.1}
+    values |= {"train__optimizer": optimizer, "train__ema": 0.9, "train__spike_sigmas": 6.0, "train__token_noise": 0.1}
+    config = change(tiny, **values, train__micro_batch=tiny.train.batch_size // 2, train__adversarial_softmax=0.01)
+    training = state.prepare(config, store, lambda message: None)
+    loop.train_step(training, 1e-3)  # the first makes the optimizer's state
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def on_host(part: Callable[..., Any]) -> Callable[..., Any]:
+        def run_part(*arguments: Any) -> Any:
+            with unset_fake_temporarily():
+                return part(*arguments)
+
+        return run_part
+
+    monkeypatch.setattr(loop, "batch", on_host(order.batch))
+    monkeypatch.setattr(loop, "noisy", on_host(noise.noisy))
+    monkeypatch.setattr(loop, "to_device", lambda tensor, device: fake.from_tensor(tensor))
+    with fake:
+        result = loop.train_step(training, 1e-3)
+        with pytest.raises(DataDependentOutputException):
+            float(result.loss)
 
 
 @pytest.mark.gpu
