@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from training_speed import BASE, HEAP, ROUNDS, SEED, Sizes, measure_ours, our_training, run_alone, timed
 
-from lmtrain.nn import dot_product
+from lmtrain.nn import dot_product, dropout
 from lmtrain.runtime import autocast, choose_device, choose_precision
 from lmtrain.training.loop import train_step
 
+DROPOUT = [f"model.{place}=0.1" for place in ("dropout", "attention_dropout", "input_dropout", "output_dropout")]
 LEVERS: dict[str, tuple[dict[str, str], list[str]]] = {
     "all levers": (HEAP, []),
     "heap given back": ({}, []),
@@ -24,6 +25,8 @@ LEVERS: dict[str, tuple[dict[str, str], list[str]]] = {
     "fused attention": (HEAP, []),
     "float32": (HEAP, ["train.precision=fp32"]),
     "loss by 512 targets": (HEAP, ["train.loss_chunk=512"]),
+    "dropout": (HEAP, DROPOUT),
+    "dropout, masks by torch's generator": (HEAP, DROPOUT),
 }
 """All as it is by default, and with one thing otherwise: the environment, and overrides of the configuration."""
 
@@ -86,6 +89,8 @@ def measure_lever(name: str, sizes: Sizes) -> dict[str, Any]:
     """Training with one thing otherwise."""
     if name == "fused attention":
         dot_product._attend_plain = _attend_fused
+    if name.endswith("generator"):
+        dropout.hashed_keep = lambda shape, rate: torch.rand(shape) >= rate
     return measure_ours(sizes, compiled=True, changes=LEVERS[name][1])
 
 
