@@ -50,7 +50,7 @@ def large_corpus(gigabytes: float) -> dict[str, Any]:
         tokenizer = next((folder / "data").glob(f".parts-*/{TOKENIZER}"))
         raw_before = raw_rate(tokenizer, texts)
         went_on = watched(options, None)
-        store = open_store(next((folder / "data").glob("*.bpe")))
+        store = open_store(next((folder / "data").glob("*.bpe*")))
         if any(stamp(store.folder / name) != before for name, before in kept.items()):
             raise SystemExit("a finished shard was made again")
         raw_after = raw_rate(store.folder / TOKENIZER, texts)
