@@ -2,6 +2,8 @@
 
 runs/<name>/  config.yaml  tokenizer.json  state.json  metrics.jsonl  tensorboard/
               checkpoints/step-00001000/  manifest.json  model.safetensors  optimizer.safetensors  ema.safetensors
+
+Where a model is sharded, each process writes the rows that it holds: model-00001-of-00004.safetensors and so on.
 """
 
 import fcntl
@@ -10,13 +12,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as deserialize
 from torch import Tensor
 
 from lmtrain import disk
@@ -30,28 +28,21 @@ from lmtrain.files import (
     recover,
     remove_folder,
     sha256_bytes,
+    sha256_file,
     verify,
     write_error,
     write_file,
     writing,
 )
 from lmtrain.schema import Config
+from lmtrain.tensor_files import Stored, in_rows, open_files, serialize
+from lmtrain.workers import ALONE, Workers
 
 FORMAT = "lmtrain-checkpoint/1"
 CONFIG, TOKENIZER, STATE, METRICS = "config.yaml", "tokenizer.json", "state.json", "metrics.jsonl"
 
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""What safetensors calls them."""
 _STEP = re.compile(r"[0-9]{1,18}")
+_FILE = re.compile(r"(.+?)(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 
 Tensors = dict[str, dict[str, Tensor]]
 Note = Callable[[str], None]
@@ -59,10 +50,10 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint, read and verified: groups of tensors (`model`, `optimizer`, `ema`) and its counters."""
+    """One checkpoint, verified: groups of tensors (`model`, `optimizer`, `ema`), not read yet, and its counters."""
 
     folder: Path
-    tensors: Tensors
+    tensors: dict[str, dict[str, Stored]]
     info: dict[str, Any]
 
 
@@ -123,66 +114,75 @@ def lock(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def save(run_dir: Path, step: int, tensors: Tensors, info: dict[str, Any]) -> Path:
+def save(run_dir: Path, step: int, tensors: Tensors, info: dict[str, Any], workers: Workers = ALONE) -> Path:
     """Write the checkpoint of `step` and return its folder: whole, flushed to disk and hashed, or not there at all.
 
     `info` must hold `score` (lower is better, None = not evaluated) beside whatever the loop wants back.
+    Several `workers` all call this, each with what it holds: rows of tensors, under the names of `rows_name`, and the
+    leader also what is whole. All write into one folder, which their nodes must share. It takes its name when all files
+    are on the disk, and never does when a process ends before that.
     """
     folder = run_dir / "checkpoints" / f"step-{step:08d}"
+    if not workers.leads:
+        temporary = folder.with_name(workers.texts("")[0])
+        with writing(folder):
+            written = _write(temporary, tensors, workers)
+            for name in written:
+                disk.sync(temporary / name)
+        workers.texts(json.dumps(written))
+        return folder
     hashes: dict[str, str] = {}
     with new_folder(folder, FORMAT, {"step": step, **info}, hashes) as temporary:
-        for group, named in tensors.items():
-            parts, name = serialize(named), f"{group}.safetensors"
-            hashes[name] = sha256_bytes(*parts)
-            disk.write(temporary / name, parts)
+        workers.texts(temporary.name)
+        for text in workers.texts(json.dumps(_write(temporary, tensors, workers))):
+            hashes.update(json.loads(text))
+        unseen = hashes.keys() - {file.name for file in temporary.iterdir()}
+        if unseen:
+            raise LmtrainError(f"{min(unseen)} is not to be seen in {folder.parent}: run.dir must be a shared folder")
     return folder
 
 
-def serialize(named: Mapping[str, Tensor]) -> list[memoryview]:
-    """The parts of a safetensors file: a header, and the bytes of the tensors, as they lie in memory if on the CPU.
-
-    The library's own function makes three copies of each. The header is JSON after its length; the widest types come
-    first, so that each tensor lies at a multiple of its type's size.
-    """
-    names = sorted(named, key=lambda name: (-named[name].itemsize, name))
-    ends = list(accumulate((named[name].nbytes for name in names), initial=0))
-    entries = {
-        name: {"dtype": _DTYPES[named[name].dtype], "shape": list(named[name].shape), "data_offsets": [begin, end]}
-        for name, begin, end in zip(names, ends, ends[1:], strict=False)
-    }
-    header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    header += b" " * (-len(header) % 8)
-    tensors = [named[name].detach().cpu().contiguous().flatten().view(torch.uint8) for name in names]
-    return [memoryview(len(header).to_bytes(8, "little") + header), *(tensor.numpy().data for tensor in tensors)]
+def _write(folder: Path, tensors: Tensors, workers: Workers) -> dict[str, str]:
+    """Write what this process has of each group; the sha256 of each file."""
+    hashes = {}
+    for group, named in tensors.items():
+        if named or workers.leads:
+            part = f"-{workers.rank + 1:05d}-of-{workers.size:05d}" if in_rows(named) else ""
+            parts, name = serialize(named), f"{group}{part}.safetensors"
+            hashes[name] = sha256_bytes(*parts)
+            disk.write(folder / name, parts)
+    return hashes
 
 
-def load(folder: Path, groups: tuple[str, ...] | None = None) -> Checkpoint:
-    """Read a checkpoint (its `groups` of tensors; None = all). Each file is hashed and parsed from the same bytes.
+def load(folder: Path, groups: tuple[str, ...] | None = None, *, hashed: bool = True) -> Checkpoint:
+    """A checkpoint (its `groups` of tensors; None = all), whose tensors are read when they are asked for.
 
+    Each file is compared with its hash first, unless, with `hashed` False, another process has just done so.
     Raises LmtrainError when anything in it is missing, foreign or damaged.
     """
     manifest = read_manifest(folder, FORMAT)
-    tensors: Tensors = {}
+    files: dict[str, list[Path]] = {}
     for name, entry in manifest["files"].items():
-        group = name.removesuffix(".safetensors")
+        match = _FILE.fullmatch(name)
+        group = match[1] if match else name
         if groups is not None and group not in groups:
             continue
-        try:
-            data = (folder / name).read_bytes()
-        except OSError as error:
-            raise LmtrainError(f"{folder / name} can't be read: {error.strerror or error}") from error
-        if sha256_bytes(data) != entry["sha256"]:
+        if hashed and _sha256(folder / name) != entry["sha256"]:
             raise LmtrainError(f"{folder / name} is damaged")
-        try:
-            tensors[group] = deserialize(data)
-        except (SafetensorError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise LmtrainError(f"{folder / name} is not a safetensors file ({error})") from error
-    if "model" not in tensors or not isinstance(manifest.get("step"), int):
+        files.setdefault(group, []).append(folder / name)
+    if "model" not in files or not isinstance(manifest.get("step"), int):
         raise LmtrainError(f"{folder} is not a checkpoint: it has no weights or no step")
-    return Checkpoint(folder, tensors, manifest)
+    return Checkpoint(folder, {group: open_files(of_group) for group, of_group in files.items()}, manifest)
 
 
-def check_fit(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+def _sha256(file: Path) -> str:
+    try:
+        return sha256_file(file)
+    except OSError as error:
+        raise LmtrainError(f"{file} can't be read: {error.strerror or error}") from error
+
+
+def check_fit(found: Mapping[str, Tensor | Stored], wanted: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless `found` has the names, the shapes and the types of `wanted`."""
     if found.keys() != wanted.keys():
         raise ValueError(f"it lacks or has too many of {str(sorted(found.keys() ^ wanted.keys()))[1:200]}")
@@ -198,12 +198,17 @@ def folders(run_dir: Path) -> list[Path]:
     return sorted(folder for folder in found if folder.is_dir() and _STEP.fullmatch(folder.name.removeprefix("step-")))
 
 
-def last(run_dir: Path, note: Note) -> Checkpoint | None:
-    """The newest good checkpoint; damaged ones are named in a note and set aside as `<name>.damaged`."""
+def last(run_dir: Path, note: Note, *, hashed: bool = True) -> Checkpoint | None:
+    """The newest good checkpoint; damaged ones are named in a note and set aside as `<name>.damaged`.
+
+    With `hashed` False another process has just done that, and the newest must be good.
+    """
     for folder in reversed(folders(run_dir)):
         try:
-            return load(folder)
+            return load(folder, hashed=hashed)
         except LmtrainError as error:
+            if not hashed:
+                raise
             names = (folder.with_name(f"{folder.name}.damaged{number}") for number in ["", *range(2, 1000)])
             aside = next(name for name in names if not name.exists())
             with writing(folder):
@@ -269,7 +274,13 @@ def _is_good(folder: Path) -> bool:
 
 
 def state_hash(checkpoint: Checkpoint) -> str:
-    """One hash over everything that decides how training goes on: all tensors and the counters, no clock."""
-    files = {name: entry["sha256"] for name, entry in checkpoint.info["files"].items()}
+    """One hash over everything that decides how training goes on: all tensors and the counters, no clock.
+
+    It is the same however many processes wrote the tensors.
+    """
+    files = {
+        f"{group}.safetensors": sha256_bytes(*serialize({name: stored[...] for name, stored in named.items()}))
+        for group, named in checkpoint.tensors.items()
+    }
     state = {"step": checkpoint.info["step"], "files": files, "counters": checkpoint.info.get("counters")}
     return sha256_bytes(json.dumps(state, sort_keys=True).encode())

@@ -58,7 +58,9 @@ def load_trained(run_dir: Path, which: str, weights: str, device: torch.device) 
         raise LmtrainError(f"{folder} does not fit {run_dir / checkpoint.CONFIG}: {error}") from error
     model = LanguageModel(config.model, tokenizer.vocab_size)
     model.loss_chunk = config.train.loss_chunk
-    model.load_state_dict(tensors)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[name][...])  # one at a time, so that there is no second copy of the model
     model.to(device).eval()
     kind = "ema" if averaged else "raw"
     return Trained(run_dir, config, tokenizer, model, loaded.info["step"], kind, device, loaded.info, model.step)

@@ -51,6 +51,10 @@ class Workers:
         """The text that each process gives, by rank."""
         return [text]
 
+    def apart(self) -> "Workers":
+        """The same processes with messages of their own, for a thread beside the one that works."""
+        return self
+
     def agree(self, number: int) -> int:
         """The largest number that any process gives; sets the time that all read until the next call."""
         return number
@@ -71,37 +75,46 @@ ALONE = Workers()
 class Group(Workers):
     """Several processes. Every method but `part` and `time` is to be called by all of them."""
 
-    def __init__(self, store: Any, rank: int, size: int) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, group: Any = None) -> None:
         self.rank, self.size = rank, size
         self._store = store
+        self._timeout = timeout
+        self._group = group
         self._turns = 0
         self._now = 0.0
         self.agree(0)
 
     def add(self, _tensor: Tensor) -> None:
         """Put the sum over all processes in the tensor's place."""
-        dist.all_reduce(_tensor)
+        dist.all_reduce(_tensor, group=self._group)
 
     def gather(self, value: float) -> list[float]:
         """The value that each process gives, by rank."""
         values = torch.zeros(self.size, dtype=torch.float64)
         values[self.rank] = value
-        dist.all_reduce(values)
+        dist.all_reduce(values, group=self._group)
         return values.tolist()
 
     def texts(self, text: str) -> list[str]:
         """The text that each process gives, by rank; sent as bytes, never as pickled objects."""
-        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        data = torch.tensor(list(text.encode()), dtype=torch.uint8)
         lengths = [int(length) for length in self.gather(len(data))]
         rows = torch.zeros(self.size, max(lengths), dtype=torch.uint8)
         rows[self.rank, : len(data)] = data
-        dist.all_reduce(rows)
+        dist.all_reduce(rows, group=self._group)
         return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths, strict=True)]
+
+    def apart(self) -> Workers:
+        """The same processes with messages of their own, for a thread beside the one that works."""
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        group = dist.new_group(timeout=self._timeout, backend="gloo")
+        return Group(PrefixStore(group.group_name, self._store), self.rank, self.size, self._timeout, group)
 
     def agree(self, number: int) -> int:
         """The largest number that any process gives; sets the time that all read until the next call."""
         told = torch.tensor([number, time.monotonic() if self.leads else -math.inf], dtype=torch.float64)
-        dist.all_reduce(told, dist.ReduceOp.MAX)
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=self._group)
         self._now = float(told[1])
         return int(told[0])
 
@@ -156,7 +169,7 @@ def connected(device: str, timeout_minutes: float) -> Iterator[Workers]:
         backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         try:
-            yield Group(store, rank, size)
+            yield Group(store, rank, size, timeout)
         except LmtrainError as error:
             if rank and not isinstance(error, SaidElsewhere):
                 raise LmtrainError(f"process {rank}: {error}") from error

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from lmtrain import checkpoint
-from lmtrain.checkpoint import Checkpoint
 from lmtrain.errors import LmtrainError
 from lmtrain.files import MANIFEST
+from tests.reading import Content, content, read
 
 GROUPS = ("model", "optimizer", "ema")
 OFFSETS = 300
@@ -48,7 +48,7 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def same(left: Checkpoint, right: Checkpoint) -> bool:
+def same(left: Content, right: Content) -> bool:
     """Equal tensors, bit for bit, and every entry of `right` in `left`."""
     return all(left.info.get(key) == value for key, value in right.info.items()) and all(
         left.tensors[group].keys() == named.keys()
@@ -57,21 +57,21 @@ def same(left: Checkpoint, right: Checkpoint) -> bool:
     )
 
 
-def outcome(run_dir: Path, original: Checkpoint) -> str:
+def outcome(run_dir: Path, original: Content) -> str:
     """What becomes of the damaged checkpoint: refused, unchanged, or WRONG."""
     try:
-        return "unchanged" if same(checkpoint.load(original.folder), original) else "WRONG"
+        return "unchanged" if same(read(original.folder), original) else "WRONG"
     except LmtrainError as error:
         return "refused" if str(original.folder) in str(error) else "WRONG message"
 
 
-def restart(run_dir: Path, bad: Path, before: Checkpoint) -> str:
+def restart(run_dir: Path, bad: Path, before: Content) -> str:
     """What a restart does about the damaged checkpoint; its folder is put back under its name."""
     notes: list[str] = []
     aside = bad.with_name(f"{bad.name}.damaged")
     with checkpoint.lock(run_dir):
         found = checkpoint.last(run_dir, notes.append)
-    if found is None or not same(found, before) or found.folder != before.folder:
+    if found is None or not same(content(found), before) or found.folder != before.folder:
         return "WRONG"
     if len(notes) != 1 or aside.name not in notes[0] or not aside.is_dir() or bad.exists():
         return "not set aside"
@@ -89,7 +89,7 @@ def header_size(content: bytes) -> int:
 
 
 def test_every_bit_of_the_manifest(run_dir: Path, record_property: Callable[[str, object], None]) -> None:
-    before, original = (checkpoint.load(folder) for folder in checkpoint.folders(run_dir))
+    before, original = (read(folder) for folder in checkpoint.folders(run_dir))
     path = original.folder / MANIFEST
     sound = path.read_bytes()
     found: Counter[str] = Counter()
@@ -123,7 +123,7 @@ def test_a_figure_in_the_manifest_is_not_taken_for_another(run_dir: Path, entry:
 
 
 def test_every_byte_of_the_headers(run_dir: Path, record_property: Callable[[str, object], None]) -> None:
-    before, original = (checkpoint.load(folder) for folder in checkpoint.folders(run_dir))
+    before, original = (read(folder) for folder in checkpoint.folders(run_dir))
     generator = random.Random(0)
     found: Counter[str] = Counter()
     for group in GROUPS:
@@ -153,7 +153,7 @@ def damages(path: Path, twin: Path, offset: int, generator: random.Random) -> It
 
 
 def test_damage_anywhere_in_the_tensors(run_dir: Path, record_property: Callable[[str, object], None]) -> None:
-    before, original = (checkpoint.load(folder) for folder in checkpoint.folders(run_dir))
+    before, original = (read(folder) for folder in checkpoint.folders(run_dir))
     generator = random.Random(1)
     found: Counter[str] = Counter()
     for number in range(OFFSETS):
@@ -176,7 +176,7 @@ def test_damage_anywhere_in_the_tensors(run_dir: Path, record_property: Callable
 
 
 def test_a_manifest_of_another_step_or_none(run_dir: Path) -> None:
-    before, original = (checkpoint.load(folder) for folder in checkpoint.folders(run_dir))
+    before, original = (read(folder) for folder in checkpoint.folders(run_dir))
     path = original.folder / MANIFEST
     for damage in (lambda: shutil.copyfile(before.folder / MANIFEST, path), path.unlink, lambda: path.write_bytes(b"")):
         damage()
@@ -185,12 +185,12 @@ def test_a_manifest_of_another_step_or_none(run_dir: Path) -> None:
 
 
 def test_a_manifest_from_before_it_had_a_hash_is_read(run_dir: Path) -> None:
-    original = checkpoint.load(checkpoint.folders(run_dir)[-1])
+    original = read(checkpoint.folders(run_dir)[-1])
     path = original.folder / MANIFEST
     lines = path.read_text().splitlines()
     assert lines[-2].startswith('  "sha256": ')
     path.write_text("\n".join([*lines[:-3], lines[-3].rstrip(","), "}"]))
-    found = checkpoint.load(original.folder)
+    found = read(original.folder)
     assert found.info == original.info
     assert same(found, original)
 
@@ -200,10 +200,10 @@ def test_hashes_left_unchecked_would_be_found(run_dir: Path, monkeypatch: pytest
         def __ne__(self, other: object) -> bool:
             return False
 
-    original = checkpoint.load(checkpoint.folders(run_dir)[-1])
+    original = read(checkpoint.folders(run_dir)[-1])
     path = original.folder / "model.safetensors"
     sound = path.read_bytes()
     path.write_bytes(changed(sound, len(sound) - 2, sound[-2] ^ 1))
     assert outcome(run_dir, original) == "refused"
-    monkeypatch.setattr(checkpoint, "sha256_bytes", lambda *data: Anything())
+    monkeypatch.setattr(checkpoint, "sha256_file", lambda path: Anything())
     assert outcome(run_dir, original) == "WRONG"

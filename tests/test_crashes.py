@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from lmtrain import checkpoint, files
-from lmtrain.checkpoint import Checkpoint
 from lmtrain.errors import LmtrainError
 from tests.crash_states import Call, Tree, build, crash_states, read_tree, record
+from tests.reading import Content, content, read
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Save:
     calls: list[Call]
     returned: int
     """How many calls had been made when `checkpoint.save` returned."""
-    old: Checkpoint | None
-    new: Checkpoint
+    old: Content | None
+    new: Content
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def save(run_dir: Path, step: int, seed: int) -> Path:
 def recorded_save(base: Path, kind: str) -> Save:
     base.mkdir()
     run_dir = base / "run"
-    old = None if kind == "first" else checkpoint.load(save(run_dir, 1, seed=1))
+    old = None if kind == "first" else read(save(run_dir, 1, seed=1))
     start = read_tree(base)
     with pytest.MonkeyPatch.context() as patch:
         calls = record(patch, base)
@@ -59,10 +59,10 @@ def recorded_save(base: Path, kind: str) -> Save:
         returned = len(calls)
         if kind == "pruned":
             checkpoint.prune(run_dir, keep=1)
-    return Save(start, calls, returned, old, checkpoint.load(folder))
+    return Save(start, calls, returned, old, read(folder))
 
 
-def same(left: Checkpoint | None, right: Checkpoint | None) -> bool:
+def same(left: Content | None, right: Content | None) -> bool:
     """Equal in every bit of every tensor and in all that stands beside them."""
     if left is None or right is None:
         return left is right
@@ -80,7 +80,8 @@ def complaint(run_dir: Path, saved: Save, *, returned: bool) -> str:
     notes: list[str] = []
     try:
         with checkpoint.lock(run_dir):
-            found = checkpoint.last(run_dir, notes.append)
+            newest = checkpoint.last(run_dir, notes.append)
+            found = content(newest) if newest is not None else None
     except LmtrainError as error:
         return f"refused: {error}"
     if list(run_dir.rglob(".tmp-*")):
@@ -154,7 +155,7 @@ def test_hashes_left_unchecked_would_be_found(tmp_path: Path, place: Path, monke
 
     saved = recorded_save(tmp_path / "recorded", "beside an older one")
     states = crash_states(saved.start, saved.calls, _file)
-    monkeypatch.setattr(checkpoint, "sha256_bytes", lambda *data: Anything())
+    monkeypatch.setattr(checkpoint, "sha256_file", lambda path: Anything())
     assert "neither old nor new" in complaints(saved, states, place)
 
 

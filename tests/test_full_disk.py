@@ -27,7 +27,7 @@ def save(run_dir: Path, step: int) -> Path:
 
 def is_whole(folder: Path, factor: int) -> bool:
     found = checkpoint.load(folder)
-    return torch.equal(found.tensors["model"]["w"], torch.arange(1000.0) * factor)
+    return torch.equal(found.tensors["model"]["w"][...], torch.arange(1000.0) * factor)
 
 
 def restart(run_dir: Path) -> Path:

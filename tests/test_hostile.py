@@ -22,6 +22,7 @@ from lmtrain import checkpoint
 from lmtrain.data.corpus import open_corpus
 from lmtrain.errors import LmtrainError
 from lmtrain.files import MANIFEST
+from lmtrain.tensor_files import Stored
 from tests.hostile.folders import sign, unsealed
 from tests.hostile.inputs import FRAGMENTS, Parser, attempt, edited, limited_memory, variants
 from tests.hostile.parsers import PARSERS
@@ -128,7 +129,7 @@ def test_tensors_that_lie_about_themselves_are_refused(entry: dict[str, Any], tm
         checkpoint.check_fit(_ours(checkpoint.load(folder)), {"w": torch.zeros(1)})
 
 
-def _ours(found: checkpoint.Checkpoint) -> dict[str, torch.Tensor]:
+def _ours(found: checkpoint.Checkpoint) -> dict[str, Stored]:
     """The weights, where all of one group could be read; what then does not fit is refused as well."""
     if found.tensors["model"]["w"].shape != (1,):
         raise LmtrainError("another shape")

@@ -124,7 +124,7 @@ def saved_step(run_dir: Path) -> int:
     assert list(run_dir.rglob(".tmp-*")) == []
     step = int(found.info["step"])
     assert all(
-        torch.equal(value, found.tensors[group][name])
+        torch.equal(value, found.tensors[group][name][...])
         for group, named in tensors(step).items()
         for name, value in named.items()
     )

@@ -29,6 +29,7 @@ FLOORS = {
     "picture": 0,
     "runtime": 0,
     "workers": 0,
+    "tensor_files": 0,
     "allocator": 0,
     "config": 0,
     "schema": 0,

@@ -85,7 +85,7 @@ def fit(
         with workers.in_turn():
             if workers.leads:
                 held.enter_context(checkpoint.lock(run_dir))
-            found = checkpoint.last(run_dir, note)
+            found = checkpoint.last(run_dir, note, hashed=workers.leads)  # in whose turn the hashes are compared
             if found is not None:
                 if not resume:
                     raise LmtrainError(

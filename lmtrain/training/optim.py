@@ -1,13 +1,14 @@
 """The optimizer and its learning rate: AdamW, or Muon and AdamW, with grouped decay; schedules as pure functions."""
 
 import math
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from lmtrain.runtime import choose_precision
 from lmtrain.schema import TrainConfig
+from lmtrain.tensor_files import Stored
 from lmtrain.training.muon import Muon, hidden_matrices
 from lmtrain.training.parallel import placed
 
@@ -82,14 +83,16 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     }
 
 
-def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+def load_optimizer_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor | Stored]
+) -> None:
     """Put back what `optimizer_tensors` gave, bit for bit (`Optimizer.load_state_dict` would cast).
 
     Raises ValueError for a name, shape or type that this optimizer's state of this model does not have.
     """
     parameters = dict(model.named_parameters())
     expected = _expected_state(optimizer)
-    state: dict[str, dict[str, Any]] = {}
+    state: dict[str, dict[str, Tensor | Stored]] = {}
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
         if name not in parameters or entry not in expected[parameters[name]]:
@@ -103,7 +106,7 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
     for name, entries in state.items():
         parameter = parameters[name]
         optimizer.state[parameter] = {
-            entry: value.to(parameter.device) if entry == "step" else placed(value, parameter)
+            entry: value[...].to(parameter.device) if entry == "step" else placed(value, parameter)
             for entry, value in entries.items()
         }
 

@@ -26,6 +26,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError, SaidElsewhere
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.schema import Config
+from lmtrain.tensor_files import Stored
 from lmtrain.training.compilation import Forward
 from lmtrain.workers import ALONE, Workers
 
@@ -173,17 +174,39 @@ def _only(model: LanguageModel, last: bool) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether each process holds some rows of it."""
+    return hasattr(tensor, "full_tensor")
+
+
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor, be it sharded or not; of a sharded one, to be called by all processes."""
-    gather = getattr(tensor, "full_tensor", None)
-    return tensor if gather is None else gather()
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def placed(tensor: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor on the device of `like`, and sharded as it is; nothing is sent."""
-    if not hasattr(like, "full_tensor"):
-        return tensor.to(like.device)
-    from torch.distributed.tensor import DTensor, distribute_tensor
+def local_rows(tensor: Tensor) -> tuple[slice, Tensor]:
+    """Which rows of a sharded tensor this process holds, and these rows: as `torch.chunk` would part them."""
+    sharded: Any = tensor.detach()
+    assert [placement.is_shard(0) for placement in sharded.placements] == [True]
+    held: Tensor = sharded.to_local()
+    count, mesh = len(tensor), sharded.device_mesh
+    first = min(count, mesh.get_local_rank() * -(-count // mesh.size()))
+    return slice(first, first + len(held)), held
+
+
+def placed(source: Tensor | Stored, like: Tensor) -> Tensor:
+    """A whole tensor on the device of `like`, and sharded as it is; nothing else of it is read, and nothing is sent."""
+    if not is_sharded(like):
+        return source[...].to(like.device)
+    from torch.distributed.tensor import DTensor
 
     assert isinstance(like, DTensor)
-    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+    rows, _ = local_rows(like)
+    return DTensor.from_local(
+        source[rows].to(like.device),
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )

@@ -1,5 +1,6 @@
 """Checkpoints written behind the loop's back: the loop waits for the copy of its tensors, and no longer."""
 
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -10,13 +11,15 @@ from torch import Tensor
 
 from lmtrain import checkpoint
 from lmtrain.errors import LmtrainError
-from lmtrain.training.parallel import whole
+from lmtrain.tensor_files import in_rows, rows_name
+from lmtrain.training.parallel import is_sharded, local_rows
 from lmtrain.workers import ALONE, Workers
 
 
 class Saver:
     """Writes one checkpoint at a time, in the order in which they are given, in a thread of its own.
 
+    A whole tensor is written by the leader. Of a sharded one each process writes the rows that it holds; none are sent.
     What can't be written is raised by the next call of any kind, and at the end of the block at the latest. Between a
     `save` and the next `wait` the newest checkpoint on the disk is the one before.
     """
@@ -24,7 +27,7 @@ class Saver:
     def __init__(self, run_dir: Path, keep: int, workers: Workers = ALONE) -> None:
         self._run_dir = run_dir
         self._keep = keep
-        self._workers = workers
+        self._workers = workers.apart()  # the loop's messages come and go meanwhile
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
@@ -39,20 +42,12 @@ class Saver:
             self.wait()
 
     def save(self, step: int, tensors: checkpoint.Tensors, info: dict[str, Any]) -> None:
-        """Copy the tensors, and let the copy be written; waits for the checkpoint before it.
-
-        Sharded tensors are gathered one by one, for which all processes must call this; the leader alone writes.
-        """
+        """Copy the tensors, and let the copy be written; waits for the checkpoint before it. All processes call it."""
         self.wait()
-        copies: checkpoint.Tensors = {}
-        for group, named in tensors.items():
-            copies[group] = {}
-            for name, tensor in named.items():
-                all_of_it = whole(tensor.detach())
-                if self._workers.leads:
-                    copies[group][name] = all_of_it.to("cpu", copy=True)
-        if self._workers.leads:
-            self._pending = self._thread.submit(self._write, step, copies, info)
+        copies = {group: _copies(named, self._workers.leads) for group, named in tensors.items()}
+        sharded = any(in_rows(named) for named in copies.values())
+        if sharded or self._workers.leads:
+            self._pending = self._thread.submit(self._write, step, copies, info, self._workers if sharded else ALONE)
 
     def check(self) -> None:
         """Raise what went wrong with the last checkpoint, if that is known by now."""
@@ -65,7 +60,7 @@ class Saver:
         if pending is not None:
             pending.result()
 
-    def _write(self, step: int, tensors: checkpoint.Tensors, info: dict[str, Any]) -> None:
+    def _write(self, step: int, tensors: checkpoint.Tensors, info: dict[str, Any], workers: Workers) -> None:
         for group, named in tensors.items():
             for name, tensor in named.items():
                 if tensor.is_floating_point() and tensor.numel() and not _is_finite(tensor):
@@ -73,8 +68,21 @@ class Saver:
                         f"step {step}: {group} tensor {name} is not finite, so this checkpoint was not written; "
                         "the one before it is good: lower train.lr or raise train.warmup"
                     )
-        checkpoint.save(self._run_dir, step, tensors, info)
-        checkpoint.prune(self._run_dir, self._keep)
+        checkpoint.save(self._run_dir, step, tensors, info, workers)
+        if workers.leads:
+            checkpoint.prune(self._run_dir, self._keep)
+
+
+def _copies(named: Mapping[str, Tensor], leads: bool) -> dict[str, Tensor]:
+    """In the host's memory, what this process is to write: its rows of sharded tensors and, if it leads, whole ones."""
+    copies = {}
+    for name, tensor in named.items():
+        if is_sharded(tensor):
+            rows, held = local_rows(tensor)
+            copies[rows_name(name, rows.start, rows.stop, len(tensor))] = held.to("cpu", copy=True)
+        elif leads:
+            copies[name] = tensor.detach().to("cpu", copy=True)
+    return copies
 
 
 def _is_finite(tensor: Tensor) -> bool:

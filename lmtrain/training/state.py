@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.runtime import choose_device, choose_precision, machine
 from lmtrain.schema import Config
+from lmtrain.tensor_files import Stored
 from lmtrain.training.budget import make_budget
 from lmtrain.training.compilation import Forward, compiled_forward
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
@@ -154,7 +155,7 @@ def prepare(config: Config, store: TokenStore, note: Note, workers: Workers = AL
 def snapshot(
     training: Training, store: TokenStore, score: float | None, clock: dict[str, Any]
 ) -> tuple[checkpoint.Tensors, dict[str, Any]]:
-    """The whole state of the run, for `checkpoint.save`: its own tensors, not copies, and its counters."""
+    """The whole state of the run, for `Saver.save`: its own tensors, not copies, and its counters."""
     tensors: checkpoint.Tensors = {
         "model": dict(training.model.named_parameters()),
         "optimizer": optimizer_tensors(training.model, training.optimizer),
@@ -180,7 +181,10 @@ def snapshot(
 
 
 def restore(training: Training, found: checkpoint.Checkpoint) -> None:
-    """Put a checkpoint's whole state back, bit for bit. Raises LmtrainError when it has another shape."""
+    """Put a checkpoint's whole state back, bit for bit; what is sharded is read by the rows that are held here.
+
+    Raises LmtrainError when it has another shape.
+    """
     counters = past(found).counters
     try:
         _copy_all(found.tensors["model"], dict(training.model.named_parameters()))
@@ -197,7 +201,7 @@ def restore(training: Training, found: checkpoint.Checkpoint) -> None:
 
 
 @torch.no_grad()
-def _copy_all(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
+def _copy_all(source: Mapping[str, Stored], target: dict[str, Tensor]) -> None:
     checkpoint.check_fit(source, target)
     for name, value in source.items():
         target[name].copy_(placed(value, target[name]))

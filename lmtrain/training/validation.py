@@ -70,9 +70,10 @@ def final_score(training: Training, store: TokenStore, run_dir: Path, monitor: M
     """The best checkpoint on the whole validation split, with overlapping windows."""
     config = training.config
     if training.counters.best_step != training.counters.step:
-        with training.parallel.workers.in_turn():  # the leader has written it
-            folder = checkpoint.choose(run_dir, "best")
-        restore(training, checkpoint.load(folder))
+        workers = training.parallel.workers
+        with workers.in_turn():  # the leader has written it, and compares its hashes
+            found = checkpoint.load(checkpoint.choose(run_dir, "best"), hashed=workers.leads)
+        restore(training, found)
     stride = config.eval.stride or default_stride(config.model.mode, config.model.context)
     monitor.note(f"scoring the best checkpoint (step {training.counters.best_step:,}) on the validation split")
     with averaged_weights(training):

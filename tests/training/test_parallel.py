@@ -25,6 +25,7 @@ from lmtrain.training.meter import StepResult
 from lmtrain.training.parallel import choose_kind, share_batch
 from lmtrain.training.saving import Saver
 from lmtrain.workers import ALONE, Workers, connected
+from tests.reading import read
 from tests.training.ranks import meeting_place, said, together, variables
 from tests.training.test_loop import change, last_hash, run
 
@@ -54,7 +55,7 @@ def assert_close_curves(one: Path, other: Path) -> None:
 
 
 def assert_close_state(one: Path, other: Path) -> None:
-    ours, theirs = (checkpoint.load(checkpoint.choose(folder, "last")) for folder in (one, other))
+    ours, theirs = (read(checkpoint.choose(folder, "last")) for folder in (one, other))
     assert ours.info["step"] == theirs.info["step"]
     for group, named in ours.tensors.items():
         checkpoint.check_fit(theirs.tensors[group], named)

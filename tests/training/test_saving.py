@@ -16,7 +16,7 @@ def state(value: float) -> checkpoint.Tensors:
 
 
 def weight(run_dir: Path, step: int) -> list[float]:
-    return checkpoint.load(checkpoint.choose(run_dir, str(step))).tensors["model"]["weight"].tolist()
+    return checkpoint.load(checkpoint.choose(run_dir, str(step))).tensors["model"]["weight"][...].tolist()
 
 
 def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,160 @@
+"""Files of tensors (safetensors): written whole, or by several processes of which each has some rows; read by rows.
+
+Rows 64 to 128 of the 256 of a tensor `weight` are stored as a tensor of the name `weight[64:128/256]`.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from types import EllipsisType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from lmtrain.errors import LmtrainError
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What safetensors calls them."""
+_TYPES = {name: dtype for dtype, name in _DTYPES.items()}
+_ROWS = re.compile(r"(.+)\[([0-9]{1,15}):([0-9]{1,15})/([0-9]{1,15})\]")
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Rows `first` to `end` of the `total` of a tensor, under the name that they have in a file."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    first: int
+    end: int
+    total: int
+
+    def read(self, rows: slice | EllipsisType) -> Tensor:
+        """Some of its rows, counted from `first`."""
+        with _opened(self.file) as opened:
+            tensor: Tensor = opened.get_slice(self.name)[rows]
+        return tensor
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor on the disk: `stored[...]` reads all of it, `stored[first:end]` these rows and no others."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pieces: tuple[_Piece, ...]
+    """In the order of their rows."""
+
+    def __getitem__(self, rows: slice | EllipsisType) -> Tensor:
+        """A tensor in memory of its own. Raises LmtrainError where a file can't be read."""
+        if not self.shape:
+            return self.pieces[0].read(...).clone()
+        first, end, _ = (slice(None) if isinstance(rows, EllipsisType) else rows).indices(self.shape[0])
+        found = torch.empty(max(0, end - first), *self.shape[1:], dtype=self.dtype)
+        for piece in self.pieces:
+            begin, stop = max(first, piece.first), min(end, piece.end)
+            if begin < stop:
+                found[begin - first : stop - first] = piece.read(slice(begin - piece.first, stop - piece.first))
+        return found
+
+
+def rows_name(name: str, first: int, end: int, total: int) -> str:
+    """The name under which rows `first` to `end` of the `total` of a tensor are stored."""
+    return f"{name}[{first}:{end}/{total}]"
+
+
+def in_rows(names: Iterable[str]) -> bool:
+    """Whether any of these names is one of `rows_name`."""
+    return any(_ROWS.fullmatch(name) for name in names)
+
+
+def serialize(named: Mapping[str, Tensor]) -> list[memoryview]:
+    """The parts of a safetensors file: a header, and the bytes of the tensors, as they lie in memory if on the CPU.
+
+    The library's own function makes three copies of each. The header is JSON after its length; the widest types come
+    first, so that each tensor lies at a multiple of its type's size.
+    """
+    names = sorted(named, key=lambda name: (-named[name].itemsize, name))
+    ends = list(accumulate((named[name].nbytes for name in names), initial=0))
+    entries = {
+        name: {"dtype": _DTYPES[named[name].dtype], "shape": list(named[name].shape), "data_offsets": [begin, end]}
+        for name, begin, end in zip(names, ends, ends[1:], strict=False)
+    }
+    header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    header += b" " * (-len(header) % 8)
+    tensors = [named[name].detach().cpu().contiguous().flatten().view(torch.uint8) for name in names]
+    return [memoryview(len(header).to_bytes(8, "little") + header), *(tensor.numpy().data for tensor in tensors)]
+
+
+def open_files(files: Iterable[Path]) -> dict[str, Stored]:
+    """The tensors in some files that belong together; only their headers are read.
+
+    Raises LmtrainError where one is no safetensors file, and where rows of a tensor are missing or are there twice.
+    """
+    pieces: dict[str, list[_Piece]] = {}
+    for file in files:
+        for name, piece in _pieces(file):
+            pieces.setdefault(name, []).append(piece)
+    return {name: _joined(name, found) for name, found in pieces.items()}
+
+
+def _pieces(file: Path) -> list[tuple[str, _Piece]]:
+    """What is in one file, each with the name of the tensor that it belongs to."""
+    found = []
+    with _opened(file) as opened:
+        for name in opened.keys():  # noqa: SIM118 -- it is no mapping
+            rows = opened.get_slice(name)
+            shape, dtype = tuple(rows.get_shape()), _TYPES[rows.get_dtype()]
+            if match := _ROWS.fullmatch(name):
+                first, end, total = (int(number) for number in match.groups()[1:])
+                found.append((match[1], _Piece(file, name, shape, dtype, first, end, total)))
+            else:
+                count = shape[0] if shape else 1
+                found.append((name, _Piece(file, name, shape, dtype, 0, count, count)))
+    return found
+
+
+def _joined(name: str, pieces: list[_Piece]) -> Stored:
+    """The tensor of which these are all the rows."""
+    pieces = sorted(pieces, key=lambda piece: (piece.first, piece.end))
+    one, last = pieces[0], pieces[-1]
+    if len(pieces) == 1 and one.name == name:
+        return Stored(one.shape, one.dtype, (one,))
+    if (
+        one.first != 0
+        or last.end != last.total
+        or any(before.end != after.first for before, after in pairwise(pieces))
+        or any(piece.shape[:1] != (piece.end - piece.first,) for piece in pieces)
+        or len({(piece.shape[1:], piece.dtype, piece.total) for piece in pieces}) > 1
+    ):
+        raise LmtrainError(f"{one.file.parent} is damaged: rows of {name[:99]!r} are missing, or are there twice")
+    return Stored((one.total, *one.shape[1:]), one.dtype, tuple(pieces))
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A file for reading by parts. Raises LmtrainError for what is wrong with it."""
+    try:
+        with safe_open(file, "pt") as opened:
+            yield opened
+    except OSError as error:
+        raise LmtrainError(f"{file} can't be read: {error.strerror or error}") from error
+    except (SafetensorError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise LmtrainError(f"{file} is not a safetensors file ({error})") from error
