@@ -10,6 +10,7 @@ import fcntl
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,6 @@ from lmtrain.files import (
     remove_folder,
     sha256_bytes,
     sha256_file,
-    verify,
     write_error,
     write_file,
     writing,
@@ -41,6 +41,8 @@ from lmtrain.workers import ALONE, Workers
 FORMAT = "lmtrain-checkpoint/1"
 CONFIG, TOKENIZER, STATE, METRICS = "config.yaml", "tokenizer.json", "state.json", "metrics.jsonl"
 
+FEW = 4
+"""Files that one thread hashes: one process writes no more."""
 _STEP = re.compile(r"[0-9]{1,18}")
 _FILE = re.compile(r"(.+?)(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 
@@ -161,18 +163,29 @@ def load(folder: Path, groups: tuple[str, ...] | None = None, *, hashed: bool = 
     Raises LmtrainError when anything in it is missing, foreign or damaged.
     """
     manifest = read_manifest(folder, FORMAT)
-    files: dict[str, list[Path]] = {}
-    for name, entry in manifest["files"].items():
+    names: dict[str, list[str]] = {}
+    for name in manifest["files"]:
         match = _FILE.fullmatch(name)
         group = match[1] if match else name
-        if groups is not None and group not in groups:
-            continue
-        if hashed and _sha256(folder / name) != entry["sha256"]:
-            raise LmtrainError(f"{folder / name} is damaged")
-        files.setdefault(group, []).append(folder / name)
-    if "model" not in files or not isinstance(manifest.get("step"), int):
+        if groups is None or group in groups:
+            names.setdefault(group, []).append(name)
+    if hashed:
+        _check_hashes(
+            folder, {name: manifest["files"][name]["sha256"] for of_group in names.values() for name in of_group}
+        )
+    if "model" not in names or not isinstance(manifest.get("step"), int):
         raise LmtrainError(f"{folder} is not a checkpoint: it has no weights or no step")
-    return Checkpoint(folder, {group: open_files(of_group) for group, of_group in files.items()}, manifest)
+    tensors = {group: open_files([folder / name for name in of_group]) for group, of_group in names.items()}
+    return Checkpoint(folder, tensors, manifest)
+
+
+def _check_hashes(folder: Path, hashes: Mapping[str, str]) -> None:
+    """Compare files with their sha256, many at once. Raises LmtrainError naming the first that is not as it was."""
+    with ThreadPoolExecutor() as pool:
+        each = pool.map if len(hashes) > FEW else map
+        for name, found in zip(hashes, each(lambda name: _sha256(folder / name), hashes), strict=True):
+            if found != hashes[name]:
+                raise LmtrainError(f"{folder / name} is damaged")
 
 
 def _sha256(file: Path) -> str:
@@ -267,7 +280,8 @@ def prune(run_dir: Path, keep: int) -> None:
 
 def _is_good(folder: Path) -> bool:
     try:
-        verify(folder, read_manifest(folder, FORMAT))
+        files = read_manifest(folder, FORMAT)["files"]
+        _check_hashes(folder, {name: entry["sha256"] for name, entry in files.items()})
     except LmtrainError:
         return False
     return True

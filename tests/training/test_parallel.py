@@ -23,7 +23,6 @@ from lmtrain.training import loop, state
 from lmtrain.training.loop import fit, train_step
 from lmtrain.training.meter import StepResult
 from lmtrain.training.parallel import choose_kind, share_batch
-from lmtrain.training.saving import Saver
 from lmtrain.workers import ALONE, Workers, connected
 from tests.reading import read
 from tests.training.ranks import meeting_place, said, together, variables
@@ -163,25 +162,6 @@ def test_sharded_equals_alone(tiny: Config, store: TokenStore, tmp_path: Path) -
     train(config, store, tmp_path / "sharded", 2, "fsdp")
     assert_close_curves(tmp_path / "alone", tmp_path / "sharded")
     assert_close_state(tmp_path / "alone", tmp_path / "sharded")
-
-
-def test_a_sharded_model_takes_and_gives_back_every_bit(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
-    config = change(tiny, **SHORT)
-    run(config, store, tmp_path / "run")
-    found = checkpoint.load(checkpoint.choose(tmp_path / "run", "last"))
-
-    def work(workers: Workers) -> None:
-        sharded = change(config, train__parallel="fsdp")
-        training = state.prepare(share_batch(sharded, workers), store, print, workers)
-        state.restore(training, found)
-        most = max(value.to_local().numel() / value.numel() for value in training.model.parameters())  # type: ignore[attr-defined]
-        assert most < 1, "a process holds all of a parameter"
-        with Saver(tmp_path / "copy", 1, workers) as saver:
-            parts = state.snapshot(training, store, None, {"seconds": 1.0, "metrics_bytes": 0})
-            saver.save(training.counters.step, *parts)
-
-    assert together(2, work, tmp_path / "log") == [0, 0], said(tmp_path / "log", 0)
-    assert last_hash(tmp_path / "copy") == last_hash(tmp_path / "run")
 
 
 def gradients(training: state.Training) -> dict[str, Tensor]:
