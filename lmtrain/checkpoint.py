@@ -21,7 +21,7 @@ from torch import Tensor
 from lmtrain import disk
 from lmtrain.config import dump as dump_config
 from lmtrain.config import load as load_config
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, SaidElsewhere
 from lmtrain.files import (
     make_folders,
     new_folder,
@@ -52,7 +52,10 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint, verified: groups of tensors (`model`, `optimizer`, `ema`), not read yet, and its counters."""
+    """One checkpoint, verified: groups of tensors (`model`, `optimizer`, `ema`), not read yet, and its counters.
+
+    It holds its files open, so that they can be read though they are deleted, and keep their place on the disk.
+    """
 
     folder: Path
     tensors: dict[str, dict[str, Stored]]
@@ -126,22 +129,30 @@ def save(run_dir: Path, step: int, tensors: Tensors, info: dict[str, Any], worke
     """
     folder = run_dir / "checkpoints" / f"step-{step:08d}"
     if not workers.leads:
-        temporary = folder.with_name(workers.texts("")[0])
         with writing(folder):
-            written = _write(temporary, tensors, workers)
-            for name in written:
-                disk.sync(temporary / name)
-        workers.texts(json.dumps(written))
+            _write_together(folder.with_name(workers.texts("")[0]), tensors, workers)
         return folder
     hashes: dict[str, str] = {}
     with new_folder(folder, FORMAT, {"step": step, **info}, hashes) as temporary:
         workers.texts(temporary.name)
-        for text in workers.texts(json.dumps(_write(temporary, tensors, workers))):
-            hashes.update(json.loads(text))
+        hashes.update(_write_together(temporary, tensors, workers))
         unseen = hashes.keys() - {file.name for file in temporary.iterdir()}
         if unseen:
             raise LmtrainError(f"{min(unseen)} is not to be seen in {folder.parent}: run.dir must be a shared folder")
     return folder
+
+
+def _write_together(folder: Path, tensors: Tensors, workers: Workers) -> dict[str, str]:
+    """Write what this process has; the sha256 of the files of all. Raises SaidElsewhere where another one failed."""
+    try:
+        mine = json.dumps(_write(folder, tensors, workers))
+    except BaseException:
+        workers.texts("")
+        raise
+    told = workers.texts(mine)
+    if "" in told:
+        raise SaidElsewhere
+    return {name: sha256 for text in told for name, sha256 in json.loads(text).items()}
 
 
 def _write(folder: Path, tensors: Tensors, workers: Workers) -> dict[str, str]:
@@ -153,6 +164,8 @@ def _write(folder: Path, tensors: Tensors, workers: Workers) -> dict[str, str]:
             parts, name = serialize(named), f"{group}{part}.safetensors"
             hashes[name] = sha256_bytes(*parts)
             disk.write(folder / name, parts)
+            if not workers.leads:  # whose files are flushed with the folder
+                disk.sync(folder / name)
     return hashes
 
 

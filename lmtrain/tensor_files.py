@@ -39,6 +39,8 @@ class _Piece:
     """Rows `first` to `end` of the `total` of a tensor, under the name that they have in a file."""
 
     file: Path
+    opened: Any
+    """The file, whose header is not to be parsed again for every tensor."""
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -48,8 +50,8 @@ class _Piece:
 
     def read(self, rows: slice | EllipsisType) -> Tensor:
         """Some of its rows, counted from `first`."""
-        with _opened(self.file) as opened:
-            tensor: Tensor = opened.get_slice(self.name)[rows]
+        with _reading(self.file):
+            tensor: Tensor = self.opened.get_slice(self.name)[rows]
         return tensor
 
 
@@ -104,7 +106,7 @@ def serialize(named: Mapping[str, Tensor]) -> list[memoryview]:
 
 
 def open_files(files: Iterable[Path]) -> dict[str, Stored]:
-    """The tensors in some files that belong together; only their headers are read.
+    """The tensors in some files that belong together; only their headers are read, and the files stay open.
 
     Raises LmtrainError where one is no safetensors file, and where rows of a tensor are missing or are there twice.
     """
@@ -118,16 +120,17 @@ def open_files(files: Iterable[Path]) -> dict[str, Stored]:
 def _pieces(file: Path) -> list[tuple[str, _Piece]]:
     """What is in one file, each with the name of the tensor that it belongs to."""
     found = []
-    with _opened(file) as opened:
+    with _reading(file):
+        opened: Any = safe_open(file, "pt")
         for name in opened.keys():  # noqa: SIM118 -- it is no mapping
             rows = opened.get_slice(name)
             shape, dtype = tuple(rows.get_shape()), _TYPES[rows.get_dtype()]
             if match := _ROWS.fullmatch(name):
                 first, end, total = (int(number) for number in match.groups()[1:])
-                found.append((match[1], _Piece(file, name, shape, dtype, first, end, total)))
+                found.append((match[1], _Piece(file, opened, name, shape, dtype, first, end, total)))
             else:
                 count = shape[0] if shape else 1
-                found.append((name, _Piece(file, name, shape, dtype, 0, count, count)))
+                found.append((name, _Piece(file, opened, name, shape, dtype, 0, count, count)))
     return found
 
 
@@ -149,11 +152,10 @@ def _joined(name: str, pieces: list[_Piece]) -> Stored:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    """A file for reading by parts. Raises LmtrainError for what is wrong with it."""
+def _reading(file: Path) -> Iterator[None]:
+    """Turn what the library says of a file into LmtrainError."""
     try:
-        with safe_open(file, "pt") as opened:
-            yield opened
+        yield
     except OSError as error:
         raise LmtrainError(f"{file} can't be read: {error.strerror or error}") from error
     except (SafetensorError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -1,7 +1,7 @@
 """The processes of one run: one alone, or several that torchrun has started, which take turns, add up and end together.
 
-The first, of rank 0, leads: it alone writes and prints. What the processes tell each other in numbers of the host goes
-over gloo; gradients go over NCCL between CUDA devices.
+The first, of rank 0, leads: it alone prints, and writes all but what others hold of a sharded model. What the processes
+tell each other in numbers of the host goes over gloo; gradients go over NCCL between CUDA devices.
 """
 
 import math

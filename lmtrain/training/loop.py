@@ -76,7 +76,7 @@ def fit(
     """Train until the budget is spent, the score stops improving, or a signal asks for an end.
 
     With `resume`, goes on from the newest good checkpoint in `run_dir`; without, the folder must hold none.
-    Several `workers` all call this; the leader alone writes, and its outcome is that of all.
+    Several `workers` all call this, and the outcome of the leader is that of all.
     Raises LmtrainError when the folder belongs to another configuration or to other data, and when training diverges.
     """
     shared = share_batch(config, workers)
@@ -98,6 +98,7 @@ def fit(
         training = prepare(shared, store, note, workers)
         if found is not None and before is not None:
             restore(training, found)
+            del found  # it would keep its files on the disk when they are pruned
             note(f"resuming {run_dir} from step {training.counters.step:,}")
             if before.threads != threads:
                 note(f"{threads} CPU threads instead of {before.threads}: the run is not repeated bit for bit")
@@ -106,7 +107,7 @@ def fit(
         with workers.in_turn():
             if workers.leads:
                 checkpoint.create_run(run_dir, config, store.folder / checkpoint.TOKENIZER)
-        check_shared(run_dir, found, workers)
+        check_shared(run_dir, before.counters.step if before is not None else -1, workers)
         budget = make_budget(config.train, training.order.per_epoch())
         monitor = (Monitor if workers.leads else Silent)(
             run_dir,

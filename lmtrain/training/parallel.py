@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lmtrain import __version__
-from lmtrain.checkpoint import CONFIG, Checkpoint
+from lmtrain.checkpoint import CONFIG
 from lmtrain.config import flat
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError, SaidElsewhere
@@ -82,9 +82,8 @@ def check_agreement(config: Config, store: TokenStore, workers: Workers) -> None
             raise SaidElsewhere
 
 
-def check_shared(run_dir: Path, found: Checkpoint | None, workers: Workers) -> None:
-    """Raise LmtrainError where a process does not see the run as the leader does, which has just written to it."""
-    step = found.info["step"] if found is not None else -1
+def check_shared(run_dir: Path, step: int, workers: Workers) -> None:
+    """Raise LmtrainError where a process does not see the run as the leader does: its files, its last checkpoint."""
     steps = workers.gather(step if (run_dir / CONFIG).is_file() else math.nan)
     if any(other != step for other in steps):
         raise LmtrainError(f"not all processes see {run_dir} alike: run.dir must be a folder that all nodes share")
