@@ -55,7 +55,10 @@ class Saver:
             self.wait()
 
     def wait(self) -> None:
-        """Return when all that was given is on the disk. Raises LmtrainError when it could not be written."""
+        """Return when all that was given is on the disk; the leader alone has then given it its place.
+
+        Raises LmtrainError when it could not be written.
+        """
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
