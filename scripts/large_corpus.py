@@ -29,7 +29,7 @@ KILLED_AT = 0.4
 VOCABULARY = 8192
 POLL_SECONDS = 0.5
 SMALLER = ("train.batch_size=8", f"tokenizer.vocab_size={VOCABULARY}")
-CONTEXT, READ_BATCHES = 256, 20_000
+CONTEXT, WARM_UP, READ_BATCHES = 256, 100, 20_000
 
 
 def large_corpus(gigabytes: float) -> dict[str, Any]:
@@ -58,8 +58,9 @@ def large_corpus(gigabytes: float) -> dict[str, Any]:
         left = size * (1 - len(kept) / len(ids.parts))
         rate, raw = left / went_on["seconds"], max(raw_before, raw_after)
         order = SampleOrder(len(ids), CONTEXT, "causal", 0)
-        before = anonymous_bytes()
         for number in range(READ_BATCHES):
+            if number == WARM_UP:
+                before = anonymous_bytes()
             batch(ids, order.starts(number * WINDOWS, WINDOWS), CONTEXT, "causal")
         grown = anonymous_bytes() - before
         profiled = lmtrain(
