@@ -312,7 +312,7 @@ def _hub_splits(data: DataConfig, info: dict[str, Any], *, force: bool, progress
     from lmtrain.data.hub import fetch
 
     dataset, subset, revision = _hub_id(data)
-    found = fetch(dataset, subset, revision, data.text_column, force=force, progress=progress)
+    found = fetch(dataset, subset, revision, data.text_column, data.dir, force=force, progress=progress)
     licence = _WIKITEXT_LICENCE if dataset == _WIKITEXT else found.licence
     info |= {"source": dataset, "subset": subset, "revision": found.revision, "licence": licence}
     info |= {"text_column": data.text_column, "rows": found.rows}

@@ -114,7 +114,7 @@ def read_lines(paths: Sequence[Path], text_column: str) -> Lines:
         if plain(path).suffix == ".jsonl":
             yield from row_lines(_json_rows(path, text_column))
         elif plain(path).suffix == ".parquet":
-            yield from row_lines(_parquet_rows(path, text_column))
+            yield from row_lines(parquet_rows(path, text_column))
         else:
             for number, text in enumerate(_text_lines(path)):
                 yield text, are_documents and number == 0
@@ -181,7 +181,8 @@ def _json_rows(path: Path, text_column: str) -> Iterator[str]:
         yield text_row(row[text_column], text_column, place)
 
 
-def _parquet_rows(path: Path, text_column: str) -> Iterator[str]:
+def parquet_rows(path: Path, text_column: str) -> Iterator[str]:
+    """The rows of a parquet file's column, with bounded memory. Raises LmtrainError as `read_lines` does."""
     import pyarrow
     from pyarrow.parquet import ParquetFile
 

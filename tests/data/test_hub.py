@@ -3,13 +3,16 @@
 The children wait for nothing: the pauses between the hub client's own retries are taken out.
 """
 
+import gzip
 import io
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr
 from dataclasses import dataclass
+from hashlib import sha256
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -131,6 +134,11 @@ def online(hub: Hub, start: Callable[..., Client]) -> Client:
     return start(HF_ENDPOINT=hub.url)
 
 
+@pytest.fixture(scope="module")
+def offline(hub: Hub, start: Callable[..., Client]) -> Client:
+    return start(HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="1")
+
+
 def test_parquet_splits(hub: Hub, online: Client) -> None:
     hub.repositories["own/plain"] = Repository(PLAIN)
     manifest = online.manifest("own/plain")
@@ -219,7 +227,9 @@ def test_connection_that_keeps_breaking(hub: Hub, online: Client) -> None:
 def test_wrong_content_is_named_and_force_heals_it(hub: Hub, online: Client) -> None:
     pages = {path: b"<html>please log in</html>".ljust(len(content)) for path, content in PLAIN.items()}
     repository = hub.repositories["own/wrong"] = Repository(pages, announced=PLAIN)
-    assert "has a file that can't be read" in online.sentence("own/wrong")
+    assert "data/validation-00000-of-00001.parquet of data set own/wrong arrived damaged" in online.sentence(
+        "own/wrong"
+    )
     repository.files = PLAIN
     assert online.manifest("own/wrong", force=True)["rows"]["train"] == 1_500
 
@@ -249,7 +259,7 @@ def test_content_of_another_hash_is_named_and_force_heals_it(hub: Hub, online: C
     changed = {path: content.replace(b"row 3", b"row X") for path, content in other.items()}
     assert changed != other
     repository = hub.repositories["own/damaged"] = Repository(changed, announced=other)
-    assert "train-00000-of-00001.parquet of data set own/damaged arrived damaged" in online.sentence("own/damaged")
+    assert "validation-00000-of-00001.parquet of data set own/damaged arrived damaged" in online.sentence("own/damaged")
     repository.files = other
     online.manifest("own/damaged", force=True)
     assert "row 3" in (online.dir / "own--damaged" / "train.txt").read_text()
@@ -265,10 +275,9 @@ def test_no_data_files_no_train_no_column(hub: Hub, online: Client) -> None:
     assert "row 1, has int in 'id'" in online.sentence("own/column", text_column="id")
 
 
-def test_offline_takes_the_cache_at_the_right_revision(hub: Hub, online: Client, start: Callable[..., Client]) -> None:
+def test_offline_takes_the_cache_at_the_right_revision(hub: Hub, online: Client, offline: Client) -> None:
     hub.repositories["own/cached"] = Repository(PLAIN)
     first = online.manifest("own/cached")
-    offline = start(HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="1")
     seen = len(hub.requests)
     again = offline.manifest("own/cached", revision=COMMIT)
     assert again["files"] == first["files"]
@@ -276,6 +285,78 @@ def test_offline_takes_the_cache_at_the_right_revision(hub: Hub, online: Client,
     assert "has data set own/cached at revision 1111" in offline.sentence("own/cached", revision="2" * 40)
     assert "HF_HUB_OFFLINE" in offline.sentence("own/never")
     assert len(hub.requests) == seen
+
+
+def test_offline_takes_no_part_for_the_whole(hub: Hub, online: Client, start: Callable[..., Client]) -> None:
+    hub.repositories["own/part"] = Repository(PLAIN)
+    online.manifest("own/part")
+    next(online.dir.parent.glob("hub/datasets--own--part/snapshots/*/data/validation-*")).unlink()
+    seen = len(hub.requests)
+    offline = start(HF_ENDPOINT=hub.url, HF_DATASETS_OFFLINE="1")  # which the hub's client itself doesn't know
+    assert "own/part at revision 1111" in (sentence := offline.sentence("own/part", revision=COMMIT))
+    assert "not in the cache" in sentence
+    assert len(hub.requests) == seen
+
+
+def files_of(online: Client, name: str) -> set[str]:
+    """The content that the hub's cache has of a data set, by what it is named there."""
+    return {path.name for path in online.dir.parent.glob(f"hub/datasets--own--{name}/blobs/*")}
+
+
+def test_nothing_is_kept_but_the_hubs_own_files(hub: Hub, online: Client) -> None:
+    hub.repositories["own/copies"] = Repository(PLAIN)
+    online.manifest("own/copies")
+    assert files_of(online, "copies") == {sha256(content).hexdigest() for content in PLAIN.values()}
+    assert not list(online.dir.parent.rglob("*.arrow"))
+
+
+def test_where_room_is_short_each_file_goes_when_it_has_been_read(hub: Hub, online: Client) -> None:
+    shards = {f"data/train-0000{number}-of-00003.parquet": parquet([f"row {number}"] * 9) for number in range(3)}
+    files = {name: content for name, content in PLAIN.items() if "train" not in name} | shards
+    damaged = {name: content.replace(b"row 3", b"row X") for name, content in files.items()}
+    kept, passing = Repository(files), Repository(damaged, announced=files)
+    passing.says_bytes = shutil.disk_usage(online.dir.parent).free // 10
+    hub.repositories |= {"own/kept": kept, "own/passing": passing}
+    first = online.manifest("own/kept")
+    assert "validation-00000-of-00001.parquet of data set own/passing arrived damaged" in online.sentence("own/passing")
+    passing.files = files
+    begun = len(hub.requests)
+    assert online.manifest("own/passing", force=True)["files"] == first["files"]
+    fetched = [path.rpartition("/")[2] for path in hub.requests[begun:] if path.startswith("GET /datasets/")]
+    assert fetched == [f"{name}-of-00001.parquet" for name in ("validation-00000", "test-00000")] + [
+        Path(name).name for name in shards
+    ]
+    assert len(files_of(online, "kept")) == 5
+    assert files_of(online, "passing") == set()
+
+
+def test_files_of_other_kinds(hub: Hub, online: Client, offline: Client) -> None:
+    rows = [f"row {number}, é\nsecond" for number in range(1_500)]
+    lines = [f"row {number}" for number in range(1_500)]
+    kinds = {
+        "jsonl": ("train.jsonl.gz", gzip.compress("".join(json.dumps({"text": row}) + "\n" for row in rows).encode())),
+        "csv": ("train.csv", ("text,id\n" + "".join(f'"{row}",1\n' for row in rows)).encode()),
+        "txt": ("train.txt", "".join(f"{line}\r\n" for line in lines).encode()),
+    }
+    for kind, (name, content) in kinds.items():
+        expected = "".join(f"{row}\n" for row in (lines if kind == "txt" else rows))
+        held_out = {name.replace("train", "test"): content, name.replace("train", "dev"): content}
+        hub.repositories[f"own/{kind}"] = Repository({name: content, **held_out})
+        manifest = online.manifest(f"own/{kind}")
+        assert manifest["rows"] == dict.fromkeys(("train", "valid", "test"), 1_500)
+        assert (online.dir / f"own--{kind}" / "train.txt").read_text() == expected
+    assert offline.manifest("own/csv", revision=COMMIT)["rows"] == manifest["rows"]
+    hub.repositories["own/nojson"] = Repository({"train.jsonl": b'{"text": "a"}\n{"text"'})
+    assert "own/nojson has a file that can't be read" in online.sentence("own/nojson")
+    hub.repositories["own/nocolumn"] = Repository({"train.jsonl": b'{"body": "a"}\n'})
+    assert "no column 'text': set data.text_column" in online.sentence("own/nocolumn")
+
+
+def test_files_that_are_not_the_data_sets_own_are_refused(hub: Hub, online: Client, home: Path) -> None:
+    (home / "private.txt").write_text("a secret")
+    card = f"---\nconfigs:\n- config_name: default\n  data_files: {home}/private.txt\n---\n"
+    hub.repositories["own/reader"] = Repository({"README.md": card.encode(), **PLAIN})
+    assert "own/reader" in online.sentence("own/reader")
 
 
 def test_no_network(home: Path, start: Callable[..., Client]) -> None:
@@ -294,7 +375,7 @@ def climbing(home: Path, name: str) -> list[str]:
 
 def outside(home: Path) -> set[Path]:
     """What lies beside the cache and the data folder."""
-    inside = {home / name for name in ("hub", "datasets", "data", "xet", "modules")}
+    inside = {home / name for name in ("hub", "datasets", "data", "lmtrain", "xet", "modules")}
     return {path for path in home.parent.rglob("*") if not inside & {path, *path.parents}}
 
 
