@@ -3,15 +3,15 @@
 torch and datasets are imported inside the commands, so that help and completion answer at once.
 """
 
-import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from lmtrain import __version__, eval_command, generate_command
 from lmtrain.errors import LmtrainError, SaidElsewhere
+from lmtrain.launcher import leads, several
 from lmtrain.options import (
     ConfigFile,
     DataDir,
@@ -30,6 +30,7 @@ from lmtrain.printing import floor, note, show, show_costs, show_profile, table
 if TYPE_CHECKING:
     from lmtrain.schema import Config
 
+WRONG_USAGE = 2
 INTERRUPTED = 130
 
 app = typer.Typer(
@@ -62,9 +63,24 @@ def _thread_failed(failure: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(failure)
 
 
-def _fail(message: str) -> None:
-    print(f"lmtrain: {message}", file=sys.stderr)
-    raise SystemExit(1)
+def _fail(message: str, status: int = 1) -> NoReturn:
+    if several():
+        from lmtrain.workers import say_once
+
+        say_once(message, _complain)
+    else:
+        _complain(message)
+    raise SystemExit(status)
+
+
+def _complain(message: str) -> None:
+    note(f"lmtrain: {message}")
+
+
+def _refuse_several(command: str) -> None:
+    """Training alone is shared between processes."""
+    if several():
+        _fail(f"{command} is work for one process: start it without torchrun, which has started several", WRONG_USAGE)
 
 
 def _print_version(wanted: bool) -> None:
@@ -75,11 +91,14 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Train language models from end to end: download, tokenize, train, eval, generate."""
+    if context.invoked_subcommand not in (None, "train"):
+        _refuse_several(context.invoked_subcommand)
 
 
 @app.command(epilog="Example: lmtrain download wikitext-2")
@@ -158,6 +177,10 @@ def train(
     """
     if dry_run and profile:
         raise LmtrainError("--dry-run trains nothing and --profile times some steps: give one of them")
+    if profile:
+        _refuse_several("train --profile")
+    if dry_run and not leads():
+        return
     from lmtrain.allocator import keep_heap
 
     keep_heap()

@@ -7,7 +7,7 @@ tell each other in numbers of the host goes over gloo; gradients go over NCCL be
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -17,11 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lmtrain.errors import LmtrainError, SaidElsewhere
+from lmtrain.launcher import leads, started
 from lmtrain.runtime import choose_device
 
-STARTED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that torchrun sets, or another launcher that wants to be understood."""
 WAIT_SECONDS = 0.1
+LEADER_SECONDS = 5.0
+"""How long a process that fails waits for the leader to fail of the same."""
 
 
 class Workers:
@@ -152,10 +153,9 @@ def connected(device: str, timeout_minutes: float) -> Iterator[Workers]:
     `device` is `auto`, `cpu` or `cuda`; each process takes the CUDA device of its number on its node. Raises
     LmtrainError where there are too few, and when another process has ended or has not answered for so many minutes.
     """
-    if any(name not in os.environ for name in STARTED):
+    if not started():
         yield ALONE
         return
-    from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     kind = choose_device(device).type
@@ -164,17 +164,48 @@ def connected(device: str, timeout_minutes: float) -> Iterator[Workers]:
     with _together():
         timeout = timedelta(minutes=timeout_minutes)
         store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
-        # torchrun's store outlives a restart, and the former processes' addresses are still in it.
-        store = PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} of {size}", store)
+        store = _of_this_start(store)
         backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-        try:
-            yield Group(store, rank, size, timeout)
-        except LmtrainError as error:
-            if rank and not isinstance(error, SaidElsewhere):
-                raise LmtrainError(f"process {rank}: {error}") from error
-            raise
+        yield Group(store, rank, size, timeout)
         dist.destroy_process_group()  # not after an error: it could wait for the others
+
+
+def _of_this_start(store: Any) -> Any:
+    """A part of torchrun's store, which outlives a restart: what the former processes have told is still in it."""
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    return PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} of {os.environ['WORLD_SIZE']}", store)
+
+
+def say_once(sentence: str, say: Callable[[str], None]) -> None:
+    """Say why this process ends, unless the leader ends of the same and has said it.
+
+    Where the leader is not heard of in time, or no more, the process speaks for itself.
+    """
+    if leads():
+        say(sentence)
+        _heard(sentence)
+    elif _heard() != sentence:
+        say(f"process {os.environ['RANK']}: {sentence}")
+
+
+def _heard(told: str | None = None) -> str | None:
+    """What the leader says, which tells it here; None where that can't be had."""
+    untyped: Any = dist  # torch doesn't declare its TCPStore
+    place, port, timeout = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=LEADER_SECONDS)
+    end = time.monotonic() + LEADER_SECONDS
+    try:
+        store = _of_this_start(untyped.TCPStore(place, port, is_master=False, wait_for_workers=False, timeout=timeout))
+        if told is not None:
+            store.set("said", told)
+        while not store.check(["said"]):
+            if time.monotonic() > end:
+                return None
+            time.sleep(WAIT_SECONDS)
+        return str(store.get("said").decode())
+    except RuntimeError:
+        return None
 
 
 def _take_device() -> None:

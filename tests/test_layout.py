@@ -30,6 +30,7 @@ FLOORS = {
     "runtime": 0,
     "workers": 0,
     "tensor_files": 0,
+    "launcher": 0,
     "allocator": 0,
     "config": 0,
     "schema": 0,

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed.fsdp  # imported once, for all that are forked
 
+from lmtrain import cli
 from lmtrain.workers import Workers, connected
 from tests.children import Child
 
@@ -41,6 +42,18 @@ class Ranks:
 def together(size: int, work: Work, folder: Path) -> list[int]:
     """The exit statuses of processes that did `work`; see `Ranks`."""
     return Ranks(size, work, folder).end()
+
+
+def commands(size: int, arguments: dict[int, list[str]], folder: Path) -> dict[int, int]:
+    """The exit statuses of the command line in those of `size` processes that have `arguments`, by rank."""
+    folder.mkdir(parents=True, exist_ok=True)
+    host = Child(_host)
+    port = int(host.hear())
+    children = {rank: Child(partial(_command, rank, size, port, given, folder)) for rank, given in arguments.items()}
+    statuses = {rank: child.end() for rank, child in children.items()}
+    os.kill(host.process, signal.SIGKILL)
+    host.end()
+    return statuses
 
 
 def meeting_place() -> Any:
@@ -75,10 +88,7 @@ def variables(rank: int, size: int, port: int) -> dict[str, str]:
 def _rank(
     rank: int, size: int, port: int, work: Work, folder: Path, minutes: float, _say: Callable[[str], None]
 ) -> None:
-    sys.stdout = sys.stderr = (folder / str(rank)).open("w")
-    for descriptor in (1, 2):
-        os.dup2(sys.stdout.fileno(), descriptor)
-    os.environ |= variables(rank, size, port)
+    _start(rank, size, port, folder)
     try:
         with connected("cpu", minutes) as workers:
             work(workers)
@@ -87,3 +97,20 @@ def _rank(
         raise
     finally:
         sys.stdout.flush()
+
+
+def _command(rank: int, size: int, port: int, arguments: list[str], folder: Path, _say: Callable[[str], None]) -> None:
+    _start(rank, size, port, folder)
+    sys.argv = ["lmtrain", *arguments]
+    try:
+        cli.main()
+    except SystemExit as end:
+        sys.stdout.flush()
+        os._exit(end.code if isinstance(end.code, int) else 0)
+
+
+def _start(rank: int, size: int, port: int, folder: Path) -> None:
+    sys.stdout = sys.stderr = (folder / str(rank)).open("w")
+    for descriptor in (1, 2):
+        os.dup2(sys.stdout.fileno(), descriptor)
+    os.environ |= variables(rank, size, port)
