@@ -8,22 +8,19 @@ HF_DATASETS_OFFLINE and HTTPS_PROXY, all read when those libraries are first imp
 nor addresses, which may hold credentials.
 """
 
-import errno
 import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
+from lmtrain.data.hub_cache import Listing, in_cache, listing_of, reader, remember
 from lmtrain.data.hub_client import contained, explained, settle
-from lmtrain.data.local import SPLIT_NAMES, no_column, parquet_rows, text_row
+from lmtrain.data.local import no_column, parquet_rows, text_row
 from lmtrain.errors import LmtrainError
-from lmtrain.files import make_folders, sha256_bytes, sha256_file, write_file
+from lmtrain.files import sha256_file
 
 _BATCH = 1024
 _AT_ONCE = 8
@@ -32,16 +29,7 @@ _AT_ONCE = 8
 _ROOM = 4
 """Times the size of its files that a data set may take with its text: parquet holds text in a half to a third."""
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _ADDRESS = re.compile(r"hf://datasets/[^/@]+/[^/@]+@[^/]+/")
-
-
-class _Listing(BaseModel, strict=True):
-    """What the hub says of a data set: the sha256 of each split's files, where it is known, by their names."""
-
-    revision: str
-    licence: str | None
-    splits: dict[str, dict[str, str | None]]
 
 
 @dataclass(frozen=True)
@@ -76,7 +64,8 @@ def fetch(
     settle(progress)
     with explained(dataset, subset, revision):
         if datasets.config.HF_HUB_OFFLINE:
-            source = _from_cache(dataset, subset, revision)
+            listing, place = in_cache(dataset, subset, revision)
+            source = _Source(dataset, listing, reader(place, subset), frozenset(), place)
         else:
             source = _from_hub(dataset, subset, revision, folder, force)
     rows = dict.fromkeys(source.listing.splits, 0)
@@ -89,15 +78,19 @@ class _Source:
     """A data set whose files are in the cache, but for those `passing` through it: each is brought to be read."""
 
     name: str
-    listing: _Listing
+    listing: Listing
     builder: Any
     """What `datasets` reads the data set with."""
     passing: frozenset[str]
+    place: Path | None = None
+    """The folder that all files are in, where the network isn't asked."""
 
     def bring(self, file: str, *, force: bool = False) -> Path:
         """The path of a file in the cache; it is downloaded if it isn't there, or with `force`."""
         from huggingface_hub import hf_hub_download
 
+        if self.place is not None:
+            return self.place / file
         revision = self.listing.revision
         return Path(hf_hub_download(self.name, file, repo_type="dataset", revision=revision, force_download=force))
 
@@ -147,62 +140,24 @@ def _from_hub(dataset: str, subset: str | None, revision: str | None, folder: Pa
     mode = "force_redownload" if force else None
     with contained():
         builder = datasets.load_dataset_builder(dataset, subset, revision=info.sha, download_mode=mode)
-    found: dict[str, list[str]] = {str(split): files for split, files in (builder.config.data_files or {}).items()}
-    if "train" not in {SPLIT_NAMES.get(split) for split in found}:
-        raise LmtrainError(f"data set {dataset} has no train split (it has {', '.join(found)}): choose another")
     hashes = {file.rfilename: file.lfs.sha256 for file in info.siblings if file.lfs}
+    splits = {
+        str(split): {name: hashes.get(name) for name in (_ADDRESS.sub("", file) for file in files)}
+        for split, files in (builder.config.data_files or {}).items()
+    }
     licence = None if info.card_data is None else info.card_data.get("license")
-    listing = _Listing(
-        revision=builder.hash,
-        licence=licence if isinstance(licence, str) or licence is None else ", ".join(map(str, licence)),
-        splits={
-            SPLIT_NAMES[split]: {name: hashes.get(name) for name in (_ADDRESS.sub("", file) for file in files)}
-            for split, files in found.items()
-            if split in SPLIT_NAMES
-        },
-    )
+    listing = listing_of(dataset, builder.hash, licence, splits)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings}
-    missing = {name: sizes.get(name, 0) for name in _names(listing) if force or _cached(dataset, listing, name) is None}
+    missing = {name: sizes.get(name, 0) for name in listing.names if force or _cached(dataset, listing, name) is None}
     source = _Source(dataset, listing, builder, _passing(dataset, missing, folder))
-    with suppress(LmtrainError):  # a cache that can only be read serves all the same
-        make_folders(_memory(dataset, subset).parent)
-        write_file(_memory(dataset, subset), listing.model_dump_json())
+    remember(listing, dataset, subset)
     with contained(), ThreadPoolExecutor(_AT_ONCE) as pool:
         for _ in pool.map(lambda name: source.bring(name, force=force), missing.keys() - source.passing):
             pass
     return source
 
 
-def _from_cache(dataset: str, subset: str | None, revision: str | None) -> _Source:
-    """The data set as it was when it was last downloaded, without the network. Raises OSError where it isn't there."""
-    import datasets
-
-    listing = _Listing.model_validate_json(_memory(dataset, subset).read_bytes())
-    if revision is not None and _COMMIT.fullmatch(revision) and listing.revision != revision:
-        raise LmtrainError(
-            f"the cache has data set {dataset} at revision {listing.revision} and not at {revision}: go online "
-            "(HF_HUB_OFFLINE unset) to download it, or set data.revision to the one that is there"
-        )
-    paths = {name: _cached(dataset, listing, name) for name in _names(listing)}
-    for name, path in paths.items():
-        if path is None:
-            raise FileNotFoundError(errno.ENOENT, "not in the cache", name)
-    place = next(str(path).removesuffix(name) for name, path in paths.items())
-    return _Source(dataset, listing, datasets.load_dataset_builder(place, subset), frozenset())
-
-
-def _memory(dataset: str, subset: str | None) -> Path:
-    """Where a listing is kept: a cache that has some of the files doesn't tell that it lacks the others."""
-    from huggingface_hub.constants import HF_HOME
-
-    return Path(HF_HOME) / "lmtrain" / f"{sha256_bytes(f'{dataset} {subset}'.encode())}.json"
-
-
-def _names(listing: _Listing) -> list[str]:
-    return [name for files in listing.splits.values() for name in files]
-
-
-def _cached(dataset: str, listing: _Listing, name: str) -> Path | None:
+def _cached(dataset: str, listing: Listing, name: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     path = try_to_load_from_cache(dataset, name, revision=listing.revision, repo_type="dataset")

@@ -1,34 +1,17 @@
-"""Downloads for real, against a hub on the loopback interface, in child processes that start with its environment.
-
-The children wait for nothing: the pauses between the hub client's own retries are taken out.
-"""
+"""Downloads for real, against a hub on the loopback interface, in child processes that start with its environment."""
 
 import gzip
-import io
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import redirect_stderr
-from dataclasses import dataclass
+from collections.abc import Callable
 from hashlib import sha256
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from lmtrain.data.corpus import download
-from lmtrain.errors import LmtrainError
-from lmtrain.schema import DataConfig
+from tests.data.hub_children import COMMIT, PLAIN, Client, parquet
 from tests.data.hub_server import Hub, Repository, serve
 
-TOKEN = "hf_canaryTOKEN"
-COMMIT = "1" * 40
 CARD = b"""---
 license: [mit, cc0-1.0]
 configs:
@@ -41,102 +24,6 @@ configs:
   - {split: train, path: whole/train.parquet}
 ---
 """
-
-
-def parquet(rows: list[str], column: str = "text") -> bytes:
-    file = io.BytesIO()
-    pq.write_table(pa.table({"id": range(len(rows)), column: rows}), file, compression="none", use_dictionary=False)
-    return file.getvalue()
-
-
-PLAIN = {
-    f"data/{split}-00000-of-00001.parquet": parquet([f"{split} row {number}\nsecond line" for number in range(1_500)])
-    for split in ("train", "validation", "test")
-}
-
-
-def prepare(environment: dict[str, str]) -> None:
-    """Start a child: the environment, which the hub's libraries read when imported, and no pauses."""
-    os.environ.update(environment)
-    patch("time.sleep").start()
-
-
-def attempt(fields: dict[str, Any], force: bool) -> tuple[dict[str, Any] | None, str, str]:
-    """In a child: the manifest that a download gives, or the sentence that it fails with; and what stderr had."""
-    with redirect_stderr(io.StringIO()) as stderr:
-        try:
-            manifest, sentence = download(DataConfig(**fields), force=force).manifest, ""
-        except LmtrainError as error:
-            manifest, sentence = None, str(error)
-    return manifest, sentence, stderr.getvalue()
-
-
-@dataclass
-class Client:
-    """Asks a child to download into `dir`."""
-
-    pool: ProcessPoolExecutor
-    dir: Path
-
-    def manifest(self, source: str, *, force: bool = False, **fields: Any) -> dict[str, Any]:
-        manifest, sentence = self._ask(source, force, fields)
-        assert manifest is not None, sentence
-        return manifest
-
-    def sentence(self, source: str, *, force: bool = False, **fields: Any) -> str:
-        manifest, sentence = self._ask(source, force, fields)
-        assert manifest is None
-        assert "\n" not in sentence
-        assert TOKEN not in sentence
-        assert "://" not in sentence
-        folders = self.dir.iterdir() if self.dir.exists() else []
-        assert not [folder for folder in folders if folder.name.startswith(".tmp-")]
-        return sentence
-
-    def attempt(self, source: str) -> None:
-        """Download, or be refused."""
-        self._ask(source, False, {})
-
-    def _ask(self, source: str, force: bool, fields: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
-        future = self.pool.submit(attempt, {"source": source, "dir": self.dir, **fields}, force)
-        manifest, sentence, stderr = future.result()
-        assert stderr == ""
-        return manifest, sentence
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("hub")
-
-
-@pytest.fixture(scope="module")
-def hub() -> Iterator[Hub]:
-    with serve() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def start(home: Path) -> Iterator[Callable[..., Client]]:
-    pools: list[ProcessPoolExecutor] = []
-
-    def client(**environment: str) -> Client:
-        environment = {"HF_HOME": str(home), "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", **environment}
-        pools.append(ProcessPoolExecutor(1, get_context("spawn"), initializer=prepare, initargs=(environment,)))
-        return Client(pools[-1], home / "data")
-
-    yield client
-    for pool in pools:
-        pool.shutdown()
-
-
-@pytest.fixture(scope="module")
-def online(hub: Hub, start: Callable[..., Client]) -> Client:
-    return start(HF_ENDPOINT=hub.url)
-
-
-@pytest.fixture(scope="module")
-def offline(hub: Hub, start: Callable[..., Client]) -> Client:
-    return start(HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="1")
 
 
 def test_parquet_splits(hub: Hub, online: Client) -> None:
@@ -275,29 +162,6 @@ def test_no_data_files_no_train_no_column(hub: Hub, online: Client) -> None:
     assert "row 1, has int in 'id'" in online.sentence("own/column", text_column="id")
 
 
-def test_offline_takes_the_cache_at_the_right_revision(hub: Hub, online: Client, offline: Client) -> None:
-    hub.repositories["own/cached"] = Repository(PLAIN)
-    first = online.manifest("own/cached")
-    seen = len(hub.requests)
-    again = offline.manifest("own/cached", revision=COMMIT)
-    assert again["files"] == first["files"]
-    assert again["revision"] == COMMIT
-    assert "has data set own/cached at revision 1111" in offline.sentence("own/cached", revision="2" * 40)
-    assert "HF_HUB_OFFLINE" in offline.sentence("own/never")
-    assert len(hub.requests) == seen
-
-
-def test_offline_takes_no_part_for_the_whole(hub: Hub, online: Client, start: Callable[..., Client]) -> None:
-    hub.repositories["own/part"] = Repository(PLAIN)
-    online.manifest("own/part")
-    next(online.dir.parent.glob("hub/datasets--own--part/snapshots/*/data/validation-*")).unlink()
-    seen = len(hub.requests)
-    offline = start(HF_ENDPOINT=hub.url, HF_DATASETS_OFFLINE="1")  # which the hub's client itself doesn't know
-    assert "own/part at revision 1111" in (sentence := offline.sentence("own/part", revision=COMMIT))
-    assert "not in the cache" in sentence
-    assert len(hub.requests) == seen
-
-
 def files_of(online: Client, name: str) -> set[str]:
     """The content that the hub's cache has of a data set, by what it is named there."""
     return {path.name for path in online.dir.parent.glob(f"hub/datasets--own--{name}/blobs/*")}
@@ -330,7 +194,7 @@ def test_where_room_is_short_each_file_goes_when_it_has_been_read(hub: Hub, onli
     assert files_of(online, "passing") == set()
 
 
-def test_files_of_other_kinds(hub: Hub, online: Client, offline: Client) -> None:
+def test_files_of_other_kinds(hub: Hub, online: Client) -> None:
     rows = [f"row {number}, é\nsecond" for number in range(1_500)]
     lines = [f"row {number}" for number in range(1_500)]
     kinds = {
@@ -345,7 +209,6 @@ def test_files_of_other_kinds(hub: Hub, online: Client, offline: Client) -> None
         manifest = online.manifest(f"own/{kind}")
         assert manifest["rows"] == dict.fromkeys(("train", "valid", "test"), 1_500)
         assert (online.dir / f"own--{kind}" / "train.txt").read_text() == expected
-    assert offline.manifest("own/csv", revision=COMMIT)["rows"] == manifest["rows"]
     hub.repositories["own/nojson"] = Repository({"train.jsonl": b'{"text": "a"}\n{"text"'})
     assert "own/nojson has a file that can't be read" in online.sentence("own/nojson")
     hub.repositories["own/nocolumn"] = Repository({"train.jsonl": b'{"body": "a"}\n'})
