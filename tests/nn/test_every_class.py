@@ -15,6 +15,7 @@ from lmtrain.nn import (
     attention,
     blocks,
     copying,
+    dropout,
     encoder,
     encoder_decoder,
     key_reduction,
@@ -75,6 +76,7 @@ CASES: dict[type[nn.Module], tuple[Callable[[], Tensor], tuple[int, ...]]] = {
         lambda: copying.ContextCopy(8, "rms").log_probs(torch.zeros(2, 6, 12).log_softmax(-1), X, X, TOKENS),
         (2, 6, 12),
     ),
+    dropout.Dropout: (lambda: dropout.Dropout(0.5)(X), (2, 6, 8)),
     encoder.Encoder: (lambda: encoder.Encoder(CONFIG)(X, torch.arange(6)), (2, 6, 8)),
     encoder_decoder.PositionedEmbedding: (
         lambda: encoder_decoder.PositionedEmbedding(12, SIZES)(TOKENS),
