@@ -168,10 +168,10 @@ def _open_split(folder: Path, name: str, info: _SplitInfo, vocab_size: int, hash
     parts, documents, offset = [], [np.empty(0, np.int64)], 0
     for path, shard in zip(shards, info.shards, strict=True):
         file = path.with_name(f"{path.name}.npy")
-        ids = _map(file, id_type(vocab_size), shard.tokens)
-        if shard.tokens and file in hashes.read and ids.max() >= vocab_size:
+        # To look at all of a file through a map of its own gives its pages back when that is gone.
+        if shard.tokens and file in hashes.read and _map(file, id_type(vocab_size), shard.tokens).max() >= vocab_size:
             raise _out_of_range(file)
-        parts.append(ids)
+        parts.append(_map(file, id_type(vocab_size), shard.tokens))
         documents.append(offset + _map(path.with_name(f"{path.name}.docs.npy"), OFFSET, shard.documents))
         offset += shard.tokens
         inside = np.all((offset - shard.tokens <= documents[-1]) & (documents[-1] < max(offset, 1)))
