@@ -12,11 +12,11 @@ def drop(x: Tensor, rate: float, training: bool = True) -> Tensor:
     """Each element of x is 0 with probability `rate`, else divided by 1 - rate; x itself outside training.
 
     Which ones is drawn from torch's generator. A compiled graph on a CPU makes the elements' random bits by hashing
-    their places, a nanosecond each in its vector loops, where torch's own generator takes ten, one after the other.
+    their places in its vector loops, where torch's own generator would draw them one after the other.
     """
     if not training or not rate:
         return x
-    if torch.compiler.is_compiling() and x.device.type == "cpu" and x.numel() < 2**31:
+    if rate < 1 and torch.compiler.is_compiling() and x.device.type == "cpu" and x.numel() < 2**31:
         return torch.where(hashed_keep(x.shape, rate), x / (1 - rate), 0.0)
     return F.dropout(x, rate)
 

@@ -84,3 +84,12 @@ def test_outside_training_nothing_is_dropped(rate: float) -> None:
     assert Dropout(rate).eval()(x) is x
     assert locked_dropout(x, rate, training=False) is x
     assert drop(x, 0.0) is x
+
+
+def test_a_compiled_graph_that_drops_everything_has_gradients_of_zero() -> None:
+    x = torch.ones(4, 5, requires_grad=True)
+    y: Tensor = torch.compile(lambda x: drop(x, 1.0), dynamic=False)(x)
+    y.sum().backward()  # type: ignore[no-untyped-call]
+    assert torch.equal(y, torch.zeros(4, 5))
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.zeros(4, 5))
