@@ -10,8 +10,6 @@ prints what the side came to as JSON. All are scored by sums over every token of
 
 import json
 import math
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from record import lmtrain
 from torch import Tensor, nn
 from training_speed import HEAP, load_source, run_alone
 
@@ -31,6 +30,7 @@ from lmtrain.data.order import SampleOrder, batch
 from lmtrain.data.prepare import prepare_store
 from lmtrain.data.tokens import Split, TokenStore, open_store
 from lmtrain.evaluation import evaluate
+from lmtrain.runtime import machine
 
 CONFIG = "wikitext2-cpu"
 SIDES = ("lmtrain", "nanoGPT", "word_language_model LSTM", "word_language_model Transformer")
@@ -38,11 +38,15 @@ TOGETHER, SEED = 2, 1
 CPU = torch.device("cpu")
 
 
-def peers(nanogpt: Path, word_language_model: Path, minutes: float, overrides: list[str]) -> dict[str, Any]:
-    """Every side, `TOGETHER` at a time."""
+def peers(
+    nanogpt: Path, word_language_model: Path, minutes: float, overrides: list[str], sides: tuple[str, ...] = SIDES
+) -> dict[str, Any]:
+    """Every side, `TOGETHER` at a time where there are as many cores."""
     config = load(Path(f"configs/{CONFIG}.yaml"), overrides)
     store = prepare_store(config, note=_note, progress=False)
-    threads = max(1, (os.cpu_count() or 1) // TOGETHER)
+    cores: int = machine(CPU)["cores"]
+    together = min(TOGETHER, cores)
+    threads = cores // together
 
     def run(side: str) -> dict[str, Any]:
         if side == "lmtrain":
@@ -50,12 +54,13 @@ def peers(nanogpt: Path, word_language_model: Path, minutes: float, overrides: l
         folder = nanogpt if side == "nanoGPT" else word_language_model
         return run_alone([__file__, side, str(minutes), str(threads), str(store.folder), str(folder)], HEAP)
 
-    with ThreadPoolExecutor(TOGETHER) as pool:
-        found = dict(zip(SIDES, pool.map(run, SIDES), strict=True))
+    with ThreadPoolExecutor(together) as pool:
+        found = dict(zip(sides, pool.map(run, sides), strict=True))
     words = store.split("valid").words
     return {
         "title": f"validation perplexity of {Path(config.data.source).name} after {minutes:g} minutes of {threads} "
-        f"thread(s) each, `configs/{CONFIG}.yaml` beside others' models on the same words, {TOGETHER} at a time",
+        f"thread(s) each, {f'`configs/{CONFIG}.yaml` beside ' if 'lmtrain' in sides else ''}others' models on the same "
+        f"words, {together} at a time",
         "result": "; ".join(
             f"{side} {math.exp(one['nats'] / words):,.1f} ({one['tokens'] / 1e6:.1f}M tokens read, "
             f"{one['parameters'] / 1e6:.1f}M parameters)"
@@ -64,7 +69,7 @@ def peers(nanogpt: Path, word_language_model: Path, minutes: float, overrides: l
         "seed": SEED,
         "minutes": minutes,
         "threads": threads,
-        "together": TOGETHER,
+        "together": together,
         "sides": found,
     }
 
@@ -78,19 +83,11 @@ def _lmtrain(minutes: float, threads: int, overrides: list[str]) -> dict[str, An
     with tempfile.TemporaryDirectory() as folder:
         given = [f"train.max_minutes={minutes}", f"train.threads={threads}", f"run.seed={SEED}", f"run.dir={folder}"]
         train = ["train", "--config", f"configs/{CONFIG}.yaml", *overrides, *given]
-        costs, trained = _command(*train, "--dry-run"), _command(*train)
-        scored = _command("eval", "--run", trained["run"])
+        costs, trained = lmtrain(*train, "--dry-run"), lmtrain(*train)
+        scored = lmtrain("eval", "--run", trained["run"])
     shape = costs["config"]
     tokens = trained["step"] * shape["train"]["batch_size"] * shape["model"]["context"]
     return {"nats": scored["nats"], "tokens": tokens, "parameters": costs["parameters"]}
-
-
-def _command(*arguments: str) -> dict[str, Any]:
-    printed = subprocess.run(
-        [sys.executable, "-m", "lmtrain", *arguments, "--json"], stdout=subprocess.PIPE, check=True
-    )
-    result: dict[str, Any] = json.loads(printed.stdout)
-    return result
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A measured result as a file: the figures with all that is needed to judge and repeat them."""
+"""What the measuring scripts share: running commands, and a result as a file with what is needed to repeat it."""
 
 import datetime
 import json
@@ -16,7 +16,15 @@ from lmtrain.files import write_file
 from lmtrain.runtime import machine
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "scripts" / "results"
 PACKAGES = ("torch", "tokenizers", "datasets", "safetensors", "pydantic", "typer", "tensorboard", "numpy")
+
+
+def lmtrain(*arguments: str) -> dict[str, Any]:
+    """Run a command, its progress on stderr, and return its JSON. Raises CalledProcessError when it fails."""
+    command = [sys.executable, "-m", "lmtrain", *arguments, "--json"]
+    result: dict[str, Any] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return result
 
 
 def write_record(name: str, figures: dict[str, Any], device: str = "cpu") -> Path:
@@ -33,7 +41,7 @@ def write_record(name: str, figures: dict[str, Any], device: str = "cpu") -> Pat
         "versions": {package: version(package) for package in PACKAGES},
         **figures,
     }
-    path = ROOT / "scripts" / "results" / f"{name}.json"
+    path = RESULTS / f"{name}.json"
     write_file(path, json.dumps(record, indent=2) + "\n")
     return path
 

@@ -24,6 +24,8 @@ import numpy as np
 import torch
 
 from lmtrain.config import load
+from lmtrain.data.ids import Ids
+from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.runtime import autocast, choose_device, choose_precision, memory_bytes, peak_flops, synchronize
 from lmtrain.training.costs import training_flops
 from lmtrain.training.loop import train_step
@@ -170,9 +172,14 @@ def our_training(sizes: Sizes, *, compiled: bool, changes: Sequence[str] = ()) -
     dropouts = [f"model.{name}dropout=0" for name in ("", "attention_", "embedding_", "input_", "output_")]
     run = [f"train.batch_size={sizes.batch}", "train.steps=1000", "train.ema=null", f"run.seed={SEED}"]
     config = load(None, [*shape, *dropouts, *run, f"train.compile={str(compiled).lower()}", *changes])
-    tokens = SimpleNamespace(ids=random_tokens(sizes.vocab))
-    store: Any = SimpleNamespace(split=lambda name: tokens, tokenizer=SimpleNamespace(vocab_size=sizes.vocab))
-    return prepare(config, store, lambda message: None)
+    return prepare(config, random_store(sizes.vocab), lambda message: None)
+
+
+def random_store(vocab: int) -> TokenStore:
+    """A store in memory whose training split is random tokens."""
+    split = Split(Ids([random_tokens(vocab)]), np.zeros(1, np.int64), TOKENS, TOKENS, TOKENS, (TOKENS,))
+    tokenizer: Any = SimpleNamespace(vocab_size=vocab)
+    return TokenStore(Path(), {}, tokenizer, (1,), {"train": split})
 
 
 def random_tokens(vocab: int) -> np.ndarray:

@@ -1,0 +1,296 @@
+"""The measuring scripts, on sizes that take no time: they run, and what they write agrees with what was run.
+
+Other programs' models are doubles with the same interface, whose scores can be told beforehand.
+"""
+
+import importlib.machinery
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import peers
+import pytest
+import record
+import torch
+import training_parts
+import training_speed
+from torch import Tensor, nn
+from training_speed import Sizes
+
+from lmtrain.data.tokens import TokenStore
+from lmtrain.nn import dot_product, dropout
+from lmtrain.training import state
+from tests.conftest import TINY, Lmtrain
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+SMALL = Sizes(dim=16, layers=1, heads=2, context=8, vocab=50, batch=2)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+    """Little text, once each, not compiled, against a made-up peak."""
+    for name, value in {"TOKENS": 3000, "WARM_UP": 1, "STEPS": 1, "BLOCKS": 1, "ROUNDS": 1}.items():
+        monkeypatch.setattr(training_speed, name, value)
+    monkeypatch.setattr(training_parts, "ROUNDS", 1)
+    monkeypatch.setattr(training_speed, "peak_flops", lambda device, precision: 1e12)
+    monkeypatch.setattr(state, "compiled_forward", lambda model, *_: model)
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    """What would be a process of its own runs here; the arguments of each."""
+    started: list[list[str]] = []
+
+    def run_alone(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
+        started.append(arguments[1:])
+        monkeypatch.setattr(sys, "argv", arguments)
+        capsys.readouterr()
+        {"training_speed": training_speed, "training_parts": training_parts}[Path(arguments[0]).stem].main()
+        result: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return result
+
+    for module in (training_speed, training_parts):
+        monkeypatch.setattr(module, "run_alone", run_alone)
+    return started
+
+
+@pytest.fixture
+def load_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], ModuleType]:
+    """A script as a module, whose records go to a folder of the test's own."""
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr("lmtrain.allocator.keep_heap", lambda: None)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "results").mkdir()
+
+    def load(name: str) -> ModuleType:
+        loader = importlib.machinery.SourceFileLoader(f"script_{name}", str(SCRIPTS / name))
+        spec = importlib.util.spec_from_loader(loader.name, loader)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+        return module
+
+    return load
+
+
+def test_every_lever_is_measured(monkeypatch: pytest.MonkeyPatch, in_this_process: list[list[str]]) -> None:
+    monkeypatch.setattr(dot_product, "_attend_plain", dot_product._attend_plain)  # put back what a lever changes
+    monkeypatch.setattr(dropout, "hashed_keep", dropout.hashed_keep)
+    monkeypatch.setattr(training_parts, "choose_precision", lambda *_: "bf16")
+    figures = training_parts.levers(SMALL)
+    assert {arguments[0] for arguments in in_this_process} == {*training_parts.LEVERS, "optimizer"}
+    assert figures["tokens_per_second"].keys() == training_parts.LEVERS.keys()
+    assert all(rate > 0 for rate in figures["tokens_per_second"].values())
+    flops = {name: rounds[0]["flops_per_token"] for name, rounds in figures["rounds"].items()}
+    assert len(set(flops.values())) == 1  # no lever changes the model
+    assert figures["optimizer_seconds"].keys() == {"clip", "fused", "plain"}
+
+
+def test_the_head_is_a_part_of_the_step(monkeypatch: pytest.MonkeyPatch, in_this_process: list[list[str]]) -> None:
+    monkeypatch.setattr(training_parts, "BASE", SMALL)
+    modes = training_parts.head()["modes"]
+    assert modes.keys() == {"causal", "windowed"}
+    assert all(0 < one["pool_share"] < math.inf for one in modes.values())
+    assert len(in_this_process) == 2
+
+
+def test_curves_grow_one_size_at_a_time(monkeypatch: pytest.MonkeyPatch, in_this_process: list[list[str]]) -> None:
+    monkeypatch.setattr(training_speed, "SMALL", SMALL)
+    monkeypatch.setattr(training_speed, "CURVES", {"context": (8, 16), "dim": (16, 32), "vocab": (50, 100)})
+    figures = training_speed.curves()
+    assert [json.loads(sizes)["batch"] for _, sizes in in_this_process] == [2, 1, 2, 2, 2, 2]
+    for points in figures["points"].values():
+        assert points[1]["flops_per_token"] > points[0]["flops_per_token"]
+    assert 1 < figures["exponents"]["dim"]["operations_per_token"] < 2
+
+
+NANOGPT = """
+from dataclasses import dataclass
+import torch
+from torch import nn
+
+@dataclass
+class GPTConfig:
+    block_size: int
+    vocab_size: int
+    n_layer: int
+    n_head: int
+    n_embd: int
+    dropout: float
+    bias: bool
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.embedding = nn.Embedding(config.vocab_size, config.n_embd)
+        self.output = nn.Linear(config.n_embd, config.vocab_size)
+    def forward(self, ids, targets):
+        logits = self.output(self.embedding(ids))
+        return logits, nn.functional.cross_entropy(logits.transpose(1, 2), targets)
+"""
+
+
+def test_training_is_measured_beside_another_source(
+    monkeypatch: pytest.MonkeyPatch, in_this_process: list[list[str]], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        training_speed, "SIDES", {side: {} for side in training_speed.SIDES if not side.startswith("Hugging")}
+    )
+    (tmp_path / "model.py").write_text(NANOGPT)
+    figures = training_speed.beside(tmp_path, SMALL)
+    assert [arguments[0] for arguments in in_this_process] == list(training_speed.SIDES)
+    ours, theirs = (max(figures["rounds"][side][0]["tokens_per_second"]) for side in ("lmtrain", "nanoGPT"))
+    assert f"nanoGPT {theirs:,.0f} ({ours / theirs:.1f} times)" in figures["result"]
+    with pytest.raises(SystemExit, match=r"holds no model\.py"):
+        training_speed.load_source(tmp_path / "elsewhere")
+
+
+class Uniform(nn.Module):
+    """A double of every other program's model: all words are equally likely, whatever it was trained on."""
+
+    def __init__(self, words: int, *, steps_first: bool = False) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(words))
+        self.steps_first = steps_first
+
+    def forward(self, ids: Tensor, *state: Any) -> Any:
+        # One output whatever the weights have become: the gradient is there, and is zero.
+        even = (0 * self.logits).log_softmax(0).expand(*ids.shape, -1)
+        if self.steps_first:  # the LSTM's interface: rows of steps and lanes together, and the state after them
+            return even.flatten(0, 1), state[0]
+        return (even, even[..., 0].mean()) if state else even
+
+    def init_hidden(self, lanes: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(lanes), torch.zeros(lanes)
+
+    def configure_optimizers(self, *_: object) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("train", [peers.train_nanogpt, peers.train_lstm, peers.train_transformer])
+def test_peers_are_scored_over_every_token(train: Callable[..., peers.Trained], store: TokenStore) -> None:
+    words = store.tokenizer.vocab_size
+    source = SimpleNamespace(
+        GPT=lambda config: Uniform(config["vocab_size"]),
+        GPTConfig=dict,
+        RNNModel=lambda kind, words, *_: Uniform(words, steps_first=True),
+        TransformerModel=lambda words, *_: Uniform(words),
+    )
+    model, tokens, nats = train(source, store, 0.001)
+    assert tokens > 0
+    assert isinstance(model, Uniform)
+    assert nats == pytest.approx(store.split("valid").tokens * math.log(words))
+
+
+@pytest.fixture
+def command(lmtrain: Lmtrain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Commands run in this process, those of the scripts too, in a folder of the test's own."""
+
+    def call(*arguments: str) -> dict[str, Any]:
+        done = lmtrain(*arguments, "--json")
+        assert done.code == 0, done.err
+        result: dict[str, Any] = json.loads(done.out.splitlines()[-1])  # after what the script printed
+        return result
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(record, "lmtrain", call)
+    return call
+
+
+def test_reproduce_writes_what_eval_says(
+    load_script: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    command: Callable[..., dict[str, Any]],
+) -> None:
+    script = load_script("reproduce")
+    monkeypatch.setattr(
+        sys, "argv", ["reproduce", "quickstart", *TINY, "run.name=r", "--adapt", "--limit", "60", "--segment", "8"]
+    )
+    script.main()
+    written = json.loads((tmp_path / "results" / "quickstart.json").read_text())
+    assert written["valid"]["nats"] == command("eval", "--run", "runs/r")["nats"]
+    alone = command("eval", "--run", "runs/r", "--limit", "60")["word_perplexity"]
+    assert f"alone of the first 60 tokens {alone:.2f}; cache of" in written["result"]
+    assert list(written["adapted"]) == ["alone", "cache", "dynamic", "dynamic and cache"]
+    assert (tmp_path / "results" / "quickstart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tune_finds_what_eval_confirms(
+    load_script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, workdir: Path, lmtrain: Lmtrain
+) -> None:
+    run = next((workdir / "runs").iterdir())
+    script = load_script("tune")
+    for grid in ("TEMPERATURES", "RATES"):
+        monkeypatch.setattr(script, grid, (1.0, 1.15))
+    monkeypatch.setattr(script, "SEGMENTS", (8, 16))
+    monkeypatch.setattr(sys, "argv", ["tune", str(run), "--tokens", "60"])
+    script.main()
+    found = json.loads((record.RESULTS / f"tune-{run.name}.json").read_text())["best"]
+    assert list(found) == ["plain", "temperature", "cache", "dynamic", "dynamic + cache"]
+    for mode, best in found.items():
+        options = " ".join(best["options"]).split()
+        done = lmtrain("eval", "--run", run, "--limit", 60, *options, "--json")
+        assert done.code == 0, done.err
+        assert json.loads(done.out.splitlines()[-1])["token_perplexity"] == pytest.approx(
+            best["token_perplexity"], rel=1e-4
+        ), mode
+
+
+class InTurn(Executor):
+    """Does at once what it is given: a run can't be stopped by signals, as it wants to be, in a thread of its own."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(call(*arguments, **named))
+        return done
+
+
+@pytest.mark.usefixtures("command")
+def test_a_sweep_tries_each_change_and_repeats_none(
+    load_script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = str(SCRIPTS.parent / "configs" / "quickstart.yaml")
+    trials = ["--common", *TINY, "--trial", "--trial", "model.dim=8"]
+    script = load_script("sweep")
+    monkeypatch.setattr(script, "ThreadPoolExecutor", InTurn)
+
+    def sweep() -> None:
+        monkeypatch.setattr(sys, "argv", ["sweep", "small", "--config", config, *trials])
+        script.main()
+
+    sweep()
+    first, second = json.loads((record.RESULTS / "sweep-small.json").read_text())["trials"]
+    assert first["parameters"] > second["parameters"]
+    assert first["word_perplexity"] == first["runs"][0]["valid"]["word_perplexity"]
+    states = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/sweep-small/*/state.json")}
+    sweep()
+    assert len(states) == 2
+    assert all(path.stat().st_mtime_ns == changed for path, changed in states.items())
+
+
+def test_the_other_measurements_run(
+    load_script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, data_dir: Path, tmp_path: Path
+) -> None:
+    script = load_script("benchmark")
+    monkeypatch.setattr(script, "REPEATS", 1)
+    trained = script.train("quickstart", [*TINY, f"data.dir={data_dir}"])
+    assert len(trained["tokens_per_second"]) == 1
+    for name, value in {"DIM": 16, "HEADS": 2, "WINDOW": 4, "GLOBAL": 1, "STRIDE": 2, "PROJECTED": 4}.items():
+        monkeypatch.setattr(script, name, value)
+    layers = script.attention([8, 16, 32])
+    assert layers["exponent"].keys() == script.attention_layers(8).keys()
+    script.draw_attention(layers, tmp_path / "layers.png")
+    assert (tmp_path / "layers.png").stat().st_size > 10_000
+    monkeypatch.setattr(script, "SAVED_PARAMETERS", 3000)
+    assert script.checkpoints()["median_seconds"].keys() == {"stall", "written", "torch.save", "torch.save and fsync"}
