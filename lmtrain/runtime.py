@@ -85,10 +85,13 @@ def step_seed(seed: int, step: int, micro: int) -> int:
     return mixed >> 1
 
 
-def can_compile(device: torch.device) -> bool:
-    """Whether torch.compile has what it needs here: a C++ compiler, and Triton for CUDA."""
-    compiler = any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "c++", "clang++"))
-    return compiler and (device.type == "cpu" or importlib.util.find_spec("triton") is not None)
+def lacks_to_compile(device: torch.device) -> str | None:
+    """What torch.compile would need and can't find here: a C++ compiler, or for CUDA a C compiler and Triton."""
+    cuda = device.type == "cuda"
+    names = (os.environ.get("CC") or "gcc", "clang") if cuda else (os.environ.get("CXX") or "g++", "c++", "clang++")
+    if not any(shutil.which(name) for name in names):
+        return f"{'C' if cuda else 'C++'} compiler"
+    return "Triton" if cuda and importlib.util.find_spec("triton") is None else None
 
 
 def peak_flops(device: torch.device, precision: str) -> float:

@@ -1,5 +1,7 @@
 """The machine: seeds, precision, signals, memory."""
 
+import importlib.util
+import shutil
 import signal
 
 import pytest
@@ -51,6 +53,24 @@ def test_a_missing_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         runtime.choose_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert [runtime.choose_device(name).type for name in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
+
+
+def test_what_is_lacking_to_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    found: set[str] = {"g++"}
+    triton: list[object] = []
+    monkeypatch.setattr(shutil, "which", lambda name: name if name in found else None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: next(iter(triton), None))
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    assert (runtime.lacks_to_compile(cpu), runtime.lacks_to_compile(cuda)) == (None, "C compiler")
+    found = {"clang"}
+    assert (runtime.lacks_to_compile(cpu), runtime.lacks_to_compile(cuda)) == ("C++ compiler", "Triton")
+    triton.append(object())
+    assert runtime.lacks_to_compile(cuda) is None
+    monkeypatch.setenv("CC", "mycc")
+    found = {"mycc"}
+    assert runtime.lacks_to_compile(cuda) is None
 
 
 def test_signals_are_noted_once_and_a_second_ctrl_c_interrupts() -> None:

@@ -1,5 +1,6 @@
 """torch.compile, where it is asked for, possible and worth it."""
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from lmtrain.errors import LmtrainError
 from lmtrain.nn.language_model import LanguageModel
-from lmtrain.runtime import autocast, can_compile
+from lmtrain.runtime import autocast, lacks_to_compile
 from lmtrain.schema import Config
 from lmtrain.training.budget import Budget
 from lmtrain.training.costs import blank_batch, training_flops
@@ -29,23 +30,38 @@ def compiled_forward(
     the first part did. Raises LmtrainError when `train.compile=true` fails.
     """
     wanted = config.train.compile
-    if wanted is False or (wanted == "auto" and not (can_compile(device) and _is_long(model, config, budget, device))):
+    if wanted is False or (wanted == "auto" and not _is_long(model, config, budget, device)):
+        return model
+    lacking = lacks_to_compile(device)
+    if wanted == "auto" and lacking is not None:
+        note(f"not compiling the model, which costs speed alone: this machine has no {lacking}")
         return model
     note("compiling the model (well under a minute; cached for the next run)")
     compiled = torch.compile(model, dynamic=False)
     try:
-        _try_step(compiled, config, device, precision)
-    except (RuntimeError, OSError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0][:200]
+        with warnings.catch_warnings():
+            # It advises a setting for float32, of which a step in bf16 has little, and one in fp32 is to have all.
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
+            _try_step(compiled, config, device, precision)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # compilers raise any; what is the model's own fault, the plain one raises again
         if wanted is True:
             raise LmtrainError(
-                f"train.compile=true, but torch.compile failed ({reason}): set train.compile=false"
+                f"train.compile=true, but torch.compile failed ({_reason(error)}): set train.compile=false"
             ) from error
-        note(f"torch.compile failed and is left out, which costs speed alone ({reason})")
+        note(f"torch.compile failed and is left out, which costs speed alone ({_reason(error)})")
         return model
     finally:
         model.zero_grad(set_to_none=True)
     return compiled
+
+
+def _reason(error: Exception) -> str:
+    """The line that says what went wrong: the compiler's own error comes after the name of the backend."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = [line for line in lines if line and not line.endswith("raised:")]
+    return (said or [type(error).__name__])[0][:200]
 
 
 def _is_long(model: LanguageModel, config: Config, budget: Budget, device: torch.device) -> bool:

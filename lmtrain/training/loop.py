@@ -159,10 +159,14 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
                 inputs = noisy(inputs, training.ids, config.token_noise)
             inputs, targets = to_device(inputs, training.device), to_device(targets, training.device)
         with training.parallel.adding(micro == micros[-1]):
-            with training.part("forward"), autocast(training.device, training.precision):
+            with training.part("forward"):
                 if sampling:
-                    inputs = model.sample_inputs(inputs, choose(inputs, sampling))
-                nats = training.forward(inputs, targets)
+                    # Under an autocast of its own: some versions of torch would take the weights, as it has cast them
+                    # here where no gradient is wanted, for the second pass too, and they would learn nothing.
+                    with autocast(training.device, training.precision):
+                        inputs = model.sample_inputs(inputs, choose(inputs, sampling))
+                with autocast(training.device, training.precision):
+                    nats = training.forward(inputs, targets)
             with training.part("backward"):
                 loss = nats.sum() / targets_in_step
                 training.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]

@@ -107,6 +107,7 @@ def on_cuda() -> list[Tensor]:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @every_sparse_pattern
 def test_cuda_flex_equals_dense(pattern: Pattern) -> None:
     torch.compiler.reset()  # torch stops compiling a function after eight patterns and lengths

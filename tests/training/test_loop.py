@@ -1,7 +1,10 @@
 """The loop: resumed equals uninterrupted, accumulated equals whole, and what a run leaves behind."""
 
 import json
+import re
+import shutil
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -328,23 +331,92 @@ def test_the_compiled_model_trains_as_the_plain_one(tiny: Config, store: TokenSt
     assert losses[2] == pytest.approx(losses[0], rel=1e-4)
 
 
+class Failing:
+    """What `torch.compile` gives, where compiling fails in the first forward or only in the first backward pass."""
+
+    def __init__(self, error: Exception, late: bool) -> None:
+        self.error, self.late = error, late
+
+    def __call__(self, model: Callable[..., Tensor], **_: object) -> Callable[..., Tensor]:
+        def run(*inputs: Tensor) -> Tensor:
+            return self.hooked(model(*inputs)) if self.late else self.fail()
+
+        return run
+
+    def hooked(self, nats: Tensor) -> Tensor:
+        nats.register_hook(self.fail)  # type: ignore[no-untyped-call]
+        return nats
+
+    def fail(self, *_: object) -> Tensor:
+        raise self.error
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("no compiler\nmore"), "no compiler"),
+        (RuntimeError("backend='inductor' raised:\nCalledProcessError: gcc\n"), "CalledProcessError: gcc"),
+        (subprocess.CalledProcessError(1, "gcc"), "Command 'gcc' returned non-zero exit status 1."),
+        (AssertionError(), "AssertionError"),
+    ],
+)
 def test_a_compiler_that_fails_costs_a_line_or_a_sentence(
-    tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch
+    tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str, late: bool
 ) -> None:
-    def broken(*args: object, **kwargs: object) -> Callable[..., Tensor]:
-        def call(*args: object) -> Tensor:
-            raise RuntimeError("no compiler\nmore")
-
-        return call
-
-    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(torch, "compile", Failing(error, late))
     monkeypatch.setattr("lmtrain.training.compilation.PAYS_AFTER_SECONDS", 0.0)
     notes: list[str] = []
     training = state.prepare(tiny, store, notes.append)
     assert training.forward is training.model
-    assert "torch.compile failed and is left out, which costs speed alone (no compiler)" in notes
-    with pytest.raises(LmtrainError, match=r"set train\.compile=false"):
+    assert notes[1:] == [f"torch.compile failed and is left out, which costs speed alone ({reason})"]
+    assert all(parameter.grad is None for parameter in training.model.parameters())
+    with pytest.raises(LmtrainError, match=rf"{re.escape(reason)}.*set train\.compile=false"):
         state.prepare(change(tiny, train__compile=True), store, notes.append)
+
+
+def test_memory_that_ends_while_compiling_is_no_failure_of_the_compiler(
+    tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", Failing(torch.OutOfMemoryError("CUDA out of memory"), late=False))
+    for wanted in ("auto", True):
+        monkeypatch.setattr("lmtrain.training.compilation.PAYS_AFTER_SECONDS", 0.0)
+        with pytest.raises(torch.OutOfMemoryError):
+            state.prepare(change(tiny, train__compile=wanted), store, print)
+
+
+def test_a_machine_without_a_compiler_is_told_of_once(
+    tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    notes: list[str] = []
+    state.prepare(tiny, store, notes.append)
+    assert notes == [], "auto must not compile so short a run"
+    monkeypatch.setattr("lmtrain.training.compilation.PAYS_AFTER_SECONDS", 0.0)
+    training = state.prepare(tiny, store, notes.append)
+    assert training.forward is training.model
+    assert notes == ["not compiling the model, which costs speed alone: this machine has no C++ compiler"]
+
+
+def test_what_is_cast_without_gradients_is_not_learned_from(
+    tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights that autocast keeps are dropped between the pass that samples and the one that is learned from."""
+    training = state.prepare(change(tiny, train__precision="bf16", train__micro_batch=4), store, print)
+    happened: list[str] = []
+
+    def told(name: str, part: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            happened.append(name)
+            return part(*arguments)
+
+        return run
+
+    monkeypatch.setattr(torch, "clear_autocast_cache", told("dropped", torch.clear_autocast_cache))
+    monkeypatch.setattr(training.model, "sample_inputs", told("sampled", training.model.sample_inputs))
+    training.forward = told("learned", training.forward)
+    train_step(training, 1e-3, sampling=0.5)
+    assert happened[:3] == ["sampled", "dropped", "learned"]
 
 
 @pytest.mark.gpu
@@ -393,6 +465,7 @@ def test_nothing_in_a_step_depends_on_a_value_on_the_device(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_step_on_cuda_never_waits_for_the_device(tiny: Config, store: TokenStore, optimizer: str) -> None:
     config = change(tiny, train__device="cuda", train__optimizer=optimizer, train__ema=0.9, train__spike_sigmas=6.0)
