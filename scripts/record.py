@@ -34,7 +34,7 @@ def write_record(name: str, figures: dict[str, Any], device: str = "cpu") -> Pat
     """
     record = {
         "command": shlex.join(["python", *sys.argv]),
-        "commit": _git("rev-parse", "HEAD")
+        "commit": (_git("rev-parse", "HEAD") or "unknown")
         + ("+changes" if _git("status", "--porcelain", "lmtrain", "configs") else ""),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "machine": machine(torch.device(device)) | {"load_average": os.getloadavg()[0]},
@@ -47,4 +47,9 @@ def write_record(name: str, figures: dict[str, Any], device: str = "cpu") -> Pat
 
 
 def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    """What git says; nothing where there is no git, or no repository that it trusts."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

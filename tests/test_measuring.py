@@ -7,6 +7,7 @@ import importlib.machinery
 import importlib.util
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -221,6 +222,37 @@ def test_reproduce_writes_what_eval_says(
     assert f"alone of the first 60 tokens {alone:.2f}; cache of" in written["result"]
     assert list(written["adapted"]) == ["alone", "cache", "dynamic", "dynamic and cache"]
     assert (tmp_path / "results" / "quickstart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_reproduce_on_a_bare_gpu_machine_keeps_what_it_found(
+    load_script: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without matplotlib and without git there is a record, and it says on what device it was measured."""
+    script = load_script("reproduce")
+    said = {
+        "config": {"data": {"source": "words"}, "run": {"seed": 1}, "train": {"device": "auto"}},
+        **{"parameters": 10, "run": "runs/r", "step": 3, "minutes": 1.0, "context": 4, "stride": 2},
+        **{"word_perplexity": 2.0, "bits_per_byte": 1.0},
+    }
+
+    def no_git(command: list[str], **_: object) -> None:
+        raise FileNotFoundError(command[0])
+
+    monkeypatch.setattr(script, "lmtrain", lambda *_: said)
+    monkeypatch.setattr(script, "choose_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H200")
+    monkeypatch.setattr(subprocess, "run", no_git)
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr(sys, "argv", ["reproduce", "quickstart"])
+    script.main()
+    written = json.loads((tmp_path / "quickstart.json").read_text())
+    assert written["machine"]["device"] == "H200"
+    assert written["commit"] == "unknown"
+    assert "matplotlib" in capsys.readouterr().err
 
 
 def test_tune_finds_what_eval_confirms(
