@@ -1,5 +1,6 @@
 """The `train` section of a configuration: the optimisation, its budget and its cadence."""
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -77,6 +78,11 @@ class TrainConfig(Section):
     adversarial_softmax: Rate = 0.0
     """Train against the worst change of the target's row of the output layer by this share of its length (Wang et al.,
     2019). The training loss then is that of the changed row."""
+    teacher: Path | None = None
+    """A trained run, whose best checkpoint's predictions are learned beside the text; it must have the same tokenizer,
+    mode, and no shorter a context. The logits of all targets then exist at once, whatever `loss_chunk`."""
+    teacher_weight: float = Field(0.5, gt=0, le=1)
+    """Their share of the loss: 1 = learn from them alone."""
     ema: Rate | None = None
     """Decay of an exponential moving average of the weights, evaluated and saved beside them; None = none."""
 
@@ -107,6 +113,11 @@ class TrainConfig(Section):
             raise ValueError("train.eval_steps and train.eval_epochs contradict each other: give one")
         if self.spike_sigmas is not None and self.precision == "fp16":
             raise ValueError("train.spike_sigmas needs train.precision=bf16 or fp32: fp16 skips steps by its own scale")
+        if self.teacher is not None and self.adversarial_softmax:
+            raise ValueError(
+                f"train.adversarial_softmax={self.adversarial_softmax} changes one word's probability, and "
+                "train.teacher is learned from by all: set train.adversarial_softmax=0"
+            )
         if self.micro_batch is not None and self.batch_size % self.micro_batch:
             raise ValueError(
                 f"train.batch_size={self.batch_size} can't be divided into train.micro_batch={self.micro_batch}"

@@ -12,6 +12,7 @@ from lmtrain.runtime import autocast, lacks_to_compile
 from lmtrain.schema import Config
 from lmtrain.training.budget import Budget
 from lmtrain.training.costs import blank_batch, training_flops
+from lmtrain.training.teacher import Taught
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 Note = Callable[[str], None]
@@ -22,7 +23,7 @@ PAYS_AFTER_SECONDS = 180.0
 
 
 def compiled_forward(
-    model: LanguageModel, config: Config, budget: Budget, device: torch.device, precision: str, note: Note
+    model: LanguageModel | Taught, config: Config, budget: Budget, device: torch.device, precision: str, note: Note
 ) -> Forward:
     """The model's forward pass, compiled where that is asked for, possible and worth it; else the model itself.
 
@@ -64,10 +65,12 @@ def _reason(error: Exception) -> str:
     return (said or [type(error).__name__])[0][:200]
 
 
-def _is_long(model: LanguageModel, config: Config, budget: Budget, device: torch.device) -> bool:
+def _is_long(model: LanguageModel | Taught, config: Config, budget: Budget, device: torch.device) -> bool:
     work = float("inf")
     if budget.steps is not None:
-        flops = training_flops(model, config.model) * config.train.batch_size
+        flops = (
+            training_flops(model.model if isinstance(model, Taught) else model, config.model) * config.train.batch_size
+        )
         work = budget.steps * flops / ASSUMED_FLOPS[device.type]
     return min(work, budget.seconds or float("inf")) > PAYS_AFTER_SECONDS
 

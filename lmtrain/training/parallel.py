@@ -107,6 +107,7 @@ def choose_kind(config: Config, model: LanguageModel, device: torch.device, prec
             ("train.optimizer", config.train.optimizer == "muon", "adamw"),
             ("model.norm", config.model.norm == "scale", "rms"),
             ("train.compile", config.train.compile is True, "false"),
+            ("train.teacher", config.train.teacher is not None, "null"),
             ("train.precision", precision == "fp16", "bf16 or fp32"),
         ):
             if value:

@@ -27,6 +27,7 @@ from lmtrain.training.compilation import Forward, compiled_forward
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from lmtrain.training.parallel import Parallel, choose_kind, distribute, placed
 from lmtrain.training.spikes import Spikes
+from lmtrain.training.teacher import Taught, load_teacher
 from lmtrain.workers import ALONE, Workers
 
 Note = Callable[[str], None]
@@ -64,6 +65,7 @@ class Past:
     tokenizer: str
     tokens: str
     processes: Annotated[int, Field(ge=1)] = 1
+    teacher: str | None = None
 
 
 def past(found: checkpoint.Checkpoint) -> Past:
@@ -103,6 +105,8 @@ class Training:
     part: Part = _unwatched
     """Entered around each part of a step."""
     parallel: Parallel = field(default_factory=Parallel)
+    teacher: str | None = None
+    """The hash of the checkpoint that is learned from."""
 
     @property
     def targets_per_sample(self) -> int:
@@ -129,11 +133,17 @@ def prepare(config: Config, store: TokenStore, note: Note, workers: Workers = AL
         if model.adaptive is not None:
             model.adaptive.set_shares(counts)
     kind = choose_kind(config, model, device, precision, workers)
-    forward: Forward = model
     if kind != "fsdp":  # which moves the model to the device block by block, as it shards it
         model.to(device)
+    learner: LanguageModel | Taught = model
+    teacher = None
+    if config.train.teacher is not None:
+        taught_by, teacher = load_teacher(config.train.teacher, config, store, device)
+        learner = Taught(model, taught_by, config.train.teacher_weight)
+    forward: Forward = learner
     if kind == "alone" or (kind == "ddp" and (device.type == "cuda" or config.train.compile is True)):
-        forward = compiled_forward(model, config, make_budget(config.train, order.per_epoch()), device, precision, note)
+        budget = make_budget(config.train, order.per_epoch())
+        forward = compiled_forward(learner, config, budget, device, precision, note)
     forward, parallel = distribute(kind, model, forward, precision, workers)
     return Training(
         config,
@@ -149,6 +159,7 @@ def prepare(config: Config, store: TokenStore, note: Note, workers: Workers = AL
         torch.zeros((), dtype=torch.int64, device=device),
         Spikes.none(device) if config.train.spike_sigmas else None,
         parallel=parallel,
+        teacher=teacher,
     )
 
 
@@ -176,6 +187,7 @@ def snapshot(
         "precision": training.precision,
         "threads": torch.get_num_threads(),
         "processes": training.parallel.workers.size,
+        "teacher": training.teacher,
         "machine": machine(training.device),
     }
 
@@ -185,7 +197,13 @@ def restore(training: Training, found: checkpoint.Checkpoint) -> None:
 
     Raises LmtrainError when it has another shape.
     """
-    counters = past(found).counters
+    before = past(found)
+    counters = before.counters
+    if before.teacher != training.teacher:
+        raise LmtrainError(
+            f"train.teacher={training.config.train.teacher} has been trained on since {found.folder} learned from it: "
+            "choose another run.name"
+        )
     try:
         _copy_all(found.tensors["model"], dict(training.model.named_parameters()))
         load_optimizer_tensors(training.model, training.optimizer, found.tensors.get("optimizer", {}))

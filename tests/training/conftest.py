@@ -1,6 +1,8 @@
-"""TensorBoard's files of runs that follow each other faster than real ones do."""
+"""What the tests of training share: a smaller text, signals in a given step, event files in order."""
 
 import itertools
+import signal
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,9 @@ from lmtrain.data.corpus import download
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
 from lmtrain.schema import Config
+from lmtrain.training import loop, state
+from lmtrain.training.loop import train_step
+from lmtrain.training.meter import StepResult
 
 
 @pytest.fixture(autouse=True)
@@ -39,3 +44,23 @@ def little(tiny: Config) -> Config:
 def little_store(little: Config) -> TokenStore:
     corpus = download(little.data, note=lambda message: None, progress=False)
     return tokenize(corpus, little.tokenizer, little.data.dir, note=lambda message: None, progress=False)
+
+
+@pytest.fixture
+def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Send a signal at the end of the n-th step that is taken from now on."""
+
+    def arm(steps: int, number: int) -> None:
+        taken = 0
+
+        def step(training: state.Training, lr: float, sampling: float) -> StepResult:
+            nonlocal taken
+            result = train_step(training, lr, sampling)
+            taken += 1
+            if taken == steps:
+                signal.raise_signal(number)
+            return result
+
+        monkeypatch.setattr(loop, "train_step", step)
+
+    return arm

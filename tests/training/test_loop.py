@@ -46,26 +46,6 @@ def last_hash(run_dir: Path) -> str:
     return checkpoint.state_hash(checkpoint.load(checkpoint.choose(run_dir, "last")))
 
 
-@pytest.fixture
-def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """Send a signal at the end of the n-th step that is taken from now on."""
-
-    def arm(steps: int, number: int) -> None:
-        taken = 0
-
-        def step(training: state.Training, lr: float, sampling: float) -> StepResult:
-            nonlocal taken
-            result = train_step(training, lr, sampling)
-            taken += 1
-            if taken == steps:
-                signal.raise_signal(number)
-            return result
-
-        monkeypatch.setattr(loop, "train_step", step)
-
-    return arm
-
-
 @pytest.mark.parametrize("variant", ["plain", "bf16", "windowed", "no ema", "crossing an epoch", "sampling", "noise"])
 def test_three_resumes_in_a_chain_give_the_same_bits(
     tiny: Config, store: TokenStore, tmp_path: Path, interrupt_after: Callable[[int, int], None], variant: str

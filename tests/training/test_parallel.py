@@ -116,7 +116,7 @@ def windows_by_step(told: list[dict[str, Any]], per_step: int) -> list[list[int]
     ]
 
 
-@pytest.mark.parametrize("variant", ["plain", "all at once"])
+@pytest.mark.parametrize("variant", ["plain", "all at once", "taught"])
 def test_one_and_two_processes_give_the_same_bits(
     tiny: Config, store: TokenStore, tmp_path: Path, variant: str
 ) -> None:
@@ -126,6 +126,9 @@ def test_one_and_two_processes_give_the_same_bits(
         "train__scheduled_sampling": 0.8,
         "train__activation_checkpointing": True,
     }
+    if variant == "taught":
+        run(tiny, store, tmp_path / "teacher")
+        together_changes = {"train__teacher": str(tmp_path / "teacher"), "run__seed": 2}
     config = change(tiny, **SHORT, **(together_changes if variant != "plain" else {}))
     assert config.train.micro_batch == config.train.batch_size // 2
     alone = train(config, store, tmp_path / "alone", 0)
