@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.checkpoint import find_run
+from lmtrain.checkpoint import CONFIG
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.files import sha256_bytes
@@ -48,7 +48,9 @@ def load_teacher(run_dir: Path, config: Config, store: TokenStore, device: torch
 
     Raises LmtrainError where there is none, or where it can't be asked about the windows of this run.
     """
-    found = load_trained(find_run(run_dir, run_dir.parent), "best", "auto", device)
+    if not (run_dir / CONFIG).is_file():
+        raise LmtrainError(f"train.teacher={run_dir} is not a run folder: it has no {CONFIG}")
+    found = load_trained(run_dir, "best", "auto", device)
     theirs, ours = found.config.model, config.model
     if found.tokenizer.sha256 != store.tokenizer.sha256:
         raise LmtrainError(

@@ -144,7 +144,7 @@ def test_another_teacher_under_the_same_name_is_noticed(
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"train__teacher": "nowhere"}, "nowhere is not a run folder"),
+        ({"train__teacher": "nowhere"}, "train.teacher=nowhere is not a run folder"),
         ({"model__context": 32}, "reads 16 tokens at most: use no longer a model.context"),
         ({"model__mode": "windowed"}, "has model.mode=causal, and this run windowed"),
     ],
