@@ -94,6 +94,8 @@ OTHER: dict[str, dict[str, Any]] = {
         "scheduled_sampling": 0.5,
         "token_noise": 0.5,
         "adversarial_softmax": 0.5,
+        "teacher": "runs/other",
+        "teacher_weight": 0.25,
         "ema": None,
         "log_steps": 3,
         "eval_steps": 6,
