@@ -68,9 +68,8 @@ def _reason(error: Exception) -> str:
 def _is_long(model: LanguageModel | Taught, config: Config, budget: Budget, device: torch.device) -> bool:
     work = float("inf")
     if budget.steps is not None:
-        flops = (
-            training_flops(model.model if isinstance(model, Taught) else model, config.model) * config.train.batch_size
-        )
+        learner = model.model if isinstance(model, Taught) else model
+        flops = training_flops(learner, config.model) * config.train.batch_size
         work = budget.steps * flops / ASSUMED_FLOPS[device.type]
     return min(work, budget.seconds or float("inf")) > PAYS_AFTER_SECONDS
 

@@ -195,7 +195,7 @@ def snapshot(
 def restore(training: Training, found: checkpoint.Checkpoint) -> None:
     """Put a checkpoint's whole state back, bit for bit; what is sharded is read by the rows that are held here.
 
-    Raises LmtrainError when it has another shape.
+    Raises LmtrainError when it has another shape, or had another teacher.
     """
     before = past(found)
     counters = before.counters

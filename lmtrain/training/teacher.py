@@ -1,5 +1,5 @@
-"""Learning from a trained run's predictions beside the text: distillation (Hinton et al. 2015), which pays for a model
-of the same size too ("born again", Furlanello et al. 2018).
+"""Learning from a trained run's predictions beside the text: distillation (Hinton et al. 2015), also from a model of
+the same size ("born again", Furlanello et al. 2018).
 
 B = windows, T = tokens in one, S = predictions of one (T, or 1 without a dimension of its own if windowed), V = words
 """
