@@ -113,6 +113,6 @@ def test_long_pieces_are_left_alone_and_cost_no_time() -> None:
     longest = "(" * (LONGEST - 1) + "x"
     assert respace(longest, KNOWN) == " ".join(longest)
     assert respace("(" + longest, KNOWN) == "(" + longest
-    start = time.perf_counter()
+    start = time.process_time()
     assert respace(f"{'(' * 1_000_000} ship.", KNOWN).endswith("( ship .")
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
