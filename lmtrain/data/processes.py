@@ -9,8 +9,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -63,8 +64,14 @@ def perform_all(tasks: Sequence[Task], advance: Advance, processes: int | None =
             advance(lines)
 
     pool = ThreadPoolExecutor(processes)
+    ahead: deque[Future[dict[str, Any]]] = deque()
     try:
-        yield from pool.map(ask, tasks)
+        for task in tasks:
+            if len(ahead) == 2 * processes:  # results that nobody has taken yet would fill the memory
+                yield ahead.popleft().result()
+            ahead.append(pool.submit(ask, task))
+        while ahead:
+            yield ahead.popleft().result()
     finally:
         for worker in workers:
             worker.kill()  # at rest by now, or no longer wanted

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 
 import numpy as np
 import pytest
@@ -213,6 +214,27 @@ def test_a_child_that_dies_is_a_sentence(tmp_path: Path, small_shards: None, mon
     with pytest.raises(LmtrainError, match=r"train\.txt was ended from outside.*finished shards are kept"):
         make(tmp_path, "word", documents())
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_results_that_nobody_takes_are_few(tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Count] = []
+
+    def ask(_worker: object, task: Count, _told: object) -> dict[str, int]:
+        done.append(task)
+        return {"number": len(done)}
+
+    child = [sys.executable, "-c", "input()"]
+    monkeypatch.setattr(processes, "_start", lambda: subprocess.Popen(child, stdin=PIPE, stdout=PIPE, text=True))
+    monkeypatch.setattr(processes, "_ask", ask)
+    corpus = make_corpus(tmp_path / "tiny", {"train": [LINES * 5], "valid": [["line 3"]]})
+    tasks = [Count(piece) for piece in cut(corpus.folder / "train.txt")]
+    assert len(tasks) > 20
+    results = processes.perform_all(tasks, lambda _: None, 2)
+    next(results)
+    time.sleep(0.1)
+    assert len(done) <= 4
+    assert len(list(results)) == len(tasks) - 1
+    assert sorted(done, key=tasks.index) == tasks
 
 
 def test_a_child_s_mistake_is_its_sentence(tmp_path: Path, small_shards: None) -> None:
