@@ -85,7 +85,11 @@ def tokenize(
             disk.remove(other)
     make_folders(parts)
     with alone_in(parts):
-        make_folders(parts)  # another process may have finished, and deleted it, before this one had the lock
+        if not parts.exists():  # another process has finished, and deleted it, while this one waited
+            found = _current_store(folder, corpora, config, weights, hashes)
+            if isinstance(found, TokenStore):
+                return found
+        make_folders(parts)
         try:
             tokenizer = _tokenizer(parts, corpora, config, note, progress)
             write_store(folder, corpora, tokenizer, config, parts, progress=progress)

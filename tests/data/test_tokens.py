@@ -1,5 +1,7 @@
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.data import shards
+from lmtrain.data import shards, tokenizing
 from lmtrain.data import tokenizer as tokenizer_module
 from lmtrain.data.corpus import FORMAT as CORPUS_FORMAT
 from lmtrain.data.corpus import Corpus, open_corpus
@@ -16,7 +18,7 @@ from lmtrain.data.tokenizer import Kind
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore, store_folder
 from lmtrain.errors import LmtrainError
-from lmtrain.files import MANIFEST, new_folder
+from lmtrain.files import MANIFEST, alone_in, new_folder
 from lmtrain.schema import TokenizerConfig
 
 KINDS: tuple[Kind, ...] = ("word", "bpe", "byte")
@@ -179,6 +181,25 @@ def test_a_current_store_is_opened_and_not_made_again(kind: Kind, tmp_path: Path
     assert forced.sha256 == store.sha256
     assert (store.folder / MANIFEST).stat().st_ino != inode
     assert "asked to" in notes[0]
+
+
+def test_who_waited_for_another_process_takes_its_store(
+    kind: Kind, tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
+    others: list[TokenStore] = []
+
+    @contextmanager
+    def waiting(parts: Path) -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(tokenizing, "alone_in", alone_in)
+            others.append(tokenize(corpus, CONFIGS[kind], tmp_path, note=lambda _: None, progress=False))
+        yield
+
+    monkeypatch.setattr(tokenizing, "alone_in", waiting)
+    store = tokenize(corpus, CONFIGS[kind], tmp_path, note=notes.append, progress=False)
+    assert (store.sha256, notes) == (others[0].sha256, [])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny", store.folder.name]
 
 
 def test_a_changed_corpus_is_tokenized_again(tmp_path: Path, notes: list[str]) -> None:
