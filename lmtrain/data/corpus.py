@@ -7,6 +7,7 @@ the int64 line numbers at which documents start, and a manifest with the counts,
 import difflib
 import hashlib
 import math
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ _WIKITEXT_SUBSETS = {
 }
 _KNOWN = ("sample", *_WIKITEXT_SUBSETS)
 _NOT_NAME = re.compile(r"[^\w.-]")
+_LONGEST_STEM = 190
+"""Bytes of a source's name in its folder's: what else is in the names of folders that are made of it fits into 255."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 _SAMPLE_SEEDS = {"train": 1, "valid": 2, "test": 3}
@@ -104,7 +107,7 @@ def open_corpus(folder: Path) -> Corpus:
 
 def corpus_folder(data: DataConfig) -> Path:
     """Where the corpus of `data.source` lies: a known name, a hub id, or a path's name with a hash of the path."""
-    return data.dir / _slug(data)
+    return data.dir / (_slug(data) + (".unique" if data.deduplicate else ""))
 
 
 def each(data: DataConfig) -> list[DataConfig]:
@@ -127,7 +130,6 @@ def download(
     """Make the corpus folder of `data.source`, or open the one that is there if source and content are unchanged.
 
     `anew` reads even large files that did not change since they were last checked.
-
     Known names come first, then existing paths, then hub ids. `note` receives one-line messages. What killed processes
     left half-written in `data.dir` is deleted first.
     Raises LmtrainError in one sentence for whatever is wrong with the source, the network or the disk.
@@ -186,14 +188,11 @@ def _is_current(folder: Path, origin: dict[str, Any], hashes: Hashes, note: Call
 
 
 def _slug(data: DataConfig) -> str:
-    return _source_slug(data) + (".unique" if data.deduplicate else "")
-
-
-def _source_slug(data: DataConfig) -> str:
     path = _local_path(data)
     if path is not None:
         place = path.resolve()
-        return f"{_NOT_NAME.sub('_', place.stem) or 'text'}-{sha256_bytes(str(place).encode())[:8]}"
+        name = _NOT_NAME.sub("_", place.stem).encode()[:_LONGEST_STEM].decode(errors="ignore")
+        return f"{name or 'text'}-{sha256_bytes(os.fsencode(place))[:8]}"
     if data.source == "sample":
         return f"sample-{data.sample_tokens}"
     return _NOT_NAME.sub("_", "--".join(part for part in (*data.source.split("/"), data.subset) if part))
@@ -214,6 +213,7 @@ def _local_path(data: DataConfig) -> Path | None:
         path = Path(source).expanduser()
         if path.exists():
             return path
+        local.refuse_dangling(path)
         siblings = [str(path.with_name(other.name)) for other in path.parent.iterdir()]
     except (OSError, ValueError, RuntimeError):
         path = Path(source)  # no such folder, or nothing that could be a path at all
@@ -232,11 +232,7 @@ def _origin(data: DataConfig, path: Path | None, hashes: Hashes) -> dict[str, An
     if path is not None:
         files = _files(path)
         try:
-            content = {
-                str(file.relative_to(path) if file != path else file.name): hashes.sha256(file)
-                for paths in files.values()
-                for file in paths
-            }
+            content = {local.name_in(path, file): hashes.sha256(file) for paths in files.values() for file in paths}
         except OSError as error:
             raise LmtrainError(f"{error.filename} can't be read: {error.strerror}") from error
         structured = any(local.is_structured(file) for paths in files.values() for file in paths)

@@ -6,6 +6,7 @@ names of their own, each of them is a document. Each kind may be compressed.
 """
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -53,25 +54,32 @@ def is_structured(path: Path) -> bool:
     return plain(path).suffix in (".jsonl", ".parquet")
 
 
+def name_in(folder: Path, file: Path) -> str:
+    """What a file is called in a folder, or the one file that a source is; readable where it isn't in UTF-8 either."""
+    return os.fsencode(file.relative_to(folder) if file != folder else file.name).decode(errors="backslashreplace")
+
+
 def find_splits(folder: Path) -> dict[str, list[Path]]:
     """The files of each split in `folder`, by their names: `train.txt`, `wiki.valid.tokens.gz`, `dev.jsonl`,
     `train-00000-of-00002.parquet`, or every file in a folder of such a name: `train/a.jsonl.xz`.
 
     Where no name is one of a split, all files are training text, in the order of their names.
-    Raises LmtrainError when there is no training text, when two files claim one split, or when a shard is missing.
+    Raises LmtrainError when there is no training text, when two files or folders claim one split, when a shard is
+    missing, or where a link leads nowhere.
     """
     splits: dict[str, list[Path]] = {}
     for path, name in _texts(folder):
         names = {SPLIT_NAMES[part] for part in re.split(r"[._-]", name.lower()) if part in SPLIT_NAMES}
         if len(names) == 1:
             splits.setdefault(names.pop(), []).append(path)
-    folders = {SPLIT_NAMES[path.name]: path for path in folder.iterdir() if path.is_dir() and path.name in SPLIT_NAMES}
-    if twice := splits.keys() & folders.keys():
-        split = min(twice)
-        found = f"{splits[split][0].name} and {folders[split].name}/"
-        raise LmtrainError(f"{folder} has a file and a folder for its {split} split, {found}: keep one of them")
-    in_folders = {split: [path for path, _ in _texts(place)] for split, place in folders.items()}
-    in_folders = {split: paths for split, paths in in_folders.items() if paths}
+    in_folders: dict[str, list[Path]] = {}
+    for place in sorted(path for path in folder.iterdir() if path.is_dir() and path.name.lower() in SPLIT_NAMES):
+        split = SPLIT_NAMES[place.name.lower()]
+        if other := splits.get(split) or in_folders.get(split):
+            found = f"{other[0].relative_to(folder)} and {place.name}/"
+            raise LmtrainError(f"{folder} has its {split} split in two places, {found}: keep one of them")
+        if paths := [path for path, _ in _texts(place)]:
+            in_folders[split] = paths
     if not splits and not in_folders:
         in_folders = {"train": [path for path, _ in _texts(folder)]}
     if not splits.get("train") and not in_folders.get("train"):
@@ -85,7 +93,15 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
 def _texts(folder: Path) -> list[tuple[Path, str]]:
     """The text files in a folder in the order of their names, with what they are called without endings."""
     paths = [path for path in sorted(folder.iterdir()) if is_text(path) and not path.name.startswith(".")]
+    for path in paths:
+        refuse_dangling(path)
     return [(path, plain(path).stem) for path in paths if path.is_file()]
+
+
+def refuse_dangling(path: Path) -> None:
+    """Raise LmtrainError where a path is a link whose target isn't there: to pass over it would be to lose text."""
+    if path.is_symlink() and not path.exists():
+        raise LmtrainError(f"{path} is a link to a file that isn't there: mend it or delete it")
 
 
 def _shards(folder: Path, split: str, paths: list[Path]) -> list[Path]:
@@ -96,7 +112,7 @@ def _shards(folder: Path, split: str, paths: list[Path]) -> list[Path]:
         raise LmtrainError(f"{folder} has several files for its {split} split, {names}: keep one of them")
     if numbers:
         total = int(next(iter(numbers.values()))[2])
-        if sorted(int(match[1]) for match in numbers.values()) != list(range(total)):
+        if total != len(paths) or sorted(int(match[1]) for match in numbers.values()) != list(range(total)):
             raise LmtrainError(f"{folder} has {len(paths)} of the {total} files of its {split} split: get the others")
         paths.sort(key=lambda path: int(numbers[path][1]))
     return paths
@@ -130,8 +146,9 @@ def row_lines(rows: Iterable[str]) -> Lines:
 def text_row(row: object, text_column: str, place: str) -> str:
     """`row`, which must be a string."""
     if not isinstance(row, str):
+        found = "nothing (null)" if row is None else type(row).__name__
         raise LmtrainError(
-            f"{place} has {type(row).__name__} in {text_column!r} where text is needed: set data.text_column"
+            f"{place} has {found} in {text_column!r} where text is needed: take the row out or set data.text_column"
         )
     return row
 
@@ -178,7 +195,12 @@ def _json_rows(path: Path, text_column: str) -> Iterator[str]:
             raise LmtrainError(f"{place} is not a JSON object: write it as {{{json.dumps(text_column)}: ...}}")
         if text_column not in row:
             raise no_column(place, text_column, row)
-        yield text_row(row[text_column], text_column, place)
+        text = text_row(row[text_column], text_column, place)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise LmtrainError(f"{place} has half a surrogate pair, which is no character: take it out") from None
+        yield text
 
 
 def parquet_rows(path: Path, text_column: str) -> Iterator[str]:

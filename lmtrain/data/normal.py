@@ -6,6 +6,7 @@
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from os import SEEK_CUR
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -81,8 +82,8 @@ def write_split(folder: Path, split: str, lines: Iterable[tuple[str, bool]], pro
 
     Documents start at WikiText's level-one headings (` = Title = ` between blank lines), if there are any and no row of
     the source has several lines; else where the source's rows start; else the split is one document.
-    Memory grows with the documents and the longest line, not with the text. Raises LmtrainError on half a surrogate
-    pair, which JSON can smuggle in, and on a split without a word.
+    Memory grows with the documents and the longest line, not with the text. Raises LmtrainError on a split without a
+    word.
     """
     starts, headings = array("q"), array("q")
     lines_count = words = size = 0
@@ -91,11 +92,7 @@ def write_split(folder: Path, split: str, lines: Iterable[tuple[str, bool]], pro
     with (folder / f"{split}.txt").open("wb", buffering=1 << 20) as file:
         bar = tqdm(lines, desc=split, unit=" lines", unit_scale=True, disable=None if progress else True)
         for number, (text, starts_document) in enumerate(bar):
-            try:
-                size += file.write(text.encode() + b"\n")
-            except UnicodeEncodeError:
-                place = f"line {number + 1} of the {split} split"
-                raise LmtrainError(f"{place} has half a surrogate pair, which is no character: take it out") from None
+            size += file.write(text.encode() + b"\n")
             line_words = _count_words(text)
             if starts_document:
                 starts.append(number)
@@ -121,33 +118,35 @@ def cut_split(
 ) -> dict[str, dict[str, int]]:
     """Write `lines` as several splits, in order, each with its share of the documents (of the lines if those are few).
 
-    Few is under 20. The first split takes what the others leave: of a large text these are given no more than
-    `HELD_OUT` bytes each. Its file is written once, and they are cut off its end. Returns the counts of each. Raises
-    LmtrainError when there are fewer than 20 lines.
+    Few is under 20, or so few and so long that a share is less than one of them. The first split takes what the others
+    leave: of a large text these are given no more than `HELD_OUT` bytes each, or one line. Its file is written once,
+    and they are cut off its end. Returns the counts of each. Raises LmtrainError when there are fewer than 20 lines.
     """
     first, *others = shares
     whole = write_split(folder, first, lines, progress)
     starts = np.array(load_starts(folder / f"{first}.docs.npy"))
-    by_document = len(starts) >= _FEW
-    units = starts if by_document else np.arange(whole["lines"])
-    if len(units) < _FEW:
+    held_out = {split: min(shares[split], HELD_OUT / whole["bytes"]) for split in others}
+    by_document = len(starts) >= _FEW and min(held_out.values()) * len(starts) >= 1
+    units = len(starts) if by_document else whole["lines"]
+    if units < _FEW:
         raise LmtrainError(
-            f"the source has no valid split, and its {len(units)} lines are too few to cut one off: give {_FEW} lines "
+            f"the source has no valid split, and its {units} lines are too few to cut one off: give {_FEW} lines "
             "or more, or a folder with train.txt and valid.txt"
         )
-    held_out = {split: min(shares[split], HELD_OUT / whole["bytes"]) for split in others}
     kept = {first: 1 - sum(held_out.values())} | held_out
     percent = ", ".join(f"{100 * share:.3g}% {split}" for split, share in kept.items())
     note(f"no valid split: the {'documents' if by_document else 'lines'} are cut, in order, into {percent}")
-    ends = np.round(np.cumsum(list(kept.values())) * len(units)).astype(int)
-    bounds = [*(int(units[end]) for end in ends[:-1]), whole["lines"]]
-    is_start = np.zeros(whole["lines"], dtype=bool)
-    is_start[starts] = True
+    ends = np.round(np.cumsum(list(kept.values())) * units).astype(int)[:-1]
+    ends = np.minimum(ends, units - np.arange(len(ends), 0, -1))  # none is left without any
+    bounds = [*(starts[ends] if by_document else ends).tolist(), whole["lines"]]
+    is_start = np.zeros(whole["lines"] - bounds[0], dtype=bool)  # of the lines that are cut off
+    is_start[starts[starts >= bounds[0]] - bounds[0]] = True
+    flags = iter(is_start)
     counts = {}
     with (folder / f"{first}.txt").open("r+b") as file:
         offset = _skip_lines(file, bounds[0])
         for split, begin, end in zip(others, bounds[:-1], bounds[1:], strict=True):
-            tail = ((line[:-1].decode(), bool(flag)) for flag, line in zip(is_start[begin:end], file, strict=False))
+            tail = ((line[:-1].decode(), bool(next(flags))) for line in islice(file, end - begin))
             counts[split] = write_split(folder, split, tail, progress)
         file.truncate(offset)
     counts[first] = {

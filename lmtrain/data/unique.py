@@ -64,13 +64,13 @@ def unseen(lines: Lines, seen: Seen, *, keep_all: bool = False) -> Lines:
                 if seen.add(content.digest()) or keep_all:
                     document.seek(0)
                     for number, line in enumerate(document):
-                        yield line[:-1].decode(errors="surrogatepass"), number == 0
+                        yield line[:-1].decode(), number == 0
                 content = hashlib.sha256()
                 document.seek(0)
                 document.truncate()
             started = started or starts_document
             if started:
-                line = text.encode(errors="surrogatepass") + b"\n"
+                line = text.encode() + b"\n"
                 content.update(line)
                 document.write(line)
             else:

@@ -88,7 +88,18 @@ def test_files_in_folders_are_the_splits(tmp_path: Path) -> None:
     }
     assert list(local.read_lines(splits["train"], "text")) == [("a1", True), ("b1", True), ("b2", False)]
     (tmp_path / "train.txt").write_text("again\n")
-    with pytest.raises(LmtrainError, match=r"a file and a folder for its train split, train\.txt and train/"):
+    with pytest.raises(LmtrainError, match=r"its train split in two places, train\.txt and train/"):
+        local.find_splits(tmp_path)
+
+
+def test_folders_of_splits_in_any_letters(tmp_path: Path) -> None:
+    for name in ("Train/a.txt", "DEV/b.txt", "test/notes.md"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("x\n")
+    assert local.find_splits(tmp_path) == {"train": [tmp_path / "Train/a.txt"], "valid": [tmp_path / "DEV/b.txt"]}
+    (tmp_path / "valid").mkdir()
+    (tmp_path / "valid/c.txt").write_text("x\n")
+    with pytest.raises(LmtrainError, match=r"its valid split in two places, DEV/b\.txt and valid/"):
         local.find_splits(tmp_path)
 
 

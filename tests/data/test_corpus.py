@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 
 from lmtrain.data import corpus, local, normal, sample
 from lmtrain.data.corpus import Corpus, corpus_folder, download, open_corpus
+from lmtrain.data.tokenizing import tokenize
 from lmtrain.errors import LmtrainError
-from lmtrain.schema import DataConfig
+from lmtrain.schema import DataConfig, TokenizerConfig
 from tests.hostile.inputs import limited_memory
 
 ARTICLES = [
@@ -188,7 +190,7 @@ def test_parquet_shards_in_order(load: Importer, folder: Path) -> None:
         ("train.jsonl", '{"text": "a"}\n[1]\n', r"line 2, is not a JSON object"),
         ("train.jsonl", '{"body": "a", "id": 1}\n', r"line 1, has no column 'text'.*\(body, id\)"),
         ("train.jsonl", '{"text": 3}\n', r"line 1, has int in 'text'"),
-        ("train.jsonl", '{"text": "\\ud800"}\n', "line 1 of the train split has half a surrogate pair"),
+        ("train.jsonl", '{"text": "\\ud800"}\n', r"train\.jsonl, line 1, has half a surrogate pair"),
         ("train.jsonl", "[" * 100_000 + "\n", "line 1, is not JSON"),
         ("train.parquet", b"PAR1 no parquet", r"train\.parquet can't be read as parquet"),
         ("train.txt", "", "the train split of the source has no words"),
@@ -210,10 +212,26 @@ def test_unreadable_source_is_one_sentence(
 def test_parquet_column_missing_or_not_text(load: Importer, folder: Path) -> None:
     write(folder / "valid.txt", "a\n")
     parquet(folder / "train.parquet", ["a", None])
-    with pytest.raises(LmtrainError, match=r"train\.parquet, row 2, has NoneType in 'text'"):
+    with pytest.raises(LmtrainError, match=r"train\.parquet, row 2, has nothing \(null\) in 'text'.*take the row out"):
         load(folder)
     with pytest.raises(LmtrainError, match=r"has no column 'body'.*\(text\)"):
         load(folder, text_column="body")
+
+
+@pytest.mark.parametrize("shards", ["0-of-99999999999", "1-of-1", "0-of-0"])
+def test_a_shard_of_others_that_can_not_be(load: Importer, folder: Path, shards: str) -> None:
+    write(folder / f"train-{shards}.txt", "a\n")
+    with pytest.raises(LmtrainError, match=f"1 of the {shards.rpartition('-')[2]} files of its train split"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["valid.txt", "train/a.txt", "source"])
+def test_a_link_to_nowhere_is_not_passed_over(load: Importer, folder: Path, name: str) -> None:
+    (folder / "train").mkdir()
+    write(folder / "train/b.txt", "a\n" * 30)
+    (folder / name).symlink_to("nowhere")
+    with pytest.raises(LmtrainError, match=f"{name} is a link to a file that isn't there: mend it or delete it"):
+        load(folder / name if name == "source" else folder)
 
 
 def test_two_files_for_a_split(load: Importer, folder: Path) -> None:
@@ -344,6 +362,25 @@ def test_an_existing_path_wins_over_a_hub_id(load: Importer, tmp_path: Path, mon
     write(Path("owner/name/train.txt"), "mine\n")
     write(Path("owner/name/valid.txt"), "mine\n")
     assert list(load("owner/name").lines("train")) == ["mine"]
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "漢"])
+def test_a_name_of_any_length_serves(load: Importer, tmp_path: Path, letter: str) -> None:
+    longest = letter * (251 // len(letter.encode()))
+    made = load(write(tmp_path / f"{longest}.txt", "a b\n" * 30), deduplicate=True)
+    assert longest.startswith(made.folder.name.partition("-")[0])
+    kind = TokenizerConfig(kind="word", vocab_size=1_000_000)
+    assert tokenize(made, kind, load.dir, note=load.notes.append, progress=False).splits == ("train", "valid", "test")
+
+
+def test_names_in_another_encoding_serve(load: Importer, folder: Path) -> None:
+    for name in (b"caf\xe9.txt", b"other.txt"):
+        (folder / os.fsdecode(name)).write_text("a\n" * 30)
+    made = load(folder)
+    assert list(made.manifest["origin"]["files"]) == ["caf\\xe9.txt", "other.txt"]
+    assert load(folder).sha256 == made.sha256
+    assert load.notes == []
+    assert corpus_folder(DataConfig.model_construct(source=os.fsdecode(bytes(folder) + b"/caf\xe9.txt"), dir=folder))
 
 
 def test_corpus_folders_differ_by_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
