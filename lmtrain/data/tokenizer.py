@@ -141,10 +141,6 @@ class Tokenizer:
         """Write tokenizer.json to `path`: the bytes that `sha256` names."""
         write_file(path, self._content)
 
-    def encode_lines(self, lines: list[str]) -> list[list[int]]:
-        """The ids of each line (given without its line end), line end included."""
-        return self.encode_pieces([f"{line}\n" for line in lines])
-
     def encode_pieces(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text, a line with its "\\n" or a part of one (see `pieces`); bpe runs on all cores."""
         if self.kind == "word":

@@ -48,7 +48,7 @@ def test_word_vocabulary_is_ordered_by_frequency_then_alphabet() -> None:
 def test_word_vocabulary_is_cut_to_the_most_frequent() -> None:
     trained = Tokenizer.train(["b a b", "c a b"], TokenizerConfig(kind="word", vocab_size=4))
     assert trained.vocab_size == 4
-    assert trained.encode_lines(["a b c"]) == [[3, 2, trained.unk_id, trained.eos_id]]
+    assert trained.encode_pieces(["a b c\n"]) == [[3, 2, trained.unk_id, trained.eos_id]]
 
 
 def test_word_ids_of_literal_special_words() -> None:
@@ -108,8 +108,8 @@ def test_word_ids_survive_decoding_and_encoding(ids: list[int]) -> None:
     assert TRAINED["word"].encode(TRAINED["word"].decode(ids)) == ids
 
 
-def test_encode_lines_is_the_text_with_its_line_ends(kind: Kind) -> None:
-    rows = TRAINED[kind].encode_lines(LINES)
+def test_encoded_lines_are_the_text_with_its_line_ends(kind: Kind) -> None:
+    rows = TRAINED[kind].encode_pieces([f"{line}\n" for line in LINES])
     assert [index for row in rows for index in row] == TRAINED[kind].encode("".join(f"{line}\n" for line in LINES))
     assert all(row[-1] in TRAINED[kind].line_end_ids for row in rows)
     assert not any(index in TRAINED[kind].line_end_ids for row in rows for index in row[:-1])

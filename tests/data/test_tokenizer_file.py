@@ -21,7 +21,7 @@ def test_save_and_load_give_the_same_tokenizer(kind: Kind, tmp_path: Path) -> No
     TRAINED[kind].save(tmp_path / "tokenizer.json")
     loaded = Tokenizer.load(tmp_path / "tokenizer.json")
     assert (loaded.kind, loaded.sha256, loaded.vocab_size) == (kind, TRAINED[kind].sha256, TRAINED[kind].vocab_size)
-    assert loaded.encode_lines(LINES) == TRAINED[kind].encode_lines(LINES)
+    assert loaded.encode_pieces(LINES) == TRAINED[kind].encode_pieces(LINES)
 
 
 def test_a_bpe_without_merges_stays_a_bpe(tmp_path: Path) -> None:
