@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lmtrain.schema_base import Rate, Section
+from lmtrain.schema_base import Place, Rate, Section
 from lmtrain.schema_train import TrainConfig as TrainConfig  # noqa: PLC0414 -- for its importers
 
 Width = Annotated[int, Field(ge=1, le=2**20)]
@@ -17,7 +17,7 @@ class RunConfig(Section):
 
     name: str | None = Field(None, pattern=r"^[\w][\w.-]*$")
     """The run's folder under `dir`; none = the configuration file's name."""
-    dir: Path = Path("runs")
+    dir: Place = Path("runs")
     """The folder that holds all runs."""
     seed: int = Field(1, ge=0, lt=2**31)
     """Seeds the weights, the order of samples, and dropout."""
@@ -59,7 +59,7 @@ class DataConfig(_Source):
     """A mixture, in place of `source`: corpora with weights. Of validation and test texts the first one's are used."""
     deduplicate: bool = False
     """Leave documents (rows, or files of text) out of the training text that are in it, or held out, already."""
-    dir: Path = Path("data")
+    dir: Place = Path("data")
     """The folder for corpora and token stores."""
     sample_tokens: int = Field(1_000_000, ge=1_000, le=10**9)
     """Training tokens of the built-in sample corpus; validation and test get a twentieth each."""

@@ -4,8 +4,18 @@ import os
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+
+
+Place = Annotated[Path, AfterValidator(_expanded)]
+"""A path in which `~` means the home folder, which no shell has put there in a file or after `data.dir=`."""
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 LARGEST = 2**40

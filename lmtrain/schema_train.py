@@ -1,11 +1,10 @@
 """The `train` section of a configuration: the optimisation, its budget and its cadence."""
 
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lmtrain.schema_base import Rate, Section
+from lmtrain.schema_base import Place, Rate, Section
 
 
 class TrainConfig(Section):
@@ -78,7 +77,7 @@ class TrainConfig(Section):
     adversarial_softmax: Rate = 0.0
     """Train against the worst change of the target's row of the output layer by this share of its length (Wang et al.,
     2019). The training loss then is that of the changed row."""
-    teacher: Path | None = None
+    teacher: Place | None = None
     """A trained run, whose best checkpoint's predictions are learned beside the text; it must have the same tokenizer,
     mode, and no shorter a context. The logits of all targets then exist at once, whatever `loss_chunk`."""
     teacher_weight: float = Field(0.5, gt=0, le=1)

@@ -37,6 +37,15 @@ def test_later_sources_win(tmp_path: Path) -> None:
     assert (loaded.model.context, loaded.model.layers, loaded.model.dim) == (16, 2, 32)
 
 
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    places = config.load(None, ["data.dir=~/data", "run.dir='~'", "train.teacher=~/a", "data.source=~/b"])
+    found = (places.data.dir, places.run.dir, places.train.teacher)
+    assert found == (tmp_path / "data", tmp_path, tmp_path / "a")
+    with pytest.raises(LmtrainError, match=r"data\.dir='~nobody-here/x'.*home directory"):
+        config.load(None, ["data.dir=~nobody-here/x"])
+
+
 def test_overrides_are_read_as_yaml() -> None:
     loaded = config.load(None, ["train.lr=1e-3", "train.clip=null", "train.sample_prompts=[a, b]"], {})
     assert (loaded.train.lr, loaded.train.clip, loaded.train.sample_prompts) == (1e-3, None, ("a", "b"))
