@@ -55,7 +55,7 @@ def attend(
         if mask is not None and mask.is_floating_point():
             mask = mask.to(query.dtype)
         return F.scaled_dot_product_attention(query, key, value, mask, dropout)
-    if query.shape[-2] == 1 and not torch.is_grad_enabled():
+    if query.shape[-2] == 1 and pattern == FULL and not dropout and not torch.is_grad_enabled():
         return F.scaled_dot_product_attention(query, key, value, mask)
     if skips:
         return _attend_blocks(query, key, value, mask, pattern, dropout)

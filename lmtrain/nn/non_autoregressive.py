@@ -50,7 +50,7 @@ class NonAutoregressive(nn.Module):
         if target.shape[1] > self.sizes.max_length:
             raise ValueError(f"a target of {target.shape[1]} columns is wider than max_length={self.sizes.max_length}")
         memory, valid = self.encoder(source, source_valid)
-        lengths = torch.full_like(target[:, 0], target.shape[1]) if lengths is None else lengths
+        lengths = target.new_full((len(target),), target.shape[1]) if lengths is None else lengths
         labels = target if self.length is not None else F.pad(target, (0, self.sizes.max_length - target.shape[1]))
         own = torch.arange(labels.shape[1], device=target.device) < lengths.unsqueeze(-1)
         labels = labels.masked_fill(~own, self.sizes.end_id)

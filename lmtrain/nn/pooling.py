@@ -27,6 +27,7 @@ from lmtrain.nn.dropout import Dropout, drop
 from lmtrain.nn.norms import NormKind, norm
 from lmtrain.nn.patterns import CAUSAL
 from lmtrain.nn.place import Place, take_rows
+from lmtrain.nn.positions import alibi_bias
 
 PoolQuery = Literal["seed", "recency", "position"]
 PoolResidual = Literal["seed", "state"]
@@ -162,7 +163,7 @@ class AttentionPooling(nn.Module):
         else:
             query, key = self._query(states), split_heads(self.key(states), self.heads)
             place = torch.arange(x.shape[1], device=x.device)
-            bias = self._slope().view(-1, 1, 1) * (place - place.unsqueeze(-1)).clamp(max=0)  # (H, T, T)
+            bias = alibi_bias(self._slope(), place, place)  # (H, T, T)
             dropout = self.attention_dropout if self.training else 0.0
             pooled = attend(query, key, value, bias, pattern=CAUSAL, dropout=dropout)
         return self._finish(x, pooled)
@@ -206,11 +207,7 @@ class AttentionPooling(nn.Module):
         else:
             seen = place.seen
             state.write(split_heads(self.key(states), self.heads), value, place.at, seen)
-            age = place.column.unsqueeze(-1) - torch.arange(
-                seen, device=x.device
-            )  # (B, seen), negative = not yet written
-            bias = -self._slope().view(-1, 1, 1) * age.view(-1, 1, 1, seen)  # (B, H, 1, seen)
-            bias = bias.masked_fill(age.view(-1, 1, 1, seen) < 0, float("-inf"))
+            bias = Place(place.column, seen, place.level, slopes=self._slope()).mask(CAUSAL)  # (B, H, 1, seen)
             pooled = attend(self._query(states), state.key[:, :, :seen], state.value[:, :, :seen], bias)
         return self._finish(x, pooled.to(value.dtype)).squeeze(1)
 

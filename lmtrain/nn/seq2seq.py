@@ -65,7 +65,7 @@ class Seq2Seq(nn.Module):
     def start(self, source: Tensor, source_valid: Tensor | None = None) -> tuple[Tensor, DecoderState]:
         """Read the sources (B, Ts) and BEGIN: log p of the first word (B, V) float32, and the state."""
         memory, valid = self.encoder(source, source_valid)
-        begin = torch.full_like(source[:, 0], self.sizes.begin_id)
+        begin = source.new_full((len(source),), self.sizes.begin_id)
         return self.step(self.decoder.start(self.embedding(begin.unsqueeze(-1)), source, valid, memory), begin)
 
     @torch.no_grad()
@@ -90,7 +90,7 @@ def shift(target: Tensor, lengths: Tensor | None, sizes: Sizes) -> tuple[Tensor,
     n + 1 real places.
     """
     width = target.shape[1]
-    lengths = torch.full_like(target[:, 0], width) if lengths is None else lengths
+    lengths = target.new_full((len(target),), width) if lengths is None else lengths
     places = torch.arange(width + 1, device=target.device)
     real = places <= lengths.unsqueeze(-1)
     labels = F.pad(target, (0, 1)).masked_fill(places >= lengths.unsqueeze(-1), sizes.end_id)
@@ -111,8 +111,9 @@ def guided_attention_loss(weights: Tensor, query_lengths: Tensor, key_lengths: T
     """
     queries = torch.arange(weights.shape[-2], device=weights.device)
     keys = torch.arange(weights.shape[-1], device=weights.device)
-    rows = (queries / query_lengths.unsqueeze(-1)).unsqueeze(-1)  # (B, Tq, 1)
-    columns = (keys / key_lengths.unsqueeze(-1)).unsqueeze(-2)  # (B, 1, Tk)
+    # An empty row has no real position; its 0 / 0 would be NaN even where it is not counted.
+    rows = (queries / query_lengths.clamp_min(1).unsqueeze(-1)).unsqueeze(-1)  # (B, Tq, 1)
+    columns = (keys / key_lengths.clamp_min(1).unsqueeze(-1)).unsqueeze(-2)  # (B, 1, Tk)
     cost = 1 - (-((rows - columns) ** 2) / (2 * width**2)).exp()
     real = (queries < query_lengths.unsqueeze(-1)).unsqueeze(-1) & (keys < key_lengths.unsqueeze(-1)).unsqueeze(-2)
-    return (weights * (cost * real).unsqueeze(1)).sum() / real.unsqueeze(1).expand_as(weights).sum()
+    return (weights * (cost * real).unsqueeze(1)).sum() / real.unsqueeze(1).expand_as(weights).sum().clamp_min(1)

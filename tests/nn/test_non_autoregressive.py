@@ -34,6 +34,12 @@ def table(model: NonAutoregressive, row: int, places: int) -> Tensor:
     return log_probs
 
 
+def test_targets_without_words_have_a_length() -> None:
+    model = make("predicted")
+    expected = -model.length_logits(SOURCE, VALID).log_softmax(-1)[:, 0].mean()
+    torch.testing.assert_close(model.loss(SOURCE, TARGET[:, :0], VALID), expected)
+
+
 @pytest.mark.parametrize("copy", [False, True])
 def test_loss_with_a_predicted_length_equals_a_loop(copy: bool) -> None:
     model = make("predicted", copy=copy)

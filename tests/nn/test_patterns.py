@@ -121,6 +121,21 @@ def test_key_blocks_are_those_with_a_permitted_pair(
     assert [(q, k) for q, keys in enumerate(listed) for k in keys] == sorted(permitted)
 
 
+@every_pattern
+def test_one_query_of_many_keys_keeps_to_its_pattern(pattern: Pattern) -> None:
+    query, key, value = (x.detach() for x in draw(7))
+    expected = loop(query[:, :, :1], key, value, written_out(pattern, 1, 7))
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients):
+            torch.testing.assert_close(attend(query[:, :, :1], key, value, pattern=pattern), expected)
+
+
+def test_one_query_has_dropout_without_gradients_too() -> None:
+    query, key, value = (x.detach() for x in draw(50))
+    with torch.no_grad():
+        assert not attend(query[:, :, :1], key, value, dropout=1.0).any()
+
+
 @pytest.mark.parametrize("wrong", [0, -1])
 def test_sizes_below_one_are_refused(wrong: int) -> None:
     with pytest.raises(ValueError, match=f"window={wrong} must"):

@@ -53,6 +53,25 @@ def test_padding_has_no_influence(copy: bool) -> None:
         torch.testing.assert_close(alone, expected[row : row + 1], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("copy", [False, True])
+def test_sources_without_words(copy: bool) -> None:
+    """Of no width at all, or nothing but padding: each place still has a distribution, from its target alone."""
+    model = make(replace(SIZES, copy=copy))
+    expected = model(SOURCE, INPUTS, torch.zeros_like(VALID))
+    torch.testing.assert_close(expected.exp().sum(-1), torch.ones(3, 7))
+    torch.testing.assert_close(model(SOURCE[:, :0], INPUTS), expected, atol=1e-6, rtol=0)
+    log_probs, state = model.start(SOURCE[:, :0])
+    torch.testing.assert_close(log_probs, expected[:, 0], atol=1e-5, rtol=0)
+    log_probs, _ = model.step(state, INPUTS[:, 1])
+    torch.testing.assert_close(log_probs, expected[:, 1], atol=1e-5, rtol=0)
+
+
+def test_a_target_without_words_is_its_end() -> None:
+    model = make()
+    first = model(SOURCE, INPUTS[:, :1], VALID)[:, 0, END]
+    torch.testing.assert_close(model.loss(SOURCE, TARGET[:, :0], VALID), -first.mean())
+
+
 def test_a_later_input_leaves_earlier_outputs_and_every_source_word_matters() -> None:
     model = make()
     before = model(SOURCE, INPUTS, VALID)

@@ -88,6 +88,18 @@ def test_guided_attention_loss_equals_a_loop() -> None:
     torch.testing.assert_close(guided_attention_loss(weights.expand(4, 2, 3, 5, 4), *lengths, width=0.3), loss)
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(0, 4), (3, 0), (0, 0)])
+def test_guided_attention_leaves_empty_rows_out(queries: int, keys: int) -> None:
+    weights = torch.rand(2, 1, 3, 4, requires_grad=True)
+    targets, sources = torch.tensor([3, queries]), torch.tensor([4, keys])
+    loss = guided_attention_loss(weights, targets, sources)
+    torch.testing.assert_close(loss, guided_attention_loss(weights[:1], targets[:1], sources[:1]))
+    (gradient,) = torch.autograd.grad(loss, weights)
+    assert gradient[0].any()
+    assert not gradient[1].any()
+    assert guided_attention_loss(weights[1:], targets[1:], sources[1:]) == 0
+
+
 def test_guided_attention_prefers_the_diagonal_and_can_be_learned() -> None:
     lengths = torch.tensor([6])
     diagonal = torch.eye(6)[None, None]
