@@ -103,7 +103,7 @@ def _warn(trained: Trained, prompt: str) -> None:
     if not prompt.strip():
         note("the prompt is empty: starting at the beginning of a line")
     if unseen := unseen_words(trained.tokenizer, prompt):
-        note(f"not in the vocabulary, read as <unk>: {', '.join(dict.fromkeys(unseen))}")
+        note(f"not in the vocabulary, read as <unk>: {', '.join(unseen)}")
     length, context = _length(trained, prompt), trained.config.model.context
     if length > context:
         note(f"the prompt has {length:,} tokens and the context {context:,}: only the last {context:,} are read")

@@ -53,6 +53,8 @@ def main() -> None:
         _fail(str(error))
     except MemoryError:
         _fail("out of memory: lower train.micro_batch, train.batch_size or the model's size")
+    except UnicodeEncodeError as error:
+        _fail(f"{error.object[error.start]!r} can't be written in {error.encoding}: set PYTHONIOENCODING=utf-8")
     except OSError as error:
         _fail(f"{error.filename or 'input or output'}: {error.strerror or error}")
 

@@ -97,7 +97,7 @@ def generate(
     ] = BeamStopping.exact,
     results: Annotated[int, _option(BEAM, "Texts to print, best first, with their scores.", min=1)] = 1,
     length_penalty: Annotated[
-        float, _option(BEAM, "a in score = sum of log p / length^a; 0 = the sum itself, 1 = the mean.")
+        float, _option(BEAM, "a in score = sum of log p / length^a; 0 = the sum itself, 1 = the mean.", min=-10, max=10)
     ] = 0.0,
     repetition_penalty: Annotated[
         float, _option(WORDS, "Above 1: words that were there already become rarer; not with beams.", min=0)

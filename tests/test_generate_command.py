@@ -217,10 +217,11 @@ MISTAKES = {
     "samples of one text": (["x", "--samples", "2", "--temperature", "0"], "temperature 0"),
     "temperature": (["x", "--temperature", "inf"], "temperature=inf"),
     "top-p": (["x", "--top-p", "0"], "top_p=0"),
-    "penalty": (["x", "--length-penalty", "nan"], "alpha=nan"),
     "repetition": (["x", "--repetition-penalty", "0"], "repetition_penalty=0"),
     "least above most": (["x", "--min-tokens", "9", "-n", "3"], "min_tokens=9"),
     "empty stop string": (["x", "--stop-string", ""], "stop string is empty"),
+    "half a stop character": (["x", "--stop-string", "a\udcff"], "a stop string has a lone surrogate"),
+    "empty ban": (["x", "--ban", ""], "--ban is empty"),
     "unknown ban": (["x", "--ban", "xyzzy"], "--ban 'xyzzy' is not in the vocabulary"),
     "two words": (["x", "--bias", "the river=1"], "--bias 'the river' is 2 words"),
     "bias without number": (["x", "--bias", "the"], "--bias 'the' is not WORD=NUMBER"),
@@ -255,9 +256,29 @@ def test_a_mistake_is_one_clear_sentence(
     assert done.err.count("lmtrain: ") == 1
 
 
-@pytest.mark.parametrize("arguments", [["--top-k", "0"], ["--beams", "0"], ["--stop", "word"], ["--samples", "x"]])
+WRONG_USAGE = [
+    ["--top-k", "0"],
+    ["--beams", "0"],
+    ["--stop", "word"],
+    ["--samples", "x"],
+    ["--length-penalty", "nan"],
+    ["--length-penalty", "400"],  # which no power of a length could be divided by
+    ["--length-penalty", "-400"],
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG_USAGE)
 def test_wrong_usage_exits_with_two(lmtrain: Lmtrain, arguments: list[str]) -> None:
-    assert lmtrain("generate", "x", *arguments).code == 2
+    done = lmtrain("generate", "x", *arguments)
+    assert done.code == 2
+    assert f"'{arguments[0]}'" in done.err
+
+
+def test_an_output_that_cannot_hold_the_text(lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    done = lmtrain("generate", "né", "-n", "1")
+    assert done.code == 1
+    assert done.err.endswith("lmtrain: 'é' can't be written in ascii: set PYTHONIOENCODING=utf-8\n")
 
 
 def test_help_is_in_groups(lmtrain: Lmtrain) -> None:

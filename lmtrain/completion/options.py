@@ -1,6 +1,5 @@
 """All that can be chosen about a completion."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,5 +53,9 @@ class Options:
             raise ValueError(f"results={self.results} must lie between 1 and the {texts} texts that are looked for")
         if "" in self.stop_strings:
             raise ValueError("a stop string is empty")
-        if not math.isfinite(self.alpha):
-            raise ValueError(f"alpha={self.alpha} must be a finite number")
+        try:
+            "".join(self.stop_strings).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a stop string has a lone surrogate: it is not Unicode text, so remove it") from None
+        if not abs(self.alpha) <= 10:
+            raise ValueError(f"alpha={self.alpha} must lie between -10 and 10")

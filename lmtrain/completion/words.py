@@ -8,10 +8,11 @@ from lmtrain.errors import LmtrainError
 
 
 def unseen_words(tokenizer: Tokenizer, prompt: str) -> list[str]:
-    """The words of a prompt that the model reads as `<unk>`."""
+    """The words of a prompt that the model reads as `<unk>`, each of them once."""
     if tokenizer.unk_id is None:
         return []
-    return [word for word in prompt.split() if word != "<unk>" and tokenizer.encode(word) == [tokenizer.unk_id]]
+    words = dict.fromkeys(prompt.split())
+    return [word for word in words if word != "<unk>" and tokenizer.encode(word) == [tokenizer.unk_id]]
 
 
 def banned_ids(tokenizer: Tokenizer, words: Iterable[str], allow_unknown: bool) -> frozenset[int]:
@@ -37,6 +38,8 @@ def _ids(tokenizer: Tokenizer, word: str, option: str) -> list[int]:
 
     Raises LmtrainError where there is none.
     """
+    if not word:
+        raise LmtrainError(f"{option} is empty: give it a word, or leave it out")
     if tokenizer.kind == "word":
         ids = tokenizer.encode(word)
         if len(ids) != 1:

@@ -210,7 +210,10 @@ CONTRADICTIONS: list[dict[str, Any]] = [
     {"results": 0},
     {"beams": 2, "results": 3},
     {"stop_strings": ("a", "")},
+    {"stop_strings": ("\ud800",)},
     {"alpha": float("nan")},
+    {"alpha": 400.0},
+    {"alpha": -400.0},
 ]
 
 

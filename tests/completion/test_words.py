@@ -13,7 +13,7 @@ BYTE = Tokenizer.train([], TokenizerConfig(kind="byte"))
 
 
 def test_unseen_words_are_named() -> None:
-    assert unseen_words(WORD, "a xyzzy <unk> b <eos>") == ["xyzzy", "<eos>"]
+    assert unseen_words(WORD, "a xyzzy <unk> b <eos> xyzzy") == ["xyzzy", "<eos>"]
     assert unseen_words(BYTE, "anything") == []
 
 
@@ -42,7 +42,10 @@ def test_of_two_numbers_for_a_word_the_later_counts() -> None:
     [
         (WORD, "xyzzy", "not in the vocabulary"),
         (WORD, "a b", "is 2 words"),
-        (WORD, "", "is 0 words"),
+        (WORD, " ", "is 0 words"),
+        (WORD, "", "is empty"),
+        (BPE, "", "is empty"),
+        (BYTE, "", "is empty"),
         (BPE, "zebra", "tokens of this bpe vocabulary"),
         (BYTE, "xy", "is 2 tokens of this byte vocabulary"),
         (BYTE, "é", "is 2 tokens"),
