@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from lmtrain import disk
 from lmtrain.errors import LmtrainError
-from lmtrain.schema import RESOURCE_FIELDS, Config
+from lmtrain.schema import RESOURCE_FIELDS, Config, SourceConfig
 
 ENVIRONMENT_PREFIX = "LMTRAIN_"
 LARGEST_FILE = 1 << 18
@@ -63,8 +63,12 @@ def parse(values: Any, origin: str) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        sentences = [_sentence(item, origin) for item in error.errors(include_url=False)[:_MOST_MISTAKES]]
-        more = error.error_count() - len(sentences)
+        mistakes = error.errors(include_url=False)
+        # Of a list with a wrong item pydantic may also say that it is too short.
+        inner = {item["loc"][:depth] for item in mistakes for depth in range(len(item["loc"]))}
+        mistakes = [item for item in mistakes if not item["loc"] or item["loc"] not in inner]
+        sentences = [_sentence(item, origin) for item in mistakes[:_MOST_MISTAKES]]
+        more = len(mistakes) - len(sentences)
         raise LmtrainError("; ".join(sentences) + (f"; and {more} more like these" if more else "")) from None
     except RecursionError:
         raise LmtrainError(f"{origin}: nested too deeply") from None
@@ -165,13 +169,24 @@ def _sentence(error: Any, origin: str) -> str:
     """One pydantic error as a sentence that names the key."""
     key = ".".join(str(part) for part in error["loc"][:2])[:_LONGEST_VALUE]
     if error["type"] == "extra_forbidden":
-        known = [*flat(Config()), *Config.model_fields]
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        key, near = _known(error["loc"])
         return f"{origin}: unknown key {key}" + (f"; did you mean {near[0]}?" if near else "")
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] in ("string_type", "path_type") and not isinstance(error["input"], list | dict | None):
         message = "a text is needed, and YAML takes this for something else: put it in quotes"
     return f"{origin}: {key}={_shown(error['input'])}: {message}" if key.count(".") == 1 else f"{origin}: {message}"
+
+
+def _known(location: tuple[str | int, ...]) -> tuple[str, list[str]]:
+    """An unknown key as it is to be named, and the nearest one of its kind that there is, if any."""
+    key = ".".join(map(str, location))[:_LONGEST_VALUE]
+    if len(location) == 1:
+        known = list(Config.model_fields)
+    elif len(location) == 2:
+        known = list(flat(Config()))
+    else:  # a corpus of a mixture
+        known = [".".join(map(str, (*location[:-1], field))) for field in SourceConfig.model_fields]
+    return key, difflib.get_close_matches(key, known, n=1, cutoff=0.5)
 
 
 def _shown(value: Any) -> str:

@@ -102,6 +102,16 @@ def test_a_wrong_override_is_named(override: str, message: str) -> None:
         (["model.attention=induced", "model.mode=windowed"], "inducing points have none"),
         (["model.mode=windowed", "train.scheduled_sampling=0.1"], "needs a prediction at every position"),
         (["model.output=adaptive", "train.adversarial_softmax=0.01"], "use model.output=softmax"),
+        (["eval.foo=1"], "unknown key eval.foo; did you mean eval[.]"),
+        (["modell.dim=1"], "unknown key modell; did you mean model[?]$"),
+        (
+            ["data.sources=[{source: a}, {source: b, wieght: 2}]"],
+            "^the configuration: unknown key data.sources.1.wieght; did you mean data.sources.1.weight[?]$",
+        ),
+        (
+            ["data.sources=[{source: a, weight: 0}]"],
+            "^the configuration: data.sources=0: Input should be greater than or equal to 1$",
+        ),
     ],
 )
 def test_a_contradiction_is_named(overrides: list[str], message: str) -> None:
