@@ -215,13 +215,13 @@ def train(
     if outcome.score is None:
         note(f"interrupted at step {outcome.step:,}; the checkpoint is saved, and the same command goes on from it")
         raise typer.Exit(INTERRUPTED)
-    score = outcome.score.summary()
+    score = outcome.score
     result = {"run": str(run_dir), "status": outcome.status, "step": outcome.step, "minutes": outcome.minutes}
     text = (
         f"{run_dir}: {outcome.status} at step {outcome.step:,} after {outcome.minutes:.1f} minutes; best checkpoint: "
-        f"step {outcome.best_step:,}, valid word perplexity {score['word_perplexity']:.2f}{floor(store, 'valid')}"
+        f"step {outcome.best_step:,}, valid word perplexity {score.word_perplexity:.2f}{floor(store, 'valid')}"
     )
-    show({**result, "best_step": outcome.best_step, "valid": score}, text, as_json)
+    show({**result, "best_step": outcome.best_step, "valid": score.summary()}, text, as_json)
 
 
 app.command("eval", epilog="Example: lmtrain eval --split test --stride 32 --cache eval.cache_weight=0.2")(

@@ -69,10 +69,10 @@ class Score:
         }
 
     def summary(self) -> dict[str, Any]:
-        """The figures and all that they were made from."""
+        """The figures and all that they were made from; what is not finite is None, for which JSON has a word."""
         return {
-            **self.figures(),
-            "nats": self.nats,
+            **{name: value if math.isfinite(value) else None for name, value in self.figures().items()},
+            "nats": self.nats if math.isfinite(self.nats) else None,
             "tokens": self.tokens,
             "words": self.words,
             "bytes": self.bytes,

@@ -1,5 +1,6 @@
 """Perplexity by sums: every token once, with the context that is promised, whatever the batch."""
 
+import json
 import math
 
 import numpy as np
@@ -126,7 +127,10 @@ def test_figures_under_their_own_names() -> None:
         "bits_per_byte": pytest.approx(0.5 / math.log(2)),
         "loss": 2.0, "nats": 200.0, "tokens": 100, "words": 50, "bytes": 400, "context": 8, "stride": 2,
     }  # fmt: skip
-    assert Score(1e9, 1, 1, 1, 1, 1).word_perplexity == math.inf
+    huge = Score(1e9, 1, 1, 1, 1, 1)
+    assert huge.word_perplexity == math.inf
+    assert (huge.summary()["word_perplexity"], huge.summary()["nats"]) == (None, 1e9)
+    assert json.dumps(Score(math.inf, 1, 1, 1, 1, 1).summary(), allow_nan=False)
 
 
 def test_an_empty_split_is_refused() -> None:
