@@ -59,7 +59,7 @@ def evaluate(
     from lmtrain.adaptation import settings_used
     from lmtrain.data.prepare import prepare_store
     from lmtrain.inference import open_trained, ready_to_generate
-    from lmtrain.runtime import choose_precision
+    from lmtrain.runtime import choose_precision, enough_memory
 
     trained = open_trained(run, checkpoint, weights.value, device.value)
     if precision is Precision.int8:
@@ -70,9 +70,10 @@ def evaluate(
     if store.tokenizer.sha256 != trained.tokenizer.sha256:
         raise LmtrainError(f"{store.folder} was tokenized otherwise than {trained.run_dir}: its corpus has changed")
     arithmetic = choose_precision(precision.value if precision else config.train.precision, trained.device)
-    score = _score(
-        trained, config, store, split, arithmetic, limit=limit, cache=cache, dynamic=dynamic, hidden=quiet or None
-    )
+    with enough_memory("lower --batch-size or, with --cache, eval.cache_window"):
+        score = _score(
+            trained, config, store, split, arithmetic, limit=limit, cache=cache, dynamic=dynamic, hidden=quiet or None
+        )
     used = settings_used(config.eval, dynamic=dynamic, cache=cache)
     about = {
         "run": str(trained.run_dir),

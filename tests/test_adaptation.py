@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lmtrain import evaluation
 from lmtrain.adaptation import (
     EPS,
     Cached,
@@ -362,6 +363,16 @@ def test_what_makes_no_sense_is_refused_in_one_sentence(lmtrain: Lmtrain, workdi
     assert done.code == 1
     assert says in done.err
     assert "Traceback" not in done.err
+
+
+def test_the_end_of_memory_is_a_sentence(lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def starved(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(evaluation, "evaluate", starved)
+    done = lmtrain("eval", "--limit", "20")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.endswith("lmtrain: out of memory: lower --batch-size or, with --cache, eval.cache_window\n")
 
 
 def test_a_windowed_model_is_refused() -> None:
