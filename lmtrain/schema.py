@@ -283,6 +283,7 @@ RESOURCE_FIELDS = frozenset(
         "train.log_steps",
         "train.save_minutes",
         "train.keep",
+        "train.teacher",  # its checkpoint is compared by a hash
         "train.sample_prompts",
         "train.sample_tokens",
         *(f"eval.{field}" for field in EvalConfig.model_fields),

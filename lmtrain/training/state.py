@@ -200,9 +200,10 @@ def restore(training: Training, found: checkpoint.Checkpoint) -> None:
     before = past(found)
     counters = before.counters
     if before.teacher != training.teacher:
+        learned = "no teacher" if before.teacher is None else "another teacher, or an earlier checkpoint of it"
         raise LmtrainError(
-            f"train.teacher={training.config.train.teacher} has been trained on since {found.folder} learned from it: "
-            "choose another run.name"
+            f"train.teacher={training.config.train.teacher}: {found.folder} has learned from {learned}: "
+            "choose another run.name, or name the old one"
         )
     try:
         _copy_all(found.tensors["model"], dict(training.model.named_parameters()))
