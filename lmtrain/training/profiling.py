@@ -22,6 +22,7 @@ from lmtrain.training.costs import training_flops
 from lmtrain.training.loop import MEMORY_REMEDY, train_step
 from lmtrain.training.optim import learning_rate
 from lmtrain.training.state import Part, Training, prepare
+from lmtrain.training.teacher import Taught
 
 Note = Callable[[str], None]
 
@@ -65,7 +66,7 @@ def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -
         "operators": operators,
         "operators_on": "CPU" if training.device.type == "cpu" else "device",
         "precision": training.precision,
-        "compiled": training.forward is not training.model,
+        "compiled": training.forward is not training.model and not isinstance(training.forward, Taught),
         "machine": machine(training.device),
     }
     write_file(text, profile_text(result) + "\n")

@@ -15,6 +15,7 @@ from lmtrain.nn.language_model import LanguageModel
 from lmtrain.schema import Config
 from lmtrain.training import loop, state
 from lmtrain.training.parallel import choose_kind
+from lmtrain.training.profiling import profile_steps
 from lmtrain.training.teacher import Taught, load_teacher
 from lmtrain.workers import Workers
 from tests.conftest import Lmtrain
@@ -124,7 +125,7 @@ def test_a_resumed_student_has_the_same_bits(
     assert last_hash(tmp_path / "plain") != last_hash(tmp_path / "whole")
 
 
-def test_another_teacher_under_the_same_name_is_noticed(
+def test_a_run_goes_on_with_its_own_teacher_wherever_it_lies_and_with_no_other(
     tiny: Config,
     store: TokenStore,
     teacher: Path,
@@ -135,10 +136,20 @@ def test_another_teacher_under_the_same_name_is_noticed(
     shutil.copytree(teacher, tmp_path / "teacher")
     interrupt_after(5, 15)
     run(config, store, tmp_path / "student")
+    with pytest.raises(LmtrainError, match=r"has learned from another teacher, or an earlier checkpoint of it: choose"):
+        run(change(tiny, train__teacher=None), store, tmp_path / "student")
     shutil.rmtree(tmp_path / "teacher")
     run(change(tiny, run__seed=7), store, tmp_path / "teacher")
-    with pytest.raises(LmtrainError, match=r"has been trained on since .* choose another run\.name"):
+    with pytest.raises(LmtrainError, match=r"has learned from another teacher, or an earlier checkpoint of it: choose"):
         run(config, store, tmp_path / "student")
+    run(change(config, train__teacher=str(teacher)), store, tmp_path / "student")
+    run(change(tiny, train__steps=1), store, tmp_path / "alone")
+    with pytest.raises(LmtrainError, match=r"has learned from no teacher: choose another run\.name"):
+        run(change(config, train__steps=1), store, tmp_path / "alone")
+
+
+def test_a_profile_says_that_a_student_is_not_compiled(taught: Config, store: TokenStore, tmp_path: Path) -> None:
+    assert not profile_steps(taught, store, tmp_path, lambda message: None)["compiled"]
 
 
 @pytest.mark.parametrize(
