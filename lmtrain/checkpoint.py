@@ -221,7 +221,12 @@ def check_fit(found: Mapping[str, Tensor | Stored], wanted: Mapping[str, Tensor]
 def folders(run_dir: Path) -> list[Path]:
     """The run's checkpoint folders, oldest first, verified or not."""
     found = (run_dir / "checkpoints").glob("step-*")
-    return sorted(folder for folder in found if folder.is_dir() and _STEP.fullmatch(folder.name.removeprefix("step-")))
+    named = [folder for folder in found if folder.is_dir() and _STEP.fullmatch(folder.name.removeprefix("step-"))]
+    return sorted(named, key=_step)
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
 
 
 def last(run_dir: Path, note: Note, *, hashed: bool = True) -> Checkpoint | None:
@@ -253,7 +258,7 @@ def best_folder(run_dir: Path) -> Path | None:
             continue
         if not isinstance(score, float | int | None):
             continue
-        step = int(folder.name.removeprefix("step-"))
+        step = _step(folder)
         scored.append((score is None, score or 0.0, step if score is not None else -step, folder))
     return min(scored)[3] if scored else None
 
@@ -263,7 +268,7 @@ def choose(run_dir: Path, which: str) -> Path:
     if which == "best":
         chosen = best_folder(run_dir)
     elif which == "last":
-        chosen = max(folders(run_dir), default=None)
+        chosen = next(reversed(folders(run_dir)), None)
     elif _STEP.fullmatch(which):
         chosen = run_dir / "checkpoints" / f"step-{int(which):08d}"
     else:
@@ -274,7 +279,7 @@ def choose(run_dir: Path, which: str) -> Path:
 
 
 def _names(run_dir: Path) -> str:
-    return ", ".join(str(int(folder.name.removeprefix("step-"))) for folder in folders(run_dir)) or "none yet"
+    return ", ".join(str(_step(folder)) for folder in folders(run_dir)) or "none yet"
 
 
 def prune(run_dir: Path, keep: int) -> None:

@@ -102,7 +102,10 @@ def test_choosing_by_name(tmp_path: Path) -> None:
     assert checkpoint.choose(tmp_path, "best").name == "step-00000003"
     assert checkpoint.choose(tmp_path, "last").name == "step-00000010"
     assert checkpoint.choose(tmp_path, "10").name == "step-00000010"
-    with pytest.raises(LmtrainError, match="it has 3, 10"):
+    _save(tmp_path, 99_999_999)
+    _save(tmp_path, 100_000_000)
+    assert checkpoint.choose(tmp_path, "last").name == "step-100000000"
+    with pytest.raises(LmtrainError, match="it has 3, 10, 99999999, 100000000"):
         checkpoint.choose(tmp_path, "4")
     with pytest.raises(LmtrainError, match="neither best, last nor a step number"):
         checkpoint.choose(tmp_path, "newest")
