@@ -44,8 +44,7 @@ from lmtrain.workers import ALONE, Workers
 Note = Callable[[str], None]
 
 MEMORY_REMEDY = (
-    "lower train.micro_batch or train.loss_chunk (the result is the same, but for rounding), model.context, or the "
-    "model's size; "
+    "lower train.micro_batch or train.loss_chunk (the batch stays the same), model.context, or the model's size; "
     "the last checkpoint is good"
 )
 
@@ -141,7 +140,8 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
     The loss is the sum of nats over the count of all targets in the step, however many micro-batches they come in, and
     whichever processes these go to.
     `sampling` is the share of input tokens that the model's own predictions take the place of.
-    A step whose gradient is not finite changes nothing, nor does one that `Spikes` judges to be one.
+    A step whose gradient is not finite leaves the weights and the optimizer as they are, and so does one that `Spikes`
+    judges to be one.
     """
     config, model = training.config.train, training.model
     step, micro_batch = training.counters.step, config.micro_batch or config.batch_size
@@ -254,9 +254,10 @@ def _run(
         score = final_score(training, store, run_dir, monitor, asked)
     except Interrupted:
         return interrupted()
-    monitor.state("finished", step=counters.step, minutes=minutes, best_step=counters.best_step, valid=score.summary())
+    best_step = training.counters.best_step  # of the checkpoint that was scored
+    monitor.state("finished", step=counters.step, minutes=minutes, best_step=best_step, valid=score.summary())
     status = "stopped early" if _exhausted(config.patience, counters) else "finished"
-    return Outcome(status, counters.step, minutes, score, counters.best_step)
+    return Outcome(status, counters.step, minutes, score, best_step)
 
 
 def _exhausted(patience: int | None, counters: Counters) -> bool:

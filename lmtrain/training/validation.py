@@ -70,10 +70,14 @@ def final_score(training: Training, store: TokenStore, run_dir: Path, monitor: M
     """The best checkpoint on the whole validation split, with overlapping windows."""
     config = training.config
     if training.counters.best_step != training.counters.step:
-        workers = training.parallel.workers
+        workers, best = training.parallel.workers, checkpoint.choose(run_dir, "best")
         with workers.in_turn():  # the leader has written it, and compares its hashes
-            found = checkpoint.load(checkpoint.choose(run_dir, "best"), hashed=workers.leads)
+            try:
+                found = checkpoint.load(best, hashed=workers.leads)
+            except LmtrainError as error:
+                raise LmtrainError(f"{error}: move {best} away, and the best of the others is scored") from error
         restore(training, found)
+        training.counters.best_step = found.info["step"]
     stride = config.eval.stride or default_stride(config.model.mode, config.model.context)
     monitor.note(f"scoring the best checkpoint (step {training.counters.best_step:,}) on the validation split")
     with averaged_weights(training):

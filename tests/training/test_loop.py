@@ -221,7 +221,16 @@ def test_early_stopping_and_best(
     assert outcome.step == outcome.best_step + 6
     steps = [int(folder.name.removeprefix("step-")) for folder in checkpoint.folders(tmp_path)]
     assert steps == [outcome.best_step, outcome.step]
-    assert checkpoint.best_folder(tmp_path) == checkpoint.choose(tmp_path, str(outcome.best_step))
+    best = checkpoint.choose(tmp_path, str(outcome.best_step))
+    assert checkpoint.best_folder(tmp_path) == best
+    content = (best / "model.safetensors").read_bytes()
+    (best / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(LmtrainError, match=r"is damaged: move .* away, and the best of the others is scored"):
+        run(config, store, tmp_path)
+    best.rename(tmp_path / "away")
+    again, _ = run(config, store, tmp_path)
+    assert (again.status, again.step, again.best_step) == ("stopped early", outcome.step, outcome.step)
+    assert json.loads((tmp_path / "state.json").read_text())["best_step"] == outcome.step
 
 
 def test_a_finished_run_is_scored_again_and_not_trained(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
