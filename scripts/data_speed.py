@@ -1,21 +1,21 @@
 """How fast text becomes ids, and ids become batches."""
 
 import tempfile
-import time
-from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from record import seconds
 from tokenizers import Tokenizer as RawTokenizer
 
 from lmtrain.config import load
-from lmtrain.data.corpus import download
+from lmtrain.data.corpus import Corpus, download
 from lmtrain.data.ids import Ids
 from lmtrain.data.order import SampleOrder, batch
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizing import tokenize, write_store
-from lmtrain.data.tokens import TOKENIZER
+from lmtrain.data.tokens import TOKENIZER, open_store
 
 REPEATS, LINES = 5, 1000
 LARGE = 100_000_000
@@ -24,52 +24,60 @@ WINDOWS, CONTEXTS, BATCHES = 32, (128, 1024), 500
 
 
 def data(overrides: list[str]) -> dict[str, Any]:
-    """Bytes a second of tokenizing a corpus, and seconds of making a batch.
+    """Bytes a second of tokenizing a corpus by words and in BPE, and seconds of making a batch."""
+    corpus = download(load(None, overrides).data, note=print, progress=False)
+    with tempfile.TemporaryDirectory() as name:
+        found = {kind: tokenizing(corpus, overrides, kind, Path(name)) for kind in ("word", "bpe")}
+        ids = open_store(next(Path(name).glob("*.bpe*"))).split("train").ids
+        batches = {str(context): batch_seconds(ids, context) for context in CONTEXTS}
+    kinds = [
+        f"{kind} {rates['store'] / 1e6:.1f} MB/s, {rates['store'] / rates['tokenizers']:.0%} of "
+        f"the tokenizers library's {rates['tokenizers'] / 1e6:.1f}"
+        for kind, rates in found.items()
+    ]
+    return {
+        "title": f"text to ids, {corpus_bytes(corpus) / 1e6:.1f} MB of {corpus.name}, and ids to batches of {WINDOWS} "
+        "windows",
+        "result": "; ".join(kinds)
+        + "; a batch takes "
+        + ", ".join(f"{1e6 * taken:.0f} us at {context} tokens" for context, taken in batches.items()),
+        "seed": 0,
+        **found,
+        "batch_seconds": batches,
+    }
 
-    Tokenizing goes from the corpus on the disk to the store on the disk, the vocabulary being there; beside it
+
+def tokenizing(corpus: Corpus, overrides: list[str], kind: str, folder: Path) -> dict[str, Any]:
+    """Bytes a second from the corpus on the disk to the store on the disk, the vocabulary being there; beside it
     `encode_batch_fast` of the tokenizers library with the same tokenizer.json over the same lines in memory (of a large
     corpus, its first ones), which uses all cores. They take turns, and the best times count.
     """
-    found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as name:
-        for kind in ("word", "bpe"):
-            config = load(None, [*overrides, f"tokenizer.kind={kind}"])
-            corpus = download(config.data, note=print, progress=False)
-            store = tokenize(corpus, config.tokenizer, Path(name), note=print, progress=False)
-            raw = RawTokenizer.from_file(str(store.folder / TOKENIZER))
-            size = sum(corpus.manifest["splits"][split]["bytes"] for split in corpus.splits)
-            average = corpus.manifest["splits"]["train"]["bytes"] / corpus.manifest["splits"]["train"]["lines"]
-            lines = [f"{line}\n" for line in islice(corpus.lines("train"), int(LARGE / 2 / average))]
-            chunks = [lines[start : start + LINES] for start in range(0, len(lines), LINES)]
-            times: dict[str, list[float]] = {"store": [], "tokenizers": []}
-            for number in range(REPEATS if size < LARGE else 1):
-                folder, parts = Path(name) / f"{kind}{number}", Path(name) / f"{kind}{number}.parts"
-                tokenizer = Tokenizer.load(store.folder / TOKENIZER)
-                parts.mkdir()
-                times["store"].append(
-                    seconds(lambda: write_store(folder, corpus, tokenizer, config.tokenizer, parts, progress=False))  # noqa: B023
-                )
-                times["tokenizers"].append(
-                    seconds(lambda: [raw.encode_batch_fast(chunk, add_special_tokens=False) for chunk in chunks])  # noqa: B023
-                )
-            part = sum(len(line.encode()) for line in lines)
-            found[kind] = {"store": size / min(times["store"]), "tokenizers": part / min(times["tokenizers"])}
-            found[kind]["seconds"] = times
-        ids = store.split("train").ids
-        found["batch_seconds"] = {str(context): batch_seconds(ids, context) for context in CONTEXTS}
-    kinds = [
-        f"{kind} {found[kind]['store'] / 1e6:.1f} MB/s, {found[kind]['store'] / found[kind]['tokenizers']:.0%} of "
-        f"the tokenizers library's {found[kind]['tokenizers'] / 1e6:.1f}"
-        for kind in ("word", "bpe")
-    ]
-    return {
-        "title": f"text to ids, {size / 1e6:.1f} MB of {corpus.name}, and ids to batches of {WINDOWS} windows",
-        "result": "; ".join(kinds)
-        + "; a batch takes "
-        + ", ".join(f"{1e6 * taken:.0f} us at {context} tokens" for context, taken in found["batch_seconds"].items()),
-        "seed": 0,
-        **found,
-    }
+    config = load(None, [*overrides, f"tokenizer.kind={kind}"]).tokenizer
+    store = tokenize(corpus, config, folder, note=print, progress=False)
+    raw = RawTokenizer.from_file(str(store.folder / TOKENIZER))
+    size, train = corpus_bytes(corpus), corpus.manifest["splits"]["train"]
+    lines = [f"{line}\n" for line in islice(corpus.lines("train"), int(LARGE / 2 * train["lines"] / train["bytes"]))]
+    times: dict[str, list[float]] = {"store": [], "tokenizers": []}
+    for number in range(REPEATS if size < LARGE else 1):
+        parts = folder / f"{kind}{number}.parts"
+        parts.mkdir()
+        tokenizer = Tokenizer.load(store.folder / TOKENIZER)
+        write = partial(write_store, folder / f"{kind}{number}", corpus, tokenizer, config, parts, progress=False)
+        times["store"].append(seconds(write))
+        times["tokenizers"].append(seconds(encode_raw, raw, lines))
+    part = sum(len(line.encode()) for line in lines)
+    return {"store": size / min(times["store"]), "tokenizers": part / min(times["tokenizers"]), "seconds": times}
+
+
+def corpus_bytes(corpus: Corpus) -> int:
+    """Of all its splits."""
+    return sum(corpus.manifest["splits"][split]["bytes"] for split in corpus.splits)
+
+
+def encode_raw(raw: RawTokenizer, lines: list[str]) -> None:
+    """Encode lines by the tokenizers library alone, on all cores."""
+    for start in range(0, len(lines), LINES):
+        raw.encode_batch_fast(lines[start : start + LINES], add_special_tokens=False)
 
 
 def batch_seconds(ids: Ids, context: int) -> float:
@@ -81,9 +89,3 @@ def batch_seconds(ids: Ids, context: int) -> float:
             batch(ids, order.starts(number * WINDOWS, WINDOWS), context, "causal")
 
     return min(seconds(run) for _ in range(REPEATS)) / BATCHES
-
-
-def seconds(run: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    run()
-    return time.perf_counter() - begun

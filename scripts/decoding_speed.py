@@ -4,14 +4,15 @@ Random weights: what is generated does not matter to the time, and nothing ends 
 """
 
 import importlib
+import itertools
 import os
 import statistics
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
 import torch
+from record import seconds
 
 from lmtrain.decoding.beam import beam_search
 from lmtrain.decoding.sampling import sample
@@ -26,7 +27,8 @@ from lmtrain.schema import ModelConfig
 VOCABULARY, PROMPT, SEED = 33_278, 8, 0
 SIZES = ((256, 4, 4), (768, 12, 12))
 """Width, layers, heads."""
-CASES = tuple((batch, beams, new) for new in (128, 1024) for batch in (1, 16) for beams in (1, 4))
+NEW, BATCHES, BEAMS = (128, 1024), (1, 16), (1, 4)
+"""Of each, all cases are measured: new tokens (fewer where the user says so), prompts at once, beams."""
 TRIED = 12
 """New tokens by which each form of the weights is tried for a case; the fastest one is measured."""
 REPEATS = 3
@@ -36,16 +38,17 @@ Generate = Callable[[torch.Tensor, int, int], None]
 
 
 def decoding(most_tokens: int, device: torch.device) -> dict[str, Any]:
-    """Our tokens per second and Hugging Face's for every size and case of at most so many new tokens.
+    """Our tokens per second and Hugging Face's for every size and case, none longer than so many new tokens.
 
     Both take each case with the form of their weights that is fastest in it. Repeats alternate; the best ones count.
     """
     torch.manual_seed(SEED)
     found = []
+    cases = list(itertools.product(dict.fromkeys(min(new, most_tokens) for new in NEW), BATCHES, BEAMS))
     for dim, layers, heads in SIZES:
         ours, theirs = our_models(dim, layers, heads, device), their_models(dim, layers, heads, device)
-        for batch, beams, new in CASES:
-            if new <= most_tokens and (new < 1000 or dim < 512 or batch == 1):  # the rest would take half an hour
+        for new, batch, beams in cases:
+            if new < 1000 or dim < 512 or batch == 1:  # the rest would take half an hour
                 case = {"dim": dim, "layers": layers, "heads": heads, "batch": batch, "beams": beams, "new_tokens": new}
                 found.append(case | compare(ours, theirs, batch, beams, new, device))
                 print(found[-1], flush=True)
@@ -103,13 +106,6 @@ def compare(
         "tried_seconds": dict(zip(("ours", "theirs"), tried, strict=True)),
         "compiling_seconds": {name: took for name, took in first.items() if "compiled" in name},
     }
-
-
-def seconds(run: Generate, prompts: torch.Tensor, beams: int, new: int) -> float:
-    """How long it takes from the prompts to the last token."""
-    begun = time.perf_counter()
-    run(prompts, beams, new)
-    return time.perf_counter() - begun
 
 
 def our_models(dim: int, layers: int, heads: int, device: torch.device) -> dict[str, Generate]:
@@ -199,16 +195,10 @@ def floor(dim: int, layers: int, heads: int) -> dict[str, Any]:
     read = sum(x.numel() for name, x in model.named_parameters() if x.dim() == 2)  # the output layer is the embedding
     buffer = torch.ones(2**27)
     buffer.sum()
-    bandwidth = 4 * len(buffer) / statistics.median(_time(buffer.sum) for _ in range(9))
+    bandwidth = 4 * len(buffer) / statistics.median(seconds(buffer.sum) for _ in range(9))
     sizes = {"fp32": 4, "bf16": 2, "int8": 1}
     return {
         "bytes_per_second": bandwidth,
         "bytes": {weights: size * read for weights, size in sizes.items()},
         "seconds": {weights: size * read / bandwidth for weights, size in sizes.items()},
     }
-
-
-def _time(run: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
-    run()
-    return time.perf_counter() - begun

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from record import run_script
 from torch import nn
 
 from lmtrain.config import load
@@ -120,4 +121,4 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from record import seconds
+
 STARTS = 9
 PROMPT = "In 1950 , the"
 CHILD = """
@@ -39,12 +41,12 @@ def first_token(run: Path) -> dict[str, Any]:
     parts = [_parts(run) for _ in range(STARTS)]
     medians = {name: statistics.median(values) for name, values in zip(PARTS, zip(*parts, strict=True), strict=True)}
     program = str(Path(sys.executable).with_name("lmtrain"))
-    command = _seconds(program, "generate", PROMPT, "--run", str(run), "-n", "1")
-    torch_alone = _seconds(sys.executable, "-c", "import torch")
+    command = _median(program, "generate", PROMPT, "--run", str(run), "-n", "1")
+    torch_alone = _median(sys.executable, "-c", "import torch")
     return {
         "title": f"from a new process to the first token, median of {STARTS}, model of `{run.name}`",
         "result": f"`lmtrain generate` {command:.2f} s in all, of it "
-        + ", ".join(f"{name} {seconds:.2f}" for name, seconds in medians.items())
+        + ", ".join(f"{name} {taken:.2f}" for name, taken in medians.items())
         + f"; `python -c 'import torch'` {torch_alone:.2f} s",
         "seed": None,
         "parts_seconds": medians,
@@ -55,14 +57,10 @@ def first_token(run: Path) -> dict[str, Any]:
 
 def _parts(run: Path) -> list[float]:
     command = [sys.executable, "-c", CHILD, str(time.time()), str(run), PROMPT]
-    return [float(word) for word in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return [float(word) for word in printed.split()]
 
 
-def _seconds(*command: str) -> float:
+def _median(*command: str) -> float:
     """The median time of the command, from its start to its end."""
-    found = []
-    for _ in range(STARTS):
-        begun = time.perf_counter()
-        subprocess.run(command, capture_output=True, check=True)
-        found.append(time.perf_counter() - begun)
-    return statistics.median(found)
+    return statistics.median(seconds(subprocess.check_output, command) for _ in range(STARTS))

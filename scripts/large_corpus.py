@@ -1,5 +1,6 @@
 """A synthetic corpus of gigabytes: made into a store by a command that is killed on the way, and read in training."""
 
+import math
 import os
 import signal
 import subprocess
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from data_speed import LINES, WINDOWS, batch_seconds, seconds
-from record import lmtrain
+from data_speed import WINDOWS, batch_seconds, encode_raw
+from record import ROOT, lmtrain, seconds
 from tokenizers import Tokenizer as RawTokenizer
 
+from lmtrain.data.ids import Ids
 from lmtrain.data.order import SampleOrder, batch
 from lmtrain.data.shards import SHARD_BYTES
 from lmtrain.data.tokens import TOKENIZER, open_store
@@ -28,7 +30,9 @@ KILLED_AT = 0.4
 """The share of the shards that are finished when the command is killed."""
 VOCABULARY = 8192
 POLL_SECONDS = 0.5
-SMALLER = ("train.batch_size=8", f"tokenizer.vocab_size={VOCABULARY}")
+CONFIG = ROOT / "configs" / "wikitext2-bpe.yaml"
+"""Its vocabulary has `VOCABULARY` entries, so that it trains on the store that is there."""
+LMTRAIN = ("-m", "lmtrain")
 CONTEXT, WARM_UP, READ_BATCHES = 256, 100, 20_000
 
 
@@ -36,36 +40,29 @@ def large_corpus(gigabytes: float) -> dict[str, Any]:
     """Bytes a second and peak memory of text to ids, killed and gone on with; the loader's share of a training step."""
     with tempfile.TemporaryDirectory(dir=".") as name:
         folder = Path(name)
-        texts = folder / "texts"
+        texts, data = folder / "texts", folder / "data"
         size = write_corpus(texts, gigabytes)
-        print(f"{size / 1e9:.2f} GB of text", file=sys.stderr)
-        fields = [f"data.source={texts}", f"data.dir={folder / 'data'}"]
-        brought = watched(["download", str(texts), "--data-dir", str(folder / "data")], None)
-        options = ["tokenize", str(texts), "--data-dir", str(folder / "data"), "--kind", "bpe"]
-        options += ["--vocab-size", str(VOCABULARY)]
         shards = -(-size // SHARD_BYTES)
-        killed = watched(options, lambda: len(finished(folder)) >= KILLED_AT * shards)
-        kept = finished(folder)
+        print(f"{size / 1e9:.2f} GB of text", file=sys.stderr)
+        brought = watched(["download", str(texts), "--data-dir", str(data)], None)
+        options = ["tokenize", str(texts), "--data-dir", str(data), "--kind", "bpe", "--vocab-size", str(VOCABULARY)]
+        killed = watched(options, lambda: len(finished(data)) >= KILLED_AT * shards)
+        kept = finished(data)
+        if not kept:
+            raise SystemExit(f"{size / 1e9:.2f} GB were ids before the command could be killed: give more gigabytes")
         print(f"killed with {len(kept)} of about {shards} shards finished", file=sys.stderr)
-        tokenizer = next((folder / "data").glob(f".parts-*/{TOKENIZER}"))
-        raw_before = raw_rate(tokenizer, texts)
+        raw_before = raw_rate(next(data.glob(f".parts-*/{TOKENIZER}")), texts)
         went_on = watched(options, None)
-        store = open_store(next((folder / "data").glob("*.bpe*")))
+        store = open_store(next(data.glob("*.bpe*")))
         if any(stamp(store.folder / name) != before for name, before in kept.items()):
             raise SystemExit("a finished shard was made again")
         raw_after = raw_rate(store.folder / TOKENIZER, texts)
         ids = store.split("train").ids
         left = size * (1 - len(kept) / len(ids.parts))
         rate, raw = left / went_on["seconds"], (raw_before + raw_after) / 2
-        order = SampleOrder(len(ids), CONTEXT, "causal", 0)
-        for number in range(READ_BATCHES):
-            if number == WARM_UP:
-                before = anonymous_bytes()
-            batch(ids, order.starts(number * WINDOWS, WINDOWS), CONTEXT, "causal")
-        grown = anonymous_bytes() - before
-        profiled = lmtrain(
-            "train", "--config", "configs/wikitext2-bpe.yaml", *fields, "train.batch_size=8", "--profile"
-        )
+        grown = grown_by_reading(ids)
+        places = [f"data.source={texts}", f"data.dir={data}", f"run.dir={folder / 'runs'}"]
+        profiled = lmtrain("train", "--config", str(CONFIG), *places, "train.batch_size=8", "--profile")
         share = profiled["parts"]["data"] / sum(profiled["parts"].values())
         peak = max(part["peak_bytes"] for part in (brought, killed, went_on))
         return {
@@ -87,13 +84,25 @@ def large_corpus(gigabytes: float) -> dict[str, Any]:
         }
 
 
+def grown_by_reading(ids: Ids) -> int:
+    """Bytes by which this process grows, files aside, as it reads `READ_BATCHES` batches after the first few."""
+    order = SampleOrder(len(ids), CONTEXT, "causal", 0)
+    before = 0
+    for number in range(READ_BATCHES):
+        if number == WARM_UP:
+            before = anonymous_bytes()
+        batch(ids, order.starts(number * WINDOWS, WINDOWS), CONTEXT, "causal")
+    return anonymous_bytes() - before
+
+
 def write_corpus(folder: Path, gigabytes: float) -> int:
-    """Files of `FILE_BYTES` and a small validation file; their bytes together."""
+    """Training files of at most about `FILE_BYTES`, and a small validation file; their bytes together."""
     (folder / "train").mkdir(parents=True)
-    files = round(gigabytes * 1e9 / FILE_BYTES)
+    files = max(1, math.ceil(gigabytes * 1e9 / FILE_BYTES))
+    size = round(gigabytes * 1e9 / files)
     with ProcessPoolExecutor() as pool:
         paths = [folder / "train" / f"{number:03}.txt" for number in range(files)]
-        sizes = list(pool.map(write_text, paths, range(files), [FILE_BYTES] * files))
+        sizes = list(pool.map(write_text, paths, range(files), [size] * files))
     return sum(sizes) + write_text(folder / "valid.txt", files, FILE_BYTES // 500)
 
 
@@ -121,7 +130,7 @@ def draw_word(letters: np.random.Generator, rank: int) -> bytes:
 def watched(options: list[str], enough: Callable[[], bool] | None) -> dict[str, Any]:
     """Seconds and peak memory of a command and its processes; where `enough()` is true all are killed."""
     begun = time.perf_counter()
-    command = [sys.executable, "-m", "lmtrain", *options]
+    command = [sys.executable, *LMTRAIN, *options]
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     peak = 0
     while running.poll() is None:
@@ -149,9 +158,9 @@ def session_bytes(session: int) -> int:
     return total
 
 
-def finished(folder: Path) -> dict[str, tuple[int, int]]:
+def finished(data: Path) -> dict[str, tuple[int, int]]:
     """The files of ids that a killed command left whole, by name."""
-    return {f"{path.stem}.npy": stamp(path.with_suffix(".npy")) for path in folder.glob("data/.parts-*/train-*.json")}
+    return {f"{path.stem}.npy": stamp(path.with_suffix(".npy")) for path in data.glob(".parts-*/train-*.json")}
 
 
 def stamp(path: Path) -> tuple[int, int]:
@@ -163,9 +172,7 @@ def raw_rate(tokenizer: Path, texts: Path) -> float:
     """Bytes a second of the tokenizers library alone, on all cores, over lines in memory."""
     raw = RawTokenizer.from_file(str(tokenizer))
     lines = list(first_lines(texts / "train" / "000.txt"))
-    chunks = [lines[start : start + LINES] for start in range(0, len(lines), LINES)]
-    taken = seconds(lambda: [raw.encode_batch_fast(chunk, add_special_tokens=False) for chunk in chunks])
-    return sum(len(line.encode()) for line in lines) / taken
+    return sum(len(line.encode()) for line in lines) / seconds(encode_raw, raw, lines)
 
 
 def first_lines(path: Path) -> Iterator[str]:

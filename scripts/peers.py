@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from record import lmtrain
+from record import ROOT, lmtrain
 from torch import Tensor, nn
 from training_speed import HEAP, load_source, run_alone
 
@@ -32,7 +32,7 @@ from lmtrain.data.tokens import Split, TokenStore, open_store
 from lmtrain.evaluation import evaluate
 from lmtrain.runtime import machine
 
-CONFIG = "wikitext2-cpu"
+CONFIG = ROOT / "configs" / "wikitext2-cpu.yaml"
 SIDES = ("lmtrain", "nanoGPT", "word_language_model LSTM", "word_language_model Transformer")
 TOGETHER, SEED = 2, 1
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def peers(
     nanogpt: Path, word_language_model: Path, minutes: float, overrides: list[str], sides: tuple[str, ...] = SIDES
 ) -> dict[str, Any]:
     """Every side, `TOGETHER` at a time where there are as many cores."""
-    config = load(Path(f"configs/{CONFIG}.yaml"), overrides)
+    config = load(CONFIG, overrides)
     store = prepare_store(config, note=_note, progress=False)
     cores: int = machine(CPU)["cores"]
     together = min(TOGETHER, cores)
@@ -59,7 +59,7 @@ def peers(
     words = store.split("valid").words
     return {
         "title": f"validation perplexity of {Path(config.data.source).name} after {minutes:g} minutes of {threads} "
-        f"thread(s) each, {f'`configs/{CONFIG}.yaml` beside ' if 'lmtrain' in sides else ''}others' models on the same "
+        f"thread(s) each, {f'`configs/{CONFIG.name}` beside ' if 'lmtrain' in sides else ''}others' models on the same "
         f"words, {together} at a time",
         "result": "; ".join(
             f"{side} {math.exp(one['nats'] / words):,.1f} ({one['tokens'] / 1e6:.1f}M tokens read, "
@@ -82,7 +82,7 @@ def _lmtrain(minutes: float, threads: int, overrides: list[str]) -> dict[str, An
     """`lmtrain train` with the configuration as it stands, but for its minutes, and `lmtrain eval`."""
     with tempfile.TemporaryDirectory() as folder:
         given = [f"train.max_minutes={minutes}", f"train.threads={threads}", f"run.seed={SEED}", f"run.dir={folder}"]
-        train = ["train", "--config", f"configs/{CONFIG}.yaml", *overrides, *given]
+        train = ["train", "--config", str(CONFIG), *overrides, *given]
         costs, trained = lmtrain(*train, "--dry-run"), lmtrain(*train)
         scored = lmtrain("eval", "--run", trained["run"])
     shape = costs["config"]

@@ -1,4 +1,4 @@
-"""What the measuring scripts share: running commands, and a result as a file with what is needed to repeat it."""
+"""What the scripts share: running commands, timing, and a result as a file with what is needed to repeat it."""
 
 import datetime
 import json
@@ -6,12 +6,15 @@ import os
 import shlex
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lmtrain.errors import LmtrainError
 from lmtrain.files import write_file
 from lmtrain.runtime import machine
 
@@ -20,11 +23,38 @@ RESULTS = ROOT / "scripts" / "results"
 PACKAGES = ("torch", "tokenizers", "datasets", "safetensors", "pydantic", "typer", "tensorboard", "numpy")
 
 
+def run_script(main: Callable[[], object]) -> None:
+    """Run a script's `main`: a user's mistake and Ctrl-C end it as they end lmtrain's commands, without a traceback."""
+    try:
+        main()
+    except LmtrainError as error:
+        raise SystemExit(f"{Path(sys.argv[0]).name}: {error}") from None
+    except subprocess.CalledProcessError as error:  # which has said itself why
+        raise SystemExit(error.returncode if error.returncode > 0 else 1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
 def lmtrain(*arguments: str) -> dict[str, Any]:
     """Run a command, its progress on stderr, and return its JSON. Raises CalledProcessError when it fails."""
     command = [sys.executable, "-m", "lmtrain", *arguments, "--json"]
-    result: dict[str, Any] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    running = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        printed, _ = running.communicate()
+    except KeyboardInterrupt:
+        running.wait()  # Ctrl-C reaches it as well, and it saves; subprocess.run would kill it
+        raise
+    if running.returncode:
+        raise subprocess.CalledProcessError(running.returncode, command)
+    result: dict[str, Any] = json.loads(printed)
     return result
+
+
+def seconds(run: Callable[..., object], *arguments: object) -> float:
+    """How long a call takes."""
+    begun = time.perf_counter()
+    run(*arguments)
+    return time.perf_counter() - begun
 
 
 def write_record(name: str, figures: dict[str, Any], device: str = "cpu") -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from training_speed import BASE, HEAP, ROUNDS, SEED, Sizes, measure_ours, our_training, run_alone, timed
+from training_speed import BASE, HEAP, SEED, Sizes, in_turn, measure_ours, our_training, run_alone, timed
 
 from lmtrain.nn import dot_product, dropout
 from lmtrain.runtime import autocast, choose_device, choose_precision
@@ -32,15 +32,10 @@ LEVERS: dict[str, tuple[dict[str, str], list[str]]] = {
 
 
 def levers(sizes: Sizes = BASE) -> dict[str, Any]:
-    """What each thing that makes training fast gives by itself: all of them beside all but one, `ROUNDS` times."""
+    """What each thing that makes training fast gives by itself: all of them beside all but one."""
     precision = choose_precision("auto", choose_device("auto"))
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in LEVERS if (name, precision) != ("float32", "fp32")}
-    for _ in range(ROUNDS):
-        for name, measured in found.items():
-            measured.append(_measure(name, sizes, LEVERS[name][0]))
-            print(name, measured[-1], flush=True)
-    rates = {name: max(max(one["tokens_per_second"]) for one in measured) for name, measured in found.items()}
-    memory = {name: max(one["peak_bytes"] for one in measured) for name, measured in found.items()}
+    names = [name for name in LEVERS if (name, precision) != ("float32", "fp32")]
+    found, rates, memory = in_turn(names, lambda name: _measure(name, sizes, LEVERS[name][0]))
     optimizer = _measure("optimizer", sizes)
     everything = rates["all levers"]
     per_step = sizes.batch * sizes.context / everything

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,14 +78,8 @@ CURVES: dict[str, tuple[int, ...]] = {
 
 
 def beside(nanogpt: Path, sizes: Sizes) -> dict[str, Any]:
-    """Every side in turn, `ROUNDS` times."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in SIDES}
-    for _ in range(ROUNDS):
-        for name, measured in found.items():
-            measured.append(measure(name, sizes, nanogpt))
-            print(name, measured[-1], flush=True)
-    rates = {name: max(max(one["tokens_per_second"]) for one in measured) for name, measured in found.items()}
-    memory = {name: max(one["peak_bytes"] for one in measured) for name, measured in found.items()}
+    """The rates and the memory of every side."""
+    found, rates, memory = in_turn(SIDES, lambda name: measure(name, sizes, nanogpt))
     share = max(one["peak_share"] for one in found["lmtrain"])
     device = choose_device("auto")
     precision = choose_precision("auto", device)
@@ -108,9 +102,26 @@ def beside(nanogpt: Path, sizes: Sizes) -> dict[str, Any]:
     }
 
 
+Found = dict[str, list[dict[str, Any]]]
+
+
+def in_turn(
+    names: Iterable[str], measured: Callable[[str], dict[str, Any]]
+) -> tuple[Found, dict[str, float], dict[str, int]]:
+    """All measured in turn, `ROUNDS` times: what was found, and the best rate and the most memory of each."""
+    found: Found = {name: [] for name in names}
+    for _ in range(ROUNDS):
+        for name, rounds in found.items():
+            rounds.append(measured(name))
+            print(name, rounds[-1], flush=True)
+    rates = {name: max(max(one["tokens_per_second"]) for one in rounds) for name, rounds in found.items()}
+    memory = {name: max(one["peak_bytes"] for one in rounds) for name, rounds in found.items()}
+    return found, rates, memory
+
+
 def curves() -> dict[str, Any]:
     """Seconds per step and memory as each size grows alone, not compiled, and the exponent over the upper half."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: Found = {}
     for axis, values in CURVES.items():
         for value in values:
             grown: dict[str, Any] = {axis: value}

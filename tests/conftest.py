@@ -1,5 +1,7 @@
 """A small token store, a small configuration and a small run, shared by the tests of everything above the data."""
 
+import importlib.machinery
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -7,8 +9,10 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import record
 import torch
 from hypothesis import settings
 
@@ -120,6 +124,26 @@ def lmtrain(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         return Result(code, captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture
+def load_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], ModuleType]:
+    """A script as a module, whose records go to a folder of the test's own."""
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr("lmtrain.allocator.keep_heap", lambda: None)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "results").mkdir()
+
+    def load(name: str) -> ModuleType:
+        path = Path(__file__).parent.parent / "scripts" / name
+        loader = importlib.machinery.SourceFileLoader(f"script_{name}", str(path))
+        spec = importlib.util.spec_from_loader(loader.name, loader)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,11 @@
 Other programs' models are doubles with the same interface, whose scores can be told beforehand.
 """
 
-import importlib.machinery
-import importlib.util
 import json
 import math
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -38,7 +37,6 @@ def quick(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
     """Little text, once each, not compiled, against a made-up peak."""
     for name, value in {"TOKENS": 3000, "WARM_UP": 1, "STEPS": 1, "BLOCKS": 1, "ROUNDS": 1}.items():
         monkeypatch.setattr(training_speed, name, value)
-    monkeypatch.setattr(training_parts, "ROUNDS", 1)
     monkeypatch.setattr(training_speed, "peak_flops", lambda device, precision: 1e12)
     monkeypatch.setattr(state, "compiled_forward", lambda model, *_: model)
     monkeypatch.setattr(torch, "compile", lambda model, **_: model)
@@ -60,25 +58,6 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     for module in (training_speed, training_parts):
         monkeypatch.setattr(module, "run_alone", run_alone)
     return started
-
-
-@pytest.fixture
-def load_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], ModuleType]:
-    """A script as a module, whose records go to a folder of the test's own."""
-    monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr("lmtrain.allocator.keep_heap", lambda: None)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    (tmp_path / "results").mkdir()
-
-    def load(name: str) -> ModuleType:
-        loader = importlib.machinery.SourceFileLoader(f"script_{name}", str(SCRIPTS / name))
-        spec = importlib.util.spec_from_loader(loader.name, loader)
-        assert spec is not None
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-        return module
-
-    return load
 
 
 def test_every_lever_is_measured(monkeypatch: pytest.MonkeyPatch, in_this_process: list[list[str]]) -> None:
@@ -292,23 +271,47 @@ class InTurn(Executor):
 def test_a_sweep_tries_each_change_and_repeats_none(
     load_script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    config = str(SCRIPTS.parent / "configs" / "quickstart.yaml")
+    config = SCRIPTS.parent / "configs" / "quickstart.yaml"
     trials = ["--common", *TINY, "--trial", "--trial", "model.dim=8"]
     script = load_script("sweep")
     monkeypatch.setattr(script, "ThreadPoolExecutor", InTurn)
 
-    def sweep() -> None:
-        monkeypatch.setattr(sys, "argv", ["sweep", "small", "--config", config, *trials])
+    def sweep(config: Path) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", ["sweep", "small", "--config", str(config), *trials])
         script.main()
+        result: dict[str, Any] = json.loads((record.RESULTS / "sweep-small.json").read_text())
+        return result
 
-    sweep()
-    first, second = json.loads((record.RESULTS / "sweep-small.json").read_text())["trials"]
+    written = sweep(config)
+    assert "2 trials of `configs/quickstart.yaml` with" in written["title"]
+    first, second = written["trials"]
     assert first["parameters"] > second["parameters"]
     assert first["word_perplexity"] == first["runs"][0]["valid"]["word_perplexity"]
     states = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/sweep-small/*/state.json")}
-    sweep()
+    elsewhere = tmp_path / "own.yaml"
+    elsewhere.write_text(config.read_text())
+    assert "2 trials of `own.yaml` with" in sweep(elsewhere)["title"]
     assert len(states) == 2
     assert all(path.stat().st_mtime_ns == changed for path, changed in states.items())
+
+
+def test_a_sweep_ends_with_the_trial_that_fails(
+    load_script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = load_script("sweep")
+    begun = []
+
+    def run_trial(_name: str, index: int, *_: object) -> None:
+        begun.append(index)
+        if index == 0:
+            raise KeyboardInterrupt  # as a trial that is interrupted ends
+        time.sleep(0.2)
+
+    monkeypatch.setattr(script, "run_trial", run_trial)
+    monkeypatch.setattr(sys, "argv", ["sweep", "x", "--config", "c.yaml", "--trial", "--trial", "--trial", "--trial"])
+    with pytest.raises(KeyboardInterrupt):
+        script.main()
+    assert len(begun) < 3  # the second may have begun before the first was seen to fail
 
 
 def test_the_other_measurements_run(
