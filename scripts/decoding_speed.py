@@ -32,6 +32,8 @@ NEW, BATCHES, BEAMS = (128, 1024), (1, 16), (1, 4)
 TRIED = 12
 """New tokens by which each form of the weights is tried for a case; the fastest one is measured."""
 REPEATS = 3
+READ = 2**29
+"""Bytes that are read to measure the memory's bandwidth: more than any cache holds."""
 
 Generate = Callable[[torch.Tensor, int, int], None]
 """`generate(prompts (B, T), beams, new_tokens)`."""
@@ -187,13 +189,13 @@ def their_search(model: Any) -> Generate:
 
 
 def floor(dim: int, layers: int, heads: int) -> dict[str, Any]:
-    """The least time of a token: the bytes of the matrices that it reads, over the bandwidth of reading 512 MB.
+    """The least time of a token: the bytes of the matrices that it reads, over the bandwidth of reading `READ` bytes.
 
     The caches come on top: at most 8 * dim * layers bytes for each token of the text.
     """
     model = LanguageModel(ModelConfig(dim=dim, layers=layers, heads=heads), VOCABULARY)
     read = sum(x.numel() for name, x in model.named_parameters() if x.dim() == 2)  # the output layer is the embedding
-    buffer = torch.ones(2**27)
+    buffer = torch.ones(READ // 4)
     buffer.sum()
     bandwidth = 4 * len(buffer) / statistics.median(seconds(buffer.sum) for _ in range(9))
     sizes = {"fp32": 4, "bf16": 2, "int8": 1}

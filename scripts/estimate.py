@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What training a configuration on several GPUs takes, on paper: memory by part, bytes sent, tokens per second.
 
-    python scripts/estimate.py --config configs/wikitext2.yaml --gpus 1,8,64 --vocab-size 33278 model.dim=2048
+    python scripts/estimate.py --config configs/wikitext103.yaml --gpus 1,8,64 --vocab-size 65536 model.dim=1536
 
 Memory of weights, gradients and optimizer is a count. All else is an estimate: activations are those that eager mode
 keeps, the speed follows from a share of the peak and a bandwidth that are assumed (--share, --peak, --bandwidth), and
