@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import record
 import torch
 from hypothesis import settings
 
@@ -129,7 +128,7 @@ def lmtrain(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
 @pytest.fixture
 def load_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], ModuleType]:
     """A script as a module, whose records go to a folder of the test's own."""
-    monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr("record.RESULTS", tmp_path / "results")
     monkeypatch.setattr("lmtrain.allocator.keep_heap", lambda: None)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "results").mkdir()

@@ -184,7 +184,7 @@ def test_a_process_ends_soon_in_a_save_and_in_an_evaluation(store: TokenStore, t
         with start(tmp_path, *command, "train", *overrides, "--quiet") as process:
             read_until(process, "now")
             err = assert_ends_soon(process)
-        assert process.returncode == 130
+        assert process.returncode == 130, err
         assert "the same command goes on from it" in err
         assert "Traceback" not in err
         found = state(tmp_path / "runs" / "default")
