@@ -286,6 +286,8 @@ def test_a_sweep_tries_each_change_and_repeats_none(
     assert "2 trials of `configs/quickstart.yaml` with" in written["title"]
     first, second = written["trials"]
     assert first["parameters"] > second["parameters"]
+    wins = first["word_perplexity"] <= second["word_perplexity"]
+    assert written["result"].endswith(" with nothing changed" if wins else " with `model.dim=8`")
     assert first["word_perplexity"] == first["runs"][0]["valid"]["word_perplexity"]
     states = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/sweep-small/*/state.json")}
     elsewhere = tmp_path / "own.yaml"
