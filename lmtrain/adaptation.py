@@ -25,7 +25,8 @@ QUERIES_AT_ONCE = 256
 """Of the cache: rows of the matrix of scores, which has a column for each state in the window."""
 
 DEFAULT_LR = {"rms": 1e-4, "sgd": 0.02}
-"""Of dynamic evaluation, by rule."""
+DEFAULT_EMBEDDING = {"rms": 3.0, "sgd": 1.0}
+"""Of dynamic evaluation, by rule: the learning rate, and how many times that is the words' vectors'."""
 
 STATISTICS_TOKENS = 200_000
 TOKENS_PER_GRADIENT = 1_024
@@ -166,15 +167,28 @@ def _gradients(nats: Tensor, model: LanguageModel) -> tuple[Tensor, ...]:
 
 
 def dynamic_scorer(model: LanguageModel, settings: EvalConfig, rms: list[Tensor], segment: int) -> Dynamic:
-    """Dynamic evaluation by the rule of the settings; `rms` is `gradient_rms`, for the rule of that name."""
-    lr, decay = learning_rate(settings), settings.dynamic_decay
+    """Dynamic evaluation by the rule of the settings; `rms` is `gradient_rms`, for the rule of that name.
+
+    The words' own vectors, in the embedding and the output layer, learn `dynamic_embedding` times as fast: a text
+    differs from others in its words first.
+    """
+    (lr, times), decay = learning_rates(settings), settings.dynamic_decay
     by_rms = settings.dynamic_rule == "rms"
-    return Dynamic(model, rms_rates(rms, lr, decay, segment) if by_rms else sgd_rates(model, lr, decay))
+    rates = rms_rates(rms, lr, decay, segment) if by_rms else sgd_rates(model, lr, decay)
+    of_words = {id(model.embedding.weight), id(model.output_weight)}
+    return Dynamic(
+        model,
+        [
+            (rate * times if id(parameter) in of_words else rate, back)
+            for parameter, (rate, back) in zip(model.parameters(), rates, strict=True)
+        ],
+    )
 
 
-def learning_rate(settings: EvalConfig) -> float:
-    """What was set, or else the default of the rule."""
-    return DEFAULT_LR[settings.dynamic_rule] if settings.dynamic_lr is None else settings.dynamic_lr
+def learning_rates(settings: EvalConfig) -> tuple[float, float]:
+    """Of dynamic evaluation, and how many times that is the words' vectors': as set, or else as the rule has it."""
+    lr, times, rule = settings.dynamic_lr, settings.dynamic_embedding, settings.dynamic_rule
+    return DEFAULT_LR[rule] if lr is None else lr, DEFAULT_EMBEDDING[rule] if times is None else times
 
 
 def settings_used(settings: EvalConfig, *, dynamic: bool, cache: bool) -> dict[str, float | str]:
@@ -183,7 +197,8 @@ def settings_used(settings: EvalConfig, *, dynamic: bool, cache: bool) -> dict[s
     if cache:
         used |= settings.model_dump(include={"cache_weight", "cache_theta", "cache_window"})
     if dynamic:
-        used |= {"dynamic_rule": settings.dynamic_rule, "dynamic_lr": learning_rate(settings)}
+        lr, times = learning_rates(settings)
+        used |= {"dynamic_rule": settings.dynamic_rule, "dynamic_lr": lr, "dynamic_embedding": times}
         used |= {"dynamic_decay": settings.dynamic_decay}
     return used
 

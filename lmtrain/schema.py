@@ -226,12 +226,14 @@ class EvalConfig(Section):
     """`eval --cache`: the share of the cache in the prediction."""
     cache_theta: float = Field(20.0, ge=0.0)
     """`eval --cache`: multiplies the cosine of two states, before the softmax over the earlier ones."""
-    cache_window: int = Field(2_000, ge=1)
+    cache_window: int = Field(8_000, ge=1)
     """`eval --cache`: the words that the cache remembers."""
     dynamic_rule: Literal["rms", "sgd"] = "rms"
     """`eval --dynamic`: gradients divided by their root mean square on the training split, or as they are."""
     dynamic_lr: float | None = Field(None, ge=0.0)
     """`eval --dynamic`: the learning rate; None = 1e-4 for rms, 0.02 for sgd."""
+    dynamic_embedding: float | None = Field(None, ge=0.0)
+    """`eval --dynamic`: times that rate for the embedding and the output layer; None = 3 for rms, 1 for sgd."""
     dynamic_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """`eval --dynamic`: how far each step goes back to the trained weights; rms: in proportion to a weight's RMS."""
 

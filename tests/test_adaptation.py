@@ -22,6 +22,7 @@ from lmtrain.adaptation import (
     Scored,
     adapted,
     cache_log_probs,
+    dynamic_scorer,
     gradient_rms,
     mix,
     rms_rates,
@@ -47,11 +48,14 @@ def split_of(ids: np.ndarray) -> Split:
     return Split(Ids([ids]), np.zeros(1, np.int64), len(ids), len(ids), 5 * len(ids))
 
 
-def tiny_model(*, mode: str = "causal", copying: bool = True, output: str = "softmax") -> LanguageModel:
+def tiny_model(
+    *, mode: str = "causal", copying: bool = True, output: str = "softmax", tied: bool = True
+) -> LanguageModel:
     """Weights far from uniform predictions, so that every mistake is large, in float64, so that none is rounding."""
     torch.manual_seed(0)
     shape = {"context": CONTEXT, "dim": 16, "embed_dim": 8, "layers": 1, "heads": 2, "output_cutoffs": (3, 7)}
     shape = shape if output == "adaptive" else shape | {"output_cutoffs": None}
+    shape |= {"tie_embeddings": tied}
     config = ModelConfig.model_validate({"mode": mode, "copy": copying, "output": output, **shape})
     model = LanguageModel(config, VOCABULARY).double().eval()
     with torch.no_grad():
@@ -70,6 +74,7 @@ def forward_of(model: LanguageModel, mode: str) -> Forward:
         cache_window=20,
         dynamic_rule="sgd" if sgd else "rms",
         dynamic_lr=0.1 if sgd else 0.05,
+        dynamic_embedding=0.5,
         dynamic_decay=0.05,
     )
     options = {"segment": SEGMENT, "device": CPU, "precision": "fp32"}
@@ -197,6 +202,26 @@ def test_dynamic_evaluation_equals_a_written_out_loop() -> None:
         assert_close(found, naive_dynamic(model, IDS, update))
         assert torch.equal(found[:SEGMENT], plain[:SEGMENT])
         assert (found - plain).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("rule", ["sgd", "rms"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_words_learn_at_a_rate_of_their_own(rule: str, tied: bool) -> None:
+    """After one segment: the embedding and an untied output layer have moved 5 times as far, all else as far."""
+    model = tiny_model(tied=tied)
+    rms = gradient_rms_of(model)
+    segment = torch.from_numpy(IDS[None, :SEGMENT]), torch.from_numpy(IDS[None, 1 : SEGMENT + 1])
+    moved = []
+    for factor in (1.0, 5.0):
+        settings = EvalConfig.model_validate({"dynamic_rule": rule, "dynamic_embedding": factor})
+        dynamic = dynamic_scorer(model, settings, rms, SEGMENT)
+        dynamic(*segment)
+        start = dict(model.named_parameters())
+        moved.append({name: weight - start[name] for name, weight in dynamic.model.named_parameters()})
+    of_words = {"embedding.weight"} if tied else {"embedding.weight", "output.weight"}
+    for name, once in moved[0].items():
+        torch.testing.assert_close(moved[1][name], once * (5.0 if name in of_words else 1.0), rtol=1e-9, atol=1e-12)
+        assert once.any() or name not in of_words
 
 
 def only_nats(score: Dynamic) -> Forward:

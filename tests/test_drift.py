@@ -116,6 +116,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "cache_window": 50,
         "dynamic_rule": "sgd",
         "dynamic_lr": 0.5,
+        "dynamic_embedding": 2.0,
         "dynamic_decay": 0.5,
     },
 }

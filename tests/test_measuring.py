@@ -20,6 +20,7 @@ import record
 import torch
 import training_parts
 import training_speed
+import tuning
 from torch import Tensor, nn
 from training_speed import Sizes
 
@@ -203,6 +204,26 @@ def test_reproduce_writes_what_eval_says(
     assert (tmp_path / "results" / "quickstart.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_reproduce_scores_with_the_settings_that_it_finds(
+    load_script: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    command: Callable[..., dict[str, Any]],
+) -> None:
+    small_grids(monkeypatch)
+    monkeypatch.setattr(tuning, "THETAS", (3.0,))
+    monkeypatch.setattr(sys, "argv", ["reproduce", "quickstart", *TINY, "run.name=r", "--tune", "60", "--limit", "60"])
+    load_script("reproduce").main()
+    written = json.loads((tmp_path / "results" / "quickstart.json").read_text())
+    ways = written["adapted"]
+    assert list(ways) == ["alone", "temperature", "cache", "dynamic", "dynamic and cache"]
+    assert written["tuned_on_tokens"] == 60
+    assert ways["cache"]["cache_theta"] == 3.0
+    assert ways["dynamic"]["dynamic_embedding"] in (1.0, 1.15, 3.0)
+    assert ways["dynamic"]["stride"] in (8, 16)
+    assert ways["dynamic and cache"]["nats"] < ways["alone"]["nats"]
+
+
 def test_reproduce_on_a_bare_gpu_machine_keeps_what_it_found(
     load_script: Callable[[str], ModuleType],
     monkeypatch: pytest.MonkeyPatch,
@@ -234,18 +255,25 @@ def test_reproduce_on_a_bare_gpu_machine_keeps_what_it_found(
     assert "matplotlib" in capsys.readouterr().err
 
 
+def small_grids(monkeypatch: pytest.MonkeyPatch) -> None:
+    for grid in ("TEMPERATURES", "RATES", "EMBEDDINGS"):
+        monkeypatch.setattr(tuning, grid, (1.0, 1.15))
+    monkeypatch.setattr(tuning, "SEGMENTS", (8, 16))
+
+
 def test_tune_finds_what_eval_confirms(
     load_script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, workdir: Path, lmtrain: Lmtrain
 ) -> None:
     run = next((workdir / "runs").iterdir())
     script = load_script("tune")
-    for grid in ("TEMPERATURES", "RATES"):
-        monkeypatch.setattr(script, grid, (1.0, 1.15))
-    monkeypatch.setattr(script, "SEGMENTS", (8, 16))
+    small_grids(monkeypatch)
     monkeypatch.setattr(sys, "argv", ["tune", str(run), "--tokens", "60"])
     script.main()
-    found = json.loads((record.RESULTS / f"tune-{run.name}.json").read_text())["best"]
-    assert list(found) == ["plain", "temperature", "cache", "dynamic", "dynamic + cache"]
+    written = json.loads((record.RESULTS / f"tune-{run.name}.json").read_text())
+    assert min(written["dynamic"], key=lambda tried: tried["token_perplexity"]) == written["best"]["dynamic"]
+    assert len(written["dynamic"]) == 7  # two rates, two more of the embedding, two more decays, another segment
+    found = written["best"]
+    assert list(found) == ["plain", "temperature", "cache", "dynamic", "dynamic and cache"]
     for mode, best in found.items():
         options = " ".join(best["options"]).split()
         done = lmtrain("eval", "--run", run, "--limit", 60, *options, "--json")
