@@ -364,11 +364,11 @@ def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
         assert found["word_perplexity"] > floor["word_perplexity"]
         results.append(found["nats"])
     assert len(set(results)) == len(results)
-    assert found["dynamic_rule"] == "rms"
+    assert (found["dynamic_rule"], found["dynamic_embedding"]) == ("rms", 3.0)
     assert (found["temperature"], found["cache_weight"]) == (1.1, 0.1)
     text = lmtrain("eval", *ADAPTIVE, "eval.dynamic_rule=sgd", "--limit", "20", "--stride", "2").out
     assert "stride 2, temperature 1.1, cache weight 0.1" in text
-    assert "dynamic rule sgd, dynamic lr" in text
+    assert "dynamic rule sgd, dynamic lr 0.02, dynamic embedding 1.0" in text
     assert hashes() == before
 
 

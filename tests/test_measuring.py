@@ -255,6 +255,24 @@ def test_reproduce_on_a_bare_gpu_machine_keeps_what_it_found(
     assert "matplotlib" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("command")
+def test_reproduce_keeps_its_record_where_adapting_fails(
+    load_script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = load_script("reproduce")
+
+    def diverges(*_: object) -> None:
+        raise subprocess.CalledProcessError(1, "lmtrain")
+
+    monkeypatch.setattr(script, "adapted", diverges)
+    monkeypatch.setattr(sys, "argv", ["reproduce", "quickstart", *TINY, "run.name=r", "--adapt"])
+    with pytest.raises(subprocess.CalledProcessError):
+        script.main()
+    written = json.loads((tmp_path / "results" / "quickstart.json").read_text())
+    assert written["valid"]["nats"] > 0
+    assert "adapted" not in written
+
+
 def small_grids(monkeypatch: pytest.MonkeyPatch) -> None:
     for grid in ("TEMPERATURES", "RATES", "EMBEDDINGS"):
         monkeypatch.setattr(tuning, grid, (1.0, 1.15))
