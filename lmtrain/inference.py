@@ -17,7 +17,7 @@ from lmtrain.nn.language_model import LanguageModel
 from lmtrain.nn.packing import pack
 from lmtrain.nn.state import State
 from lmtrain.nn.steps import steps
-from lmtrain.runtime import choose_device, choose_precision
+from lmtrain.runtime import choose_device, choose_precision, lacks_to_compile
 from lmtrain.schema import Config, ModelConfig
 
 
@@ -86,6 +86,9 @@ def ready_to_generate(trained: Trained, precision: str, *, compiled: bool) -> Tr
     """
     if compiled and trained.device.type == "cuda":
         raise LmtrainError("--compile is for a CPU: on a GPU the steps are recorded as graphs anyway")
+    lacking = lacks_to_compile(trained.device) if compiled else None
+    if lacking is not None:
+        raise LmtrainError(f"--compile can't be done: this machine has no {lacking}; leave it out")
     try:
         pack(trained.model, choose_precision(precision, trained.device), prepack=not compiled)
     except ValueError as error:

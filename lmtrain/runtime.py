@@ -86,8 +86,14 @@ def step_seed(seed: int, step: int, micro: int) -> int:
 
 
 def lacks_to_compile(device: torch.device) -> str | None:
-    """What torch.compile would need and can't find here: a C++ compiler, or for CUDA a C compiler and Triton."""
+    """What torch.compile would need and can't find here: a C++ compiler, or for CUDA a C compiler and Triton.
+
+    For a CPU also PyTorch 2.13: a maximum over a transposed matrix of few rows, as in the pool, is compiled by older
+    ones to code that writes past the end of its result, and may end the process.
+    """
     cuda = device.type == "cuda"
+    if not cuda and torch.__version__ < "2.13":
+        return f"PyTorch 2.13 (what {torch.__version__} compiles for a CPU can crash)"
     names = (os.environ.get("CC") or "gcc", "clang") if cuda else (os.environ.get("CXX") or "g++", "c++", "clang++")
     if not any(shutil.which(name) for name in names):
         return f"{'C' if cuda else 'C++'} compiler"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.torch_version import TorchVersion
 
 from lmtrain import runtime
 from lmtrain.errors import LmtrainError
@@ -63,6 +64,10 @@ def test_what_is_lacking_to_compile_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: next(iter(triton), None))
     for name in ("CC", "CXX"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1+cpu"))
+    assert str(runtime.lacks_to_compile(cpu)).startswith("PyTorch 2.13 (what 2.12.1+cpu compiles")
+    assert runtime.lacks_to_compile(cuda) == "C compiler"
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0"))
     assert (runtime.lacks_to_compile(cpu), runtime.lacks_to_compile(cuda)) == (None, "C compiler")
     found = {"clang"}
     assert (runtime.lacks_to_compile(cpu), runtime.lacks_to_compile(cuda)) == ("C++ compiler", "Triton")

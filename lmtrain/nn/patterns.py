@@ -72,17 +72,24 @@ CAUSAL = Pattern(causal=True)
 
 def key_blocks(pattern: Pattern, length: int, block: int) -> tuple[tuple[int, ...], ...]:
     """For every block of C queries, the blocks of C keys that hold a key which one of them may look at."""
-    return _key_blocks(pattern, length, block)
+    # In numbers: torch before 2.12 can't hand a pattern to a function that it does not trace.
+    return _key_blocks(length, block, pattern.causal, pattern.window, pattern.stride, pattern.global_tokens)
+
+
+def _key_blocks(*numbers: int | None) -> tuple[tuple[int, ...], ...]:
+    return _found_blocks(*numbers)
 
 
 # What torch.compiler.assume_constant_result does, without its import of the compiler, which takes over a second.
-key_blocks._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_key_blocks._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=64)
-def _key_blocks(pattern: Pattern, length: int, block: int) -> tuple[tuple[int, ...], ...]:
+def _found_blocks(
+    length: int, block: int, causal: bool, window: int | None, stride: int | None, global_tokens: int | None
+) -> tuple[tuple[int, ...], ...]:
     # In numpy, so that tensors without data (an estimate of memory, a traced graph) can't get in here.
-    keys, found = np.arange(length), []
+    pattern, keys, found = Pattern(causal, window, stride, global_tokens), np.arange(length), []
     for start in range(0, length, block):
         queries = np.arange(start, min(start + block, length))
         seen = pattern(queries[:, None], keys).any(axis=0)

@@ -28,13 +28,15 @@ def compiled_forward(
     """The model's forward pass, compiled where that is asked for, possible and worth it; else the model itself.
 
     `auto` decides from the configuration and the machine alone, never from a clock, so that a resumed run computes as
-    the first part did. Raises LmtrainError when `train.compile=true` fails.
+    the first part did. Raises LmtrainError when `train.compile=true` fails or can't be done.
     """
     wanted = config.train.compile
     if wanted is False or (wanted == "auto" and not _is_long(model, config, budget, device)):
         return model
     lacking = lacks_to_compile(device)
-    if wanted == "auto" and lacking is not None:
+    if lacking is not None:
+        if wanted is True:
+            raise LmtrainError(f"train.compile=true, but this machine has no {lacking}: set train.compile=false")
         note(f"not compiling the model, which costs speed alone: this machine has no {lacking}")
         return model
     note("compiling the model (well under a minute; cached for the next run)")

@@ -148,7 +148,10 @@ def _traced(training: Training, path: Path) -> list[dict[str, Any]]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the library below the profiler writes on stderr
     cuda = training.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with profile(activities=activities) as profiler, _watched(training, lambda name: record_function(PREFIX + name)):
+    with (
+        profile(activities=activities, acc_events=True) as profiler,
+        _watched(training, lambda name: record_function(PREFIX + name)),
+    ):
         for _ in range(STEPS):
             with record_function(STEP):
                 _step(training)

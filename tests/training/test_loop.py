@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from lmtrain.data import order
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation import Score, evaluate
+from lmtrain.runtime import lacks_to_compile
 from lmtrain.schema import Config
 from lmtrain.training import loop, noise, state, validation
 from lmtrain.training.loop import Outcome, fit, train_step
@@ -308,6 +308,7 @@ def test_bf16_and_float32_train_alike(tiny: Config, store: TokenStore) -> None:
     assert losses[0] != losses[1]
 
 
+@pytest.mark.skipif(lacks_to_compile(torch.device("cpu")) is not None, reason="nothing can be compiled here")
 def test_the_compiled_model_trains_as_the_plain_one(tiny: Config, store: TokenStore) -> None:
     notes: list[str] = []
     quiet = {f"model__{kind}dropout": 0.0 for kind in ("", "attention_", "embedding_", "input_", "output_")}
@@ -354,6 +355,7 @@ def test_a_compiler_that_fails_costs_a_line_or_a_sentence(
     tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str, late: bool
 ) -> None:
     monkeypatch.setattr(torch, "compile", Failing(error, late))
+    monkeypatch.setattr("lmtrain.training.compilation.lacks_to_compile", lambda device: None)
     monkeypatch.setattr("lmtrain.training.compilation.PAYS_AFTER_SECONDS", 0.0)
     notes: list[str] = []
     training = state.prepare(tiny, store, notes.append)
@@ -368,6 +370,7 @@ def test_memory_that_ends_while_compiling_is_no_failure_of_the_compiler(
     tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", Failing(torch.OutOfMemoryError("CUDA out of memory"), late=False))
+    monkeypatch.setattr("lmtrain.training.compilation.lacks_to_compile", lambda device: None)
     for wanted in ("auto", True):
         monkeypatch.setattr("lmtrain.training.compilation.PAYS_AFTER_SECONDS", 0.0)
         with pytest.raises(torch.OutOfMemoryError):
@@ -377,7 +380,7 @@ def test_memory_that_ends_while_compiling_is_no_failure_of_the_compiler(
 def test_a_machine_without_a_compiler_is_told_of_once(
     tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr("lmtrain.training.compilation.lacks_to_compile", lambda device: "C++ compiler")
     notes: list[str] = []
     state.prepare(tiny, store, notes.append)
     assert notes == [], "auto must not compile so short a run"
@@ -385,6 +388,8 @@ def test_a_machine_without_a_compiler_is_told_of_once(
     training = state.prepare(tiny, store, notes.append)
     assert training.forward is training.model
     assert notes == ["not compiling the model, which costs speed alone: this machine has no C++ compiler"]
+    with pytest.raises(LmtrainError, match=r"train\.compile=true, but .* no C\+\+ compiler: set train\.compile=false"):
+        state.prepare(change(tiny, train__compile=True), store, notes.append)
 
 
 def test_what_is_cast_without_gradients_is_not_learned_from(
