@@ -169,15 +169,26 @@ class MultiHeadAttention(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs (B, T, W) to queries and keys (B, H, T, D) and values (B, H, T, Dv); where `joined`, one input."""
-        if self.joined is None:
-            projected = self.query(query), self.key(key), self.value(value)
-        else:
+        if self.joined is not None:
             projected = self.joined(query).split(self.widths, dim=-1)
-        queries, keys, values = (split_heads(x, self.heads) for x in projected)
-        queries, keys = self.query_norm(queries), self.key_norm(keys)
+        elif torch.compiler.is_compiling() and self.training and query is key and key is value:
+            projected = torch.split(self._project_together(query), list(self.widths), dim=-1)
+        else:
+            projected = self.query(query), self.key(key), self.value(value)
+        queries, keys, values = (x.unflatten(-1, (self.heads, -1)) for x in projected)  # (B, T, H, D)
+        queries, keys, values = (x.transpose(1, 2) for x in (self.query_norm(queries), self.key_norm(keys), values))
         if rotation is not None:
             queries, keys = rotate(queries, rotation), rotate(keys, rotation)
         return queries.to(values.dtype), keys.to(values.dtype), values
+
+    def _project_together(self, x: Tensor) -> Tensor:
+        """All three projections of (B, T, W) by one product: three small ones would leave a GPU idle for longer.
+
+        For compiled training alone, since weights that several processes share are whole in their own layers only.
+        """
+        weight = torch.cat([self.query.weight, self.key.weight, self.value.weight])
+        biased = self.query.bias is not None
+        return F.linear(x, weight, torch.cat([self.query.bias, self.key.bias, self.value.bias]) if biased else None)
 
     def _pool(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         dropout = self.dropout if self.training else 0.0

@@ -1,6 +1,7 @@
 """Attention against a written-out loop and torch's own, and the blocks around it."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -82,6 +83,29 @@ def test_layer_without_positions_is_permutation_equivariant() -> None:
     x, order = torch.randn(2, 7, 8), torch.randperm(7)
     block = EncoderBlock(8, MultiHeadAttention(8, 2), FeedForward(8, 16))
     torch.testing.assert_close(block(x)[:, order], block(x[:, order]))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_self_attention_in_compiled_training_projects_by_one_product_as_by_three(bias: bool) -> None:
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(8, 2, value_head_dim=3, pattern=CAUSAL, bias=bias, qk_norm=True).double()
+    x, turn = torch.randn(2, 5, 8, dtype=torch.float64), rotation(torch.arange(5), 4)
+    products: list[str] = []
+
+    def traced(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        products.extend(node.name for node in graph.graph.nodes if node.target in (F.linear, torch._C._nn.linear))
+        return graph.forward
+
+    compiled = torch.compile(layer, backend=traced, dynamic=False)
+    found = []
+    for run in (layer, compiled):
+        layer.zero_grad()
+        out = run(x, rotation=turn)
+        out.square().sum().backward()
+        found.append([out, *(parameter.grad for parameter in layer.parameters())])
+    assert len(products) == 2  # the other one is that of the output
+    torch.testing.assert_close(found[0], found[1])
+    assert all(gradient.abs().max() > 0 for gradient in found[0])
 
 
 def test_qk_norm_makes_scores_blind_to_the_scale_of_the_projection() -> None:
