@@ -35,7 +35,7 @@ def target_nats(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Te
     """`linear_cross_entropy` with the rows that `chunk` asks for, or the plain loss where that is all of them."""
     rows = rows_at_once(chunk, len(targets), len(weight))
     if rows is None:
-        return F.cross_entropy(_logits(hidden, weight, bias), targets, reduction="none")
+        return F.cross_entropy(_learned_logits(hidden, weight, bias), targets, reduction="none")
     return linear_cross_entropy(hidden, weight, bias, targets, rows)
 
 
@@ -165,3 +165,14 @@ def _logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     logits = F.linear(x, weight)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return logits if bias is None else logits.add_(bias)
+
+
+def _learned_logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`_logits`, where in bf16 the bias learns from the errors as they are rounded for the weight and the state.
+
+    Its gradient comes by way of a zero that is added to the product. A sum of the errors in float32 would have compiled
+    code write them a second time, in that type: the largest tensor of a step.
+    """
+    if bias is None or product_type(x) != torch.bfloat16:
+        return _logits(x, weight, bias)
+    return F.linear(x, weight, bias - bias.detach()).float().add_(bias.detach())

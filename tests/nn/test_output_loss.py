@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtrain.nn.language_model import LanguageModel
-from lmtrain.nn.output_loss import LARGE, Chunk, backward, forward, linear_cross_entropy, rows_at_once
+from lmtrain.nn.output_loss import LARGE, Chunk, backward, forward, linear_cross_entropy, rows_at_once, target_nats
 from lmtrain.schema import ModelConfig
 
 VOCABULARY = 230
@@ -96,6 +96,20 @@ def test_under_autocast_as_near_to_the_truth_as_the_plain_loss(dtype: torch.dtyp
         assert ours.dtype == theirs.dtype == torch.float32
         assert (theirs - true).norm() > 1e-5 * true.norm()  # autocast is on
         assert (ours - true).norm() <= 1.1 * (theirs - true).norm()
+
+
+def test_in_bf16_the_bias_learns_from_rounded_errors() -> None:
+    inputs = hidden, weight, bias, targets = case(64, 32, 300, scale=0.3)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = results(target_nats, inputs, torch.float32, None)  # type: ignore[arg-type]
+        others = results(plain, inputs, torch.float32)
+        logits = F.linear(hidden.float(), weight.float()).float() + bias.float()
+    assert all(torch.equal(one, other) for one, other in zip(found[:3], others[:3], strict=True))
+    errors = (logits.softmax(-1) - F.one_hot(targets, 300)) * torch.linspace(-1, 2, 64).unsqueeze(-1)
+    torch.testing.assert_close(found[3], errors.bfloat16().float().sum(0), rtol=2**-8, atol=1e-3)
+    assert_near(found[3:], others[3:], 0.01)
+    assert found[3].dtype == torch.float32
+    assert not torch.equal(found[3], others[3])
 
 
 class Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
