@@ -178,8 +178,9 @@ def test_a_model_has_the_same_loss_and_gradients(mode: str, fields: dict[str, ob
         torch.testing.assert_close(chunked(text, targets), expected)
 
 
-def test_a_compiled_model_is_one_graph_and_equal() -> None:
-    made = model(10, layers=0)
+@pytest.mark.parametrize("chunk", [10, None])
+def test_a_compiled_model_is_one_graph_and_equal(chunk: Chunk) -> None:
+    made = model(chunk, layers=0)
     compiled = torch.compile(made, dynamic=False, fullgraph=True, backend="aot_eager")
     with torch.autocast("cpu", torch.bfloat16):
         assert_near(trained(made, compiled), trained(made, made), 2e-2)
