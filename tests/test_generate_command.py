@@ -76,9 +76,8 @@ def test_compiled_steps_give_the_same_text(lmtrain: Lmtrain, workdir: Path, monk
 
     monkeypatch.setattr("lmtrain.inference.lacks_to_compile", lambda device: None)
     monkeypatch.setattr(torch, "compile", traced)
-    assert (
-        lmtrain("generate", "The river", "-n", "5", "--compile").out == lmtrain("generate", "The river", "-n", "5").out
-    )
+    compiled, plain = (lmtrain("generate", "The river", "-n", "5", *option) for option in (["--compile"], []))
+    assert compiled.out == plain.out != ""
     assert len(taken) == 1
 
 

@@ -175,6 +175,7 @@ class MultiHeadAttention(nn.Module):
             projected = torch.split(self._project_together(query), list(self.widths), dim=-1)
         else:
             projected = self.query(query), self.key(key), self.value(value)
+        # Normalised in the order of memory: after it is transposed, a compiler for a GPU makes two kernels of a norm.
         queries, keys, values = (x.unflatten(-1, (self.heads, -1)) for x in projected)  # (B, T, H, D)
         queries, keys, values = (x.transpose(1, 2) for x in (self.query_norm(queries), self.key_norm(keys), values))
         if rotation is not None:

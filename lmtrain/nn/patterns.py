@@ -77,6 +77,7 @@ def key_blocks(pattern: Pattern, length: int, block: int) -> tuple[tuple[int, ..
 
 
 def _key_blocks(*numbers: int | None) -> tuple[tuple[int, ...], ...]:
+    # A function of its own, as a compiler looks into one that has a cache.
     return _found_blocks(*numbers)
 
 
