@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from training_speed import BASE, HEAP, SEED, Sizes, in_turn, measure_ours, our_training, run_alone, timed
 
-from lmtrain.nn import dot_product, dropout
+from lmtrain.nn import dot_product, dropout, output_loss
 from lmtrain.runtime import autocast, choose_device, choose_precision
 from lmtrain.training.loop import train_step
 
@@ -24,6 +24,7 @@ LEVERS: dict[str, tuple[dict[str, str], list[str]]] = {
     "not compiled": (HEAP, ["train.compile=false"]),
     "fused attention": (HEAP, []),
     "float32": (HEAP, ["train.precision=fp32"]),
+    "loss by torch's cross_entropy": (HEAP, []),
     "loss by 512 targets": (HEAP, ["train.loss_chunk=512"]),
     "dropout": (HEAP, DROPOUT),
     "dropout, masks by torch's generator": (HEAP, DROPOUT),
@@ -84,6 +85,8 @@ def measure_lever(name: str, sizes: Sizes) -> dict[str, Any]:
     """Training with one thing otherwise."""
     if name == "fused attention":
         dot_product._attend_plain = _attend_fused
+    if name.endswith("cross_entropy"):
+        output_loss.target_nats = _plain_loss
     if name.endswith("generator"):
         dropout.hashed_keep = lambda shape, rate: torch.rand(shape) >= rate
     return measure_ours(sizes, compiled=True, changes=LEVERS[name][1])
@@ -91,6 +94,12 @@ def measure_lever(name: str, sizes: Sizes) -> dict[str, Any]:
 
 def _attend_fused(query: Any, key: Any, value: Any, mask: Any, dropout: float, *, empty: bool) -> torch.Tensor:
     return F.scaled_dot_product_attention(query, key, value, mask, dropout)
+
+
+def _plain_loss(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, targets: torch.Tensor, chunk: Any
+) -> torch.Tensor:
+    return F.cross_entropy(F.linear(hidden, weight).float() + bias, targets, reduction="none")
 
 
 def measure_optimizer(sizes: Sizes) -> dict[str, Any]:

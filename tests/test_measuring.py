@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from training_speed import Sizes
 
 from lmtrain.data.tokens import TokenStore
-from lmtrain.nn import dot_product, dropout
+from lmtrain.nn import dot_product, dropout, output_loss
 from lmtrain.training import state
 from tests.conftest import TINY, Lmtrain
 
@@ -64,6 +64,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 def test_every_lever_is_measured(monkeypatch: pytest.MonkeyPatch, in_this_process: list[list[str]]) -> None:
     monkeypatch.setattr(dot_product, "_attend_plain", dot_product._attend_plain)  # put back what a lever changes
     monkeypatch.setattr(dropout, "hashed_keep", dropout.hashed_keep)
+    monkeypatch.setattr(output_loss, "target_nats", output_loss.target_nats)
     monkeypatch.setattr(training_parts, "choose_precision", lambda *_: "bf16")
     figures = training_parts.levers(SMALL)
     assert {arguments[0] for arguments in in_this_process} == {*training_parts.LEVERS, "optimizer"}
@@ -128,6 +129,8 @@ def test_training_is_measured_beside_another_source(
     figures = training_speed.beside(tmp_path, SMALL)
     assert [arguments[0] for arguments in in_this_process] == list(training_speed.SIDES)
     ours, theirs = (max(figures["rounds"][side][0]["tokens_per_second"]) for side in ("lmtrain", "nanoGPT"))
+    flops = figures["rounds"]["lmtrain"][0]["flops_per_token"]
+    assert f"{ours:,.0f} tokens/s at {ours * flops / 1e12:.0%} of the matrix peak" in figures["result"]
     assert f"nanoGPT {theirs:,.0f} ({ours / theirs:.1f} times)" in figures["result"]
     with pytest.raises(SystemExit, match=r"holds no model\.py"):
         training_speed.load_source(tmp_path / "elsewhere")

@@ -1,6 +1,6 @@
-"""The loss of an output layer without its logits: those of a few rows exist at a time, and are made twice.
+"""The loss of an output layer: whole, or without its logits, of which those of a few rows exist at a time, made twice.
 
-Both passes are operators of their own, which a compiler takes as they are: traced, every chunk would be compiled anew.
+In chunks both passes are operators of their own, which a compiler takes as they are: it would compile each chunk anew.
 
 Shapes: N rows, R of them at once, E their width, V classes.
 """
@@ -22,9 +22,9 @@ MOST_CHUNKS = 16
 
 
 def rows_at_once(chunk: Chunk, rows: int, classes: int) -> int | None:
-    """How many rows' logits may exist at once; None = all of them, by the plain loss.
+    """How many rows' logits may exist at once; None = all of them.
 
-    `auto` is the plain loss up to LARGE, and then at most 16 chunks of 512 rows or more.
+    `auto` is the whole loss up to LARGE, and then at most 16 chunks of 512 rows or more.
     """
     if chunk == "auto":
         chunk = max(FEWEST_ROWS, -(-rows // MOST_CHUNKS)) if 4 * rows * classes > LARGE else None
@@ -32,11 +32,18 @@ def rows_at_once(chunk: Chunk, rows: int, classes: int) -> int | None:
 
 
 def target_nats(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: Chunk) -> Tensor:
-    """`linear_cross_entropy` with the rows that `chunk` asks for, or the plain loss where that is all of them."""
+    """`linear_cross_entropy` with the rows that `chunk` asks for, or where that is all of them the whole loss.
+
+    In bf16 a product makes the bias's gradient of the whole loss, which then is rounded as the weight's is.
+    """
     rows = rows_at_once(chunk, len(targets), len(weight))
-    if rows is None:
-        return F.cross_entropy(_learned_logits(hidden, weight, bias), targets, reduction="none")
-    return linear_cross_entropy(hidden, weight, bias, targets, rows)
+    if rows is not None:
+        return linear_cross_entropy(hidden, weight, bias, targets, rows)
+    dtype = product_type(hidden)
+    if dtype == torch.float16:  # in which a row's errors, as large as its most likely class makes them, would end
+        return F.cross_entropy(_logits(hidden, weight, bias), targets, reduction="none")
+    nats: Tensor = _CrossEntropy.apply(hidden, weight, bias, targets, dtype)  # type: ignore[no-untyped-call]
+    return nats
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int) -> Tensor:
@@ -125,6 +132,43 @@ def backward(
     return grad_hidden, grad_weight, grad_bias
 
 
+class _CrossEntropy(torch.autograd.Function):
+    """The loss of all rows at once: the forward pass leaves the errors of the logits in the products' type, and the
+    backward pass is three products with them.
+
+    A row of errors is e^(logit - largest), and at the target that less the row's sum: p and p - 1 but for the sum. What
+    the row weighs, upstream / sum, goes into the small side of each product, so that nothing goes over the largest
+    tensor of a step again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        narrow = weight.to(dtype)
+        logits = _logits(hidden.to(dtype), narrow, bias)
+        logits.sub_(logits.amax(-1, keepdim=True))
+        target = logits.gather(1, targets.unsqueeze(-1)).squeeze(-1)
+        likelihoods = logits.exp_()
+        sums = likelihoods.sum(-1)
+        nats = sums.log() - target
+        errors = likelihoods.to(dtype)
+        errors[torch.arange(len(targets), device=targets.device), targets] = (sums * torch.expm1(-nats)).to(dtype)
+        ctx.save_for_backward(hidden, narrow, errors, sums)
+        ctx.types = weight.dtype, None if bias is None else bias.dtype
+        return nats
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, narrow, errors, sums = ctx.saved_tensors
+        of_weight, of_bias = ctx.types
+        factors = (upstream / sums).unsqueeze(-1)
+        grad_hidden = (errors @ narrow * factors).to(hidden.dtype)
+        grad_weight = (errors.t() @ (hidden * factors).to(errors.dtype)).to(of_weight)
+        grad_bias = None if of_bias is None else (factors.t().to(errors.dtype) @ errors).squeeze(0).to(of_bias)
+        return grad_hidden, grad_weight, grad_bias, None, None
+
+
 _forward = library.custom_op("lmtrain::linear_cross_entropy", forward, mutates_args=())
 _backward = library.custom_op("lmtrain::linear_cross_entropy_backward", backward, mutates_args=())
 
@@ -165,14 +209,3 @@ def _logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     logits = F.linear(x, weight)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return logits if bias is None else logits.add_(bias)
-
-
-def _learned_logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`_logits`, where in bf16 the bias learns from the errors as they are rounded for the weight and the state.
-
-    Its gradient comes by way of a zero that is added to the product. A sum of the errors in float32 would have compiled
-    code write them a second time, in that type: the largest tensor of a step.
-    """
-    if bias is None or product_type(x) != torch.bfloat16:
-        return _logits(x, weight, bias)
-    return F.linear(x, weight, bias - bias.detach()).float().add_(bias.detach())

@@ -96,7 +96,7 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
         "optimizer": 8 * parameters - 4.0 * sum(parameter.numel() for parameter in matrices),
         "averaged weights": 4 * parameters if config.train.ema else 0.0,
         "activations": activations,
-        "gradient of the logits": 4.0 * rows * classes,
+        "logits": 4.0 * rows * classes,
     }
 
 

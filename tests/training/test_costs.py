@@ -42,7 +42,7 @@ def test_an_adaptive_output_counts_by_the_shares_of_its_tails(tiny: Config, stor
     assert training_flops(prepare(config, store, lambda message: None).model, config.model) == pytest.approx(expected)
     assert costs(config, store)["flops_per_step"] == pytest.approx(4 * expected)
     targets = 2 * (16 if mode == "causal" else 1)
-    assert costs(config, store)["memory_bytes"]["gradient of the logits"] == 4 * targets * 22
+    assert costs(config, store)["memory_bytes"]["logits"] == 4 * targets * 22
 
 
 @pytest.mark.parametrize(
