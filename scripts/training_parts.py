@@ -97,9 +97,9 @@ def _attend_fused(query: Any, key: Any, value: Any, mask: Any, dropout: float, *
 
 
 def _plain_loss(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, targets: torch.Tensor, chunk: Any
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, chunk: Any
 ) -> torch.Tensor:
-    return F.cross_entropy(F.linear(hidden, weight).float() + bias, targets, reduction="none")
+    return F.cross_entropy(F.linear(hidden, weight).float() + (0 if bias is None else bias), targets, reduction="none")
 
 
 def measure_optimizer(sizes: Sizes) -> dict[str, Any]:

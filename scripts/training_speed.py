@@ -227,7 +227,8 @@ def measure_ours(sizes: Sizes, *, compiled: bool, changes: Sequence[str] = ()) -
     before = peak_flops(training.device, training.precision)  # others may disturb a measurement: the better of two
     found = timed(lambda: train_step(training, 1e-3), tokens, training.device)
     flops = training_flops(training.model, training.config.model) / sizes.context
-    return found | {"flops_per_token": flops, "peak_flops": max(before, peak_flops(training.device, training.precision))}
+    peak = max(before, peak_flops(training.device, training.precision))
+    return found | {"flops_per_token": flops, "peak_flops": peak}
 
 
 def measure_other(side: str, sizes: Sizes, nanogpt: Path) -> dict[str, Any]:
