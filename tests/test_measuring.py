@@ -199,12 +199,13 @@ def test_reproduce_writes_what_eval_says(
         sys, "argv", ["reproduce", "quickstart", *TINY, "run.name=r", "--adapt", "--limit", "60", "--segment", "8"]
     )
     script.main()
-    written = json.loads((tmp_path / "results" / "quickstart.json").read_text())
+    written = json.loads((tmp_path / "results" / "r.json").read_text())
     assert written["valid"]["nats"] == command("eval", "--run", "runs/r")["nats"]
     alone = command("eval", "--run", "runs/r", "--limit", "60")["word_perplexity"]
+    assert f"of `configs/quickstart.yaml` with {' '.join(f'`{one}`' for one in TINY)}, " in written["title"]
     assert f"alone of the first 60 tokens {alone:.2f}; cache of" in written["result"]
     assert list(written["adapted"]) == ["alone", "cache", "dynamic", "dynamic and cache"]
-    assert (tmp_path / "results" / "quickstart.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "results" / "r.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_reproduce_scores_with_the_settings_that_it_finds(
@@ -217,7 +218,7 @@ def test_reproduce_scores_with_the_settings_that_it_finds(
     monkeypatch.setattr(tuning, "THETAS", (3.0,))
     monkeypatch.setattr(sys, "argv", ["reproduce", "quickstart", *TINY, "run.name=r", "--tune", "60", "--limit", "60"])
     load_script("reproduce").main()
-    written = json.loads((tmp_path / "results" / "quickstart.json").read_text())
+    written = json.loads((tmp_path / "results" / "r.json").read_text())
     ways = written["adapted"]
     assert list(ways) == ["alone", "temperature", "cache", "dynamic", "dynamic and cache"]
     assert written["tuned_on_tokens"] == 60
@@ -236,7 +237,7 @@ def test_reproduce_on_a_bare_gpu_machine_keeps_what_it_found(
     """Without matplotlib and without git there is a record, and it says on what device it was measured."""
     script = load_script("reproduce")
     said = {
-        "config": {"data": {"source": "words"}, "run": {"seed": 1}, "train": {"device": "auto"}},
+        "config": {"data": {"source": "words"}, "run": {"name": None, "seed": 1}, "train": {"device": "auto"}},
         **{"parameters": 10, "run": "runs/r", "step": 3, "minutes": 1.0, "context": 4, "stride": 2},
         **{"word_perplexity": 2.0, "bits_per_byte": 1.0},
     }
@@ -271,7 +272,7 @@ def test_reproduce_keeps_its_record_where_adapting_fails(
     monkeypatch.setattr(sys, "argv", ["reproduce", "quickstart", *TINY, "run.name=r", "--adapt"])
     with pytest.raises(subprocess.CalledProcessError):
         script.main()
-    written = json.loads((tmp_path / "results" / "quickstart.json").read_text())
+    written = json.loads((tmp_path / "results" / "r.json").read_text())
     assert written["valid"]["nats"] > 0
     assert "adapted" not in written
 
