@@ -55,8 +55,8 @@ def generate(
     precision: Annotated[
         Precision,
         typer.Option(
-            help="How the matrices are kept: auto is bf16 where the machine computes in it, else fp32; int8, for a "
-            "CPU, is the quickest and the least exact."
+            help="How the matrices are kept: auto is bf16 where the machine computes in it, else fp16 on a GPU and "
+            "fp32 on a CPU; int8, for a CPU, is the quickest and the least exact."
         ),
     ] = Precision.auto,
     compiled: Annotated[

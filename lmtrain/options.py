@@ -15,7 +15,7 @@ Source = Annotated[
 ]
 Subset = Annotated[str | None, typer.Option(help="The hub data set's configuration name.")]
 Revision = Annotated[str | None, typer.Option(help="The hub data set's revision.")]
-TextColumn = Annotated[str | None, typer.Option(help="The column or key that holds the text.")]
+TextColumn = Annotated[str | None, typer.Option(help="The column or key that holds the text. [default: text]")]
 DataDir = Annotated[Path | None, typer.Option(help="The folder for corpora and token stores. [default: data]")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
@@ -33,7 +33,8 @@ class Device(StrEnum):
 
 
 class Precision(StrEnum):
-    """The arithmetic of the matrices; `auto` takes bf16 where the hardware has it. int8 is not for training."""
+    """The arithmetic of the matrices; `auto` takes bf16 where the hardware has it, else fp16 on a GPU and fp32 on a
+    CPU. int8 is not for training."""
 
     auto = "auto"
     fp32 = "fp32"

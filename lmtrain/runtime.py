@@ -25,12 +25,13 @@ NATIVE_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 def choose_device(name: str) -> torch.device:
     """The device for `auto`, `cpu` or `cuda`. Raises LmtrainError where CUDA is asked for and absent."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise LmtrainError("train.device=cuda, but PyTorch sees no CUDA device: use train.device=cpu or auto")
+        raise LmtrainError("PyTorch sees no CUDA device: use cpu or auto in place of cuda (train.device or --device)")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def choose_precision(name: str, device: torch.device) -> str:
-    """`fp32`, `bf16` or `fp16` for a configured precision; `auto` takes bf16 only where the hardware computes in it.
+    """`fp32`, `bf16` or `fp16` for a configured precision; `auto` takes bf16 only where the hardware computes in it,
+    else fp16 on a GPU and fp32 on a CPU.
 
     Emulated bf16 is slower than float32, so capability is read from the hardware and not from what PyTorch can run.
     """

@@ -13,7 +13,8 @@ class TrainConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes a CUDA device where there is one."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Arithmetic of the forward and backward pass; weights stay in float32. `auto`: bf16 where the hardware has it."""
+    """Arithmetic of the forward and backward pass; weights stay in float32. `auto`: bf16 where the hardware has it,
+    else fp16 on a GPU and fp32 on a CPU."""
     compile: Literal["auto"] | bool = "auto"
     """torch.compile; `auto` compiles when the run is long enough to earn it back."""
     threads: int | None = Field(None, ge=1, le=1024)
@@ -40,7 +41,8 @@ class TrainConfig(Section):
     epochs: float | None = Field(None, gt=0)
     """Budget in passes over the training tokens."""
     max_minutes: float | None = Field(None, gt=0)
-    """Budget in minutes of wall-clock time. The schedule then follows the clock too."""
+    """Budget in minutes of wall-clock time, compiling included. The schedule then follows the clock too, from the first
+    step on."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon`: Muon for the matrices of the blocks and the pool, AdamW for all else, at one learning rate."""
@@ -110,8 +112,6 @@ class TrainConfig(Section):
             raise ValueError("train.steps and train.epochs contradict each other: give one")
         if self.eval_steps is not None and self.eval_epochs is not None:
             raise ValueError("train.eval_steps and train.eval_epochs contradict each other: give one")
-        if self.spike_sigmas is not None and self.precision == "fp16":
-            raise ValueError("train.spike_sigmas needs train.precision=bf16 or fp32: fp16 skips steps by its own scale")
         if self.teacher is not None and self.adversarial_softmax:
             raise ValueError(
                 f"train.adversarial_softmax={self.adversarial_softmax} changes one word's probability, and "

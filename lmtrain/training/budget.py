@@ -1,8 +1,10 @@
 """How long a run lasts, and how far along it is."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
+from lmtrain.errors import LmtrainError
 from lmtrain.schema import TrainConfig
 
 DEFAULT_EPOCHS = 10.0
@@ -14,15 +16,27 @@ class Budget:
 
     steps: int | None
     seconds: float | None
+    prepared: float = 0.0
+    """Seconds that were gone before the first step, compiling above all."""
 
     def progress(self, step: int, seconds: float) -> float:
-        """The share of the run that is done, in [0, 1]. With a budget of time it follows the clock."""
+        """The share of the run that is done, in [0, 1]. With a budget of time it follows the clock, from the first step
+        on: a schedule that had begun before it would have no warm-up where compiling takes as long."""
         shares = [0.0]
         if self.steps is not None:
             shares.append(step / self.steps)
         if self.seconds is not None:
-            shares.append(seconds / self.seconds)
+            shares.append((seconds - self.prepared) / (self.seconds - self.prepared))
         return min(1.0, max(shares))
+
+    def begun(self, seconds: float) -> Self:
+        """The same budget, its first step beginning after so many seconds. Raises LmtrainError if it is over then."""
+        if self.seconds is not None and seconds >= self.seconds:
+            raise LmtrainError(
+                f"train.max_minutes={self.seconds / 60:g} is over before the first step, {seconds / 60:.2f} minutes "
+                "having gone into preparing it: give the run more, or set train.compile=false"
+            )
+        return replace(self, prepared=seconds)
 
 
 def make_budget(config: TrainConfig, samples_per_epoch: int) -> Budget:

@@ -39,7 +39,7 @@ def compiled_forward(
             raise LmtrainError(f"train.compile=true, but this machine has no {lacking}: set train.compile=false")
         note(f"not compiling the model, which costs speed alone: this machine has no {lacking}")
         return model
-    note("compiling the model (well under a minute; cached for the next run)")
+    note("compiling the model (a minute or two; cached for the next run)")
     compiled = torch.compile(model, dynamic=False)
     try:
         with warnings.catch_warnings():

@@ -92,6 +92,7 @@ def fit(
                     )
                 check_same_run(config, store, run_dir, found)
         before = past(found) if found is not None else None
+        workers.agree(0)  # on the time, which downloading and tokenizing have taken none of
         clock = Clock(before.seconds if before is not None else 0.0, workers.time)
         threads = set_threads(config.train.threads)
         training = prepare(shared, store, note, workers)
@@ -108,10 +109,14 @@ def fit(
                 checkpoint.create_run(run_dir, config, store.folder / checkpoint.TOKENIZER)
         check_shared(run_dir, before.counters.step if before is not None else -1, workers)
         budget = make_budget(config.train, training.order.per_epoch())
+        progress = 0.0
+        if before is not None:
+            budget = budget.begun(before.prepared)
+            progress = budget.progress(training.counters.step, clock.read())
         monitor = (Monitor if workers.leads else Silent)(
             run_dir,
             step=training.counters.step,
-            progress=budget.progress(training.counters.step, clock.read()),
+            progress=progress,
             total_steps=budget.steps if budget.seconds is None else None,
             metrics_bytes=before.metrics_bytes if before is not None else 0,
             hyperparameters={
@@ -206,6 +211,9 @@ def _run(
 ) -> Outcome:
     config, counters = training.config.train, training.counters
     window = Window(training)
+    if counters.step == 0:
+        training.parallel.workers.agree(0)  # on the time
+        budget = budget.begun(clock.read())
     every = evaluation_steps(config, training.order.per_epoch())
     saved = counters.step  # as the checkpoint that the run was resumed from, if it was
 
@@ -214,7 +222,7 @@ def _run(
         saved = counters.step
         monitor.flush()
         clock.mark_saved()
-        times = {"seconds": clock.read(), "metrics_bytes": monitor.metrics_bytes()}
+        times = {"seconds": clock.read(), "prepared": budget.prepared, "metrics_bytes": monitor.metrics_bytes()}
         saver.save(counters.step, *snapshot(training, store, score, times))
 
     def interrupted() -> Outcome:

@@ -66,6 +66,8 @@ class Past:
     tokens: str
     processes: Annotated[int, Field(ge=1)] = 1
     teacher: str | None = None
+    prepared: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Seconds of them before the first step."""
 
 
 def past(found: checkpoint.Checkpoint) -> Past:
@@ -118,6 +120,8 @@ def prepare(config: Config, store: TokenStore, note: Note, workers: Workers = AL
     """The model at its initial weights, its optimizer, and the order of samples."""
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
+    if config.train.spike_sigmas is not None and precision == "fp16":
+        raise LmtrainError("train.spike_sigmas needs train.precision=bf16 or fp32: fp16 skips steps by its own scale")
     split = store.split("train")
     ids = split.ids
     order = sample_order(split.corpora, store.weights, config.model.context, config.model.mode, config.run.seed)

@@ -20,7 +20,7 @@ from lmtrain.data import order
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation import Score, evaluate
-from lmtrain.runtime import lacks_to_compile
+from lmtrain.runtime import Interrupted, lacks_to_compile
 from lmtrain.schema import Config
 from lmtrain.training import loop, noise, state, validation
 from lmtrain.training.loop import Outcome, fit, train_step
@@ -297,6 +297,47 @@ def test_a_budget_of_time_ends_the_run(
     assert outcome.minutes == pytest.approx(1.05)
     expected = [1e-6, *(1e-3 * (1 - (7 * k / 60 - 0.02) / 0.98) for k in range(1, 9))]
     assert rates == pytest.approx(expected)
+
+
+def test_what_comes_before_the_first_step_takes_nothing_from_the_schedule(
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 60 seconds 12 go into preparing; the warm-up, the first half of the other 48, is whole. A run that goes on has
+    prepared again, in the middle of its schedule."""
+    now = 0.0
+
+    def slowly(*arguments: Any) -> state.Training:
+        nonlocal now
+        now += 12.0
+        return state.prepare(*arguments)
+
+    def tick(training: state.Training, lr: float, sampling: float) -> StepResult:
+        nonlocal now
+        rates[now] = lr
+        now += 6.0
+        if len(rates) == 3:
+            raise Interrupted
+        return train_step(training, lr)
+
+    rates: dict[float, float] = {}
+    monkeypatch.setattr(loop, "prepare", slowly)
+    monkeypatch.setattr(loop, "train_step", tick)
+    monkeypatch.setattr("lmtrain.training.meter.Clock.read", lambda self: now)
+    budget = {"train__steps": None, "train__max_minutes": 1.0, "train__warmup": 0.5, "train__schedule": "constant"}
+    config = change(tiny, **budget)
+    assert run(config, store, tmp_path)[0].status == "interrupted"
+    assert run(config, store, tmp_path)[0].status == "finished"
+    assert list(rates) == [12.0, 18.0, 24.0, 42.0, 48.0, 54.0]
+    assert list(rates.values()) == pytest.approx([1e-6, 0.25e-3, 0.5e-3, 1e-3, 1e-3, 1e-3])
+
+
+def test_a_budget_that_is_over_before_the_first_step_is_a_mistake(
+    tiny: Config, store: TokenStore, tmp_path: Path
+) -> None:
+    config = change(tiny, train__steps=None, train__max_minutes=1e-6)
+    with pytest.raises(LmtrainError, match=r"train\.max_minutes=1e-06 is over before the first step"):
+        run(config, store, tmp_path)
+    assert json.loads((tmp_path / "state.json").read_text())["status"] == "failed"
 
 
 def test_bf16_and_float32_train_alike(tiny: Config, store: TokenStore) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from lmtrain.errors import LmtrainError
 from lmtrain.schema import TrainConfig
 from lmtrain.training.budget import Budget, evaluation_steps, make_budget
 from lmtrain.training.optim import (
@@ -48,6 +49,16 @@ def test_budgets() -> None:
         1,
         1,
     ]
+    late = both.begun(15.0)
+    assert [late.progress(0, 15.0), late.progress(0, 37.5), late.progress(0, 60.0), late.progress(9, 15.0)] == [
+        0.0,
+        0.5,
+        1.0,
+        0.9,
+    ]
+    assert make_budget(TrainConfig(steps=10), 100).begun(1e9).progress(5, 2e9) == 0.5
+    with pytest.raises(LmtrainError, match=r"train.max_minutes=1 is over before the first step, 1.50 minutes"):
+        both.begun(90.0)
     assert evaluation_steps(TrainConfig(eval_steps=7), 100) == 7
     assert evaluation_steps(TrainConfig(eval_epochs=0.5, batch_size=10), 100) == 5
     assert evaluation_steps(TrainConfig(batch_size=10), 100) == 10

@@ -251,7 +251,7 @@ def test_activations_computed_again_give_the_same_gradients(
 def test_a_budget_of_time_ends_all_processes_with_the_same_step(
     tiny: Config, store: TokenStore, tmp_path: Path
 ) -> None:
-    config = change(tiny, train__steps=None, train__max_minutes=0.01, train__log_steps=1000, train__eval_steps=1000)
+    config = change(tiny, train__steps=None, train__max_minutes=0.05, train__log_steps=1000, train__eval_steps=1000)
 
     def work(workers: Workers) -> None:
         with pytest.MonkeyPatch.context() as patch:

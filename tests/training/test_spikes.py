@@ -8,6 +8,7 @@ import torch
 
 from lmtrain import checkpoint
 from lmtrain.data.tokens import TokenStore
+from lmtrain.errors import LmtrainError
 from lmtrain.schema import Config
 from lmtrain.training.loop import train_step
 from lmtrain.training.spikes import MEMORY, Spikes
@@ -62,6 +63,16 @@ def test_what_is_not_finite_never_enters(value: float) -> None:
         judge(spikes, value if step % 2 else 3.0, 1.0)
     assert spikes.mean.tolist() == [3.0, 1.0]
     assert spikes.count.item() == 5
+
+
+@pytest.mark.parametrize("found", ["fp16", "auto"])
+def test_fp16_which_skips_steps_by_its_own_scale_is_refused(
+    tiny: Config, store: TokenStore, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU older than bf16 `auto` is fp16."""
+    monkeypatch.setattr("lmtrain.training.state.choose_precision", lambda name, device: "fp16")
+    with pytest.raises(LmtrainError, match=r"train\.spike_sigmas needs train.precision=bf16 or fp32"):
+        prepare(change(tiny, train__spike_sigmas=6.0, train__precision=found), store, lambda message: None)
 
 
 def test_a_spike_changes_nothing_and_its_memory_is_saved(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
