@@ -21,7 +21,7 @@ from lmtrain.errors import LmtrainError
 MANIFEST = "manifest.json"
 _SEAL = "sha256"
 _TEMPORARY = ".tmp-"
-_ASIDE = "-old-"
+_ASIDE = "~old-"
 _BLOCK = 1 << 20
 _LONGEST_NAME = 255
 

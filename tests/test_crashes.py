@@ -172,7 +172,7 @@ def test_a_crash_of_the_restart_harms_nothing(tmp_path: Path, place: Path) -> No
     saved = recorded_save(tmp_path / "recorded", "same step")
     tried = 0
     for tree in crash_states(saved.start, saved.calls):
-        if "-old-" not in str(tree):
+        if "~old-" not in str(tree):
             continue
         base = tmp_path / "base"
         build(tree, base)

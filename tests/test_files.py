@@ -139,10 +139,11 @@ def test_what_a_killed_process_left_is_put_in_order(tmp_path: Path) -> None:
     (tmp_path / ".tmp-a-1").mkdir()
     (tmp_path / ".tmp-a-1" / "x").touch()
     (tmp_path / ".tmp-b").touch()
-    (tmp_path / ".tmp-a-old-1").mkdir()
+    (tmp_path / ".tmp-my-old-book-1").mkdir()  # half-written, whatever it is called
+    (tmp_path / ".tmp-a~old-1").mkdir()
     _write(tmp_path / "a")
     _write(tmp_path / "c")
-    (tmp_path / "c").rename(tmp_path / ".tmp-c-old-2")  # killed between the two renames
+    (tmp_path / "c").rename(tmp_path / ".tmp-c~old-2")  # killed between the two renames
     files.recover(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"]
     files.verify(tmp_path / "c", files.read_manifest(tmp_path / "c", "kind/1"))

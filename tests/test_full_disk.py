@@ -115,7 +115,7 @@ def test_an_error_of_any_call_harms_nothing(
                 assert os.strerror(number) in sentence
             if not for_good:
                 # Where the last sync failed, what stepped aside stays until a restart has read the new one.
-                assert all("-old-" in name for name in litter(run_dir) if sentence)
+                assert all("~old-" in name for name in litter(run_dir) if sentence)
                 assert old is None or checkpoint.folders(run_dir)
             if old is None and not list(run_dir.glob("checkpoints/step-*")):
                 continue
@@ -165,7 +165,7 @@ def test_a_failed_restart_is_a_sentence_and_the_next_one_works(tmp_path: Path) -
     for passing in range(100):
         run_dir = tmp_path / str(passing)
         folder, damaged = save(run_dir, 1), save(run_dir, 2)
-        folder.rename(folder.with_name(f".tmp-{folder.name}-old-1"))
+        folder.rename(folder.with_name(f".tmp-{folder.name}~old-1"))
         (damaged / "model.safetensors").write_bytes(b"")
         with pytest.MonkeyPatch.context() as patch:
             failing = FailingDisk(patch, passing, errno.EROFS, for_good=False)

@@ -52,7 +52,8 @@ def read_prompts(path: Path) -> Iterator[Prompt]:
 
 
 def read_all(file: BinaryIO) -> str:
-    """All of standard input as one prompt; a line end at its very end belongs to the shell and is dropped.
+    """All of standard input as one prompt, with the line ends of a corpus; one at its very end belongs to the shell and
+    is dropped.
 
     Raises LmtrainError when it is empty, too long or not UTF-8.
     """
@@ -60,7 +61,7 @@ def read_all(file: BinaryIO) -> str:
     if len(content) > LONGEST_PROMPT:
         raise LmtrainError(f"standard input is longer than {LONGEST_PROMPT >> 20} MiB: use --prompts for many prompts")
     try:
-        text = content.removeprefix(_BOM).decode().removesuffix("\n").removesuffix("\r")
+        text = content.removeprefix(_BOM).decode().replace("\r\n", "\n").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise LmtrainError(f"standard input is not UTF-8 text (byte {error.start}): convert it with iconv") from None
     if not text:
@@ -108,7 +109,7 @@ def _parse(line: str, number: int, place: str) -> Prompt:
 def _text(value: Any, place: str) -> str:
     if not isinstance(value, str):
         raise LmtrainError(f"{place} has a 'prompt' that is {type(value).__name__}: give text")
-    return str(_unicode(value, place, "prompt"))
+    return str(_unicode(value, place, "prompt")).replace("\r\n", "\n")
 
 
 def _unicode(value: str | int, place: str, key: str) -> str | int:

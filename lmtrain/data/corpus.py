@@ -40,6 +40,7 @@ _WIKITEXT_SUBSETS = {
     "wikitext-103": "wikitext-103-v1",
 }
 _KNOWN = ("sample", *_WIKITEXT_SUBSETS)
+_COLUMN = DataConfig().text_column
 _NOT_NAME = re.compile(r"[^\w.-]")
 _LONGEST_STEM = 190
 """Bytes of a source's name in its folder's: what else is in the names of folders that are made of it fits into 255."""
@@ -106,7 +107,8 @@ def open_corpus(folder: Path) -> Corpus:
 
 
 def corpus_folder(data: DataConfig) -> Path:
-    """Where the corpus of `data.source` lies: a known name, a hub id, or a path's name with a hash of the path."""
+    """Where the corpus of `data.source` lies: a known name, a hub id, or a path's name with a hash of the path; what
+    comes of one source by another column or revision lies elsewhere."""
     return data.dir / (_slug(data) + (".unique" if data.deduplicate else ""))
 
 
@@ -189,13 +191,16 @@ def _is_current(folder: Path, origin: dict[str, Any], hashes: Hashes, note: Call
 
 def _slug(data: DataConfig) -> str:
     path = _local_path(data)
+    column = None if data.text_column == _COLUMN else data.text_column
     if path is not None:
         place = path.resolve()
         name = _NOT_NAME.sub("_", place.stem).encode()[:_LONGEST_STEM].decode(errors="ignore")
-        return f"{name or 'text'}-{sha256_bytes(os.fsencode(place))[:8]}"
+        identity = os.fsencode(place) + (b"\0" + column.encode() if column else b"")
+        return f"{name or 'text'}-{sha256_bytes(identity)[:8]}"
     if data.source == "sample":
         return f"sample-{data.sample_tokens}"
-    return _NOT_NAME.sub("_", "--".join(part for part in (*data.source.split("/"), data.subset) if part))
+    parts = (*data.source.split("/"), data.subset, data.revision, column)
+    return _NOT_NAME.sub("_", "--".join(part for part in parts if part))
 
 
 def _local_path(data: DataConfig) -> Path | None:

@@ -36,9 +36,17 @@ class Listing(BaseModel, strict=True):
 
 
 def listing_of(dataset: str, commit: str, licence: Any, splits: dict[str, dict[str, str | None]]) -> Listing:
-    """What there is of the splits that lmtrain knows. Raises LmtrainError where none of them is for training."""
-    if "train" not in {SPLIT_NAMES.get(split) for split in splits}:
+    """What there is of the splits that lmtrain knows. Raises LmtrainError where none of them is for training, and where
+    two are for the same."""
+    known = [SPLIT_NAMES[split] for split in splits if split in SPLIT_NAMES]
+    if "train" not in known:
         raise LmtrainError(f"data set {dataset} has no train split (it has {', '.join(splits)}): choose another")
+    twice = [split for split in splits if known.count(SPLIT_NAMES.get(split, "")) > 1]
+    if twice:
+        raise LmtrainError(
+            f"data set {dataset} has one split under several names ({', '.join(twice)}): download its files into a "
+            "folder, keep one of them, and give the folder as data.source"
+        )
     return Listing(
         revision=commit,
         licence=licence if isinstance(licence, str) or licence is None else ", ".join(map(str, licence)),

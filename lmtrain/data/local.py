@@ -148,7 +148,8 @@ def text_row(row: object, text_column: str, place: str) -> str:
     if not isinstance(row, str):
         found = "nothing (null)" if row is None else type(row).__name__
         raise LmtrainError(
-            f"{place} has {found} in {text_column!r} where text is needed: take the row out or set data.text_column"
+            f"{place} has {found} in {text_column!r} where text is needed: take the row out, or set data.text_column "
+            "or --text-column"
         )
     return row
 
@@ -157,7 +158,9 @@ def no_column(place: str, text_column: str, columns: Iterable[str]) -> LmtrainEr
     """The sentence for a missing text column."""
     found = ", ".join(list(columns)[:20])[:300] or "none"
     found = found if found.isprintable() else ascii(found)
-    return LmtrainError(f"{place} has no column {text_column!r}: set data.text_column to one of its columns ({found})")
+    return LmtrainError(
+        f"{place} has no column {text_column!r}: set data.text_column or --text-column to one of its columns ({found})"
+    )
 
 
 def _text_lines(path: Path) -> Iterator[str]:

@@ -89,7 +89,7 @@ class Int8Linear(nn.Module):
         result = torch._int_mm(rows, self.weight.t()) * self.scale * scale
         if self.bias is not None:
             result = result + self.bias
-        return result.view(*x.shape[:-1], -1).to(x.dtype)
+        return result.view(*x.shape[:-1], len(self.scale)).to(x.dtype)  # of no rows, too
 
 
 def _to_int8(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ def test_a_prompt_a_line(tmp_path: Path) -> None:
 
 def test_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
-    path.write_text('{"prompt": "a\\nb", "id": "x"}\n\n{"prompt": "", "more": null}\n{"id": 7, "prompt": "c"}\n')
+    path.write_text('{"prompt": "a\\r\\nb", "id": "x"}\n\n{"prompt": "", "more": null}\n{"id": 7, "prompt": "c"}\n')
     assert list(read_prompts(path)) == [Prompt("x", "a\nb"), Prompt(3, ""), Prompt(7, "c")]
 
 
@@ -95,7 +95,7 @@ def test_batches_are_read_one_at_a_time() -> None:
 
 
 def test_all_of_standard_input_is_one_prompt() -> None:
-    assert read_all(io.BytesIO("\ufeffa\r\nb é\r\n".encode())) == "a\r\nb é"
+    assert read_all(io.BytesIO("\ufeffa\r\nb é\r\n".encode())) == "a\nb é"
     assert read_all(io.BytesIO(b"a\n\n")) == "a\n"
     for content, message in ((b"", "no prompt"), (b"\n", "no prompt"), (b"a\xff", "byte 1")):
         with pytest.raises(LmtrainError, match=message):

@@ -158,8 +158,17 @@ def test_no_data_files_no_train_no_column(hub: Hub, online: Client) -> None:
     hub.repositories["own/column"] = Repository({"train.parquet": parquet(["a"], "body")})
     assert "no data files of a known kind" in online.sentence("own/empty")
     assert "no train split (it has test)" in online.sentence("own/testonly")
-    assert "no column 'text': set data.text_column to one of its columns (id, body)" in online.sentence("own/column")
+    assert (
+        "no column 'text': set data.text_column or --text-column to one of its columns (id, body)"
+        in online.sentence("own/column")
+    )
     assert "row 1, has int in 'id'" in online.sentence("own/column", text_column="id")
+    splits = ("train", "dev", "validation")
+    places = "".join(f"  - split: {name}\n    path: {name}.parquet\n" for name in splits)
+    card = f"---\nconfigs:\n- config_name: default\n  data_files:\n{places}---\n".encode()
+    files = {f"{name}.parquet": parquet([name]) for name in splits}
+    hub.repositories["own/twice"] = Repository({"README.md": card, **files})
+    assert "own/twice has one split under several names (dev, validation)" in online.sentence("own/twice")
 
 
 def files_of(online: Client, name: str) -> set[str]:

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain import config
-from lmtrain.data.corpus import download, each
+from lmtrain.data.corpus import corpus_folder, download, each
 from lmtrain.data.order import Mixture, SampleOrder, sample_order
+from lmtrain.data.prepare import prepare_store
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
@@ -120,6 +121,21 @@ def test_a_configured_mixture_trains_on_its_shares(tmp_path: Path) -> None:
         training.ids.windows(starts[starts >= store.split("train").corpora[0]], 8)[0].tolist()
     )
     assert set(words.split()) <= {"one", "two", "three"}
+
+
+def test_one_source_may_be_there_twice_by_other_columns(tmp_path: Path) -> None:
+    """Each has a corpus of its own, which the other does not take the place of."""
+    rows = "".join(f'{{"question": "what is {number}", "answer": "a number"}}\n' for number in range(40))
+    (tmp_path / "qa.jsonl").write_text(rows)
+    names = [f"{{source: {tmp_path / 'qa.jsonl'}, text_column: {name}}}" for name in ("question", "answer")]
+    wanted = config.load(None, [f"data.sources=[{', '.join(names)}]", f"data.dir={tmp_path}"], {})
+    for _ in range(2):
+        notes: list[str] = []
+        store = prepare_store(wanted, note=notes.append, progress=False)
+        assert store.split("train").corpora == (36 * 4, 36 * 3)
+    assert notes == []
+    revisions = [DataConfig(source="owner/name", revision=revision, dir=tmp_path) for revision in ("a", "b", None)]
+    assert len({corpus_folder(data) for data in revisions}) == 3
 
 
 def test_contradictions_are_refused() -> None:

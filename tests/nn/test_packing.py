@@ -56,6 +56,7 @@ def test_int8_is_the_product_of_rounded_rows() -> None:
     assert packed.weight.abs().amax(1)[0] == 127
     assert packed(x.view(3, 1, 96)).shape == (3, 1, 40)
     assert packed(x.bfloat16()).dtype == torch.bfloat16
+    assert packed(x[:0].view(1, 0, 96)).shape == (1, 0, 40)
 
 
 @pytest.mark.parametrize("inputs", [2, 3, 17, 64, 200])
