@@ -1,7 +1,6 @@
 """Perplexity after the same minutes on the same words: lmtrain beside other programs' models, by their own sources.
 
-Every side is a process of its own with its share of the cores, and several run at a time, so that a machine whose speed
-changes is the same for all:
+Every side is a process of its own with all the cores, one after another:
 
 python scripts/peers.py SIDE MINUTES THREADS STORE [FOLDER]     # STORE of tokens, FOLDER of the side's source
 
@@ -14,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +28,21 @@ from lmtrain.data.order import SampleOrder, batch
 from lmtrain.data.prepare import prepare_store
 from lmtrain.data.tokens import Split, TokenStore, open_store
 from lmtrain.evaluation import evaluate
-from lmtrain.runtime import machine
+from lmtrain.runtime import autocast, choose_precision, machine
 
 CONFIG = ROOT / "configs" / "wikitext2-cpu.yaml"
 SIDES = ("lmtrain", "nanoGPT", "word_language_model LSTM", "word_language_model Transformer")
-TOGETHER, SEED = 2, 1
+SEED = 1
 CPU = torch.device("cpu")
 
 
 def peers(
     nanogpt: Path, word_language_model: Path, minutes: float, overrides: list[str], sides: tuple[str, ...] = SIDES
 ) -> dict[str, Any]:
-    """Every side, `TOGETHER` at a time where there are as many cores."""
+    """Every side: what it scored, the tokens that it read, its parameters."""
     config = load(CONFIG, overrides)
     store = prepare_store(config, note=_note, progress=False)
-    cores: int = machine(CPU)["cores"]
-    together = min(TOGETHER, cores)
-    threads = cores // together
+    threads: int = machine(CPU)["cores"]
 
     def run(side: str) -> dict[str, Any]:
         if side == "lmtrain":
@@ -54,13 +50,12 @@ def peers(
         folder = nanogpt if side == "nanoGPT" else word_language_model
         return run_alone([__file__, side, str(minutes), str(threads), str(store.folder), str(folder)], HEAP)
 
-    with ThreadPoolExecutor(together) as pool:
-        found = dict(zip(sides, pool.map(run, sides), strict=True))
+    found = {side: run(side) for side in sides}
     words = store.split("valid").words
     return {
         "title": f"validation perplexity of {Path(config.data.source).name} after {minutes:g} minutes of {threads} "
         f"thread(s) each, {f'`configs/{CONFIG.name}` beside ' if 'lmtrain' in sides else ''}others' models on the same "
-        f"words, {together} at a time",
+        "words",
         "result": "; ".join(
             f"{side} {math.exp(one['nats'] / words):,.1f} ({one['tokens'] / 1e6:.1f}M tokens read, "
             f"{one['parameters'] / 1e6:.1f}M parameters)"
@@ -69,7 +64,6 @@ def peers(
         "seed": SEED,
         "minutes": minutes,
         "threads": threads,
-        "together": together,
         "sides": found,
     }
 
@@ -106,11 +100,13 @@ Trained = tuple[nn.Module, int, float]
 
 def train_nanogpt(source: Any, store: TokenStore, minutes: float) -> Trained:
     """nanoGPT's GPT with the sizes of our configuration, trained as its train.py does: AdamW with a warm-up and a
-    cosine, clipped, compiled; the schedule follows the clock, as ours does."""
+    cosine, clipped, compiled. The schedule follows the clock and the precision is bf16 where the processor has it, as
+    with ours; on a CPU its train.py has float32 alone."""
     sizes = {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 128}
     model = source.GPT(source.GPTConfig(**sizes, vocab_size=store.tokenizer.vocab_size, dropout=0.0, bias=False))
     optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), "cpu")
     compiled = torch.compile(model)
+    precision = choose_precision("auto", CPU)
     order = SampleOrder(store.split("train").tokens, 128, "causal", SEED)
 
     def step(number: int, progress: float) -> int:
@@ -118,7 +114,8 @@ def train_nanogpt(source: Any, store: TokenStore, minutes: float) -> Trained:
         for group in optimizer.param_groups:
             group["lr"] = 1e-3 * warmth * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
         inputs, targets = batch(store.split("train").ids, order.starts(16 * number, 16), 128, "causal")
-        _, loss = compiled(inputs, targets)  # type: ignore[no-untyped-call]
+        with autocast(CPU, precision):
+            _, loss = compiled(inputs, targets)  # type: ignore[no-untyped-call]
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
