@@ -50,8 +50,14 @@ def cache_log_probs(states: Tensor, words: Tensor, nats: Tensor, theta: float, w
     states (K + N, E) and the words (K + N,) that were predicted from them, in the order of the text; nats (N,), the
     model's own for the last N. p(w) is the sum over the `window` places before, i, of softmax(theta cos(h, h_i)) where
     words_i = w. The cosine stands for the paper's dot product: states of any width and size then have the same theta.
-    A word that is not there has -inf; where there are no places before, the model's own probability stands.
+    A word that is not there has -inf; where there are no places before, the model's own probability stands. Whatever
+    the model computes in, this is done in float32.
     """
+    with torch.autocast(states.device.type, enabled=False):
+        return _cache_log_probs(states, words, nats, theta, window)
+
+
+def _cache_log_probs(states: Tensor, words: Tensor, nats: Tensor, theta: float, window: int) -> Tensor:
     unit = F.normalize(states.to(torch.promote_types(states.dtype, torch.float32)), dim=-1)
     parts = []
     for begin in range(len(states) - len(nats), len(states), QUERIES_AT_ONCE):
@@ -206,7 +212,7 @@ def settings_used(settings: EvalConfig, *, dynamic: bool, cache: bool) -> dict[s
 def adapted(
     model: LanguageModel,
     settings: EvalConfig,
-    train: Split,
+    train: Split | None,
     *,
     dynamic: bool,
     cache: bool,
@@ -218,7 +224,8 @@ def adapted(
     """A `forward` for `evaluation.evaluate`, from a model in evaluation mode and the settings.
 
     The model is set to their temperature. `segment`, `train` and `advance` are for `dynamic`: the targets of each call,
-    the split that `gradient_rms` is of, and who hears of its progress. Raises LmtrainError for what can't be done.
+    the split that `gradient_rms` is of, and who hears of its progress. Raises LmtrainError for what can't be done, and
+    ValueError where that split is missing.
     """
     model.temperature = settings.temperature
     score: Scorer = model.score
@@ -227,8 +234,11 @@ def adapted(
             raise LmtrainError("--dynamic learns from segments of a text, and a windowed model predicts one token")
         if precision not in ("fp32", "bf16"):
             raise LmtrainError(f"--dynamic needs gradients, which {precision} has not the range for: use fp32 or bf16")
-        use_rms = settings.dynamic_rule == "rms"
-        rms = gradient_rms(model, train, device=device, precision=precision, advance=advance) if use_rms else []
+        rms: list[Tensor] = []
+        if settings.dynamic_rule == "rms":
+            if train is None:
+                raise ValueError("the gradients' mean squares are measured on a training split")
+            rms = gradient_rms(model, train, device=device, precision=precision, advance=advance)
         score = dynamic_scorer(model, settings, rms, segment)
     if cache:
         return Cached(score, settings.cache_weight, settings.cache_theta, settings.cache_window)

@@ -122,8 +122,7 @@ def download(
     from lmtrain.data.corpus import download as make_corpus
     from lmtrain.data.corpus import each
 
-    given = {"source": source, "subset": subset, "revision": revision, "text_column": text_column, "dir": data_dir}
-    resolved = _load_config(config, as_overrides({f"data.{key}": value for key, value in given.items()}))
+    resolved = _load_config(config, _data_overrides(source, subset, revision, text_column, data_dir))
     for data in each(resolved.data):
         corpus = make_corpus(data, force=force, note=note, progress=not quiet)
         counts = {split: corpus.manifest["splits"][split] for split in corpus.splits}
@@ -134,6 +133,9 @@ def download(
 def tokenize(
     source: Source = None,
     config: ConfigFile = None,
+    subset: Subset = None,
+    revision: Revision = None,
+    text_column: TextColumn = None,
     kind: Annotated[str | None, typer.Option(help="word, bpe or byte.")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Entries at most.")] = None,
     data_dir: DataDir = None,
@@ -148,8 +150,9 @@ def tokenize(
     """
     from lmtrain.data.prepare import prepare_store
 
-    given = {"data.source": source, "tokenizer.kind": kind, "tokenizer.vocab_size": vocab_size, "data.dir": data_dir}
-    resolved = _load_config(config, as_overrides(given))
+    overrides = _data_overrides(source, subset, revision, text_column, data_dir)
+    overrides += as_overrides({"tokenizer.kind": kind, "tokenizer.vocab_size": vocab_size})
+    resolved = _load_config(config, overrides)
     store = prepare_store(resolved, force=force, verify=verify, note=note, progress=not quiet)
     units = ("tokens", "words", "lines", "bytes", "documents")
     counts = {split: {unit: store.manifest["splits"][split][unit] for unit in units} for split in store.splits}
@@ -165,7 +168,12 @@ def train(
     config: ConfigFile = None,
     resume: Annotated[Resume, typer.Option(help="auto: go on from the last checkpoint. never: refuse.")] = Resume.auto,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Print the configuration and the costs; train nothing.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            "-n",
+            help="Bring the data, print the configuration and the costs; train nothing.",
+        ),
     ] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Time a few steps, say where the time goes, write a trace; keep no model.")
@@ -232,6 +240,13 @@ app.command(
     cls=generate_command.GroupedCommand,
     epilog='Example: lmtrain generate "The river" --temperature 0.8 --stop sentence',
 )(generate_command.generate)
+
+
+def _data_overrides(
+    source: str | None, subset: str | None, revision: str | None, text_column: str | None, data_dir: Path | None
+) -> list[str]:
+    given = {"source": source, "subset": subset, "revision": revision, "text_column": text_column, "dir": data_dir}
+    return as_overrides({f"data.{key}": value for key, value in given.items()})
 
 
 def _load_config(path: Path | None, overrides: list[str]) -> "Config":

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from lmtrain import disk
 from lmtrain.errors import LmtrainError
 from lmtrain.schema import RESOURCE_FIELDS, Config, SourceConfig
+from lmtrain.schema_base import Place
 
 ENVIRONMENT_PREFIX = "LMTRAIN_"
 LARGEST_FILE = 1 << 18
@@ -24,6 +25,11 @@ LARGEST_FILE = 1 << 18
 
 _MOST_MISTAKES = 5
 _LONGEST_VALUE = 200
+_TEXTS = (str, str | None, Path, Place | None)
+_COMMAND_LINE = "the command line"
+
+Origins = dict[tuple[str, str], str]
+"""Of a section and a field: where its value was set, if not in the file."""
 
 
 def load(
@@ -33,33 +39,56 @@ def load(
 
     `environment` defaults to the process's own. Raises LmtrainError naming the key, the value and the remedy.
     """
-    values = _read_yaml(path) if path is not None else {}
-    environment = os.environ if environment is None else environment
-    for name, text in sorted(environment.items()):
-        section, separator, field = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
-        if name.startswith(ENVIRONMENT_PREFIX) and separator:
-            _assign(values, f"{section}.{field}", text, name)
-    _override(values, overrides)
-    return parse(values, str(path) if path is not None else "the configuration")
+    values: dict[str, Any] = _read_yaml(path) if path is not None else {}
+    origins = _override(values, overrides, os.environ if environment is None else environment)
+    return parse(values, str(path) if path is not None else "the configuration", origins)
 
 
-def change(config: Config, overrides: Iterable[str]) -> Config:
-    """`config` with `section.field=value` overrides. Raises LmtrainError naming the key, the value and the remedy."""
+def change(config: Config, overrides: Iterable[str], environment: Mapping[str, str] | None = None) -> Config:
+    """`config` with the variables of `environment` and `section.field=value` overrides.
+
+    Raises LmtrainError naming the key, the value and the remedy.
+    """
     values = config.model_dump(mode="json")
-    _override(values, overrides)
-    return parse(values, "the configuration")
+    origins = _override(values, overrides, environment or {})
+    return parse(values, "the configuration", origins)
 
 
-def _override(values: dict[str, Any], overrides: Iterable[str]) -> None:
+def environment_of(*keys: str) -> dict[str, str]:
+    """The variables of the process that set these fields, or those of these sections."""
+    wanted = tuple(f"{ENVIRONMENT_PREFIX}{key.replace('.', '__')}".upper() for key in keys)
+    return {name: text for name, text in os.environ.items() if name in wanted or name.partition("__")[0] in wanted}
+
+
+def _override(values: dict[str, Any], overrides: Iterable[str], environment: Mapping[str, str]) -> Origins:
+    """Put what the environment says into `values`, then the overrides."""
+    origins: Origins = {}
+    for name, text in sorted(environment.items()):
+        if name.startswith(ENVIRONMENT_PREFIX):
+            section, separator, field = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
+            if not separator:
+                raise LmtrainError(
+                    f"{name}: a variable is named LMTRAIN_SECTION__FIELD, for example LMTRAIN_MODEL__DIM"
+                )
+            _assign(values, section, field, text, name)
+            origins[section, field] = name
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator:
-            raise LmtrainError(f"override {_shown(override)} is not of the form section.field=value")
-        _assign(values, key.strip(), text, f"override {key.strip()[:_LONGEST_VALUE]}")
+            hint = ": a configuration file is given by --config" if key.endswith((".yaml", ".yml")) else ""
+            raise LmtrainError(f"override {shown(override)} is not of the form section.field=value{hint}")
+        section, separator, field = key.strip().partition(".")
+        origin = f"override {key.strip()[:_LONGEST_VALUE]}"
+        if not separator:
+            raise LmtrainError(f"{origin}: a key has the form section.field, for example model.dim")
+        _assign(values, section, field, text, origin)
+        origins[section, field] = _COMMAND_LINE
+    return origins
 
 
-def parse(values: Any, origin: str) -> Config:
-    """Check plain values (as from YAML) against the schema; `origin` names their source in messages."""
+def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
+    """Check plain values (as from YAML) against the schema; `origin` names their source in messages, `origins` that of
+    single fields."""
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -67,7 +96,7 @@ def parse(values: Any, origin: str) -> Config:
         # Of a list with a wrong item pydantic may also say that it is too short.
         inner = {item["loc"][:depth] for item in mistakes for depth in range(len(item["loc"]))}
         mistakes = [item for item in mistakes if not item["loc"] or item["loc"] not in inner]
-        sentences = [_sentence(item, origin) for item in mistakes[:_MOST_MISTAKES]]
+        sentences = [_sentence(item, _origin(item["loc"], origins or {}, origin)) for item in mistakes[:_MOST_MISTAKES]]
         more = len(mistakes) - len(sentences)
         raise LmtrainError("; ".join(sentences) + (f"; and {more} more like these" if more else "")) from None
     except RecursionError:
@@ -154,27 +183,40 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def _assign(values: dict[str, Any], key: str, text: str, origin: str) -> None:
-    """Set the dotted `key` to `text` read as YAML."""
-    section, separator, field = key.partition(".")
-    if not separator:
-        raise LmtrainError(f"{origin}: a key has the form section.field, for example model.dim")
+def _assign(values: dict[str, Any], section: str, field: str, text: str, origin: str) -> None:
+    """Set a field to `text` read as YAML; one that holds a text to `text` itself, where YAML finds a number or a
+    date."""
     fields = values.setdefault(section, {})
     if not isinstance(fields, dict):
         raise LmtrainError(f"{origin}: {section} is not a section")
-    fields[field] = _parse_yaml(text, origin)
+    value = _parse_yaml(text, origin)
+    part = Config.model_fields.get(section)
+    known = part.annotation.model_fields.get(field) if part is not None else None  # type: ignore[union-attr]
+    if known is not None and known.annotation in _TEXTS and not isinstance(value, str | list | dict | None):
+        value = text.strip()
+    fields[field] = value
+
+
+def _origin(location: tuple[str | int, ...], origins: Origins, otherwise: str) -> str:
+    """Where the value at `location` was set. What several fields of a section do wrong together is in no one place."""
+    if len(location) == 1 and location[0] not in Config.model_fields:
+        return next((origin for place, origin in origins.items() if place[0] == location[0]), otherwise)
+    return next((origin for place, origin in origins.items() if place == location[:2]), otherwise)
 
 
 def _sentence(error: Any, origin: str) -> str:
     """One pydantic error as a sentence that names the key."""
-    key = ".".join(str(part) for part in error["loc"][:2])[:_LONGEST_VALUE]
+    location = error["loc"]
+    if len(location) > 2 and not isinstance(location[2], int):  # no item of a list: pydantic's name of a type
+        location = location[:2]
+    key = ".".join(map(str, location))[:_LONGEST_VALUE]
     if error["type"] == "extra_forbidden":
         key, near = _known(error["loc"])
         return f"{origin}: unknown key {key}" + (f"; did you mean {near[0]}?" if near else "")
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] in ("string_type", "path_type") and not isinstance(error["input"], list | dict | None):
         message = "a text is needed, and YAML takes this for something else: put it in quotes"
-    return f"{origin}: {key}={_shown(error['input'])}: {message}" if key.count(".") == 1 else f"{origin}: {message}"
+    return f"{origin}: {key}={shown(error['input'])}: {message}" if len(location) > 1 else f"{origin}: {message}"
 
 
 def _known(location: tuple[str | int, ...]) -> tuple[str, list[str]]:
@@ -189,7 +231,7 @@ def _known(location: tuple[str | int, ...]) -> tuple[str, list[str]]:
     return key, difflib.get_close_matches(key, known, n=1, cutoff=0.5)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as it may stand in a message: not too long, and without a user name and password in an address."""
     try:
         text = repr(value)

@@ -1,6 +1,7 @@
 """`lmtrain eval`: its options, and what is made of them."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from lmtrain.options import (
     Precision,
     Quiet,
     Run,
+    TextColumn,
     Weights,
     Which,
     WhichDevice,
@@ -23,7 +25,7 @@ from lmtrain.options import (
 from lmtrain.printing import floor, note, show
 
 if TYPE_CHECKING:
-    from lmtrain.data.tokens import TokenStore
+    from lmtrain.data.tokens import Split, TokenStore
     from lmtrain.evaluation import Score
     from lmtrain.inference import Trained
     from lmtrain.schema import Config
@@ -31,18 +33,23 @@ if TYPE_CHECKING:
 
 def evaluate(
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="eval.FIELD=VALUE", help="Fields of the eval section to set.")
+        list[str] | None,
+        typer.Argument(metavar="eval.FIELD=VALUE", help="Fields of the sections eval and data to set."),
     ] = None,
     run: Run = None,
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "valid",
+    split: Annotated[str | None, typer.Option(help="train, valid or test. [default: valid]")] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="A file of text to score in place of a split, by the run's own tokenizer.")
+    ] = None,
     checkpoint: Which = "best",
     weights: WhichWeights = Weights.auto,
     stride: Annotated[int | None, typer.Option(min=1, help="Tokens scored per window; less = more context.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Windows per pass; changes the speed alone.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Score only the first tokens of the split.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Score only so many tokens, the first ones.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Divides the logits of the vocabulary.")] = None,
     cache: Annotated[bool, typer.Option("--cache", help="Mix in a cache of the text's last words.")] = False,
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Learn from each stride after it is scored.")] = False,
+    text_column: TextColumn = None,
     data_dir: DataDir = None,
     device: WhichDevice = Device.auto,
     precision: Annotated[
@@ -57,63 +64,108 @@ def evaluate(
 
     keep_heap()
     from lmtrain.adaptation import settings_used
-    from lmtrain.data.prepare import prepare_store
     from lmtrain.inference import open_trained, ready_to_generate
     from lmtrain.runtime import choose_precision, enough_memory
 
+    if text is not None and split is not None:
+        raise LmtrainError("--split and --text both say what is scored: give one of them")
+    _check_overrides(overrides or [])
     trained = open_trained(run, checkpoint, weights.value, device.value)
     if precision is Precision.int8:
         trained = ready_to_generate(trained, "int8", compiled=False)
     given = as_overrides({"eval.temperature": temperature, "eval.stride": stride, "eval.batch_size": batch_size})
-    config = _settings(trained, overrides or [], given, data_dir)
-    store = prepare_store(config, note=note, progress=not quiet)
-    if store.tokenizer.sha256 != trained.tokenizer.sha256:
-        raise LmtrainError(f"{store.folder} was tokenized otherwise than {trained.run_dir}: its corpus has changed")
+    given += as_overrides({"data.text_column": text_column, "data.dir": data_dir})
+    config = _settings(trained, overrides or [], given)
+    name = str(text) if text is not None else split or "valid"
+    scored = _scored(trained, config, text, name, dynamic=dynamic, progress=not quiet)
     arithmetic = choose_precision(precision.value if precision else config.train.precision, trained.device)
     with enough_memory("lower --batch-size or, with --cache, eval.cache_window"):
         score = _score(
-            trained, config, store, split, arithmetic, limit=limit, cache=cache, dynamic=dynamic, hidden=quiet or None
+            trained, config, scored, arithmetic, limit=limit, cache=cache, dynamic=dynamic, hidden=quiet or None
         )
     used = settings_used(config.eval, dynamic=dynamic, cache=cache)
     about = {
         "run": str(trained.run_dir),
         "step": trained.step,
         "weights": trained.weights,
-        "split": split,
+        **({"text": name} if text is not None else {"split": name}),
         "precision": arithmetic,
         **used,
     }
     named = "".join(
         f", {key.replace('_', ' ')} {value}" for key, value in used.items() if (key, value) != ("temperature", 1.0)
     )
-    text = (
-        f"{trained.run_dir} step {trained.step:,} ({trained.weights} weights, {arithmetic}) on {split}: "
+    table = (
+        f"{trained.run_dir} step {trained.step:,} ({trained.weights} weights, {arithmetic}) on {name}: "
         f"context {score.context}, stride {score.stride}{named}\n"
-        f"  word perplexity   {score.word_perplexity:10.3f}   over {score.words:,.0f} words{floor(store, split)}\n"
+        f"  word perplexity   {score.word_perplexity:10.3f}   over {score.words:,.0f} words{scored.floor}\n"
         f"  token perplexity  {score.token_perplexity:10.3f}   over {score.tokens:,} tokens\n"
         f"  bits per byte     {score.bits_per_byte:10.4f}   over {score.bytes:,.0f} bytes"
     )
-    show({**about, **score.summary()}, text, as_json)
+    show({**about, **score.summary()}, table, as_json)
 
 
-def _settings(trained: "Trained", overrides: list[str], options: list[str], data_dir: Path | None) -> "Config":
-    """The run's configuration with the evaluation that was asked for."""
-    from lmtrain.config import change
+@dataclass(frozen=True)
+class _Scored:
+    """What is scored, the training split where `--dynamic` needs it, and the best that is possible, where known."""
 
-    foreign = [override for override in overrides if not override.startswith("eval.")]
-    if foreign:
+    part: "Split"
+    train: "Split | None"
+    floor: str = ""
+
+
+def _scored(
+    trained: "Trained", config: "Config", text: Path | None, name: str, *, dynamic: bool, progress: bool
+) -> _Scored:
+    """The file `text`, or the split `name` of the run's corpus, which is made if it isn't there."""
+    from lmtrain.data.text import text_split
+
+    if text is None:
+        store = _store(trained, config, progress)
+        return _Scored(store.split(name), store.split("train") if dynamic else None, floor(store, name))
+    part = text_split(text, trained.tokenizer, config.data.text_column, progress=progress)
+    unk = trained.tokenizer.unk_id
+    if unk is not None and (unknown := int(part.ids.counts(trained.tokenizer.vocab_size)[unk])):
+        note(f"{unknown / part.tokens:.1%} of {name} is <unk>: every word that the run doesn't know is scored as that")
+    return _Scored(part, _store(trained, config, progress).split("train") if dynamic else None)
+
+
+def _store(trained: "Trained", config: "Config", progress: bool) -> "TokenStore":
+    from lmtrain.data.prepare import prepare_store
+
+    store = prepare_store(config, note=note, progress=progress)
+    if store.sha256 != trained.info.get("tokens"):
         raise LmtrainError(
-            f"{foreign[0]}: eval takes eval.field=value alone, the rest being what the run was made with"
+            f"{store.folder} is not what {trained.run_dir} was trained on: its corpus has changed, or is another one, "
+            "so that held-out text may not be held out; --text scores any text"
         )
-    place = as_overrides({"data.dir": data_dir})
-    return change(trained.config, [*overrides, *options, *place])
+    return store
+
+
+def _check_overrides(overrides: list[str]) -> None:
+    """Refuse what is no field of the evaluation or of where the corpus lies."""
+    from lmtrain.config import shown
+
+    for override in overrides:
+        if not override.startswith(("eval.", "data.")):
+            hint = "" if "=" in override else "; a run is named by --run"
+            raise LmtrainError(
+                f"{shown(override)}: eval takes eval.field=value and data.field=value alone, the rest being what the "
+                f"run was made with{hint}"
+            )
+
+
+def _settings(trained: "Trained", overrides: list[str], options: list[str]) -> "Config":
+    """The run's configuration with the evaluation that was asked for."""
+    from lmtrain.config import change, environment_of
+
+    return change(trained.config, [*overrides, *options], environment_of("eval", "data.dir"))
 
 
 def _score(
     trained: "Trained",
     config: "Config",
-    store: "TokenStore",
-    split: str,
+    scored: _Scored,
     precision: str,
     *,
     limit: int | None,
@@ -121,19 +173,19 @@ def _score(
     dynamic: bool,
     hidden: bool | None,
 ) -> "Score":
-    """Score a split, a bar on the terminal; with `dynamic`, gradients are measured on the training split first."""
+    """Score the text, a bar on the terminal; with `dynamic`, gradients are measured on the training split first."""
     from tqdm import tqdm
 
     from lmtrain.adaptation import adapted
     from lmtrain.evaluation import default_stride, evaluate
 
-    part, mode, context = store.split(split), config.model.mode, config.model.context
+    part, mode, context = scored.part, config.model.mode, config.model.context
     stride = config.eval.stride or default_stride(mode, context)
     with tqdm(desc="statistics", unit="tok", unit_scale=True, disable=not dynamic or hidden, leave=False) as bar:
         forward = adapted(
             trained.model,
             config.eval,
-            store.split("train"),
+            scored.train,
             dynamic=dynamic,
             cache=cache,
             segment=stride,

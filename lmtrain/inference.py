@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lmtrain import checkpoint
-from lmtrain.config import load
+from lmtrain.config import environment_of, load
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError
 from lmtrain.nn.language_model import LanguageModel
@@ -98,5 +98,5 @@ def ready_to_generate(trained: Trained, precision: str, *, compiled: bool) -> Tr
 
 def open_trained(run: Path | None, which: str, weights: str, device: str) -> Trained:
     """The run in the folder `run`, by default the latest one where runs are kept, on the device of that name."""
-    run_dir = checkpoint.find_run(run, load(None, []).run.dir)
+    run_dir = checkpoint.find_run(run, load(None, [], environment_of("run.dir")).run.dir)
     return load_trained(run_dir, which, weights, choose_device(device))

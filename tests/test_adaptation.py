@@ -136,6 +136,18 @@ def naive_cache(states: Tensor, words: list[int], nats: Tensor, weight: float, t
     return torch.tensor(result)
 
 
+@pytest.mark.parametrize("theta", [5.0, 40.0])
+def test_the_cache_is_exact_whatever_the_model_computes_in(theta: float) -> None:
+    """Its scores are no product of bf16, whose steps at 16 and more are an eighth of a nat and larger."""
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(200, 16, generator=generator).bfloat16()
+    words = torch.randint(9, (200,), generator=generator)
+    nats = torch.rand(200, generator=generator)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = mix(nats, cache_log_probs(states, words, nats, theta, 100), 0.3)
+    assert_close(found, naive_cache(states, words.tolist(), nats, 0.3, theta, 100))
+
+
 @pytest.mark.parametrize("mode", ["causal", "windowed"])
 @pytest.mark.parametrize("window", [1, 7, 100])
 @torch.no_grad()
@@ -374,7 +386,7 @@ def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
 
 MISTAKES = {
     "int8": (["--dynamic", "--precision", "int8"], "--dynamic needs gradients"),
-    "another section": (["model.dim=8"], "model.dim=8: eval takes eval.field=value alone"),
+    "another section": (["model.dim=8"], "model.dim=8': eval takes eval.field=value and data."),
     "unknown field": (["eval.cache_size=8"], "unknown key eval.cache_size"),
     "all cache": (["--cache", "eval.cache_weight=1"], "eval.cache_weight=1"),
     "no temperature": (["--temperature", "0"], "eval.temperature=0.0"),

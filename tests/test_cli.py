@@ -1,6 +1,7 @@
 """The five commands as a user types them, and every mistake that a user can make with them."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -57,6 +58,15 @@ def test_download_and_tokenize(lmtrain: Lmtrain, tmp_path: Path, monkeypatch: py
     assert "training a" not in again.err
 
 
+def test_a_column_can_be_named_at_every_step(lmtrain: Lmtrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.jsonl").write_text('{"body": "a b c"}\n' * 100)
+    done = lmtrain("tokenize", "own.jsonl")
+    assert (done.code, "set data.text_column or --text-column to one of its columns (body)" in done.err) == (1, True)
+    assert lmtrain("download", "own.jsonl", "--text-column", "body").code == 0
+    assert lmtrain("tokenize", "own.jsonl", "--text-column", "body").code == 0
+
+
 def test_options_are_taken_as_they_are_written(
     lmtrain: Lmtrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +97,68 @@ def test_eval_of_a_copied_run(lmtrain: Lmtrain, workdir: Path) -> None:
     assert "word perplexity" in text
     assert "(floor " in text
     assert "context 16, stride 16" in text
+
+
+def test_a_text_is_scored_as_the_split_that_it_was_by_the_run_alone(
+    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of the validation split gives the split's own figures, though the data is gone and the run elsewhere."""
+    plain = json.loads(lmtrain("eval", "--json").out)
+    adapted = ["--cache", "--dynamic", "--limit", "200"]
+    both = json.loads(lmtrain("eval", "--json", *adapted).out)
+    (text,) = (workdir / "data").glob("sample-*/valid.txt")
+    text = text.rename(workdir / "own.txt")
+    found = json.loads(lmtrain("eval", "--json", "--text", text, *adapted).out)
+    assert (found.pop("text"), both.pop("split")) == (str(text), "valid")
+    assert found == both
+    shutil.rmtree(workdir / "data")
+    moved = (workdir / "runs/default").rename(workdir / "elsewhere")
+    done = lmtrain("eval", "--json", "--run", moved, "--text", text)
+    found = json.loads(done.out)
+    assert (found.pop("text"), plain.pop("split")) == (str(text), "valid")
+    assert (found.pop("run"), plain.pop("run")) == (str(moved), "runs/default")
+    assert found == plain
+
+
+def test_a_text_of_unknown_words_gets_a_note(lmtrain: Lmtrain, workdir: Path) -> None:
+    (train,) = (workdir / "data").glob("sample-*/train.txt")
+    known = "".join([line for line in train.read_text().splitlines(keepends=True) if "<unk>" not in line][:20])
+    (workdir / "own.txt").write_text(known)
+    assert "<unk>" not in lmtrain("eval", "--text", "own.txt").err
+    tokens = len(known.split()) + known.count("\n")
+    (workdir / "own.txt").write_text(f"{known}{'xyzzy <unk> ' * tokens}")
+    done = lmtrain("eval", "--text", "own.txt", "--limit", "50")
+    share = f"{2 * tokens / (3 * tokens + 1):.1%}"
+    assert f"{share} of own.txt is <unk>: every word that the run doesn't know is scored as that\n" in done.err
+    assert " on own.txt: context 16, stride 4\n" in done.out
+    assert "(floor" not in done.out
+
+
+def test_eval_is_told_where_the_corpus_lies_now(
+    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workdir / "own.txt").write_text("a b c d e f\n" * 200)
+    assert lmtrain("train", *TINY[1:], "run.name=own", "data.source=own.txt", "--quiet").code == 0
+    before = json.loads(lmtrain("eval", "--run", "runs/own", "--json").out)
+    (workdir / "own.txt").rename(workdir / "moved.txt")
+    assert "own.txt is no file or folder here" in lmtrain("eval", "--run", "runs/own").err
+    done = lmtrain("eval", "--run", "runs/own", "data.source=moved.txt", "--data-dir", "other", "--json")
+    assert json.loads(done.out) == before
+    assert (workdir / "other").is_dir()
+
+
+def test_the_environment_sets_what_evaluation_has_to_do_with(
+    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the rest, which is the run's own, nothing is read, so that nothing there can be wrong either."""
+    monkeypatch.setenv("LMTRAIN_MODEL__HEADS", "7")
+    monkeypatch.setenv("LMTRAIN_EVAL__STRIDE", "8")
+    (workdir / "runs").rename(workdir / "kept")
+    monkeypatch.setenv("LMTRAIN_RUN__DIR", "kept")
+    found = json.loads(lmtrain("eval", "--json").out)
+    assert (found["run"], found["stride"]) == ("kept/default", 8)
+    assert json.loads(lmtrain("eval", "--json", "--stride", "16").out)["stride"] == 16
+    assert lmtrain("generate", "the", "--max-tokens", "2").code == 0
 
 
 def test_train_says_how_it_went_and_resumes(lmtrain: Lmtrain, workdir: Path) -> None:
@@ -136,6 +208,7 @@ BAD_FILES = {
     "latin.txt": b"caf\xe9\n" * 100,
     "bad.yaml": b"model:\n  dimm: 5\n",
     "type.yaml": b"model:\n  dim: wide\n",
+    "own.txt": b"a b c d e f\n" * 200,
 }
 TRAIN = ["train", "run.name=new", "train.steps=1", "--quiet"]
 MISTAKES = {
@@ -154,7 +227,21 @@ MISTAKES = {
     "no such split": (["eval", "--split", "dev"], "dev"),
     "stride too long": (["eval", "--stride", "17"], "eval.stride=17"),
     "a file in the way": ([*TRAIN, *TINY[:6], "run.dir=empty.txt"], "empty.txt"),
-    "CUDA on a machine without": ([*TRAIN, *TINY[:6], "train.device=cuda"], "train.device=cuda"),
+    "CUDA on a machine without": (
+        [*TRAIN, *TINY[:6], "train.device=cuda"],
+        "use cpu or auto in place of cuda",
+    ),
+    "a configuration as an override": (["train", "type.yaml"], "a configuration file is given by --config"),
+    "a run as an override": (["eval", "runs/default"], "a run is named by --run"),
+    "a split and a text": (["eval", "--split", "test", "--text", "short.txt"], "give one of them"),
+    "no such text": (["eval", "--text", "nowhere.txt"], "nowhere.txt is no file of text"),
+    "a text that is a folder": (["eval", "--text", "runs"], "runs is no file of text"),
+    "a text without words": (["eval", "--text", "blank.txt"], "has no words"),
+    "the future of a text": (["eval", "eval.dynamic_lr=-1"], "eval.dynamic_lr=-1"),
+    "another corpus": (
+        ["eval", "data.source=own.txt"],
+        "or is another one, so that held-out",
+    ),
 }
 
 

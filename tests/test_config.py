@@ -37,6 +37,47 @@ def test_later_sources_win(tmp_path: Path) -> None:
     assert (loaded.model.context, loaded.model.layers, loaded.model.dim) == (16, 2, 32)
 
 
+@pytest.mark.parametrize("text", ["2026-11-22", "12", "1234567", "12345e7", "1.50", "true", "0x10", "1:30"])
+def test_a_text_may_look_like_a_number_or_a_date(text: str, tmp_path: Path) -> None:
+    """A shell takes quotes away, so that the command line can't say which is meant; a file can."""
+    keys = ["data.source", "data.revision", "data.dir", "train.teacher"]
+    keys += ["run.name"] if ":" not in text else []
+    loaded = config.load(None, [f"{key}={text}" for key in keys], {})
+    found = config.flat(loaded)
+    assert [found[key] for key in keys] == [text] * len(keys)
+    assert config.load(None, [], {"LMTRAIN_DATA__DIR": text}).data.dir == Path(text)
+    path = tmp_path / "c.yaml"
+    path.write_text(f"data:\n  revision: {text}\n")
+    with pytest.raises(LmtrainError, match=r"data\.revision=.*put it in quotes"):
+        config.load(path, [], {})
+    assert config.load(None, ["data.revision=null"], {}).data.revision is None
+
+
+def test_a_mistake_is_put_down_to_where_it_was_made(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("model:\n  dim: wide\n  dimm: 3\n")
+    with pytest.raises(LmtrainError) as caught:
+        config.load(path, ["model.heads=many", "modell.x=1", "model.dim=wider"], {"LMTRAIN_MODEL__LAYERZ": "1"})
+    integer = "Input should be a valid integer, unable to parse string as an integer"
+    assert sorted(str(caught.value).split("; ")) == sorted(
+        [
+            f"the command line: model.dim='wider': {integer}",
+            f"the command line: model.heads='many': {integer}",
+            f"{path}: unknown key model.dimm",
+            "did you mean model.dim?",
+            "LMTRAIN_MODEL__LAYERZ: unknown key model.layerz",
+            "did you mean model.layers?",
+            "the command line: unknown key modell",
+            "did you mean model?",
+        ]
+    )
+    with pytest.raises(LmtrainError, match=r"^LMTRAIN_MODEL_DIM: a variable is named LMTRAIN_SECTION__FIELD"):
+        config.load(None, [], {"LMTRAIN_MODEL_DIM": "8"})
+    path.write_text("model: {dim: 7}")
+    with pytest.raises(LmtrainError, match=r"c\.yaml: model\.dim=7 can't be divided"):  # two fields do it together
+        config.load(path, ["model.heads=2"], {})
+
+
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     places = config.load(None, ["data.dir=~/data", "run.dir='~'", "train.teacher=~/a", "data.source=~/b"])
@@ -62,9 +103,8 @@ def test_overrides_are_read_as_yaml() -> None:
         ("model.heads=3", "model.dim=256 can't be divided among model.heads=3"),
         ("model.heads=256", "needs an even width per head"),
         ("model.dropout=1", "less than 1"),
-        ("data.revision=1234567", "data.revision=1234567: a text is needed.*put it in quotes"),
-        ("data.revision=12345e7", "put it in quotes"),
-        ("data.dir=2024", "put it in quotes"),
+        ("data.revision=[1]", r"data.revision=\[1\]"),
+        ("run.name=1 2", "run.name='1 2'"),
         ("train.lr=nan", "model.lr|train.lr"),
         ("train.lr=.inf", "finite"),
         ("train.micro_batch=5", "can't be divided into train.micro_batch=5"),
@@ -73,6 +113,7 @@ def test_overrides_are_read_as_yaml() -> None:
         ("run.name=../escape", "run.name"),
         ("dim=5", "section.field"),
         ("model.dim", "not of the form"),
+        ("configs/a.yaml", "section.field=value: a configuration file is given by --config$"),
         ("train=5", "section.field"),
         ("model.dim=[1", "not valid YAML"),
     ],
@@ -106,11 +147,11 @@ def test_a_wrong_override_is_named(override: str, message: str) -> None:
         (["modell.dim=1"], "unknown key modell; did you mean model[?]$"),
         (
             ["data.sources=[{source: a}, {source: b, wieght: 2}]"],
-            "^the configuration: unknown key data.sources.1.wieght; did you mean data.sources.1.weight[?]$",
+            "^the command line: unknown key data.sources.1.wieght; did you mean data.sources.1.weight[?]$",
         ),
         (
             ["data.sources=[{source: a, weight: 0}]"],
-            "^the configuration: data.sources=0: Input should be greater than or equal to 1$",
+            "^the command line: data.sources.0.weight=0: Input should be greater than or equal to 1$",
         ),
     ],
 )

@@ -118,7 +118,7 @@ def write_store(
     """
     corpora = as_list(corpora)
     tokenizer.save(parts / TOKENIZER)
-    tasks = {split: list(_tasks(split, own, tokenizer, parts)) for split, own in _texts(corpora).items()}
+    tasks = {split: list(encoding_tasks(split, own, tokenizer, parts)) for split, own in _texts(corpora).items()}
     records = {task.stem: record for own in tasks.values() for task in own if (record := finished(task)) is not None}
     missing = [task for own in tasks.values() for task in own if task.stem not in records]
     done = sum(task.piece.lines for own in tasks.values() for task in own if task.stem in records)
@@ -145,6 +145,18 @@ def write_store(
         tokenizer.save(temporary / TOKENIZER)
         for name in hashes:
             _link(parts / name, temporary / name)
+
+
+def encoding_tasks(split: str, texts: Sequence[Path], tokenizer: Tokenizer, parts: Path) -> Iterator[Encode]:
+    """One task for each shard of a split, made in the folder `parts`, where the tokenizer has been saved."""
+    number = 0
+    for text in texts:
+        pieces = shards.cut(text)
+        for piece in pieces:
+            stem = str(parts / shard_name(split, number))
+            documents = str(text.with_name(f"{split}.docs.npy"))
+            yield Encode(piece, documents, piece is pieces[-1], stem, str(parts / TOKENIZER), tokenizer.sha256)
+            number += 1
 
 
 def _names(corpora: Sequence[Corpus]) -> str:
@@ -224,18 +236,6 @@ def _sample(texts: Sequence[Piece], config: TokenizerConfig, note: Note, advance
         for line in shards.lines_of(piece, None if share == 1 else int(share * (piece.end - piece.begin))):
             advance(1)
             yield line.removesuffix("\n")
-
-
-def _tasks(split: str, texts: Sequence[Path], tokenizer: Tokenizer, parts: Path) -> Iterator[Encode]:
-    """One task for each shard of a split."""
-    number = 0
-    for text in texts:
-        pieces = shards.cut(text)
-        for piece in pieces:
-            stem = str(parts / shard_name(split, number))
-            documents = str(text.with_name(f"{split}.docs.npy"))
-            yield Encode(piece, documents, piece is pieces[-1], stem, str(parts / TOKENIZER), tokenizer.sha256)
-            number += 1
 
 
 def _split_info(

@@ -4,7 +4,7 @@ their own, with this package as a plugin: the library must be there before torch
 import ctypes
 import os
 
-LIBRARY = "LMTRAIN_FAKE_CUDA"
+LIBRARY = "FAKE_CUDA_LIBRARY"
 
 if LIBRARY in os.environ:
     ctypes.CDLL(os.environ[LIBRARY])
