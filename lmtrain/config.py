@@ -27,6 +27,7 @@ _MOST_MISTAKES = 5
 _LONGEST_VALUE = 200
 _TEXTS = (str, str | None, Path, Place | None)
 _COMMAND_LINE = "the command line"
+_KEY = re.compile(rf"\b({'|'.join(Config.model_fields)})\.(\w+)")
 
 Origins = dict[tuple[str, str], str]
 """Of a section and a field: where its value was set, if not in the file."""
@@ -78,7 +79,7 @@ def _override(values: dict[str, Any], overrides: Iterable[str], environment: Map
             hint = ": a configuration file is given by --config" if key.endswith((".yaml", ".yml")) else ""
             raise LmtrainError(f"override {shown(override)} is not of the form section.field=value{hint}")
         section, separator, field = key.strip().partition(".")
-        origin = f"override {key.strip()[:_LONGEST_VALUE]}"
+        origin = f"override {_named(key.strip())}"
         if not separator:
             raise LmtrainError(f"{origin}: a key has the form section.field, for example model.dim")
         _assign(values, section, field, text, origin)
@@ -96,7 +97,7 @@ def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
         # Of a list with a wrong item pydantic may also say that it is too short.
         inner = {item["loc"][:depth] for item in mistakes for depth in range(len(item["loc"]))}
         mistakes = [item for item in mistakes if not item["loc"] or item["loc"] not in inner]
-        sentences = [_sentence(item, _origin(item["loc"], origins or {}, origin)) for item in mistakes[:_MOST_MISTAKES]]
+        sentences = [_sentence(item, _origin(item, origins or {}, origin)) for item in mistakes[:_MOST_MISTAKES]]
         more = len(mistakes) - len(sentences)
         raise LmtrainError("; ".join(sentences) + (f"; and {more} more like these" if more else "")) from None
     except RecursionError:
@@ -147,9 +148,19 @@ for _kind in (_Loader, _Dumper):
     )
 
 
-def _parse_yaml(text: str, origin: str) -> Any:
+class _TextLoader(_Loader):
+    """The same for a field that holds a text, which may look like a number or a date; null is none."""
+
+
+_TextLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+
+
+def _parse_yaml(text: str, origin: str, loader: type[_Loader] = _Loader) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
         # The error's own text quotes the lines around it, which may hold what should not be shown.
         place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
@@ -184,24 +195,24 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _assign(values: dict[str, Any], section: str, field: str, text: str, origin: str) -> None:
-    """Set a field to `text` read as YAML; one that holds a text to `text` itself, where YAML finds a number or a
-    date."""
+    """Set a field to `text` read as YAML."""
     fields = values.setdefault(section, {})
     if not isinstance(fields, dict):
         raise LmtrainError(f"{origin}: {section} is not a section")
-    value = _parse_yaml(text, origin)
     part = Config.model_fields.get(section)
     known = part.annotation.model_fields.get(field) if part is not None else None  # type: ignore[union-attr]
-    if known is not None and known.annotation in _TEXTS and not isinstance(value, str | list | dict | None):
-        value = text.strip()
-    fields[field] = value
+    holds_text = known is not None and known.annotation in _TEXTS
+    fields[field] = _parse_yaml(text, origin, _TextLoader if holds_text else _Loader)
 
 
-def _origin(location: tuple[str | int, ...], origins: Origins, otherwise: str) -> str:
-    """Where the value at `location` was set. What several fields of a section do wrong together is in no one place."""
-    if len(location) == 1 and location[0] not in Config.model_fields:
-        return next((origin for place, origin in origins.items() if place[0] == location[0]), otherwise)
-    return next((origin for place, origin in origins.items() if place == location[:2]), otherwise)
+def _origin(error: Any, origins: Origins, otherwise: str) -> str:
+    """Where the value of a pydantic error was set; of what several fields do together, the one that is named first."""
+    place = error["loc"][:2]
+    if len(place) < 2 and error["type"] == "extra_forbidden":
+        return next((origin for (section, _), origin in origins.items() if section == place[0]), otherwise)
+    if len(place) < 2 and (named := _KEY.search(error["msg"])):
+        place = (named[1], named[2])
+    return origins.get(place, otherwise)
 
 
 def _sentence(error: Any, origin: str) -> str:
@@ -209,7 +220,7 @@ def _sentence(error: Any, origin: str) -> str:
     location = error["loc"]
     if len(location) > 2 and not isinstance(location[2], int):  # no item of a list: pydantic's name of a type
         location = location[:2]
-    key = ".".join(map(str, location))[:_LONGEST_VALUE]
+    key = _named(".".join(map(str, location)))
     if error["type"] == "extra_forbidden":
         key, near = _known(error["loc"])
         return f"{origin}: unknown key {key}" + (f"; did you mean {near[0]}?" if near else "")
@@ -221,7 +232,7 @@ def _sentence(error: Any, origin: str) -> str:
 
 def _known(location: tuple[str | int, ...]) -> tuple[str, list[str]]:
     """An unknown key as it is to be named, and the nearest one of its kind that there is, if any."""
-    key = ".".join(map(str, location))[:_LONGEST_VALUE]
+    key = _named(".".join(map(str, location)))
     if len(location) == 1:
         known = list(Config.model_fields)
     elif len(location) == 2:
@@ -237,4 +248,8 @@ def shown(value: Any) -> str:
         text = repr(value)
     except ValueError:  # Python writes no number of more than 4,300 digits
         return "a number too long to write"
+    return _named(text)
+
+
+def _named(text: str) -> str:
     return re.sub(r"(?<=://)[^/\s]*@", "", text)[:_LONGEST_VALUE]

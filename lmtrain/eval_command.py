@@ -74,10 +74,15 @@ def evaluate(
     if precision is Precision.int8:
         trained = ready_to_generate(trained, "int8", compiled=False)
     given = as_overrides({"eval.temperature": temperature, "eval.stride": stride, "eval.batch_size": batch_size})
-    given += as_overrides({"data.text_column": text_column, "data.dir": data_dir})
+    given += as_overrides({"data.dir": data_dir} | ({"data.text_column": text_column} if text is None else {}))
     config = _settings(trained, overrides or [], given)
-    name = str(text) if text is not None else split or "valid"
-    scored = _scored(trained, config, text, name, dynamic=dynamic, progress=not quiet)
+    needs_train = dynamic and config.eval.dynamic_rule == "rms"
+    if text is not None:
+        name = str(text)
+        scored = _text(trained, config, text, text_column, needs_train=needs_train, progress=not quiet)
+    else:
+        name = split or "valid"
+        scored = _split(trained, config, name, needs_train=needs_train, progress=not quiet)
     arithmetic = choose_precision(precision.value if precision else config.train.precision, trained.device)
     with enough_memory("lower --batch-size or, with --cache, eval.cache_window"):
         score = _score(
@@ -107,27 +112,30 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _Scored:
-    """What is scored, the training split where `--dynamic` needs it, and the best that is possible, where known."""
+    """What is scored, the training split where gradients are measured on it, and the lowest that is possible."""
 
     part: "Split"
     train: "Split | None"
     floor: str = ""
 
 
-def _scored(
-    trained: "Trained", config: "Config", text: Path | None, name: str, *, dynamic: bool, progress: bool
+def _split(trained: "Trained", config: "Config", name: str, *, needs_train: bool, progress: bool) -> _Scored:
+    """A split of the run's corpus, which is made if it isn't there."""
+    store = _store(trained, config, progress)
+    return _Scored(store.split(name), store.split("train") if needs_train else None, floor(store, name))
+
+
+def _text(
+    trained: "Trained", config: "Config", path: Path, text_column: str | None, *, needs_train: bool, progress: bool
 ) -> _Scored:
-    """The file `text`, or the split `name` of the run's corpus, which is made if it isn't there."""
+    """A file of text; the run's corpus is not needed but for its gradients."""
     from lmtrain.data.text import text_split
 
-    if text is None:
-        store = _store(trained, config, progress)
-        return _Scored(store.split(name), store.split("train") if dynamic else None, floor(store, name))
-    part = text_split(text, trained.tokenizer, config.data.text_column, progress=progress)
+    part = text_split(path, trained.tokenizer, text_column or config.data.text_column, progress=progress)
     unk = trained.tokenizer.unk_id
     if unk is not None and (unknown := int(part.ids.counts(trained.tokenizer.vocab_size)[unk])):
-        note(f"{unknown / part.tokens:.1%} of {name} is <unk>: every word that the run doesn't know is scored as that")
-    return _Scored(part, _store(trained, config, progress).split("train") if dynamic else None)
+        note(f"{unknown / part.tokens:.1%} of {path} is <unk>: every word that the run doesn't know is scored as that")
+    return _Scored(part, _store(trained, config, progress).split("train") if needs_train else None)
 
 
 def _store(trained: "Trained", config: "Config", progress: bool) -> "TokenStore":
@@ -137,7 +145,7 @@ def _store(trained: "Trained", config: "Config", progress: bool) -> "TokenStore"
     if store.sha256 != trained.info.get("tokens"):
         raise LmtrainError(
             f"{store.folder} is not what {trained.run_dir} was trained on: its corpus has changed, or is another one, "
-            "so that held-out text may not be held out; --text scores any text"
+            "and what looks held out may have been learned; --text scores any file as it is"
         )
     return store
 

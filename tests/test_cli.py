@@ -134,6 +134,22 @@ def test_a_text_of_unknown_words_gets_a_note(lmtrain: Lmtrain, workdir: Path) ->
     assert "(floor" not in done.out
 
 
+def test_a_text_in_a_column_is_scored_beside_a_corpus_of_another(lmtrain: Lmtrain, workdir: Path) -> None:
+    """The column is that of the file; and by the rule `sgd`, which needs no gradients of the corpus, not even that."""
+    (train,) = (workdir / "data").glob("sample-*/train.txt")
+    lines = train.read_text().splitlines()[:20]
+    (workdir / "own.txt").write_text("".join(f"{line}\n" for line in lines))
+    (workdir / "own.jsonl").write_text("".join(json.dumps({"body": line}) + "\n" for line in lines))
+    for rule in ("rms", "sgd"):
+        if rule == "sgd":
+            shutil.rmtree(workdir / "data")
+        options = ["--dynamic", f"eval.dynamic_rule={rule}", "--json"]
+        plain = json.loads(lmtrain("eval", "--text", "own.txt", *options).out)
+        found = json.loads(lmtrain("eval", "--text", "own.jsonl", "--text-column", "body", *options).out)
+        assert found["nats"] == plain["nats"]
+        assert (workdir / "data").is_dir() == (rule == "rms")
+
+
 def test_eval_is_told_where_the_corpus_lies_now(
     lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,10 +253,10 @@ MISTAKES = {
     "no such text": (["eval", "--text", "nowhere.txt"], "nowhere.txt is no file of text"),
     "a text that is a folder": (["eval", "--text", "runs"], "runs is no file of text"),
     "a text without words": (["eval", "--text", "blank.txt"], "has no words"),
-    "the future of a text": (["eval", "eval.dynamic_lr=-1"], "eval.dynamic_lr=-1"),
+    "learning backwards": (["eval", "eval.dynamic_lr=-1"], "eval.dynamic_lr=-1"),
     "another corpus": (
         ["eval", "data.source=own.txt"],
-        "or is another one, so that held-out",
+        "or is another one, and what looks held out may have been learned; --text",
     ),
 }
 

@@ -1,5 +1,6 @@
 """The configuration: every field classified, every mistake named."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,9 @@ def test_later_sources_win(tmp_path: Path) -> None:
     assert (loaded.model.context, loaded.model.layers, loaded.model.dim) == (16, 2, 32)
 
 
-@pytest.mark.parametrize("text", ["2026-11-22", "12", "1234567", "12345e7", "1.50", "true", "0x10", "1:30"])
+@pytest.mark.parametrize(
+    "text", ["2026-11-22", "2026-22-11", "12", "1234567", "12345e7", "1.50", "true", "0x10", "1:30"]
+)
 def test_a_text_may_look_like_a_number_or_a_date(text: str, tmp_path: Path) -> None:
     """A shell takes quotes away, so that the command line can't say which is meant; a file can."""
     keys = ["data.source", "data.revision", "data.dir", "train.teacher"]
@@ -48,7 +51,7 @@ def test_a_text_may_look_like_a_number_or_a_date(text: str, tmp_path: Path) -> N
     assert config.load(None, [], {"LMTRAIN_DATA__DIR": text}).data.dir == Path(text)
     path = tmp_path / "c.yaml"
     path.write_text(f"data:\n  revision: {text}\n")
-    with pytest.raises(LmtrainError, match=r"data\.revision=.*put it in quotes"):
+    with pytest.raises(LmtrainError, match=r"data\.revision=.*put it in quotes|is not valid YAML: month must be"):
         config.load(path, [], {})
     assert config.load(None, ["data.revision=null"], {}).data.revision is None
 
@@ -73,9 +76,20 @@ def test_a_mistake_is_put_down_to_where_it_was_made(tmp_path: Path) -> None:
     )
     with pytest.raises(LmtrainError, match=r"^LMTRAIN_MODEL_DIM: a variable is named LMTRAIN_SECTION__FIELD"):
         config.load(None, [], {"LMTRAIN_MODEL_DIM": "8"})
-    path.write_text("model: {dim: 7}")
-    with pytest.raises(LmtrainError, match=r"c\.yaml: model\.dim=7 can't be divided"):  # two fields do it together
-        config.load(path, ["model.heads=2"], {})
+    path.write_text("model: {dim: 7, position: none}")
+    together = {  # what is wrong with several fields is put down to the one that is named first
+        "model.heads=2": f"{path}: model.dim=7 can't be divided among model.heads=2",
+        "model.attention=foo": "the command line: model.attention=foo: choose among",
+        "train.lr=1e20": "the command line: train.lr is larger than",
+        "data.source='http://a'": "the command line: data.source is an address",
+    }
+    for override, message in together.items():
+        with pytest.raises(LmtrainError, match=re.escape(message)):
+            config.load(path, [*(["model.heads=7"] if "heads" not in override else []), override], {})
+    with pytest.raises(
+        LmtrainError, match=r"^LMTRAIN_EVAL__STRIDE: eval\.stride=999 is longer than model\.context=128$"
+    ):
+        config.load(None, [], {"LMTRAIN_EVAL__STRIDE": "999"})
 
 
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +117,7 @@ def test_overrides_are_read_as_yaml() -> None:
         ("model.heads=3", "model.dim=256 can't be divided among model.heads=3"),
         ("model.heads=256", "needs an even width per head"),
         ("model.dropout=1", "less than 1"),
-        ("data.revision=[1]", r"data.revision=\[1\]"),
+        ("data.revision=[1]", r"data.revision=\['1'\]"),
         ("run.name=1 2", "run.name='1 2'"),
         ("train.lr=nan", "model.lr|train.lr"),
         ("train.lr=.inf", "finite"),

@@ -74,6 +74,7 @@ FAILING = {
     "an address to tokenize": (["tokenize", ADDRESS], "data.source is an address"),
     "an address to train on": (["train", f"data.source={ADDRESS}"], "data.source is an address"),
     "an address that is no override": (["train", ADDRESS], "not of the form"),
+    "an address that looks like one": (["train", f"{ADDRESS}?a=b"], "unknown key http"),
     "an address in bad YAML": (["train", f"data.source={ADDRESS}: ["], "not valid YAML"),
     "an address of another type": (["train", f"data.source=[{ADDRESS}]"], "data.source="),
     "an address in another field": (["train", f"model.dim={ADDRESS}"], "model.dim="),

@@ -191,16 +191,16 @@ def _is_current(folder: Path, origin: dict[str, Any], hashes: Hashes, note: Call
 
 def _slug(data: DataConfig) -> str:
     path = _local_path(data)
-    column = None if data.text_column == _COLUMN else data.text_column
+    variant = (data.revision if path is None else None, data.text_column)  # a file has no revision
+    told = [] if variant == (None, _COLUMN) else [repr(variant).encode()]
     if path is not None:
         place = path.resolve()
         name = _NOT_NAME.sub("_", place.stem).encode()[:_LONGEST_STEM].decode(errors="ignore")
-        identity = os.fsencode(place) + (b"\0" + column.encode() if column else b"")
-        return f"{name or 'text'}-{sha256_bytes(identity)[:8]}"
+        return f"{name or 'text'}-{sha256_bytes(os.fsencode(place), *told)[:8]}"
     if data.source == "sample":
         return f"sample-{data.sample_tokens}"
-    parts = (*data.source.split("/"), data.subset, data.revision, column)
-    return _NOT_NAME.sub("_", "--".join(part for part in parts if part))
+    name = _NOT_NAME.sub("_", "--".join(part for part in (*data.source.split("/"), data.subset) if part))
+    return f"{name}-{sha256_bytes(*told)[:8]}" if told else name
 
 
 def _local_path(data: DataConfig) -> Path | None:

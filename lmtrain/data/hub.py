@@ -150,7 +150,7 @@ def _from_hub(dataset: str, subset: str | None, revision: str | None, folder: Pa
     sizes = {file.rfilename: file.size or 0 for file in info.siblings}
     missing = {name: sizes.get(name, 0) for name in listing.names if force or _cached(dataset, listing, name) is None}
     source = _Source(dataset, listing, builder, _passing(dataset, missing, folder))
-    remember(listing, dataset, subset)
+    remember(listing, dataset, subset, revision)
     with contained(), ThreadPoolExecutor(_AT_ONCE) as pool:
         for _ in pool.map(lambda name: source.bring(name, force=force), missing.keys() - source.passing):
             pass

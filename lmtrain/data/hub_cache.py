@@ -54,17 +54,19 @@ def listing_of(dataset: str, commit: str, licence: Any, splits: dict[str, dict[s
     )
 
 
-def remember(listing: Listing, dataset: str, subset: str | None) -> None:
-    """Keep a listing for `in_cache`; a cache that can only be read serves all the same."""
+def remember(listing: Listing, dataset: str, subset: str | None, revision: str | None) -> None:
+    """Keep a listing for `in_cache`, as what was last downloaded and as what the branch or tag `revision` was then; a
+    cache that can only be read serves all the same."""
     with suppress(LmtrainError):
-        make_folders(_memory(dataset, subset).parent)
-        write_file(_memory(dataset, subset), listing.model_dump_json())
+        for memory in {_memory(dataset, subset), _memory(dataset, subset, _moving(revision))}:
+            make_folders(memory.parent)
+            write_file(memory, listing.model_dump_json())
 
 
 def in_cache(dataset: str, subset: str | None, revision: str | None) -> tuple[Listing, Path]:
     """What the cache has of a data set whole, and the folder of its files.
 
-    That is what was last downloaded, where it is remembered and of no other commit than `revision`; or else the hub's
+    That is what was last downloaded of that revision, where it is remembered; or else the hub's
     own folder of the commit that `revision` is, or named when the cache was filled; or else what `datasets` converted
     to Arrow of that commit, as lmtrain once had it do.
     Raises OSError where nothing is there or files are missing, and LmtrainError where only another commit is there.
@@ -75,7 +77,7 @@ def in_cache(dataset: str, subset: str | None, revision: str | None) -> tuple[Li
 
     store = Path(HF_HUB_CACHE) / f"datasets--{dataset.replace('/', '--')}"
     commit = revision if revision is not None and _COMMIT.fullmatch(revision) else None
-    memory = _memory(dataset, subset)
+    memory = _memory(dataset, subset, _moving(revision))
     listing = Listing.model_validate_json(memory.read_bytes()) if memory.exists() else None
     if listing is not None and commit in (None, listing.revision):
         place = store / "snapshots" / listing.revision
@@ -169,8 +171,14 @@ def _card(place: Path) -> Any:
     return DatasetCard.load(readme).data if readme.exists() else None
 
 
-def _memory(dataset: str, subset: str | None) -> Path:
+def _moving(revision: str | None) -> str | None:
+    """The branch or tag, which may come to be another commit; None where `revision` is a commit, or none is named."""
+    return None if revision is None or _COMMIT.fullmatch(revision) else revision
+
+
+def _memory(dataset: str, subset: str | None, moving: str | None = None) -> Path:
     """Where a listing is kept."""
     from huggingface_hub.constants import HF_HOME
 
-    return Path(HF_HOME) / "lmtrain" / f"{sha256_bytes(f'{dataset} {subset}'.encode())}.json"
+    key = " ".join(str(part) for part in (dataset, subset, *([moving] if moving else [])))
+    return Path(HF_HOME) / "lmtrain" / f"{sha256_bytes(key.encode())}.json"

@@ -77,13 +77,15 @@ def load_starts(path: Path) -> np.ndarray:
     return np.memmap(path, OFFSET, "r", offset=HEADER_BYTES, shape=(count,)) if count else np.empty(0, OFFSET)
 
 
-def write_split(folder: Path, split: str, lines: Iterable[tuple[str, bool]], progress: bool) -> dict[str, int]:
+def write_split(
+    folder: Path, split: str, lines: Iterable[tuple[str, bool]], progress: bool, called: str | None = None
+) -> dict[str, int]:
     """Write a split, counting its lines, words (between white space), bytes (with newlines) and documents.
 
     Documents start at WikiText's level-one headings (` = Title = ` between blank lines), if there are any and no row of
     the source has several lines; else where the source's rows start; else the split is one document.
     Memory grows with the documents and the longest line, not with the text. Raises LmtrainError on a split without a
-    word.
+    word, by the name that it is `called`.
     """
     starts, headings = array("q"), array("q")
     lines_count = words = size = 0
@@ -103,7 +105,7 @@ def write_split(folder: Path, split: str, lines: Iterable[tuple[str, bool]], pro
             first_text = number if first_text < 0 and line_words else first_text
             words += line_words
             lines_count = number + 1
-    _check_words(words, split)
+    _check_words(words, called or f"the {split} split of the source")
     if headings and len(starts) in (0, lines_count):
         starts = headings
     if not starts or starts[0] > first_text:
@@ -152,7 +154,7 @@ def cut_split(
     counts[first] = {
         unit: whole[unit] - sum(part[unit] for part in counts.values()) for unit in ("lines", "words", "bytes")
     }
-    _check_words(counts[first]["words"], first)
+    _check_words(counts[first]["words"], f"the {first} split of the source")
     starts = starts[starts < bounds[0]]
     np.save(folder / f"{first}.docs.npy", starts)
     return {first: counts[first] | {"documents": len(starts)}} | {split: counts[split] for split in others}
@@ -171,9 +173,9 @@ def _skip_lines(file: BinaryIO, count: int) -> int:
     return file.tell()
 
 
-def _check_words(words: int, split: str) -> None:
+def _check_words(words: int, called: str) -> None:
     if words == 0:
-        raise LmtrainError(f"the {split} split of the source has no words: give it some text")
+        raise LmtrainError(f"{called} has no words: give it some text")
 
 
 def _count_words(text: str) -> int:

@@ -27,7 +27,7 @@ def text_split(path: Path, tokenizer: Tokenizer, text_column: str, *, progress: 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tokenizer.save(folder / TOKENIZER)
-        counts = write_split(folder, "text", local.read_lines([path], text_column), progress)
+        counts = write_split(folder, "text", local.read_lines([path], text_column), progress, str(path))
         tasks = list(encoding_tasks("text", [folder / "text.txt"], tokenizer, folder))
         records = list(perform_all(tasks, lambda lines: None))
         parts = [np.load(f"{task.stem}.npy") for task in tasks]

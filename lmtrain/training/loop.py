@@ -108,6 +108,7 @@ def fit(
             if workers.leads:
                 checkpoint.create_run(run_dir, config, store.folder / checkpoint.TOKENIZER)
         check_shared(run_dir, before.counters.step if before is not None else -1, workers)
+        workers.agree(0)  # on the time again, for the progress of all to begin where preparing ended
         budget = make_budget(config.train, training.order.per_epoch())
         progress = 0.0
         if before is not None:

@@ -84,6 +84,21 @@ def test_offline_takes_another_commit_that_others_left(hub: Hub, online: Client,
     assert offline.manifest("own/moved", force=True)["files"] == old["files"]
 
 
+def test_offline_takes_a_branch_as_it_was_when_it_was_downloaded(hub: Hub, online: Client, offline: Client) -> None:
+    """And without a name what was downloaded last, of whatever branch."""
+    repository = hub.repositories["own/branches"] = Repository(PLAIN, branches=("main", "v1", "v2"))
+    first = online.manifest("own/branches", revision="v1")
+    repository.files, repository.commit = PLAIN | {"data/train-00000-of-00001.parquet": parquet(["new"])}, "3" * 40
+    second = online.manifest("own/branches", revision="v2")
+    assert (first["revision"], second["revision"]) == (COMMIT, "3" * 40)
+    for revision, wanted in (("v1", first), ("v2", second), (None, second)):
+        found = offline.manifest("own/branches", revision=revision, force=True)
+        assert [found[key] for key in ("revision", "rows", "files")] == [
+            wanted[key] for key in ("revision", "rows", "files")
+        ]
+    assert "not in the cache" in offline.sentence("own/branches", revision="v3")
+
+
 def test_offline_notices_what_others_did_not_leave(hub: Hub, online: Client, offline: Client) -> None:
     for number, lacking in enumerate(name for name in PARTS if not name.startswith("whole")):
         hub.repositories[f"own/lacks{number}"] = Repository(PARTS)

@@ -134,8 +134,17 @@ def test_one_source_may_be_there_twice_by_other_columns(tmp_path: Path) -> None:
         store = prepare_store(wanted, note=notes.append, progress=False)
         assert store.split("train").corpora == (36 * 4, 36 * 3)
     assert notes == []
-    revisions = [DataConfig(source="owner/name", revision=revision, dir=tmp_path) for revision in ("a", "b", None)]
-    assert len({corpus_folder(data) for data in revisions}) == 3
+    fields: tuple[dict[str, str], ...] = (
+        {},
+        {"subset": "a"},
+        {"subset": "b"},
+        {"revision": "a"},
+        {"revision": "b"},
+        {"text_column": "a"},
+    )
+    found = {corpus_folder(DataConfig(source="owner/name", dir=tmp_path, **given)) for given in fields}
+    assert len(found) == len(fields)
+    assert tmp_path / "owner--name" in found
 
 
 def test_contradictions_are_refused() -> None:
