@@ -50,7 +50,7 @@ def test_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_missing_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert runtime.choose_device("auto").type == "cpu"
-    with pytest.raises(LmtrainError, match=r"train\.device=cuda"):
+    with pytest.raises(LmtrainError, match="use cpu or auto in place of cuda"):
         runtime.choose_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert [runtime.choose_device(name).type for name in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
