@@ -66,9 +66,9 @@ def remember(listing: Listing, dataset: str, subset: str | None, revision: str |
 def in_cache(dataset: str, subset: str | None, revision: str | None) -> tuple[Listing, Path]:
     """What the cache has of a data set whole, and the folder of its files.
 
-    That is what was last downloaded of that revision, where it is remembered; or else the hub's
-    own folder of the commit that `revision` is, or named when the cache was filled; or else what `datasets` converted
-    to Arrow of that commit, as lmtrain once had it do.
+    That is what was last downloaded of that revision, where it is remembered; or else the hub's own folder of the
+    commit that `revision` is, or named when the cache was filled; or else what `datasets` converted to Arrow of that
+    commit, as lmtrain once had it do.
     Raises OSError where nothing is there or files are missing, and LmtrainError where only another commit is there.
     """
     import datasets
