@@ -24,7 +24,7 @@ TEMPERATURES = (0.9, 0.95, 1.0, 1.02, 1.04, 1.06, 1.1, 1.15)
 WEIGHTS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 THETAS = (5.0, 10.0, 15.0, 20.0, 30.0, 40.0)
 WINDOWS = (500, 2_000, 8_000, 32_000)
-RATES = (0.5, 1.0, 2.0, 4.0)
+RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Times the rate in the run's configuration, or the rule's default."""
 EMBEDDINGS = (1.0, 3.0, 10.0)
 DECAYS = (0.0, 1e-3, 1e-2)
