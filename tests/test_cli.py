@@ -99,9 +99,7 @@ def test_eval_of_a_copied_run(lmtrain: Lmtrain, workdir: Path) -> None:
     assert "context 16, stride 16" in text
 
 
-def test_a_text_is_scored_as_the_split_that_it_was_by_the_run_alone(
-    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_is_scored_as_the_split_that_it_was_by_the_run_alone(lmtrain: Lmtrain, workdir: Path) -> None:
     """The file of the validation split gives the split's own figures, though the data is gone and the run elsewhere."""
     plain = json.loads(lmtrain("eval", "--json").out)
     adapted = ["--cache", "--dynamic", "--limit", "200"]
@@ -150,9 +148,7 @@ def test_a_text_in_a_column_is_scored_beside_a_corpus_of_another(lmtrain: Lmtrai
         assert (workdir / "data").is_dir() == (rule == "rms")
 
 
-def test_eval_is_told_where_the_corpus_lies_now(
-    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_eval_is_told_where_the_corpus_lies_now(lmtrain: Lmtrain, workdir: Path) -> None:
     (workdir / "own.txt").write_text("a b c d e f\n" * 200)
     assert lmtrain("train", *TINY[1:], "run.name=own", "data.source=own.txt", "--quiet").code == 0
     before = json.loads(lmtrain("eval", "--run", "runs/own", "--json").out)
