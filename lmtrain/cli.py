@@ -138,20 +138,27 @@ def tokenize(
     text_column: TextColumn = None,
     kind: Annotated[str | None, typer.Option(help="word, bpe or byte.")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Entries at most.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A tokenizer.json to use, a run's for example, in place of training one.")
+    ] = None,
     data_dir: DataDir = None,
     force: Force = False,
     verify: Annotated[bool, typer.Option("--verify", help="Check every file, even those checked before.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a tokenizer and write a corpus as ids.
+    """Train a tokenizer, or take one that is there, and write a corpus as ids.
 
-    Brings the corpus first if it isn't there. The tokenizer sees the training split alone.
+    Brings the corpus first if it isn't there. The tokenizer is trained on the training split alone.
     """
     from lmtrain.data.prepare import prepare_store
 
     overrides = _data_overrides(source, subset, revision, text_column, data_dir)
-    overrides += as_overrides({"tokenizer.kind": kind, "tokenizer.vocab_size": vocab_size})
+    if tokenizer is not None and (kind, vocab_size) != (None, None):
+        raise LmtrainError("--tokenizer has a kind and a vocabulary of its own: leave --kind and --vocab-size out")
+    overrides += as_overrides(
+        {"tokenizer.kind": kind, "tokenizer.vocab_size": vocab_size, "tokenizer.file": tokenizer}
+    )
     resolved = _load_config(config, overrides)
     store = prepare_store(resolved, force=force, verify=verify, note=note, progress=not quiet)
     units = ("tokens", "words", "lines", "bytes", "documents")
@@ -202,6 +209,9 @@ def train(
     if dry_run or profile:
         store = prepare_store(resolved, note=note, progress=not quiet)
     if dry_run:
+        from lmtrain.training.other_runs import check_other_runs
+
+        check_other_runs(resolved, store)
         show_costs(resolved, store, as_json)
         return
     if profile:

@@ -139,8 +139,12 @@ def _text(
 
 
 def _store(trained: "Trained", config: "Config", progress: bool) -> "TokenStore":
+    from lmtrain.checkpoint import TOKENIZER
     from lmtrain.data.prepare import prepare_store
 
+    if config.tokenizer.file is not None:  # which need not be there any more, and the run has its own copy
+        own = config.tokenizer.model_copy(update={"file": trained.run_dir / TOKENIZER})
+        config = config.model_copy(update={"tokenizer": own})
     store = prepare_store(config, note=note, progress=progress)
     if store.sha256 != trained.info.get("tokens"):
         raise LmtrainError(

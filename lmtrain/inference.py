@@ -19,6 +19,20 @@ from lmtrain.nn.state import State
 from lmtrain.nn.steps import steps
 from lmtrain.runtime import choose_device, choose_precision, lacks_to_compile
 from lmtrain.schema import Config, ModelConfig
+from lmtrain.tensor_files import Stored
+
+
+@dataclass(frozen=True)
+class TrainedWeights:
+    """A run's weights at one checkpoint, which has been verified; the tensors are read when they are asked for."""
+
+    run_dir: Path
+    config: Config
+    tokenizer: Tokenizer
+    tensors: dict[str, Stored]
+    kind: str
+    """`ema` or `raw`."""
+    info: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -37,8 +51,8 @@ class Trained:
     """How the model goes on in a text; `model.step`, or a quicker form of it."""
 
 
-def load_trained(run_dir: Path, which: str, weights: str, device: torch.device) -> Trained:
-    """Load the checkpoint `which` (`best`, `last` or a step) with its `ema` or `raw` weights (`auto`: ema if kept).
+def trained_weights(run_dir: Path, which: str, weights: str) -> TrainedWeights:
+    """The checkpoint `which` (`best`, `last` or a step) with its `ema` or `raw` weights (`auto`: ema if kept).
 
     Raises LmtrainError when the checkpoint is damaged, has no such weights, or belongs to another tokenizer.
     """
@@ -56,14 +70,26 @@ def load_trained(run_dir: Path, which: str, weights: str, device: torch.device) 
         checkpoint.check_fit(tensors, _wanted(config.model, tokenizer.vocab_size))
     except (RuntimeError, ValueError) as error:
         raise LmtrainError(f"{folder} does not fit {run_dir / checkpoint.CONFIG}: {error}") from error
-    model = LanguageModel(config.model, tokenizer.vocab_size)
-    model.loss_chunk = config.train.loss_chunk
+    return TrainedWeights(run_dir, config, tokenizer, tensors, "ema" if averaged else "raw", loaded.info)
+
+
+def built(found: TrainedWeights, device: torch.device) -> Trained:
+    """The model with these weights."""
+    model = LanguageModel(found.config.model, found.tokenizer.vocab_size)
+    model.loss_chunk = found.config.train.loss_chunk
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(tensors[name][...])  # one at a time, so that there is no second copy of the model
+            parameter.copy_(found.tensors[name][...])  # one at a time, so that there is no second copy of the model
     model.to(device).eval()
-    kind = "ema" if averaged else "raw"
-    return Trained(run_dir, config, tokenizer, model, loaded.info["step"], kind, device, loaded.info, model.step)
+    step = found.info["step"]
+    return Trained(
+        found.run_dir, found.config, found.tokenizer, model, step, found.kind, device, found.info, model.step
+    )
+
+
+def load_trained(run_dir: Path, which: str, weights: str, device: torch.device) -> Trained:
+    """The model of the checkpoint that `trained_weights` finds, and raises as it does."""
+    return built(trained_weights(run_dir, which, weights), device)
 
 
 def _wanted(config: ModelConfig, vocab_size: int) -> dict[str, Parameter]:

@@ -80,6 +80,9 @@ class TokenizerConfig(Section):
     """Whole words with `<unk>`, byte-level BPE, or bytes."""
     vocab_size: int | None = Field(None, ge=4, le=1_000_000)
     """Entries at most. None = every word of the training split, 16,384 for bpe; byte has its own size."""
+    file: Place | None = None
+    """A tokenizer.json to take as it is, a run's or a store's, in place of training one; `kind` and `vocab_size` then
+    are its own, whatever is said here."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -274,6 +277,7 @@ RESOURCE_FIELDS = frozenset(
         "run.name",
         "run.dir",
         *(f"data.{field}" for field in DataConfig.model_fields),  # content and weights are compared by a hash
+        "tokenizer.file",  # its content is compared by a hash
         "train.device",
         "train.compile",
         "train.threads",

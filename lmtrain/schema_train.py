@@ -79,6 +79,9 @@ class TrainConfig(Section):
     adversarial_softmax: Rate = 0.0
     """Train against the worst change of the target's row of the output layer by this share of its length (Wang et al.,
     2019). The training loss then is that of the changed row."""
+    init_from: Place | None = None
+    """A trained run, with whose best weights this one begins in place of random ones; it must have the same tokenizer
+    and the same model, up to dropout and, but for learned positions, `context`."""
     teacher: Place | None = None
     """A trained run, whose best checkpoint's predictions are learned beside the text; it must have the same tokenizer,
     mode, and no shorter a context. The logits of all targets then exist at once, whatever `loss_chunk`."""

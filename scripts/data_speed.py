@@ -14,7 +14,7 @@ from lmtrain.data.corpus import Corpus, download
 from lmtrain.data.ids import Ids
 from lmtrain.data.order import SampleOrder, batch
 from lmtrain.data.tokenizer import Tokenizer
-from lmtrain.data.tokenizing import tokenize, write_store
+from lmtrain.data.tokenizing import identity, tokenize, write_store
 from lmtrain.data.tokens import TOKENIZER, open_store
 
 REPEATS, LINES = 5, 1000
@@ -61,8 +61,8 @@ def tokenizing(corpus: Corpus, overrides: list[str], kind: str, folder: Path) ->
     for number in range(REPEATS if size < LARGE else 1):
         parts = folder / f"{kind}{number}.parts"
         parts.mkdir()
-        tokenizer = Tokenizer.load(store.folder / TOKENIZER)
-        write = partial(write_store, folder / f"{kind}{number}", corpus, tokenizer, config, parts, progress=False)
+        tokenizer, wanted = Tokenizer.load(store.folder / TOKENIZER), identity(corpus, config)
+        write = partial(write_store, folder / f"{kind}{number}", corpus, tokenizer, wanted, parts, progress=False)
         times["store"].append(seconds(write))
         times["tokenizers"].append(seconds(encode_raw, raw, lines))
     part = sum(len(line.encode()) for line in lines)

@@ -30,7 +30,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "dir": "elsewhere",
         "sample_tokens": 4000,
     },
-    "tokenizer": {"kind": "byte", "vocab_size": 50},
+    "tokenizer": {"kind": "byte", "vocab_size": 50, "file": "runs/other/tokenizer.json"},
     "model": {
         "mode": "windowed",
         "context": 24,
@@ -94,6 +94,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "scheduled_sampling": 0.5,
         "token_noise": 0.5,
         "adversarial_softmax": 0.5,
+        "init_from": "runs/other",
         "teacher": "runs/other",
         "teacher_weight": 0.25,
         "ema": None,

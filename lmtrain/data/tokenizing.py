@@ -1,4 +1,4 @@
-"""From corpora to a token store: train the tokenizer, cut the text, encode it on all cores, put the shards together.
+"""From corpora to a token store: train or take the tokenizer, cut the text, encode it on all cores, collect the shards.
 
 Work in progress lies beside the store in a folder whose name has the hash of all that the shards depend on, so that
 what a killed process finished is found and used by the next one, and by no other configuration. Memory does not grow
@@ -59,18 +59,19 @@ def tokenize(
     """The store of a corpus, or of a mixture with `weights`: opened if it is there and made from the same text and
     configuration, else made.
 
-    The tokenizer is trained on the train splits. Of a mixture, the first corpus gives the other splits. `note` receives
-    one-line messages, such as why a store is made again. `anew` reads every file to check it, even those that did not
-    change since they were last checked.
-    Raises LmtrainError when a corpus is damaged or has no train split, when the store's place holds other files, or
-    when the disk is full.
+    The tokenizer is trained on the train splits, or is that of `config.file`. Of a mixture, the first corpus gives the
+    other splits. `note` receives one-line messages, such as why a store is made again. `anew` reads every file to check
+    it, even those that did not change since they were last checked.
+    Raises LmtrainError when a corpus is damaged or has no train split, when `config.file` is no tokenizer, when the
+    store's place holds other files, or when the disk is full.
     """
     corpora = as_list(corpora)
-    folder = store_folder(corpora, config, data_dir)
+    given = Tokenizer.load(config.file) if config.file is not None else None
+    folder, wanted = store_folder(corpora, config, data_dir, given), identity(corpora, config, given)
     hashes = Hashes(data_dir, anew=anew)
     if folder.exists():
         refuse_foreign(folder)
-        found = _current_store(folder, corpora, config, weights, hashes) if not force else "asked to"
+        found = _current_store(folder, wanted, weights, hashes) if not force else "asked to"
         if isinstance(found, TokenStore):
             return found
         note(f"tokenizing {_names(corpora)} again: {found}")
@@ -78,7 +79,7 @@ def tokenize(
         if "train" not in corpus.splits:
             raise LmtrainError(f"corpus {corpus.name} has no train split, on which the tokenizer is trained: add one")
         verify(corpus.folder, corpus.manifest, hashes.sha256)
-    key = sha256_bytes(json.dumps([FORMAT, shards.SHARD_BYTES, _wanted(corpora, config)]).encode())
+    key = sha256_bytes(json.dumps([FORMAT, shards.SHARD_BYTES, wanted]).encode())
     parts = data_dir / f".parts-{folder.name}-{key[:16]}"
     for other in data_dir.glob(f".parts-{folder.name}-{'?' * 16}"):
         if other != parts:
@@ -86,26 +87,29 @@ def tokenize(
     make_folders(parts)
     with alone_in(parts):
         if not parts.exists():  # another process has finished, and deleted it, while this one waited
-            found = _current_store(folder, corpora, config, weights, hashes)
+            found = _current_store(folder, wanted, weights, hashes)
             if isinstance(found, TokenStore):
                 return found
         make_folders(parts)
         try:
-            tokenizer = _tokenizer(parts, corpora, config, note, progress)
-            write_store(folder, corpora, tokenizer, config, parts, progress=progress)
+            tokenizer = given or _tokenizer(parts, corpora, config, note, progress)
+            write_store(folder, corpora, tokenizer, wanted, parts, progress=progress)
         except BaseException:
             if not any(parts.glob("*-*.json")):  # no shard is finished: nothing to go on from
                 disk.remove(parts)
             raise
         disk.remove(parts)
-    return open_store(folder, weights, Hashes(data_dir))
+    store = open_store(folder, weights, Hashes(data_dir))
+    if given is not None:
+        _note_unknown(store, note)
+    return store
 
 
 def write_store(
     folder: Path,
     corpora: Corpus | Sequence[Corpus],
     tokenizer: Tokenizer,
-    config: TokenizerConfig,
+    wanted: dict[str, Any],
     parts: Path,
     *,
     processes: int | None = None,
@@ -113,8 +117,8 @@ def write_store(
 ) -> None:
     """Write the store of corpora to `folder` with a tokenizer that is there already; see `tokenize`.
 
-    Shards are made in the folder `parts` by so many processes (None = one to a core), and left as they are if they are
-    finished there.
+    `wanted` is its `identity`. Shards are made in the folder `parts` by so many processes (None = one to a core), and
+    left as they are if they are finished there.
     """
     corpora = as_list(corpora)
     tokenizer.save(parts / TOKENIZER)
@@ -126,9 +130,9 @@ def write_store(
     with tqdm(total=total, initial=done, desc="tokenize", unit=" lines", disable=None if progress else True) as bar:
         for task, record in zip(missing, perform_all(missing, bar.update, processes), strict=True):
             records[task.stem] = record
-    floor = corpora[0].manifest.get("floor", {})
+    floor = corpora[0].manifest.get("floor", {}) if _knows_all(tokenizer, wanted) else {}
     floor = {split: own for split, own in floor.items() if split != "train" or len(corpora) == 1}
-    info = _wanted(corpora, config) | {
+    info = wanted | {
         "corpora": [corpus.name for corpus in corpora],
         "tokenizer_sha256": tokenizer.sha256,
         "vocab_size": tokenizer.vocab_size,
@@ -163,27 +167,46 @@ def _names(corpora: Sequence[Corpus]) -> str:
     return " and ".join(corpus.name for corpus in corpora)
 
 
-def _wanted(corpora: Sequence[Corpus], config: TokenizerConfig) -> dict[str, Any]:
-    """What a manifest must say for a store to be the one that is asked for."""
+def identity(
+    corpora: Corpus | Sequence[Corpus], config: TokenizerConfig, given: Tokenizer | None = None
+) -> dict[str, Any]:
+    """What a manifest must say for a store to be the one that is asked for, its tokenizer trained or `given`."""
     return {
-        "corpora_sha256": [corpus.sha256 for corpus in corpora],
-        "kind": config.kind,
-        "vocab_limit": vocab_limit(config),
+        "corpora_sha256": [corpus.sha256 for corpus in as_list(corpora)],
+        "kind": config.kind if given is None else given.kind,
+        "vocab_limit": vocab_limit(config) if given is None else None,
+        **({"tokenizer_sha256": given.sha256} if given is not None else {}),
     }
 
 
+def _knows_all(tokenizer: Tokenizer, wanted: dict[str, Any]) -> bool:
+    """Whether every word of the training text has an id of its own, without which the text's floor is not that of the
+    ids: to predict `<unk>` is easier."""
+    if tokenizer.kind != "word":
+        return True
+    limit = wanted["vocab_limit"]
+    return "tokenizer_sha256" not in wanted and (limit is None or tokenizer.vocab_size < limit)
+
+
 def _current_store(
-    folder: Path, corpora: Sequence[Corpus], config: TokenizerConfig, weights: Sequence[int] | None, hashes: Hashes
+    folder: Path, wanted: dict[str, Any], weights: Sequence[int] | None, hashes: Hashes
 ) -> TokenStore | str:
     """The store in `folder` if it is what is wanted, else the reason why it isn't."""
     try:
         store = open_store(folder, weights, hashes)
     except LmtrainError as error:
         return str(error)
-    changed = [key for key, value in _wanted(corpora, config).items() if store.manifest[key] != value]
+    changed = [key for key, value in wanted.items() if store.manifest[key] != value]
     if not changed:
         return store
     return "the corpus has changed" if "corpora_sha256" in changed else "the tokenizer's configuration has changed"
+
+
+def _note_unknown(store: TokenStore, note: Note) -> None:
+    """Say how much of the training text a vocabulary that is not made from it does not know."""
+    unk, train = store.tokenizer.unk_id, store.split("train")
+    if unk is not None and (unknown := int(train.ids.counts(store.tokenizer.vocab_size)[unk])):
+        note(f"{unknown / train.tokens:.1%} of the training tokens are <unk>, as is every word that isn't known")
 
 
 def _texts(corpora: Sequence[Corpus]) -> dict[str, list[Path]]:

@@ -119,10 +119,17 @@ class TokenStore:
         return self._by_name[name]
 
 
-def store_folder(corpora: Corpus | Sequence[Corpus], config: TokenizerConfig, data_dir: Path) -> Path:
-    """Where the store of this corpus, or this mixture, under this tokenizer lies: beside the corpora in `data_dir`."""
+def store_folder(
+    corpora: Corpus | Sequence[Corpus], config: TokenizerConfig, data_dir: Path, given: Tokenizer | None = None
+) -> Path:
+    """Where the store of this corpus, or this mixture, lies: beside the corpora in `data_dir`.
+
+    Its tokenizer is trained as `config` says, or is `given`.
+    """
     names = [corpus.folder.name for corpus in as_list(corpora)]
     name = names[0] if len(names) == 1 else f"mixture-{sha256_bytes(json.dumps(names).encode())[:8]}"
+    if given is not None:
+        return data_dir / f"{name}.{given.kind}-{given.sha256[:8]}"
     limit = vocab_limit(config)
     return data_dir / (f"{name}.{config.kind}" + (f"-{limit}" if limit else ""))
 

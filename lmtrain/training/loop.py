@@ -35,6 +35,7 @@ from lmtrain.training.meter import Clock, StepResult, Window
 from lmtrain.training.monitor import Monitor, Silent
 from lmtrain.training.noise import noisy
 from lmtrain.training.optim import learning_rate, update_ema
+from lmtrain.training.other_runs import begin_with
 from lmtrain.training.parallel import check_agreement, check_shared, share_batch, whole
 from lmtrain.training.saving import Saver
 from lmtrain.training.state import Counters, Training, check_same_run, past, prepare, restore, snapshot
@@ -104,6 +105,9 @@ def fit(
                 note(f"{threads} CPU threads instead of {before.threads}: the run is not repeated bit for bit")
             if before.processes != workers.size:
                 note(f"{workers.size} processes instead of {before.processes}: the sums of gradients round otherwise")
+        elif (base := config.train.init_from) is not None:
+            step = begin_with(base, shared, store, training.model, training.ema)
+            note(f"beginning with the weights of {base} at step {step:,}")
         with workers.in_turn():
             if workers.leads:
                 checkpoint.create_run(run_dir, config, store.folder / checkpoint.TOKENIZER)

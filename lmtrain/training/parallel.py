@@ -9,7 +9,7 @@ A loss is a sum of nats over the count of targets in the whole batch, so gradien
 import json
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lmtrain import __version__
-from lmtrain.checkpoint import CONFIG
+from lmtrain.checkpoint import CONFIG, check_fit
 from lmtrain.config import flat
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError, SaidElsewhere
@@ -210,3 +210,11 @@ def placed(source: Tensor | Stored, like: Tensor) -> Tensor:
         shape=like.shape,
         stride=like.stride(),
     )
+
+
+@torch.no_grad()
+def copy_all(source: Mapping[str, Stored], target: dict[str, Tensor]) -> None:
+    """Copy tensors of a checkpoint, placed as their targets are. Raises ValueError where one doesn't fit."""
+    check_fit(source, target)
+    for name, value in source.items():
+        target[name].copy_(placed(value, target[name]))

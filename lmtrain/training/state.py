@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +21,13 @@ from lmtrain.errors import LmtrainError
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.runtime import choose_device, choose_precision, machine
 from lmtrain.schema import Config
-from lmtrain.tensor_files import Stored
 from lmtrain.training.budget import make_budget
 from lmtrain.training.compilation import Forward, compiled_forward
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
-from lmtrain.training.parallel import Parallel, choose_kind, distribute, placed
+from lmtrain.training.other_runs import load_teacher
+from lmtrain.training.parallel import Parallel, choose_kind, copy_all, distribute
 from lmtrain.training.spikes import Spikes
-from lmtrain.training.teacher import Taught, load_teacher
+from lmtrain.training.teacher import Taught
 from lmtrain.workers import ALONE, Workers
 
 Note = Callable[[str], None]
@@ -210,24 +210,17 @@ def restore(training: Training, found: checkpoint.Checkpoint) -> None:
             "choose another run.name, or name the old one"
         )
     try:
-        _copy_all(found.tensors["model"], dict(training.model.named_parameters()))
+        copy_all(found.tensors["model"], dict(training.model.named_parameters()))
         load_optimizer_tensors(training.model, training.optimizer, found.tensors.get("optimizer", {}))
         for group, mine in (("ema", training.ema), ("spikes", vars(training.spikes) if training.spikes else None)):
             if mine is not None:
-                _copy_all(found.tensors.get(group, {}), mine)
+                copy_all(found.tensors.get(group, {}), mine)
         training.scaler.load_state_dict(counters.scaler)
         training.skipped.fill_(counters.skipped)
     except (RuntimeError, KeyError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[-1].strip()
         raise LmtrainError(f"{found.folder} does not fit this model: {reason}") from error
     training.counters = counters
-
-
-@torch.no_grad()
-def _copy_all(source: Mapping[str, Stored], target: dict[str, Tensor]) -> None:
-    checkpoint.check_fit(source, target)
-    for name, value in source.items():
-        target[name].copy_(placed(value, target[name]))
 
 
 def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: checkpoint.Checkpoint) -> None:

@@ -16,7 +16,7 @@ from lmtrain.data.corpus import FORMAT as CORPUS_FORMAT
 from lmtrain.data.corpus import Corpus, open_corpus
 from lmtrain.data.tokenizer import Kind
 from lmtrain.data.tokenizing import tokenize
-from lmtrain.data.tokens import TokenStore, store_folder
+from lmtrain.data.tokens import TOKENIZER, TokenStore, store_folder
 from lmtrain.errors import LmtrainError
 from lmtrain.files import MANIFEST, alone_in, new_folder
 from lmtrain.schema import TokenizerConfig
@@ -161,6 +161,19 @@ def test_the_floor_travels_with_the_store(tmp_path: Path) -> None:
     store = tokenize(corpus, CONFIGS["word"], tmp_path, note=lambda _: None, progress=False)
     assert store.manifest["floor"] == FLOOR
     assert "floor" not in make(tmp_path).manifest
+
+
+@pytest.mark.parametrize(("vocab_size", "holds"), [(5, False), (1000, True)])
+def test_the_floor_is_that_of_a_text_whose_words_are_all_known(vocab_size: int, holds: bool, tmp_path: Path) -> None:
+    """`<unk>` in place of rare words is easier to predict than they are."""
+    corpus = make_corpus(tmp_path / "sample", DOCUMENTS, floor=FLOOR)
+    config = TokenizerConfig(kind="word", vocab_size=vocab_size)
+    store = tokenize(corpus, config, tmp_path, note=lambda _: None, progress=False)
+    assert ("floor" in store.manifest) == holds
+    given = tokenize(
+        corpus, TokenizerConfig(file=store.folder / TOKENIZER), tmp_path, note=lambda _: None, progress=False
+    )
+    assert "floor" not in given.manifest
 
 
 def test_progress_goes_to_no_bar_without_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,9 +14,10 @@ from lmtrain.errors import LmtrainError
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.schema import Config
 from lmtrain.training import loop, state
+from lmtrain.training.other_runs import check_other_runs, load_teacher
 from lmtrain.training.parallel import choose_kind
 from lmtrain.training.profiling import profile_steps
-from lmtrain.training.teacher import Taught, load_teacher
+from lmtrain.training.teacher import Taught
 from lmtrain.workers import Workers
 from tests.conftest import Lmtrain
 from tests.training.test_loop import change, last_hash, run
@@ -163,6 +164,8 @@ def test_a_profile_says_that_a_student_is_not_compiled(taught: Config, store: To
 def test_who_can_not_teach_is_refused(taught: Config, store: TokenStore, fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(LmtrainError, match=sentence):
         state.prepare(change(taught, **fields), store, print)
+    with pytest.raises(LmtrainError, match=sentence):
+        check_other_runs(change(taught, **fields), store)
 
 
 def test_a_teacher_of_other_words_is_refused(lmtrain: Lmtrain, workdir: Path) -> None:
