@@ -4,13 +4,15 @@ import datetime
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import torch
 
@@ -23,8 +25,23 @@ RESULTS = ROOT / "scripts" / "results"
 PACKAGES = ("torch", "tokenizers", "datasets", "safetensors", "pydantic", "typer", "tensorboard", "numpy")
 
 
+_running: set[subprocess.Popen[bytes]] = set()
+"""The commands of `lmtrain` that run now, in whichever thread."""
+
+
 def run_script(main: Callable[[], object]) -> None:
-    """Run a script's `main`: a user's mistake and Ctrl-C end it as they end lmtrain's commands, without a traceback."""
+    """Run a script's `main`: a user's mistake and Ctrl-C end it as they end lmtrain's commands, without a traceback.
+
+    SIGTERM and SIGUSR1 end it as Ctrl-C does, which the commands that it runs hear of by themselves.
+    """
+
+    def pass_on(number: int, _frame: FrameType | None) -> NoReturn:
+        for command in list(_running):
+            command.send_signal(number)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, pass_on)
     try:
         main()
     except LmtrainError as error:
@@ -39,11 +56,14 @@ def lmtrain(*arguments: str) -> dict[str, Any]:
     """Run a command, its progress on stderr, and return its JSON. Raises CalledProcessError when it fails."""
     command = [sys.executable, "-m", "lmtrain", *arguments, "--json"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE)
+    _running.add(running)
     try:
         printed, _ = running.communicate()
     except KeyboardInterrupt:
-        running.wait()  # Ctrl-C reaches it as well, and it saves; subprocess.run would kill it
+        running.wait()  # it saves, as it was asked to; subprocess.run would kill it
         raise
+    finally:
+        _running.discard(running)
     if running.returncode:
         raise subprocess.CalledProcessError(running.returncode, command)
     result: dict[str, Any] = json.loads(printed)

@@ -214,16 +214,21 @@ def fail(error: BaseException) -> None:
 )
 def test_a_script_ends_as_a_command_does(error: BaseException, end: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["scripts/tune"])
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # those of the tests stay
     with pytest.raises(SystemExit) as ended:
         record.run_script(lambda: fail(error))
     assert ended.value.code == end
 
 
-def test_ctrl_c_lets_a_command_save(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The signal goes to the script and to the command that it runs; the script ends when the command has."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_who_ends_a_script_lets_its_command_save(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ctrl-C goes to the script and to the command that it runs, other signals to the script alone, which passes them
+    on; it ends when the command has."""
     command = tmp_path / "python"
     command.write_text(
-        f"#!/bin/sh\ncd {tmp_path}\ntrap 'sleep 0.6; touch saved; exit 130' INT\ntouch begun\n"
+        f"#!/bin/sh\ncd {tmp_path}\ntrap 'sleep 0.6; touch saved; exit 130' INT TERM USR1\ntouch begun\n"
         "while :; do sleep 0.02; done\n"
     )
     command.chmod(0o755)
@@ -240,7 +245,7 @@ def test_ctrl_c_lets_a_command_save(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     child = Child(work)
     while not (tmp_path / "begun").exists():
         time.sleep(0.01)
-    os.killpg(child.process, signal.SIGINT)
+    (os.killpg if number == signal.SIGINT else os.kill)(child.process, number)
     assert child.hear() == "130"
     assert child.end() == 0
     assert (tmp_path / "saved").exists()
