@@ -38,7 +38,7 @@ from lmtrain.training.optim import learning_rate, update_ema
 from lmtrain.training.other_runs import begin_with
 from lmtrain.training.parallel import check_agreement, check_shared, share_batch, whole
 from lmtrain.training.saving import Saver
-from lmtrain.training.state import Counters, Training, check_same_run, past, prepare, restore, snapshot
+from lmtrain.training.state import Counters, Past, Training, check_same_run, past, prepare, restore, snapshot
 from lmtrain.training.validation import evaluate_and_show, final_score
 from lmtrain.workers import ALONE, Workers
 
@@ -86,25 +86,20 @@ def fit(
             if workers.leads:
                 held.enter_context(checkpoint.lock(run_dir))
             found = checkpoint.last(run_dir, note, hashed=workers.leads)  # in whose turn the hashes are compared
+            if found is not None and not resume:
+                raise LmtrainError(f"{run_dir} holds a run already: choose another run.name, or leave --resume at auto")
             if found is not None:
-                if not resume:
-                    raise LmtrainError(
-                        f"{run_dir} holds a run already: choose another run.name, or leave --resume at auto"
-                    )
                 check_same_run(config, store, run_dir, found)
         before = past(found) if found is not None else None
         workers.agree(0)  # on the time, which downloading and tokenizing have taken none of
         clock = Clock(before.seconds if before is not None else 0.0, workers.time)
-        threads = set_threads(config.train.threads)
+        set_threads(config.train.threads)
         training = prepare(shared, store, note, workers)
         if found is not None and before is not None:
             restore(training, found)
             del found  # it would keep its files on the disk when they are pruned
             note(f"resuming {run_dir} from step {training.counters.step:,}")
-            if before.threads != threads:
-                note(f"{threads} CPU threads instead of {before.threads}: the run is not repeated bit for bit")
-            if before.processes != workers.size:
-                note(f"{workers.size} processes instead of {before.processes}: the sums of gradients round otherwise")
+            _note_what_rounds_otherwise(before, workers, note)
         elif (base := config.train.init_from) is not None:
             step = begin_with(base, shared, store, training.model, training.ema)
             note(f"beginning with the weights of {base} at step {step:,}")
@@ -142,6 +137,15 @@ def fit(
                 monitor.close(outcome.score.figures() if outcome is not None and outcome.score is not None else None)
         workers.agree(0)  # who ends before the leader has written all may have torchrun end the leader too
         return outcome
+
+
+def _note_what_rounds_otherwise(before: Past, workers: Workers, note: Note) -> None:
+    """Say what keeps a resumed run from repeating an uninterrupted one to the last bit."""
+    threads = torch.get_num_threads()
+    if before.threads != threads:
+        note(f"{threads} CPU threads instead of {before.threads}: the run is not repeated bit for bit")
+    if before.processes != workers.size:
+        note(f"{workers.size} processes instead of {before.processes}: the sums of gradients round otherwise")
 
 
 def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResult:
