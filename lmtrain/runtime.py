@@ -65,11 +65,10 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def set_threads(count: int | None) -> int:
-    """Use `count` CPU threads (None = PyTorch's own choice) and return how many are in use."""
+def set_threads(count: int | None) -> None:
+    """Use `count` CPU threads; None = PyTorch's own choice."""
     if count is not None:
         torch.set_num_threads(count)
-    return torch.get_num_threads()
 
 
 def step_seed(seed: int, step: int, micro: int) -> int:
