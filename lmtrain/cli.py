@@ -156,9 +156,7 @@ def tokenize(
     overrides = _data_overrides(source, subset, revision, text_column, data_dir)
     if tokenizer is not None and (kind, vocab_size) != (None, None):
         raise LmtrainError("--tokenizer has a kind and a vocabulary of its own: leave --kind and --vocab-size out")
-    overrides += as_overrides(
-        {"tokenizer.kind": kind, "tokenizer.vocab_size": vocab_size, "tokenizer.file": tokenizer}
-    )
+    overrides += as_overrides({"tokenizer.kind": kind, "tokenizer.vocab_size": vocab_size, "tokenizer.file": tokenizer})
     resolved = _load_config(config, overrides)
     store = prepare_store(resolved, force=force, verify=verify, note=note, progress=not quiet)
     units = ("tokens", "words", "lines", "bytes", "documents")

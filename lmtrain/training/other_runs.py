@@ -46,9 +46,9 @@ def begin_with(
     Raises LmtrainError where there are none, or where they are those of another model or of other words.
     """
     found = _base(run_dir, config, store)
-    for target in (dict(model.named_parameters()), ema):
-        if target is not None:
-            copy_all(found.tensors, target)
+    copy_all(found.tensors, dict(model.named_parameters()))
+    if ema is not None:
+        copy_all(found.tensors, ema)
     step: int = found.info["step"]
     return step
 

@@ -50,7 +50,7 @@ def test_the_text_is_encoded_by_the_file(file: Path, corpus: Corpus, notes: list
     assert (store.folder / TOKENIZER).read_bytes() == file.read_bytes()
     for split, documents in OTHER.items():
         end = [] if words else [tokenizer.eos_id]
-        expected = [id for lines in documents for id in [*tokenizer.encode("\n".join([*lines, ""])), *end]]
+        expected = [token for lines in documents for token in [*tokenizer.encode("\n".join([*lines, ""])), *end]]
         assert store.split(split).ids[:].tolist() == expected
     assert notes == ["40.0% of the training tokens are <unk>, as is every word that isn't known"] * words
     file.unlink()

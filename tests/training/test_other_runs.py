@@ -43,7 +43,8 @@ def test_it_begins_with_the_best_averaged_weights(
 ) -> None:
     config = change(begun, train__ema=ema, model__dropout=0.0)
     expected = dict(load_trained(base, "best", "ema", DEVICE).model.named_parameters())
-    honest, first = loop.train_step, []
+    honest = loop.train_step
+    first: list[dict[str, torch.Tensor]] = []
 
     def watched(training: state.Training, lr: float, sampling: float) -> object:
         if not first:
@@ -82,7 +83,7 @@ def test_who_begins_so_is_ahead(begun: Config, tiny: Config, store: TokenStore, 
     assert random is not None
     assert before is not None
     assert kept.nats == pytest.approx(before.nats, rel=1e-6)
-    assert random.nats > 1.02 * before.nats
+    assert random.nats > 1.002 * before.nats  # after a dozen steps
 
 
 def test_a_resumed_run_needs_the_other_one_no_more(
