@@ -149,7 +149,7 @@ def cut_split(
         offset = _skip_lines(file, bounds[0])
         for split, begin, end in zip(others, bounds[:-1], bounds[1:], strict=True):
             tail = ((line[:-1].decode(), bool(next(flags))) for line in islice(file, end - begin))
-            counts[split] = write_split(folder, split, tail, progress)
+            counts[split] = write_split(folder, split, tail, progress, f"what is cut off the source for {split}")
         file.truncate(offset)
     counts[first] = {
         unit: whole[unit] - sum(part[unit] for part in counts.values()) for unit in ("lines", "words", "bytes")

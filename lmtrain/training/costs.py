@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from lmtrain.checkpoint import run_config
 from lmtrain.data.order import sample_order
 from lmtrain.data.tokens import TokenStore
 from lmtrain.nn.encoder import mask_pattern
@@ -16,6 +17,10 @@ from lmtrain.runtime import autocast, choose_device, choose_precision
 from lmtrain.schema import Config, ModelConfig
 from lmtrain.training.budget import make_budget
 from lmtrain.training.muon import hidden_matrices
+from lmtrain.training.teacher import Taught
+
+TAUGHT_AT_ONCE = 3
+"""Arrays as large as the logits that learning from a teacher makes at one time, beside those that are kept."""
 
 
 def training_flops(model: LanguageModel, config: ModelConfig) -> float:
@@ -71,18 +76,21 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
     """Bytes that training will need, by part; what eager mode keeps for the backward pass is counted, not guessed.
 
     The forward pass of one micro-batch runs on fake tensors, which have shapes and hold no data. Of an adaptive output
-    only the first classes are counted: a tail's logits come and go, and are few but for unusual cutoffs.
+    only the first classes are counted: a tail's logits come and go, and are few but for unusual cutoffs. A teacher
+    takes its weights, and the distributions over all words of every target.
     """
-    cpu = torch.device("cpu")
+    cpu, teacher = torch.device("cpu"), config.train.teacher
     with FakeTensorMode():
         model = LanguageModel(config.model, vocab_size)
+        taught_by = LanguageModel(run_config(teacher).model, vocab_size) if teacher is not None else None
+        learner = model if taught_by is None else Taught(model, taught_by, config.train.teacher_weight)
         model.loss_chunk = config.train.loss_chunk
         model.adversarial = config.train.adversarial_softmax
         inputs, targets = blank_batch(config, cpu)
-        activations = _saved_bytes(model, inputs, targets, precision)
+        activations = _saved_bytes(learner, inputs, targets, precision)
         if config.train.activation_checkpointing:
             model.encoder.recompute = True
-            outside = _saved_bytes(model, inputs, targets, precision)
+            outside = _saved_bytes(learner, inputs, targets, precision)
             one_block = (activations - outside) / config.model.layers if config.model.layers else 0.0
             activations = outside + 4.0 * inputs.numel() * config.model.dim * config.model.layers + one_block
     parameters = float(sum(parameter.numel() for parameter in model.parameters()))
@@ -90,7 +98,7 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
     tokens = targets.numel()
     classes = vocab_size if model.adaptive is None else model.adaptive.classes
     rows = rows_at_once(config.train.loss_chunk, tokens, classes) or tokens
-    return {
+    estimate = {
         "weights": 4 * parameters,
         "gradients": 4 * parameters,
         "optimizer": 8 * parameters - 4.0 * sum(parameter.numel() for parameter in matrices),
@@ -98,9 +106,13 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
         "activations": activations,
         "logits": 4.0 * rows * classes,
     }
+    if taught_by is not None:
+        estimate["logits"] = TAUGHT_AT_ONCE * 4.0 * tokens * vocab_size
+        estimate["teacher"] = 4.0 * sum(parameter.numel() for parameter in taught_by.parameters())
+    return estimate
 
 
-def _saved_bytes(model: LanguageModel, inputs: Tensor, targets: Tensor, precision: str) -> float:
+def _saved_bytes(model: nn.Module, inputs: Tensor, targets: Tensor, precision: str) -> float:
     """The bytes of each storage that autograd saves in a forward pass, once, beside the parameters' own."""
     seen, total = {parameter.untyped_storage()._cdata for parameter in model.parameters()}, 0.0
 

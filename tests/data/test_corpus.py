@@ -285,6 +285,12 @@ def test_too_short_to_cut(load: Importer, tmp_path: Path) -> None:
     assert not any(load.dir.iterdir())
 
 
+def test_what_is_cut_off_has_words(load: Importer, tmp_path: Path) -> None:
+    with pytest.raises(LmtrainError, match="what is cut off the source for valid has no words: give it some text"):
+        load(write(tmp_path / "book.txt", "word\n" * 22 + "\n\n" + "word\n"))
+    assert not any(load.dir.iterdir())
+
+
 def test_unchanged_is_skipped_and_changed_is_rebuilt(load: Importer, folder: Path) -> None:
     train = write(folder / "train.txt", "one two\n")
     write(folder / "valid.txt", "x\n")
