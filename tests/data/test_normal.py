@@ -41,8 +41,8 @@ def test_to_cut_takes_memory_for_what_is_cut_off_alone(tmp_path: Path, monkeypat
     monkeypatch.setattr(normal, "_BLOCK", 1 << 16)
     write = normal.write_split
 
-    def written(folder: Path, split: str, lines: Any, progress: bool) -> dict[str, int]:
-        counts = write(folder, split, lines, progress)
+    def written(folder: Path, split: str, lines: Any, progress: bool, called: str | None = None) -> dict[str, int]:
+        counts = write(folder, split, lines, progress, called)
         if split == "train":
             tracemalloc.start()
         return counts

@@ -1,9 +1,12 @@
 """What training costs: counts against literal ones, the memory estimate against what autograd really keeps."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from lmtrain import checkpoint
 from lmtrain.data.tokens import TokenStore
 from lmtrain.nn.language_model import LanguageModel
 from lmtrain.runtime import autocast
@@ -11,6 +14,7 @@ from lmtrain.schema import Config
 from lmtrain.training.costs import blank_batch, costs, memory_estimate, training_flops
 from lmtrain.training.optim import make_optimizer
 from lmtrain.training.state import prepare
+from lmtrain.training.teacher import Taught
 from tests.training.test_loop import change
 
 
@@ -65,10 +69,18 @@ def test_operations_of_each_attention(tiny: Config, kind: str, keys: float) -> N
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("output", ["softmax", "adaptive"])
-def test_the_activations_are_those_that_autograd_keeps(tiny: Config, precision: str, output: str) -> None:
-    config = change(tiny, train__micro_batch=4, model__output=output)
-    model = LanguageModel(config.model, 500)
+@pytest.mark.parametrize("output", ["softmax", "adaptive", "taught"])
+def test_the_activations_are_those_that_autograd_keeps(
+    tiny: Config, precision: str, output: str, tmp_path: Path
+) -> None:
+    config = change(tiny, train__micro_batch=4, model__output="softmax" if output == "taught" else output)
+    plain = memory_estimate(config, 500, precision)
+    model: torch.nn.Module = LanguageModel(config.model, 500)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if output == "taught":
+        checkpoint.create_run(tmp_path, config, Path(__file__))  # the tokenizer is not looked at
+        config = change(config, train__teacher=str(tmp_path))
+        model = Taught(LanguageModel(config.model, 500), LanguageModel(config.model, 500), 0.5)
     kept, seen = 0, {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -87,8 +99,10 @@ def test_the_activations_are_those_that_autograd_keeps(tiny: Config, precision: 
     assert loss.requires_grad
     estimate = memory_estimate(config, 500, precision)
     assert estimate["activations"] == pytest.approx(kept, rel=0.05)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
     assert (estimate["weights"], estimate["optimizer"]) == (4 * parameters, 8 * parameters)
+    if output == "taught":
+        assert estimate["teacher"] == 4 * parameters
+        assert estimate["logits"] == 3 * plain["logits"]
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])

@@ -10,16 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmtrain import checkpoint
 from lmtrain.data.tokens import TokenStore
 from lmtrain.nn.language_model import LanguageModel
-from lmtrain.runtime import autocast
 from lmtrain.schema import Config
 from lmtrain.training import state
-from lmtrain.training.costs import blank_batch, memory_estimate
+from lmtrain.training.costs import memory_estimate
 from lmtrain.training.loop import train_step
 from lmtrain.training.parallel import share_batch
-from lmtrain.training.teacher import Taught
 from lmtrain.workers import Workers
 from tests.children import Child
 from tests.training.ranks import said, together
@@ -99,33 +96,6 @@ def test_the_peak_of_one_process_is_near_the_estimate(tiny: Config, store: Token
     peak = int(child.hear())
     assert child.end() == 0
     assert estimated / 1.7 < peak < 1.7 * estimated
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_peak_with_a_teacher_is_near_the_estimate(tiny: Config, tmp_path: Path, precision: str) -> None:
-    """Nearly all of it are arrays of a probability for each word and target, too large for the heap to keep."""
-    vocab_size = 24_000
-    checkpoint.create_run(tmp_path, tiny, Path(__file__))  # a tokenizer is not looked at
-    config = change(tiny, train__teacher=str(tmp_path), train__ema=None, train__batch_size=32, train__micro_batch=32)
-    estimated = memory_estimate(config, vocab_size, precision)
-    parts = sum(estimated[part] for part in ("gradients", "activations", "logits"))
-
-    def work(say: Any) -> None:
-        both = Taught(LanguageModel(config.model, vocab_size), LanguageModel(config.model, vocab_size), 0.5)
-        inputs, targets = blank_batch(config, torch.device("cpu"))
-        with autocast(torch.device("cpu"), precision):
-            both(inputs[:1], targets[:1]).sum().backward()
-        both.zero_grad()
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        with autocast(torch.device("cpu"), precision):
-            both(inputs, targets).sum().backward()
-        say(str(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)))
-
-    child = Child(work)
-    peak = int(child.hear())
-    assert child.end() == 0
-    assert 0.8 * parts < peak < 1.25 * parts
-    assert estimated["teacher"] == estimated["weights"]
 
 
 def test_bytes_and_times_by_hand(tiny: Config, script: Any) -> None:
