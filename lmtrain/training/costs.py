@@ -90,9 +90,11 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
         activations = _saved_bytes(learner, inputs, targets, precision)
         if config.train.activation_checkpointing:
             model.encoder.recompute = True
-            outside = _saved_bytes(learner, inputs, targets, precision)
-            one_block = (activations - outside) / config.model.layers if config.model.layers else 0.0
-            activations = outside + 4.0 * inputs.numel() * config.model.dim * config.model.layers + one_block
+            between_blocks = 4.0 * inputs.numel() * config.model.dim * config.model.layers
+            outside = _saved_bytes(learner, inputs, targets, precision)  # with these
+            blocks = activations - outside + between_blocks
+            one_block = blocks / config.model.layers if config.model.layers else 0.0
+            activations = max(outside, between_blocks + one_block)  # a block is made again when what follows is gone
     parameters = float(sum(parameter.numel() for parameter in model.parameters()))
     matrices = hidden_matrices(model) if config.train.optimizer == "muon" else []
     tokens = targets.numel()
