@@ -1,8 +1,9 @@
 """The search of the settings of `lmtrain eval --temperature --cache --dynamic` for a run.
 
 Only the first tokens of the validation split are looked at. The temperature comes first and holds for the rest; then
-every cache, on states that are made once; then dynamic evaluation, its rate, that of the embedding, its decay and its
-segment one after the other; then every cache again, on the states of the best dynamic evaluation.
+every cache, on states that are made once; then dynamic evaluation, its rate (beyond the grid as long as that helps),
+that of the embedding, its decay and its segment one after the other; then every cache again, on the states of the best
+dynamic evaluation.
 """
 
 import itertools
@@ -133,6 +134,9 @@ def best_dynamic(
         return value if math.isfinite(value) else math.inf
 
     chosen = min(((chosen[0] * rate, *chosen[1:]) for rate in RATES), key=nats)
+    for factor in (0.5, 2.0):
+        while nats(beyond := (factor * chosen[0], *chosen[1:])) < nats(chosen):
+            chosen = beyond
     chosen = min(((chosen[0], embedding, *chosen[2:]) for embedding in (chosen[1], *EMBEDDINGS)), key=nats)
     chosen = min(((*chosen[:2], decay, chosen[3]) for decay in DECAYS), key=nats)
     chosen = min(((*chosen[:3], segment) for segment in segments), key=nats)

@@ -24,7 +24,9 @@ import tuning
 from torch import Tensor, nn
 from training_speed import Sizes
 
+from lmtrain.data.prepare import prepare_store
 from lmtrain.data.tokens import TokenStore
+from lmtrain.inference import open_trained
 from lmtrain.nn import dot_product, dropout, output_loss
 from lmtrain.training import state
 from tests.conftest import TINY, Lmtrain
@@ -293,7 +295,7 @@ def test_tune_finds_what_eval_confirms(
     script.main()
     written = json.loads((record.RESULTS / f"tune-{run.name}.json").read_text())
     assert min(written["dynamic"], key=lambda tried: tried["token_perplexity"]) == written["best"]["dynamic"]
-    assert len(written["dynamic"]) == 7  # two rates, two more of the embedding, two more decays, another segment
+    assert len(written["dynamic"]) >= 9  # four rates, two more of the embedding, two more decays, another segment
     found = written["best"]
     assert list(found) == ["plain", "temperature", "cache", "dynamic", "dynamic and cache"]
     for mode, best in found.items():
@@ -303,6 +305,23 @@ def test_tune_finds_what_eval_confirms(
         assert json.loads(done.out.splitlines()[-1])["token_perplexity"] == pytest.approx(
             best["token_perplexity"], rel=1e-4
         ), mode
+
+
+@pytest.mark.parametrize("start", [2.0**-10, 64.0])
+def test_the_best_rate_may_lie_beyond_its_grid(monkeypatch: pytest.MonkeyPatch, workdir: Path, start: float) -> None:
+    trained = open_trained(next((workdir / "runs").iterdir()), "best", "auto", "cpu")
+    small_grids(monkeypatch)
+    monkeypatch.setattr(tuning, "RATES", (start,))
+    store = prepare_store(trained.config, note=lambda message: None, progress=False)
+    _, tried = tuning.search(trained, store, 60)
+    losses: dict[float, float] = {}
+    for nats, options in tried:
+        values = dict(option.split("=") for option in options if "=" in option)
+        losses.setdefault(float(values["eval.dynamic_lr"]), nats)  # whose rates came before all else
+    best = min(losses, key=lambda rate: losses[rate])
+    beside = [nats for rate, nats in losses.items() if rate in (pytest.approx(best / 2), pytest.approx(2 * best))]
+    assert len(losses) > 3
+    assert len(beside) == 2
 
 
 class InTurn(Executor):
