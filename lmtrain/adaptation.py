@@ -25,8 +25,8 @@ QUERIES_AT_ONCE = 256
 """Of the cache: rows of the matrix of scores, which has a column for each state in the window."""
 
 DEFAULT_LR = {"rms": 1e-4, "sgd": 0.02}
-DEFAULT_EMBEDDING = {"rms": 3.0, "sgd": 1.0}
-"""Of dynamic evaluation, by rule: the learning rate, and how many times that is the words' vectors'."""
+DEFAULT_EMBEDDING = 1.0
+"""Of dynamic evaluation: the learning rate by rule, and how many times that is the words' vectors'."""
 
 STATISTICS_TOKENS = 200_000
 TOKENS_PER_GRADIENT = 1_024
@@ -175,8 +175,7 @@ def _gradients(nats: Tensor, model: LanguageModel) -> tuple[Tensor, ...]:
 def dynamic_scorer(model: LanguageModel, settings: EvalConfig, rms: list[Tensor], segment: int) -> Dynamic:
     """Dynamic evaluation by the rule of the settings; `rms` is `gradient_rms`, for the rule of that name.
 
-    The words' own vectors, in the embedding and the output layer, learn `dynamic_embedding` times as fast: a text
-    differs from others in its words first.
+    The words' own vectors, in the embedding and the output layer, learn `dynamic_embedding` times as fast as the rest.
     """
     (lr, times), decay = learning_rates(settings), settings.dynamic_decay
     by_rms = settings.dynamic_rule == "rms"
@@ -192,9 +191,9 @@ def dynamic_scorer(model: LanguageModel, settings: EvalConfig, rms: list[Tensor]
 
 
 def learning_rates(settings: EvalConfig) -> tuple[float, float]:
-    """Of dynamic evaluation, and how many times that is the words' vectors': as set, or else as the rule has it."""
-    lr, times, rule = settings.dynamic_lr, settings.dynamic_embedding, settings.dynamic_rule
-    return DEFAULT_LR[rule] if lr is None else lr, DEFAULT_EMBEDDING[rule] if times is None else times
+    """Of dynamic evaluation, and how many times that is the words' vectors': as set, or else the defaults."""
+    lr, times = settings.dynamic_lr, settings.dynamic_embedding
+    return DEFAULT_LR[settings.dynamic_rule] if lr is None else lr, DEFAULT_EMBEDDING if times is None else times
 
 
 def settings_used(settings: EvalConfig, *, dynamic: bool, cache: bool) -> dict[str, float | str]:

@@ -236,7 +236,7 @@ class EvalConfig(Section):
     dynamic_lr: float | None = Field(None, ge=0.0)
     """`eval --dynamic`: the learning rate; None = 1e-4 for rms, 0.02 for sgd."""
     dynamic_embedding: float | None = Field(None, ge=0.0)
-    """`eval --dynamic`: times that rate for the embedding and the output layer; None = 3 for rms, 1 for sgd."""
+    """`eval --dynamic`: times that rate for the embedding and the output layer; None = 1."""
     dynamic_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """`eval --dynamic`: how far each step goes back to the trained weights; rms: in proportion to a weight's RMS."""
 

@@ -1,14 +1,14 @@
 """The search of the settings of `lmtrain eval --temperature --cache --dynamic` for a run.
 
 Only the first tokens of the validation split are looked at. The temperature comes first and holds for the rest; then
-every cache, on states that are made once; then dynamic evaluation, its rate (beyond the grid as long as that helps),
-that of the embedding, its decay and its segment one after the other; then every cache again, on the states of the best
-dynamic evaluation.
+every cache, on states that are made once; then dynamic evaluation, its rates by `climb`, its decay and its segment one
+after the other; then every cache again, on the states of the best dynamic evaluation.
 """
 
 import itertools
 import math
 import sys
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -25,11 +25,10 @@ TEMPERATURES = (0.9, 0.95, 1.0, 1.02, 1.04, 1.06, 1.1, 1.15)
 WEIGHTS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 THETAS = (5.0, 10.0, 15.0, 20.0, 30.0, 40.0)
 WINDOWS = (500, 2_000, 8_000, 32_000)
-RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Times the rate in the run's configuration, or the rule's default."""
-EMBEDDINGS = (1.0, 3.0, 10.0)
 DECAYS = (0.0, 1e-3, 1e-2)
 SEGMENTS = (16, 32, 64)
+MOVES = ((0.5, 1.0), (2.0, 1.0), (0.5, 2.0), (2.0, 0.5), (1.0, 0.5), (1.0, 2.0))
+"""Factors of the rate and of how many times that is the words' vectors': of all weights, of all but these, of these."""
 
 Stream = tuple[Tensor, Tensor, Tensor]
 """Of every token scored, in order: nats (N,), the state it was predicted from (N, E), and itself (N,)."""
@@ -133,14 +132,23 @@ def best_dynamic(
         value = run(*setting)[0][0]
         return value if math.isfinite(value) else math.inf
 
-    chosen = min(((chosen[0] * rate, *chosen[1:]) for rate in RATES), key=nats)
-    for factor in (0.5, 2.0):
-        while nats(beyond := (factor * chosen[0], *chosen[1:])) < nats(chosen):
-            chosen = beyond
-    chosen = min(((chosen[0], embedding, *chosen[2:]) for embedding in (chosen[1], *EMBEDDINGS)), key=nats)
+    chosen = climb(chosen, nats)
     chosen = min(((*chosen[:2], decay, chosen[3]) for decay in DECAYS), key=nats)
     chosen = min(((*chosen[:3], segment) for segment in segments), key=nats)
     return *run(*chosen), tried
+
+
+def climb(setting: Setting, loss: Callable[[Setting], float]) -> Setting:
+    """Make each move for as long as it helps, in turn, until none does, from a rate that doesn't diverge."""
+    while loss(setting) == math.inf:
+        setting = (setting[0] / 2, *setting[1:])
+    best = None
+    while best != setting:
+        best = setting
+        for lr, times in MOVES:
+            while loss(moved := (lr * setting[0], times * setting[1], *setting[2:])) < loss(setting):
+                setting = moved
+    return setting
 
 
 def say(mode: str, pair: Found) -> Found:
