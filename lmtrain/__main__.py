@@ -4,7 +4,7 @@
 def main() -> None:
     """Run the command line; Ctrl-C ends it without a traceback, even while its modules are imported."""
     try:
-        from lmtrain.cli import main as run
+        from lmtrain.cli.app import main as run
 
         run()
     except KeyboardInterrupt:

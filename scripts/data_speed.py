@@ -9,7 +9,7 @@ from typing import Any
 from record import seconds
 from tokenizers import Tokenizer as RawTokenizer
 
-from lmtrain.config import load
+from lmtrain.config.loader import load
 from lmtrain.data.corpus import Corpus, download
 from lmtrain.data.ids import Ids
 from lmtrain.data.order import SampleOrder, batch

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from record import seconds
 
-from lmtrain.decoding.beam import beam_search
-from lmtrain.decoding.sampling import sample
-from lmtrain.decoding.search import Rules, Step
-from lmtrain.nn.language_model import LanguageModel
-from lmtrain.nn.packing import pack
-from lmtrain.nn.state import State
-from lmtrain.nn.steps import steps
-from lmtrain.runtime import choose_device, choose_precision
-from lmtrain.schema import ModelConfig
+from lmtrain.config.schema import ModelConfig
+from lmtrain.generation.beam import beam_search
+from lmtrain.generation.sampling import sample
+from lmtrain.generation.search import Rules, Step
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.packing import pack
+from lmtrain.model.state import State
+from lmtrain.model.steps import steps
+from lmtrain.system.runtime import choose_device, choose_precision
 
 VOCABULARY, PROMPT, SEED = 33_278, 8, 0
 SIZES = ((256, 4, 4), (768, 12, 12))

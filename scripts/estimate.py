@@ -17,12 +17,12 @@ import torch
 from record import run_script
 from torch import nn
 
-from lmtrain.config import load
-from lmtrain.nn.language_model import LanguageModel
-from lmtrain.schema import Config
+from lmtrain.config.loader import load
+from lmtrain.config.schema import Config
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.system.distributed import Workers
 from lmtrain.training.costs import memory_estimate, training_flops
 from lmtrain.training.parallel import share_batch
-from lmtrain.workers import Workers
 
 STATE = ("weights", "gradients", "optimizer", "averaged weights")
 SHARDED_AT_ONCE = 2

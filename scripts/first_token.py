@@ -14,13 +14,13 @@ PROMPT = "In 1950 , the"
 CHILD = """
 import sys, time
 marks = [float(sys.argv[1]), time.time()]
-from lmtrain.allocator import keep_heap
+from lmtrain.system.allocator import keep_heap
 keep_heap()
 import torch
 marks.append(time.time())
-from lmtrain.completion.complete import complete
-from lmtrain.completion.options import Options
-from lmtrain.inference import open_trained, ready_to_generate
+from lmtrain.generation.complete import complete
+from lmtrain.generation.options import Options
+from lmtrain.model.trained import open_trained, ready_to_generate
 from pathlib import Path
 marks.append(time.time())
 trained = ready_to_generate(open_trained(Path(sys.argv[2]), "best", "auto", "auto"), "auto", compiled=False)

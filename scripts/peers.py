@@ -23,12 +23,12 @@ from record import ROOT, lmtrain
 from torch import Tensor, nn
 from training_speed import HEAP, load_source, run_alone
 
-from lmtrain.config import load
+from lmtrain.config.loader import load
 from lmtrain.data.order import SampleOrder, batch
 from lmtrain.data.prepare import prepare_store
 from lmtrain.data.tokens import Split, TokenStore, open_store
-from lmtrain.evaluation import evaluate
-from lmtrain.runtime import autocast, choose_precision, machine
+from lmtrain.evaluation.perplexity import evaluate
+from lmtrain.system.runtime import autocast, choose_precision, machine
 
 CONFIG = ROOT / "configs" / "wikitext2-cpu.yaml"
 SIDES = ("lmtrain", "nanoGPT", "word_language_model LSTM", "word_language_model Transformer")

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 import torch
 
 from lmtrain.errors import LmtrainError
-from lmtrain.files import write_file
-from lmtrain.runtime import machine
+from lmtrain.storage.files import write_file
+from lmtrain.system.runtime import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "scripts" / "results"

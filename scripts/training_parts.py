@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from training_speed import BASE, HEAP, SEED, Sizes, in_turn, measure_ours, our_training, run_alone, timed
 
 from lmtrain.nn import dot_product, dropout, output_loss
-from lmtrain.runtime import autocast, choose_device, choose_precision
+from lmtrain.system.runtime import autocast, choose_device, choose_precision
 from lmtrain.training.loop import train_step
 
 DROPOUT = [f"model.{place}=0.1" for place in ("dropout", "attention_dropout", "input_dropout", "output_dropout")]

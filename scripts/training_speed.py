@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmtrain.config import load
+from lmtrain.config.loader import load
 from lmtrain.data.ids import Ids
 from lmtrain.data.tokens import Split, TokenStore
-from lmtrain.runtime import autocast, choose_device, choose_precision, memory_bytes, peak_flops, synchronize
+from lmtrain.system.runtime import autocast, choose_device, choose_precision, memory_bytes, peak_flops, synchronize
 from lmtrain.training.costs import training_flops
 from lmtrain.training.loop import train_step
 from lmtrain.training.state import Training, prepare
@@ -39,7 +39,7 @@ HEAP = {
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
-"""What `lmtrain.allocator.keep_heap` sets, as an environment."""
+"""What `lmtrain.system.allocator.keep_heap` sets, as an environment."""
 SIDES = {
     "lmtrain": HEAP,
     "lmtrain, not compiled": HEAP,

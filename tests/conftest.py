@@ -15,12 +15,12 @@ import pytest
 import torch
 from hypothesis import settings
 
-from lmtrain import cli
-from lmtrain.config import load
+from lmtrain.cli import app as cli
+from lmtrain.config.loader import load
+from lmtrain.config.schema import Config
 from lmtrain.data.corpus import download
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
-from lmtrain.schema import Config
 
 TINY = [
     "data.sample_tokens=3000",
@@ -129,7 +129,7 @@ def lmtrain(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
 def load_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], ModuleType]:
     """A script as a module, whose records go to a folder of the test's own."""
     monkeypatch.setattr("record.RESULTS", tmp_path / "results")
-    monkeypatch.setattr("lmtrain.allocator.keep_heap", lambda: None)
+    monkeypatch.setattr("lmtrain.system.allocator.keep_heap", lambda: None)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "results").mkdir()
 

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lmtrain import checkpoint
-from lmtrain.checkpoint import Checkpoint
+from lmtrain.storage import checkpoint
+from lmtrain.storage.checkpoint import Checkpoint
 
 
 class Content(NamedTuple):

@@ -18,11 +18,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain import checkpoint
 from lmtrain.data.corpus import open_corpus
 from lmtrain.errors import LmtrainError
-from lmtrain.files import MANIFEST
-from lmtrain.tensor_files import Stored
+from lmtrain.storage import checkpoint
+from lmtrain.storage.files import MANIFEST
+from lmtrain.storage.tensor_files import Stored
 from tests.hostile.folders import sign, unsealed
 from tests.hostile.inputs import FRAGMENTS, Parser, attempt, edited, limited_memory, variants
 from tests.hostile.parsers import PARSERS

@@ -12,13 +12,13 @@ import pytest
 import torch
 import yaml
 
-from lmtrain import checkpoint
+from lmtrain.config.schema import Config, DataConfig
 from lmtrain.data.corpus import download
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.files import MANIFEST
-from lmtrain.inference import load_trained
-from lmtrain.schema import Config, DataConfig
+from lmtrain.model.trained import load_trained
+from lmtrain.storage import checkpoint
+from lmtrain.storage.files import MANIFEST
 from lmtrain.training.loop import fit
 from tests.hostile.folders import sign, trained_run, unsealed
 from tests.hostile.inputs import limited_memory

@@ -3,79 +3,66 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "lmtrain"
 
-FLOORS = {
-    "__main__": 9,
-    "cli": 8,
-    "generate_command": 7,
-    "eval_command": 7,
-    "answers": 6,
-    "printing": 5,
-    "training": 4,
-    "terminal": 4,
-    "inference": 3,
-    "completion": 3,
-    "evaluation": 2,
-    "adaptation": 2,
-    "decoding": 2,
-    "checkpoint": 1,
-    "data": 1,
-    "nn": 1,
-    "picture": 0,
-    "runtime": 0,
-    "workers": 0,
-    "tensor_files": 0,
-    "launcher": 0,
-    "allocator": 0,
-    "config": 0,
-    "schema": 0,
-    "schema_base": 0,
-    "schema_train": 0,
-    "options": 0,
-    "files": 0,
-    "errors": 0,
-    "": 0,
-}
-"""Each part imports from its own floor or a lower one; of the others on its own floor, only floor 0 is shared."""
-
-
-def _part(module: str) -> str:
-    return [*module.split("."), ""][1]
+ORDER = ["system", "config", "storage", "data", "nn", "model", "evaluation", "generation", "training", "cli"]
+"""The packages, from the bottom up: each imports from itself and from those before it."""
+LOOSE = {"__init__", "__main__", "errors"}
+"""The modules that lie in no package."""
 
 
 def _imports(path: Path) -> set[str]:
+    """The full names of all modules, and of all names, that a file imports."""
     tree = ast.parse(path.read_text())
     found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"lmtrain.{alias.name}" for alias in node.names] if node.module == "lmtrain" else [node.module]
-            found.update(
-                name if _part(name) in FLOORS or not name.startswith("lmtrain") else "lmtrain" for name in names
-            )
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
     return found
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_run_down(path: Path) -> None:
-    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    own = "" if own == "__init__" else own
-    for module in _imports(path):
-        if module.split(".")[0] != "lmtrain":
-            continue
-        other = _part(module)
-        allowed = other == own or FLOORS[other] < FLOORS[own] or FLOORS[other] == FLOORS[own] == 0
-        assert allowed, f"{own} must not import {module}"
+def _modules(path: Path) -> set[str]:
+    """The modules of lmtrain that a file imports, as `package.module`."""
+    inside = {name.removeprefix("lmtrain.") for name in _imports(path) if name.startswith("lmtrain.")}
+    return {name for name in inside if (PACKAGE / f"{name.replace('.', '/')}.py").exists()}
 
 
-def test_decoding_knows_ids_alone() -> None:
-    for path in (PACKAGE / "decoding").glob("*.py"):
-        ours = {module for module in _imports(path) if module.startswith("lmtrain")}
-        assert all(_part(module) in {"decoding", "errors"} for module in ours), path
+def test_every_module_lies_in_a_package_of_the_order() -> None:
+    assert {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()} == set(ORDER)
+    assert {path.stem for path in PACKAGE.glob("*.py")} == LOOSE
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_imports_run_down(package: str) -> None:
+    below = {*ORDER[: ORDER.index(package) + 1], "errors"}
+    for path in (PACKAGE / package).glob("*.py"):
+        above = {name for name in _modules(path) if name.partition(".")[0] not in below}
+        assert not above, f"{path.name} imports {above}"
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_imports_inside_a_package_have_no_cycle(package: str) -> None:
+    graph = {
+        f"{package}.{path.stem}": {name for name in _modules(path) if name.startswith(f"{package}.")}
+        for path in (PACKAGE / package).glob("*.py")
+    }
+    assert list(TopologicalSorter(graph).static_order())
+
+
+def test_building_blocks_import_nothing_but_each_other() -> None:
+    for path in (PACKAGE / "nn").glob("*.py"):
+        assert all(name == "errors" or name.startswith("nn.") for name in _modules(path)), path
+
+
+def test_search_knows_ids_alone() -> None:
+    for name in ("search", "sampling", "beam", "extensions"):
+        modules = _modules(PACKAGE / "generation" / f"{name}.py")
+        assert modules <= {"errors", "generation.search", "generation.sampling", "generation.extensions"}, name
 
 
 def test_nothing_reads_or_writes_pickles() -> None:
@@ -88,9 +75,9 @@ def test_nothing_reads_or_writes_pickles() -> None:
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["generate", "-h"], ["--version"]])
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     code = (
-        "import sys, lmtrain.cli\n"
+        "import sys, lmtrain.cli.app\n"
         f"sys.argv = ['lmtrain', *{arguments!r}]\n"
-        "try: lmtrain.cli.main()\n"
+        "try: lmtrain.cli.app.main()\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'datasets', 'tokenizers', 'numpy', 'rich', 'yaml'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"

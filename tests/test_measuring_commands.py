@@ -21,10 +21,10 @@ import pytest
 import record
 import torch
 
+from lmtrain.config.schema import ModelConfig
 from lmtrain.errors import LmtrainError
-from lmtrain.nn.language_model import LanguageModel
-from lmtrain.nn.steps import steps
-from lmtrain.schema import ModelConfig
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.steps import steps
 from tests.children import Child
 from tests.conftest import TINY, Lmtrain
 
@@ -90,7 +90,9 @@ def gigabytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lmtrain: Lmtrain)
     monkeypatch.setattr(large_corpus, "ProcessPoolExecutor", ThreadPoolExecutor)  # a fork would warn of threads
     monkeypatch.setattr(large_corpus, "lmtrain", profile)
     monkeypatch.setattr(data_speed, "BATCHES", 2)
-    monkeypatch.setattr("lmtrain.allocator.keep_heap", lambda: None)  # this process would keep what later tests free
+    monkeypatch.setattr(
+        "lmtrain.system.allocator.keep_heap", lambda: None
+    )  # this process would keep what later tests free
     monkeypatch.chdir(tmp_path)
     return 3e-4
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain import cli
+from lmtrain.cli import app as cli
 from tests.conftest import TINY
 
 ROOT = Path(__file__).parent.parent
@@ -112,7 +112,7 @@ def test_an_address_in_the_environment_is_not_shown(
 
 
 def test_a_download_that_fails_shows_and_stores_no_secret(folder: Path) -> None:
-    code = "import sys, time; time.sleep = lambda _: None; from lmtrain.cli import main; main()"
+    code = "import sys, time; time.sleep = lambda _: None; from lmtrain.cli.app import main; main()"
     command = [sys.executable, "-c", code, "train", "data.source=own/text", "data.revision=" + "a" * 40]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, check=False)

@@ -1,1 +1,1 @@
-"""From text to batches: corpora, the sample corpus, tokenizers, token stores."""
+"""From text to batches: sources, corpus, tokenizer, token store, sample order."""

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
+from lmtrain.config.schema import DataConfig
 from lmtrain.data import local
 from lmtrain.data.local import Lines
 from lmtrain.data.normal import Counts, SplitName, cut_split, load_starts, read_lines, write_split
 from lmtrain.data.unique import Seen, unseen
 from lmtrain.data.verified import Hashes
 from lmtrain.errors import LmtrainError
-from lmtrain.files import MANIFEST, new_folder, read_manifest, recover, sha256_bytes, verify
-from lmtrain.schema import DataConfig
+from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, recover, sha256_bytes, verify
 
 FORMAT = "lmtrain-corpus/1"
 _SPLITS = ("train", "valid", "test")

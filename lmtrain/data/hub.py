@@ -20,7 +20,7 @@ from lmtrain.data.hub_cache import Listing, in_cache, listing_of, reader, rememb
 from lmtrain.data.hub_client import contained, explained, settle
 from lmtrain.data.local import no_column, parquet_rows, text_row
 from lmtrain.errors import LmtrainError
-from lmtrain.files import sha256_file
+from lmtrain.storage.files import sha256_file
 
 _BATCH = 1024
 _AT_ONCE = 8

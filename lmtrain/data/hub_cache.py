@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from lmtrain.data.local import SPLIT_NAMES
 from lmtrain.errors import LmtrainError
-from lmtrain.files import make_folders, sha256_bytes, write_file
+from lmtrain.storage.files import make_folders, sha256_bytes, write_file
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

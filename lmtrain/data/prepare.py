@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
+from lmtrain.config.schema import Config
 from lmtrain.data.corpus import download, each
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
-from lmtrain.schema import Config
 
 
 def prepare_store(

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain import disk
 from lmtrain.data.normal import OFFSET, load_starts, npy_header
 from lmtrain.data.tokenizer import Tokenizer, pieces
 from lmtrain.errors import LmtrainError
-from lmtrain.files import sha256_file, write_file, writing
+from lmtrain.storage.files import sha256_file, write_file, writing
+from lmtrain.system import disk
 
 SHARD_BYTES = 64 << 20
 """Text in a shard, to the end of its last line: some 15 million tokens, seconds of work to lose when killed."""

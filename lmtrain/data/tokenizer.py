@@ -23,9 +23,9 @@ from typing import Any, Literal, Self, get_args
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
+from lmtrain.config.schema import TokenizerConfig
 from lmtrain.errors import LmtrainError
-from lmtrain.files import sha256_bytes, write_file
-from lmtrain.schema import TokenizerConfig
+from lmtrain.storage.files import sha256_bytes, write_file
 
 Kind = Literal["word", "bpe", "byte"]
 Merges = list[tuple[str, str]]

@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lmtrain import disk
+from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import shards
 from lmtrain.data.corpus import Corpus
 from lmtrain.data.processes import perform_all
@@ -34,8 +34,8 @@ from lmtrain.data.tokens import (
 )
 from lmtrain.data.verified import Hashes
 from lmtrain.errors import LmtrainError
-from lmtrain.files import alone_in, make_folders, new_folder, sha256_bytes, verify, writing
-from lmtrain.schema import TokenizerConfig
+from lmtrain.storage.files import alone_in, make_folders, new_folder, sha256_bytes, verify, writing
+from lmtrain.system import disk
 
 MOST_WORDS = 1_500_000
 """Different words that are counted at once; beyond these, the rarest half is forgotten."""

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Self
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.corpus import Corpus
 from lmtrain.data.ids import Ids
 from lmtrain.data.normal import HEADER_BYTES, OFFSET, Counts, SplitName, npy_header
@@ -24,8 +25,7 @@ from lmtrain.data.shards import id_type
 from lmtrain.data.tokenizer import DEFAULT_BPE_SIZE, Tokenizer
 from lmtrain.data.verified import Hashes
 from lmtrain.errors import LmtrainError
-from lmtrain.files import MANIFEST, read_manifest, sha256_bytes, verify
-from lmtrain.schema import TokenizerConfig
+from lmtrain.storage.files import MANIFEST, read_manifest, sha256_bytes, verify
 
 FORMAT = "lmtrain-tokens/2"
 TOKENIZER = "tokenizer.json"

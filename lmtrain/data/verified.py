@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lmtrain.errors import LmtrainError
-from lmtrain.files import sha256_file, write_file
+from lmtrain.storage.files import sha256_file, write_file
 
 LARGE = 16 << 20
 """Bytes: less than a shard of a large corpus has."""

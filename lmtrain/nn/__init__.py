@@ -1,1 +1,1 @@
-"""The layers, and the language model made of them."""
+"""Building blocks as plain torch modules; they know nothing of configurations or files."""

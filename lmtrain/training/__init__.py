@@ -1,1 +1,1 @@
-"""The training loop, its optimizer and schedules, and what is watched while it runs."""
+"""The training loop: one step, optimizer and schedule, validation, monitoring, checkpoint cadence."""

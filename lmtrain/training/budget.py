@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Self
 
+from lmtrain.config.schema import TrainConfig
 from lmtrain.errors import LmtrainError
-from lmtrain.schema import TrainConfig
 
 DEFAULT_EPOCHS = 10.0
 

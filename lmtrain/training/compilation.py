@@ -6,10 +6,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
-from lmtrain.nn.language_model import LanguageModel
-from lmtrain.runtime import autocast, lacks_to_compile
-from lmtrain.schema import Config
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.system.runtime import autocast, lacks_to_compile
 from lmtrain.training.budget import Budget
 from lmtrain.training.costs import blank_batch, training_flops
 from lmtrain.training.teacher import Taught

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lmtrain.checkpoint import run_config
+from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.order import sample_order
 from lmtrain.data.tokens import TokenStore
-from lmtrain.nn.encoder import mask_pattern
-from lmtrain.nn.language_model import LanguageModel
+from lmtrain.model.encoder import mask_pattern
+from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.output_loss import rows_at_once
-from lmtrain.runtime import autocast, choose_device, choose_precision
-from lmtrain.schema import Config, ModelConfig
+from lmtrain.storage.checkpoint import run_config
+from lmtrain.system.runtime import autocast, choose_device, choose_precision
 from lmtrain.training.budget import make_budget
 from lmtrain.training.muon import hidden_matrices
 from lmtrain.training.teacher import Taught

@@ -12,14 +12,16 @@ from pathlib import Path
 
 import torch
 
-from lmtrain import checkpoint
-from lmtrain.config import flat
+from lmtrain.config.loader import flat
+from lmtrain.config.schema import RESOURCE_FIELDS, Config
 from lmtrain.data.order import batch
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.evaluation import Score
+from lmtrain.evaluation.perplexity import Score
 from lmtrain.nn.scheduled_sampling import choose
-from lmtrain.runtime import (
+from lmtrain.storage import checkpoint
+from lmtrain.system.distributed import ALONE, Workers
+from lmtrain.system.runtime import (
     Interrupted,
     Interrupts,
     autocast,
@@ -29,7 +31,6 @@ from lmtrain.runtime import (
     step_seed,
     to_device,
 )
-from lmtrain.schema import RESOURCE_FIELDS, Config
 from lmtrain.training.budget import Budget, evaluation_steps, make_budget
 from lmtrain.training.meter import Clock, StepResult, Window
 from lmtrain.training.monitor import Monitor, Silent
@@ -40,7 +41,6 @@ from lmtrain.training.parallel import check_agreement, check_shared, share_batch
 from lmtrain.training.saving import Saver
 from lmtrain.training.state import Counters, Past, Training, check_same_run, past, prepare, restore, snapshot
 from lmtrain.training.validation import evaluate_and_show, final_score
-from lmtrain.workers import ALONE, Workers
 
 Note = Callable[[str], None]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.errors import LmtrainError
-from lmtrain.runtime import memory_bytes, peak_flops, synchronize
+from lmtrain.system.runtime import memory_bytes, peak_flops, synchronize
 from lmtrain.training.costs import training_flops
 from lmtrain.training.state import Training
 

@@ -17,10 +17,10 @@ from typing import Any, BinaryIO, TextIO
 import numpy as np
 from tqdm import tqdm
 
-from lmtrain import disk
-from lmtrain.checkpoint import write_state
-from lmtrain.files import write_error
-from lmtrain.picture import heatmap
+from lmtrain.generation.picture import heatmap
+from lmtrain.storage.checkpoint import write_state
+from lmtrain.storage.files import write_error
+from lmtrain.system import disk
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from lmtrain.runtime import choose_precision
-from lmtrain.schema import TrainConfig
-from lmtrain.tensor_files import Stored
+from lmtrain.config.schema import TrainConfig
+from lmtrain.storage.tensor_files import Stored
+from lmtrain.system.runtime import choose_precision
 from lmtrain.training.muon import Muon, hidden_matrices
 from lmtrain.training.parallel import placed
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lmtrain.checkpoint import CONFIG
-from lmtrain.config import flat
+from lmtrain.config.loader import flat
+from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.tokens import TOKENIZER, TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.files import sha256_bytes
-from lmtrain.inference import TrainedWeights, built, trained_weights
-from lmtrain.nn.language_model import LanguageModel
-from lmtrain.schema import Config, ModelConfig
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.trained import TrainedWeights, built, trained_weights
+from lmtrain.storage.checkpoint import CONFIG
+from lmtrain.storage.files import sha256_bytes
 from lmtrain.training.parallel import copy_all
 
 _FREE = {"context", "dropout", "attention_dropout", "embedding_dropout", "input_dropout", "output_dropout"}

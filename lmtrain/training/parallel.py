@@ -20,15 +20,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lmtrain import __version__
-from lmtrain.checkpoint import CONFIG, check_fit
-from lmtrain.config import flat
+from lmtrain.config.loader import flat
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError, SaidElsewhere
-from lmtrain.nn.language_model import LanguageModel
-from lmtrain.schema import Config
-from lmtrain.tensor_files import Stored
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.storage.checkpoint import CONFIG, check_fit
+from lmtrain.storage.tensor_files import Stored
+from lmtrain.system.distributed import ALONE, Workers
 from lmtrain.training.compilation import Forward
-from lmtrain.workers import ALONE, Workers
 
 STATE_SHARE = 0.5
 """Of a device's memory that `auto` lets parameters, gradients and optimizer state have before it shards them."""

@@ -14,10 +14,10 @@ from typing import Any
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.files import make_folders, write_file, writing
-from lmtrain.runtime import enough_memory, machine, peak_flops, set_threads, synchronize
-from lmtrain.schema import Config
+from lmtrain.storage.files import make_folders, write_file, writing
+from lmtrain.system.runtime import enough_memory, machine, peak_flops, set_threads, synchronize
 from lmtrain.training.costs import training_flops
 from lmtrain.training.loop import MEMORY_REMEDY, train_step
 from lmtrain.training.optim import learning_rate

@@ -2,11 +2,11 @@
 
 import torch
 
-from lmtrain.completion.complete import complete
-from lmtrain.completion.options import Options
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.nn.language_model import LanguageModel
-from lmtrain.schema import Config
+from lmtrain.generation.complete import complete
+from lmtrain.generation.options import Options
+from lmtrain.model.language_model import LanguageModel
 from lmtrain.training.monitor import Monitor
 
 PICTURE_TOKENS = 24

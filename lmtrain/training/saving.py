@@ -9,11 +9,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from lmtrain import checkpoint
 from lmtrain.errors import LmtrainError
-from lmtrain.tensor_files import in_rows, rows_name
+from lmtrain.storage import checkpoint
+from lmtrain.storage.tensor_files import in_rows, rows_name
+from lmtrain.system.distributed import ALONE, Workers
 from lmtrain.training.parallel import is_sharded, local_rows
-from lmtrain.workers import ALONE, Workers
 
 
 class Saver:

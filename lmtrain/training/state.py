@@ -12,15 +12,16 @@ import torch
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
-from lmtrain import checkpoint
-from lmtrain.config import identity_difference
+from lmtrain.config.loader import identity_difference
+from lmtrain.config.schema import Config
 from lmtrain.data.ids import Ids
 from lmtrain.data.order import Mixture, SampleOrder, sample_order
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.nn.language_model import LanguageModel
-from lmtrain.runtime import choose_device, choose_precision, machine
-from lmtrain.schema import Config
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.storage import checkpoint
+from lmtrain.system.distributed import ALONE, Workers
+from lmtrain.system.runtime import choose_device, choose_precision, machine
 from lmtrain.training.budget import make_budget
 from lmtrain.training.compilation import Forward, compiled_forward
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
@@ -28,7 +29,6 @@ from lmtrain.training.other_runs import load_teacher
 from lmtrain.training.parallel import Parallel, choose_kind, copy_all, distribute
 from lmtrain.training.spikes import Spikes
 from lmtrain.training.teacher import Taught
-from lmtrain.workers import ALONE, Workers
 
 Note = Callable[[str], None]
 Part = Callable[[str], AbstractContextManager[object]]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.language_model import LanguageModel
+from lmtrain.model.language_model import LanguageModel
 
 
 class Taught(nn.Module):

@@ -3,11 +3,11 @@
 import math
 from pathlib import Path
 
-from lmtrain import checkpoint
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.evaluation import Score, default_stride, evaluate
-from lmtrain.runtime import Interrupts
+from lmtrain.evaluation.perplexity import Score, default_stride, evaluate
+from lmtrain.storage import checkpoint
+from lmtrain.system.runtime import Interrupts
 from lmtrain.training import samples
 from lmtrain.training.monitor import Monitor
 from lmtrain.training.state import Training, averaged_weights, restore

@@ -19,8 +19,8 @@ import torch
 from example import Results, arguments, report, save, start, train
 from torch import Tensor
 
-from lmtrain.decoding.sampling import sample
-from lmtrain.decoding.search import Rules
+from lmtrain.generation.sampling import sample
+from lmtrain.generation.search import Rules
 from lmtrain.nn.encoder_decoder import Sizes
 from lmtrain.nn.non_autoregressive import NonAutoregressive
 from lmtrain.nn.seq2seq import Seq2Seq, shift

@@ -15,9 +15,9 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lmtrain.config.schema import DataConfig
 from lmtrain.data.corpus import download
 from lmtrain.errors import LmtrainError
-from lmtrain.schema import DataConfig
 
 TOKEN = "hf_canaryTOKEN"
 COMMIT = "1" * 40

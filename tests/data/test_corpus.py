@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmtrain.config.schema import DataConfig, TokenizerConfig
 from lmtrain.data import corpus, local, normal, sample
 from lmtrain.data.corpus import Corpus, corpus_folder, download, open_corpus
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.errors import LmtrainError
-from lmtrain.schema import DataConfig, TokenizerConfig
 from tests.hostile.inputs import limited_memory
 
 ARTICLES = [

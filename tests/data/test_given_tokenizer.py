@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import shards, tokenizing
 from lmtrain.data.corpus import Corpus
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TOKENIZER, store_folder
 from lmtrain.errors import LmtrainError
-from lmtrain.schema import TokenizerConfig
 from tests.conftest import Lmtrain
 from tests.data.test_tokens import CONFIGS, DOCUMENTS, KINDS, make_corpus
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain import config
+from lmtrain.config import loader as config
+from lmtrain.config.schema import Config, DataConfig, TokenizerConfig
 from lmtrain.data.corpus import corpus_folder, download, each
 from lmtrain.data.order import Mixture, SampleOrder, sample_order
 from lmtrain.data.prepare import prepare_store
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.schema import Config, DataConfig, TokenizerConfig
 from lmtrain.training.state import prepare
 from tests.conftest import TINY
 from tests.data.test_tokens import make_corpus

@@ -21,7 +21,7 @@ from lmtrain.data.tokenizer import Kind
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore, open_store
 from lmtrain.errors import LmtrainError
-from lmtrain.files import MANIFEST
+from lmtrain.storage.files import MANIFEST
 from tests.children import Child
 from tests.data.test_tokens import CONFIGS, KINDS, flip, make, make_corpus
 
@@ -98,7 +98,7 @@ from pathlib import Path
 from lmtrain.data import processes, shards
 from lmtrain.data.corpus import open_corpus
 from lmtrain.data.tokenizing import tokenize
-from lmtrain.schema import TokenizerConfig
+from lmtrain.config.schema import TokenizerConfig
 
 shards.SHARD_BYTES, folder = 2000, Path(sys.argv[1])
 processes.cores = lambda: 1
@@ -278,7 +278,7 @@ import sys
 from pathlib import Path
 from lmtrain.data import processes, shards, tokenizing
 from lmtrain.data.corpus import download
-from lmtrain.schema import DataConfig, TokenizerConfig
+from lmtrain.config.schema import DataConfig, TokenizerConfig
 
 shards.SHARD_BYTES = 1 << 20
 processes.cores = lambda: 1

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lmtrain.config.schema import DataConfig, TokenizerConfig
 from lmtrain.data import shards
 from lmtrain.data.corpus import download
 from lmtrain.data.text import text_split
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.schema import DataConfig, TokenizerConfig
 from tests.data.test_tokens import KINDS
 
 TRAIN = [f"line {number} says {number % 7} times é" for number in range(60)]

@@ -7,10 +7,10 @@ import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import tokenizer as module
 from lmtrain.data.tokenizer import Kind, Tokenizer, pieces
 from lmtrain.errors import LmtrainError
-from lmtrain.schema import TokenizerConfig
 
 LINES = [
     " = Valkyria Chronicles = ",

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import shards, tokenizing
 from lmtrain.data import tokenizer as tokenizer_module
 from lmtrain.data.corpus import FORMAT as CORPUS_FORMAT
@@ -18,8 +19,7 @@ from lmtrain.data.tokenizer import Kind
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TOKENIZER, TokenStore, store_folder
 from lmtrain.errors import LmtrainError
-from lmtrain.files import MANIFEST, alone_in, new_folder
-from lmtrain.schema import TokenizerConfig
+from lmtrain.storage.files import MANIFEST, alone_in, new_folder
 
 KINDS: tuple[Kind, ...] = ("word", "bpe", "byte")
 CONFIGS = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lmtrain.data.tokens import TokenStore, open_store
 from lmtrain.errors import LmtrainError
-from lmtrain.files import MANIFEST, sha256_bytes
+from lmtrain.storage.files import MANIFEST, sha256_bytes
 from tests.data.test_tokens import DOCUMENTS, flip, make, make_corpus
 
 

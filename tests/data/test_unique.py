@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmtrain.config.schema import DataConfig
 from lmtrain.data import unique
 from lmtrain.data.corpus import corpus_folder, download
 from lmtrain.data.local import row_lines
 from lmtrain.data.unique import Seen, unseen
-from lmtrain.schema import DataConfig
 
 
 @given(st.lists(st.integers(1, 5_000), max_size=400))

@@ -9,7 +9,7 @@ import pytest
 
 from lmtrain.data import verified
 from lmtrain.data.verified import REMEMBERED, Hashes
-from lmtrain.files import sha256_bytes
+from lmtrain.storage.files import sha256_bytes
 
 CONTENT = b"x" * 100
 

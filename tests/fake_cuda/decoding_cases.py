@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from lmtrain.completion.attention import pool_weights
-from lmtrain.completion.complete import complete
-from lmtrain.completion.options import Options
+from lmtrain.config.schema import ModelConfig
 from lmtrain.data.tokens import TokenStore
-from lmtrain.decoding.sampling import Sampling
-from lmtrain.nn.language_model import LanguageModel
-from lmtrain.nn.packing import pack
-from lmtrain.nn.steps import CapturedSteps, steps
-from lmtrain.schema import ModelConfig
+from lmtrain.generation.attention import pool_weights
+from lmtrain.generation.complete import complete
+from lmtrain.generation.options import Options
+from lmtrain.generation.sampling import Sampling
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.packing import pack
+from lmtrain.model.steps import CapturedSteps, steps
 from tests.fake_cuda.device import CUDA, FakeCuda, fake_cuda
-from tests.nn.test_variants import CAUSAL, SIZES
+from tests.model.test_variants import CAUSAL, SIZES
 
 MODELS: dict[str, dict[str, Any]] = {
     "rotary": {"copy": True, "embed_dim": 6, "output_bias": True, "qk_norm": True, "activation": "swiglu"},

@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 import torch
 
-from lmtrain import checkpoint
-from lmtrain.adaptation import adapted
+from lmtrain.config.schema import Config
 from lmtrain.data import order
 from lmtrain.data.tokens import TokenStore
+from lmtrain.evaluation.adaptive import adapted
 from lmtrain.nn.adaptive import AdaptiveSoftmax
-from lmtrain.runtime import Interrupts
-from lmtrain.schema import Config
+from lmtrain.storage import checkpoint
+from lmtrain.system.runtime import Interrupts
 from lmtrain.training import loop, noise, saving, state, validation
 from lmtrain.training.costs import blank_batch
 from lmtrain.training.optim import optimizer_tensors
 from lmtrain.training.state import Training
 from tests.fake_cuda.device import CUDA, fake_cuda, on_host
-from tests.nn.test_variants import CAUSAL, SIZES, WINDOWED
+from tests.model.test_variants import CAUSAL, SIZES, WINDOWED
 from tests.training.test_loop import change
 
 PLAIN: dict[str, Any] = {"train__precision": "bf16", "train__ema": 0.9}

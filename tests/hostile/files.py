@@ -6,12 +6,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lmtrain import config
-from lmtrain.completion import prompts
+from lmtrain.config import loader as config
+from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import local
 from lmtrain.data.normal import write_split
 from lmtrain.data.tokenizer import Kind, Tokenizer
-from lmtrain.schema import TokenizerConfig
+from lmtrain.generation import prompts
 from tests.hostile.inputs import Parser
 
 SMALL = [

@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmtrain import checkpoint, config
-from lmtrain.completion.complete import complete
-from lmtrain.completion.options import Options
+from lmtrain.config import loader as config
+from lmtrain.config.schema import Config, TokenizerConfig
 from lmtrain.data.corpus import FORMAT as CORPUS_FORMAT
 from lmtrain.data.corpus import download, open_corpus
 from lmtrain.data.order import SampleOrder, batch
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore, open_store
-from lmtrain.files import MANIFEST, new_folder, sha256_bytes, verify
-from lmtrain.inference import load_trained
-from lmtrain.schema import Config, TokenizerConfig
+from lmtrain.generation.complete import complete
+from lmtrain.generation.options import Options
+from lmtrain.model.trained import load_trained
+from lmtrain.storage import checkpoint
+from lmtrain.storage.files import MANIFEST, new_folder, sha256_bytes, verify
 from lmtrain.training.loop import fit
 from lmtrain.training.state import prepare, restore
 from tests.hostile.files import LINES, SMALL

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from lmtrain import checkpoint
-from lmtrain.completion.complete import complete
-from lmtrain.completion.options import Options
-from lmtrain.config import load
+from lmtrain.config.loader import load
 from lmtrain.data.corpus import download
 from lmtrain.data.tokenizing import tokenize
-from lmtrain.inference import load_trained
+from lmtrain.generation.complete import complete
+from lmtrain.generation.options import Options
+from lmtrain.model.trained import load_trained
+from lmtrain.storage import checkpoint
 from lmtrain.training.state import prepare, restore
 from tests.hostile.folders import trained_run
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmtrain.config import load
+from lmtrain.config.loader import load
 from lmtrain.errors import LmtrainError
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.packing import pack
 from lmtrain.nn import adaptive
 from lmtrain.nn.adaptive import AdaptiveSoftmax
-from lmtrain.nn.language_model import LanguageModel
 from lmtrain.nn.output_loss import Chunk
-from lmtrain.nn.packing import pack
-from tests.nn.test_language_model import VOCABULARY, build, tokens
+from tests.model.test_language_model import VOCABULARY, build, tokens
 from tests.nn.test_output_loss import assert_near, largest_tensor
 
 CUTOFFS: list[tuple[int, ...] | None] = [None, (4,), (1, 2, 22), (7, 15)]

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtrain.nn.output_loss import adversarial_nats
-from tests.nn.test_language_model import build, tokens
+from tests.model.test_language_model import build, tokens
 
 
 def moved(hidden: Tensor, weight: Tensor, targets: Tensor, share: float) -> Tensor:

@@ -10,27 +10,24 @@ import torch
 from torch import Tensor, nn
 
 import lmtrain.nn
+from lmtrain.config.schema import ModelConfig
+from lmtrain.model import copying, encoder, language_model, packing
 from lmtrain.nn import (
     adaptive,
     attention,
     blocks,
-    copying,
     dropout,
-    encoder,
     encoder_decoder,
     key_reduction,
-    language_model,
     linear_attention,
     non_autoregressive,
     norms,
-    packing,
     patterns,
     pointer,
     pooling,
     seq2seq,
     sets,
 )
-from lmtrain.schema import ModelConfig
 
 X = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
 MEMORY = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(1))

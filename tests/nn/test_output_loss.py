@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lmtrain.nn.language_model import LanguageModel
+from lmtrain.config.schema import ModelConfig
+from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.output_loss import LARGE, Chunk, backward, forward, linear_cross_entropy, rows_at_once, target_nats
-from lmtrain.schema import ModelConfig
 
 VOCABULARY = 230
 Case = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmtrain.decoding.beam import beam_search
-from lmtrain.decoding.sampling import sample
-from lmtrain.decoding.search import Rules
+from lmtrain.generation.beam import beam_search
+from lmtrain.generation.sampling import sample
+from lmtrain.generation.search import Rules
 from lmtrain.nn.blocks import NormPosition
 from lmtrain.nn.encoder_decoder import DecoderState, Sizes
 from lmtrain.nn.seq2seq import Seq2Seq

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 
-from lmtrain import checkpoint
-from lmtrain.config import load
+from lmtrain.config.loader import load
+from lmtrain.config.schema import Config
 from lmtrain.data.corpus import download
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
-from lmtrain.inference import load_trained
-from lmtrain.schema import Config
+from lmtrain.model.trained import load_trained
+from lmtrain.storage import checkpoint
 from lmtrain.training.loop import fit
 
 HERE = Path(__file__).parent

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from lmtrain.config import parse
+from lmtrain.config.loader import parse
+from lmtrain.config.schema import Config
 from lmtrain.data.corpus import download
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
-from lmtrain.schema import Config
 from lmtrain.training import loop, state
 from lmtrain.training.loop import train_step
 from lmtrain.training.meter import StepResult

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch.distributed.fsdp  # imported once, for all that are forked
 
-from lmtrain import cli
-from lmtrain.workers import Workers, connected
+from lmtrain.cli import app as cli
+from lmtrain.system.distributed import Workers, connected
 from tests.children import Child
 
 TIMEOUT_MINUTES = 0.5

@@ -17,12 +17,12 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from lmtrain import checkpoint
+from lmtrain.config.schema import Config
 from lmtrain.data.ids import Ids
 from lmtrain.data.order import Mode, batch
 from lmtrain.data.tokens import TokenStore
-from lmtrain.files import sha256_bytes
-from lmtrain.schema import Config
+from lmtrain.storage import checkpoint
+from lmtrain.storage.files import sha256_bytes
 from lmtrain.training import loop, state
 from lmtrain.training.budget import make_budget
 from lmtrain.training.loop import train_step

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lmtrain import disk
-from lmtrain.evaluation import Score, evaluate
+from lmtrain.evaluation.perplexity import Score, evaluate
+from lmtrain.system import disk
 from lmtrain.training import loop, validation
 from lmtrain.training.monitor import Monitor
 

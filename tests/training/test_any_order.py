@@ -16,13 +16,14 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from lmtrain import checkpoint, disk
-from lmtrain.completion.complete import complete
-from lmtrain.completion.options import Options
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.inference import load_trained
-from lmtrain.schema import Config
+from lmtrain.generation.complete import complete
+from lmtrain.generation.options import Options
+from lmtrain.model.trained import load_trained
+from lmtrain.storage import checkpoint
+from lmtrain.system import disk
 from lmtrain.training import loop, samples
 from lmtrain.training.loop import train_step
 from lmtrain.training.meter import StepResult

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from lmtrain import checkpoint
+from lmtrain.config.schema import Config
 from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.runtime import step_seed
-from lmtrain.schema import Config
+from lmtrain.storage import checkpoint
+from lmtrain.system.runtime import step_seed
 from lmtrain.training import loop, samples, state
 from lmtrain.training.spikes import Spikes
 from lmtrain.training.state import Counters, Past, Training, past, restore, snapshot

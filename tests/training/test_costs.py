@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from lmtrain import checkpoint
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.nn.language_model import LanguageModel
-from lmtrain.runtime import autocast
-from lmtrain.schema import Config
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.storage import checkpoint
+from lmtrain.system.runtime import autocast
 from lmtrain.training.costs import blank_batch, costs, memory_estimate, training_flops
 from lmtrain.training.optim import make_optimizer
 from lmtrain.training.state import prepare

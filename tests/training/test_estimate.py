@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.nn.language_model import LanguageModel
-from lmtrain.schema import Config
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.system.distributed import Workers
 from lmtrain.training import state
 from lmtrain.training.costs import memory_estimate
 from lmtrain.training.loop import train_step
 from lmtrain.training.parallel import share_batch
-from lmtrain.workers import Workers
 from tests.children import Child
 from tests.training.ranks import said, together
 from tests.training.test_loop import change, run

@@ -14,14 +14,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
 
-from lmtrain import checkpoint
-from lmtrain.config import parse
+from lmtrain.config.loader import parse
+from lmtrain.config.schema import Config
 from lmtrain.data import order
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.evaluation import Score, evaluate
-from lmtrain.runtime import Interrupted, lacks_to_compile
-from lmtrain.schema import Config
+from lmtrain.evaluation.perplexity import Score, evaluate
+from lmtrain.storage import checkpoint
+from lmtrain.system.runtime import Interrupted, lacks_to_compile
 from lmtrain.training import loop, noise, state, validation
 from lmtrain.training.loop import Outcome, fit, train_step
 from lmtrain.training.meter import StepResult

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from lmtrain.config import load
+from lmtrain.config.loader import load
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.schema import Config
 from lmtrain.training.costs import memory_estimate
 from lmtrain.training.loop import train_step
 from lmtrain.training.state import prepare

@@ -21,7 +21,7 @@ import pytest
 from PIL import Image
 
 from lmtrain.errors import LmtrainError
-from lmtrain.picture import heatmap
+from lmtrain.generation.picture import heatmap
 from lmtrain.training.monitor import Monitor
 
 

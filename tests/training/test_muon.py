@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.nn.language_model import LanguageModel
-from lmtrain.schema import Config
+from lmtrain.model.language_model import LanguageModel
 from lmtrain.training.loop import train_step
 from lmtrain.training.muon import Muon, hidden_matrices, orthogonalised
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lmtrain.config.schema import Config
 from lmtrain.data.ids import Ids
 from lmtrain.data.tokens import TokenStore
-from lmtrain.schema import Config
 from lmtrain.training.compilation import Forward
 from lmtrain.training.loop import train_step
 from lmtrain.training.noise import noisy

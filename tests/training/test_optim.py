@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from lmtrain.config.schema import TrainConfig
 from lmtrain.errors import LmtrainError
-from lmtrain.schema import TrainConfig
 from lmtrain.training.budget import Budget, evaluation_steps, make_budget
 from lmtrain.training.optim import (
     learning_rate,

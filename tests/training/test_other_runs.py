@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from lmtrain import checkpoint
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.inference import load_trained
-from lmtrain.schema import Config
+from lmtrain.model.trained import load_trained
+from lmtrain.storage import checkpoint
 from lmtrain.training import loop, state
 from lmtrain.training.other_runs import begin_with, check_other_runs
 from tests.conftest import Lmtrain

@@ -11,19 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmtrain import checkpoint
+from lmtrain.config.schema import Config
 from lmtrain.data.ids import Ids
 from lmtrain.data.order import Mode, batch
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.files import read_manifest, verify
-from lmtrain.nn.language_model import LanguageModel
-from lmtrain.schema import Config
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.storage import checkpoint
+from lmtrain.storage.files import read_manifest, verify
+from lmtrain.system.distributed import ALONE, Workers, connected
 from lmtrain.training import loop, state
 from lmtrain.training.loop import fit, train_step
 from lmtrain.training.meter import StepResult
 from lmtrain.training.parallel import choose_kind, share_batch
-from lmtrain.workers import ALONE, Workers, connected
 from tests.reading import read
 from tests.training.ranks import meeting_place, said, together, variables
 from tests.training.test_loop import change, last_hash, run

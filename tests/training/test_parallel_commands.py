@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain import workers
+from lmtrain.system import distributed as workers
 from tests.conftest import TINY
 from tests.training.ranks import commands, said
 

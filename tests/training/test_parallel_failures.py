@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from lmtrain import checkpoint
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.files import read_manifest, verify
-from lmtrain.schema import Config
+from lmtrain.storage import checkpoint
+from lmtrain.storage.files import read_manifest, verify
+from lmtrain.system.distributed import Workers
 from lmtrain.training import loop, state
 from lmtrain.training.loop import fit, train_step
 from lmtrain.training.meter import StepResult
 from lmtrain.training.saving import Saver
-from lmtrain.workers import Workers
 from tests.conftest import TINY
 from tests.training.ranks import Ranks, said, together
 from tests.training.test_loop import change, last_hash, run
@@ -148,7 +148,7 @@ def stepped(training, *rest):
 
 loop.train_step = stepped
 sys.argv[0] = "lmtrain"
-from lmtrain.cli import main
+from lmtrain.cli.app import main
 main()
 """
 

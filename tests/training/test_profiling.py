@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from lmtrain.cli.output import show_profile
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.printing import show_profile
-from lmtrain.schema import Config
 from lmtrain.training.loop import train_step
 from lmtrain.training.profiling import PARTS, STEPS, profile_steps, profile_text
 from lmtrain.training.state import prepare

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmtrain import checkpoint
-from lmtrain.completion.complete import complete
-from lmtrain.completion.options import Options
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.runtime import lacks_to_compile
-from lmtrain.schema import Config
+from lmtrain.generation.complete import complete
+from lmtrain.generation.options import Options
+from lmtrain.storage import checkpoint
+from lmtrain.system.runtime import lacks_to_compile
 from lmtrain.training import loop, samples
 from lmtrain.training.loop import train_step
 from lmtrain.training.meter import StepResult

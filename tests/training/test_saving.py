@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmtrain import checkpoint, disk
 from lmtrain.errors import LmtrainError
+from lmtrain.storage import checkpoint
+from lmtrain.system import disk
 from lmtrain.training.saving import Saver
 
 

@@ -14,15 +14,16 @@ import torch
 import torch.distributed.tensor
 from torch import Tensor
 
-from lmtrain import checkpoint, disk
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.inference import load_trained
-from lmtrain.schema import Config
-from lmtrain.tensor_files import Stored, _Piece
+from lmtrain.model.trained import load_trained
+from lmtrain.storage import checkpoint
+from lmtrain.storage.tensor_files import Stored, _Piece
+from lmtrain.system import disk
+from lmtrain.system.distributed import Workers
 from lmtrain.training import state
 from lmtrain.training.loop import fit
 from lmtrain.training.saving import Saver
-from lmtrain.workers import Workers
 from tests.reading import read
 from tests.training.ranks import said, together
 from tests.training.test_loop import change, last_hash, run

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from lmtrain import checkpoint
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.files import read_manifest, verify
-from lmtrain.schema import Config
+from lmtrain.storage import checkpoint
+from lmtrain.storage.files import read_manifest, verify
 from lmtrain.training import loop
 from lmtrain.training.monitor import Monitor
 from tests.conftest import TINY

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmtrain import checkpoint
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.schema import Config
+from lmtrain.storage import checkpoint
 from lmtrain.training.loop import train_step
 from lmtrain.training.spikes import MEMORY, Spikes
 from lmtrain.training.state import prepare, restore, snapshot

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from lmtrain import checkpoint
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.nn.language_model import LanguageModel
-from lmtrain.schema import Config
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.storage import checkpoint
+from lmtrain.system.distributed import Workers
 from lmtrain.training import loop, state
 from lmtrain.training.other_runs import check_other_runs, load_teacher
 from lmtrain.training.parallel import choose_kind
 from lmtrain.training.profiling import profile_steps
 from lmtrain.training.teacher import Taught
-from lmtrain.workers import Workers
 from tests.conftest import Lmtrain
 from tests.training.test_loop import change, last_hash, run
 

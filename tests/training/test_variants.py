@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmtrain import checkpoint
-from lmtrain.completion.complete import complete
-from lmtrain.completion.options import Options
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.inference import load_trained
-from lmtrain.schema import Config
+from lmtrain.generation.complete import complete
+from lmtrain.generation.options import Options
+from lmtrain.model.trained import load_trained
+from lmtrain.storage import checkpoint
 from lmtrain.training.costs import memory_estimate
 from lmtrain.training.loop import fit, train_step
 from lmtrain.training.state import prepare

@@ -1,0 +1,224 @@
+"""`lmtrain eval`: its options, and what is made of them."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lmtrain.cli.options import (
+    DataDir,
+    Device,
+    Json,
+    Precision,
+    Quiet,
+    Run,
+    TextColumn,
+    Weights,
+    Which,
+    WhichDevice,
+    WhichWeights,
+    as_overrides,
+)
+from lmtrain.cli.output import floor, note, show
+from lmtrain.errors import LmtrainError
+
+if TYPE_CHECKING:
+    from lmtrain.config.schema import Config
+    from lmtrain.data.tokens import Split, TokenStore
+    from lmtrain.evaluation.perplexity import Score
+    from lmtrain.model.trained import Trained
+
+
+def evaluate(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="eval.FIELD=VALUE", help="Fields of the sections eval and data to set."),
+    ] = None,
+    run: Run = None,
+    split: Annotated[str | None, typer.Option(help="train, valid or test. [default: valid]")] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="A file of text to score in place of a split, by the run's own tokenizer.")
+    ] = None,
+    checkpoint: Which = "best",
+    weights: WhichWeights = Weights.auto,
+    stride: Annotated[int | None, typer.Option(min=1, help="Tokens scored per window; less = more context.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Windows per pass; changes the speed alone.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Score only so many tokens, the first ones.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Divides the logits of the vocabulary.")] = None,
+    cache: Annotated[bool, typer.Option("--cache", help="Mix in a cache of the text's last words.")] = False,
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="Learn from each stride after it is scored.")] = False,
+    text_column: TextColumn = None,
+    data_dir: DataDir = None,
+    device: WhichDevice = Device.auto,
+    precision: Annotated[
+        Precision | None,
+        typer.Option(help="Arithmetic; int8, for a CPU, as `generate` has it. [default: the run's own]"),
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure the perplexity of a trained model."""
+    from lmtrain.system.allocator import keep_heap
+
+    keep_heap()
+    from lmtrain.evaluation.adaptive import settings_used
+    from lmtrain.model.trained import open_trained, ready_to_generate
+    from lmtrain.system.runtime import choose_precision, enough_memory
+
+    if text is not None and split is not None:
+        raise LmtrainError("--split and --text both say what is scored: give one of them")
+    _check_overrides(overrides or [])
+    trained = open_trained(run, checkpoint, weights.value, device.value)
+    if precision is Precision.int8:
+        trained = ready_to_generate(trained, "int8", compiled=False)
+    given = as_overrides({"eval.temperature": temperature, "eval.stride": stride, "eval.batch_size": batch_size})
+    given += as_overrides({"data.dir": data_dir} | ({"data.text_column": text_column} if text is None else {}))
+    config = _settings(trained, overrides or [], given)
+    needs_train = dynamic and config.eval.dynamic_rule == "rms"
+    if text is not None:
+        name = str(text)
+        scored = _text(trained, config, text, text_column, needs_train=needs_train, progress=not quiet)
+    else:
+        name = split or "valid"
+        scored = _split(trained, config, name, needs_train=needs_train, progress=not quiet)
+    arithmetic = choose_precision(precision.value if precision else config.train.precision, trained.device)
+    with enough_memory("lower --batch-size or, with --cache, eval.cache_window"):
+        score = _score(
+            trained, config, scored, arithmetic, limit=limit, cache=cache, dynamic=dynamic, hidden=quiet or None
+        )
+    used = settings_used(config.eval, dynamic=dynamic, cache=cache)
+    about = {
+        "run": str(trained.run_dir),
+        "step": trained.step,
+        "weights": trained.weights,
+        **({"text": name} if text is not None else {"split": name}),
+        "precision": arithmetic,
+        **used,
+    }
+    named = "".join(
+        f", {key.replace('_', ' ')} {value}" for key, value in used.items() if (key, value) != ("temperature", 1.0)
+    )
+    table = (
+        f"{trained.run_dir} step {trained.step:,} ({trained.weights} weights, {arithmetic}) on {name}: "
+        f"context {score.context}, stride {score.stride}{named}\n"
+        f"  word perplexity   {score.word_perplexity:10.3f}   over {score.words:,.0f} words{scored.floor}\n"
+        f"  token perplexity  {score.token_perplexity:10.3f}   over {score.tokens:,} tokens\n"
+        f"  bits per byte     {score.bits_per_byte:10.4f}   over {score.bytes:,.0f} bytes"
+    )
+    show({**about, **score.summary()}, table, as_json)
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """What is scored, the training split where gradients are measured on it, and the lowest that is possible."""
+
+    part: "Split"
+    train: "Split | None"
+    floor: str = ""
+
+
+def _split(trained: "Trained", config: "Config", name: str, *, needs_train: bool, progress: bool) -> _Scored:
+    """A split of the run's corpus, which is made if it isn't there."""
+    store = _store(trained, config, progress)
+    return _Scored(store.split(name), store.split("train") if needs_train else None, floor(store, name))
+
+
+def _text(
+    trained: "Trained", config: "Config", path: Path, text_column: str | None, *, needs_train: bool, progress: bool
+) -> _Scored:
+    """A file of text; the run's corpus is not needed but for its gradients."""
+    from lmtrain.data.text import text_split
+
+    part = text_split(path, trained.tokenizer, text_column or config.data.text_column, progress=progress)
+    unk = trained.tokenizer.unk_id
+    if unk is not None and (unknown := int(part.ids.counts(trained.tokenizer.vocab_size)[unk])):
+        note(f"{unknown / part.tokens:.1%} of {path} is <unk>: every word that the run doesn't know is scored as that")
+    return _Scored(part, _store(trained, config, progress).split("train") if needs_train else None)
+
+
+def _store(trained: "Trained", config: "Config", progress: bool) -> "TokenStore":
+    from lmtrain.data.prepare import prepare_store
+    from lmtrain.storage.checkpoint import TOKENIZER
+
+    if config.tokenizer.file is not None:  # which need not be there any more, and the run has its own copy
+        own = config.tokenizer.model_copy(update={"file": trained.run_dir / TOKENIZER})
+        config = config.model_copy(update={"tokenizer": own})
+    store = prepare_store(config, note=note, progress=progress)
+    if store.sha256 != trained.info.get("tokens"):
+        raise LmtrainError(
+            f"{store.folder} is not what {trained.run_dir} was trained on: its corpus has changed, or is another one, "
+            "and what looks held out may have been learned; --text scores any file as it is"
+        )
+    return store
+
+
+def _check_overrides(overrides: list[str]) -> None:
+    """Refuse what is no field of the evaluation or of where the corpus lies."""
+    from lmtrain.config.loader import shown
+
+    for override in overrides:
+        if not override.startswith(("eval.", "data.")):
+            hint = "" if "=" in override else "; a run is named by --run"
+            raise LmtrainError(
+                f"{shown(override)}: eval takes eval.field=value and data.field=value alone, the rest being what the "
+                f"run was made with{hint}"
+            )
+
+
+def _settings(trained: "Trained", overrides: list[str], options: list[str]) -> "Config":
+    """The run's configuration with the evaluation that was asked for."""
+    from lmtrain.config.loader import change, environment_of
+
+    return change(trained.config, [*overrides, *options], environment_of("eval", "data.dir"))
+
+
+def _score(
+    trained: "Trained",
+    config: "Config",
+    scored: _Scored,
+    precision: str,
+    *,
+    limit: int | None,
+    cache: bool,
+    dynamic: bool,
+    hidden: bool | None,
+) -> "Score":
+    """Score the text, a bar on the terminal; with `dynamic`, gradients are measured on the training split first."""
+    from tqdm import tqdm
+
+    from lmtrain.evaluation.adaptive import adapted
+    from lmtrain.evaluation.perplexity import default_stride, evaluate
+
+    part, mode, context = scored.part, config.model.mode, config.model.context
+    stride = config.eval.stride or default_stride(mode, context)
+    with tqdm(desc="statistics", unit="tok", unit_scale=True, disable=not dynamic or hidden, leave=False) as bar:
+        forward = adapted(
+            trained.model,
+            config.eval,
+            scored.train,
+            dynamic=dynamic,
+            cache=cache,
+            segment=stride,
+            device=trained.device,
+            precision=precision,
+            advance=bar.update,
+        )
+    with tqdm(total=min(limit or part.tokens, part.tokens), unit="tok", unit_scale=True, disable=hidden) as bar:
+        score = evaluate(
+            forward,
+            part,
+            mode=mode,
+            context=context,
+            stride=stride,
+            batch_size=1 if dynamic else config.eval.batch_size,
+            first_token=trained.tokenizer.eos_id,
+            device=trained.device,
+            precision="fp32" if precision == "int8" else precision,  # of what is no product of matrices
+            limit=limit,
+            advance=bar.update,
+        )
+    if dynamic and not math.isfinite(score.nats):
+        raise LmtrainError("dynamic evaluation diverged: lower eval.dynamic_lr")
+    return score

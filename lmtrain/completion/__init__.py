@@ -1,1 +1,0 @@
-"""Text from prompts: what the model reads, what it may say, where a text ends, and how it is written."""

@@ -1,0 +1,1 @@
+"""The configuration: one schema per section, and its loader (YAML, environment, overrides)."""

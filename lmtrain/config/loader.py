@@ -1,0 +1,255 @@
+"""The configuration, read from YAML, the environment and dotted overrides, and refused by name when wrong.
+
+Later sources win: the defaults below, then the YAML file, then `LMTRAIN_SECTION__FIELD` variables, then
+`section.field=value` overrides. A resolved configuration is stored with every run.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from lmtrain.config.base import Place
+from lmtrain.config.schema import RESOURCE_FIELDS, Config, SourceConfig
+from lmtrain.errors import LmtrainError
+from lmtrain.system import disk
+
+ENVIRONMENT_PREFIX = "LMTRAIN_"
+LARGEST_FILE = 1 << 18
+"""Bytes: far more than a configuration needs, and little enough for YAML's slowest corners."""
+
+_MOST_MISTAKES = 5
+_LONGEST_VALUE = 200
+_TEXTS = (str, str | None, Path, Place | None)
+_COMMAND_LINE = "the command line"
+_KEY = re.compile(rf"\b({'|'.join(Config.model_fields)})\.(\w+)")
+
+Origins = dict[tuple[str, str], str]
+"""Of a section and a field: where its value was set, if not in the file."""
+
+
+def load(
+    path: Path | None = None, overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None
+) -> Config:
+    """Read a configuration: defaults, then the YAML file, then the environment, then `section.field=value` overrides.
+
+    `environment` defaults to the process's own. Raises LmtrainError naming the key, the value and the remedy.
+    """
+    values: dict[str, Any] = _read_yaml(path) if path is not None else {}
+    origins = _override(values, overrides, os.environ if environment is None else environment)
+    return parse(values, str(path) if path is not None else "the configuration", origins)
+
+
+def change(config: Config, overrides: Iterable[str], environment: Mapping[str, str] | None = None) -> Config:
+    """`config` with the variables of `environment` and `section.field=value` overrides.
+
+    Raises LmtrainError naming the key, the value and the remedy.
+    """
+    values = config.model_dump(mode="json")
+    origins = _override(values, overrides, environment or {})
+    return parse(values, "the configuration", origins)
+
+
+def environment_of(*keys: str) -> dict[str, str]:
+    """The variables of the process that set these fields, or those of these sections."""
+    wanted = tuple(f"{ENVIRONMENT_PREFIX}{key.replace('.', '__')}".upper() for key in keys)
+    return {name: text for name, text in os.environ.items() if name in wanted or name.partition("__")[0] in wanted}
+
+
+def _override(values: dict[str, Any], overrides: Iterable[str], environment: Mapping[str, str]) -> Origins:
+    """Put what the environment says into `values`, then the overrides."""
+    origins: Origins = {}
+    for name, text in sorted(environment.items()):
+        if name.startswith(ENVIRONMENT_PREFIX):
+            section, separator, field = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
+            if not separator:
+                raise LmtrainError(
+                    f"{name}: a variable is named LMTRAIN_SECTION__FIELD, for example LMTRAIN_MODEL__DIM"
+                )
+            _assign(values, section, field, text, name)
+            origins[section, field] = name
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator:
+            hint = ": a configuration file is given by --config" if key.endswith((".yaml", ".yml")) else ""
+            raise LmtrainError(f"override {shown(override)} is not of the form section.field=value{hint}")
+        section, separator, field = key.strip().partition(".")
+        origin = f"override {_named(key.strip())}"
+        if not separator:
+            raise LmtrainError(f"{origin}: a key has the form section.field, for example model.dim")
+        _assign(values, section, field, text, origin)
+        origins[section, field] = _COMMAND_LINE
+    return origins
+
+
+def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
+    """Check plain values (as from YAML) against the schema; `origin` names their source in messages, `origins` that of
+    single fields."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        mistakes = error.errors(include_url=False)
+        # Of a list with a wrong item pydantic may also say that it is too short.
+        inner = {item["loc"][:depth] for item in mistakes for depth in range(len(item["loc"]))}
+        mistakes = [item for item in mistakes if not item["loc"] or item["loc"] not in inner]
+        sentences = [_sentence(item, _origin(item, origins or {}, origin)) for item in mistakes[:_MOST_MISTAKES]]
+        more = len(mistakes) - len(sentences)
+        raise LmtrainError("; ".join(sentences) + (f"; and {more} more like these" if more else "")) from None
+    except RecursionError:
+        raise LmtrainError(f"{origin}: nested too deeply") from None
+    except UnicodeEncodeError:  # pydantic's own, on the sentence of a validator that quotes such a text
+        raise LmtrainError(f"{origin}: a text has half a surrogate pair, which is no character") from None
+
+
+def dump(config: Config) -> str:
+    """The configuration as YAML, every field written."""
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Every field by its dotted name, as plain values."""
+    sections = config.model_dump(mode="json")
+    return {f"{section}.{field}": value for section, fields in sections.items() for field, value in fields.items()}
+
+
+def identity_difference(stored: Config, wanted: Config) -> list[str]:
+    """The identity fields in which two configurations differ, as readable lines; empty = one may continue the other."""
+    old, new = flat(stored), flat(wanted)
+    return [f"{key}: {old[key]} -> {new[key]}" for key in old if key not in RESOURCE_FIELDS and old[key] != new[key]]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with `1e-3` read as a number, and without aliases, which can blow a small file up to gigabytes."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not allowed")
+        return super().compose_node(parent, index)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads: a text such as `1e-3` in quotes, and unusual characters escaped."""
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"'
+    ),
+)
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
+
+
+class _TextLoader(_Loader):
+    """The same for a field that holds a text, which may look like a number or a date; null is none."""
+
+
+_TextLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+
+
+def _parse_yaml(text: str, origin: str, loader: type[_Loader] = _Loader) -> Any:
+    try:
+        return yaml.load(text, Loader=loader)
+    except yaml.MarkedYAMLError as error:
+        # The error's own text quotes the lines around it, which may hold what should not be shown.
+        place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise LmtrainError(f"{origin} is not valid YAML: {place}{error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise LmtrainError(f"{origin} is not valid YAML: {' '.join(str(error).split())}") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError):
+        # What PyYAML's constructors let slip on `!!int ""`, `!!timestamp x` and their like.
+        raise LmtrainError(f"{origin} is not valid YAML: a value is not of the kind that its tag says") from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        disk.check_regular(path)
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE + 1)
+        if len(content) > LARGEST_FILE:
+            raise LmtrainError(f"configuration {path} is larger than {LARGEST_FILE >> 10} KiB: no configuration is")
+        text = content.decode()
+    except FileNotFoundError:
+        raise LmtrainError(f"configuration {path} does not exist") from None
+    except UnicodeDecodeError as error:
+        raise LmtrainError(f"configuration {path} is not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise LmtrainError(f"configuration {path} can't be read: {error.strerror}") from None
+    values = _parse_yaml(text, str(path))
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise LmtrainError(f"configuration {path} must hold sections such as 'model:' with fields under them")
+    return values
+
+
+def _assign(values: dict[str, Any], section: str, field: str, text: str, origin: str) -> None:
+    """Set a field to `text` read as YAML."""
+    fields = values.setdefault(section, {})
+    if not isinstance(fields, dict):
+        raise LmtrainError(f"{origin}: {section} is not a section")
+    part = Config.model_fields.get(section)
+    known = part.annotation.model_fields.get(field) if part is not None else None  # type: ignore[union-attr]
+    holds_text = known is not None and known.annotation in _TEXTS
+    fields[field] = _parse_yaml(text, origin, _TextLoader if holds_text else _Loader)
+
+
+def _origin(error: Any, origins: Origins, otherwise: str) -> str:
+    """Where the value of a pydantic error was set; of what several fields do together, the one that is named first."""
+    place = error["loc"][:2]
+    if len(place) < 2 and error["type"] == "extra_forbidden":
+        return next((origin for (section, _), origin in origins.items() if section == place[0]), otherwise)
+    if len(place) < 2 and (named := _KEY.search(error["msg"])):
+        place = (named[1], named[2])
+    return origins.get(place, otherwise)
+
+
+def _sentence(error: Any, origin: str) -> str:
+    """One pydantic error as a sentence that names the key."""
+    location = error["loc"]
+    if len(location) > 2 and not isinstance(location[2], int):  # no item of a list: pydantic's name of a type
+        location = location[:2]
+    key = _named(".".join(map(str, location)))
+    if error["type"] == "extra_forbidden":
+        key, near = _known(error["loc"])
+        return f"{origin}: unknown key {key}" + (f"; did you mean {near[0]}?" if near else "")
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] in ("string_type", "path_type") and not isinstance(error["input"], list | dict | None):
+        message = "a text is needed, and YAML takes this for something else: put it in quotes"
+    return f"{origin}: {key}={shown(error['input'])}: {message}" if len(location) > 1 else f"{origin}: {message}"
+
+
+def _known(location: tuple[str | int, ...]) -> tuple[str, list[str]]:
+    """An unknown key as it is to be named, and the nearest one of its kind that there is, if any."""
+    key = _named(".".join(map(str, location)))
+    if len(location) == 1:
+        known = list(Config.model_fields)
+    elif len(location) == 2:
+        known = list(flat(Config()))
+    else:  # a corpus of a mixture
+        known = [".".join(map(str, (*location[:-1], field))) for field in SourceConfig.model_fields]
+    return key, difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+
+
+def shown(value: Any) -> str:
+    """A value as it may stand in a message: not too long, and without a user name and password in an address."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number too long to write"
+    return _named(text)
+
+
+def _named(text: str) -> str:
+    return re.sub(r"(?<=://)[^/\s]*@", "", text)[:_LONGEST_VALUE]

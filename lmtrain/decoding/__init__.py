@@ -1,1 +1,0 @@
-"""Search for text: on ids and a step function, with no tokenizer and no I/O."""

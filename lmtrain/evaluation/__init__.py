@@ -1,0 +1,1 @@
+"""Perplexity over sliding windows; evaluation with a cache and with dynamic weights."""

@@ -1,0 +1,153 @@
+"""Perplexity by sums: total nats over a stated count, so that batch size and window cuts can't change the number.
+
+The split is one stream y_1 .. y_N, preceded by one `<eos>`, and every y_i is scored exactly once, in order: `stride`
+tokens at a time, each time with as many tokens before them as the model's context has room for. So each has at least
+`context - stride` tokens of context (less at the very start of the stream).
+
+B = windows in a batch, T = their length, the context's but for the first ones, S = targets in each, N = tokens scored
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtrain.data.tokens import Split
+from lmtrain.errors import LmtrainError
+from lmtrain.system.distributed import ALONE, Workers
+from lmtrain.system.runtime import autocast
+
+Forward = Callable[[Tensor, Tensor], Tensor]
+"""Inputs (B, T), targets (B, S) of their last S places, or (B,) if windowed -> nats of each target."""
+Advance = Callable[[int], object]
+Batch = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a model paid for a stretch of text, in nats, and the counts to divide it by."""
+
+    nats: float
+    tokens: int
+    words: float
+    bytes: float
+    context: int
+    stride: int
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.nats / self.tokens
+
+    @property
+    def token_perplexity(self) -> float:
+        """exp(nats / tokens): depends on the tokenizer."""
+        return _exp(self.loss)
+
+    @property
+    def word_perplexity(self) -> float:
+        """exp(nats / words), a line end counting as a word: comparable across tokenizers, and as published."""
+        return _exp(self.nats / self.words)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits per byte of UTF-8 text."""
+        return self.nats / math.log(2) / self.bytes
+
+    def figures(self) -> dict[str, float]:
+        """Every figure under its own name."""
+        return {
+            "word_perplexity": self.word_perplexity,
+            "token_perplexity": self.token_perplexity,
+            "bits_per_byte": self.bits_per_byte,
+            "loss": self.loss,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """The figures and all that they were made from; what is not finite is None, for which JSON has a word."""
+        return {
+            **{name: value if math.isfinite(value) else None for name, value in self.figures().items()},
+            "nats": self.nats if math.isfinite(self.nats) else None,
+            "tokens": self.tokens,
+            "words": self.words,
+            "bytes": self.bytes,
+            "context": self.context,
+            "stride": self.stride,
+        }
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+def default_stride(mode: str, context: int) -> int:
+    """A quarter of the context, or 1 for a windowed model, which predicts one token per window."""
+    return 1 if mode == "windowed" else max(1, context // 4)
+
+
+@torch.no_grad()
+def evaluate(
+    forward: Forward,
+    split: Split,
+    *,
+    mode: str,
+    context: int,
+    stride: int,
+    batch_size: int,
+    first_token: int,
+    device: torch.device,
+    precision: str,
+    limit: int | None = None,
+    advance: Advance | None = None,
+    workers: Workers = ALONE,
+) -> Score:
+    """Score the split (its first `limit` tokens; None = all) with `forward(inputs, targets) -> nats per target`.
+
+    The targets of one call after the other are the stream, row by row: a `forward` may remember what it has scored.
+    `first_token` stands before the stream as the context of its first token. `advance` hears of each batch's tokens.
+    Several `workers` take a batch each at a time; the nats are added in the order of the batches, whoever made them.
+    Word and byte counts of a limited stretch are the split's own, in proportion. Raises LmtrainError on an empty split.
+    """
+    count = split.tokens if limit is None else min(limit, split.tokens)
+    if count < 1:
+        raise LmtrainError("the split has no tokens: there is nothing to evaluate")
+    stream = np.concatenate([[first_token], split.ids[:count]]).astype(np.int64)
+    nats = 0.0
+    for group in _groups(_batches(stream, context, stride, batch_size), workers.size):
+        # Who has no batch left takes the last one too: a sharded model's passes are made by all processes together.
+        inputs, following = group[min(workers.rank, len(group) - 1)]
+        targets = following[:, -1] if mode == "windowed" else following
+        with autocast(device, precision):
+            losses = forward(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
+        for value in workers.gather(float(losses.double().sum()))[: len(group)]:
+            nats += value
+        if advance is not None:
+            advance(sum(following.size for _, following in group))
+    share = count / split.tokens
+    return Score(nats, count, split.words * share, split.bytes * share, context, stride)
+
+
+def _batches(stream: np.ndarray, context: int, stride: int, batch_size: int) -> Iterator[Batch]:
+    """Inputs (B, T) and the targets (B, S) of their last places: all but the stream's first token, each once.
+
+    The windows of a batch are alike, so the first ones, which grow to the context, and a shorter last one stand alone.
+    """
+    ends = np.append(np.arange(stride, len(stream) - 1, stride), len(stream) - 1)  # where targets end: (windows,)
+    counts = np.diff(ends, prepend=0)
+    lengths = np.minimum(ends, context)
+    alike = np.flatnonzero((np.diff(counts) != 0) | (np.diff(lengths) != 0)) + 1
+    for group in np.split(np.arange(len(ends)), alike):
+        for first in range(0, len(group), batch_size):
+            chosen = group[first : first + batch_size]
+            places = ends[chosen, None] + np.arange(-lengths[chosen[0]], 1)
+            yield stream[places[:, :-1]], stream[places[:, -counts[chosen[0]] :]]
+
+
+def _groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+    while group := list(islice(batches, size)):
+        yield group

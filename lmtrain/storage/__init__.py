@@ -1,0 +1,1 @@
+"""Atomic directories, safetensors, run folders and their checkpoints."""

@@ -1,0 +1,1 @@
+"""The machine: device, precision, signals, file system calls, allocator, process group."""

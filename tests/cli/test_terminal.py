@@ -1,0 +1,141 @@
+"""`lmtrain generate` on a terminal: text streams, prompts are asked for, Ctrl-C and Ctrl-D do what they should."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lmtrain.cli import terminal
+from lmtrain.generation.complete import complete
+from lmtrain.generation.options import Options
+from lmtrain.generation.sampling import Sampling
+from lmtrain.model.trained import open_trained
+from tests.conftest import Lmtrain
+from tests.training.test_signals import hear_interrupts
+
+
+class Terminal:
+    """The other end of a terminal on which the command runs."""
+
+    def __init__(self, end: int, process: "subprocess.Popen[bytes]") -> None:
+        self.end = end
+        self.process = process
+        self.seen = ""
+
+    def type(self, keys: str) -> None:
+        os.write(self.end, keys.encode())
+
+    def wait_for(self, pattern: str, seconds: float = 60) -> str:
+        """What is on the screen up to the end of the first match, which is then taken as read."""
+        deadline = time.monotonic() + seconds
+        while (match := re.search(pattern, self.seen)) is None:
+            ready, _, _ = select.select([self.end], [], [], max(0, deadline - time.monotonic()))
+            assert ready, f"no {pattern!r} in {self.seen[-500:]!r}"
+            try:
+                more = os.read(self.end, 4096).decode(errors="replace")
+            except OSError:  # Linux says so when the other side has closed the terminal
+                more = ""
+            assert more, f"no {pattern!r} in {self.seen[-500:]!r}"
+            self.seen += more.replace("\r\n", "\n")
+        before, self.seen = self.seen[: match.end()], self.seen[match.end() :]
+        return before
+
+
+@contextmanager
+def on_terminal(*arguments: str) -> Iterator[Terminal]:
+    """The command, with a terminal for its input and both outputs."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "dumb"}
+    command = [sys.executable, "-m", "lmtrain", "generate", *arguments]
+    process = subprocess.Popen(
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+        preexec_fn=hear_interrupts,  # noqa: PLW1509 -- no other thread is at work here
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(ours, process)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def test_a_conversation(workdir: Path) -> None:
+    with on_terminal("-n", "100000", "--ban", "\n", "--temperature", "1") as screen:
+        screen.wait_for("> ")
+        screen.type("The river\n")
+        screen.wait_for(r"The river\n")  # the echo
+        screen.wait_for(r"The river(\W*\w+){5}")  # words come long before the text is done
+        screen.process.send_signal(signal.SIGINT)
+        screen.wait_for("\n> ")
+        screen.type("A xyzzy, the\n")
+        screen.wait_for("read as <unk>: xyzzy\n")
+        screen.wait_for(r"A xyzzy, the(\W*\w+){5}")
+        screen.process.send_signal(signal.SIGINT)
+        screen.wait_for("\n> ")
+        time.sleep(0.3)  # readline hears of a signal only a moment after it has shown the prompt
+        screen.process.send_signal(signal.SIGINT)  # at the prompt: asked again
+        screen.wait_for("\n> ")
+        screen.type("\x04")
+        assert screen.process.wait(30) == 0
+
+
+def test_beams_answer_in_a_conversation_too(workdir: Path) -> None:
+    with on_terminal("-n", "3", "--beams", "2", "--results", "2", "--ban", "\n") as screen:
+        screen.wait_for("> ")
+        screen.type("The river\n")
+        screen.wait_for(r"-\d+\.\d+\s+The river.*\n-\d+\.\d+\s+The river.*\n> ")
+        screen.type("\x04")
+        assert screen.process.wait(30) == 0
+
+
+def test_an_interrupted_text_without_conversation_exits_with_130(workdir: Path) -> None:
+    with on_terminal("The river", "-n", "1000000", "--sample", "--ban", "\n") as screen:
+        screen.wait_for(r"The river(\W*\w+){5}")
+        screen.process.send_signal(signal.SIGINT)
+        assert screen.process.wait(30) == 130
+
+
+@pytest.mark.parametrize("sampling", [[], ["--temperature", "0.9", "--top-k", "30"]], ids=["greedy", "sampling"])
+def test_what_streams_is_what_is_printed_elsewhere(
+    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch, sampling: list[str]
+) -> None:
+    arguments = ["generate", "The river, (a", "-n", "60", "--stop", "document", "--stop-string", "of the", *sampling]
+    printed = lmtrain(*arguments).out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    writes: list[str] = []
+    write = terminal._write
+
+    def noted(text: str) -> None:
+        writes.append(text)
+        write(text)
+
+    monkeypatch.setattr(terminal, "_write", noted)
+    assert lmtrain(*arguments).out == printed
+    assert len([text for text in writes if text]) > 3
+
+
+def test_the_streamed_text_is_the_completion(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained = open_trained(None, "best", "auto", "cpu")
+    options = Options(max_tokens=40, sampling=Sampling(), stop="sentence")
+    streamed = terminal.stream(trained, "In 1950 ,", options, first=3)
+    (expected,) = complete(trained.model, trained.tokenizer, ["In 1950 ,"], options, first=3)
+    assert streamed.completions == expected.completions
+    text = expected.shown + expected.completions[0].text
+    assert capsys.readouterr().out == text + ("" if text.endswith("\n") else "\n")
+    assert terminal.can_stream(options)
+    assert not terminal.can_stream(Options(beams=2))
+    assert not terminal.can_stream(Options(samples=2, sampling=Sampling()))

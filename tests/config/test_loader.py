@@ -1,0 +1,239 @@
+"""The configuration: every field classified, every mistake named."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmtrain.config import loader as config
+from lmtrain.config.schema import RESOURCE_FIELDS, Config
+from lmtrain.errors import LmtrainError
+
+CONFIGS = sorted((Path(__file__).parent.parent / "configs").rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_configuration_loads_and_round_trips(path: Path) -> None:
+    loaded = config.load(path, environment={})
+    assert config.parse(yaml.safe_load(config.dump(loaded)), "copy") == loaded
+
+
+def test_the_reference_recipe_writes_every_field() -> None:
+    path = next(path for path in CONFIGS if path.stem == "wikitext2")
+    written = yaml.safe_load(path.read_text())
+    assert {f"{section}.{field}" for section, fields in written.items() for field in fields} == set(
+        config.flat(Config())
+    )
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("model:\n  dim: 64\n  layers: 1\n  context: 16\n")
+    loaded = config.load(
+        path, ["model.dim=32"], {"LMTRAIN_MODEL__DIM": "48", "LMTRAIN_MODEL__LAYERS": "2", "OTHER": "x"}
+    )
+    assert (loaded.model.context, loaded.model.layers, loaded.model.dim) == (16, 2, 32)
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-11-22", "2026-22-11", "12", "1234567", "12345e7", "1.50", "true", "0x10", "1:30"]
+)
+def test_a_text_may_look_like_a_number_or_a_date(text: str, tmp_path: Path) -> None:
+    """A shell takes quotes away, so that the command line can't say which is meant; a file can."""
+    keys = ["data.source", "data.revision", "data.dir", "train.teacher"]
+    keys += ["run.name"] if ":" not in text else []
+    loaded = config.load(None, [f"{key}={text}" for key in keys], {})
+    found = config.flat(loaded)
+    assert [found[key] for key in keys] == [text] * len(keys)
+    assert config.load(None, [], {"LMTRAIN_DATA__DIR": text}).data.dir == Path(text)
+    path = tmp_path / "c.yaml"
+    path.write_text(f"data:\n  revision: {text}\n")
+    with pytest.raises(LmtrainError, match=r"data\.revision=.*put it in quotes|is not valid YAML: month must be"):
+        config.load(path, [], {})
+    assert config.load(None, ["data.revision=null"], {}).data.revision is None
+
+
+def test_a_mistake_is_put_down_to_where_it_was_made(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("model:\n  dim: wide\n  dimm: 3\n")
+    with pytest.raises(LmtrainError) as caught:
+        config.load(path, ["model.heads=many", "modell.x=1", "model.dim=wider"], {"LMTRAIN_MODEL__LAYERZ": "1"})
+    integer = "Input should be a valid integer, unable to parse string as an integer"
+    assert sorted(str(caught.value).split("; ")) == sorted(
+        [
+            f"the command line: model.dim='wider': {integer}",
+            f"the command line: model.heads='many': {integer}",
+            f"{path}: unknown key model.dimm",
+            "did you mean model.dim?",
+            "LMTRAIN_MODEL__LAYERZ: unknown key model.layerz",
+            "did you mean model.layers?",
+            "the command line: unknown key modell",
+            "did you mean model?",
+        ]
+    )
+    with pytest.raises(LmtrainError, match=r"^LMTRAIN_MODEL_DIM: a variable is named LMTRAIN_SECTION__FIELD"):
+        config.load(None, [], {"LMTRAIN_MODEL_DIM": "8"})
+    path.write_text("model: {dim: 7, position: none}")
+    together = {  # what is wrong with several fields is put down to the one that is named first
+        "model.heads=2": f"{path}: model.dim=7 can't be divided among model.heads=2",
+        "model.attention=foo": "the command line: model.attention=foo: choose among",
+        "train.lr=1e20": "the command line: train.lr is larger than",
+        "data.source='http://a'": "the command line: data.source is an address",
+    }
+    for override, message in together.items():
+        with pytest.raises(LmtrainError, match=re.escape(message)):
+            config.load(path, [*(["model.heads=7"] if "heads" not in override else []), override], {})
+    with pytest.raises(
+        LmtrainError, match=r"^LMTRAIN_EVAL__STRIDE: eval\.stride=999 is longer than model\.context=128$"
+    ):
+        config.load(None, [], {"LMTRAIN_EVAL__STRIDE": "999"})
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    places = config.load(None, ["data.dir=~/data", "run.dir='~'", "train.teacher=~/a", "data.source=~/b"])
+    found = (places.data.dir, places.run.dir, places.train.teacher)
+    assert found == (tmp_path / "data", tmp_path, tmp_path / "a")
+    with pytest.raises(LmtrainError, match=r"data\.dir='~nobody-here/x'.*home directory"):
+        config.load(None, ["data.dir=~nobody-here/x"])
+
+
+def test_overrides_are_read_as_yaml() -> None:
+    loaded = config.load(None, ["train.lr=1e-3", "train.clip=null", "train.sample_prompts=[a, b]"], {})
+    assert (loaded.train.lr, loaded.train.clip, loaded.train.sample_prompts) == (1e-3, None, ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.dimm=5", "unknown key model.dimm; did you mean model.dim?"),
+        ("modle.dim=5", "unknown key modle; did you mean model?"),
+        ("model.dim=wide", "model.dim='wide'"),
+        ("model.dim=0", "greater than or equal to 1"),
+        ("model.dim=1.5", "model.dim=1.5"),
+        ("model.heads=3", "model.dim=256 can't be divided among model.heads=3"),
+        ("model.heads=256", "needs an even width per head"),
+        ("model.dropout=1", "less than 1"),
+        ("data.revision=[1]", r"data.revision=\['1'\]"),
+        ("run.name=1 2", "run.name='1 2'"),
+        ("train.lr=nan", "model.lr|train.lr"),
+        ("train.lr=.inf", "finite"),
+        ("train.micro_batch=5", "can't be divided into train.micro_batch=5"),
+        ("eval.stride=500", "eval.stride=500 is longer than model.context=128"),
+        ("tokenizer.kind=words", "'word', 'bpe' or 'byte'"),
+        ("run.name=../escape", "run.name"),
+        ("dim=5", "section.field"),
+        ("model.dim", "not of the form"),
+        ("configs/a.yaml", "section.field=value: a configuration file is given by --config$"),
+        ("train=5", "section.field"),
+        ("model.dim=[1", "not valid YAML"),
+    ],
+)
+def test_a_wrong_override_is_named(override: str, message: str) -> None:
+    with pytest.raises(LmtrainError, match="|".join(part.replace("?", r"\?") for part in message.split("|"))):
+        config.load(None, [override], {})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["train.steps=1", "train.epochs=1"], "train.steps and train.epochs contradict"),
+        (["train.eval_steps=1", "train.eval_epochs=1"], "train.eval_steps and train.eval_epochs contradict"),
+        (["tokenizer.kind=byte", "tokenizer.vocab_size=300"], "no meaning with tokenizer.kind=byte"),
+        (["tokenizer.kind=bpe", "tokenizer.vocab_size=100"], "at least 257"),
+        (["model.mode=windowed", "eval.stride=2"], "windowed"),
+        (["model.attention=linformer"], "model.attention=linformer can't be causal"),
+        (["model.attention=[full,full,full,induced]"], "model.attention=induced can't be causal"),
+        (["model.attention=[full,local]"], "model.attention names 2 layers, and model.layers=4"),
+        (["model.attention=sparse"], "model.attention=sparse: choose among full, local"),
+        (["model.attention=3"], "model.attention=3"),
+        (["model.attention=full+local"], "a union is made of local, strided and global"),
+        (["model.attention=local+local"], "each once"),
+        (["model.attention=linear+local"], "a union is made of"),
+        (["model.attention=linear", "model.position=alibi"], "model.position=alibi is a bias on scores"),
+        (["model.attention=induced", "model.mode=windowed"], "inducing points have none"),
+        (["model.mode=windowed", "train.scheduled_sampling=0.1"], "needs a prediction at every position"),
+        (["model.output=adaptive", "train.adversarial_softmax=0.01"], "use model.output=softmax"),
+        (["eval.foo=1"], "unknown key eval.foo; did you mean eval[.]"),
+        (["modell.dim=1"], "unknown key modell; did you mean model[?]$"),
+        (
+            ["data.sources=[{source: a}, {source: b, wieght: 2}]"],
+            "^the command line: unknown key data.sources.1.wieght; did you mean data.sources.1.weight[?]$",
+        ),
+        (
+            ["data.sources=[{source: a, weight: 0}]"],
+            "^the command line: data.sources.0.weight=0: Input should be greater than or equal to 1$",
+        ),
+    ],
+)
+def test_a_contradiction_is_named(overrides: list[str], message: str) -> None:
+    with pytest.raises(LmtrainError, match=message):
+        config.load(None, overrides, {})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"model: [", "not valid YAML"),
+        (b"just text", "must hold sections"),
+        (b"- 1\n- 2", "must hold sections"),
+        (b"model: 5", "model"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"a: &a [x, x]\nb: &b [*a, *a]", "aliases"),
+        (b"model: !!python/object/apply:os.system ['true']", "not valid YAML"),
+        (b"[" * 5000, "not valid YAML"),
+        (b"model:\n  dim: 123456789123456789123456789123456789", "model.dim"),
+        (b"1: 2", "must hold sections"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content)
+    with pytest.raises(LmtrainError, match=message):
+        config.load(path, environment={})
+
+
+def test_missing_file_and_empty_file(tmp_path: Path) -> None:
+    with pytest.raises(LmtrainError, match="does not exist"):
+        config.load(tmp_path / "none.yaml", environment={})
+    with pytest.raises(LmtrainError, match="can't be read"):
+        config.load(tmp_path, environment={})
+    (tmp_path / "empty.yaml").touch()
+    assert config.load(tmp_path / "empty.yaml", environment={}) == Config()
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner) | st.dictionaries(st.sampled_from([*Config.model_fields, "dim", "steps", "x"]), inner)
+        ),
+    )
+)
+def test_any_values_are_accepted_or_refused_with_a_sentence(values: object) -> None:
+    try:
+        accepted = config.parse(values, "values")
+    except LmtrainError as error:
+        message = str(error)
+    else:
+        message = f"values: {type(accepted).__name__}"
+    assert message.startswith("values")
+
+
+def test_every_field_has_a_docstring_and_resource_fields_exist() -> None:
+    fields = {
+        f"{section}.{name}": field.description
+        for section, part in Config.model_fields.items()
+        for name, field in part.annotation.model_fields.items()  # type: ignore[union-attr]
+    }
+    assert fields.keys() >= RESOURCE_FIELDS
+    assert [name for name, text in fields.items() if not text] == []
+
+
+def test_identity_difference_ignores_resources_alone() -> None:
+    base = config.load(None, [], {})
+    assert config.identity_difference(base, config.load(None, ["train.micro_batch=4", "run.name=x"], {})) == []
+    assert config.identity_difference(base, config.load(None, ["model.dim=64"], {})) == ["model.dim: 256 -> 64"]

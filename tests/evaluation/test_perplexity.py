@@ -1,0 +1,148 @@
+"""Perplexity by sums: every token once, with the context that is promised, whatever the batch."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lmtrain.config.schema import Config, ModelConfig
+from lmtrain.data.ids import Ids
+from lmtrain.data.tokens import Split, TokenStore
+from lmtrain.errors import LmtrainError
+from lmtrain.evaluation.perplexity import Score, evaluate
+from lmtrain.model.language_model import LanguageModel
+
+CPU = torch.device("cpu")
+
+
+def split_of(ids: np.ndarray) -> Split:
+    return Split(Ids([ids]), np.zeros(1, np.int64), len(ids), max(1, len(ids) // 2), 5 * len(ids))
+
+
+@given(
+    count=st.integers(1, 60),
+    context=st.integers(1, 20),
+    share=st.floats(0.01, 1.0),
+    batch_size=st.integers(1, 9),
+    limit=st.none() | st.integers(1, 70),
+)
+def test_every_token_is_scored_once_with_the_promised_context(
+    count: int, context: int, share: float, batch_size: int, limit: int | None
+) -> None:
+    stride = max(1, int(context * share))
+    seen: list[tuple[int, int]] = []
+
+    def forward(inputs: Tensor, targets: Tensor) -> Tensor:
+        """Token i of the stream is i, so a target tells its place and its row tells its context."""
+        assert torch.equal(inputs[:, 1 - targets.shape[1] :], targets[:, :-1]) or targets.shape[1] == 1
+        assert torch.equal(targets[:, -1], inputs[:, -1] + 1)
+        contexts = torch.arange(inputs.shape[1] - targets.shape[1] + 1, inputs.shape[1] + 1).expand_as(targets)
+        seen.extend(zip(targets.flatten().tolist(), contexts.flatten().tolist(), strict=True))
+        return torch.full(targets.shape, math.log(3.0))
+
+    split = split_of(np.arange(1, count + 1))
+    score = evaluate(
+        forward,
+        split,
+        mode="causal",
+        context=context,
+        stride=stride,
+        batch_size=batch_size,
+        first_token=0,
+        device=CPU,
+        precision="fp32",
+        limit=limit,
+    )
+    scored = min(limit or count, count)
+    assert score.tokens == scored
+    assert score.token_perplexity == pytest.approx(3.0)
+    assert [target for target, _ in seen] == list(range(1, scored + 1))
+    assert all(min(target, context - stride + 1) <= have <= context for target, have in seen)
+
+
+def _reference(model: LanguageModel, ids: np.ndarray, context: int, stride: int) -> float:
+    """Nats of a stream by one forward pass per token."""
+    stream = [0, *ids.tolist()]
+    total, reached, start = 0.0, 0, 0
+    while reached < len(ids):
+        end = min(start + context, len(ids))
+        begin = max(0, end - context)
+        for target in range(max(begin, reached), end):
+            row = torch.tensor([stream[begin : target + 1]])
+            hidden = model.encode(row)
+            log_probs = model.logits(hidden[:, -1] if model.causal else hidden).log_softmax(-1)
+            total -= float(log_probs[0, stream[target + 1]])
+        reached, start = end, end - context + stride if end < len(ids) else end
+    return total
+
+
+@pytest.mark.parametrize(("mode", "stride"), [("causal", 2), ("causal", 6), ("windowed", 1)])
+@torch.no_grad()
+def test_equals_a_written_out_loop(mode: str, stride: int) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(mode=mode, context=6, dim=8, layers=1, heads=2)
+    model = LanguageModel(config, 11).eval()
+    ids = np.random.default_rng(0).integers(0, 11, 29)
+    for batch_size in (1, 3, 64):
+        score = evaluate(
+            model,
+            split_of(ids),
+            mode=mode,
+            context=6,
+            stride=stride,
+            batch_size=batch_size,
+            first_token=0,
+            device=CPU,
+            precision="fp32",
+        )
+        assert score.nats == pytest.approx(_reference(model, ids, 6, stride), rel=1e-5)
+        assert score.tokens == 29
+
+
+def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(tiny: Config, store: TokenStore) -> None:
+    size = store.tokenizer.vocab_size
+
+    def uniform(inputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.full(targets.shape, math.log(size))
+
+    part = store.split("valid")
+    score = evaluate(
+        uniform, part, mode="causal", context=16, stride=4, batch_size=8, first_token=0, device=CPU, precision="fp32"
+    )
+    assert score.token_perplexity == pytest.approx(size)
+    assert score.word_perplexity == pytest.approx(size ** (part.tokens / part.words))
+    assert score.bits_per_byte == pytest.approx(part.tokens * math.log2(size) / part.bytes)
+
+
+def test_figures_under_their_own_names() -> None:
+    score = Score(nats=200.0, tokens=100, words=50, bytes=400, context=8, stride=2)
+    assert score.summary() == {
+        "word_perplexity": pytest.approx(math.exp(4)),
+        "token_perplexity": pytest.approx(math.exp(2)),
+        "bits_per_byte": pytest.approx(0.5 / math.log(2)),
+        "loss": 2.0, "nats": 200.0, "tokens": 100, "words": 50, "bytes": 400, "context": 8, "stride": 2,
+    }  # fmt: skip
+    huge = Score(1e9, 1, 1, 1, 1, 1)
+    assert huge.word_perplexity == math.inf
+    assert (huge.summary()["word_perplexity"], huge.summary()["nats"]) == (None, 1e9)
+    assert json.dumps(Score(math.inf, 1, 1, 1, 1, 1).summary(), allow_nan=False)
+
+
+def test_an_empty_split_is_refused() -> None:
+    with pytest.raises(LmtrainError, match="nothing to evaluate"):
+        evaluate(
+            lambda inputs, targets: targets,
+            split_of(np.zeros(0, np.int64)),
+            mode="causal",
+            context=4,
+            stride=4,
+            batch_size=1,
+            first_token=0,
+            device=CPU,
+            precision="fp32",
+        )

@@ -1,0 +1,155 @@
+"""Where texts end, compared with a search of the whole decoded text after every token."""
+
+import random
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmtrain.config.schema import TokenizerConfig
+from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.generation.stops import Ending, Stops
+
+LINES = ["= Title =", "", "a b . c ? d e !", "the cat sat on the mat . the cat é €", "= = Part = ="]
+WORD = Tokenizer.train(LINES, TokenizerConfig())
+BPE = Tokenizer.train(LINES * 3, TokenizerConfig(kind="bpe", vocab_size=290))
+BYTE = Tokenizer.train([], TokenizerConfig(kind="byte"))
+TOKENIZERS = {"word": WORD, "bpe": BPE, "byte": BYTE}
+STRINGS = ["at", "cat s", " the", "é", "\n", ". ", "€", "at sat on the ma", "e", "mat . the"]
+
+
+def first_end(stops: Stops, ids: Sequence[int]) -> tuple[int, Ending] | None:
+    """How many tokens a text has when it ends, and how."""
+    for length in range(1, len(ids) + 1):
+        if (ending := stops.ending(ids[:length])) is not None:
+            return length, ending
+    return None
+
+
+def spelled(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
+    before = [None, *ids]
+    return b"".join(tokenizer.piece(before[place], token) for place, token in enumerate(ids))
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@given(seed=st.integers(0, 10_000), strings=st.lists(st.sampled_from(STRINGS), min_size=1, max_size=3, unique=True))
+def test_stop_strings_are_found_as_soon_as_they_are_in_the_text(kind: str, seed: int, strings: list[str]) -> None:
+    tokenizer = TOKENIZERS[kind]
+    rng = random.Random(seed)
+    ids = tokenizer.encode(
+        "".join(rng.choice(["the cat ", "sat on ", "the mat . ", "é", "€ ", "\n"]) for _ in range(8))
+    )
+    stops = Stops(tokenizer, "none", strings)
+    expected = None
+    for length in range(1, len(ids) + 1):
+        text = spelled(tokenizer, ids[:length])
+        places = [place for string in strings if (place := text.find(string.encode())) >= 0]
+        if places:
+            expected = length, len(text) - min(places)
+            break
+    found = first_end(stops, ids)
+    assert (found and (found[0], found[1].cut)) == expected
+    assert stops.is_end is not None
+    assert [stops.is_end(ids[:length]) for length in range(1, len(ids) + 1)].count(True) >= (expected is not None)
+
+
+def test_a_long_text_costs_no_more_per_token_than_a_short_one() -> None:
+    class Counting(Tokenizer):
+        pieces = 0
+
+        def piece(self, before: int | None, id: int) -> bytes:  # noqa: A002
+            self.pieces += 1
+            return super().piece(before, id)
+
+    tokenizer = Counting.train([], TokenizerConfig(kind="byte"))
+    stops = Stops(tokenizer, "sentence", ["twelve bytes"])
+    counts = []
+    for length in (100, 10_000):
+        tokenizer.pieces = 0
+        assert stops.ending(tokenizer.encode("x" * length)) is None
+        counts.append(tokenizer.pieces)
+    assert counts[0] == counts[1] < 20
+
+
+def test_a_character_split_over_tokens_is_found_when_it_is_whole() -> None:
+    ids = BYTE.encode("a€b")
+    assert first_end(Stops(BYTE, "none", ["€"]), ids) == (4, Ending("stop string '€'", 3))
+
+
+def test_the_string_that_begins_first_ends_the_text() -> None:
+    ids = BPE.encode("the cat")
+    assert first_end(Stops(BPE, "none", ["t", "cat"]), ids[-1:]) == (1, Ending("stop string 'cat'", 3))
+
+
+CASES = {
+    "word": [
+        ("line", "a b\nc", "a b\n", "line"),
+        ("line", "a b c", None, None),
+        ("sentence", "a b . c", "a b .", "sentence"),
+        ("sentence", "d !", "d !", "sentence"),
+        ("sentence", "a b\nc .", "a b\n", "line"),
+        ("document", "a\n= Title =\nb", "a\n", "document"),
+        ("document", "a\n= = Part = =\nb", None, None),
+    ],
+    "bpe": [
+        ("line", "a b.\nc", "a b.\n", "line"),
+        ("sentence", "a 3.5 b. c", "a 3.5 b.", "sentence"),
+        ("sentence", 'a "b." c', 'a "b."', "sentence"),
+        ("sentence", "a (b!)\u201d c", "a (b!)\u201d", "sentence"),
+        ("sentence", "a e.g b\nc", "a e.g b\n", "line"),
+        ("sentence", "a b.\nc", "a b.", "sentence"),
+        ("sentence", "a b.", None, None),
+        ("document", "a b.\nc", None, None),
+    ],
+}
+CASES["byte"] = CASES["bpe"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stop", "text", "kept", "reason"), [(kind, *case) for kind, cases in CASES.items() for case in cases]
+)
+def test_lines_sentences_and_documents(kind: str, stop: str, text: str, kept: str | None, reason: str | None) -> None:
+    tokenizer = TOKENIZERS[kind]
+    found = first_end(Stops(tokenizer, stop), tokenizer.encode(text))  # type: ignore[arg-type]
+    if kept is None:
+        assert found is None
+        return
+    assert found is not None
+    length, ending = found
+    whole = spelled(tokenizer, tokenizer.encode(text)[:length])
+    assert whole[: len(whole) - ending.cut].decode().removeprefix(" " if kind == "word" else "") == kept
+    assert ending.reason == reason
+
+
+@pytest.mark.parametrize("kind", ["bpe", "byte"])
+@pytest.mark.parametrize("stop", ["line", "sentence", "document"])
+def test_the_end_of_a_document_ends_all_but_an_endless_text(kind: str, stop: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    ids = [*tokenizer.encode("ab"), tokenizer.eos_id]
+    assert first_end(Stops(tokenizer, stop), ids) == (len(ids), Ending("document"))  # type: ignore[arg-type]
+    assert first_end(Stops(tokenizer), ids) is None
+
+
+def test_what_a_vocabulary_lacks_ends_nothing() -> None:
+    tokenizer = Tokenizer.train(["a . b"], TokenizerConfig())
+    stops = Stops(tokenizer, "sentence")
+    assert tokenizer.unk_id not in stops.end_ids
+    assert stops.end_ids == {tokenizer.eos_id, tokenizer.encode(".")[0]}
+
+
+def test_pieces_join_to_the_decoded_text() -> None:
+    for tokenizer in TOKENIZERS.values():
+        ids = [*tokenizer.encode("= Title =\n\nthe cat é\na . b"), tokenizer.eos_id, tokenizer.eos_id]
+        text = spelled(tokenizer, ids).decode()
+        assert text.removeprefix(" " if tokenizer.kind == "word" else "") == tokenizer.decode(ids)
+        assert re.search("é", text) or tokenizer.unk_id is not None
+
+
+def test_where_there_are_no_headings_an_unknown_word_is_none() -> None:
+    plain = Tokenizer.train(["a b"], TokenizerConfig())
+    stops = Stops(plain, "document")
+    assert plain.unk_id is not None
+    assert first_end(stops, [plain.eos_id, plain.unk_id, *plain.encode("a b\n")]) is None
+    assert stops.held == []

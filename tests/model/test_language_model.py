@@ -1,0 +1,265 @@
+"""The whole model: no look into the future, one set of weights in two modes, training, dropouts, initial state."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmtrain.config.schema import ModelConfig
+from lmtrain.model.language_model import LanguageModel
+
+VOCABULARY = 23
+POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "none")
+QUERIES = ("seed", "recency", "position")
+NORMS = ("layer", "rms", "scale")
+
+
+def build(**fields: object) -> LanguageModel:
+    torch.manual_seed(0)
+    config = ModelConfig.model_validate({"context": 12, "dim": 8, "layers": 2, "heads": 2, "ff_dim": 16} | fields)
+    return LanguageModel(config, VOCABULARY).eval()
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("position", "query", "norm"), [*itertools.product(POSITIONS, QUERIES, NORMS)])
+def test_no_influence_of_the_future(position: str, query: str, norm: str) -> None:
+    model, text = build(position=position, pool_query=query, norm=norm, context=40), tokens(2, 40)
+    before = model.encode(text)
+    for t in (0, 14, 31, 38):  # the pool's chunks meet at 32
+        changed = text.clone()
+        changed[:, t + 1 :] = (changed[:, t + 1 :] + 5) % VOCABULARY
+        after = model.encode(changed)
+        assert torch.equal(before[:, : t + 1], after[:, : t + 1])
+        assert not torch.equal(before[:, t + 1], after[:, t + 1])
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_gradient_at_future_inputs_is_zero(query: str) -> None:
+    model, text = build(pool_query=query, position="alibi", context=40), torch.arange(20).unsqueeze(0)
+    hidden = model.encode(text)
+    (gradient,) = torch.autograd.grad(hidden[0, 9].sum(), model.embedding.weight)
+    assert (gradient[10:] == 0).all()
+    assert (gradient[:10].abs().sum(-1) > 0).all()
+
+
+@pytest.mark.parametrize(("query", "residual"), [*itertools.product(QUERIES, ("seed", "state"))])
+def test_both_modes_share_their_weights_and_agree_where_they_must(query: str, residual: str) -> None:
+    fields = {"pool_query": query, "pool_residual": residual, "position": "none"}
+    causal, windowed = build(layers=0, **fields), build(layers=0, mode="windowed", **fields)
+    windowed.load_state_dict(causal.state_dict())
+    text = tokens(3, 10)
+    torch.testing.assert_close(windowed.encode(text), causal.encode(text)[:, -1], atol=1e-5, rtol=1e-5)
+    causal, windowed = build(**fields), build(mode="windowed", **fields)
+    windowed.load_state_dict(causal.state_dict())
+    torch.testing.assert_close(windowed.encode(text[:, :1]), causal.encode(text[:, :1])[:, 0], atol=1e-5, rtol=1e-5)
+    assert (windowed.encode(text) - causal.encode(text)[:, -1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_windowed_model_sees_the_whole_window(position: str) -> None:
+    model, text = build(mode="windowed", position=position), tokens(1, 12)
+    before = model.encode(text)
+    for t in range(12):
+        changed = text.clone()
+        changed[0, t] = (changed[0, t] + 5) % VOCABULARY
+        assert not torch.equal(before, model.encode(changed))
+
+
+@pytest.mark.parametrize(("mode", "position"), [*itertools.product(("causal", "windowed"), POSITIONS)])
+def test_padding_and_order_of_the_batch_change_nothing(mode: str, position: str) -> None:
+    model, text = build(mode=mode, position=position), tokens(3, 9)
+    valid = torch.arange(9) >= torch.tensor([[0], [4], [8]])
+    batch, _ = model.start(text, valid)
+    for row, pads in enumerate((0, 4, 8)):
+        alone = model.predict(text[row : row + 1, pads:])[0]
+        torch.testing.assert_close(batch[row], alone[-1] if mode == "causal" else alone, atol=1e-5, rtol=1e-5)
+    order = torch.tensor([2, 0, 1])
+    torch.testing.assert_close(model.start(text[order], valid[order])[0][1], batch[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["causal", "windowed"])
+def test_every_combination_runs_forward_and_backward(mode: str) -> None:
+    choices = {
+        "position": POSITIONS,
+        "pool_query": QUERIES,
+        "pool_residual": ("seed", "state"),
+        "norm": NORMS,
+    }
+    others = itertools.cycle(
+        itertools.product(
+            ("relu", "relu2", "gelu", "swiglu"), (False, True), (False, True), (None, 6), (0, 1), (0.0, 0.3)
+        )
+    )
+    text = tokens(2, 4)
+    targets = text if mode == "causal" else text[:, 0]
+    for values in itertools.product(*choices.values()):
+        activation, flag, tied, width, layers, rate = next(others)
+        model = build(
+            **dict(zip(choices, values, strict=True)),
+            mode=mode,
+            activation=activation,
+            qk_norm=flag,
+            output_bias=flag,
+            tie_embeddings=tied,
+            embed_dim=width,
+            layers=layers,
+            dropout=rate,
+            attention_dropout=rate,
+            embedding_dropout=rate,
+            input_dropout=rate,
+            output_dropout=rate,
+        ).train()
+        nats = model(text, targets)
+        assert nats.shape == targets.shape
+        assert nats.dtype == torch.float32
+        for gradient in torch.autograd.grad(nats.sum(), list(model.parameters())):  # raises if one is unused
+            assert gradient.isfinite().all()
+
+
+def test_loss_is_the_negative_log_probability_of_the_target() -> None:
+    model, text = build(), tokens(2, 5)
+    targets = tokens(2, 6)[:, 1:]
+    expected = -model.logits(model.encode(text)).softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1).log()
+    torch.testing.assert_close(model(text, targets), expected)
+
+
+@pytest.mark.parametrize(("mode", "query"), [*itertools.product(("causal", "windowed"), QUERIES)])
+def test_overfits_one_batch(mode: str, query: str) -> None:
+    model, text = build(mode=mode, pool_query=query, dim=16, layers=1).train(), tokens(4, 8)
+    targets = tokens(4, 9)[:, 1:] if mode == "causal" else tokens(4)
+    moments = [[torch.zeros_like(p), torch.zeros_like(p)] for p in model.parameters()]
+    first = model(text, targets).mean().item()
+    for step in range(1, 61):
+        parameters = list(model.parameters())
+        gradients = torch.autograd.grad(model(text, targets).mean(), parameters)
+        for p, g, m in zip(parameters, gradients, moments, strict=True):  # Adam, lr 0.02
+            m[0], m[1] = 0.9 * m[0] + 0.1 * g, 0.95 * m[1] + 0.05 * g * g
+            p.data -= 0.02 * m[0] / (1 - 0.9**step) / ((m[1] / (1 - 0.95**step)).sqrt() + 1e-8)
+    assert first > 2
+    assert model(text, targets).mean().item() < 0.1
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_tied_weights_share_storage(tied: bool) -> None:
+    model = build(tie_embeddings=tied, embed_dim=4)
+    assert (model.output_weight.data_ptr() == model.embedding.weight.data_ptr()) is tied
+    assert ("output.weight" in model.state_dict()) is not tied
+    assert model.output_weight.shape == (VOCABULARY, 4)
+
+
+def test_first_prediction_is_close_to_the_unigram_distribution() -> None:
+    model, counts = build(dim=64), torch.arange(VOCABULARY) ** 3
+    model.set_output_bias(counts)
+    unigram = (counts + 1) / (counts + 1).sum()
+    predicted = model.logits(model.encode(tokens(4, 12))).softmax(-1)
+    divergence = (unigram * (unigram / predicted).log()).sum(-1)
+    assert divergence.max() < 0.1
+    torch.testing.assert_close(predicted.mean((0, 1)), unigram, atol=0.05, rtol=0.5)
+    with pytest.raises(ValueError, match="output_bias"):
+        build(output_bias=False).set_output_bias(counts)
+
+
+def test_start_of_the_residual_stream_is_of_unit_order_at_any_depth() -> None:
+    for layers, width in ((1, None), (12, None), (4, 16)):
+        model = build(dim=64, layers=layers, embed_dim=width, position="none")
+        seen = model._states(tokens(4, 12))
+        assert 0.3 < seen.square().mean().sqrt() < 2
+        assert model.logits(model.encode(tokens(4, 12))).abs().max() < 2
+
+
+def test_embedding_dropout_zeroes_whole_types_at_its_rate() -> None:
+    model = build(embedding_dropout=0.4, position="none", layers=0, dim=16).train()
+    text = torch.arange(VOCABULARY).repeat(2, 1)
+    dropped = 0
+    for _ in range(200):
+        x = model._embed(text, torch.arange(VOCABULARY))
+        assert torch.equal(x[0], x[1])
+        zero = (x[0] == 0).all(-1)
+        torch.testing.assert_close(x[0][~zero], model.embedding.weight[~zero] * 8 / 0.6)
+        dropped += int(zero.sum())
+    assert dropped / 200 / VOCABULARY == pytest.approx(0.4, abs=0.04)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_dropped_word_overflows_no_gradient_however_deep_the_model(
+    norm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A norm's slope is great where it reads a zero, and a dropped first word is one in every block."""
+
+    def gradients(dtype: torch.dtype) -> list[Tensor]:
+        model = build(embedding_dropout=0.5, layers=14, norm=norm, qk_norm=True).train().to(dtype)
+        text = tokens(8, 13)
+        return list(torch.autograd.grad(model(text[:, :-1], text[:, 1:]).sum(), list(model.parameters())))
+
+    narrow, wide = gradients(torch.float32), gradients(torch.float64)
+    monkeypatch.setattr("lmtrain.model.language_model.cut_gradients_at_zero", lambda model: None)
+    if norm != "layer":  # whose bias has a gradient there that is as great as the slope
+        torch.testing.assert_close(gradients(torch.float64), wide)
+    assert all(gradient.isfinite().all() for gradient in narrow)
+    assert not all(gradient.isfinite().all() for gradient in gradients(torch.float32))
+
+
+def test_input_and_output_dropout_are_locked_and_off_in_eval() -> None:
+    model = build(input_dropout=0.5, output_dropout=0.5, position="none", dim=32).train()
+    x = model._embed(tokens(3, 12), torch.arange(12))
+    assert torch.equal((x == 0), (x[:, :1] == 0).expand_as(x))
+    hidden = model.encode(tokens(3, 12))
+    assert torch.equal((hidden == 0), (hidden[:, :1] == 0).expand_as(hidden))
+    assert 0.3 < (hidden == 0).float().mean() < 0.7
+    model.eval()
+    assert (model.encode(tokens(3, 12)) != 0).all()
+
+
+def test_short_windows_are_aligned_to_the_right() -> None:
+    model, text = build(mode="windowed", position="learned"), tokens(1, 4)
+    assert model.position is not None
+    before = model.encode(text)
+    with torch.no_grad():
+        model.position.weight[:8] += 1
+    assert torch.equal(model.encode(text), before)
+    with torch.no_grad():
+        model.position.weight[11] += torch.arange(8)
+    assert not torch.equal(model.encode(text), before)
+
+
+def test_more_than_the_context_is_refused() -> None:
+    with pytest.raises(ValueError, match="13 tokens in a row: the model takes 1 to 12"):
+        build().encode(tokens(1, 13))
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_bf16_autocast_is_close_to_float32(query: str) -> None:
+    model, text = build(pool_query=query, dim=32, context=64), tokens(2, 64)
+    expected = model(text, text)
+    with torch.autocast("cpu", torch.bfloat16):
+        nats = model(text, text)
+    assert nats.dtype == torch.float32
+    torch.testing.assert_close(nats, expected, atol=0.05, rtol=0.02)
+    assert not torch.equal(nats, expected)
+
+
+def test_traced_as_one_graph_equals_eager() -> None:
+    model, text = build(layers=1, context=40), tokens(2, 40)
+    compiled = torch.compile(model, dynamic=False, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(text, text), model(text, text), atol=1e-5, rtol=1e-5)
+    expected = torch.autograd.grad(model(text, text).sum(), list(model.parameters()))
+    gradients = torch.autograd.grad(compiled(text, text).sum(), list(model.parameters()))
+    torch.testing.assert_close(gradients, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("position", "query"), [*itertools.product(POSITIONS, QUERIES)])
+def test_cuda_equals_cpu(position: str, query: str) -> None:
+    model, text = build(position=position, pool_query=query, dim=32, context=64), tokens(2, 64)
+    expected = model(text, text)
+    model.cuda()
+    torch.testing.assert_close(model(text.cuda(), text.cuda()).cpu(), expected, atol=1e-4, rtol=1e-4)
+    with torch.autocast("cuda", torch.bfloat16):
+        nats = model(text.cuda(), text.cuda()).cpu()
+    assert (nats - expected).abs().max() < 0.05 * math.log(VOCABULARY)

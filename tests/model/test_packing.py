@@ -1,0 +1,134 @@
+"""Packed weights against the same arithmetic written out, and whole models against autocast."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.packing import BatchLinear, Int8Linear, NarrowLinear, multiplies_int8, pack
+from tests.model.test_language_model import build, tokens
+from tests.model.test_variants import VARIANTS, WINDOWED_VARIANTS
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("prepacked", [False, True])
+def test_narrow_equals_autocast(
+    bias: bool, dtype: torch.dtype, prepacked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmtrain.model.packing.PREPACKED", prepacked)
+    torch.manual_seed(0)
+    layer, x = nn.Linear(96, 40, bias=bias), torch.randn(2, 5, 96)
+    packed = NarrowLinear(layer.weight, layer.bias if bias else None, dtype)
+    assert packed.prepacked == (prepacked and dtype == torch.bfloat16)
+    with torch.autocast("cpu", dtype):
+        expected = layer(x)
+    result = packed(x)
+    assert result.dtype == x.dtype
+    products = x.to(dtype).double() @ layer.weight.to(dtype).double().T
+    exact = products + packed.bias.double() if packed.bias is not None else products
+    torch.testing.assert_close(result.double(), exact, atol=4e-3, rtol=1e-2)
+    torch.testing.assert_close(result, expected.float(), atol=4e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("shape", [(96,), (1, 96), (1, 1, 96), (5, 96), (2, 3, 96)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_batches_in_float32_equal_the_plain_product(shape: tuple[int, ...], bias: bool) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(96, 40, bias=bias), torch.randn(shape)
+    packed = BatchLinear(layer.weight, layer.bias if bias else None)
+    torch.testing.assert_close(packed(x), layer(x), atol=1e-5, rtol=1e-5)
+
+
+def rounded(x: Tensor) -> Tensor:
+    """Each row (R, K) as multiples of 1/127 of its largest number, in float64."""
+    scale = x.double().abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
+    return torch.round(x.double() / scale) * scale
+
+
+def test_int8_is_the_product_of_rounded_rows() -> None:
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(40, 96) * torch.rand(40, 1), torch.randn(40), torch.randn(3, 96)
+    weight[7] = 0
+    x[1] *= 1e4
+    packed = Int8Linear(weight, bias)
+    torch.testing.assert_close(packed(x).double(), rounded(x) @ rounded(weight).T + bias, atol=1e-5, rtol=1e-5)
+    assert packed.weight.abs().amax(1)[0] == 127
+    assert packed(x.view(3, 1, 96)).shape == (3, 1, 40)
+    assert packed(x.bfloat16()).dtype == torch.bfloat16
+    assert packed(x[:0].view(1, 0, 96)).shape == (1, 0, 40)
+
+
+@pytest.mark.parametrize("inputs", [2, 3, 17, 64, 200])
+def test_int8_gives_a_row_the_same_bits_whatever_stands_beside_it(inputs: int) -> None:
+    torch.manual_seed(0)
+    packed, x = Int8Linear(torch.randn(50, inputs), None), torch.randn(16, inputs)
+    alone = torch.cat([packed(row.unsqueeze(0)) for row in x])
+    assert torch.equal(packed(x), alone)
+    assert torch.equal(packed(x[:3]), alone[:3])
+
+
+def test_int8_hides_no_overflow() -> None:
+    packed, x = Int8Linear(torch.ones(2, 8), None), torch.ones(3, 8)
+    x[0, 0], x[1, 3] = torch.nan, torch.inf
+    assert packed(x).isnan().tolist() == [[True, True], [True, True], [False, False]]
+
+
+def follow(model: LanguageModel, text: Tensor) -> Tensor:
+    """log p of every next token (T, B, V), step by step."""
+    log_probs, state = model.start(text[:, :3])
+    found = [log_probs]
+    for t in range(3, text.shape[1]):
+        log_probs, state = model.step(state, text[:, t])
+        found.append(log_probs.clone())
+    return torch.stack(found)
+
+
+OTHERS: list[dict[str, object]] = [{"pool_query": "position"}, {"tie_embeddings": False}, {"embed_dim": 8}]
+
+
+@pytest.mark.parametrize("fields", [*VARIANTS, *WINDOWED_VARIANTS, *OTHERS], ids=str)
+@pytest.mark.parametrize(("weights", "tolerance"), [("bf16", 0.06), ("int8", 0.12)])
+def test_a_packed_model_is_close_to_the_plain_one(fields: dict[str, object], weights: str, tolerance: float) -> None:
+    model, text = build(dim=32, **{k: v for k, v in fields.items() if k != "dim"}), tokens(2, 30)
+    expected = follow(model, text)
+    pack(model, weights)
+    found = follow(model, text)
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, expected)
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0.05)
+
+
+def test_float32_stays_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmtrain.model.packing.BIG", 100)
+    model, text = build(dim=32, copy=True), tokens(2, 30)
+    expected = follow(model, text)
+    pack(model, "fp32")
+    assert sum(isinstance(module, BatchLinear) for module in model.modules()) > 10
+    torch.testing.assert_close(follow(model, text), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_every_matrix_is_packed_and_small_ones_of_float32_stay() -> None:
+    model = build(copy=True, qk_norm=True, output="adaptive")
+    before = {type(module) for module in model.modules()}
+    pack(model, "fp32")
+    assert {type(module) for module in model.modules()} == before
+    model = build(copy=True, qk_norm=True, output="adaptive")
+    pack(model, "bf16")
+    left = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    assert left == ["pool.key"]
+
+
+def test_int8_is_refused_where_it_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="one column"):
+        Int8Linear(torch.randn(4, 1), None)
+    with torch.device("meta"):
+        model = build()
+    with pytest.raises(ValueError, match="int8 weights are for a CPU"):
+        pack(model, "int8")
+    assert multiplies_int8()
+    monkeypatch.setattr(torch, "_int_mm", lambda x, y: (x.int() @ y.int()).clamp(max=2**15 - 1))
+    multiplies_int8.cache_clear()
+    with pytest.raises(ValueError, match="no exact arithmetic"):
+        pack(build(), "int8")
+    multiplies_int8.cache_clear()

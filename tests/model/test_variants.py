@@ -1,0 +1,187 @@
+"""The language model with every kind of attention, with post-norm and with the copy mechanism."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmtrain.model import language_model
+from lmtrain.model.language_model import LanguageModel
+from tests.model.test_language_model import VOCABULARY, build, tokens
+
+SIZES: dict[str, object] = {
+    "attention_window": 3,
+    "attention_stride": 4,
+    "attention_globals": 2,
+    "compression": 3,
+    "projected_length": 5,
+    "inducing_points": 3,
+}
+CAUSAL = ("full", "local", "strided", "global", "local+strided", "local+strided+global", "compressed", "linear")
+WINDOWED = (*CAUSAL, "linformer", "induced")
+VARIANTS: list[dict[str, object]] = [
+    *({**SIZES, "attention": kind} for kind in CAUSAL),
+    *({**SIZES, "attention": kind, "position": "learned", "copy": True} for kind in ("full", "linear")),
+    {**SIZES, "attention": ["compressed", "local"], "norm_position": "post", "position": "sinusoidal"},
+    {**SIZES, "attention": "local+global", "position": "alibi", "copy": True, "qk_norm": True},
+    {"output": "adaptive"},
+    {"output": "adaptive", "output_cutoffs": [4, 9, 15], "embed_dim": 6, "copy": True},
+]
+WINDOWED_VARIANTS: list[dict[str, object]] = [
+    *({**SIZES, "mode": "windowed", "position": "learned", "attention": kind} for kind in WINDOWED),
+    {**SIZES, "mode": "windowed", "attention": ["linformer", "compressed"], "copy": True},
+    {**SIZES, "mode": "windowed", "attention": "induced", "position": "sinusoidal", "norm_position": "post"},
+    {"mode": "windowed", "output": "adaptive", "copy": True},
+]
+
+
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+def test_no_influence_of_the_future(fields: dict[str, object]) -> None:
+    model, text = build(**fields, context=40), tokens(2, 40)
+    before = model.predict(text)
+    for t in (0, 2, 14, 31, 38):
+        changed = text.clone()
+        changed[:, t + 1 :] = (changed[:, t + 1 :] + 5) % VOCABULARY
+        after = model.predict(changed)
+        torch.testing.assert_close(before[:, : t + 1], after[:, : t + 1], atol=1e-6, rtol=0)
+        assert (before[:, t + 1] - after[:, t + 1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+def test_gradient_at_future_inputs_is_zero(fields: dict[str, object]) -> None:
+    model = build(**fields, context=40, tie_embeddings=False)
+    text = torch.arange(20).unsqueeze(0)
+    (gradient,) = torch.autograd.grad(model.encode(text)[0, 9].sum(), model.embedding.weight)
+    assert (gradient[10:] == 0).all()
+    assert gradient[9].abs().sum() > 0
+
+
+@pytest.mark.parametrize("fields", WINDOWED_VARIANTS, ids=str)
+def test_windowed_variants_see_the_whole_window(fields: dict[str, object]) -> None:
+    model, text = build(**fields), tokens(1, 12)
+    before = model.predict(text)
+    for t in range(12):
+        changed = text.clone()
+        changed[0, t] = (changed[0, t] + 5) % VOCABULARY
+        assert not torch.equal(before, model.predict(changed))
+
+
+@pytest.mark.parametrize("fields", [*VARIANTS, *WINDOWED_VARIANTS], ids=str)
+def test_every_variant_trains_all_of_its_parameters(fields: dict[str, object]) -> None:
+    model, text = build(**fields).train(), tokens(2, 12)
+    targets = text if model.causal else text[:, 0]
+    nats = model(text, targets)
+    assert nats.shape == targets.shape
+    for gradient in torch.autograd.grad(nats.sum(), list(model.parameters())):  # raises if one is unused
+        assert gradient.isfinite().all()
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model(text, targets)
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, nats, atol=0.1, rtol=0.05)
+
+
+@pytest.mark.parametrize(("mode", "kind"), [*itertools.product(("causal", "windowed"), CAUSAL[1:])])
+def test_every_kind_is_another_function(mode: str, kind: str) -> None:
+    full, other = build(mode=mode, **SIZES), build(mode=mode, attention=kind, **SIZES)
+    other.load_state_dict(full.state_dict(), strict=False)
+    assert (full.encode(tokens(1, 12)) - other.encode(tokens(1, 12))).abs().max() > 1e-3
+
+
+def test_traced_as_one_graph_equals_eager() -> None:
+    model = build(
+        **SIZES, attention=["local", "linear", "compressed", "strided+global"], layers=4, copy=True, context=40
+    )
+    text = tokens(2, 40)
+    compiled = torch.compile(model, dynamic=False, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(text, text), model(text, text), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("mode", "width"), [("causal", None), ("windowed", None), ("causal", 6)])
+def test_copy_equals_its_definition_written_out(mode: str, width: int | None) -> None:
+    model = build(mode=mode, copy=True, embed_dim=width)
+    assert model.copying is not None
+    with torch.no_grad():
+        model.copying.gate.weight.normal_()
+    text = tokens(1, 9) % 5  # words come back
+    pooled, states = model._pool(model._states(text)), model._states(text)
+    vocabulary = model.logits(model._project(pooled)).softmax(-1)
+    found = model.predict(text).exp()
+    for t in range(9) if mode == "causal" else [8]:
+        query = pooled[0, t] if mode == "causal" else pooled[0]
+        query = query / (query.square().mean() + 1e-6).sqrt()
+        keys = [states[0, i] / (states[0, i].square().mean() + 1e-6).sqrt() for i in range(t + 1)]
+        q = model.copying.pointer.query.weight @ query
+        scores = torch.stack([q @ (model.copying.pointer.key.weight @ key) / math.sqrt(8) for key in keys])
+        gate = (model.copying.gate.weight[0] @ query + model.copying.gate.bias[0]).sigmoid()
+        expected = (1 - gate) * (vocabulary[0, t] if mode == "causal" else vocabulary[0])
+        for i, weight in enumerate(scores.softmax(0)):
+            expected[text[0, i]] += gate * weight
+        torch.testing.assert_close(found[0, t] if mode == "causal" else found[0], expected)
+    targets = tokens(1, 9) if mode == "causal" else tokens(1)
+    nats = -model.predict(text).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(model(text, targets), nats)
+
+
+def test_copying_learns_what_the_vocabulary_cannot() -> None:
+    """The last of eight random words is the first one again: without looking back it can't be known."""
+    losses = {}
+    for copy in (False, True):
+        model = build(copy=copy, dim=16, layers=1, position="learned").train()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(150):
+            text = torch.randint(VOCABULARY, (32, 8), generator=generator)
+            nats = model(text, text[:, :1].expand(-1, 8))[:, -1].mean()
+            optimizer.zero_grad()
+            nats.backward()
+            optimizer.step()
+        losses[copy] = nats.item()
+    assert losses[True] < 0.5 * losses[False]
+
+
+@pytest.mark.parametrize("output", ["softmax", "adaptive"])
+def test_sampled_tokens_follow_the_prediction(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language_model, "SAMPLED_AT_ONCE", 7)
+    model, text = build(copy=True, output=output), tokens(1, 6) % 5
+    assert model.copying is not None
+    model.copying.gate.bias.data.fill_(0.0)  # half of it is the pointer's
+    torch.manual_seed(0)
+    chosen = torch.ones(1, 6, dtype=torch.bool)
+    chosen[:, 0] = chosen[:, 3] = False
+    drawn = torch.cat([model.sample_inputs(text, chosen) for _ in range(400)])  # (400, 6)
+    assert (drawn[:, [0, 3]] == text[:, [0, 3]]).all()
+    expected = model.predict(text)[0].exp()  # (6, V)
+    for t in (1, 2, 4, 5):
+        counts = torch.bincount(drawn[:, t], minlength=VOCABULARY)
+        chi_square = ((counts - 400 * expected[t - 1]) ** 2 / (400 * expected[t - 1])).sum()
+        assert chi_square < 60  # 22 degrees of freedom: beyond it once in 20,000
+
+
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_norm_position_is_where_it_says(position: str) -> None:
+    model: LanguageModel = build(norm_position=position, layers=3, dim=64)
+    states: Tensor = model._states(tokens(4, 12))
+    rms = states.square().mean(-1).sqrt()
+    assert torch.allclose(rms, torch.ones_like(rms), atol=1e-3) is (position == "post")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("fields", [*VARIANTS, *WINDOWED_VARIANTS], ids=str)
+def test_cuda_equals_cpu(fields: dict[str, object]) -> None:
+    model = build(**{**fields, "dim": 32, "context": 64})
+    text = tokens(2, 64)
+    targets = text if model.causal else text[:, 0]
+    expected = model(text, targets)
+    gradients = torch.autograd.grad(expected.sum(), list(model.parameters()))
+    model.cuda()
+    found = model(text.cuda(), targets.cuda())
+    torch.testing.assert_close(found.cpu(), expected, atol=1e-4, rtol=1e-4)
+    on_cuda = torch.autograd.grad(found.sum(), list(model.parameters()))
+    for ours, theirs in zip(on_cuda, gradients, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, atol=1e-3, rtol=1e-3)
+    with torch.autocast("cuda", torch.bfloat16):
+        nats = model(text.cuda(), targets.cuda()).cpu()
+    assert (nats - expected).abs().max() < 0.05 * math.log(VOCABULARY)

@@ -1,0 +1,155 @@
+"""Checkpoints: what is written is what is read, and nothing else is."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from lmtrain.config.schema import Config
+from lmtrain.errors import LmtrainError
+from lmtrain.storage import checkpoint, tensor_files
+from lmtrain.storage.files import sha256_bytes
+
+
+def _save(run_dir: Path, step: int, score: float | None = None) -> Path:
+    torch.manual_seed(step)
+    tensors = {"model": {"w": torch.randn(3, 4), "b": torch.zeros(2)}, "optimizer": {"w/step": torch.tensor(1.0)}}
+    return checkpoint.save(run_dir, step, tensors, {"score": score, "counters": {"step": step}})
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+    folder = _save(tmp_path, 7, 1.5)
+    loaded = checkpoint.load(folder)
+    torch.manual_seed(7)
+    assert torch.equal(loaded.tensors["model"]["w"][...], torch.randn(3, 4))
+    assert loaded.info["step"] == 7
+    assert loaded.info["score"] == 1.5
+    assert checkpoint.load(folder, groups=("model",)).tensors.keys() == {"model"}
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["step-00000007"]
+
+
+def test_a_file_of_tensors_is_as_the_library_writes_it() -> None:
+    torch.manual_seed(0)
+    values = [torch.randn(3, 4), torch.randn(4, 3).T, torch.tensor(2.5), torch.zeros(0, 5), torch.randn(7)[::2]]
+    named = {f"{number}/é": value for number, value in enumerate(values)}
+    assert b"".join(tensor_files.serialize(named)) == safetensors.torch.save(
+        {name: value.contiguous() for name, value in named.items()}
+    )
+    mixed = {f"t{number}": torch.arange(number + 1).to(dtype) for number, dtype in enumerate(tensor_files._DTYPES)}
+    found = safetensors.torch.load(b"".join(tensor_files.serialize(named | mixed)))
+    assert found.keys() == named.keys() | mixed.keys()
+    assert all(torch.equal(found[name], value) for name, value in (named | mixed).items())
+    assert all(found[name].dtype == value.dtype for name, value in mixed.items())
+    assert b"".join(tensor_files.serialize({})) == safetensors.torch.save({})
+
+
+def test_every_single_byte_matters(tmp_path: Path) -> None:
+    folder = _save(tmp_path, 1)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        honest = (folder / name).read_bytes()
+        for offset in range(0, len(honest), 7):
+            damaged = bytearray(honest)
+            damaged[offset] ^= 1
+            (folder / name).write_bytes(bytes(damaged))
+            with pytest.raises(LmtrainError, match=name):
+                checkpoint.load(folder)
+        (folder / name).write_bytes(honest)
+    assert checkpoint.load(folder)
+
+
+def test_the_state_hash_sees_tensors_and_counters_and_no_clock(tmp_path: Path) -> None:
+    def hashed(run: str, weight: float, steps: int, seconds: float) -> str:
+        tensors = {"model": {"w": torch.full((2,), weight)}}
+        info = {"score": None, "counters": {"stale": steps}, "seconds": seconds}
+        return checkpoint.state_hash(checkpoint.load(checkpoint.save(tmp_path / run, 1, tensors, info)))
+
+    base = hashed("a", 1.0, 0, 5.0)
+    assert hashed("b", 1.0, 0, 6.0) == base
+    assert hashed("c", 1.5, 0, 5.0) != base
+    assert hashed("d", 1.0, 1, 5.0) != base
+
+
+def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    for step, score in enumerate((3.0, 1.0, 2.0, None, 4.0), start=1):
+        _save(tmp_path, step, score)
+    checkpoint.prune(tmp_path, keep=2)
+    assert [folder.name for folder in checkpoint.folders(tmp_path)] == [
+        "step-00000002",
+        "step-00000004",
+        "step-00000005",
+    ]
+    assert not list((tmp_path / "checkpoints").glob(".tmp*"))
+
+
+def test_best_of_equals_is_the_first_and_unscored_ones_come_last(tmp_path: Path) -> None:
+    assert checkpoint.best_folder(tmp_path) is None
+    _save(tmp_path, 1)
+    newest = _save(tmp_path, 2)
+    assert checkpoint.best_folder(tmp_path) == newest
+    first = _save(tmp_path, 3, 2.0)
+    _save(tmp_path, 4, 2.0)
+    _save(tmp_path, 5)
+    assert checkpoint.best_folder(tmp_path) == first
+
+
+def test_choosing_by_name(tmp_path: Path) -> None:
+    _save(tmp_path, 3, 1.0)
+    _save(tmp_path, 10, 2.0)
+    assert checkpoint.choose(tmp_path, "best").name == "step-00000003"
+    assert checkpoint.choose(tmp_path, "last").name == "step-00000010"
+    assert checkpoint.choose(tmp_path, "10").name == "step-00000010"
+    _save(tmp_path, 99_999_999)
+    _save(tmp_path, 100_000_000)
+    assert checkpoint.choose(tmp_path, "last").name == "step-100000000"
+    with pytest.raises(LmtrainError, match="it has 3, 10, 99999999, 100000000"):
+        checkpoint.choose(tmp_path, "4")
+    with pytest.raises(LmtrainError, match="neither best, last nor a step number"):
+        checkpoint.choose(tmp_path, "newest")
+
+
+@pytest.mark.parametrize("damage", ["manifest", "half a manifest", "no weights", "foreign", "not safetensors"])
+def test_last_steps_over_damaged_checkpoints(tmp_path: Path, damage: str) -> None:
+    good, bad = _save(tmp_path, 1), _save(tmp_path, 2)
+    manifest = bad / "manifest.json"
+    if damage == "manifest":
+        manifest.unlink()
+    elif damage == "half a manifest":
+        manifest.write_bytes(manifest.read_bytes()[:40])
+    elif damage == "no weights":
+        (bad / "model.safetensors").unlink()
+    elif damage == "foreign":
+        manifest.write_text(json.dumps({"format": "other", "files": {}}))
+    else:
+        entry = json.loads(manifest.read_text())
+        (bad / "model.safetensors").write_bytes(b"x" * 10)
+        entry["files"]["model.safetensors"] = {"bytes": 10, "sha256": sha256_bytes(b"x" * 10)}
+        manifest.write_text(json.dumps(entry))
+    notes: list[str] = []
+    found = checkpoint.last(tmp_path, notes.append)
+    assert found is not None
+    assert found.folder == good
+    assert len(notes) == 1
+    assert "set aside as step-00000002.damaged" in notes[0]
+    assert (bad.parent / "step-00000002.damaged").is_dir()
+
+
+def test_finding_runs(tmp_path: Path, tiny: Config) -> None:
+    with pytest.raises(LmtrainError, match="train one with"):
+        checkpoint.find_run(None, tmp_path)
+    with pytest.raises(LmtrainError, match="not a run folder"):
+        checkpoint.find_run(tmp_path, tmp_path)
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text("{}")
+    for name in ("older", "newer"):
+        checkpoint.create_run(tmp_path / name, tiny, tokenizer)
+        _save(tmp_path / name, 1)
+        checkpoint.write_state(tmp_path / name, "finished")
+    os.utime(tmp_path / "older" / checkpoint.STATE, (1, 1))
+    assert checkpoint.find_run(None, tmp_path).name == "newer"
+    assert checkpoint.run_config(tmp_path / "newer") == tiny
+    shutil.move(tmp_path / "newer", tmp_path / "elsewhere")
+    assert checkpoint.load(checkpoint.choose(tmp_path / "elsewhere", "best"))

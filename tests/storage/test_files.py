@@ -1,0 +1,194 @@
+"""The file-writing protocol: whole or absent, and every byte accounted for."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtrain.errors import LmtrainError
+from lmtrain.storage import files
+from lmtrain.system import disk
+from tests.children import Child
+
+
+def _write(path: Path, content: bytes = b"content") -> None:
+    with files.new_folder(path, "kind/1", {"note": "x"}) as folder:
+        (folder / "data").write_bytes(content)
+
+
+def test_a_folder_appears_whole_with_its_manifest(tmp_path: Path) -> None:
+    _write(tmp_path / "a")
+    manifest = files.read_manifest(tmp_path / "a", "kind/1")
+    assert manifest["note"] == "x"
+    assert manifest["files"] == {"data": {"bytes": 7, "sha256": files.sha256_bytes(b"content")}}
+    files.verify(tmp_path / "a", manifest)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_block_that_raises_leaves_nothing_and_keeps_the_older_folder(tmp_path: Path) -> None:
+    _write(tmp_path / "a", b"old")
+
+    def fail() -> None:
+        with files.new_folder(tmp_path / "a", "kind/1", {}) as folder:
+            (folder / "data").write_bytes(b"new")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert (tmp_path / "a" / "data").read_bytes() == b"old"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_folder_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
+    _write(tmp_path / "a", b"old")
+    _write(tmp_path / "a", b"new")
+    assert (tmp_path / "a" / "data").read_bytes() == b"new"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_everything_is_flushed_before_the_name_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def record(call: str) -> None:
+        real = getattr(disk, call)
+
+        def recorded(path: Path, *rest: Any) -> None:
+            events.append(f"{call} {path.name.partition('-')[0]}")
+            real(path, *rest)
+
+        monkeypatch.setattr(disk, call, recorded)
+
+    for call in ("make_folder", "write", "sync", "rename", "remove"):
+        record(call)
+    _write(tmp_path / "a")
+    assert events == [
+        "make_folder .tmp",
+        "write manifest.json",
+        "sync data",
+        "sync manifest.json",
+        "sync .tmp",
+        "rename .tmp",
+        f"sync {tmp_path.name.partition('-')[0]}",
+    ]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "delete", "grow", "manifest", "kind", "entries", "list"])
+def test_a_damaged_folder_is_refused_on_opening(tmp_path: Path, damage: str) -> None:
+    _write(tmp_path / "a")
+    data, manifest = tmp_path / "a" / "data", tmp_path / "a" / files.MANIFEST
+    if damage == "truncate":
+        data.write_bytes(b"cont")
+    elif damage == "delete":
+        data.unlink()
+    elif damage == "grow":
+        data.write_bytes(b"contents")
+    elif damage == "manifest":
+        manifest.write_bytes(manifest.read_bytes()[:-5])
+    elif damage == "kind":
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": "other/1"}))
+    elif damage == "entries":
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"files": {"data": 5}}))
+    else:
+        manifest.write_text("[]")
+    with pytest.raises(LmtrainError, match=str(tmp_path)):
+        files.read_manifest(tmp_path / "a", "kind/1")
+
+
+def test_changed_content_of_the_same_size_is_found_by_its_hash(tmp_path: Path) -> None:
+    _write(tmp_path / "a")
+    (tmp_path / "a" / "data").write_bytes(b"CONTENT")
+    manifest = files.read_manifest(tmp_path / "a", "kind/1")
+    with pytest.raises(LmtrainError, match="data is damaged"):
+        files.verify(tmp_path / "a", manifest)
+
+
+def test_a_folder_that_is_not_ours(tmp_path: Path) -> None:
+    with pytest.raises(LmtrainError, match="not a folder that lmtrain wrote"):
+        files.read_manifest(tmp_path, "kind/1")
+
+
+def test_write_file_replaces_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    files.write_file(path, "one")
+    files.write_file(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_full_disk_is_a_sentence_and_harms_nothing(tmp_path: Path) -> None:
+    _write(tmp_path / "a", b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(LmtrainError, match="No space left on device"):
+            _write(tmp_path / "a", b"new")
+        with pytest.raises(LmtrainError, match="No space left on device"):
+            files.write_file(tmp_path / "f", b"new")
+    assert (tmp_path / "a" / "data").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_what_a_killed_process_left_is_put_in_order(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-a-1").mkdir()
+    (tmp_path / ".tmp-a-1" / "x").touch()
+    (tmp_path / ".tmp-b").touch()
+    (tmp_path / ".tmp-my-old-book-1").mkdir()  # half-written, whatever it is called
+    (tmp_path / ".tmp-a~old-1").mkdir()
+    _write(tmp_path / "a")
+    _write(tmp_path / "c")
+    (tmp_path / "c").rename(tmp_path / ".tmp-c~old-2")  # killed between the two renames
+    files.recover(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"]
+    files.verify(tmp_path / "c", files.read_manifest(tmp_path / "c", "kind/1"))
+
+
+def test_folders_are_made_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(disk, "sync", lambda path: synced.append(path.name))
+    files.make_folders(tmp_path / "a" / "b" / "c")
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+    assert synced == [tmp_path.name, "a", "b"]
+    files.make_folders(tmp_path / "a" / "b")
+    assert len(synced) == 3
+    (tmp_path / "file").touch()
+    with pytest.raises(LmtrainError, match="can't write"):
+        files.make_folders(tmp_path / "file" / "b")
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../outside"])
+def test_a_manifest_names_nothing_outside(tmp_path: Path, name: str) -> None:
+    _write(tmp_path / "a")
+    (tmp_path / "outside").write_bytes(b"content")
+    manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
+    manifest["files"] = {name: manifest["files"]["data"]}
+    (tmp_path / "a" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(LmtrainError, match="outside"):
+        files.read_manifest(tmp_path / "a", "kind/1")
+
+
+def write_for_ever(path: Path, say: Callable[[str], None]) -> None:
+    with files.new_folder(path, "kind/1", {}) as folder:
+        (folder / "data").touch()
+        say(folder.name)
+        signal.alarm(60)  # should the test itself end before
+        signal.pause()
+
+
+def test_a_folder_is_left_alone_while_its_writer_lives_and_deleted_after(tmp_path: Path) -> None:
+    child = Child(partial(write_for_ever, tmp_path / "a"))
+    name = child.hear()
+    files.recover(tmp_path)
+    _write(tmp_path / "a")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", name}
+    os.kill(child.process, signal.SIGKILL)
+    assert child.end() == -signal.SIGKILL
+    files.recover(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

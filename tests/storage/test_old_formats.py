@@ -1,0 +1,51 @@
+"""A stored run of each format that was ever written: what it holds, what it computes, and that it can be gone on with.
+
+`python -m tests.stored.make` makes the one of the current format.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lmtrain.storage import checkpoint
+from lmtrain.training.loop import train_step
+from lmtrain.training.state import prepare, restore
+from tests.stored.make import HERE, example, loss
+
+STORED: dict[str, tuple[str, float]] = {
+    "lmtrain-checkpoint-1": ("adca30f41632f81f72ffa64858833d47cc8a53edc6ce8fff41e987687415060e", 2.852043),
+}
+"""The state hash of each, and the nats per token that it computes for a text."""
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_stored_run_is_read_as_it_was_written(name: str) -> None:
+    state_hash, expected = STORED[name]
+    folder = checkpoint.choose(HERE / name, "last")
+    assert checkpoint.state_hash(checkpoint.load(folder)) == state_hash
+    assert checkpoint.best_folder(HERE / name) == folder
+    assert loss(HERE / name) == pytest.approx(expected, abs=1e-5)
+    assert sum(path.stat().st_size for path in (HERE / name).rglob("*") if path.is_file()) < 50_000
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_stored_run_can_be_gone_on_with(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, store = example()
+    shutil.copytree(HERE / name, tmp_path / "run")
+    training = prepare(checkpoint.run_config(tmp_path / "run"), store, lambda message: None)
+    stored = checkpoint.load(checkpoint.choose(tmp_path / "run", "last"))
+    restore(training, stored)
+    assert training.counters.step == stored.info["step"] == 10
+    assert training.ema is not None
+    assert training.spikes is not None
+    assert training.spikes.count == 10
+    nats = [float(train_step(training, 0.01).loss) for _ in range(10)]
+    assert training.counters.step == 20
+    assert nats[-1] < nats[0]
+
+
+def test_every_format_has_its_example() -> None:
+    assert checkpoint.FORMAT.replace("/", "-") in STORED
+    assert {path.name for path in HERE.iterdir() if path.is_dir() and path.name[0] != "_"} == set(STORED)

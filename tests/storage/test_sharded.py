@@ -1,0 +1,215 @@
+"""Checkpoints that several processes write, each its rows: read by rows, and refused where rows are missing."""
+
+import json
+import struct
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmtrain.errors import LmtrainError
+from lmtrain.storage import checkpoint
+from lmtrain.storage.checkpoint import Tensors
+from lmtrain.storage.files import MANIFEST
+from lmtrain.storage.tensor_files import rows_name, serialize
+from lmtrain.system import disk
+from lmtrain.system.distributed import Workers
+from tests.hostile.folders import sign
+from tests.reading import content, read
+
+
+class Threads(Workers):
+    """Threads in the place of processes."""
+
+    def __init__(self, rank: int, said: list[str], barrier: threading.Barrier) -> None:
+        self.rank, self.size = rank, len(said)
+        self._said, self._barrier = said, barrier
+
+    def texts(self, text: str) -> list[str]:
+        self._said[self.rank] = text
+        self._barrier.wait(20)
+        told = list(self._said)
+        self._barrier.wait(20)
+        return told
+
+
+def example(seed: int) -> Tensors:
+    torch.manual_seed(seed)
+    model = {f"w{rows}": torch.randn(rows, 3, 2) for rows in (1, 2, 5, 8, 9)} | {"bias": torch.randn(7).bfloat16()}
+    moments = {f"{name}/exp_avg": torch.randn(tensor.shape) for name, tensor in model.items()}
+    return {"model": model, "optimizer": {**moments, "bias/step": torch.tensor(3.0)}, "spikes": {"mean": torch.ones(2)}}
+
+
+def part(named: dict[str, Tensor], rank: int, size: int, whole: Callable[[str], bool]) -> dict[str, Tensor]:
+    """What a process has of tensors that are cut into rows as `torch.chunk` cuts them, and of those that are not."""
+    held = {}
+    for name, tensor in named.items():
+        if not whole(name):
+            chunks = torch.chunk(tensor, size)
+            first = sum(len(chunk) for chunk in chunks[:rank])
+            mine = chunks[rank] if rank < len(chunks) else tensor[:0]
+            held[rows_name(name, first, first + len(mine), len(tensor))] = mine
+        elif rank == 0:
+            held[name] = tensor
+    return held
+
+
+def save(run_dir: Path, step: int, size: int) -> Path:
+    """The checkpoint of a step, written by as many threads."""
+    said, barrier, tensors = [""] * size, threading.Barrier(size), example(step)
+
+    def write(rank: int) -> Path:
+        mine = {
+            group: part(named, rank, size, lambda name: name in ("bias/step", "mean"))
+            for group, named in tensors.items()
+        }
+        return checkpoint.save(run_dir, step, mine, {"score": float(step)}, Threads(rank, said, barrier))
+
+    with ThreadPoolExecutor(size) as pool:
+        return next(iter(set(pool.map(write, range(size)))))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+def test_rows_are_read_as_they_were_cut(tmp_path: Path, size: int) -> None:
+    folder = save(tmp_path, 1, size)
+    names = {f"{group}-{part:05d}-of-{size:05d}" for group in ("model", "optimizer") for part in range(1, size + 1)}
+    assert {path.stem for path in folder.iterdir()} == names | {"spikes", "manifest"}
+    assert [path.name for path in folder.parent.iterdir()] == ["step-00000001"]
+    found, expected = checkpoint.load(folder), example(1)
+    for group, named in expected.items():
+        checkpoint.check_fit(found.tensors[group], named)
+        for name, tensor in named.items():
+            stored = found.tensors[group][name]
+            assert torch.equal(stored[...], tensor)
+            for first in range(len(tensor) if tensor.ndim else 0):
+                for end in range(first, len(tensor) + 1):
+                    assert torch.equal(stored[first:end], tensor[first:end])
+    whole = checkpoint.save(tmp_path / "whole", 1, expected, {"score": 1.0})
+    assert checkpoint.state_hash(found) == checkpoint.state_hash(checkpoint.load(whole))
+    assert checkpoint.load(folder, groups=("spikes", "model")).tensors.keys() == {"spikes", "model"}
+
+
+def test_the_same_step_is_written_again_by_fewer_and_older_ones_are_pruned(tmp_path: Path) -> None:
+    for step, size in ((1, 4), (2, 3), (3, 2), (3, 4), (3, 1)):
+        save(tmp_path, step, size)
+        checkpoint.prune(tmp_path, keep=1)
+    assert [folder.name for folder in checkpoint.folders(tmp_path)] == ["step-00000001", "step-00000003"]
+    assert len(list(checkpoint.choose(tmp_path, "last").iterdir())) == 4
+
+
+def test_each_flushes_what_it_wrote_before_the_folder_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, int, str]] = []
+
+    def noted(call: str, real: Callable[..., None], path: Path, *rest: Any) -> None:
+        real(path, *rest)
+        calls.append((call, threading.get_ident(), path.name))
+
+    for call in ("write", "sync", "rename"):
+        monkeypatch.setattr(disk, call, partial(noted, call, getattr(disk, call)))
+    save(tmp_path, 1, 3)
+    before = calls[: next(i for i, (call, _, name) in enumerate(calls) if call == "rename" and "step" in name)]
+    written = [(thread, name) for call, thread, name in before if call == "write" and name != MANIFEST]
+    assert len(written) == 7
+    assert len({thread for thread, _ in written}) == 3
+    assert all(("sync", thread, name) in before for thread, name in written)
+
+
+def _header(name: str, tensor: dict[str, Any], size: int) -> bytes:
+    header = json.dumps({name: tensor | {"data_offsets": [0, size]}}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(size)
+
+
+def _rewritten(folder: Path, file: str, data: bytes) -> None:
+    (folder / file).write_bytes(data)
+    sign(folder, file)
+
+
+def _forget(folder: Path, file: str) -> None:
+    """Take a file out of the folder and out of its manifest, which then has no complaint."""
+    (folder / file).unlink()
+    manifest = json.loads((folder / MANIFEST).read_text())
+    del manifest["files"][file], manifest["sha256"]
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def _flip(folder: Path, file: str) -> None:
+    data = bytearray((folder / file).read_bytes())
+    data[-1] ^= 1
+    (folder / file).write_bytes(data)
+
+
+def _twice(folder: Path) -> None:
+    """The first part in the place of the second."""
+    _rewritten(folder, SECOND, (folder / SECOND.replace("00002-of", "00001-of")).read_bytes())
+
+
+def _change(folder: Path, name: str, rows: slice, columns: int = 3) -> None:
+    """Give the second part other rows of `w8`, of which it has 4 to 8, under another name."""
+    held = part(example(2)["model"], 1, 2, lambda name: False)
+    held[name] = held.pop("w8[4:8/8]")[rows, :columns]
+    _rewritten(folder, SECOND, b"".join(serialize(held)))
+
+
+SECOND = "model-00002-of-00002.safetensors"
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda folder: (folder / SECOND).unlink(), "missing or truncated"),
+    "flipped": (lambda folder: _flip(folder, SECOND), "is damaged"),
+    "forgotten": (lambda folder: _forget(folder, SECOND), "rows of .* are missing"),
+    "twice": (_twice, "there twice"),
+    "hole": (lambda folder: _change(folder, "w8[5:8/8]", slice(1, 4)), "rows of 'w8' are missing"),
+    "short": (lambda folder: _change(folder, "w8[4:7/8]", slice(0, 3)), "rows of 'w8' are missing"),
+    "overlap": (lambda folder: _change(folder, "w8[3:8/8]", slice(0, 4)), "there twice"),
+    "fewer rows than said": (lambda folder: _change(folder, "w8[4:8/8]", slice(0, 3)), "rows of 'w8'"),
+    "another total": (lambda folder: _change(folder, "w8[4:8/9]", slice(0, 4)), "rows of 'w8'"),
+    "another width": (lambda folder: _change(folder, "w8[4:8/8]", slice(0, 4), columns=2), "rows of 'w8'"),
+    "whole as well": (lambda folder: _change(folder, "w8", slice(0, 4)), "there twice"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_found_and_the_checkpoint_before_it_is_used(tmp_path: Path, damage: str) -> None:
+    before = read(save(tmp_path, 1, 2))
+    bad = save(tmp_path, 2, 2)
+    harm, sentence = DAMAGE[damage]
+    harm(bad)
+    with pytest.raises(LmtrainError, match=sentence):
+        checkpoint.load(bad)
+    notes: list[str] = []
+    found = checkpoint.last(tmp_path, notes.append)
+    assert found is not None
+    assert found.folder == before.folder
+    for group, named in content(found).tensors.items():
+        assert all(torch.equal(tensor, before.tensors[group][name]) for name, tensor in named.items())
+    assert [note.endswith("step-00000002.damaged, and the checkpoint before it is used") for note in notes] == [True]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("w[0:0/0]", [0, 2**62]), ("w[3:1/1]", [1]), ("w[0:1/999999999999999]", [1]), ("w[1:1/1]", [0]), ("w[0:1/1]", [])],
+)
+def test_rows_that_lie_about_themselves_are_refused(tmp_path: Path, name: str, shape: list[int]) -> None:
+    folder = checkpoint.save(tmp_path, 1, {"model": {"w": torch.zeros(1)}}, {"score": None})
+    _rewritten(folder, "model.safetensors", _header(name, {"dtype": "F32", "shape": shape}, 4 * (0 not in shape)))
+    with pytest.raises((LmtrainError, ValueError)):
+        checkpoint.check_fit(checkpoint.load(folder).tensors["model"], {"w": torch.zeros(1)})
+
+
+def test_who_does_not_see_the_others_files_says_so(tmp_path: Path) -> None:
+    class Elsewhere(Workers):
+        size = 2
+
+        def texts(self, text: str) -> list[str]:
+            return [text, json.dumps({SECOND: "0" * 64})]
+
+    rows = {"w[0:1/2]": torch.zeros(1)}
+    with pytest.raises(LmtrainError, match=r"run\.dir must be a shared folder"):
+        checkpoint.save(tmp_path, 1, {"model": rows}, {"score": None}, Elsewhere())
+    assert list((tmp_path / "checkpoints").iterdir()) == []
