@@ -1,0 +1,54 @@
+"""Every field of a configuration with its type, its default and its description, for `train --fields` and the page of
+the recipes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel
+
+from lmtrain.config.schema import Config
+
+
+class FieldDescription(NamedTuple):
+    """One field by its dotted name: the type, the default as YAML writes it, and a sentence or two."""
+
+    name: str
+    type: str
+    default: str
+    description: str
+
+
+def fields(prefix: str = "") -> Iterator[FieldDescription]:
+    """All fields whose dotted name begins with `prefix`, in the order of the schema."""
+    for section, part in Config.model_fields.items():
+        model = part.annotation
+        assert isinstance(model, type)
+        assert issubclass(model, BaseModel)
+        for field, info in model.model_fields.items():
+            name = f"{section}.{field}"
+            if name.startswith(prefix):
+                yield FieldDescription(name, _type(info.annotation), _default(info.default), info.description or "")
+
+
+def _type(annotation: Any) -> str:
+    """A type in plain words: `int`, `a | b` of choices, `list of ...`; null is left to the default and description."""
+    if get_origin(annotation) is Annotated:
+        return _type(get_args(annotation)[0])
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return " | ".join(str(choice) for choice in arguments)
+    if get_origin(annotation) in (Union, UnionType):
+        return " | ".join(_type(part) for part in arguments if part is not NoneType)
+    if get_origin(annotation) is tuple:
+        return f"list of {_type(arguments[0])}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "section"
+    return {str: "text", Path: "path", bool: "true | false"}.get(annotation, annotation.__name__)
+
+
+def _default(value: Any) -> str:
+    plain = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
+    return yaml.safe_dump(plain, default_flow_style=True, width=1000).split("\n")[0].removesuffix("...").strip()
