@@ -2,6 +2,7 @@
 the recipes."""
 
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -52,3 +53,35 @@ def _type(annotation: Any) -> str:
 def _default(value: Any) -> str:
     plain = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
     return yaml.safe_dump(plain, default_flow_style=True, width=1000).split("\n")[0].removesuffix("...").strip()
+
+
+def as_text(prefix: str) -> str:
+    """The fields as lines for a terminal: name, type and default, then the description, indented."""
+    blocks = [
+        f"{field.name}={field.default}  ({field.type})\n    {' '.join(field.description.split())}"
+        for field in fields(prefix)
+    ]
+    return "\n".join(blocks)
+
+
+def as_markdown() -> str:
+    """All fields as a table for each section."""
+    lines: list[str] = []
+    for section, described in groupby(fields(), lambda field: field.name.partition(".")[0]):
+        lines += [f"### {section}", "", "| field | type | default | |", "| --- | --- | --- | --- |"]
+        for field in described:
+            kind, description = (" ".join(text.split()).replace("|", "\\|") for text in (field.type, field.description))
+            lines.append(f"| `{field.name.partition('.')[2]}` | {kind} | `{field.default}` | {description} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Write the fields again into configs/README.md, below its heading for them."""
+    page = Path("configs/README.md")
+    above = page.read_text().partition("\n### ")[0].rstrip()
+    page.write_text(f"{above}\n\n{as_markdown()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -12,7 +12,7 @@ from lmtrain.config import loader as config
 from lmtrain.config.schema import RESOURCE_FIELDS, Config
 from lmtrain.errors import LmtrainError
 
-CONFIGS = sorted((Path(__file__).parent.parent / "configs").rglob("*.yaml"))
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
