@@ -154,7 +154,7 @@ def download(
     elif data.source == "sample":
         splits = _sample_splits(data, info)
     else:
-        splits = _hub_splits(data, info, force=force, progress=progress)
+        splits = _hub_splits(data, info, progress=progress)
     with new_folder(folder, FORMAT, info) as temporary:
         info["splits"] = _write(temporary, splits, path, data.deduplicate, note, progress)
         if "floor" in info:
@@ -309,11 +309,11 @@ def _hub_id(data: DataConfig) -> tuple[str, str | None, str | None]:
     return data.source, data.subset, data.revision
 
 
-def _hub_splits(data: DataConfig, info: dict[str, Any], *, force: bool, progress: bool) -> dict[str, Lines]:
+def _hub_splits(data: DataConfig, info: dict[str, Any], *, progress: bool) -> dict[str, Lines]:
     from lmtrain.data.hub import fetch
 
     dataset, subset, revision = _hub_id(data)
-    found = fetch(dataset, subset, revision, data.text_column, data.dir, force=force, progress=progress)
+    found = fetch(dataset, subset, revision, data.text_column, progress=progress)
     licence = _WIKITEXT_LICENCE if dataset == _WIKITEXT else found.licence
     info |= {"source": dataset, "subset": subset, "revision": found.revision, "licence": licence}
     info |= {"text_column": data.text_column, "rows": found.rows}
