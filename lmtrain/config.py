@@ -23,7 +23,9 @@ ENVIRONMENT_PREFIX = "LMTRAIN_"
 LARGEST_FILE = 1 << 18
 """Bytes: far more than a configuration needs, and little enough for YAML's slowest corners."""
 
-REMOVED: dict[str, tuple[object, str]] = {}
+REMOVED: dict[str, tuple[object, str]] = {
+    "data.deduplicate": (False, "remove repeated documents from the text before it is imported"),
+}
 """Fields that earlier versions had, such as "train.spike_sigmas": the default value, and why the field was removed or
 what replaces it. A file that has one at its default, as the stored configurations of older runs do, still loads."""
 

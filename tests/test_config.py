@@ -109,6 +109,12 @@ def test_a_removed_field_loads_at_its_default_and_is_rejected_otherwise(
         config.load(path, environment={})
 
 
+def test_deduplicate_was_removed() -> None:
+    assert config.parse({"data": {"deduplicate": False}}, "an older run") == config.Config()
+    with pytest.raises(LmtrainError, match=r"data\.deduplicate=True: the field was removed: remove repeated documents"):
+        config.load(None, ["data.deduplicate=true"], {})
+
+
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     places = config.load(None, ["data.dir=~/data", "run.dir='~'", "train.teacher=~/a", "data.source=~/b"])

@@ -21,7 +21,6 @@ from pydantic import BaseModel, ValidationError
 from lmtrain.data import local
 from lmtrain.data.local import Lines
 from lmtrain.data.normal import Counts, SplitName, cut_split, load_starts, read_lines, write_split
-from lmtrain.data.unique import Seen, unseen
 from lmtrain.data.verified import Hashes
 from lmtrain.errors import LmtrainError
 from lmtrain.files import MANIFEST, new_folder, read_manifest, recover, sha256_bytes, verify
@@ -109,7 +108,7 @@ def open_corpus(folder: Path) -> Corpus:
 def corpus_folder(data: DataConfig) -> Path:
     """Where the corpus of `data.source` lies: a known name, a hub id, or a path's name with a hash of the path; what
     comes of one source by another column or revision lies elsewhere."""
-    return data.dir / (_slug(data) + (".unique" if data.deduplicate else ""))
+    return data.dir / _slug(data)
 
 
 def each(data: DataConfig) -> list[DataConfig]:
@@ -156,7 +155,7 @@ def download(
     else:
         splits = _hub_splits(data, info, force=force, progress=progress)
     with new_folder(folder, FORMAT, info) as temporary:
-        info["splits"] = _write(temporary, splits, path, data.deduplicate, note, progress)
+        info["splits"] = _write(temporary, splits, path, note, progress)
         if "floor" in info:
             info["floor"] = {split: _floor(nats[0], info["splits"][split]) for split, nats in info["floor"].items()}
     for split, counts in info["splits"].items():
@@ -324,20 +323,15 @@ def _write(
     folder: Path,
     splits: dict[str, Lines],
     path: Path | None,
-    deduplicate: bool,
     note: Callable[[str], None],
     progress: bool,
 ) -> dict[str, dict[str, int]]:
     """Write the splits in normal form and return their counts.
 
     A source without a valid split gives the last 5 % of its training text for it; a single file is cut into the first
-    90 % for train, the next 5 % for valid and the last 5 % for test. `deduplicate` leaves out of the training text what
-    is in it already, or in the source's own valid or test split; these stay as they are.
+    90 % for train, the next 5 % for valid and the last 5 % for test.
     """
     counts: dict[str, dict[str, int]] = {}
-    if deduplicate:
-        seen = Seen()
-        splits = {split: unseen(lines, seen, keep_all=split != "train") for split, lines in splits.items()}
     for split in _SPLITS[1:]:
         if split in splits:
             counts[split] = write_split(folder, split, splits[split], progress)

@@ -283,7 +283,7 @@ from lmtrain.schema import DataConfig, TokenizerConfig
 shards.SHARD_BYTES = 1 << 20
 processes.cores = lambda: 1
 folder, kind = Path(sys.argv[1]), sys.argv[2]
-data = DataConfig(source=str(folder / "text"), dir=folder / "data", deduplicate=True)
+data = DataConfig(source=str(folder / "text"), dir=folder / "data")
 corpus = download(data)
 tokenizing.open_store = lambda *_: None
 config = TokenizerConfig(kind=kind, vocab_size=300 if kind == "bpe" else None)
