@@ -158,8 +158,8 @@ def _store(trained: "Trained", config: "Config", progress: bool) -> "TokenStore"
     if store.sha256 != wanted:
         raise LmtrainError(
             f"{store.folder} is not what {trained.run_dir} was trained on: its corpus has changed, or is another one, "
-            "and what looks held out may have been learned; --text scores any file as it is, --data-dir names the folder "
-            "of the run's own token store, and data.source=... its own text"
+            "and what looks held out may have been learned; --text scores any file as it is, --data-dir names the "
+            "folder of the run's own token store, and data.source=... its own text"
         )
     return store
 

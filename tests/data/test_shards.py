@@ -208,6 +208,41 @@ def test_the_children_of_a_killed_process_end(tmp_path: Path) -> None:
     assert not lives(worker)
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from lmtrain.data import processes, shards
+from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.data.tokenizing import encoding_tasks
+
+shards.SHARD_BYTES, text = 1 << 20, Path(sys.argv[1])
+tokenizer = Tokenizer.load(text.with_name("tokenizer.json"))
+tasks = list(encoding_tasks("train", [text], tokenizer, text.parent))
+list(processes.perform_all(tasks, lambda _: os.kill(os.getpid(), signal.SIGKILL), 2))
+"""
+
+
+def test_ctrl_c_reaches_no_child() -> None:
+    """Not even one that has just been started, and couldn't ignore it yet."""
+    worker = processes._start()
+    try:
+        assert os.getpgid(worker.pid) == worker.pid != os.getpgid(0)
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
+def test_the_children_of_a_killed_process_end_without_a_word(tmp_path: Path) -> None:
+    """Each is in the middle of a shard then, and its batches come to nobody any more."""
+    make(tmp_path, "word", {"train": [LINES]}).tokenizer.save(tmp_path / "tiny/tokenizer.json")
+    text = tmp_path / "tiny/train.txt"
+    text.write_text("".join(f"{line}\n" for line in LINES) * 400)
+    command = [sys.executable, "-c", KILLED, str(text)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # to the end of the last
+    assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
+    assert not list(text.parent.glob("train-*.json"))
+
+
 def test_a_child_that_dies_is_a_sentence(tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "cores", lambda: 2)
     monkeypatch.setattr(processes, "_START", "import os; os._exit(9)")
