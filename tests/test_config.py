@@ -110,7 +110,7 @@ def test_a_removed_field_loads_at_its_default_and_is_rejected_otherwise(
 
 
 def test_deduplicate_was_removed() -> None:
-    assert config.parse({"data": {"deduplicate": False}}, "an older run") == config.Config()
+    assert config.parse({"data": {"deduplicate": False}}, "an older run") == config.load(None, environment={})
     with pytest.raises(LmtrainError, match=r"data\.deduplicate=True: the field was removed: remove repeated documents"):
         config.load(None, ["data.deduplicate=true"], {})
 

@@ -226,8 +226,8 @@ def test_a_changed_corpus_has_a_store_beside_the_old_one(tmp_path: Path, notes: 
         found = find_store(tmp_path, store.sha256)
         assert found is not None
         assert found.sha256 == store.sha256
-    flip(found.folder / "valid-00000.npy", 130)
-    assert find_store(tmp_path, new.sha256) is None
+        flip(found.folder / "valid-00000.npy", 130)
+        assert find_store(tmp_path, store.sha256) is None
     assert find_store(tmp_path / "missing", new.sha256) is None
 
 
