@@ -120,7 +120,7 @@ class _Scored:
 
 
 def _split(trained: "Trained", config: "Config", name: str, *, needs_train: bool, progress: bool) -> _Scored:
-    """A split of the run's corpus, which is made if it isn't there."""
+    """A split of what the run was trained on."""
     store = _store(trained, config, progress)
     return _Scored(store.split(name), store.split("train") if needs_train else None, floor(store, name))
 
@@ -139,17 +139,27 @@ def _text(
 
 
 def _store(trained: "Trained", config: "Config", progress: bool) -> "TokenStore":
+    """The token store that the run was trained on, whatever has become of its source; it is made if it is missing, or
+    if another place is given for the source."""
     from lmtrain.checkpoint import TOKENIZER
     from lmtrain.data.prepare import prepare_store
+    from lmtrain.data.tokens import find_store
+
+    wanted = trained.info.get("tokens")
+    weights = [source.weight for source in config.data.sources or ()] or None
+    moved = config.data.model_copy(update={"dir": trained.config.data.dir}) != trained.config.data
+    if isinstance(wanted, str) and not moved and (found := find_store(config.data.dir, wanted, weights)) is not None:
+        return found
 
     if config.tokenizer.file is not None:  # which need not be there any more, and the run has its own copy
         own = config.tokenizer.model_copy(update={"file": trained.run_dir / TOKENIZER})
         config = config.model_copy(update={"tokenizer": own})
     store = prepare_store(config, note=note, progress=progress)
-    if store.sha256 != trained.info.get("tokens"):
+    if store.sha256 != wanted:
         raise LmtrainError(
             f"{store.folder} is not what {trained.run_dir} was trained on: its corpus has changed, or is another one, "
-            "and what looks held out may have been learned; --text scores any file as it is"
+            "and what looks held out may have been learned; --text scores any file as it is, --data-dir names the "
+            "folder of the run's own token store, and data.source=... its own text"
         )
     return store
 

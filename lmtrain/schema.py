@@ -57,8 +57,6 @@ class DataConfig(_Source):
 
     sources: tuple[SourceConfig, ...] | None = Field(None, min_length=1, max_length=100)
     """A mixture, in place of `source`: corpora with weights. Of validation and test texts the first one's are used."""
-    deduplicate: bool = False
-    """Leave documents (rows, or files of text) out of the training text that are in it, or held out, already."""
     dir: Place = Path("data")
     """The folder for corpora and token stores."""
     sample_tokens: int = Field(1_000_000, ge=1_000, le=10**9)

@@ -153,7 +153,8 @@ def test_eval_is_told_where_the_corpus_lies_now(lmtrain: Lmtrain, workdir: Path)
     assert lmtrain("train", *TINY[1:], "run.name=own", "data.source=own.txt", "--quiet").code == 0
     before = json.loads(lmtrain("eval", "--run", "runs/own", "--json").out)
     (workdir / "own.txt").rename(workdir / "moved.txt")
-    assert "own.txt is no file or folder here" in lmtrain("eval", "--run", "runs/own").err
+    assert json.loads(lmtrain("eval", "--run", "runs/own", "--json").out) == before
+    assert "own.txt is no file or folder here" in lmtrain("eval", "--run", "runs/own", "--data-dir", "other").err
     done = lmtrain("eval", "--run", "runs/own", "data.source=moved.txt", "--data-dir", "other", "--json")
     assert json.loads(done.out) == before
     assert (workdir / "other").is_dir()
@@ -300,13 +301,20 @@ def test_a_corpus_changed_under_a_run_is_refused(lmtrain: Lmtrain, workdir: Path
     (workdir / "own.txt").write_text("a b c d e f\n" * 200)
     arguments = ["train", *TINY[1:], "run.name=own", "data.source=own.txt", "--quiet"]
     assert lmtrain(*arguments).code == 0
+    before = {path: path.read_bytes() for path in workdir.glob("data/own-*/*")}
+    score = lmtrain("eval", "--run", "runs/own", "--json").out
     (workdir / "own.txt").write_text("a b c d e g\n" * 200)
     done = lmtrain(*arguments)
     assert done.code == 1
     assert "choose another run.name" in done.err
+    assert {path: path.read_bytes() for path in before} == before
+    assert lmtrain("eval", "--run", "runs/own", "--json").out == score
+    for folder in {path.parent for path in before}:
+        shutil.rmtree(folder)
     done = lmtrain("eval", "--run", "runs/own")
     assert done.code == 1
     assert "its corpus has changed" in done.err
+    assert "--data-dir names the folder of the run's own token store" in done.err
 
 
 def test_a_full_disk_ends_the_run_and_harms_nothing(lmtrain: Lmtrain, workdir: Path) -> None:

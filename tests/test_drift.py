@@ -26,7 +26,6 @@ OTHER: dict[str, dict[str, Any]] = {
         "revision": "main",
         "text_column": "line",
         "sources": [{"source": "sample", "weight": 2}],
-        "deduplicate": True,
         "dir": "elsewhere",
         "sample_tokens": 4000,
     },
