@@ -29,18 +29,30 @@ _TEXTS = (str, str | None, Path, Place | None)
 _COMMAND_LINE = "the command line"
 _KEY = re.compile(rf"\b({'|'.join(Config.model_fields)})\.(\w+)")
 
+REMOVED: dict[str, tuple[object, str]] = {
+    "train.spike_sigmas": (None, "a step whose gradient is not finite is left out without it"),
+}
+"""Fields of former versions: the default, and why there is none now, or what to use instead."""
+
 Origins = dict[tuple[str, str], str]
 """Of a section and a field: where its value was set, if not in the file."""
 
 
 def load(
-    path: Path | None = None, overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None
+    path: Path | None = None,
+    overrides: Iterable[str] = (),
+    environment: Mapping[str, str] | None = None,
+    *,
+    stored: bool = False,
 ) -> Config:
     """Read a configuration: defaults, then the YAML file, then the environment, then `section.field=value` overrides.
 
     `environment` defaults to the process's own. Raises LmtrainError naming the key, the value and the remedy.
+    `stored`: the configuration that a run was trained with, in which a removed field of `train` may have any value.
     """
     values: dict[str, Any] = _read_yaml(path) if path is not None else {}
+    if stored and isinstance(train := values.get("train"), dict):
+        values["train"] = {field: value for field, value in train.items() if f"train.{field}" not in REMOVED}
     origins = _override(values, overrides, os.environ if environment is None else environment)
     return parse(values, str(path) if path is not None else "the configuration", origins)
 
@@ -91,7 +103,7 @@ def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
     """Check plain values (as from YAML) against the schema; `origin` names their source in messages, `origins` that of
     single fields."""
     try:
-        return Config.model_validate(values)
+        return Config.model_validate(_without_removed(values))
     except ValidationError as error:
         mistakes = error.errors(include_url=False)
         # Of a list with a wrong item pydantic may also say that it is too short.
@@ -104,6 +116,22 @@ def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
         raise LmtrainError(f"{origin}: nested too deeply") from None
     except UnicodeEncodeError:  # pydantic's own, on the sentence of a validator that quotes such a text
         raise LmtrainError(f"{origin}: a text has half a surrogate pair, which is no character") from None
+
+
+def _without_removed(values: Any) -> Any:
+    """The values without removed fields that have their default, as every stored configuration has them."""
+    if not isinstance(values, dict):
+        return values
+    return {
+        section: {
+            field: value
+            for field, value in fields.items()
+            if (key := f"{section}.{field}") not in REMOVED or value != REMOVED[key][0]
+        }
+        if isinstance(fields, dict)
+        else fields
+        for section, fields in values.items()
+    }
 
 
 def dump(config: Config) -> str:
@@ -222,6 +250,8 @@ def _sentence(error: Any, origin: str) -> str:
         location = location[:2]
     key = _named(".".join(map(str, location)))
     if error["type"] == "extra_forbidden":
+        if key in REMOVED:
+            return f"{origin}: {key}={shown(error['input'])}: this field was removed: {REMOVED[key][1]}"
         key, near = _known(error["loc"])
         return f"{origin}: unknown key {key}" + (f"; did you mean {near[0]}?" if near else "")
     message = error["msg"].removeprefix("Value error, ")

@@ -154,8 +154,7 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
     The loss is the sum of nats over the count of all targets in the step, however many micro-batches they come in, and
     whichever processes these go to.
     `sampling` is the share of input tokens that the model's own predictions take the place of.
-    A step whose gradient is not finite leaves the weights and the optimizer as they are, and so does one that `Spikes`
-    judges to be one.
+    A step whose gradient is not finite leaves the weights, their average and the optimizer as they are.
     """
     config, model = training.config.train, training.model
     step, micro_batch = training.counters.step, config.micro_batch or config.batch_size
@@ -190,8 +189,6 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
         training.scaler.unscale_(training.optimizer)
         norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or math.inf))
         skipped = ~torch.isfinite(norm)
-        if training.spikes is not None and config.spike_sigmas is not None:
-            skipped = skipped | training.spikes.judge(total, norm, config.spike_sigmas)
     with training.part("optimizer"):
         if training.scaler.is_enabled():
             training.scaler.step(training.optimizer)

@@ -80,7 +80,7 @@ class Window:
             starts = training.order.starts((training.counters.step - 1) * size, min(size, NAMED_WINDOWS))
             raise LmtrainError(
                 f"training diverged: {int(self._in_a_row)} steps in a row up to step {training.counters.step} were "
-                "left out, their loss or gradient being not finite or a spike (the last one's windows start at tokens "
+                "left out, their gradient being not finite (the last one's windows start at tokens "
                 f"{', '.join(map(str, starts))}{' ..' if size > NAMED_WINDOWS else ''}); the last checkpoint is good: "
                 "lower train.lr or raise train.warmup"
             )

@@ -26,7 +26,6 @@ from lmtrain.training.compilation import Forward, compiled_forward
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from lmtrain.training.other_runs import load_teacher
 from lmtrain.training.parallel import Parallel, choose_kind, copy_all, distribute
-from lmtrain.training.spikes import Spikes
 from lmtrain.training.teacher import Taught
 from lmtrain.workers import ALONE, Workers
 
@@ -102,7 +101,6 @@ class Training:
     precision: str
     skipped: Tensor
     """Steps that changed nothing, () int64, left on the device."""
-    spikes: Spikes | None = None
     counters: Counters = field(default_factory=Counters)
     part: Part = _unwatched
     """Entered around each part of a step."""
@@ -120,8 +118,6 @@ def prepare(config: Config, store: TokenStore, note: Note, workers: Workers = AL
     """The model at its initial weights, its optimizer, and the order of samples."""
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
-    if config.train.spike_sigmas is not None and precision == "fp16":
-        raise LmtrainError("train.spike_sigmas needs train.precision=bf16 or fp32: fp16 skips steps by its own scale")
     split = store.split("train")
     ids = split.ids
     order = sample_order(split.corpora, store.weights, config.model.context, config.model.mode, config.run.seed)
@@ -161,7 +157,6 @@ def prepare(config: Config, store: TokenStore, note: Note, workers: Workers = AL
         device,
         precision,
         torch.zeros((), dtype=torch.int64, device=device),
-        Spikes.none(device) if config.train.spike_sigmas else None,
         parallel=parallel,
         teacher=teacher,
     )
@@ -177,8 +172,6 @@ def snapshot(
     }
     if training.ema is not None:
         tensors["ema"] = training.ema
-    if training.spikes is not None:
-        tensors["spikes"] = vars(training.spikes)
     counters = dataclasses.replace(
         training.counters, scaler=training.scaler.state_dict(), skipped=int(training.skipped)
     )
@@ -212,9 +205,8 @@ def restore(training: Training, found: checkpoint.Checkpoint) -> None:
     try:
         copy_all(found.tensors["model"], dict(training.model.named_parameters()))
         load_optimizer_tensors(training.model, training.optimizer, found.tensors.get("optimizer", {}))
-        for group, mine in (("ema", training.ema), ("spikes", vars(training.spikes) if training.spikes else None)):
-            if mine is not None:
-                copy_all(found.tensors.get(group, {}), mine)
+        if training.ema is not None:
+            copy_all(found.tensors.get("ema", {}), training.ema)
         training.scaler.load_state_dict(counters.scaler)
         training.skipped.fill_(counters.skipped)
     except (RuntimeError, KeyError, ValueError) as error:

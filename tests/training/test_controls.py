@@ -16,7 +16,6 @@ from lmtrain.errors import LmtrainError
 from lmtrain.runtime import step_seed
 from lmtrain.schema import Config
 from lmtrain.training import loop, samples, state
-from lmtrain.training.spikes import Spikes
 from lmtrain.training.state import Counters, Past, Training, past, restore, snapshot
 from tests.training.resuming import (
     BATCH,
@@ -33,7 +32,7 @@ from tests.training.resuming import (
 )
 from tests.training.test_loop import change, run
 
-pytestmark = pytest.mark.usefixtures("quick")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 STEPS, CUT = 12, 7
 
@@ -73,10 +72,6 @@ def _scaler(training: Training, fresh: Training) -> None:
     training.scaler = fresh.scaler
 
 
-def _spikes(training: Training, fresh: Training) -> None:
-    training.spikes = Spikes.none(training.device)
-
-
 def _skipped(training: Training, fresh: Training) -> None:
     training.skipped = fresh.skipped
 
@@ -101,7 +96,6 @@ FORGOTTEN: dict[str, tuple[Callable[[Training, Training], None], str]] = {
     "averages": (_averages, "at once: ema/"),
     "averages taken from the weights": (_averages_of_now, "at once: ema/"),
     "scaler": (_scaler, "at once: counters/scaler$"),
-    "spikes": (_spikes, "at once: spikes/"),
     **{name: (_counter(name), f"at once: counters/{name}$") for name in ("step", "evaluated", "best", "best_step")},
     "stale": (_counter("stale"), "at once: counters/stale$"),
     "skipped": (_skipped, "at once: counters/skipped$"),
@@ -119,7 +113,7 @@ def references() -> dict[str, Reference]:
 
 @pytest.fixture
 def refer_to(
-    quick: None,
+    one_thread: None,
     references: dict[str, Reference],
     little: Config,
     little_store: TokenStore,
@@ -128,7 +122,7 @@ def refer_to(
     """A reference in which the item matters, and in which nothing is amiss."""
 
     def find(item: str) -> Reference:
-        variant = {"scaler": "fp16, ema, 1 part", "spikes": "spikes"}.get(item, "fp32, ema, 1 part")
+        variant = {"scaler": "fp16, ema, 1 part"}.get(item, "fp32, ema, 1 part")
         if variant not in references:
             config = change(little, **SMALL | MATRIX[variant] | {"train__steps": STEPS})
             references[variant] = refer(config, little_store, tmp_path_factory.mktemp("reference"), STEPS)
@@ -173,7 +167,7 @@ def test_a_forgotten_place_in_the_random_numbers_is_missed(refer_to: Refer, monk
             (name, f"at once: counters/{name}$")
             for name in ("step", "evaluated", "best", "best_step", "stale", "skipped")
         ),
-        *((name, "LmtrainError") for name in ("model", "ema", "spikes", "scaler")),
+        *((name, "LmtrainError") for name in ("model", "ema", "scaler")),
     ],
 )
 def test_what_is_not_saved_is_missed(

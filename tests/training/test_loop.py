@@ -476,7 +476,7 @@ def test_nothing_in_a_step_depends_on_a_value_on_the_device(
 ) -> None:
     """Once the batch is on the device tensors have no values here, so that whoever waits for one fails."""
     values = {"model__mode": mode, "model__copy": mode == "causal", "model__dropout": 0.1, "model__input_dropout": 0.1}
-    values |= {"train__optimizer": optimizer, "train__ema": 0.9, "train__spike_sigmas": 6.0, "train__token_noise": 0.1}
+    values |= {"train__optimizer": optimizer, "train__ema": 0.9, "train__token_noise": 0.1}
     config = change(tiny, **values, train__micro_batch=tiny.train.batch_size // 2, train__adversarial_softmax=0.01)
     training = state.prepare(config, store, lambda message: None)
     loop.train_step(training, 1e-3)  # the first makes the optimizer's state
@@ -503,7 +503,7 @@ def test_nothing_in_a_step_depends_on_a_value_on_the_device(
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_step_on_cuda_never_waits_for_the_device(tiny: Config, store: TokenStore, optimizer: str) -> None:
-    config = change(tiny, train__device="cuda", train__optimizer=optimizer, train__ema=0.9, train__spike_sigmas=6.0)
+    config = change(tiny, train__device="cuda", train__optimizer=optimizer, train__ema=0.9)
     training = state.prepare(config, store, lambda message: None)
     loop.train_step(training, 1e-3)  # the first makes the optimizer's state
     torch.cuda.set_sync_debug_mode("error")

@@ -28,7 +28,7 @@ from tests.reading import read
 from tests.training.ranks import meeting_place, said, together, variables
 from tests.training.test_loop import change, last_hash, run
 
-pytestmark = pytest.mark.usefixtures("quick")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 FOLLOWED = ("loss", "raw_loss", "grad_norm", "lr", "epoch", "skipped_steps")
 ROUNDING = 2e-5
@@ -37,7 +37,6 @@ SHORT: dict[str, Any] = {
     "train__steps": 5,
     "train__eval_steps": 3,
     "train__log_steps": 1,
-    "train__spike_sigmas": 20.0,
     "eval__batch_size": 5,  # evaluations in three batches, which two or four processes don't share evenly
 }
 

@@ -25,7 +25,7 @@ from tests.conftest import TINY
 from tests.training.ranks import Ranks, said, together
 from tests.training.test_loop import change, last_hash, run
 
-pytestmark = pytest.mark.usefixtures("quick")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).parent.parent.parent
 GRACE = 5.0
