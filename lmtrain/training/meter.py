@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lmtrain.errors import LmtrainError
 from lmtrain.runtime import memory_bytes, peak_flops, synchronize
-from lmtrain.training.costs import training_flops
+from lmtrain.training.costs import step_flops
 from lmtrain.training.state import Training
 
 MAX_SKIPPED_IN_A_ROW = 20
@@ -53,7 +53,7 @@ class Window:
         self._training = training
         self._in_a_row = torch.zeros((), device=training.device)
         self._tokens_per_step = training.config.train.batch_size * training.targets_per_sample
-        self._flops_per_step = training.config.train.batch_size * training_flops(training.model, training.config.model)
+        self._flops_per_step = step_flops(training.model, training.config)
         self._peak = peak_flops(training.device, training.precision) * training.parallel.workers.size
         self.restart()
 
