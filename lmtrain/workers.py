@@ -52,6 +52,14 @@ class Workers:
         """The text that each process gives, by rank."""
         return [text]
 
+    def from_leader(self, find: Callable[[], str]) -> str:
+        """What `find` gives in the leader, which alone calls it. Raises SaidElsewhere in the others when it fails."""
+        text = ""
+        with self.in_turn():
+            if self.leads:
+                text = find()
+        return self.texts(text)[0]
+
     def apart(self) -> "Workers":
         """The same processes with messages of their own, for a thread beside the one that works."""
         return self

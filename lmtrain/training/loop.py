@@ -101,7 +101,7 @@ def fit(
             note(f"resuming {run_dir} from step {training.counters.step:,}")
             _note_what_rounds_otherwise(before, workers, note)
         elif (base := config.train.init_from) is not None:
-            step = begin_with(base, shared, store, training.model, training.ema)
+            step = begin_with(base, shared, store, training.model, training.ema, workers)
             note(f"beginning with the weights of {base} at step {step:,}")
         with workers.in_turn():
             if workers.leads:
@@ -199,9 +199,12 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
             training.optimizer.step()
         training.optimizer.zero_grad(set_to_none=True)
         if training.ema is not None and config.ema is not None:
-            update_ema(training.ema, model, config.ema, step)
+            update_ema(training.ema, model, config.ema, step, skipped)
     training.counters.step += 1
     training.skipped += skipped
+    training.in_a_row.add_(1).mul_(skipped)
+    figures = torch.stack((total, norm, torch.ones_like(total))).double()
+    training.window += torch.where(skipped | ~torch.isfinite(total), 0.0, figures)
     return StepResult(total, norm, skipped)
 
 
@@ -239,8 +242,8 @@ def _run(
         return Outcome("interrupted", counters.step, clock.read() / 60, None, counters.best_step)
 
     def evaluate() -> None:
-        save(evaluate_and_show(training, store, monitor, asked))
-        window.restart()
+        with window.paused():
+            save(evaluate_and_show(training, store, monitor, asked))
 
     try:
         if counters.step and counters.step % every == 0 and counters.evaluated != counters.step:
@@ -249,7 +252,8 @@ def _run(
             config.patience, counters
         ):
             lr = learning_rate(config, progress)
-            window.add(train_step(training, lr, config.scheduled_sampling * progress))
+            train_step(training, lr, config.scheduled_sampling * progress)
+            window.count()
             saver.check()
             progress = budget.progress(counters.step, clock.read())
             monitor.advance(counters.step, progress)
@@ -265,10 +269,9 @@ def _run(
             evaluate()
         saver.wait()
         minutes = clock.read() / 60
-        score = final_score(training, store, run_dir, monitor, asked)
+        score, best_step = final_score(training, store, run_dir, monitor, asked)
     except Interrupted:
         return interrupted()
-    best_step = training.counters.best_step  # of the checkpoint that was scored
     monitor.state("finished", step=counters.step, minutes=minutes, best_step=best_step, valid=score.summary())
     status = "stopped early" if _exhausted(config.patience, counters) else "finished"
     return Outcome(status, counters.step, minutes, score, best_step)

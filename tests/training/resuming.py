@@ -92,6 +92,8 @@ def state_of(training: Training) -> dict[str, str]:
     counters = dataclasses.asdict(training.counters) | {
         "scaler": training.scaler.state_dict(),
         "skipped": int(training.skipped),
+        "in_a_row": int(training.in_a_row),
+        "window": training.window.tolist(),
     }
     return digests | {f"counters/{name}": json.dumps(value, sort_keys=True) for name, value in counters.items()}
 

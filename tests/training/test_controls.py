@@ -37,6 +37,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS, CUT = 12, 7
 
 
+PARTS = ("model", "optimizer", "ema", "counters")
+
+
 class Shifted(SampleOrder):
     """An order that has forgotten how far a training was."""
 
@@ -76,6 +79,14 @@ def _skipped(training: Training, fresh: Training) -> None:
     training.skipped = fresh.skipped
 
 
+def _in_a_row(training: Training, fresh: Training) -> None:
+    training.in_a_row = fresh.in_a_row
+
+
+def _window(training: Training, fresh: Training) -> None:
+    training.window = fresh.window
+
+
 def _counter(name: str) -> Callable[[Training, Training], None]:
     def forget(training: Training, fresh: Training) -> None:
         setattr(training.counters, name, getattr(Counters(), name))
@@ -99,6 +110,8 @@ FORGOTTEN: dict[str, tuple[Callable[[Training, Training], None], str]] = {
     **{name: (_counter(name), f"at once: counters/{name}$") for name in ("step", "evaluated", "best", "best_step")},
     "stale": (_counter("stale"), "at once: counters/stale$"),
     "skipped": (_skipped, "at once: counters/skipped$"),
+    "skipped in a row": (_in_a_row, "at once: counters/in_a_row$"),
+    "sums to be logged": (_window, "at once: counters/window$"),
     "place in the data": (_order, f"step {CUT + 1}: windows$"),
 }
 
@@ -155,7 +168,7 @@ def test_a_forgotten_place_in_the_random_numbers_is_missed(refer_to: Refer, monk
     found = departures(reference, CUT)
     assert found
     assert {line.partition("/")[0] for line in found if "windows" not in line} == {
-        f"step {step}: {part}" for step in (CUT + 1, CUT + 2, CUT + 3) for part in ("model", "optimizer", "ema")
+        f"step {step}: {part}" for step in (CUT + 1, CUT + 2, CUT + 3) for part in PARTS
     }
 
 
@@ -165,7 +178,7 @@ def test_a_forgotten_place_in_the_random_numbers_is_missed(refer_to: Refer, monk
         ("optimizer", "at once: optimizer/"),
         *(
             (name, f"at once: counters/{name}$")
-            for name in ("step", "evaluated", "best", "best_step", "stale", "skipped")
+            for name in ("step", "evaluated", "best", "best_step", "stale", "skipped", "in_a_row", "window")
         ),
         *((name, "LmtrainError") for name in ("model", "ema", "scaler")),
     ],

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import json
 import random
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,20 @@ def test_a_kill_at_any_moment_leaves_no_trace(
         assert curves(copy) == expected
 
 
+def test_means_over_several_steps_are_logged_as_if_never_interrupted(
+    little: Config, little_store: TokenStore, tmp_path: Path, interrupt_after: Callable[[int, int], None]
+) -> None:
+    """To the bit, also where an evaluation comes between."""
+    config = change(little, **LOGGED | {"train__steps": 12, "train__log_steps": 4, "train__eval_steps": 3})
+    run(config, little_store, tmp_path / "whole")
+    for steps in (1, 1, 5, 3):
+        interrupt_after(steps, signal.SIGTERM)
+        assert run(config, little_store, tmp_path / "parts")[0].status == "interrupted"
+    interrupt_after(1000, signal.SIGTERM)
+    run(config, little_store, tmp_path / "parts")
+    assert curves(tmp_path / "parts") == curves(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("variant", ["fp16, ema, 3 parts", "muon, bf16", "windowed"])
 def test_chains_of_three_kills(
     little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
@@ -103,7 +119,7 @@ def test_chains_of_three_kills(
             outcome, _ = run(config, little_store, run_dir)
         hashes.append(last_hash(run_dir))
         scores.append(outcome.score)
-        shown.append([(row[0], row[1]) for row in curves(run_dir)])
+        shown.append(curves(run_dir))
         run_dir = draw.choice(copies)
     assert hashes == hashes[:1] * 4
     assert scores == scores[:1] * 4
