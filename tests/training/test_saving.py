@@ -74,6 +74,26 @@ def test_a_failed_write_is_heard_of_and_leaves_the_one_before(
     assert weight(tmp_path, 1) == [1.0] * 4
 
 
+def test_a_checkpoint_that_was_written_or_read_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.save(tmp_path, 1, state(1.0), {"score": None})
+    hashed: list[str] = []
+    real = checkpoint.sha256_file
+
+    def noted(path: Path) -> str:
+        hashed.append(path.parent.name)
+        return real(path)
+
+    monkeypatch.setattr(checkpoint, "sha256_file", noted)
+    with Saver(tmp_path, keep=3) as saver:
+        for step in (2, 3, 4, 5):
+            saver.save(step, state(float(step)), {"score": None})
+    assert set(hashed) == {"step-00000001"}  # by another process, and once
+    assert len(hashed) == len(state(1.0))
+    assert [folder.name[-1] for folder in checkpoint.folders(tmp_path)] == ["3", "4", "5"]
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_never_written(tmp_path: Path, value: float) -> None:
     tensors = {**state(1.0), "optimizer": {"weight/exp_avg": torch.tensor([0.0, value])}}
