@@ -61,7 +61,8 @@ def _counted(config: ModelConfig, vocab_size: int, rows: int) -> int:
         model.loss_chunk = None
         tokens = torch.zeros(rows, config.context, dtype=torch.int64)
         model(tokens, tokens[:, 0] if config.mode == "windowed" else tokens).sum().backward()
-    return counter.get_total_flops()
+    flops: int = counter.get_total_flops()
+    return flops
 
 
 def blank_batch(config: Config, device: torch.device) -> tuple[Tensor, Tensor]:

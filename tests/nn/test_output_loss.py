@@ -76,7 +76,7 @@ def test_a_second_derivative_is_an_error() -> None:
     nats = target_nats(hidden.requires_grad_(), weight.requires_grad_(), bias, targets, None)
     (gradient,) = torch.autograd.grad(nats.square().sum(), weight, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+        gradient.sum().backward()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("at_once", [4, None])

@@ -8,6 +8,7 @@ import torch
 
 from lmtrain import checkpoint, disk
 from lmtrain.errors import LmtrainError
+from lmtrain.files import sha256_file
 from lmtrain.training.saving import Saver
 
 
@@ -79,13 +80,12 @@ def test_a_checkpoint_that_was_written_or_read_is_not_read_again(
 ) -> None:
     checkpoint.save(tmp_path, 1, state(1.0), {"score": None})
     hashed: list[str] = []
-    real = checkpoint.sha256_file
 
     def noted(path: Path) -> str:
         hashed.append(path.parent.name)
-        return real(path)
+        return sha256_file(path)
 
-    monkeypatch.setattr(checkpoint, "sha256_file", noted)
+    monkeypatch.setattr("lmtrain.checkpoint.sha256_file", noted)
     with Saver(tmp_path, keep=3) as saver:
         for step in (2, 3, 4, 5):
             saver.save(step, state(float(step)), {"score": None})
