@@ -71,7 +71,7 @@ def create_run(run_dir: Path, config: Config, tokenizer: Path) -> None:
 
 def run_config(run_dir: Path) -> Config:
     """The configuration stored with a run, whatever the environment says."""
-    return load_config(run_dir / CONFIG, environment={})
+    return load_config(run_dir / CONFIG, environment={}, stored=True)
 
 
 def find_run(path: Path | None, runs_dir: Path) -> Path:
@@ -282,16 +282,19 @@ def _names(run_dir: Path) -> str:
     return ", ".join(str(_step(folder)) for folder in folders(run_dir)) or "none yet"
 
 
-def prune(run_dir: Path, keep: int) -> None:
+def prune(run_dir: Path, keep: int, good: set[Path] | None = None) -> None:
     """Delete all checkpoints but the newest `keep` good ones and the best.
 
     Good is what can be read and has its hashes: a damaged one neither counts nor, being newer, costs a good one its
-    place. It stays for `last` to set aside.
+    place. It stays for `last` to set aside. What is in `good` is not read again, and what is found to be good is added.
     """
-    best, good = best_folder(run_dir), 0
+    good = set() if good is None else good
+    best, kept = best_folder(run_dir), 0
     for folder in reversed(folders(run_dir)):
-        if good < keep:
-            good += _is_good(folder)
+        if kept < keep:
+            if folder in good or _is_good(folder):
+                good.add(folder)
+                kept += 1
         elif folder != best:
             remove_folder(folder)
 

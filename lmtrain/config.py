@@ -25,6 +25,7 @@ LARGEST_FILE = 1 << 18
 
 REMOVED: dict[str, tuple[object, str]] = {
     "data.deduplicate": (False, "remove repeated documents from the text before it is imported"),
+    "train.spike_sigmas": (None, "a step whose gradient is not finite is left out without it"),
 }
 """Fields that earlier versions had, such as "train.spike_sigmas": the default value, and why the field was removed or
 what replaces it. A file that has one at its default, as the stored configurations of older runs do, still loads."""
@@ -40,13 +41,20 @@ Origins = dict[tuple[str, str], str]
 
 
 def load(
-    path: Path | None = None, overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None
+    path: Path | None = None,
+    overrides: Iterable[str] = (),
+    environment: Mapping[str, str] | None = None,
+    *,
+    stored: bool = False,
 ) -> Config:
     """Read a configuration: defaults, then the YAML file, then the environment, then `section.field=value` overrides.
 
     `environment` defaults to the process's own. Raises LmtrainError naming the key, the value and the remedy.
+    `stored`: the configuration that a run was trained with, in which a removed field of `train` may have any value.
     """
     values: dict[str, Any] = _read_yaml(path) if path is not None else {}
+    if stored and isinstance(train := values.get("train"), dict):
+        values["train"] = {field: value for field, value in train.items() if f"train.{field}" not in REMOVED}
     origins = _override(values, overrides, os.environ if environment is None else environment)
     return parse(values, str(path) if path is not None else "the configuration", origins)
 

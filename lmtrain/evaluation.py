@@ -116,7 +116,8 @@ def evaluate(
     count = split.tokens if limit is None else min(limit, split.tokens)
     if count < 1:
         raise LmtrainError("the split has no tokens: there is nothing to evaluate")
-    stream = np.concatenate([[first_token], split.ids[:count]]).astype(np.int64)
+    ids = split.ids[:count]
+    stream = np.concatenate([np.array([first_token], ids.dtype), ids])
     nats = 0.0
     for group in _groups(_batches(stream, context, stride, batch_size), workers.size):
         # Who has no batch left takes the last one too: a sharded model's passes are made by all processes together.
@@ -145,7 +146,8 @@ def _batches(stream: np.ndarray, context: int, stride: int, batch_size: int) -> 
         for first in range(0, len(group), batch_size):
             chosen = group[first : first + batch_size]
             places = ends[chosen, None] + np.arange(-lengths[chosen[0]], 1)
-            yield stream[places[:, :-1]], stream[places[:, -counts[chosen[0]] :]]
+            windows = stream[places].astype(np.int64)
+            yield windows[:, :-1], windows[:, -counts[chosen[0]] :]
 
 
 def _groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtrain import config
+from lmtrain.checkpoint import run_config
 from lmtrain.errors import LmtrainError
 from lmtrain.schema import RESOURCE_FIELDS, Config
 
@@ -180,6 +181,10 @@ def test_a_wrong_override_is_named(override: str, message: str) -> None:
         (["model.attention=induced", "model.mode=windowed"], "inducing points have none"),
         (["model.mode=windowed", "train.scheduled_sampling=0.1"], "needs a prediction at every position"),
         (["model.output=adaptive", "train.adversarial_softmax=0.01"], "use model.output=softmax"),
+        (
+            ["train.schedule=wsd", "train.warmup=0.5", "train.decay=0.6"],
+            r"train.warmup=0.5 and train.decay=0.6 are together more than the whole run, .* lower one of them",
+        ),
         (["eval.foo=1"], "unknown key eval.foo; did you mean eval[.]"),
         (["modell.dim=1"], "unknown key modell; did you mean model[?]$"),
         (
@@ -217,6 +222,17 @@ def test_a_bad_file_is_named(tmp_path: Path, content: bytes, message: str) -> No
     path.write_bytes(content)
     with pytest.raises(LmtrainError, match=message):
         config.load(path, environment={})
+
+
+def test_a_removed_field_may_have_its_default_and_in_a_stored_run_any_value(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("train: {spike_sigmas: null, lr: 0.5}")
+    assert config.load(tmp_path / "config.yaml", [], {}).train.lr == 0.5
+    (tmp_path / "config.yaml").write_text("train: {spike_sigmas: 6.0, lr: 0.5}")
+    assert run_config(tmp_path).train.lr == 0.5
+    with pytest.raises(LmtrainError, match=r"config.yaml: train.spike_sigmas=6.0: the field was removed: a step whose"):
+        config.load(tmp_path / "config.yaml", [], {})
+    with pytest.raises(LmtrainError, match=r"^the command line: train.spike_sigmas=3: the field was removed"):
+        config.load(None, ["train.spike_sigmas=3"], {})
 
 
 def test_missing_file_and_empty_file(tmp_path: Path) -> None:

@@ -89,7 +89,6 @@ OTHER: dict[str, dict[str, Any]] = {
         "beta2": 0.5,
         "eps": 0.5,
         "clip": None,
-        "spike_sigmas": 6.0,
         "scheduled_sampling": 0.5,
         "token_noise": 0.5,
         "adversarial_softmax": 0.5,

@@ -2,6 +2,7 @@
 
 import json
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -131,6 +132,36 @@ def test_figures_under_their_own_names() -> None:
     assert huge.word_perplexity == math.inf
     assert (huge.summary()["word_perplexity"], huge.summary()["nats"]) == (None, 1e9)
     assert json.dumps(Score(math.inf, 1, 1, 1, 1, 1).summary(), allow_nan=False)
+
+
+def test_a_large_split_is_not_copied_in_a_wider_type() -> None:
+    split = split_of((np.arange(400_000) % 50_000).astype(np.uint16))
+    total = 0
+
+    def forward(inputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal total
+        assert inputs.dtype == targets.dtype == torch.int64
+        total += int(targets.sum())
+        return torch.zeros(targets.shape)
+
+    tracemalloc.start()
+    try:
+        evaluate(
+            forward,
+            split,
+            mode="causal",
+            context=1000,
+            stride=1000,
+            batch_size=1,
+            first_token=0,
+            device=CPU,
+            precision="fp32",
+        )
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert total == int(split.ids[:].astype(np.int64).sum())
+    assert peak < 2 * 2 * 400_000  # bytes: one copy in two bytes per token, and batches
 
 
 def test_an_empty_split_is_refused() -> None:

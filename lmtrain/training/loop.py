@@ -101,7 +101,7 @@ def fit(
             note(f"resuming {run_dir} from step {training.counters.step:,}")
             _note_what_rounds_otherwise(before, workers, note)
         elif (base := config.train.init_from) is not None:
-            step = begin_with(base, shared, store, training.model, training.ema)
+            step = begin_with(base, shared, store, training.model, training.ema, workers)
             note(f"beginning with the weights of {base} at step {step:,}")
         with workers.in_turn():
             if workers.leads:
@@ -154,8 +154,7 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
     The loss is the sum of nats over the count of all targets in the step, however many micro-batches they come in, and
     whichever processes these go to.
     `sampling` is the share of input tokens that the model's own predictions take the place of.
-    A step whose gradient is not finite leaves the weights and the optimizer as they are, and so does one that `Spikes`
-    judges to be one.
+    A step whose gradient is not finite leaves the weights, their average and the optimizer as they are.
     """
     config, model = training.config.train, training.model
     step, micro_batch = training.counters.step, config.micro_batch or config.batch_size
@@ -190,8 +189,6 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
         training.scaler.unscale_(training.optimizer)
         norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or math.inf))
         skipped = ~torch.isfinite(norm)
-        if training.spikes is not None and config.spike_sigmas is not None:
-            skipped = skipped | training.spikes.judge(total, norm, config.spike_sigmas)
     with training.part("optimizer"):
         if training.scaler.is_enabled():
             training.scaler.step(training.optimizer)
@@ -202,9 +199,12 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
             training.optimizer.step()
         training.optimizer.zero_grad(set_to_none=True)
         if training.ema is not None and config.ema is not None:
-            update_ema(training.ema, model, config.ema, step)
+            update_ema(training.ema, model, config.ema, step, skipped)
     training.counters.step += 1
     training.skipped += skipped
+    training.in_a_row.add_(1).mul_(skipped)
+    figures = torch.stack((total, norm, torch.ones_like(total))).double()
+    training.window += torch.where(skipped | ~torch.isfinite(total), 0.0, figures)
     return StepResult(total, norm, skipped)
 
 
@@ -242,8 +242,8 @@ def _run(
         return Outcome("interrupted", counters.step, clock.read() / 60, None, counters.best_step)
 
     def evaluate() -> None:
-        save(evaluate_and_show(training, store, monitor, asked))
-        window.restart()
+        with window.paused():
+            save(evaluate_and_show(training, store, monitor, asked))
 
     try:
         if counters.step and counters.step % every == 0 and counters.evaluated != counters.step:
@@ -252,7 +252,8 @@ def _run(
             config.patience, counters
         ):
             lr = learning_rate(config, progress)
-            window.add(train_step(training, lr, config.scheduled_sampling * progress))
+            train_step(training, lr, config.scheduled_sampling * progress)
+            window.count()
             saver.check()
             progress = budget.progress(counters.step, clock.read())
             monitor.advance(counters.step, progress)
@@ -268,10 +269,9 @@ def _run(
             evaluate()
         saver.wait()
         minutes = clock.read() / 60
-        score = final_score(training, store, run_dir, monitor, asked)
+        score, best_step = final_score(training, store, run_dir, monitor, asked)
     except Interrupted:
         return interrupted()
-    best_step = training.counters.best_step  # of the checkpoint that was scored
     monitor.state("finished", step=counters.step, minutes=minutes, best_step=best_step, valid=score.summary())
     status = "stopped early" if _exhausted(config.patience, counters) else "finished"
     return Outcome(status, counters.step, minutes, score, best_step)

@@ -18,7 +18,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.files import make_folders, write_file, writing
 from lmtrain.runtime import enough_memory, machine, peak_flops, set_threads, synchronize
 from lmtrain.schema import Config
-from lmtrain.training.costs import training_flops
+from lmtrain.training.costs import step_flops
 from lmtrain.training.loop import MEMORY_REMEDY, train_step
 from lmtrain.training.optim import learning_rate
 from lmtrain.training.state import Part, Training, prepare
@@ -54,7 +54,7 @@ def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -
         whole, parts = _timed(training)
         operators = _traced(training, trace)
     tokens = config.train.batch_size * training.targets_per_sample
-    flops = config.train.batch_size * training_flops(training.model, config.model)
+    flops = step_flops(training.model, config)
     result = {
         "trace": str(trace),
         "steps": STEPS,

@@ -27,6 +27,7 @@ class Saver:
     def __init__(self, run_dir: Path, keep: int, workers: Workers = ALONE) -> None:
         self._run_dir = run_dir
         self._keep = keep
+        self._good: set[Path] = set()  # checkpoints that this process has written, or has compared with their hashes
         self._workers = workers.apart()  # the loop's messages come and go meanwhile
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -71,9 +72,9 @@ class Saver:
                         f"step {step}: {group} tensor {name} is not finite, so this checkpoint was not written; "
                         "the one before it is good: lower train.lr or raise train.warmup"
                     )
-        checkpoint.save(self._run_dir, step, tensors, info, workers)
+        self._good.add(checkpoint.save(self._run_dir, step, tensors, info, workers))
         if workers.leads:
-            checkpoint.prune(self._run_dir, self._keep)
+            checkpoint.prune(self._run_dir, self._keep, self._good)
 
 
 def _copies(named: Mapping[str, Tensor], leads: bool) -> dict[str, Tensor]:

@@ -29,7 +29,6 @@ SMALL = [
     "train.eval_steps=1",
     "train.eval_tokens=20",
     "train.ema=0.9",
-    "train.spike_sigmas=6",
     "train.sample_tokens=1",
     "eval.batch_size=256",
     "eval.stride=8",

@@ -24,7 +24,7 @@ from tests.training.resuming import worsen
 from tests.training.sending import Sender, watched
 from tests.training.test_loop import change, last_hash, run
 
-pytestmark = pytest.mark.usefixtures("quick")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).parent.parent.parent
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
