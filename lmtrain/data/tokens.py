@@ -107,10 +107,7 @@ class TokenStore:
     @property
     def sha256(self) -> str:
         """The hash of the content of all files, and of the weights of a mixture: which data this is."""
-        identity: dict[str, Any] = {name: entry["sha256"] for name, entry in self.manifest["files"].items()}
-        if len(self.weights) > 1:
-            identity["weights"] = self.weights
-        return sha256_bytes(json.dumps(identity, sort_keys=True).encode())
+        return _identity_hash(self.manifest, self.weights)
 
     def split(self, name: str) -> Split:
         """One split. Raises LmtrainError when the corpus has none of this name."""
@@ -168,6 +165,28 @@ def open_store(folder: Path, weights: Sequence[int] | None = None, hashes: Hashe
         name: _open_split(folder, name, split, tokenizer.vocab_size, hashes) for name, split in info.splits.items()
     }
     return TokenStore(folder, manifest, tokenizer, tuple(weights or [1] * len(info.corpora)), splits)
+
+
+def find_store(data_dir: Path, sha256: str, weights: Sequence[int] | None = None) -> TokenStore | None:
+    """The store in `data_dir` of this hash, whatever it was made from; None = there is none.
+
+    Raises LmtrainError as `open_store` does where it is damaged.
+    """
+    for path in sorted(data_dir.glob(f"[!.]*/{MANIFEST}")):
+        try:
+            manifest = read_manifest(path.parent, FORMAT)
+        except LmtrainError:
+            continue
+        if _identity_hash(manifest, tuple(weights or ())) == sha256:
+            return open_store(path.parent, weights)
+    return None
+
+
+def _identity_hash(manifest: dict[str, Any], weights: tuple[int, ...]) -> str:
+    identity: dict[str, Any] = {name: entry["sha256"] for name, entry in manifest["files"].items()}
+    if len(weights) > 1:
+        identity["weights"] = weights
+    return sha256_bytes(json.dumps(identity, sort_keys=True).encode())
 
 
 def _open_split(folder: Path, name: str, info: _SplitInfo, vocab_size: int, hashes: Hashes) -> Split:
