@@ -1,10 +1,9 @@
 """`lmtrain eval`: its options, and what is made of them."""
 
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -65,6 +64,7 @@ def evaluate(
 
     keep_heap()
     from lmtrain.adaptation import settings_used
+    from lmtrain.config import environment_of
     from lmtrain.inference import open_trained, ready_to_generate
     from lmtrain.runtime import choose_precision, enough_memory
 
@@ -77,8 +77,9 @@ def evaluate(
     given = as_overrides({"eval.temperature": temperature, "eval.stride": stride, "eval.batch_size": batch_size})
     given += as_overrides({"data.dir": data_dir} | ({"data.text_column": text_column} if text is None else {}))
     config = _settings(trained, overrides or [], given)
-    scoring = {
-        "may_make": any(re.match(r"\s*data\.sources?\s*=", override) for override in overrides or []),
+    scoring: dict[str, Any] = {
+        "given": {override.partition("=")[0].strip() for override in [*(overrides or []), *given]}
+        | ({"data.dir"} if environment_of("data.dir") else set()),
         "needs_train": dynamic and config.eval.dynamic_rule == "rms",
         "progress": not quiet,
     }
@@ -125,10 +126,10 @@ class _Scored:
 
 
 def _split(
-    trained: "Trained", config: "Config", name: str, *, may_make: bool, needs_train: bool, progress: bool
+    trained: "Trained", config: "Config", name: str, *, given: set[str], needs_train: bool, progress: bool
 ) -> _Scored:
     """A split of the run's corpus."""
-    store = _store(trained, config, may_make, progress)
+    store = _store(trained, config, given, progress)
     return _Scored(store.split(name), store.split("train") if needs_train else None, floor(store, name))
 
 
@@ -138,7 +139,7 @@ def _text(
     path: Path,
     text_column: str | None,
     *,
-    may_make: bool,
+    given: set[str],
     needs_train: bool,
     progress: bool,
 ) -> _Scored:
@@ -149,14 +150,15 @@ def _text(
     unk = trained.tokenizer.unk_id
     if unk is not None and (unknown := int(part.ids.counts(trained.tokenizer.vocab_size)[unk])):
         note(f"{unknown / part.tokens:.1%} of {path} is <unk>: every word that the run doesn't know is scored as that")
-    return _Scored(part, _store(trained, config, may_make, progress).split("train") if needs_train else None)
+    return _Scored(part, _store(trained, config, given, progress).split("train") if needs_train else None)
 
 
-def _store(trained: "Trained", config: "Config", may_make: bool, progress: bool) -> "TokenStore":
+def _store(trained: "Trained", config: "Config", given: set[str], progress: bool) -> "TokenStore":
     """The token store that the run was trained on.
 
-    It is recognized by its hash. A missing one is made again where the user has said from what (`may_make`) or the
-    corpus is a known one, and not from a path or a hub id that only the run names: the run may come from a stranger.
+    It is recognized by its hash, whatever has become of its source. A missing one is made again where the user has
+    said from what (`given` has the fields that were set) or the corpus is a known one, and not from a path or a hub id
+    that only the run names: the run may come from a stranger.
     """
     from lmtrain.checkpoint import TOKENIZER
     from lmtrain.config import shown
@@ -164,12 +166,13 @@ def _store(trained: "Trained", config: "Config", may_make: bool, progress: bool)
     from lmtrain.data.prepare import prepare_store
     from lmtrain.data.tokens import find_store
 
-    weights = [source.weight for source in config.data.sources or ()]
-    for folder in (config.data.dir, trained.config.data.dir):
-        found = find_store(folder, str(trained.info.get("tokens")), weights)
-        if found is not None:
-            return found
-    if not (may_make or is_known(config.data)):
+    wanted, weights = trained.info.get("tokens"), [source.weight for source in config.data.sources or ()] or None
+    may_make = not given.isdisjoint({"data.source", "data.sources"})
+    if isinstance(wanted, str) and not may_make:
+        for folder in (config.data.dir, config.data.dir if "data.dir" in given else trained.config.data.dir):
+            if (found := find_store(folder, wanted, weights)) is not None:
+                return found
+    if not may_make and not is_known(config.data):
         sources = ", ".join(shown(data.source) for data in each(config.data))
         raise LmtrainError(
             f"the tokens that {trained.run_dir} was trained on are not in {config.data.dir}: say where they are with "
@@ -180,7 +183,7 @@ def _store(trained: "Trained", config: "Config", may_make: bool, progress: bool)
         own = config.tokenizer.model_copy(update={"file": trained.run_dir / TOKENIZER})
         config = config.model_copy(update={"tokenizer": own})
     store = prepare_store(config, note=note, progress=progress)
-    if store.sha256 != trained.info.get("tokens"):
+    if store.sha256 != wanted:
         raise LmtrainError(
             f"{store.folder} is not what {trained.run_dir} was trained on: its corpus has changed, or is another one, "
             "and what looks held out may have been learned; --text scores any file as it is"

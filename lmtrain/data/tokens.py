@@ -10,6 +10,7 @@ its sha256, large ones only if they changed since they were last read (see verif
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -107,13 +108,20 @@ class TokenStore:
     @property
     def sha256(self) -> str:
         """The hash of the content of all files, and of the weights of a mixture: which data this is."""
-        return _identity_hash(self.manifest, self.weights)
+        return _content_sha256(self.manifest, self.weights)
 
     def split(self, name: str) -> Split:
         """One split. Raises LmtrainError when the corpus has none of this name."""
         if name not in self._by_name:
             raise LmtrainError(f"{self.folder} has no {name} split: it has {', '.join(self.splits)}")
         return self._by_name[name]
+
+
+def _content_sha256(manifest: dict[str, Any], weights: Sequence[int]) -> str:
+    identity: dict[str, Any] = {name: entry["sha256"] for name, entry in manifest["files"].items()}
+    if len(weights) > 1:
+        identity["weights"] = weights
+    return sha256_bytes(json.dumps(identity, sort_keys=True).encode())
 
 
 def store_folder(
@@ -168,25 +176,14 @@ def open_store(folder: Path, weights: Sequence[int] | None = None, hashes: Hashe
 
 
 def find_store(data_dir: Path, sha256: str, weights: Sequence[int] | None = None) -> TokenStore | None:
-    """The store in `data_dir` of this hash, whatever it was made from; None = there is none.
-
-    Raises LmtrainError as `open_store` does where it is damaged.
-    """
-    for path in sorted(data_dir.glob(f"[!.]*/{MANIFEST}")):
-        try:
+    """The store in `data_dir` whose `sha256` this is, whatever its folder is called; None where there is none, or only
+    a damaged one."""
+    for path in sorted(data_dir.glob(f"*/{MANIFEST}")):
+        with suppress(LmtrainError):
             manifest = read_manifest(path.parent, FORMAT)
-        except LmtrainError:
-            continue
-        if _identity_hash(manifest, tuple(weights or ())) == sha256:
-            return open_store(path.parent, weights)
+            if _content_sha256(manifest, weights or ()) == sha256:
+                return open_store(path.parent, weights)
     return None
-
-
-def _identity_hash(manifest: dict[str, Any], weights: tuple[int, ...]) -> str:
-    identity: dict[str, Any] = {name: entry["sha256"] for name, entry in manifest["files"].items()}
-    if len(weights) > 1:
-        identity["weights"] = weights
-    return sha256_bytes(json.dumps(identity, sort_keys=True).encode())
 
 
 def _open_split(folder: Path, name: str, info: _SplitInfo, vocab_size: int, hashes: Hashes) -> Split:
