@@ -213,13 +213,13 @@ def last(
             damaged.append((folder, error))
             continue
         check(found)
-        for bad, error in damaged:
-            _set_aside(bad, error, note)
+        for bad, reason in damaged:
+            _set_aside(bad, reason, note)
         return found
     if lost := sorted(folder.name for folder in _listed(run_dir)):
-        reason = f" ({damaged[0][1]})" if damaged else ""
+        why = f" ({damaged[0][1]})" if damaged else ""
         raise LmtrainError(
-            f"{run_dir} has no good checkpoint{reason}: {', '.join(lost)} can't be resumed from. To start over, delete "
+            f"{run_dir} has no good checkpoint{why}: {', '.join(lost)} can't be resumed from. To start over, delete "
             "or move this folder, or choose another run.name"
         )
     return None
@@ -285,8 +285,10 @@ def load_best(run_dir: Path, groups: tuple[str, ...], note: Note) -> Checkpoint:
         except LmtrainError as error:
             damaged.append((folder, error))
             continue
-        for bad, error in damaged:
-            note(f"{bad} may be the best checkpoint and is damaged ({error}): {found.folder.name} is used in its place")
+        for bad, reason in damaged:
+            note(
+                f"{bad} may be the best checkpoint and is damaged ({reason}): {found.folder.name} is used in its place"
+            )
         return found
     return load(choose(run_dir, "best"), groups)
 

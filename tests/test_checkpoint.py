@@ -113,7 +113,7 @@ def test_a_damaged_best_is_named_or_an_error(tmp_path: Path, file: str) -> None:
     assert checkpoint.load_best(tmp_path, ("model",), notes.append).folder == newest
     assert len(notes) == 1
     assert str(best / file) in notes[0]
-    assert f"{newest.name} is used in its place" in notes[0]
+    assert f"{newest.name} is used instead" in notes[0]
     assert checkpoint.choose(tmp_path, "best") == best
     with pytest.raises(LmtrainError, match=best.name):
         checkpoint.load(checkpoint.choose(tmp_path, "best"))

@@ -210,7 +210,7 @@ def test_a_damaged_best_checkpoint_is_named_or_an_error(lmtrain: Lmtrain, workdi
         done = lmtrain(*command)
         assert done.code == 0, done.err
         assert f"{best.name} may be the best checkpoint and is damaged" in done.err
-        assert "is used in its place" in done.err
+        assert "is used instead" in done.err
         for which in ("best", str(found["step"])):
             done = lmtrain(*command, "--checkpoint", which)
             assert (done.code, done.out) == (1, "")

@@ -82,6 +82,7 @@ _BPE_OPTIONS = {
 def content(kind: Kind, vocabulary: dict[str, int], merges: Merges) -> bytes:
     """The bytes of tokenizer.json. Written here, they and their hash don't depend on the library's version."""
     ordered = dict(sorted(vocabulary.items(), key=lambda entry: entry[1]))
+    model: dict[str, Any]
     if kind == "word":
         model = {"type": "WordLevel", "vocab": ordered, "unk_token": UNK}
     else:

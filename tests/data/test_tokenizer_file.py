@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from lmtrain.data import tokenizer as module
 from lmtrain.data import tokenizer_file
-from lmtrain.data.tokenizer import Kind, Tokenizer
+from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
 from tests.data.test_tokenizer import CONFIGS, KINDS, LINES, TRAINED
 
@@ -166,7 +167,7 @@ def test_a_panic_in_rust_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mon
     TRAINED["bpe"].save(tmp_path / "tokenizer.json")
     panic = type("PanicException", (BaseException,), {})
 
-    def panicking(vocabulary: dict[str, int], merges: module.Merges) -> Any:
+    def panicking(vocabulary: dict[str, int], merges: tokenizer_file.Merges) -> Any:
         raise panic("index out of bounds")
 
     monkeypatch.setattr(module, "_build_bpe", panicking)
