@@ -286,9 +286,7 @@ def load_best(run_dir: Path, groups: tuple[str, ...], note: Note) -> Checkpoint:
             damaged.append((folder, error))
             continue
         for bad, reason in damaged:
-            note(
-                f"{bad} may be the best checkpoint and is damaged ({reason}): {found.folder.name} is used in its place"
-            )
+            note(f"{bad} may be the best checkpoint and is damaged ({reason}): {found.folder.name} is used instead")
         return found
     return load(choose(run_dir, "best"), groups)
 
