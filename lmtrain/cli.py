@@ -202,8 +202,7 @@ def train(
     from lmtrain.data.prepare import prepare_store
 
     resolved = _load_config(config, overrides or [])
-    name = resolved.run.name or (config.stem if config is not None else "default")
-    run_dir = resolved.run.dir / name
+    run_dir = resolved.run.dir / (resolved.run.name or _name_from(config))
     if dry_run or profile:
         store = prepare_store(resolved, note=note, progress=not quiet)
     if dry_run:
@@ -261,6 +260,19 @@ def _load_config(path: Path | None, overrides: list[str]) -> "Config":
     from lmtrain.config import load
 
     return load(path, overrides)
+
+
+def _name_from(config: Path | None) -> str:
+    """The name of a run that is given none: the configuration file's, which must be one that `run.name` may be."""
+    import re
+
+    from lmtrain.schema import RUN_NAME
+
+    if config is None:
+        return "default"
+    if re.match(RUN_NAME, config.stem) is None or not config.stem.isprintable():
+        raise LmtrainError(f"--config {config}: a run can't be named {config.stem!r} after it: set run.name")
+    return config.stem
 
 
 def _say_nothing(_message: str) -> None:

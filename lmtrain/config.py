@@ -225,6 +225,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 def _assign(values: dict[str, Any], section: str, field: str, text: str, origin: str) -> None:
     """Set a field to `text` read as YAML."""
+    if any("\ud800" <= sign <= "\udfff" for sign in text):  # how Python shows bytes that are not UTF-8
+        raise LmtrainError(f"{origin}: {shown(text)} is not UTF-8 text: rename what has this name, or use another path")
     fields = values.setdefault(section, {})
     if not isinstance(fields, dict):
         raise LmtrainError(f"{origin}: {section} is not a section")

@@ -8,5 +8,9 @@ class LmtrainError(Exception):
     """
 
 
+class UnreadableError(LmtrainError):
+    """The system does not let a file be read that is there: nothing says that it is damaged."""
+
+
 class SaidElsewhere(LmtrainError):  # noqa: N818 -- the error is elsewhere
     """Another process of the run says what went wrong."""

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -41,7 +41,7 @@ def evaluate(
     text: Annotated[
         Path | None, typer.Option(help="A file of text to score in place of a split, by the run's own tokenizer.")
     ] = None,
-    checkpoint: Which = "best",
+    checkpoint: Which = None,
     weights: WhichWeights = Weights.auto,
     stride: Annotated[int | None, typer.Option(min=1, help="Tokens scored per window; less = more context.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Windows per pass; changes the speed alone.")] = None,
@@ -64,25 +64,31 @@ def evaluate(
 
     keep_heap()
     from lmtrain.adaptation import settings_used
+    from lmtrain.config import environment_of
     from lmtrain.inference import open_trained, ready_to_generate
     from lmtrain.runtime import choose_precision, enough_memory
 
     if text is not None and split is not None:
         raise LmtrainError("--split and --text both say what is scored: give one of them")
     _check_overrides(overrides or [])
-    trained = open_trained(run, checkpoint, weights.value, device.value)
+    trained = open_trained(run, checkpoint, weights.value, device.value, note)
     if precision is Precision.int8:
         trained = ready_to_generate(trained, "int8", compiled=False)
     given = as_overrides({"eval.temperature": temperature, "eval.stride": stride, "eval.batch_size": batch_size})
     given += as_overrides({"data.dir": data_dir} | ({"data.text_column": text_column} if text is None else {}))
     config = _settings(trained, overrides or [], given)
-    needs_train = dynamic and config.eval.dynamic_rule == "rms"
+    scoring: dict[str, Any] = {
+        "given": {override.partition("=")[0].strip() for override in [*(overrides or []), *given]}
+        | ({"data.dir"} if environment_of("data.dir") else set()),
+        "needs_train": dynamic and config.eval.dynamic_rule == "rms",
+        "progress": not quiet,
+    }
     if text is not None:
         name = str(text)
-        scored = _text(trained, config, text, text_column, needs_train=needs_train, progress=not quiet)
+        scored = _text(trained, config, text, text_column, **scoring)
     else:
         name = split or "valid"
-        scored = _split(trained, config, name, needs_train=needs_train, progress=not quiet)
+        scored = _split(trained, config, name, **scoring)
     arithmetic = choose_precision(precision.value if precision else config.train.precision, trained.device)
     with enough_memory("lower --batch-size or, with --cache, eval.cache_window"):
         score = _score(
@@ -119,14 +125,23 @@ class _Scored:
     floor: str = ""
 
 
-def _split(trained: "Trained", config: "Config", name: str, *, needs_train: bool, progress: bool) -> _Scored:
-    """A split of what the run was trained on."""
-    store = _store(trained, config, progress)
+def _split(
+    trained: "Trained", config: "Config", name: str, *, given: set[str], needs_train: bool, progress: bool
+) -> _Scored:
+    """A split of the run's corpus."""
+    store = _store(trained, config, given, progress)
     return _Scored(store.split(name), store.split("train") if needs_train else None, floor(store, name))
 
 
 def _text(
-    trained: "Trained", config: "Config", path: Path, text_column: str | None, *, needs_train: bool, progress: bool
+    trained: "Trained",
+    config: "Config",
+    path: Path,
+    text_column: str | None,
+    *,
+    given: set[str],
+    needs_train: bool,
+    progress: bool,
 ) -> _Scored:
     """A file of text; the run's corpus is not needed but for its gradients."""
     from lmtrain.data.text import text_split
@@ -135,22 +150,35 @@ def _text(
     unk = trained.tokenizer.unk_id
     if unk is not None and (unknown := int(part.ids.counts(trained.tokenizer.vocab_size)[unk])):
         note(f"{unknown / part.tokens:.1%} of {path} is <unk>: every word that the run doesn't know is scored as that")
-    return _Scored(part, _store(trained, config, progress).split("train") if needs_train else None)
+    return _Scored(part, _store(trained, config, given, progress).split("train") if needs_train else None)
 
 
-def _store(trained: "Trained", config: "Config", progress: bool) -> "TokenStore":
-    """The token store that the run was trained on, whatever has become of its source; it is made if it is missing, or
-    if another place is given for the source."""
+def _store(trained: "Trained", config: "Config", given: set[str], progress: bool) -> "TokenStore":
+    """The token store that the run was trained on.
+
+    It is recognized by its hash, whatever has become of its source. A missing one is made again where the user has
+    said from what (`given` has the fields that were set) or the corpus is a known one, and not from a path or a hub id
+    that only the run names: the run may come from a stranger.
+    """
     from lmtrain.checkpoint import TOKENIZER
+    from lmtrain.config import shown
+    from lmtrain.data.corpus import each, is_known
     from lmtrain.data.prepare import prepare_store
     from lmtrain.data.tokens import find_store
 
-    wanted = trained.info.get("tokens")
-    weights = [source.weight for source in config.data.sources or ()] or None
-    moved = config.data.model_copy(update={"dir": trained.config.data.dir}) != trained.config.data
-    if isinstance(wanted, str) and not moved and (found := find_store(config.data.dir, wanted, weights)) is not None:
-        return found
-
+    wanted, weights = trained.info.get("tokens"), [source.weight for source in config.data.sources or ()] or None
+    may_make = not given.isdisjoint({"data.source", "data.sources"})
+    if isinstance(wanted, str) and not may_make:
+        for folder in (config.data.dir, config.data.dir if "data.dir" in given else trained.config.data.dir):
+            if (found := find_store(folder, wanted, weights)) is not None:
+                return found
+    if not may_make and not is_known(config.data):
+        sources = ", ".join(shown(data.source) for data in each(config.data))
+        raise LmtrainError(
+            f"the tokens that {trained.run_dir} was trained on are not in {config.data.dir}: say where they are with "
+            f"data.dir=FOLDER, or what to make them from with data.source=... (the run says {sources}); --text scores "
+            "any file as it is"
+        )
     if config.tokenizer.file is not None:  # which need not be there any more, and the run has its own copy
         own = config.tokenizer.model_copy(update={"file": trained.run_dir / TOKENIZER})
         config = config.model_copy(update={"tokenizer": own})
@@ -178,10 +206,13 @@ def _check_overrides(overrides: list[str]) -> None:
 
 
 def _settings(trained: "Trained", overrides: list[str], options: list[str]) -> "Config":
-    """The run's configuration with the evaluation that was asked for."""
+    """The run's configuration with the evaluation that was asked for, and not its own data folder."""
     from lmtrain.config import change, environment_of
+    from lmtrain.schema import DataConfig
 
-    return change(trained.config, [*overrides, *options], environment_of("eval", "data.dir"))
+    data = trained.config.data.model_copy(update={"dir": DataConfig().dir})
+    own = trained.config.model_copy(update={"data": data})
+    return change(own, [*overrides, *options], environment_of("eval", "data.dir"))
 
 
 def _score(

@@ -9,6 +9,7 @@ from typer.core import TyperCommand
 
 from lmtrain.errors import LmtrainError
 from lmtrain.options import BeamStopping, Device, Precision, Run, Stop, Weights, Which, WhichDevice, WhichWeights
+from lmtrain.printing import note
 
 SEARCH, DRAW, BEAM, WORDS, OUTPUT = (
     "Length and end",
@@ -49,7 +50,7 @@ def generate(
         ),
     ] = None,
     run: Run = None,
-    checkpoint: Which = "best",
+    checkpoint: Which = None,
     weights: WhichWeights = Weights.auto,
     device: WhichDevice = Device.auto,
     precision: Annotated[
@@ -179,7 +180,7 @@ def generate(
             bias=tuple(_number(item) for item in bias or ()),
             raw=raw,
         )
-        trained = open_trained(run, checkpoint, weights.value, device.value)
+        trained = open_trained(run, checkpoint, weights.value, device.value, note)
         trained = ready_to_generate(trained, precision.value, compiled=compiled)
         # What can't be asked of this model is said at once.
         rules_of(trained.tokenizer, options, Stops(trained.tokenizer, options.stop, options.stop_strings))

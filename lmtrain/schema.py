@@ -9,13 +9,14 @@ from pydantic import Field, model_validator
 from lmtrain.schema_base import Place, Rate, Section
 from lmtrain.schema_train import TrainConfig as TrainConfig  # noqa: PLC0414 -- for its importers
 
+RUN_NAME = r"^[\w][\w.-]*$"
 Width = Annotated[int, Field(ge=1, le=2**20)]
 
 
 class RunConfig(Section):
     """Where the run lives and what it is seeded with."""
 
-    name: str | None = Field(None, pattern=r"^[\w][\w.-]*$")
+    name: str | None = Field(None, pattern=RUN_NAME)
     """The run's folder under `dir`; none = the configuration file's name."""
     dir: Place = Path("runs")
     """The folder that holds all runs."""

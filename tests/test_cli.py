@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from tests.conftest import TINY, Lmtrain
 
@@ -154,10 +155,85 @@ def test_eval_is_told_where_the_corpus_lies_now(lmtrain: Lmtrain, workdir: Path)
     before = json.loads(lmtrain("eval", "--run", "runs/own", "--json").out)
     (workdir / "own.txt").rename(workdir / "moved.txt")
     assert json.loads(lmtrain("eval", "--run", "runs/own", "--json").out) == before
-    assert "own.txt is no file or folder here" in lmtrain("eval", "--run", "runs/own", "--data-dir", "other").err
+    done = lmtrain("eval", "--run", "runs/own", "--data-dir", "other")
+    assert "are not in other: say where they are with data.dir=FOLDER" in done.err
+    assert "(the run says 'own.txt')" in done.err
     done = lmtrain("eval", "--run", "runs/own", "data.source=moved.txt", "--data-dir", "other", "--json")
     assert json.loads(done.out) == before
     assert (workdir / "other").is_dir()
+    (workdir / "data").rename(workdir / "elsewhere")
+    assert json.loads(lmtrain("eval", "--run", "runs/own", "data.dir=elsewhere", "--json").out) == before
+
+
+@pytest.mark.parametrize("field", ["source", "dir", "sources"])
+def test_eval_takes_no_location_from_a_run(lmtrain: Lmtrain, workdir: Path, field: str) -> None:
+    """A stranger's run names files of the user's: nothing is read from them, and nothing is written there."""
+    secret = workdir / "secret"
+    secret.mkdir()
+    (secret / "own.txt").write_text("a b c d e f\n" * 200)
+    config = workdir / "runs/default/config.yaml"
+    values = yaml.safe_load(config.read_text())
+    values["data"] |= {
+        "source": {"source": str(secret / "own.txt")},
+        "dir": {"dir": str(secret)},
+        "sources": {"sources": [{"source": "someone/corpus"}, {"source": str(secret / "own.txt")}]},
+    }[field]
+    config.write_text(yaml.safe_dump(values))
+    shutil.rmtree(workdir / "data")
+    done = lmtrain("eval")
+    assert done.code == (0 if field == "dir" else 1)
+    assert [path.name for path in secret.iterdir()] == ["own.txt"]
+    if field == "dir":  # the built-in sample is made where the user keeps data
+        assert (workdir / "data").is_dir()
+    else:
+        assert "are not in data: say where they are with data.dir=FOLDER, or what to make them from" in done.err
+        assert not (workdir / "data").exists()
+
+
+def test_eval_finds_the_store_in_the_folder_that_training_used(lmtrain: Lmtrain, workdir: Path) -> None:
+    (workdir / "own.txt").write_text("a b c d e f\n" * 200)
+    arguments = [*TINY[1:], "run.name=own", "data.source=own.txt", f"data.dir={workdir / 'big'}", "--quiet"]
+    assert lmtrain("train", *arguments).code == 0
+    (workdir / "own.txt").write_text("changed\n" * 200)
+    before = sorted((workdir / "big").rglob("*"))
+    done = lmtrain("eval", "--run", "runs/own")
+    assert done.code == 0, done.err
+    assert sorted((workdir / "big").rglob("*")) == before
+
+
+def test_a_damaged_best_checkpoint_is_named_or_an_error(lmtrain: Lmtrain, workdir: Path) -> None:
+    found = json.loads(lmtrain("eval", "--json").out)
+    best = workdir / f"runs/default/checkpoints/step-{found['step']:08d}"
+    path = best / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    for command in (["eval"], ["generate", "x"]):
+        done = lmtrain(*command)
+        assert done.code == 0, done.err
+        assert f"{best.name} may be the best checkpoint and is damaged" in done.err
+        assert "is used instead" in done.err
+        for which in ("best", str(found["step"])):
+            done = lmtrain(*command, "--checkpoint", which)
+            assert (done.code, done.out) == (1, "")
+            assert f"{best.name}/optimizer.safetensors is missing or truncated" in done.err
+
+
+@pytest.mark.parametrize("name", ["...yaml", "-.yaml", "a b.yaml"])
+def test_a_configuration_gives_a_run_no_name_that_it_may_not_have(lmtrain: Lmtrain, workdir: Path, name: str) -> None:
+    (workdir / name).write_text("")
+    before = sorted(workdir.rglob("*"))
+    done = lmtrain("train", f"--config={name}", *TINY)
+    assert done.code == 1
+    assert f"--config {name}: a run can't be named" in done.err
+    assert "set run.name" in done.err
+    assert sorted(workdir.rglob("*")) == before
+
+
+@pytest.mark.parametrize("arguments", [["eval", "--data-dir", "b\udcffd"], ["train", "data.source=b\udcffd.txt"]])
+def test_a_name_that_is_not_utf8_is_called_so(lmtrain: Lmtrain, workdir: Path, arguments: list[str]) -> None:
+    done = lmtrain(*arguments)
+    assert done.code == 1
+    assert "is not UTF-8 text: rename what has this name" in done.err
+    assert "YAML" not in done.err
 
 
 def test_the_environment_sets_what_evaluation_has_to_do_with(
@@ -313,8 +389,7 @@ def test_a_corpus_changed_under_a_run_is_refused(lmtrain: Lmtrain, workdir: Path
         shutil.rmtree(folder)
     done = lmtrain("eval", "--run", "runs/own")
     assert done.code == 1
-    assert "its corpus has changed" in done.err
-    assert "--data-dir names the folder of the run's own token store" in done.err
+    assert "are not in data" in done.err
 
 
 def test_a_full_disk_ends_the_run_and_harms_nothing(lmtrain: Lmtrain, workdir: Path) -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtrain import config
-from lmtrain.checkpoint import run_config
 from lmtrain.errors import LmtrainError
+from lmtrain.run_folder import run_config
 from lmtrain.schema import RESOURCE_FIELDS, Config
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").rglob("*.yaml"))

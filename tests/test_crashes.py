@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmtrain import checkpoint, files
+from lmtrain import checkpoint, files, run_folder
 from lmtrain.errors import LmtrainError
 from tests.crash_states import Call, Tree, build, crash_states, read_tree, record
 from tests.reading import Content, content, read
@@ -163,7 +163,7 @@ def test_a_restart_that_puts_nothing_in_order_would_be_found(
     tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = recorded_save(tmp_path / "recorded", "same step")
-    monkeypatch.setattr(checkpoint, "recover", lambda parent: None)
+    monkeypatch.setattr(run_folder, "recover", lambda parent: None)
     assert "litter" in complaints(saved, crash_states(saved.start, saved.calls), place)
 
 

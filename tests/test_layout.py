@@ -26,6 +26,7 @@ FLOORS = {
     "checkpoint": 1,
     "data": 1,
     "nn": 1,
+    "run_folder": 0,
     "picture": 0,
     "runtime": 0,
     "workers": 0,

@@ -122,6 +122,11 @@ def each(data: DataConfig) -> list[DataConfig]:
     ]
 
 
+def is_known(data: DataConfig) -> bool:
+    """Whether every corpus has a name that means the same on all machines, and none is a path or a hub id."""
+    return all(corpus.source in _KNOWN for corpus in each(data))
+
+
 def download(
     data: DataConfig,
     *,

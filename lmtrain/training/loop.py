@@ -79,17 +79,19 @@ def fit(
     Several `workers` all call this, and the outcome of the leader is that of all.
     Raises LmtrainError when the folder belongs to another configuration or to other data, and when training diverges.
     """
+
+    def check(found: checkpoint.Checkpoint) -> None:
+        if not resume:
+            raise LmtrainError(f"{run_dir} holds a run already: choose another run.name, or leave --resume at auto")
+        check_same_run(config, store, run_dir, found)
+
     shared = share_batch(config, workers)
     check_agreement(config, store, workers)
     with enough_memory(MEMORY_REMEDY), ExitStack() as held:
         with workers.in_turn():
             if workers.leads:
                 held.enter_context(checkpoint.lock(run_dir))
-            found = checkpoint.last(run_dir, note, hashed=workers.leads)  # in whose turn the hashes are compared
-            if found is not None and not resume:
-                raise LmtrainError(f"{run_dir} holds a run already: choose another run.name, or leave --resume at auto")
-            if found is not None:
-                check_same_run(config, store, run_dir, found)
+            found = checkpoint.last(run_dir, note, hashed=workers.leads, check=check)  # the leader compares the hashes
         before = past(found) if found is not None else None
         workers.agree(0)  # on the time, which downloading and tokenizing have taken none of
         clock = Clock(before.seconds if before is not None else 0.0, workers.time)

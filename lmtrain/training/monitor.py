@@ -211,9 +211,7 @@ def _open_metrics(path: Path, length: int) -> BinaryIO:
     """Open `path` to write after its first `length` bytes, or after its last whole line where it is shorter."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        disk.check_regular(path)
-        path.touch()
-        file = path.open("r+b")
+        file = disk.open_in_place(path)
         kept = file.read(length)
         file.truncate(kept.rfind(b"\n") + 1)
         file.seek(0, os.SEEK_END)

@@ -14,6 +14,7 @@ from typing import Any
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from lmtrain import disk
 from lmtrain.data.tokens import TokenStore
 from lmtrain.files import make_folders, write_file, writing
 from lmtrain.runtime import enough_memory, machine, peak_flops, set_threads, synchronize
@@ -157,6 +158,7 @@ def _traced(training: Training, path: Path) -> list[dict[str, Any]]:
                 _step(training)
         synchronize(training.device)
     with writing(path):
+        disk.remove(path)  # which may be a link to a file elsewhere
         profiler.export_chrome_trace(str(path))
     rows = [
         (float(event.self_device_time_total if cuda else event.self_cpu_time_total) / 1e6, event)

@@ -203,6 +203,7 @@ def snapshot(
         "processes": training.parallel.workers.size,
         "teacher": training.teacher,
         "machine": machine(training.device),
+        "model": training.config.model.model_dump(mode="json"),
     }
 
 
@@ -242,6 +243,7 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: chec
             f"{run_dir} was started with another configuration ({'; '.join(changed)}): "
             "choose another run.name, or give the old values"
         )
+    checkpoint.check_model(found, config.model)
     before = past(found)
     for what, then, now in (
         ("tokenizer", before.tokenizer, store.tokenizer.sha256),

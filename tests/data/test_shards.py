@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from lmtrain.data import processes, shards, tokenizing
 from lmtrain.data.shards import Count, cut, lines_of
-from lmtrain.data.tokenizer import Kind
+from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore, open_store
 from lmtrain.errors import LmtrainError

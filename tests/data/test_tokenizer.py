@@ -8,7 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmtrain.data import tokenizer as module
-from lmtrain.data.tokenizer import Kind, Tokenizer, pieces
+from lmtrain.data.tokenizer import Tokenizer, pieces
+from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
 from lmtrain.schema import TokenizerConfig
 

@@ -14,7 +14,7 @@ from lmtrain.data import shards, tokenizing
 from lmtrain.data import tokenizer as tokenizer_module
 from lmtrain.data.corpus import FORMAT as CORPUS_FORMAT
 from lmtrain.data.corpus import Corpus, open_corpus
-from lmtrain.data.tokenizer import Kind
+from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TOKENIZER, TokenStore, find_store, open_store, store_folder
 from lmtrain.errors import LmtrainError

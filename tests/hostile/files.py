@@ -10,7 +10,8 @@ from lmtrain import config
 from lmtrain.completion import prompts
 from lmtrain.data import local
 from lmtrain.data.normal import write_split
-from lmtrain.data.tokenizer import Kind, Tokenizer
+from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.data.tokenizer_file import Kind
 from lmtrain.schema import TokenizerConfig
 from tests.hostile.inputs import Parser
 
