@@ -23,6 +23,10 @@ ENVIRONMENT_PREFIX = "LMTRAIN_"
 LARGEST_FILE = 1 << 18
 """Bytes: far more than a configuration needs, and little enough for YAML's slowest corners."""
 
+REMOVED: dict[str, tuple[object, str]] = {}
+"""Fields that earlier versions had, such as "train.spike_sigmas": the default value, and why the field was removed or
+what replaces it. A file that has one at its default, as the stored configurations of older runs do, still loads."""
+
 _MOST_MISTAKES = 5
 _LONGEST_VALUE = 200
 _TEXTS = (str, str | None, Path, Place | None)
@@ -90,6 +94,7 @@ def _override(values: dict[str, Any], overrides: Iterable[str], environment: Map
 def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
     """Check plain values (as from YAML) against the schema; `origin` names their source in messages, `origins` that of
     single fields."""
+    values = _without_removed(values, origin, origins or {})
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -104,6 +109,20 @@ def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
         raise LmtrainError(f"{origin}: nested too deeply") from None
     except UnicodeEncodeError:  # pydantic's own, on the sentence of a validator that quotes such a text
         raise LmtrainError(f"{origin}: a text has half a surrogate pair, which is no character") from None
+
+
+def _without_removed(values: Any, origin: str, origins: Origins) -> Any:
+    """`values` without the removed fields that a file has at their default. Raises LmtrainError where one is set."""
+    for key, (default, reason) in REMOVED.items():
+        section, _, field = key.partition(".")
+        fields = values.get(section) if isinstance(values, dict) else None
+        if not isinstance(fields, dict) or field not in fields:
+            continue
+        if fields[field] != default or (section, field) in origins:
+            place = origins.get((section, field), origin)
+            raise LmtrainError(f"{place}: {key}={shown(fields[field])}: the field was removed: {reason}")
+        values = values | {section: {name: value for name, value in fields.items() if name != field}}
+    return values
 
 
 def dump(config: Config) -> str:

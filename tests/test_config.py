@@ -92,6 +92,23 @@ def test_a_mistake_is_put_down_to_where_it_was_made(tmp_path: Path) -> None:
         config.load(None, [], {"LMTRAIN_EVAL__STRIDE": "999"})
 
 
+def test_a_removed_field_loads_at_its_default_and_is_rejected_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that an earlier version stored has every field of that version."""
+    monkeypatch.setitem(config.REMOVED, "train.gone", (None, "use train.clip"))
+    path = tmp_path / "config.yaml"
+    path.write_text("train: {gone: null, steps: 7}")
+    loaded = config.load(path, environment={})
+    assert loaded == config.load(None, ["train.steps=7"], {})
+    assert "gone" not in config.dump(loaded)
+    with pytest.raises(LmtrainError, match=r"^the command line: train\.gone=None: the field was removed: use"):
+        config.load(path, ["train.gone=null"], {})
+    path.write_text("train: {gone: 3}")
+    with pytest.raises(LmtrainError, match=rf"^{path}: train\.gone=3: the field was removed: use train\.clip$"):
+        config.load(path, environment={})
+
+
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     places = config.load(None, ["data.dir=~/data", "run.dir='~'", "train.teacher=~/a", "data.source=~/b"])
