@@ -21,7 +21,7 @@ from torch import Tensor
 from lmtrain import disk
 from lmtrain.config import dump as dump_config
 from lmtrain.config import load as load_config
-from lmtrain.errors import LmtrainError, SaidElsewhere
+from lmtrain.errors import LmtrainError, SaidElsewhere, UsageError
 from lmtrain.files import (
     make_folders,
     new_folder,
@@ -71,7 +71,10 @@ def create_run(run_dir: Path, config: Config, tokenizer: Path) -> None:
 
 def run_config(run_dir: Path) -> Config:
     """The configuration stored with a run, whatever the environment says."""
-    return load_config(run_dir / CONFIG, environment={})
+    try:
+        return load_config(run_dir / CONFIG, environment={})
+    except UsageError as error:  # the run is damaged, and not the command wrong
+        raise LmtrainError(str(error)) from None
 
 
 def find_run(path: Path | None, runs_dir: Path) -> Path:

@@ -33,6 +33,7 @@ FLOORS = {
     "launcher": 0,
     "allocator": 0,
     "config": 0,
+    "config_yaml": 0,
     "schema": 0,
     "schema_base": 0,
     "schema_train": 0,
