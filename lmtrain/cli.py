@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from lmtrain import __version__, eval_command, generate_command
-from lmtrain.errors import LmtrainError, SaidElsewhere
+from lmtrain.errors import LmtrainError, SaidElsewhere, UsageError
 from lmtrain.launcher import leads, several
 from lmtrain.options import (
     ConfigFile,
@@ -43,14 +43,15 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line; a mistake of the user's ends in one sentence and exit code 1, without a traceback."""
+    """Run the command line; a mistake of the user's ends in one sentence, without a traceback, and exit code 1, or 2
+    where the command itself is wrong."""
     threading.excepthook = _thread_failed
     try:
         app(prog_name="lmtrain")
     except SaidElsewhere:
         raise SystemExit(1) from None
     except LmtrainError as error:
-        _fail(str(error))
+        _fail(str(error), WRONG_USAGE if isinstance(error, UsageError) else 1)
     except MemoryError:
         _fail("out of memory: lower train.micro_batch, train.batch_size or the model's size")
     except UnicodeEncodeError as error:
@@ -155,7 +156,7 @@ def tokenize(
 
     overrides = _data_overrides(source, subset, revision, text_column, data_dir)
     if tokenizer is not None and (kind, vocab_size) != (None, None):
-        raise LmtrainError("--tokenizer has a kind and a vocabulary of its own: leave --kind and --vocab-size out")
+        raise UsageError("--tokenizer has a kind and a vocabulary of its own: leave --kind and --vocab-size out")
     overrides += as_overrides({"tokenizer.kind": kind, "tokenizer.vocab_size": vocab_size, "tokenizer.file": tokenizer})
     resolved = _load_config(config, overrides)
     store = prepare_store(resolved, force=force, verify=verify, note=note, progress=not quiet)
@@ -176,7 +177,6 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            "-n",
             help="Bring the data, print the configuration and the costs; train nothing.",
         ),
     ] = False,
@@ -191,7 +191,7 @@ def train(
     Downloads and tokenizes first what isn't there. An interrupted run goes on from its last checkpoint.
     """
     if dry_run and profile:
-        raise LmtrainError("--dry-run trains nothing and --profile times some steps: give one of them")
+        raise UsageError("--dry-run trains nothing and --profile times some steps: give one of them")
     if profile:
         _refuse_several("train --profile")
     if dry_run and not leads():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.options import (
     DataDir,
     Device,
@@ -68,7 +68,7 @@ def evaluate(
     from lmtrain.runtime import choose_precision, enough_memory
 
     if text is not None and split is not None:
-        raise LmtrainError("--split and --text both say what is scored: give one of them")
+        raise UsageError("--split and --text both say what is scored: give one of them")
     _check_overrides(overrides or [])
     trained = open_trained(run, checkpoint, weights.value, device.value)
     if precision is Precision.int8:
@@ -161,7 +161,7 @@ def _check_overrides(overrides: list[str]) -> None:
     for override in overrides:
         if not override.startswith(("eval.", "data.")):
             hint = "" if "=" in override else "; a run is named by --run"
-            raise LmtrainError(
+            raise UsageError(
                 f"{shown(override)}: eval takes eval.field=value and data.field=value alone, the rest being what the "
                 f"run was made with{hint}"
             )

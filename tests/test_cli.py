@@ -1,15 +1,19 @@
 """The five commands as a user types them, and every mistake that a user can make with them."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import typer
 
+from lmtrain import cli
 from tests.conftest import TINY, Lmtrain
 
 
@@ -192,7 +196,18 @@ def test_dry_run_trains_nothing(lmtrain: Lmtrain, workdir: Path) -> None:
     assert result["memory_bytes"]["weights"] == 4 * result["parameters"]
     assert result["steps"] == 12
     assert not (workdir / "runs/dry").exists()
-    assert "parameters" in lmtrain("train", *TINY, "-n").out
+    assert "parameters" in lmtrain("train", *TINY, "--dry-run").out
+
+
+def test_a_short_option_means_the_same_in_every_command() -> None:
+    commands: Any = typer.main.get_command(cli.app)
+    meanings: dict[str, set[str]] = {}
+    for command in commands.commands.values():
+        for parameter in command.params:
+            for short in (name for name in parameter.opts if re.fullmatch("-[a-z]", name)):
+                meanings.setdefault(short, set()).update(name for name in parameter.opts if name.startswith("--"))
+    assert meanings["-n"] == {"--max-tokens"}
+    assert all(len(meaning) == 1 for meaning in meanings.values()), meanings
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM")])
@@ -246,6 +261,9 @@ MISTAKES = {
     "a configuration as an override": (["train", "type.yaml"], "a configuration file is given by --config"),
     "a run as an override": (["eval", "runs/default"], "a run is named by --run"),
     "a split and a text": (["eval", "--split", "test", "--text", "short.txt"], "give one of them"),
+    "a dry run with a profile": (["train", "--dry-run", "--profile"], "give one of them"),
+    "a tokenizer and its kind": (["tokenize", "--tokenizer", "x.json", "--kind", "bpe"], "leave --kind and"),
+    "an unknown kind": (["tokenize", "--kind", "words"], "tokenizer.kind='words'"),
     "no such text": (["eval", "--text", "nowhere.txt"], "nowhere.txt is no file of text"),
     "a text that is a folder": (["eval", "--text", "runs"], "runs is no file of text"),
     "a text without words": (["eval", "--text", "blank.txt"], "has no words"),
@@ -257,6 +275,14 @@ MISTAKES = {
 }
 
 
+WRONG_COMMANDS = {
+    *("unknown key", "unknown override", "wrong type", "vocabulary too large", "stride too long"),
+    *("a configuration as an override", "a run as an override", "a split and a text", "learning backwards"),
+    *("a dry run with a profile", "a tokenizer and its kind", "an unknown kind"),
+}
+"""What is wrong is the command or the configuration, and not what it names."""
+
+
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_clear_sentence(
     lmtrain: Lmtrain, workdir: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -266,7 +292,7 @@ def test_a_mistake_is_one_clear_sentence(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     arguments, message = MISTAKES[name]
     done = lmtrain(*arguments)
-    assert done.code == 1, done
+    assert done.code == (2 if name in WRONG_COMMANDS else 1), done
     assert done.out == ""
     assert message in done.err
     assert "Traceback" not in done.err
