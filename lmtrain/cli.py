@@ -3,6 +3,8 @@
 torch and datasets are imported inside the commands, so that help and completion answer at once.
 """
 
+import io
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -11,6 +13,7 @@ import typer
 
 from lmtrain import __version__, eval_command, generate_command
 from lmtrain.errors import LmtrainError, SaidElsewhere, UsageError
+from lmtrain.escapes import with_lines
 from lmtrain.launcher import leads, several
 from lmtrain.options import (
     ConfigFile,
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
 WRONG_USAGE = 2
 INTERRUPTED = 130
+PARSER_ERROR: type[BaseException] = typer.BadParameter.__mro__[1]
+"""Any mistake on the command line; typer exports only this kind of it by name."""
 
 app = typer.Typer(
     name="lmtrain",
@@ -47,7 +52,14 @@ def main() -> None:
     where the command itself is wrong."""
     threading.excepthook = _thread_failed
     try:
-        app(prog_name="lmtrain")
+        status = app(prog_name="lmtrain", standalone_mode=False)
+        if status:
+            raise SystemExit(status)
+    except PARSER_ERROR as error:
+        shown = io.StringIO()
+        error.show(shown)  # type: ignore[attr-defined]
+        print(with_lines(shown.getvalue()), end="", file=sys.stderr)
+        raise SystemExit(WRONG_USAGE) from None
     except SaidElsewhere:
         raise SystemExit(1) from None
     except LmtrainError as error:

@@ -95,7 +95,15 @@ def generate(
         BeamStopping,
         _option(BEAM, "exact: when nothing better can come; first: with enough finished texts; never: at full length."),
     ] = BeamStopping.exact,
-    results: Annotated[int, _option(BEAM, "Texts to print, best first, with their scores.", min=1)] = 1,
+    results: Annotated[
+        int,
+        _option(
+            BEAM,
+            r"Texts to print, best first. Of several each is one line: its score, a tab, and the text with \n, \r, \t "
+            r"and \\ for line ends, tabs and backslashes.",
+            min=1,
+        ),
+    ] = 1,
     length_penalty: Annotated[
         float, _option(BEAM, "a in score = sum of log p / length^a; 0 = the sum itself, 1 = the mean.", min=-10, max=10)
     ] = 0.0,

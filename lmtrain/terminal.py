@@ -12,6 +12,7 @@ from lmtrain.completion.options import Options
 from lmtrain.completion.stops import Stops
 from lmtrain.completion.writing import Writer
 from lmtrain.errors import LmtrainError
+from lmtrain.escapes import escaped, for_terminal
 from lmtrain.inference import Trained
 
 ASK = "> "
@@ -54,7 +55,7 @@ def converse(reply: Callable[[str, int], None]) -> None:
         except KeyboardInterrupt:
             _write("\n")
         except LmtrainError as error:
-            print(f"lmtrain: {error}", file=sys.stderr)
+            print(escaped(f"lmtrain: {error}"), file=sys.stderr)
         number += 1
 
 
@@ -78,4 +79,4 @@ def _ask() -> str | None:
 
 def _write(text: str) -> None:
     if text:
-        print(text, end="", flush=True)
+        print(for_terminal(text), end="", flush=True)

@@ -40,6 +40,7 @@ FLOORS = {
     "options": 0,
     "files": 0,
     "errors": 0,
+    "escapes": 0,
     "": 0,
 }
 """Each part imports from its own floor or a lower one; of the others on its own floor, only floor 0 is shared."""

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from lmtrain import disk
 from lmtrain.checkpoint import write_state
+from lmtrain.escapes import escaped
 from lmtrain.files import write_error
 from lmtrain.picture import heatmap
 
@@ -124,7 +125,7 @@ class Monitor:
 
     def note(self, message: str) -> None:
         """Write a line to stderr, above the bar where there is one."""
-        tqdm.write(message, file=self._stderr)
+        tqdm.write(escaped(message), file=self._stderr)
         self._stderr.flush()
 
     def state(self, status: str, **details: Any) -> None:
