@@ -29,12 +29,12 @@ from lmtrain.options import (
     as_overrides,
 )
 from lmtrain.printing import floor, note, show, show_costs, show_profile, table
+from lmtrain.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from lmtrain.schema import Config
 
 WRONG_USAGE = 2
-INTERRUPTED = 130
 PARSER_ERROR: type[BaseException] = typer.BadParameter.__mro__[1]
 """Any mistake on the command line; typer exports only this kind of it by name."""
 

@@ -14,6 +14,7 @@ from lmtrain.completion.writing import Writer
 from lmtrain.errors import LmtrainError
 from lmtrain.escapes import escaped, for_terminal
 from lmtrain.inference import Trained
+from lmtrain.signals import forget
 
 ASK = "> "
 
@@ -53,6 +54,7 @@ def converse(reply: Callable[[str, int], None]) -> None:
         try:
             reply(prompt, number)
         except KeyboardInterrupt:
+            forget()
             _write("\n")
         except LmtrainError as error:
             print(escaped(f"lmtrain: {error}"), file=sys.stderr)
@@ -67,6 +69,7 @@ def _ask() -> str | None:
         print(ASK, end="", file=sys.stderr, flush=True)
         return input()
     except KeyboardInterrupt:
+        forget()
         print(file=sys.stderr)
         return ""
     except EOFError:

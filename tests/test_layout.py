@@ -39,6 +39,7 @@ FLOORS = {
     "schema_train": 0,
     "options": 0,
     "files": 0,
+    "signals": 0,
     "errors": 0,
     "escapes": 0,
     "": 0,

@@ -37,7 +37,7 @@ from lmtrain.training.noise import noisy
 from lmtrain.training.optim import learning_rate, update_ema
 from lmtrain.training.other_runs import begin_with
 from lmtrain.training.parallel import check_agreement, check_shared, share_batch, whole
-from lmtrain.training.saving import Saver
+from lmtrain.training.saving import Saver, abort
 from lmtrain.training.state import Counters, Past, Training, check_same_run, past, prepare, restore, snapshot
 from lmtrain.training.validation import evaluate_and_show, final_score
 from lmtrain.workers import ALONE, Workers
@@ -126,7 +126,10 @@ def fit(
         )
         outcome: Outcome | None = None
         try:
-            with interrupts(workers.agree) as asked, Saver(run_dir, config.train.keep, workers) as saver:
+            with (
+                interrupts(workers.agree, lambda: abort(run_dir, workers)) as asked,
+                Saver(run_dir, config.train.keep, workers) as saver,
+            ):
                 monitor.state("running", step=training.counters.step)
                 outcome = _run(training, store, run_dir, budget, clock, monitor, asked, saver)
         finally:
