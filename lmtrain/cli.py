@@ -245,9 +245,10 @@ def train(
         raise typer.Exit(INTERRUPTED)
     score = outcome.score
     result = {"run": str(run_dir), "status": outcome.status, "step": outcome.step, "minutes": outcome.minutes}
+    floors = f"{floor(store, 'valid')}{score.remark}"
     text = (
         f"{run_dir}: {outcome.status} at step {outcome.step:,} after {outcome.minutes:.1f} minutes; best checkpoint: "
-        f"step {outcome.best_step:,}, valid word perplexity {score.word_perplexity:.2f}{floor(store, 'valid')}"
+        f"step {outcome.best_step:,}, valid word perplexity {score.word_perplexity:.2f}{floors}"
     )
     show({**result, "best_step": outcome.best_step, "valid": score.summary()}, text, as_json)
 

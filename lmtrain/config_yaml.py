@@ -6,7 +6,7 @@ list in brackets, a mapping in braces, a text in quotes, and anything else as it
 
 import re
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -30,7 +30,7 @@ class _Loader(yaml.SafeLoader):
     """Aliases can blow a small file up to gigabytes; of a key that is there twice one value would be lost."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 -- as PyYAML declares it
-    yaml_constructors: dict[str | None, Any] = {}  # noqa: RUF012
+    yaml_constructors: ClassVar[dict[str | None, Any]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -70,14 +70,16 @@ def _of_scalar(read: Callable[[str], Any]) -> Callable[[_Loader, Any], Any]:
 
 for _name, (_pattern, _first) in _CORE.items():
     _Loader.add_implicit_resolver(_TAG + _name, _pattern, _first)
-_Loader.add_constructor(f"{_TAG}null", _of_scalar(lambda text: None))
-_Loader.add_constructor(f"{_TAG}bool", _of_scalar(_truth))
-_Loader.add_constructor(f"{_TAG}int", _of_scalar(_integer))
-_Loader.add_constructor(f"{_TAG}float", _of_scalar(_number))
-_Loader.add_constructor(f"{_TAG}str", lambda loader, node: loader.construct_scalar(node))
-_Loader.add_constructor(f"{_TAG}seq", lambda loader, node: loader.construct_sequence(node, deep=True))
-_Loader.add_constructor(f"{_TAG}map", lambda loader, node: loader.construct_mapping(node))
-_Loader.add_constructor(None, yaml.SafeLoader.construct_undefined)
+_Loader.yaml_constructors |= {
+    f"{_TAG}null": _of_scalar(lambda text: None),
+    f"{_TAG}bool": _of_scalar(_truth),
+    f"{_TAG}int": _of_scalar(_integer),
+    f"{_TAG}float": _of_scalar(_number),
+    f"{_TAG}str": _Loader.construct_scalar,
+    f"{_TAG}seq": lambda loader, node: loader.construct_sequence(node, deep=True),
+    f"{_TAG}map": _Loader.construct_mapping,
+    None: _Loader.construct_undefined,
+}
 
 
 class _Dumper(yaml.SafeDumper):
@@ -116,13 +118,13 @@ def read_value(text: str, origin: str, *, is_text: bool) -> Any:
 
 
 def _scalar(text: str) -> Any:
-    loader = _Loader("")
+    loader: Any = _Loader("")
     tag = loader.resolve(yaml.ScalarNode, text, (True, False))
     return loader.construct_object(yaml.ScalarNode(tag, text), deep=True)
 
 
 def _whole(text: str) -> Any:
-    loader = _Loader(text)
+    loader: Any = _Loader(text)
     node = loader.get_single_node()
     if text[node.end_mark.index :]:
         raise yaml.YAMLError(f"there is more after {text[: node.end_mark.index]!r}")

@@ -122,18 +122,36 @@ def test_a_text_is_scored_as_the_split_that_it_was_by_the_run_alone(lmtrain: Lmt
     assert found == plain
 
 
-def test_a_text_of_unknown_words_gets_a_note(lmtrain: Lmtrain, workdir: Path) -> None:
+def test_bits_per_byte_are_those_of_text_whose_bytes_were_predicted(lmtrain: Lmtrain, workdir: Path) -> None:
+    """`<unk>` in the text is a word like others; where it stands for other words, their share is named instead."""
     (train,) = (workdir / "data").glob("sample-*/train.txt")
-    known = "".join([line for line in train.read_text().splitlines(keepends=True) if "<unk>" not in line][:20])
-    (workdir / "own.txt").write_text(known)
-    assert "<unk>" not in lmtrain("eval", "--text", "own.txt").err
+    known = "".join(train.read_text().splitlines(keepends=True)[:20])
     tokens = len(known.split()) + known.count("\n")
+    (workdir / "own.txt").write_text(f"{known}{'<unk> ' * tokens}")
+    done = lmtrain("eval", "--text", "own.txt")
+    assert "bits per byte" in done.out
+    assert "stands for" not in done.out
+    assert json.loads(lmtrain("eval", "--text", "own.txt", "--json").out)["unknown_share"] == 0
     (workdir / "own.txt").write_text(f"{known}{'xyzzy <unk> ' * tokens}")
     done = lmtrain("eval", "--text", "own.txt", "--limit", "50")
-    share = f"{2 * tokens / (3 * tokens + 1):.1%}"
-    assert f"{share} of own.txt is <unk>: every word that the run doesn't know is scored as that\n" in done.err
+    assert f" words (<unk> stands for {tokens / (3 * tokens + 1):.2%} of the tokens)\n" in done.out
+    assert "bits per byte" not in done.out
     assert " on own.txt: context 16, stride 4\n" in done.out
     assert "(floor" not in done.out
+    result = json.loads(lmtrain("eval", "--text", "own.txt", "--json").out)
+    assert (result["bits_per_byte"], result["unknown_share"]) == (None, pytest.approx(tokens / (3 * tokens + 1)))
+
+
+def test_a_small_vocabulary_prints_no_false_figures(lmtrain: Lmtrain, workdir: Path) -> None:
+    """Neither while training, nor in its metrics."""
+    done = lmtrain("train", *TINY, "run.name=small", "tokenizer.vocab_size=20")
+    remark = r" \(<unk> stands for \d\d\.\d\d% of the tokens\)\n"
+    assert len(re.findall(rf"valid: .*word perplexity \S+{remark}", done.err)) == 3
+    assert re.search(rf"valid word perplexity \S+{remark}", done.out)
+    lines = [json.loads(line) for line in (workdir / "runs/small/metrics.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines if "word_perplexity" in line] == ["valid"] * 3 + ["final"]
+    assert not any("bits_per_byte" in line for line in lines)
+    assert "bits per byte" not in lmtrain("eval", "--run", "runs/small").out
 
 
 def test_a_text_in_a_column_is_scored_beside_a_corpus_of_another(lmtrain: Lmtrain, workdir: Path) -> None:

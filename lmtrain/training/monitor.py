@@ -107,11 +107,11 @@ class Monitor:
             self._last_line = self._clock()
             self.note("  ".join([f"{self._position()} ({self._progress:.0%})", *shown, f"ETA {self._time_left()}"]))
 
-    def evaluation(self, step: int, metrics: dict[str, float]) -> None:
-        """Log an evaluation, and write it to stderr as a line."""
+    def evaluation(self, step: int, metrics: dict[str, float], remark: str = "") -> None:
+        """Log an evaluation, and write it to stderr as a line that ends in `remark`."""
         self._record(step, "valid", metrics)
         shown = [f"{name.replace('_', ' ')} {_readable(value)}" for name, value in metrics.items()]
-        self.note("  ".join([f"step {step:,} valid:", *shown]))
+        self.note("  ".join([f"step {step:,} valid:", *shown]) + remark)
 
     def text(self, step: int, title: str, text: str) -> None:
         """Show `text` in TensorBoard as it stands, whatever it contains."""
