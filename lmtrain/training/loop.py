@@ -99,7 +99,7 @@ def fit(
             restore(training, found)
             del found  # it would keep its files on the disk when they are pruned
             note(f"resuming {run_dir} from step {training.counters.step:,}")
-            _note_what_rounds_otherwise(before, workers, note)
+            _note_what_rounds_otherwise(before, training, note)
         elif (base := config.train.init_from) is not None:
             step = begin_with(base, shared, store, training.model, training.ema)
             note(f"beginning with the weights of {base} at step {step:,}")
@@ -142,9 +142,11 @@ def fit(
         return outcome
 
 
-def _note_what_rounds_otherwise(before: Past, workers: Workers, note: Note) -> None:
+def _note_what_rounds_otherwise(before: Past, training: Training, note: Note) -> None:
     """Say what keeps a resumed run from repeating an uninterrupted one to the last bit."""
-    threads = torch.get_num_threads()
+    threads, workers = torch.get_num_threads(), training.parallel.workers
+    if before.precision not in (None, training.precision):
+        note(f"{training.precision} instead of {before.precision}: train.precision=auto is another one on this machine")
     if before.threads != threads:
         note(f"{threads} CPU threads instead of {before.threads}: the run is not repeated bit for bit")
     if before.processes != workers.size:
