@@ -45,7 +45,7 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             mistake = None if isinstance(key, Hashable) else "a list or a mapping can't be a key"
             if mistake is None and key in found:
-                mistake = f"duplicate key {repr(key)[:200]}"
+                mistake = f"duplicate key {key}" if str(key).isidentifier() else "duplicate key"
             if mistake is not None:
                 raise yaml.constructor.ConstructorError(None, None, mistake, key_node.start_mark)
             found[key] = self.construct_object(value_node, deep=True)
@@ -127,7 +127,7 @@ def _whole(text: str) -> Any:
     loader: Any = _Loader(text)
     node = loader.get_single_node()
     if text[node.end_mark.index :]:
-        raise yaml.YAMLError(f"there is more after {text[: node.end_mark.index]!r}")
+        raise yaml.YAMLError("there is more after the closing mark")
     return loader.construct_document(node)
 
 
