@@ -127,7 +127,8 @@ def test_a_download_that_fails_shows_and_stores_no_secret(folder: Path) -> None:
 def test_a_run_holds_no_secret(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for arguments in (["train", *TINY, "--json"], ["train", *TINY, "--dry-run"], ["eval"], ["generate", "the", "--json"]):
+    train = ["train", *TINY]
+    for arguments in ([*train, "--json"], [*train, "--dry-run"], ["eval"], ["generate", "the", "--json"]):
         code, printed = call(capfd, monkeypatch, *arguments)
         assert code == 0
         assert not leaks(printed.encode())
