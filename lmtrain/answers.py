@@ -1,6 +1,5 @@
 """Prompts in, texts out: what `lmtrain generate` does once its options are read."""
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from lmtrain.completion.prompts import Prompt, batches
 from lmtrain.completion.words import unseen_words
 from lmtrain.completion.writing import as_read
 from lmtrain.errors import LmtrainError
+from lmtrain.escapes import for_terminal, in_one_line, to_json
 from lmtrain.inference import Trained
 from lmtrain.picture import save, word_map
 from lmtrain.printing import note
@@ -86,11 +86,12 @@ def _print(trained: Trained, prompts: list[Prompt], completed: list[Completed], 
     about = {"run": str(trained.run_dir), "step": trained.step, "weights": trained.weights}
     for prompt, result in zip(prompts, completed, strict=True):
         if json_wanted:
-            print(json.dumps({"id": prompt.id, **as_json(result), **about}, ensure_ascii=False))
+            print(to_json({"id": prompt.id, **as_json(result), **about}))
             continue
         for completion in result.completions:
             text = (result.shown + completion.text).removesuffix("\n")
-            print(f"{completion.score:.4f}\t{text}" if len(result.completions) > 1 else text)
+            scored = f"{completion.score:.4f}\t{in_one_line(text)}" if len(result.completions) > 1 else text
+            print(for_terminal(scored))
     sys.stdout.flush()
 
 

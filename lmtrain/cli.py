@@ -3,6 +3,8 @@
 torch and datasets are imported inside the commands, so that help and completion answer at once.
 """
 
+import io
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -10,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from lmtrain import __version__, eval_command, generate_command
-from lmtrain.errors import LmtrainError, SaidElsewhere
+from lmtrain.errors import LmtrainError, SaidElsewhere, UsageError
+from lmtrain.escapes import with_lines
 from lmtrain.launcher import leads, several
 from lmtrain.options import (
     ConfigFile,
@@ -26,12 +29,14 @@ from lmtrain.options import (
     as_overrides,
 )
 from lmtrain.printing import floor, note, show, show_costs, show_profile, table
+from lmtrain.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from lmtrain.schema import Config
 
 WRONG_USAGE = 2
-INTERRUPTED = 130
+PARSER_ERROR: type[BaseException] = typer.BadParameter.__mro__[1]
+"""Any mistake on the command line; typer exports only this kind of it by name."""
 
 app = typer.Typer(
     name="lmtrain",
@@ -43,14 +48,22 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line; a mistake of the user's ends in one sentence and exit code 1, without a traceback."""
+    """Run the command line; a mistake of the user's ends in one sentence, without a traceback, and exit code 1, or 2
+    where the command itself is wrong."""
     threading.excepthook = _thread_failed
     try:
-        app(prog_name="lmtrain")
+        status = app(prog_name="lmtrain", standalone_mode=False)
+        if status:
+            raise SystemExit(status)
+    except PARSER_ERROR as error:
+        shown = io.StringIO()
+        error.show(shown)  # type: ignore[attr-defined]
+        print(with_lines(shown.getvalue()), end="", file=sys.stderr)
+        raise SystemExit(WRONG_USAGE) from None
     except SaidElsewhere:
         raise SystemExit(1) from None
     except LmtrainError as error:
-        _fail(str(error))
+        _fail(str(error), WRONG_USAGE if isinstance(error, UsageError) else 1)
     except MemoryError:
         _fail("out of memory: lower train.micro_batch, train.batch_size or the model's size")
     except UnicodeEncodeError as error:
@@ -155,7 +168,7 @@ def tokenize(
 
     overrides = _data_overrides(source, subset, revision, text_column, data_dir)
     if tokenizer is not None and (kind, vocab_size) != (None, None):
-        raise LmtrainError("--tokenizer has a kind and a vocabulary of its own: leave --kind and --vocab-size out")
+        raise UsageError("--tokenizer has a kind and a vocabulary of its own: leave --kind and --vocab-size out")
     overrides += as_overrides({"tokenizer.kind": kind, "tokenizer.vocab_size": vocab_size, "tokenizer.file": tokenizer})
     resolved = _load_config(config, overrides)
     store = prepare_store(resolved, force=force, verify=verify, note=note, progress=not quiet)
@@ -176,7 +189,6 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            "-n",
             help="Bring the data, print the configuration and the costs; train nothing.",
         ),
     ] = False,
@@ -191,7 +203,7 @@ def train(
     Downloads and tokenizes first what isn't there. An interrupted run goes on from its last checkpoint.
     """
     if dry_run and profile:
-        raise LmtrainError("--dry-run trains nothing and --profile times some steps: give one of them")
+        raise UsageError("--dry-run trains nothing and --profile times some steps: give one of them")
     if profile:
         _refuse_several("train --profile")
     if dry_run and not leads():
@@ -232,9 +244,10 @@ def train(
         raise typer.Exit(INTERRUPTED)
     score = outcome.score
     result = {"run": str(run_dir), "status": outcome.status, "step": outcome.step, "minutes": outcome.minutes}
+    floors = f"{floor(store, 'valid')}{score.remark}"
     text = (
         f"{run_dir}: {outcome.status} at step {outcome.step:,} after {outcome.minutes:.1f} minutes; best checkpoint: "
-        f"step {outcome.best_step:,}, valid word perplexity {score.word_perplexity:.2f}{floor(store, 'valid')}"
+        f"step {outcome.best_step:,}, valid word perplexity {score.word_perplexity:.2f}{floors}"
     )
     show({**result, "best_step": outcome.best_step, "valid": score.summary()}, text, as_json)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.options import (
     DataDir,
     Device,
@@ -69,7 +69,7 @@ def evaluate(
     from lmtrain.runtime import choose_precision, enough_memory
 
     if text is not None and split is not None:
-        raise LmtrainError("--split and --text both say what is scored: give one of them")
+        raise UsageError("--split and --text both say what is scored: give one of them")
     _check_overrides(overrides or [])
     trained = open_trained(run, checkpoint, weights.value, device.value, note)
     if precision is Precision.int8:
@@ -106,13 +106,15 @@ def evaluate(
     named = "".join(
         f", {key.replace('_', ' ')} {value}" for key, value in used.items() if (key, value) != ("temperature", 1.0)
     )
+    remarks = f"{scored.floor}{score.remark}"
     table = (
         f"{trained.run_dir} step {trained.step:,} ({trained.weights} weights, {arithmetic}) on {name}: "
         f"context {score.context}, stride {score.stride}{named}\n"
-        f"  word perplexity   {score.word_perplexity:10.3f}   over {score.words:,.0f} words{scored.floor}\n"
-        f"  token perplexity  {score.token_perplexity:10.3f}   over {score.tokens:,} tokens\n"
-        f"  bits per byte     {score.bits_per_byte:10.4f}   over {score.bytes:,.0f} bytes"
+        f"  word perplexity   {score.word_perplexity:10.3f}   over {score.words:,.0f} words{remarks}\n"
+        f"  token perplexity  {score.token_perplexity:10.3f}   over {score.tokens:,} tokens"
     )
+    if score.bits_per_byte is not None:
+        table += f"\n  bits per byte     {score.bits_per_byte:10.4f}   over {score.bytes:,.0f} bytes"
     show({**about, **score.summary()}, table, as_json)
 
 
@@ -147,9 +149,6 @@ def _text(
     from lmtrain.data.text import text_split
 
     part = text_split(path, trained.tokenizer, text_column or config.data.text_column, progress=progress)
-    unk = trained.tokenizer.unk_id
-    if unk is not None and (unknown := int(part.ids.counts(trained.tokenizer.vocab_size)[unk])):
-        note(f"{unknown / part.tokens:.1%} of {path} is <unk>: every word that the run doesn't know is scored as that")
     return _Scored(part, _store(trained, config, given, progress).split("train") if needs_train else None)
 
 
@@ -199,7 +198,7 @@ def _check_overrides(overrides: list[str]) -> None:
     for override in overrides:
         if not override.startswith(("eval.", "data.")):
             hint = "" if "=" in override else "; a run is named by --run"
-            raise LmtrainError(
+            raise UsageError(
                 f"{shown(override)}: eval takes eval.field=value and data.field=value alone, the rest being what the "
                 f"run was made with{hint}"
             )

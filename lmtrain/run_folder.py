@@ -10,7 +10,7 @@ from typing import Any
 from lmtrain import disk
 from lmtrain.config import dump as dump_config
 from lmtrain.config import load as load_config
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.files import is_temporary, make_folders, read_error, recover, write_error, write_file
 from lmtrain.schema import Config
 
@@ -29,7 +29,10 @@ def create_run(run_dir: Path, config: Config, tokenizer: Path) -> None:
 
 def run_config(run_dir: Path) -> Config:
     """The configuration stored with a run, whatever the environment says."""
-    return load_config(run_dir / CONFIG, environment={}, stored=True)
+    try:
+        return load_config(run_dir / CONFIG, environment={}, stored=True)
+    except UsageError as error:  # the run is damaged, and not the command wrong
+        raise LmtrainError(str(error)) from None
 
 
 def find_run(path: Path | None, runs_dir: Path) -> Path:

@@ -12,7 +12,9 @@ from lmtrain.completion.options import Options
 from lmtrain.completion.stops import Stops
 from lmtrain.completion.writing import Writer
 from lmtrain.errors import LmtrainError
+from lmtrain.escapes import escaped, for_terminal
 from lmtrain.inference import Trained
+from lmtrain.signals import forget
 
 ASK = "> "
 
@@ -52,9 +54,10 @@ def converse(reply: Callable[[str, int], None]) -> None:
         try:
             reply(prompt, number)
         except KeyboardInterrupt:
+            forget()
             _write("\n")
         except LmtrainError as error:
-            print(f"lmtrain: {error}", file=sys.stderr)
+            print(escaped(f"lmtrain: {error}"), file=sys.stderr)
         number += 1
 
 
@@ -66,6 +69,7 @@ def _ask() -> str | None:
         print(ASK, end="", file=sys.stderr, flush=True)
         return input()
     except KeyboardInterrupt:
+        forget()
         print(file=sys.stderr)
         return ""
     except EOFError:
@@ -78,4 +82,4 @@ def _ask() -> str | None:
 
 def _write(text: str) -> None:
     if text:
-        print(text, end="", flush=True)
+        print(for_terminal(text), end="", flush=True)

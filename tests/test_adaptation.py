@@ -397,7 +397,7 @@ MISTAKES = {
 def test_what_makes_no_sense_is_refused_in_one_sentence(lmtrain: Lmtrain, workdir: Path, name: str) -> None:
     arguments, says = MISTAKES[name]
     done = lmtrain("eval", *arguments)
-    assert done.code == 1
+    assert done.code == 2
     assert says in done.err
     assert "Traceback" not in done.err
 

@@ -1,16 +1,20 @@
 """The five commands as a user types them, and every mistake that a user can make with them."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import typer
 import yaml
 
+from lmtrain import cli
 from tests.conftest import TINY, Lmtrain
 
 
@@ -119,18 +123,36 @@ def test_a_text_is_scored_as_the_split_that_it_was_by_the_run_alone(lmtrain: Lmt
     assert found == plain
 
 
-def test_a_text_of_unknown_words_gets_a_note(lmtrain: Lmtrain, workdir: Path) -> None:
+def test_bits_per_byte_are_those_of_text_whose_bytes_were_predicted(lmtrain: Lmtrain, workdir: Path) -> None:
+    """`<unk>` in the text is a word like others; where it stands for other words, their share is named instead."""
     (train,) = (workdir / "data").glob("sample-*/train.txt")
-    known = "".join([line for line in train.read_text().splitlines(keepends=True) if "<unk>" not in line][:20])
-    (workdir / "own.txt").write_text(known)
-    assert "<unk>" not in lmtrain("eval", "--text", "own.txt").err
+    known = "".join(train.read_text().splitlines(keepends=True)[:20])
     tokens = len(known.split()) + known.count("\n")
+    (workdir / "own.txt").write_text(f"{known}{'<unk> ' * tokens}")
+    done = lmtrain("eval", "--text", "own.txt")
+    assert "bits per byte" in done.out
+    assert "stands for" not in done.out
+    assert json.loads(lmtrain("eval", "--text", "own.txt", "--json").out)["unknown_share"] == 0
     (workdir / "own.txt").write_text(f"{known}{'xyzzy <unk> ' * tokens}")
     done = lmtrain("eval", "--text", "own.txt", "--limit", "50")
-    share = f"{2 * tokens / (3 * tokens + 1):.1%}"
-    assert f"{share} of own.txt is <unk>: every word that the run doesn't know is scored as that\n" in done.err
+    assert f" words (<unk> stands for {tokens / (3 * tokens + 1):.2%} of the tokens)\n" in done.out
+    assert "bits per byte" not in done.out
     assert " on own.txt: context 16, stride 4\n" in done.out
     assert "(floor" not in done.out
+    result = json.loads(lmtrain("eval", "--text", "own.txt", "--json").out)
+    assert (result["bits_per_byte"], result["unknown_share"]) == (None, pytest.approx(tokens / (3 * tokens + 1)))
+
+
+def test_a_small_vocabulary_prints_no_false_figures(lmtrain: Lmtrain, workdir: Path) -> None:
+    """Neither while training, nor in its metrics."""
+    done = lmtrain("train", *TINY, "run.name=small", "tokenizer.vocab_size=20")
+    remark = r" \(<unk> stands for \d\d\.\d\d% of the tokens\)\n"
+    assert len(re.findall(rf"valid: .*word perplexity \S+{remark}", done.err)) == 3
+    assert re.search(rf"valid word perplexity \S+{remark}", done.out)
+    lines = [json.loads(line) for line in (workdir / "runs/small/metrics.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines if "word_perplexity" in line] == ["valid"] * 3 + ["final"]
+    assert not any("bits_per_byte" in line for line in lines)
+    assert "bits per byte" not in lmtrain("eval", "--run", "runs/small").out
 
 
 def test_a_text_in_a_column_is_scored_beside_a_corpus_of_another(lmtrain: Lmtrain, workdir: Path) -> None:
@@ -269,7 +291,18 @@ def test_dry_run_trains_nothing(lmtrain: Lmtrain, workdir: Path) -> None:
     assert result["memory_bytes"]["weights"] == 4 * result["parameters"]
     assert result["steps"] == 12
     assert not (workdir / "runs/dry").exists()
-    assert "parameters" in lmtrain("train", *TINY, "-n").out
+    assert "parameters" in lmtrain("train", *TINY, "--dry-run").out
+
+
+def test_a_short_option_means_the_same_in_every_command() -> None:
+    commands: Any = typer.main.get_command(cli.app)
+    meanings: dict[str, set[str]] = {}
+    for command in commands.commands.values():
+        for parameter in command.params:
+            for short in (name for name in parameter.opts if re.fullmatch("-[a-z]", name)):
+                meanings.setdefault(short, set()).update(name for name in parameter.opts if name.startswith("--"))
+    assert meanings["-n"] == {"--max-tokens"}
+    assert all(len(meaning) == 1 for meaning in meanings.values()), meanings
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM")])
@@ -323,6 +356,9 @@ MISTAKES = {
     "a configuration as an override": (["train", "type.yaml"], "a configuration file is given by --config"),
     "a run as an override": (["eval", "runs/default"], "a run is named by --run"),
     "a split and a text": (["eval", "--split", "test", "--text", "short.txt"], "give one of them"),
+    "a dry run with a profile": (["train", "--dry-run", "--profile"], "give one of them"),
+    "a tokenizer and its kind": (["tokenize", "--tokenizer", "x.json", "--kind", "bpe"], "leave --kind and"),
+    "an unknown kind": (["tokenize", "--kind", "words"], "tokenizer.kind='words'"),
     "no such text": (["eval", "--text", "nowhere.txt"], "nowhere.txt is no file of text"),
     "a text that is a folder": (["eval", "--text", "runs"], "runs is no file of text"),
     "a text without words": (["eval", "--text", "blank.txt"], "has no words"),
@@ -334,6 +370,14 @@ MISTAKES = {
 }
 
 
+WRONG_COMMANDS = {
+    *("unknown key", "unknown override", "wrong type", "vocabulary too large", "stride too long"),
+    *("a configuration as an override", "a run as an override", "a split and a text", "learning backwards"),
+    *("a dry run with a profile", "a tokenizer and its kind", "an unknown kind"),
+}
+"""What is wrong is the command or the configuration, and not what it names."""
+
+
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_clear_sentence(
     lmtrain: Lmtrain, workdir: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -343,7 +387,7 @@ def test_a_mistake_is_one_clear_sentence(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     arguments, message = MISTAKES[name]
     done = lmtrain(*arguments)
-    assert done.code == 1, done
+    assert done.code == (2 if name in WRONG_COMMANDS else 1), done
     assert done.out == ""
     assert message in done.err
     assert "Traceback" not in done.err

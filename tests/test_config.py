@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtrain import config
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.run_folder import run_config
 from lmtrain.schema import RESOURCE_FIELDS, Config
 
@@ -52,8 +52,11 @@ def test_a_text_may_look_like_a_number_or_a_date(text: str, tmp_path: Path) -> N
     assert config.load(None, [], {"LMTRAIN_DATA__DIR": text}).data.dir == Path(text)
     path = tmp_path / "c.yaml"
     path.write_text(f"data:\n  revision: {text}\n")
-    with pytest.raises(LmtrainError, match=r"data\.revision=.*put it in quotes|is not valid YAML: month must be"):
-        config.load(path, [], {})
+    if text.startswith("2026-") or ":" in text:
+        assert config.load(path, [], {}).data.revision == text
+    else:
+        with pytest.raises(LmtrainError, match=r"data\.revision=.*put it in quotes"):
+            config.load(path, [], {})
     assert config.load(None, ["data.revision=null"], {}).data.revision is None
 
 
@@ -125,9 +128,39 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         config.load(None, ["data.dir=~nobody-here/x"])
 
 
-def test_overrides_are_read_as_yaml() -> None:
-    loaded = config.load(None, ["train.lr=1e-3", "train.clip=null", "train.sample_prompts=[a, b]"], {})
-    assert (loaded.train.lr, loaded.train.clip, loaded.train.sample_prompts) == (1e-3, None, ("a", "b"))
+def test_overrides_are_single_values() -> None:
+    loaded = config.load(None, ["train.lr=1e-3", "train.clip=null", "train.sample_prompts=[a, 'b #c']"], {})
+    assert (loaded.train.lr, loaded.train.clip, loaded.train.sample_prompts) == (1e-3, None, ("a", "b #c"))
+    texts = {
+        "a#b": "a#b",
+        "a #b: c": "a #b: c",
+        "[a]": "[a]",
+        "'null'": "null",
+        '"a\\tb"': "a\tb",
+        "null": None,
+        "": None,
+    }
+    for text, value in texts.items():
+        assert config.load(None, [f"data.revision={text}"], {}).data.revision == value
+        assert config.load(None, [], {"LMTRAIN_DATA__REVISION": text}).data.revision == value
+
+
+@pytest.mark.parametrize(("text", "dim"), [("0100", 100), ("010", 10), ("0x40", 64), ("0o100", 64), ("+64", 64)])
+def test_a_leading_zero_is_no_octal_number(text: str, dim: int, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(f"model: {{dim: {text}, heads: 1}}")
+    assert config.load(path, [], {}).model.dim == dim
+    assert config.load(None, ["model.heads=1", f"model.dim={text}"], {}).model.dim == dim
+
+
+def test_a_configuration_that_is_wrong_is_wrong_usage_and_one_that_cannot_be_read_is_not(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("model: {dim: wide}")
+    for path, overrides in ((tmp_path / "c.yaml", []), (None, ["model.dimm=1"]), (None, ["dim"])):
+        with pytest.raises(UsageError):
+            config.load(path, overrides, {})
+    with pytest.raises(LmtrainError) as caught:
+        config.load(tmp_path / "none.yaml", [], {})
+    assert not isinstance(caught.value, UsageError)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +174,10 @@ def test_overrides_are_read_as_yaml() -> None:
         ("model.heads=3", "model.dim=256 can't be divided among model.heads=3"),
         ("model.heads=256", "needs an even width per head"),
         ("model.dropout=1", "less than 1"),
-        ("data.revision=[1]", r"data.revision=\['1'\]"),
+        ("model.dim=64 # wide", "model.dim='64 # wide'"),
+        ("train.lr=1:30", "train.lr='1:30'"),
+        ("train.sample_prompts=[a] # b", "not valid YAML: there is more after"),
+        ("train.sample_prompts=[a #b]", "not valid YAML"),
         ("run.name=1 2", "run.name='1 2'"),
         ("train.lr=nan", "model.lr|train.lr"),
         ("train.lr=.inf", "finite"),
@@ -211,6 +247,9 @@ def test_a_contradiction_is_named(overrides: list[str], message: str) -> None:
         (b"model: 5", "model"),
         (b"\xff\xfe", "not UTF-8"),
         (b"a: &a [x, x]\nb: &b [*a, *a]", "aliases"),
+        (b"model:\n  dim: 64\n  dim: 128", "line 3: duplicate key dim"),
+        (b"model: {dim: 64}\nmodel: {layers: 2}", "line 2: duplicate key model"),
+        (b"train: {lr: 1:30}", "train.lr='1:30'"),
         (b"model: !!python/object/apply:os.system ['true']", "not valid YAML"),
         (b"[" * 5000, "not valid YAML"),
         (b"model:\n  dim: 123456789123456789123456789123456789", "model.dim"),

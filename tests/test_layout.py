@@ -34,12 +34,15 @@ FLOORS = {
     "launcher": 0,
     "allocator": 0,
     "config": 0,
+    "config_yaml": 0,
     "schema": 0,
     "schema_base": 0,
     "schema_train": 0,
     "options": 0,
     "files": 0,
+    "signals": 0,
     "errors": 0,
+    "escapes": 0,
     "": 0,
 }
 """Each part imports from its own floor or a lower one; of the others on its own floor, only floor 0 is shared."""

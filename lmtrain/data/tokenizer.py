@@ -152,6 +152,13 @@ class Tokenizer:
             ) from None
         return list(chain.from_iterable(self.encode_pieces(list(pieces(_LINE.findall(text), self.kind)))))
 
+    def replaced(self, text: str, ids: list[int]) -> int:
+        """How many words of `text`, whose ids these are, `<unk>` stands for; where it is the text's own word, it stands
+        for itself."""
+        if self.unk_id is None or self.unk_id not in ids:
+            return 0
+        return ids.count(self.unk_id) - text.split().count(UNK)
+
     def knows(self, word: str) -> bool:
         """Whether `word` is one of a word vocabulary; `<unk>` is, `<eos>` is not."""
         return self.kind == "word" and word in self._words

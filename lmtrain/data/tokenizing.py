@@ -275,6 +275,7 @@ def _split_info(
         "tokens": sum(tokens),
         **{unit: sum(counts[unit] for counts in own) for unit in ("words", "lines", "bytes")},
         "documents": sum(record["documents"] for record in made),
+        "replaced": sum(record["replaced"] for record in made),
         "shards": [{unit: record[unit] for unit in ("tokens", "documents")} for record in made],
         "corpora": tokens[:-1],
     }

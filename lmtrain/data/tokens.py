@@ -28,7 +28,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.files import MANIFEST, read_manifest, sha256_bytes, verify
 from lmtrain.schema import TokenizerConfig
 
-FORMAT = "lmtrain-tokens/2"
+FORMAT = "lmtrain-tokens/3"
 TOKENIZER = "tokenizer.json"
 TEXT_DIGITS = 8
 """Of the hash of its text, at the end of a store's name."""
@@ -44,6 +44,7 @@ class _ShardInfo(BaseModel, strict=True):
 
 class _SplitInfo(Counts):
     tokens: Tokens
+    replaced: Tokens
     shards: list[_ShardInfo] = Field(min_length=1)
     corpora: list[Tokens] = Field(min_length=1)
 
@@ -81,7 +82,8 @@ class Split:
 
     `words` counts the corpus's words and line ends: the denominator of word perplexity, whatever the tokenizer. `bytes`
     counts the UTF-8 bytes of its text: the denominator of bits per byte. `corpora` has the tokens of each corpus of a
-    mixture, which lie one after the other.
+    mixture, which lie one after the other. `replaced` counts the words of the text that `<unk>` stands for, so
+    that their bytes can't be told from the ids.
     """
 
     ids: Ids
@@ -90,6 +92,7 @@ class Split:
     words: int
     bytes: int
     corpora: tuple[int, ...] = ()
+    replaced: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +212,7 @@ def _open_split(folder: Path, name: str, info: _SplitInfo, vocab_size: int, hash
     if np.any(np.diff(starts, prepend=-1) <= 0):
         raise _out_of_range(folder / name)
     words = info.words + info.lines
-    return Split(Ids(parts), starts, info.tokens, words, info.bytes, tuple(info.corpora))
+    return Split(Ids(parts), starts, info.tokens, words, info.bytes, tuple(info.corpora), info.replaced)
 
 
 def _out_of_range(path: Path) -> LmtrainError:

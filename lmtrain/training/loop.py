@@ -37,7 +37,7 @@ from lmtrain.training.noise import noisy
 from lmtrain.training.optim import learning_rate, update_ema
 from lmtrain.training.other_runs import begin_with
 from lmtrain.training.parallel import check_agreement, check_shared, share_batch, whole
-from lmtrain.training.saving import Saver
+from lmtrain.training.saving import Saver, abort
 from lmtrain.training.state import Counters, Past, Training, check_same_run, past, prepare, restore, snapshot
 from lmtrain.training.validation import evaluate_and_show, final_score
 from lmtrain.workers import ALONE, Workers
@@ -101,7 +101,7 @@ def fit(
             restore(training, found)
             del found  # it would keep its files on the disk when they are pruned
             note(f"resuming {run_dir} from step {training.counters.step:,}")
-            _note_what_rounds_otherwise(before, workers, note)
+            _note_what_rounds_otherwise(before, training, note)
         elif (base := config.train.init_from) is not None:
             step = begin_with(base, shared, store, training.model, training.ema, workers)
             note(f"beginning with the weights of {base} at step {step:,}")
@@ -128,7 +128,10 @@ def fit(
         )
         outcome: Outcome | None = None
         try:
-            with interrupts(workers.agree) as asked, Saver(run_dir, config.train.keep, workers) as saver:
+            with (
+                interrupts(workers.agree, lambda: abort(run_dir, workers)) as asked,
+                Saver(run_dir, config.train.keep, workers) as saver,
+            ):
                 monitor.state("running", step=training.counters.step)
                 outcome = _run(training, store, run_dir, budget, clock, monitor, asked, saver)
         finally:
@@ -141,9 +144,11 @@ def fit(
         return outcome
 
 
-def _note_what_rounds_otherwise(before: Past, workers: Workers, note: Note) -> None:
+def _note_what_rounds_otherwise(before: Past, training: Training, note: Note) -> None:
     """Say what keeps a resumed run from repeating an uninterrupted one to the last bit."""
-    threads = torch.get_num_threads()
+    threads, workers = torch.get_num_threads(), training.parallel.workers
+    if before.precision not in (None, training.precision):
+        note(f"{training.precision} instead of {before.precision}: train.precision=auto is another one on this machine")
     if before.threads != threads:
         note(f"{threads} CPU threads instead of {before.threads}: the run is not repeated bit for bit")
     if before.processes != workers.size:

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from lmtrain import disk
 from lmtrain.checkpoint import write_state
+from lmtrain.escapes import escaped
 from lmtrain.files import write_error
 from lmtrain.picture import heatmap
 
@@ -106,11 +107,11 @@ class Monitor:
             self._last_line = self._clock()
             self.note("  ".join([f"{self._position()} ({self._progress:.0%})", *shown, f"ETA {self._time_left()}"]))
 
-    def evaluation(self, step: int, metrics: dict[str, float]) -> None:
-        """Log an evaluation, and write it to stderr as a line."""
+    def evaluation(self, step: int, metrics: dict[str, float], remark: str = "") -> None:
+        """Log an evaluation, and write it to stderr as a line that ends in `remark`."""
         self._record(step, "valid", metrics)
         shown = [f"{name.replace('_', ' ')} {_readable(value)}" for name, value in metrics.items()]
-        self.note("  ".join([f"step {step:,} valid:", *shown]))
+        self.note("  ".join([f"step {step:,} valid:", *shown]) + remark)
 
     def text(self, step: int, title: str, text: str) -> None:
         """Show `text` in TensorBoard as it stands, whatever it contains."""
@@ -124,7 +125,7 @@ class Monitor:
 
     def note(self, message: str) -> None:
         """Write a line to stderr, above the bar where there is one."""
-        tqdm.write(message, file=self._stderr)
+        tqdm.write(escaped(message), file=self._stderr)
         self._stderr.flush()
 
     def state(self, status: str, **details: Any) -> None:

@@ -72,6 +72,7 @@ class Past:
     teacher: str | None = None
     prepared: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Seconds of them before the first step."""
+    precision: str | None = None
 
 
 def past(found: checkpoint.Checkpoint) -> Past:

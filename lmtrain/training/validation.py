@@ -70,7 +70,7 @@ def evaluate_and_show(training: Training, store: TokenStore, monitor: Monitor, a
     else:
         counters.stale += 1
     metrics |= {"loss": score.loss, "perplexity": score.token_perplexity, "word_perplexity": score.word_perplexity}
-    monitor.evaluation(counters.step, metrics)
+    monitor.evaluation(counters.step, metrics, score.remark)
     return score.loss
 
 

@@ -17,7 +17,7 @@ from lmtrain.completion.options import Options
 from lmtrain.data.tokens import TokenStore
 from lmtrain.runtime import lacks_to_compile
 from lmtrain.schema import Config
-from lmtrain.training import loop, samples
+from lmtrain.training import loop, samples, state
 from lmtrain.training.loop import train_step
 from lmtrain.training.meter import StepResult
 from lmtrain.training.state import Training
@@ -149,3 +149,17 @@ def test_watching_changes_nothing(
     assert ends[0].info["files"] == ends[1].info["files"]
     assert ends[0].info["counters"]["scaler"] == ends[1].info["counters"]["scaler"]
     assert len(curves(tmp_path / "often")) > 2 * len(curves(tmp_path / "never"))
+
+
+def test_a_run_resumed_in_another_precision_says_so(
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` chooses by the machine, and the configuration then is the same."""
+    config = change(tiny, train__precision="auto")
+    monkeypatch.setattr(state, "choose_precision", lambda name, device: "bf16")
+    run(config, store, tmp_path)
+    _, notes = run(config, store, tmp_path)
+    assert not any("bf16" in note for note in notes)
+    monkeypatch.setattr(state, "choose_precision", lambda name, device: "fp32")
+    _, notes = run(config, store, tmp_path)
+    assert "fp32 instead of bf16: train.precision=auto is another one on this machine" in notes
