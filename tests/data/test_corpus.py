@@ -504,9 +504,9 @@ def test_import_needs_no_torch_and_no_datasets() -> None:
 def test_what_a_killed_process_left_is_deleted_at_the_next_start(tmp_path: Path) -> None:
     data = DataConfig(dir=tmp_path, sample_tokens=1000)
     corpus = download(data)
-    corpus.folder.rename(tmp_path / f".tmp-{corpus.folder.name}~old-1")  # killed while another took its place
-    (tmp_path / ".tmp-other.word-2").mkdir()
-    (tmp_path / ".tmp-other.word-2" / "train.npy").touch()
+    corpus.folder.rename(tmp_path / f".tmp-{corpus.folder.name}~old-0123abcd")  # killed while another took its place
+    (tmp_path / ".tmp-other.word-4567cdef").mkdir()
+    (tmp_path / ".tmp-other.word-4567cdef" / "train.npy").touch()
     notes: list[str] = []
     assert download(data, note=notes.append) == corpus
     assert [path.name for path in tmp_path.iterdir()] == [corpus.folder.name]
