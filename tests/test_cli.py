@@ -253,7 +253,7 @@ def test_a_configuration_gives_a_run_no_name_that_it_may_not_have(lmtrain: Lmtra
 @pytest.mark.parametrize("arguments", [["eval", "--data-dir", "b\udcffd"], ["train", "data.source=b\udcffd.txt"]])
 def test_a_name_that_is_not_utf8_is_called_so(lmtrain: Lmtrain, workdir: Path, arguments: list[str]) -> None:
     done = lmtrain(*arguments)
-    assert done.code == 1
+    assert done.code == 2
     assert "is not UTF-8 text: rename what has this name" in done.err
     assert "YAML" not in done.err
 
