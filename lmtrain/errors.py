@@ -8,5 +8,13 @@ class LmtrainError(Exception):
     """
 
 
+class UnreadableError(LmtrainError):
+    """The system does not let a file be read that is there: nothing says that it is damaged."""
+
+
+class UsageError(LmtrainError):
+    """Options or fields that are unknown, invalid, or contradict each other: the command line exits with 2."""
+
+
 class SaidElsewhere(LmtrainError):  # noqa: N818 -- the error is elsewhere
     """Another process of the run says what went wrong."""

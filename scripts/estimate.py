@@ -21,7 +21,7 @@ from lmtrain.config.loader import load
 from lmtrain.config.schema import Config
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.system.distributed import Workers
-from lmtrain.training.costs import memory_estimate, training_flops
+from lmtrain.training.costs import memory_estimate, step_flops
 from lmtrain.training.parallel import share_batch
 
 STATE = ("weights", "gradients", "optimizer", "averaged weights")
@@ -57,7 +57,7 @@ def estimate(
     else:
         sent = others * 2 * 4 * parameters  # a ring's all-reduce
     again = 4 / 3 if config.train.activation_checkpointing else 1.0
-    computing = again * config.train.batch_size * training_flops(model, config.model) / gpus / (peak * share)
+    computing = again * step_flops(model, config) / gpus / (peak * share)
     sending = sent / bandwidth
     targets = config.train.batch_size * (1 if config.model.mode == "windowed" else config.model.context)
     return {

@@ -27,7 +27,7 @@ from lmtrain.config.loader import load
 from lmtrain.data.ids import Ids
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.system.runtime import autocast, choose_device, choose_precision, memory_bytes, peak_flops, synchronize
-from lmtrain.training.costs import training_flops
+from lmtrain.training.costs import step_flops
 from lmtrain.training.loop import train_step
 from lmtrain.training.state import Training, prepare
 
@@ -226,7 +226,7 @@ def measure_ours(sizes: Sizes, *, compiled: bool, changes: Sequence[str] = ()) -
     tokens = sizes.batch * sizes.context
     before = peak_flops(training.device, training.precision)  # others may disturb a measurement: the better of two
     found = timed(lambda: train_step(training, 1e-3), tokens, training.device)
-    flops = training_flops(training.model, training.config.model) / sizes.context
+    flops = step_flops(training.model, training.config) / tokens
     peak = max(before, peak_flops(training.device, training.precision))
     return found | {"flops_per_token": flops, "peak_flops": peak}
 

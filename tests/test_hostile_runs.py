@@ -6,7 +6,7 @@ import os
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -47,6 +47,10 @@ def test_a_stored_configuration_can_not_ask_for_memory_that_its_weights_do_not_f
     values = yaml.safe_load(path.read_text())
     values["model"]["dim"] = dim
     path.write_text(yaml.safe_dump(values))
+    manifest = checkpoint.choose(run[0], "last") / MANIFEST
+    content = unsealed(manifest.read_bytes())
+    del content["model"]  # as runs before it was there, and hostile ones, have none
+    manifest.write_text(json.dumps(content))
     with limited_memory(MEMORY), pytest.raises(LmtrainError, match="does not fit"):
         load_trained(run[0], "last", "auto", torch.device("cpu"))
 
@@ -99,6 +103,103 @@ PIPES = {
     "checkpoints/{last}/model.safetensors": None,
 }
 """What a run says of a pipe in place of each of its files; None: it goes on, having written another."""
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
+def test_a_link_in_place_of_a_file_that_is_written_is_rejected(run: Run, name: str, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine\n" * 100)
+    (run[0] / name).unlink(missing_ok=True)
+    (run[0] / name).symlink_to(tmp_path / "mine")
+    with pytest.raises(LmtrainError, match=r"it is a symbolic link \(move it away\)"):
+        fit(run[1], run[2], run[0], resume=True, note=lambda _: None, quiet=True)
+    assert (tmp_path / "mine").read_text() == "mine\n" * 100
+
+
+@pytest.mark.parametrize(("field", "value"), [("context", 72), ("position", "alibi"), ("norm", "layer")])
+def test_a_changed_model_section_is_rejected(run: Run, field: str, value: int | str) -> None:
+    path = run[0] / checkpoint.CONFIG
+    values = yaml.safe_load(path.read_text())
+    values["model"][field] = value
+    path.write_text(yaml.safe_dump(values))
+    sentence = rf"config.yaml has model.{field}={value}, and .*step-\d+ was trained with {getattr(run[1].model, field)}"
+    with pytest.raises(LmtrainError, match=sentence):
+        load_trained(run[0], "last", "auto", torch.device("cpu"))
+    with pytest.raises(LmtrainError, match=sentence):
+        fit(checkpoint.run_config(run[0]), run[2], run[0], resume=True, note=lambda _: None, quiet=True)
+
+
+def test_a_model_field_that_came_later_had_its_default(run: Run) -> None:
+    found = checkpoint.load(checkpoint.choose(run[0], "last"))
+    del found.info["model"]["qk_norm"]
+    checkpoint.check_model(found, run[1].model)
+    with pytest.raises(LmtrainError, match=r"model\.qk_norm=True, and .* was trained with False"):
+        checkpoint.check_model(found, run[1].model.model_copy(update={"qk_norm": True}))
+
+
+def _everything(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_without_a_good_checkpoint_is_not_started_over(run: Run) -> None:
+    damaged = checkpoint.folders(run[0])
+    for folder in damaged:
+        (folder / "model.safetensors").write_bytes(b"")
+    (run[0] / ".lock").touch()
+    before = _everything(run[0])
+    for _ in range(2):
+        with pytest.raises(LmtrainError) as caught:
+            fit(run[1], run[2], run[0], resume=True, note=lambda _: None, quiet=True)
+    assert all(folder.name in str(caught.value) for folder in damaged)
+    assert str(caught.value).endswith("delete or move this folder, or choose another run.name")
+    assert _everything(run[0]) == before
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.EMFILE])
+@pytest.mark.parametrize("file", [MANIFEST, "model.safetensors"])
+def test_a_checkpoint_that_can_not_be_read_is_not_set_aside(
+    run: Run, number: int, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        if path.name == file:
+            raise OSError(number, os.strerror(number))
+
+    (run[0] / ".lock").touch()
+    before = _everything(run[0])
+    monkeypatch.setattr("lmtrain.system.disk.check_regular", refuse)
+    with pytest.raises(LmtrainError, match=rf"step-\d+/{file} can't be read: {os.strerror(number)}"):
+        fit(run[1], run[2], run[0], resume=True, note=lambda _: None, quiet=True)
+    assert _everything(run[0]) == before
+
+
+def test_a_checkpoints_folder_that_can_not_be_listed_starts_nothing_over(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str | Path) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: refuse(path) if Path(path).name == "checkpoints" else listed(path))
+    with pytest.raises(LmtrainError, match="checkpoints can't be read: Permission denied"):
+        checkpoint.folders(run[0])
+
+
+def test_nothing_is_set_aside_where_the_configuration_is_another(run: Run) -> None:
+    (checkpoint.choose(run[0], "last") / "model.safetensors").write_bytes(b"")
+    (run[0] / ".lock").touch()
+    before = _everything(run[0])
+    other = run[1].model_copy(update={"model": run[1].model.model_copy(update={"norm": "layer"})})
+    with pytest.raises(LmtrainError, match="started with another configuration"):
+        fit(other, run[2], run[0], resume=True, note=lambda _: None, quiet=True)
+    assert _everything(run[0]) == before
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "tokenizer.json", "notes.txt"])
+def test_a_folder_that_is_no_run_is_left_alone(run: Run, name: str, tmp_path: Path) -> None:
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / name).write_text("mine")
+    with pytest.raises(LmtrainError, match=r"gpt2 is not a run folder: .*; choose another run.name or run.dir"):
+        fit(run[1], run[2], tmp_path / "gpt2", resume=True, note=lambda _: None, quiet=True)
+    assert _everything(tmp_path / "gpt2") == {name: b"mine"}
 
 
 @pytest.mark.timeout(30)

@@ -71,7 +71,8 @@ def test_every_lever_is_measured(monkeypatch: pytest.MonkeyPatch, in_this_proces
     assert figures["tokens_per_second"].keys() == training_parts.LEVERS.keys()
     assert all(rate > 0 for rate in figures["tokens_per_second"].values())
     flops = {name: rounds[0]["flops_per_token"] for name, rounds in figures["rounds"].items()}
-    assert len(set(flops.values())) == 1  # no lever changes the model
+    (first, *others) = flops.values()  # no lever changes the model; the bias's gradient is a product or a sum
+    assert others == pytest.approx([first] * len(others), rel=0.01)
     assert figures["optimizer_seconds"].keys() == {"clip", "fused", "plain"}
 
 

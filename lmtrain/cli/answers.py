@@ -1,6 +1,5 @@
 """Prompts in, texts out: what `lmtrain generate` does once its options are read."""
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from lmtrain.generation.prompts import Prompt, batches
 from lmtrain.generation.words import unseen_words
 from lmtrain.generation.writing import as_read
 from lmtrain.model.trained import Trained
+from lmtrain.system.escapes import for_terminal, in_one_line, to_json
 from lmtrain.system.runtime import enough_memory
 
 REMEDY = "lower --batch-size, --samples, --beams or --max-tokens"
@@ -86,11 +86,12 @@ def _print(trained: Trained, prompts: list[Prompt], completed: list[Completed], 
     about = {"run": str(trained.run_dir), "step": trained.step, "weights": trained.weights}
     for prompt, result in zip(prompts, completed, strict=True):
         if json_wanted:
-            print(json.dumps({"id": prompt.id, **as_json(result), **about}, ensure_ascii=False))
+            print(to_json({"id": prompt.id, **as_json(result), **about}))
             continue
         for completion in result.completions:
             text = (result.shown + completion.text).removesuffix("\n")
-            print(f"{completion.score:.4f}\t{text}" if len(result.completions) > 1 else text)
+            scored = f"{completion.score:.4f}\t{in_one_line(text)}" if len(result.completions) > 1 else text
+            print(for_terminal(scored))
     sys.stdout.flush()
 
 

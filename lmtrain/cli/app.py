@@ -3,6 +3,8 @@
 torch and datasets are imported inside the commands, so that help and completion answer at once.
 """
 
+import io
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -26,14 +28,17 @@ from lmtrain.cli.options import (
     as_overrides,
 )
 from lmtrain.cli.output import floor, note, show, show_costs, show_profile, table
-from lmtrain.errors import LmtrainError, SaidElsewhere
+from lmtrain.errors import LmtrainError, SaidElsewhere, UsageError
+from lmtrain.system.escapes import with_lines
 from lmtrain.system.launcher import leads, several
+from lmtrain.system.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from lmtrain.config.schema import Config
 
 WRONG_USAGE = 2
-INTERRUPTED = 130
+PARSER_ERROR: type[BaseException] = typer.BadParameter.__mro__[1]
+"""Any mistake on the command line; typer exports only this kind of it by name."""
 
 app = typer.Typer(
     name="lmtrain",
@@ -45,14 +50,22 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line; a mistake of the user's ends in one sentence and exit code 1, without a traceback."""
+    """Run the command line; a mistake of the user's ends in one sentence, without a traceback, and exit code 1, or 2
+    where the command itself is wrong."""
     threading.excepthook = _thread_failed
     try:
-        app(prog_name="lmtrain")
+        status = app(prog_name="lmtrain", standalone_mode=False)
+        if status:
+            raise SystemExit(status)
+    except PARSER_ERROR as error:
+        shown = io.StringIO()
+        error.show(shown)  # type: ignore[attr-defined]
+        print(with_lines(shown.getvalue()), end="", file=sys.stderr)
+        raise SystemExit(WRONG_USAGE) from None
     except SaidElsewhere:
         raise SystemExit(1) from None
     except LmtrainError as error:
-        _fail(str(error))
+        _fail(str(error), WRONG_USAGE if isinstance(error, UsageError) else 1)
     except MemoryError:
         _fail("out of memory: lower train.micro_batch, train.batch_size or the model's size")
     except UnicodeEncodeError as error:
@@ -157,7 +170,7 @@ def tokenize(
 
     overrides = _data_overrides(source, subset, revision, text_column, data_dir)
     if tokenizer is not None and (kind, vocab_size) != (None, None):
-        raise LmtrainError("--tokenizer has a kind and a vocabulary of its own: leave --kind and --vocab-size out")
+        raise UsageError("--tokenizer has a kind and a vocabulary of its own: leave --kind and --vocab-size out")
     overrides += as_overrides({"tokenizer.kind": kind, "tokenizer.vocab_size": vocab_size, "tokenizer.file": tokenizer})
     resolved = _load_config(config, overrides)
     store = prepare_store(resolved, force=force, verify=verify, note=note, progress=not quiet)
@@ -178,7 +191,6 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            "-n",
             help="Bring the data, print the configuration and the costs; train nothing.",
         ),
     ] = False,
@@ -193,7 +205,7 @@ def train(
     Downloads and tokenizes first what isn't there. An interrupted run goes on from its last checkpoint.
     """
     if dry_run and profile:
-        raise LmtrainError("--dry-run trains nothing and --profile times some steps: give one of them")
+        raise UsageError("--dry-run trains nothing and --profile times some steps: give one of them")
     if profile:
         _refuse_several("train --profile")
     if dry_run and not leads():
@@ -204,8 +216,7 @@ def train(
     from lmtrain.data.prepare import prepare_store
 
     resolved = _load_config(config, overrides or [])
-    name = resolved.run.name or (config.stem if config is not None else "default")
-    run_dir = resolved.run.dir / name
+    run_dir = resolved.run.dir / (resolved.run.name or _name_from(config))
     if dry_run or profile:
         store = prepare_store(resolved, note=note, progress=not quiet)
     if dry_run:
@@ -235,9 +246,10 @@ def train(
         raise typer.Exit(INTERRUPTED)
     score = outcome.score
     result = {"run": str(run_dir), "status": outcome.status, "step": outcome.step, "minutes": outcome.minutes}
+    floors = f"{floor(store, 'valid')}{score.remark}"
     text = (
         f"{run_dir}: {outcome.status} at step {outcome.step:,} after {outcome.minutes:.1f} minutes; best checkpoint: "
-        f"step {outcome.best_step:,}, valid word perplexity {score.word_perplexity:.2f}{floor(store, 'valid')}"
+        f"step {outcome.best_step:,}, valid word perplexity {score.word_perplexity:.2f}{floors}"
     )
     show({**result, "best_step": outcome.best_step, "valid": score.summary()}, text, as_json)
 
@@ -263,6 +275,19 @@ def _load_config(path: Path | None, overrides: list[str]) -> "Config":
     from lmtrain.config.loader import load
 
     return load(path, overrides)
+
+
+def _name_from(config: Path | None) -> str:
+    """The name of a run that is given none: the configuration file's, which must be one that `run.name` may be."""
+    import re
+
+    from lmtrain.config.schema import RUN_NAME
+
+    if config is None:
+        return "default"
+    if re.match(RUN_NAME, config.stem) is None or not config.stem.isprintable():
+        raise LmtrainError(f"--config {config}: a run can't be named {config.stem!r} after it: set run.name")
+    return config.stem
 
 
 def _say_nothing(_message: str) -> None:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,7 +22,7 @@ from lmtrain.cli.options import (
     as_overrides,
 )
 from lmtrain.cli.output import floor, note, show
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UsageError
 
 if TYPE_CHECKING:
     from lmtrain.config.schema import Config
@@ -41,7 +41,7 @@ def evaluate(
     text: Annotated[
         Path | None, typer.Option(help="A file of text to score in place of a split, by the run's own tokenizer.")
     ] = None,
-    checkpoint: Which = "best",
+    checkpoint: Which = None,
     weights: WhichWeights = Weights.auto,
     stride: Annotated[int | None, typer.Option(min=1, help="Tokens scored per window; less = more context.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Windows per pass; changes the speed alone.")] = None,
@@ -63,26 +63,32 @@ def evaluate(
     from lmtrain.system.allocator import keep_heap
 
     keep_heap()
+    from lmtrain.config.loader import environment_of
     from lmtrain.evaluation.adaptive import settings_used
     from lmtrain.model.trained import open_trained, ready_to_generate
     from lmtrain.system.runtime import choose_precision, enough_memory
 
     if text is not None and split is not None:
-        raise LmtrainError("--split and --text both say what is scored: give one of them")
+        raise UsageError("--split and --text both say what is scored: give one of them")
     _check_overrides(overrides or [])
-    trained = open_trained(run, checkpoint, weights.value, device.value)
+    trained = open_trained(run, checkpoint, weights.value, device.value, note)
     if precision is Precision.int8:
         trained = ready_to_generate(trained, "int8", compiled=False)
     given = as_overrides({"eval.temperature": temperature, "eval.stride": stride, "eval.batch_size": batch_size})
     given += as_overrides({"data.dir": data_dir} | ({"data.text_column": text_column} if text is None else {}))
     config = _settings(trained, overrides or [], given)
-    needs_train = dynamic and config.eval.dynamic_rule == "rms"
+    scoring: dict[str, Any] = {
+        "given": {override.partition("=")[0].strip() for override in [*(overrides or []), *given]}
+        | ({"data.dir"} if environment_of("data.dir") else set()),
+        "needs_train": dynamic and config.eval.dynamic_rule == "rms",
+        "progress": not quiet,
+    }
     if text is not None:
         name = str(text)
-        scored = _text(trained, config, text, text_column, needs_train=needs_train, progress=not quiet)
+        scored = _text(trained, config, text, text_column, **scoring)
     else:
         name = split or "valid"
-        scored = _split(trained, config, name, needs_train=needs_train, progress=not quiet)
+        scored = _split(trained, config, name, **scoring)
     arithmetic = choose_precision(precision.value if precision else config.train.precision, trained.device)
     with enough_memory("lower --batch-size or, with --cache, eval.cache_window"):
         score = _score(
@@ -100,13 +106,15 @@ def evaluate(
     named = "".join(
         f", {key.replace('_', ' ')} {value}" for key, value in used.items() if (key, value) != ("temperature", 1.0)
     )
+    remarks = f"{scored.floor}{score.remark}"
     table = (
         f"{trained.run_dir} step {trained.step:,} ({trained.weights} weights, {arithmetic}) on {name}: "
         f"context {score.context}, stride {score.stride}{named}\n"
-        f"  word perplexity   {score.word_perplexity:10.3f}   over {score.words:,.0f} words{scored.floor}\n"
-        f"  token perplexity  {score.token_perplexity:10.3f}   over {score.tokens:,} tokens\n"
-        f"  bits per byte     {score.bits_per_byte:10.4f}   over {score.bytes:,.0f} bytes"
+        f"  word perplexity   {score.word_perplexity:10.3f}   over {score.words:,.0f} words{remarks}\n"
+        f"  token perplexity  {score.token_perplexity:10.3f}   over {score.tokens:,} tokens"
     )
+    if score.bits_per_byte is not None:
+        table += f"\n  bits per byte     {score.bits_per_byte:10.4f}   over {score.bytes:,.0f} bytes"
     show({**about, **score.summary()}, table, as_json)
 
 
@@ -119,37 +127,66 @@ class _Scored:
     floor: str = ""
 
 
-def _split(trained: "Trained", config: "Config", name: str, *, needs_train: bool, progress: bool) -> _Scored:
-    """A split of the run's corpus, which is made if it isn't there."""
-    store = _store(trained, config, progress)
+def _split(
+    trained: "Trained", config: "Config", name: str, *, given: set[str], needs_train: bool, progress: bool
+) -> _Scored:
+    """A split of the run's corpus."""
+    store = _store(trained, config, given, progress)
     return _Scored(store.split(name), store.split("train") if needs_train else None, floor(store, name))
 
 
 def _text(
-    trained: "Trained", config: "Config", path: Path, text_column: str | None, *, needs_train: bool, progress: bool
+    trained: "Trained",
+    config: "Config",
+    path: Path,
+    text_column: str | None,
+    *,
+    given: set[str],
+    needs_train: bool,
+    progress: bool,
 ) -> _Scored:
     """A file of text; the run's corpus is not needed but for its gradients."""
     from lmtrain.data.text import text_split
 
     part = text_split(path, trained.tokenizer, text_column or config.data.text_column, progress=progress)
-    unk = trained.tokenizer.unk_id
-    if unk is not None and (unknown := int(part.ids.counts(trained.tokenizer.vocab_size)[unk])):
-        note(f"{unknown / part.tokens:.1%} of {path} is <unk>: every word that the run doesn't know is scored as that")
-    return _Scored(part, _store(trained, config, progress).split("train") if needs_train else None)
+    return _Scored(part, _store(trained, config, given, progress).split("train") if needs_train else None)
 
 
-def _store(trained: "Trained", config: "Config", progress: bool) -> "TokenStore":
+def _store(trained: "Trained", config: "Config", given: set[str], progress: bool) -> "TokenStore":
+    """The token store that the run was trained on.
+
+    It is recognized by its hash, whatever has become of its source. A missing one is made again where the user has
+    said from what (`given` has the fields that were set) or the corpus is a known one, and not from a path or a hub id
+    that only the run names: the run may come from a stranger.
+    """
+    from lmtrain.config.loader import shown
+    from lmtrain.data.corpus import each, is_known
     from lmtrain.data.prepare import prepare_store
+    from lmtrain.data.tokens import find_store
     from lmtrain.storage.checkpoint import TOKENIZER
 
+    wanted, weights = trained.info.get("tokens"), [source.weight for source in config.data.sources or ()] or None
+    may_make = not given.isdisjoint({"data.source", "data.sources"})
+    if isinstance(wanted, str) and not may_make:
+        for folder in (config.data.dir, config.data.dir if "data.dir" in given else trained.config.data.dir):
+            if (found := find_store(folder, wanted, weights)) is not None:
+                return found
+    if not may_make and not is_known(config.data):
+        sources = ", ".join(shown(data.source) for data in each(config.data))
+        raise LmtrainError(
+            f"the tokens that {trained.run_dir} was trained on are not in {config.data.dir}: say where they are with "
+            f"data.dir=FOLDER, or what to make them from with data.source=... (the run says {sources}); --text scores "
+            "any file as it is"
+        )
     if config.tokenizer.file is not None:  # which need not be there any more, and the run has its own copy
         own = config.tokenizer.model_copy(update={"file": trained.run_dir / TOKENIZER})
         config = config.model_copy(update={"tokenizer": own})
     store = prepare_store(config, note=note, progress=progress)
-    if store.sha256 != trained.info.get("tokens"):
+    if store.sha256 != wanted:
         raise LmtrainError(
             f"{store.folder} is not what {trained.run_dir} was trained on: its corpus has changed, or is another one, "
-            "and what looks held out may have been learned; --text scores any file as it is"
+            "and what looks held out may have been learned; --text scores any file as it is, --data-dir names the "
+            "folder of the run's own token store, and data.source=... its own text"
         )
     return store
 
@@ -161,17 +198,20 @@ def _check_overrides(overrides: list[str]) -> None:
     for override in overrides:
         if not override.startswith(("eval.", "data.")):
             hint = "" if "=" in override else "; a run is named by --run"
-            raise LmtrainError(
+            raise UsageError(
                 f"{shown(override)}: eval takes eval.field=value and data.field=value alone, the rest being what the "
                 f"run was made with{hint}"
             )
 
 
 def _settings(trained: "Trained", overrides: list[str], options: list[str]) -> "Config":
-    """The run's configuration with the evaluation that was asked for."""
+    """The run's configuration with the evaluation that was asked for, and not its own data folder."""
     from lmtrain.config.loader import change, environment_of
+    from lmtrain.config.schema import DataConfig
 
-    return change(trained.config, [*overrides, *options], environment_of("eval", "data.dir"))
+    data = trained.config.data.model_copy(update={"dir": DataConfig().dir})
+    own = trained.config.model_copy(update={"data": data})
+    return change(own, [*overrides, *options], environment_of("eval", "data.dir"))
 
 
 def _score(

@@ -8,7 +8,8 @@ import typer
 from typer.core import TyperCommand
 
 from lmtrain.cli.options import BeamStopping, Device, Precision, Run, Stop, Weights, Which, WhichDevice, WhichWeights
-from lmtrain.errors import LmtrainError
+from lmtrain.cli.output import note
+from lmtrain.errors import UsageError
 
 SEARCH, DRAW, BEAM, WORDS, OUTPUT = (
     "Length and end",
@@ -49,7 +50,7 @@ def generate(
         ),
     ] = None,
     run: Run = None,
-    checkpoint: Which = "best",
+    checkpoint: Which = None,
     weights: WhichWeights = Weights.auto,
     device: WhichDevice = Device.auto,
     precision: Annotated[
@@ -95,7 +96,15 @@ def generate(
         BeamStopping,
         _option(BEAM, "exact: when nothing better can come; first: with enough finished texts; never: at full length."),
     ] = BeamStopping.exact,
-    results: Annotated[int, _option(BEAM, "Texts to print, best first, with their scores.", min=1)] = 1,
+    results: Annotated[
+        int,
+        _option(
+            BEAM,
+            r"Texts to print, best first. Of several each is one line: its score, a tab, and the text with \n, \r, \t "
+            r"and \\ for line ends, tabs and backslashes.",
+            min=1,
+        ),
+    ] = 1,
     length_penalty: Annotated[
         float, _option(BEAM, "a in score = sum of log p / length^a; 0 = the sum itself, 1 = the mean.", min=-10, max=10)
     ] = 0.0,
@@ -138,9 +147,9 @@ def generate(
     is made, where it goes to a terminal.
     """
     if prompt is not None and prompts is not None:
-        raise LmtrainError("a prompt and --prompts exclude each other: leave out one of them")
+        raise UsageError("a prompt and --prompts exclude each other: leave out one of them")
     if show_attention is not None and (prompts is not None or show_attention.suffix.lower() != ".png"):
-        raise LmtrainError("--show-attention draws one text into one picture: give one prompt, and a name FILE.png")
+        raise UsageError("--show-attention draws one text into one picture: give one prompt, and a name FILE.png")
     drawing = {"sample": draw or None, "temperature": temperature, "top-k": top_k, "top-p": top_p, "min-p": min_p}
     drawing |= {"seed": seed, "samples": samples}
     given = [f"--{name}" for name, value in drawing.items() if value is not None]
@@ -179,18 +188,20 @@ def generate(
             bias=tuple(_number(item) for item in bias or ()),
             raw=raw,
         )
-        trained = open_trained(run, checkpoint, weights.value, device.value)
-        trained = ready_to_generate(trained, precision.value, compiled=compiled)
-        # What can't be asked of this model is said at once.
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    trained = open_trained(run, checkpoint, weights.value, device.value, note)
+    trained = ready_to_generate(trained, precision.value, compiled=compiled)
+    try:  # what can't be asked of this model is said at once
         rules_of(trained.tokenizer, options, Stops(trained.tokenizer, options.stop, options.stop_strings))
     except ValueError as error:
-        raise LmtrainError(str(error)) from None
+        raise UsageError(str(error)) from None
     output = Output(as_json, batch_size, show_attention)
     if prompts is not None:
         answer_all(trained, options, read_prompts(prompts), output)
     elif prompt is None and sys.stdin.isatty():
         if as_json or show_attention is not None:
-            raise LmtrainError("--json and --show-attention need a prompt: give one as an argument")
+            raise UsageError("--json and --show-attention need a prompt: give one as an argument")
         converse(trained, options)
     else:
         answer(trained, options, read_all(sys.stdin.buffer) if prompt is None else prompt, output)
@@ -206,15 +217,15 @@ def _check_choice(
 ) -> None:
     """Refuse options that exclude each other; `drawing` are those of sampling that were given."""
     if beams > 1 and drawing:
-        raise LmtrainError(f"--beams {beams} searches and {drawing[0]} draws: leave out one of them")
+        raise UsageError(f"--beams {beams} searches and {drawing[0]} draws: leave out one of them")
     if beams > 1 and repetition_penalty != 1:
-        raise LmtrainError("--repetition-penalty works without --beams alone: use --no-repeat-ngram with beams")
+        raise UsageError("--repetition-penalty works without --beams alone: use --no-repeat-ngram with beams")
     if beams == 1 and stopping is not BeamStopping.exact:
-        raise LmtrainError(f"--beam-stopping {stopping.value} is for --beams above 1: raise --beams or leave it out")
+        raise UsageError(f"--beam-stopping {stopping.value} is for --beams above 1: raise --beams or leave it out")
     if drawing and results > (samples or 1):
-        raise LmtrainError(f"--results {results} is more than --samples {samples or 1} can give: raise --samples")
+        raise UsageError(f"--results {results} is more than --samples {samples or 1} can give: raise --samples")
     if not drawing and results > beams:
-        raise LmtrainError(f"--results {results} is more than --beams {beams} can give: raise --beams")
+        raise UsageError(f"--results {results} is more than --beams {beams} can give: raise --beams")
 
 
 def _number(item: str) -> tuple[str, float]:
@@ -225,4 +236,4 @@ def _number(item: str) -> tuple[str, float]:
             return word, float(number)
     except ValueError:
         pass
-    raise LmtrainError(f"--bias {item!r} is not WORD=NUMBER: write for example --bias river=2.5")
+    raise UsageError(f"--bias {item!r} is not WORD=NUMBER: write for example --bias river=2.5")

@@ -21,7 +21,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 Force = Annotated[bool, typer.Option("--force", help="Make it anew even where it is there and unchanged.")]
 Run = Annotated[Path | None, typer.Option("--run", "-r", help="A run folder. [default: the latest in runs/]")]
-Which = Annotated[str, typer.Option("--checkpoint", help="best, last, or a step number.")]
+Which = Annotated[
+    str | None, typer.Option("--checkpoint", help="best, last, or a step number. [default: the best undamaged one]")
+]
 
 
 class Device(StrEnum):

@@ -1,8 +1,9 @@
 """What the commands print: results as text or JSON on stdout, messages on stderr."""
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
+
+from lmtrain.system.escapes import escaped, for_terminal, to_json
 
 if TYPE_CHECKING:
     from lmtrain.config.schema import Config
@@ -10,13 +11,13 @@ if TYPE_CHECKING:
 
 
 def note(message: str) -> None:
-    """A message, at once."""
-    print(message, file=sys.stderr, flush=True)
+    """A message, at once, as one line."""
+    print(escaped(message), file=sys.stderr, flush=True)
 
 
 def show(result: dict[str, Any], text: str, as_json: bool) -> None:
     """A command's result: `text`, or `result` as one line of JSON."""
-    print(json.dumps(result, ensure_ascii=False) if as_json else text)
+    print(to_json(result) if as_json else for_terminal(text))
 
 
 def table(counts: dict[str, dict[str, int]]) -> str:

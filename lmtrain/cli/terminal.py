@@ -13,6 +13,8 @@ from lmtrain.generation.options import Options
 from lmtrain.generation.stops import Stops
 from lmtrain.generation.writing import Writer
 from lmtrain.model.trained import Trained
+from lmtrain.system.escapes import escaped, for_terminal
+from lmtrain.system.signals import forget
 
 ASK = "> "
 
@@ -52,9 +54,10 @@ def converse(reply: Callable[[str, int], None]) -> None:
         try:
             reply(prompt, number)
         except KeyboardInterrupt:
+            forget()
             _write("\n")
         except LmtrainError as error:
-            print(f"lmtrain: {error}", file=sys.stderr)
+            print(escaped(f"lmtrain: {error}"), file=sys.stderr)
         number += 1
 
 
@@ -66,6 +69,7 @@ def _ask() -> str | None:
         print(ASK, end="", file=sys.stderr, flush=True)
         return input()
     except KeyboardInterrupt:
+        forget()
         print(file=sys.stderr)
         return ""
     except EOFError:
@@ -78,4 +82,4 @@ def _ask() -> str | None:
 
 def _write(text: str) -> None:
     if text:
-        print(text, end="", flush=True)
+        print(for_terminal(text), end="", flush=True)

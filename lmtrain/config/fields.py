@@ -47,7 +47,7 @@ def _type(annotation: Any) -> str:
         return f"list of {_type(arguments[0])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "section"
-    return {str: "text", Path: "path", bool: "true | false"}.get(annotation, annotation.__name__)
+    return {str: "text", Path: "path", bool: "true | false", int: "int", float: "float"}[annotation]
 
 
 def _default(value: Any) -> str:

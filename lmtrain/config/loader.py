@@ -11,17 +11,24 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
+from lmtrain.config import yaml_values as config_yaml
 from lmtrain.config.base import Place
 from lmtrain.config.schema import RESOURCE_FIELDS, Config, SourceConfig
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.system import disk
 
 ENVIRONMENT_PREFIX = "LMTRAIN_"
 LARGEST_FILE = 1 << 18
 """Bytes: far more than a configuration needs, and little enough for YAML's slowest corners."""
+
+REMOVED: dict[str, tuple[object, str]] = {
+    "data.deduplicate": (False, "remove repeated documents from the text before it is imported"),
+    "train.spike_sigmas": (None, "a step whose gradient is not finite is left out without it"),
+}
+"""Fields that earlier versions had, such as "train.spike_sigmas": the default value, and why the field was removed or
+what replaces it. A file that has one at its default, as the stored configurations of older runs do, still loads."""
 
 _MOST_MISTAKES = 5
 _LONGEST_VALUE = 200
@@ -34,13 +41,21 @@ Origins = dict[tuple[str, str], str]
 
 
 def load(
-    path: Path | None = None, overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None
+    path: Path | None = None,
+    overrides: Iterable[str] = (),
+    environment: Mapping[str, str] | None = None,
+    *,
+    stored: bool = False,
 ) -> Config:
     """Read a configuration: defaults, then the YAML file, then the environment, then `section.field=value` overrides.
 
-    `environment` defaults to the process's own. Raises LmtrainError naming the key, the value and the remedy.
+    `environment` defaults to the process's own. Raises UsageError naming the key, the value and the remedy, and
+    LmtrainError where the file can't be read.
+    `stored`: the configuration that a run was trained with, in which a removed field of `train` may have any value.
     """
     values: dict[str, Any] = _read_yaml(path) if path is not None else {}
+    if stored and isinstance(train := values.get("train"), dict):
+        values["train"] = {field: value for field, value in train.items() if f"train.{field}" not in REMOVED}
     origins = _override(values, overrides, os.environ if environment is None else environment)
     return parse(values, str(path) if path is not None else "the configuration", origins)
 
@@ -48,7 +63,7 @@ def load(
 def change(config: Config, overrides: Iterable[str], environment: Mapping[str, str] | None = None) -> Config:
     """`config` with the variables of `environment` and `section.field=value` overrides.
 
-    Raises LmtrainError naming the key, the value and the remedy.
+    Raises UsageError naming the key, the value and the remedy.
     """
     values = config.model_dump(mode="json")
     origins = _override(values, overrides, environment or {})
@@ -68,20 +83,18 @@ def _override(values: dict[str, Any], overrides: Iterable[str], environment: Map
         if name.startswith(ENVIRONMENT_PREFIX):
             section, separator, field = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
             if not separator:
-                raise LmtrainError(
-                    f"{name}: a variable is named LMTRAIN_SECTION__FIELD, for example LMTRAIN_MODEL__DIM"
-                )
+                raise UsageError(f"{name}: a variable is named LMTRAIN_SECTION__FIELD, for example LMTRAIN_MODEL__DIM")
             _assign(values, section, field, text, name)
             origins[section, field] = name
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator:
             hint = ": a configuration file is given by --config" if key.endswith((".yaml", ".yml")) else ""
-            raise LmtrainError(f"override {shown(override)} is not of the form section.field=value{hint}")
+            raise UsageError(f"override {shown(override)} is not of the form section.field=value{hint}")
         section, separator, field = key.strip().partition(".")
         origin = f"override {_named(key.strip())}"
         if not separator:
-            raise LmtrainError(f"{origin}: a key has the form section.field, for example model.dim")
+            raise UsageError(f"{origin}: a key has the form section.field, for example model.dim")
         _assign(values, section, field, text, origin)
         origins[section, field] = _COMMAND_LINE
     return origins
@@ -90,6 +103,7 @@ def _override(values: dict[str, Any], overrides: Iterable[str], environment: Map
 def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
     """Check plain values (as from YAML) against the schema; `origin` names their source in messages, `origins` that of
     single fields."""
+    values = _without_removed(values, origin, origins or {})
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -99,16 +113,30 @@ def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
         mistakes = [item for item in mistakes if not item["loc"] or item["loc"] not in inner]
         sentences = [_sentence(item, _origin(item, origins or {}, origin)) for item in mistakes[:_MOST_MISTAKES]]
         more = len(mistakes) - len(sentences)
-        raise LmtrainError("; ".join(sentences) + (f"; and {more} more like these" if more else "")) from None
+        raise UsageError("; ".join(sentences) + (f"; and {more} more like these" if more else "")) from None
     except RecursionError:
-        raise LmtrainError(f"{origin}: nested too deeply") from None
+        raise UsageError(f"{origin}: nested too deeply") from None
     except UnicodeEncodeError:  # pydantic's own, on the sentence of a validator that quotes such a text
-        raise LmtrainError(f"{origin}: a text has half a surrogate pair, which is no character") from None
+        raise UsageError(f"{origin}: a text has half a surrogate pair, which is no character") from None
+
+
+def _without_removed(values: Any, origin: str, origins: Origins) -> Any:
+    """`values` without the removed fields that a file has at their default. Raises LmtrainError where one is set."""
+    for key, (default, reason) in REMOVED.items():
+        section, _, field = key.partition(".")
+        fields = values.get(section) if isinstance(values, dict) else None
+        if not isinstance(fields, dict) or field not in fields:
+            continue
+        if fields[field] != default or (section, field) in origins:
+            place = origins.get((section, field), origin)
+            raise UsageError(f"{place}: {key}={shown(fields[field])}: the field was removed: {reason}")
+        values = values | {section: {name: value for name, value in fields.items() if name != field}}
+    return values
 
 
 def dump(config: Config) -> str:
     """The configuration as YAML, every field written."""
-    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return config_yaml.write(config.model_dump(mode="json"))
 
 
 def flat(config: Config) -> dict[str, Any]:
@@ -121,55 +149,6 @@ def identity_difference(stored: Config, wanted: Config) -> list[str]:
     """The identity fields in which two configurations differ, as readable lines; empty = one may continue the other."""
     old, new = flat(stored), flat(wanted)
     return [f"{key}: {old[key]} -> {new[key]}" for key in old if key not in RESOURCE_FIELDS and old[key] != new[key]]
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML with `1e-3` read as a number, and without aliases, which can blow a small file up to gigabytes."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases (*name) are not allowed")
-        return super().compose_node(parent, index)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads: a text such as `1e-3` in quotes, and unusual characters escaped."""
-
-
-_Dumper.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar(
-        "tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"'
-    ),
-)
-for _kind in (_Loader, _Dumper):
-    _kind.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-    )
-
-
-class _TextLoader(_Loader):
-    """The same for a field that holds a text, which may look like a number or a date; null is none."""
-
-
-_TextLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
-    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
-}
-
-
-def _parse_yaml(text: str, origin: str, loader: type[_Loader] = _Loader) -> Any:
-    try:
-        return yaml.load(text, Loader=loader)
-    except yaml.MarkedYAMLError as error:
-        # The error's own text quotes the lines around it, which may hold what should not be shown.
-        place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise LmtrainError(f"{origin} is not valid YAML: {place}{error.problem}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise LmtrainError(f"{origin} is not valid YAML: {' '.join(str(error).split())}") from None
-    except (ArithmeticError, AttributeError, LookupError, TypeError):
-        # What PyYAML's constructors let slip on `!!int ""`, `!!timestamp x` and their like.
-        raise LmtrainError(f"{origin} is not valid YAML: a value is not of the kind that its tag says") from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -186,23 +165,25 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise LmtrainError(f"configuration {path} is not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise LmtrainError(f"configuration {path} can't be read: {error.strerror}") from None
-    values = _parse_yaml(text, str(path))
+    values = config_yaml.read(text, str(path))
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise LmtrainError(f"configuration {path} must hold sections such as 'model:' with fields under them")
+        raise UsageError(f"configuration {path} must hold sections such as 'model:' with fields under them")
     return values
 
 
 def _assign(values: dict[str, Any], section: str, field: str, text: str, origin: str) -> None:
-    """Set a field to `text` read as YAML."""
+    """Set a field to the value that `text` gives."""
+    if any("\ud800" <= sign <= "\udfff" for sign in text):  # how Python shows bytes that are not UTF-8
+        raise UsageError(f"{origin}: {shown(text)} is not UTF-8 text: rename what has this name, or use another path")
     fields = values.setdefault(section, {})
     if not isinstance(fields, dict):
-        raise LmtrainError(f"{origin}: {section} is not a section")
+        raise UsageError(f"{origin}: {section} is not a section")
     part = Config.model_fields.get(section)
     known = part.annotation.model_fields.get(field) if part is not None else None  # type: ignore[union-attr]
     holds_text = known is not None and known.annotation in _TEXTS
-    fields[field] = _parse_yaml(text, origin, _TextLoader if holds_text else _Loader)
+    fields[field] = config_yaml.read_value(text, origin, is_text=holds_text)
 
 
 def _origin(error: Any, origins: Origins, otherwise: str) -> str:

@@ -9,13 +9,14 @@ from pydantic import Field, model_validator
 from lmtrain.config.base import Place, Rate, Section
 from lmtrain.config.train import TrainConfig as TrainConfig  # noqa: PLC0414 -- for its importers
 
+RUN_NAME = r"^[\w][\w.-]*$"
 Width = Annotated[int, Field(ge=1, le=2**20)]
 
 
 class RunConfig(Section):
     """Where the run lives and what it is seeded with."""
 
-    name: str | None = Field(None, pattern=r"^[\w][\w.-]*$")
+    name: str | None = Field(None, pattern=RUN_NAME)
     """The run's folder under `dir`; none = the configuration file's name."""
     dir: Place = Path("runs")
     """The folder that holds all runs."""
@@ -57,8 +58,6 @@ class DataConfig(_Source):
 
     sources: tuple[SourceConfig, ...] | None = Field(None, min_length=1, max_length=100)
     """A mixture, in place of `source`: corpora with weights. Of validation and test texts the first one's are used."""
-    deduplicate: bool = False
-    """Leave documents (rows, or files of text) out of the training text that are in it, or held out, already."""
     dir: Place = Path("data")
     """The folder for corpora and token stores."""
     sample_tokens: int = Field(1_000_000, ge=1_000, le=10**9)

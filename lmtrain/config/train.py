@@ -53,7 +53,7 @@ class TrainConfig(Section):
     warmup: Rate = 0.02
     """Share of the run over which the learning rate rises from zero."""
     decay: float = Field(0.2, gt=0, le=1)
-    """Share of the run over which `wsd` decays."""
+    """Share of the run over which `wsd` decays; at most what `warmup` leaves."""
     final_lr: float = Field(0.1, ge=0, le=1)
     """Learning rate at the end, as a share of the peak."""
     weight_decay: float = Field(0.1, ge=0)
@@ -68,8 +68,6 @@ class TrainConfig(Section):
     """Added to the root of that mean."""
     clip: float | None = Field(1.0, gt=0)
     """Largest norm of the gradient; None = no clipping."""
-    spike_sigmas: float | None = Field(None, gt=0)
-    """Leave out a step whose loss or gradient norm is this many standard deviations above its mean; None = none."""
     scheduled_sampling: float = Field(0.0, ge=0.0, le=1.0)
     """Share of the input tokens that are the model's own predictions at the end of the run, rising from none in a line;
     costs a second forward pass."""
@@ -115,6 +113,11 @@ class TrainConfig(Section):
             raise ValueError("train.steps and train.epochs contradict each other: give one")
         if self.eval_steps is not None and self.eval_epochs is not None:
             raise ValueError("train.eval_steps and train.eval_epochs contradict each other: give one")
+        if self.schedule == "wsd" and self.warmup + self.decay > 1 + 1e-9:
+            raise ValueError(
+                f"train.warmup={self.warmup} and train.decay={self.decay} are together more than the whole run, and "
+                "train.schedule=wsd would have to do both at once: lower one of them"
+            )
         if self.teacher is not None and self.adversarial_softmax:
             raise ValueError(
                 f"train.adversarial_softmax={self.adversarial_softmax} changes one word's probability, and "

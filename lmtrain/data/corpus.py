@@ -6,8 +6,8 @@ the int64 line numbers at which documents start, and a manifest with the counts,
 
 import difflib
 import hashlib
+import json
 import math
-import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from lmtrain.config.schema import DataConfig
 from lmtrain.data import local
 from lmtrain.data.local import Lines
 from lmtrain.data.normal import Counts, SplitName, cut_split, load_starts, read_lines, write_split
-from lmtrain.data.unique import Seen, unseen
+from lmtrain.data.split_files import find_splits, named
 from lmtrain.data.verified import Hashes
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, recover, sha256_bytes, verify
@@ -106,10 +106,11 @@ def open_corpus(folder: Path) -> Corpus:
     return Corpus(folder, manifest)
 
 
-def corpus_folder(data: DataConfig) -> Path:
-    """Where the corpus of `data.source` lies: a known name, a hub id, or a path's name with a hash of the path; what
-    comes of one source by another column or revision lies elsewhere."""
-    return data.dir / (_slug(data) + (".unique" if data.deduplicate else ""))
+def corpus_folder(data: DataConfig, origin: dict[str, Any]) -> Path:
+    """Where the corpus of `data.source` lies: a known name, a hub id, or a path's name with a hash of its content, so
+    that a text that has changed does not replace the one that a run was trained on; what comes of one source by another
+    column or revision lies elsewhere. `origin` is what identifies the source's state."""
+    return data.dir / _slug(data, origin)
 
 
 def each(data: DataConfig) -> list[DataConfig]:
@@ -119,6 +120,11 @@ def each(data: DataConfig) -> list[DataConfig]:
     return [
         data.model_copy(update={"sources": None, **source.model_dump(exclude={"weight"})}) for source in data.sources
     ]
+
+
+def is_known(data: DataConfig) -> bool:
+    """Whether every corpus has a name that means the same on all machines, and none is a path or a hub id."""
+    return all(corpus.source in _KNOWN for corpus in each(data))
 
 
 def download(
@@ -137,10 +143,11 @@ def download(
     Raises LmtrainError in one sentence for whatever is wrong with the source, the network or the disk.
     """
     recover(data.dir)
-    folder = corpus_folder(data)
     path = _local_path(data)
+    files = _files(path, note) if path is not None else {}
     hashes = Hashes(data.dir, anew=anew)
-    origin = _origin(data, path, hashes)
+    origin = _origin(data, path, files, hashes)
+    folder = corpus_folder(data, origin)
     if not force and _is_current(folder, origin, hashes, note):
         return open_corpus(folder)
     _refuse_foreign(folder)
@@ -150,13 +157,13 @@ def download(
     info |= dict.fromkeys(("subset", "revision", "licence", "text_column", "rows"))
     note(f"making corpus {folder} from {data.source}")
     if path is not None:
-        splits = _local_splits(path, data, info, note)
+        splits = _local_splits(files, data, info, note)
     elif data.source == "sample":
         splits = _sample_splits(data, info)
     else:
-        splits = _hub_splits(data, info, force=force, progress=progress)
+        splits = _hub_splits(data, info, progress=progress)
     with new_folder(folder, FORMAT, info) as temporary:
-        info["splits"] = _write(temporary, splits, path, data.deduplicate, note, progress)
+        info["splits"] = _write(temporary, splits, path, note, progress)
         if "floor" in info:
             info["floor"] = {split: _floor(nats[0], info["splits"][split]) for split, nats in info["floor"].items()}
     for split, counts in info["splits"].items():
@@ -189,18 +196,16 @@ def _is_current(folder: Path, origin: dict[str, Any], hashes: Hashes, note: Call
     return True
 
 
-def _slug(data: DataConfig) -> str:
+def _slug(data: DataConfig, origin: dict[str, Any]) -> str:
     path = _local_path(data)
-    variant = (data.revision if path is None else None, data.text_column)  # a file has no revision
-    told = [] if variant == (None, _COLUMN) else [repr(variant).encode()]
     if path is not None:
-        place = path.resolve()
-        name = _NOT_NAME.sub("_", place.stem).encode()[:_LONGEST_STEM].decode(errors="ignore")
-        return f"{name or 'text'}-{sha256_bytes(os.fsencode(place), *told)[:8]}"
+        name = _NOT_NAME.sub("_", path.resolve().stem).encode()[:_LONGEST_STEM].decode(errors="ignore")
+        return f"{name or 'text'}-{sha256_bytes(json.dumps(origin).encode())[:8]}"
     if data.source == "sample":
         return f"sample-{data.sample_tokens}"
     name = _NOT_NAME.sub("_", "--".join(part for part in (*data.source.split("/"), data.subset) if part))
-    return f"{name}-{sha256_bytes(*told)[:8]}" if told else name
+    variant = (data.revision, data.text_column)
+    return name if variant == (None, _COLUMN) else f"{name}-{sha256_bytes(repr(variant).encode())[:8]}"
 
 
 def _local_path(data: DataConfig) -> Path | None:
@@ -232,10 +237,9 @@ def _local_path(data: DataConfig) -> Path | None:
     )
 
 
-def _origin(data: DataConfig, path: Path | None, hashes: Hashes) -> dict[str, Any]:
-    """What tells whether the source is unchanged, had without the network."""
+def _origin(data: DataConfig, path: Path | None, files: dict[str, list[Path]], hashes: Hashes) -> dict[str, Any]:
+    """What tells whether the source is unchanged, had without the network; of a local one, by its `files`."""
     if path is not None:
-        files = _files(path)
         try:
             content = {local.name_in(path, file): hashes.sha256(file) for paths in files.values() for file in paths}
         except OSError as error:
@@ -251,11 +255,11 @@ def _origin(data: DataConfig, path: Path | None, hashes: Hashes) -> dict[str, An
     return {"dataset": dataset, "subset": subset, "revision": revision, "text_column": data.text_column}
 
 
-def _files(path: Path) -> dict[str, list[Path]]:
+def _files(path: Path, note: Callable[[str], None]) -> dict[str, list[Path]]:
     """The files of a local source by split; a single file is all `train`, to be cut."""
     if path.is_dir():
         try:
-            return local.find_splits(path)
+            return find_splits(path, note)
         except OSError as error:
             raise LmtrainError(f"{path} can't be read: {error.strerror}") from error
     if not local.is_text(path):
@@ -263,11 +267,12 @@ def _files(path: Path) -> dict[str, list[Path]]:
     return {"train": [path]}
 
 
-def _local_splits(path: Path, data: DataConfig, info: dict[str, Any], note: Callable[[str], None]) -> dict[str, Lines]:
-    files = _files(path)
+def _local_splits(
+    files: dict[str, list[Path]], data: DataConfig, info: dict[str, Any], note: Callable[[str], None]
+) -> dict[str, Lines]:
     info["text_column"] = info["origin"]["text_column"]
     for split, paths in files.items():
-        note(f"{split} from {', '.join(file.name for file in paths)}")
+        note(f"{split} from {named(file.name for file in paths)}")
     return {split: local.read_lines(paths, data.text_column) for split, paths in files.items()}
 
 
@@ -309,11 +314,11 @@ def _hub_id(data: DataConfig) -> tuple[str, str | None, str | None]:
     return data.source, data.subset, data.revision
 
 
-def _hub_splits(data: DataConfig, info: dict[str, Any], *, force: bool, progress: bool) -> dict[str, Lines]:
+def _hub_splits(data: DataConfig, info: dict[str, Any], *, progress: bool) -> dict[str, Lines]:
     from lmtrain.data.hub import fetch
 
     dataset, subset, revision = _hub_id(data)
-    found = fetch(dataset, subset, revision, data.text_column, data.dir, force=force, progress=progress)
+    found = fetch(dataset, subset, revision, data.text_column, progress=progress)
     licence = _WIKITEXT_LICENCE if dataset == _WIKITEXT else found.licence
     info |= {"source": dataset, "subset": subset, "revision": found.revision, "licence": licence}
     info |= {"text_column": data.text_column, "rows": found.rows}
@@ -324,20 +329,15 @@ def _write(
     folder: Path,
     splits: dict[str, Lines],
     path: Path | None,
-    deduplicate: bool,
     note: Callable[[str], None],
     progress: bool,
 ) -> dict[str, dict[str, int]]:
     """Write the splits in normal form and return their counts.
 
     A source without a valid split gives the last 5 % of its training text for it; a single file is cut into the first
-    90 % for train, the next 5 % for valid and the last 5 % for test. `deduplicate` leaves out of the training text what
-    is in it already, or in the source's own valid or test split; these stay as they are.
+    90 % for train, the next 5 % for valid and the last 5 % for test.
     """
     counts: dict[str, dict[str, int]] = {}
-    if deduplicate:
-        seen = Seen()
-        splits = {split: unseen(lines, seen, keep_all=split != "train") for split, lines in splits.items()}
     for split in _SPLITS[1:]:
         if split in splits:
             counts[split] = write_split(folder, split, splits[split], progress)

@@ -1,35 +1,27 @@
-"""Data sets from the Hugging Face hub: pinned, checked, read file by file, and every failure one sentence.
+"""Data sets from the Hugging Face hub: `huggingface_hub` downloads and caches their files, `datasets` reads them there.
 
-`datasets` says which files a data set has and reads those that aren't parquet. A file is downloaded into the hub's own
-cache, compared with the hub's hash of it, and read from there: there is no other copy beside the text that it becomes.
-
-The environment is honoured as the hub's own libraries do it: HF_TOKEN, HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE,
-HF_DATASETS_OFFLINE and HTTPS_PROXY, all read when those libraries are first imported. Messages quote neither tokens
-nor addresses, which may hold credentials.
+Which commit a branch is, what the cache has, and HF_HUB_OFFLINE, HF_HOME, HF_ENDPOINT and HF_TOKEN are left to these
+libraries. No file in the cache is changed or deleted; the files are read as a stream, without a second copy.
+Messages quote neither tokens nor addresses, which may hold credentials.
 """
 
-import re
-import shutil
+import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
-from lmtrain.data.hub_cache import Listing, in_cache, listing_of, reader, remember
-from lmtrain.data.hub_client import contained, explained, settle
-from lmtrain.data.local import no_column, parquet_rows, text_row
+from pydantic import BaseModel
+
+from lmtrain.data.local import SPLIT_NAMES, no_column, text_row
 from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import sha256_file
 
 _BATCH = 1024
-_AT_ONCE = 8
-"""Files that are downloaded at once: as many as the hub's own client takes."""
-
-_ROOM = 4
-"""Times the size of its files that a data set may take with its text: parquet holds text in a half to a third."""
-
-_ADDRESS = re.compile(r"hf://datasets/[^/@]+/[^/@]+@[^/]+/")
+_CARD = "README.md"
+_SHARDS = "data/*-?????-of-?????*.*"
+"""Where a card names no files, those of such names are the data set, beside whatever else it holds."""
 
 
 @dataclass(frozen=True)
@@ -42,150 +34,195 @@ class HubData:
     rows: dict[str, int]
 
 
-def fetch(
-    dataset: str,
-    subset: str | None,
-    revision: str | None,
-    text_column: str,
-    folder: Path,
-    *,
-    force: bool,
-    progress: bool,
-) -> HubData:
-    """Find the data set `dataset` (`owner/name`), download what the cache lacks, and read it as it is asked for.
+class _SplitFiles(BaseModel):
+    split: str
+    path: str | list[str]
 
-    A revision that is no full commit is resolved to one first, so that what is recorded can be had again. `force`
-    downloads files that the cache has already. Where the cache has no room for all files beside their text, which goes
-    to `folder`, each is downloaded when its turn comes and deleted once it is read.
+
+class _Subset(BaseModel):
+    config_name: str | None = None
+    default: bool = False
+    data_dir: str = ""
+    data_files: str | list[str | _SplitFiles] = []
+
+    def patterns(self) -> dict[str, list[str]]:
+        """The names of each split's files, which may hold wildcards; none where the card leaves them to be found."""
+        given = [self.data_files] if isinstance(self.data_files, str) else self.data_files
+        splits: dict[str, list[str]] = {}
+        for files in given:
+            split, path = ("train", files) if isinstance(files, str) else (files.split, files.path)
+            splits.setdefault(split, []).extend([path] if isinstance(path, str) else path)
+        return splits
+
+
+class _Card(BaseModel):
+    """What the card of a data set says for programs, as the hub documents it."""
+
+    license: str | list[str] | None = None
+    configs: list[_Subset] | None = None
+
+
+def fetch(dataset: str, subset: str | None, revision: str | None, text_column: str, *, progress: bool) -> HubData:
+    """Bring the files of `dataset` (`owner/name`) into the hub's cache; their rows are read when they are asked for.
+
     Raises LmtrainError saying what went wrong and what to do, also while rows are read.
     """
+    _quiet(bars=progress and sys.stderr.isatty())
+    folder = _download(dataset, revision, [_CARD])
+    card = _card(dataset, folder / _CARD)
+    chosen = _choose(dataset, subset, card.configs or [])
+    paths = [path for paths in chosen.patterns().values() for path in paths]
+    if any(":" in path or path.startswith("/") or ".." in path.split("/") for path in [*paths, chosen.data_dir]):
+        raise LmtrainError(f"the card of data set {dataset} names files outside the data set: choose another")
+    commit = folder.name
+    if paths:  # in the client's patterns a single `*` spans folders
+        _download(dataset, commit, [path.removeprefix("./").replace("**/", "*") for path in paths])
+    elif chosen.data_dir:
+        _download(dataset, commit, [f"{chosen.data_dir.removeprefix('./')}/*"])
+    else:
+        _download(dataset, commit, [_SHARDS])
+        if not any(folder.glob(_SHARDS)):
+            _download(dataset, commit, None)
+    splits = _open(dataset, folder, chosen)
+    rows = dict.fromkeys(splits, 0)
+    return HubData(
+        revision=commit,
+        licence=", ".join(card.license) if isinstance(card.license, list) else card.license,
+        splits={split: _rows(dataset, folder, split, splits[split], text_column, rows) for split in splits},
+        rows=rows,
+    )
+
+
+def _quiet(*, bars: bool) -> None:
+    """Silence the libraries' log lines, which quote addresses, and without `bars` their progress bars."""
+    import datasets
+    from huggingface_hub.utils import logging
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    datasets.logging.set_verbosity(CRITICAL)
+    logging.set_verbosity(CRITICAL)
+    if not bars:
+        datasets.disable_progress_bars()
+        disable_progress_bars()
+
+
+def _download(dataset: str, revision: str | None, patterns: list[str] | None) -> Path:
+    """Have the files that `patterns` name in the cache: the folder of the commit, which bears its name."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    http: Any = HfHubHTTPError.__bases__
+    """OSError and the root of the HTTP library's errors, a library that differs between versions."""
+    try:
+        return Path(snapshot_download(dataset, repo_type="dataset", revision=revision, allow_patterns=patterns))
+    except HFValidationError as error:
+        raise LmtrainError(f"{dataset} can't be the name of a data set on the hub: check data.source") from error
+    except (*http, RuntimeError) as error:  # a failed transfer of a large file, by hf_xet, is a RuntimeError
+        raise LmtrainError(_sentence(error, dataset, revision)) from error
+
+
+def _sentence(error: BaseException, dataset: str, revision: str | None) -> str:
+    """Why the download failed and what to do about it."""
+    from huggingface_hub import errors, is_offline_mode
+
+    name = f"data set {dataset}" + (f" at revision {revision}" if revision else "")
+    is_missing = isinstance(error, errors.LocalEntryNotFoundError)
+    cause = (is_missing and error.__cause__) or error
+    status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else None
+    if is_missing and is_offline_mode():
+        reason = "is not in the cache, and HF_HUB_OFFLINE keeps lmtrain off the network: unset it to download"
+    elif isinstance(cause, errors.RevisionNotFoundError):
+        reason = "doesn't exist: check data.revision"
+    elif isinstance(cause, errors.GatedRepoError) or status == 403:
+        reason = "needs rights that you haven't shown: ask for access on its page and set HF_TOKEN"
+    elif isinstance(cause, errors.RepositoryNotFoundError):
+        reason = "is not on the hub, and no such path is here: check data.source, or set HF_TOKEN if it is private"
+    elif status == 401:
+        reason = "can't be had, since the hub rejects your token: set HF_TOKEN to a valid one, or unset it"
+    elif status is not None:
+        reason = f"can't be had, since the hub answers with error {status}: try again later"
+    elif isinstance(cause, OSError) and cause.errno and not isinstance(cause, ConnectionError | TimeoutError):
+        reason = f"needs a cache that can be read and written ({cause.strerror}): set HF_HOME to a folder with space"
+    else:
+        reason = f"was not downloaded ({type(cause).__name__}): check the network, then the disk, and try again"
+    return f"{name} {reason}"
+
+
+def _card(dataset: str, path: Path) -> _Card:
+    import yaml
+    from huggingface_hub import DatasetCard
+
+    if not path.exists():
+        return _Card()
+    try:
+        return _Card.model_validate(DatasetCard.load(path).data.to_dict())
+    except (ValueError, yaml.YAMLError) as error:
+        raise LmtrainError(f"the card of data set {dataset} can't be read: choose another revision") from error
+
+
+def _choose(dataset: str, name: str | None, subsets: list[_Subset]) -> _Subset:
+    """The subset that is asked for, or else the only one or the default; one without a name where there is none."""
+    names = ", ".join(str(subset.config_name) for subset in subsets)
+    if name is not None:
+        fitting = [subset for subset in subsets if subset.config_name == name]
+        if not fitting:
+            has = f"choose one of {names}" if names else "it has none, so leave data.subset out"
+            raise LmtrainError(f"data set {dataset} has no subset {name}: {has}")
+    elif len(subsets) > 1:
+        fitting = [subset for subset in subsets if subset.default or subset.config_name == "default"]
+        if not fitting:
+            raise LmtrainError(f"data set {dataset} has several subsets: set data.subset or --subset to one of {names}")
+    else:
+        fitting = subsets
+    return fitting[0] if fitting else _Subset()
+
+
+@contextmanager
+def _reading(dataset: str, folder: Path) -> Iterator[None]:
+    """Name the data set whose files can't be read."""
+    from datasets.exceptions import DatasetsError
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (DatasetsError, ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
+        raise LmtrainError(
+            f"data set {dataset} has a file that can't be read ({type(error).__name__}): if its download was damaged, "
+            f"delete {folder.parents[1]} and download it again"
+        ) from error
+
+
+def _open(dataset: str, folder: Path, subset: _Subset) -> dict[str, Any]:
+    """The splits that lmtrain knows, as streams by its own names for them."""
     import datasets
 
-    settle(progress)
-    with explained(dataset, subset, revision):
-        if datasets.config.HF_HUB_OFFLINE:
-            listing, place = in_cache(dataset, subset, revision)
-            source = _Source(dataset, listing, reader(place, subset), frozenset(), place)
-        else:
-            source = _from_hub(dataset, subset, revision, folder, force)
-    rows = dict.fromkeys(source.listing.splits, 0)
-    splits = {split: _rows(source, split, text_column, rows, (dataset, subset, revision)) for split in rows}
-    return HubData(source.listing.revision, source.listing.licence, splits, rows)
+    with _reading(dataset, folder):
+        try:
+            files = subset.patterns() or None
+            if subset.data_dir and files is None:
+                found = datasets.load_dataset(str(folder / subset.data_dir), streaming=True)
+            else:
+                found = datasets.load_dataset(str(folder), subset.config_name, data_files=files, streaming=True)
+        except FileNotFoundError as error:
+            raise LmtrainError(f"data set {dataset} has no data files of a known kind: choose another") from error
+    names = [split for split in found if split in SPLIT_NAMES]
+    splits = {SPLIT_NAMES[split]: found[split] for split in names}
+    if "train" not in splits:
+        raise LmtrainError(f"data set {dataset} has no train split (it has {', '.join(found)}): choose another")
+    if len(splits) < len(names):
+        raise LmtrainError(
+            f"data set {dataset} has one split under several names ({', '.join(names)}): download its files into a "
+            "folder, keep one of them, and give the folder as data.source"
+        )
+    return splits
 
 
-@dataclass(frozen=True)
-class _Source:
-    """A data set whose files are in the cache, but for those `passing` through it: each is brought to be read."""
-
-    name: str
-    listing: Listing
-    builder: Any
-    """What `datasets` reads the data set with."""
-    passing: frozenset[str]
-    place: Path | None = None
-    """The folder that all files are in, where the network isn't asked."""
-
-    def bring(self, file: str, *, force: bool = False) -> Path:
-        """The path of a file in the cache; it is downloaded if it isn't there, or with `force`."""
-        from huggingface_hub import hf_hub_download
-
-        if self.place is not None:
-            return self.place / file
-        revision = self.listing.revision
-        return Path(hf_hub_download(self.name, file, repo_type="dataset", revision=revision, force_download=force))
-
-    def file_rows(self, path: Path, text_column: str) -> Iterator[str]:
-        """The rows of one file, a batch of them in memory."""
-        if path.suffix == ".parquet":
-            yield from parquet_rows(path, text_column)
-            return
-        self.builder.config.data_files = {"train": [str(path)]}
-        number = 0
-        for table in self.builder.as_streaming_dataset("train").with_format("arrow").iter(_BATCH):
+def _rows(dataset: str, folder: Path, split: str, data: Any, text_column: str, read: dict[str, int]) -> Iterator[str]:
+    """The rows of a split, a batch of them in memory, counted in `read`."""
+    with _reading(dataset, folder):
+        for table in data.with_format("arrow").iter(_BATCH):
             if text_column not in table.column_names:
-                raise no_column(str(path), text_column, table.column_names)
+                raise no_column(f"data set {dataset}", text_column, table.column_names)
             for value in table.column(text_column):
-                number += 1
-                yield text_row(value.as_py(), text_column, f"{path}, row {number},")
-
-
-def _rows(
-    source: _Source, split: str, text_column: str, read: dict[str, int], asked: tuple[str, str | None, str | None]
-) -> Iterator[str]:
-    """The rows of a split, counted in `read`; each file is checked before any of it is read."""
-    with explained(*asked):
-        for name, sha256 in source.listing.splits[split].items():
-            with contained():
-                path = source.bring(name, force=name in source.passing)
-            # The hub's own client checks no more than sizes.
-            if sha256 is not None and sha256_file(path) != sha256:
-                raise LmtrainError(
-                    f"{name} of data set {source.name} arrived damaged: `lmtrain download --force` brings it anew"
-                )
-            for row in source.file_rows(path, text_column):
                 read[split] += 1
-                yield row
-            if name in source.passing:
-                content = path.resolve()
-                path.unlink()
-                content.unlink(missing_ok=True)  # the cache keeps a link to it under the file's name
-
-
-def _from_hub(dataset: str, subset: str | None, revision: str | None, folder: Path, force: bool) -> _Source:
-    """Ask the hub what the data set consists of, remember that for HF_HUB_OFFLINE, and download its files."""
-    import datasets
-    from huggingface_hub import HfApi
-
-    info: Any = HfApi().dataset_info(dataset, revision=revision, timeout=30, files_metadata=True)
-    mode = "force_redownload" if force else None
-    with contained():
-        builder = datasets.load_dataset_builder(dataset, subset, revision=info.sha, download_mode=mode)
-    hashes = {file.rfilename: file.lfs.sha256 for file in info.siblings if file.lfs}
-    splits = {
-        str(split): {name: hashes.get(name) for name in (_ADDRESS.sub("", file) for file in files)}
-        for split, files in (builder.config.data_files or {}).items()
-    }
-    licence = None if info.card_data is None else info.card_data.get("license")
-    listing = listing_of(dataset, builder.hash, licence, splits)
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings}
-    missing = {name: sizes.get(name, 0) for name in listing.names if force or _cached(dataset, listing, name) is None}
-    source = _Source(dataset, listing, builder, _passing(dataset, missing, folder))
-    remember(listing, dataset, subset, revision)
-    with contained(), ThreadPoolExecutor(_AT_ONCE) as pool:
-        for _ in pool.map(lambda name: source.bring(name, force=force), missing.keys() - source.passing):
-            pass
-    return source
-
-
-def _cached(dataset: str, listing: Listing, name: str) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(dataset, name, revision=listing.revision, repo_type="dataset")
-    return Path(path) if isinstance(path, str) else None
-
-
-def _passing(dataset: str, missing: dict[str, int], folder: Path) -> frozenset[str]:
-    """The files to keep no longer than they are read, from the sizes of those to download: all of them, or none.
-
-    Raises LmtrainError where there is no room for the largest, or for the text, before the disk is full.
-    """
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    needed = sum(missing.values())
-    cache = _room(Path(HF_HUB_CACHE))
-    for setting, least, (place, free) in (
-        ("HF_HOME", max(missing.values(), default=0), cache),
-        ("data.dir", needed, _room(folder)),
-    ):
-        if least > free:
-            raise LmtrainError(
-                f"data set {dataset} has {needed / 1e9:,.1f} GB to download, and {place} has room for "
-                f"{free / 1e9:,.1f} GB: set {setting} to a folder with more, or name a part of it with data.subset"
-            )
-    return frozenset(missing if _ROOM * needed > cache[1] else ())
-
-
-def _room(folder: Path) -> tuple[Path, int]:
-    """The folder, or the nearest above it that is there, and the bytes that are free in it."""
-    place = next(place for place in [folder, *folder.absolute().parents] if place.is_dir())
-    return place, shutil.disk_usage(place).free
+                yield text_row(value.as_py(), text_column, f"data set {dataset}, {split}, row {read[split]},")

@@ -1,4 +1,4 @@
-"""Text in local files: which file is which split, and their lines, streamed, from plain text, JSON lines and parquet.
+"""Text in local files: their lines, streamed, from plain text, JSON lines and parquet.
 
 A line comes as (text without its end, whether a document starts there for certain). In JSON lines and parquet each row
 is a document, of one line or several. Plain text never says where one starts, but where a split is several files with
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmtrain.data.compressed import COMPRESSED, DAMAGE, open_bytes, open_seekable
+from lmtrain.data.compressed import DAMAGE, is_compressed, most_text, open_bytes, open_seekable, too_much
 from lmtrain.errors import LmtrainError
 
 Lines = Iterator[tuple[str, bool]]
@@ -28,11 +28,13 @@ SPLIT_NAMES = {
 }
 """The names that a split goes by, in file names and on the hub."""
 
-SUFFIXES = (".txt", ".tokens", ".raw", ".jsonl", ".parquet")
+SUFFIXES = (".txt", ".md", ".tokens", ".raw", ".jsonl", ".parquet")
 LONGEST_LINE = 256 << 20
 """Bytes: a longer line is refused, because what follows has to hold a line in memory."""
 
-_SHARD = re.compile(r"-(\d+)-of-(\d+)$")
+SHARD = re.compile(r"-(\d+)-of-(\d+)$")
+"""The end of the name of one of several files that are one text, without its endings."""
+
 _BOM = b"\xef\xbb\xbf"
 _FEWEST_ROWS, _MOST_ROWS = 16, 1024
 _BATCH_BYTES = 256 << 20
@@ -41,61 +43,26 @@ _BATCH_BYTES = 256 << 20
 
 def plain(path: Path) -> Path:
     """The path without the ending of its compression."""
-    return path.with_suffix("") if path.suffix in COMPRESSED else path
+    return path.with_suffix("") if is_compressed(path) else path
 
 
 def is_text(path: Path) -> bool:
     """Whether the name is one of a text file of a known kind."""
-    return plain(path).suffix in SUFFIXES
+    return _kind(path) in SUFFIXES
 
 
 def is_structured(path: Path) -> bool:
     """Whether the file holds rows with named columns instead of plain lines."""
-    return plain(path).suffix in (".jsonl", ".parquet")
+    return _kind(path) in (".jsonl", ".parquet")
+
+
+def _kind(path: Path) -> str:
+    return plain(path).suffix.lower()
 
 
 def name_in(folder: Path, file: Path) -> str:
     """What a file is called in a folder, or the one file that a source is; readable where it isn't in UTF-8 either."""
     return os.fsencode(file.relative_to(folder) if file != folder else file.name).decode(errors="backslashreplace")
-
-
-def find_splits(folder: Path) -> dict[str, list[Path]]:
-    """The files of each split in `folder`, by their names: `train.txt`, `wiki.valid.tokens.gz`, `dev.jsonl`,
-    `train-00000-of-00002.parquet`, or every file in a folder of such a name: `train/a.jsonl.xz`.
-
-    Where no name is one of a split, all files are training text, in the order of their names.
-    Raises LmtrainError when there is no training text, when two files or folders claim one split, when a shard is
-    missing, or where a link leads nowhere.
-    """
-    splits: dict[str, list[Path]] = {}
-    for path, name in _texts(folder):
-        names = {SPLIT_NAMES[part] for part in re.split(r"[._-]", name.lower()) if part in SPLIT_NAMES}
-        if len(names) == 1:
-            splits.setdefault(names.pop(), []).append(path)
-    in_folders: dict[str, list[Path]] = {}
-    for place in sorted(path for path in folder.iterdir() if path.is_dir() and path.name.lower() in SPLIT_NAMES):
-        split = SPLIT_NAMES[place.name.lower()]
-        if other := splits.get(split) or in_folders.get(split):
-            found = f"{other[0].relative_to(folder)} and {place.name}/"
-            raise LmtrainError(f"{folder} has its {split} split in two places, {found}: keep one of them")
-        if paths := [path for path, _ in _texts(place)]:
-            in_folders[split] = paths
-    if not splits and not in_folders:
-        in_folders = {"train": [path for path, _ in _texts(folder)]}
-    if not splits.get("train") and not in_folders.get("train"):
-        found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
-        raise LmtrainError(
-            f"{folder} has no training text: name a file train.txt (or .tokens, .jsonl, .parquet); found {found}"
-        )
-    return {split: _shards(folder, split, paths) for split, paths in splits.items()} | in_folders
-
-
-def _texts(folder: Path) -> list[tuple[Path, str]]:
-    """The text files in a folder in the order of their names, with what they are called without endings."""
-    paths = [path for path in sorted(folder.iterdir()) if is_text(path) and not path.name.startswith(".")]
-    for path in paths:
-        refuse_dangling(path)
-    return [(path, plain(path).stem) for path in paths if path.is_file()]
 
 
 def refuse_dangling(path: Path) -> None:
@@ -104,32 +71,19 @@ def refuse_dangling(path: Path) -> None:
         raise LmtrainError(f"{path} is a link to a file that isn't there: mend it or delete it")
 
 
-def _shards(folder: Path, split: str, paths: list[Path]) -> list[Path]:
-    """The files of a split in order: one, or all the numbered parts of one."""
-    numbers = {path: match for path in paths if (match := _SHARD.search(plain(path).stem))}
-    if len(paths) > 1 and (len(numbers) < len(paths) or len({path.suffix for path in paths}) > 1):
-        names = " and ".join(path.name for path in paths)
-        raise LmtrainError(f"{folder} has several files for its {split} split, {names}: keep one of them")
-    if numbers:
-        total = int(next(iter(numbers.values()))[2])
-        if total != len(paths) or sorted(int(match[1]) for match in numbers.values()) != list(range(total)):
-            raise LmtrainError(f"{folder} has {len(paths)} of the {total} files of its {split} split: get the others")
-        paths.sort(key=lambda path: int(numbers[path][1]))
-    return paths
-
-
 def read_lines(paths: Sequence[Path], text_column: str) -> Lines:
     """The lines of `paths`, one file after the other, with bounded memory.
 
     Lines end at "\\n" or "\\r\\n" and nowhere else; a byte order mark at the start of a file is dropped; a file that
-    ends without a line end has its last line like any other. NUL and other control characters are text.
+    ends without a line end has its last line like any other. Control characters are text; but a NUL byte in a file of
+    text is a sign of another encoding, and rejected.
     Raises LmtrainError naming the file and the byte or row when the content can't be read.
     """
-    are_documents = len(paths) > 1 and not any(_SHARD.search(plain(path).stem) for path in paths)
+    are_documents = len(paths) > 1 and not any(SHARD.search(plain(path).stem) for path in paths)
     for path in paths:
-        if plain(path).suffix == ".jsonl":
+        if _kind(path) == ".jsonl":
             yield from row_lines(_json_rows(path, text_column))
-        elif plain(path).suffix == ".parquet":
+        elif _kind(path) == ".parquet":
             yield from row_lines(parquet_rows(path, text_column))
         else:
             for number, text in enumerate(_text_lines(path)):
@@ -166,6 +120,7 @@ def no_column(place: str, text_column: str, columns: Iterable[str]) -> LmtrainEr
 def _text_lines(path: Path) -> Iterator[str]:
     offset = number = 0
     try:
+        most = most_text(path)
         with open_bytes(path) as file:
             while line := file.readline(LONGEST_LINE + 1):
                 if len(line) > LONGEST_LINE:
@@ -173,14 +128,22 @@ def _text_lines(path: Path) -> Iterator[str]:
                         f"{path} has a line of over {LONGEST_LINE >> 20} MiB (byte {offset}): break it up"
                     )
                 start = len(_BOM) if offset == 0 and line.startswith(_BOM) else 0
-                yield line[start:].removesuffix(b"\n").removesuffix(b"\r" if line.endswith(b"\n") else b"").decode()
+                text = line[start:].removesuffix(b"\n").removesuffix(b"\r" if line.endswith(b"\n") else b"").decode()
+                if "\0" in text:
+                    raise LmtrainError(
+                        f"{path} has a NUL byte (byte {offset + line.index(0)}), as text in UTF-16 has, and not "
+                        "text in UTF-8: convert it, for example with iconv -f UTF-16LE -t UTF-8"
+                    )
                 offset += len(line)
+                if offset > most:
+                    raise too_much(path)
+                yield text
                 number += 1
     except UnicodeDecodeError as error:
         place = offset + start + error.start
         raise LmtrainError(f"{path} is not UTF-8 text (byte {place}): convert it, for example with iconv") from None
     except DAMAGE as error:
-        if path.suffix in COMPRESSED and not getattr(error, "errno", None):
+        if is_compressed(path) and not getattr(error, "errno", None):
             raise LmtrainError(f"{path} is damaged after line {number} ({error}): make or copy it again") from error
         raise LmtrainError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
 
@@ -211,8 +174,9 @@ def parquet_rows(path: Path, text_column: str) -> Iterator[str]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
-    number = 0
+    number = size = 0
     try:
+        most = most_text(path)
         with open_seekable(path) as seekable, ParquetFile(seekable) as file:
             if text_column not in file.schema_arrow.names:
                 raise no_column(str(path), text_column, file.schema_arrow.names)
@@ -223,6 +187,9 @@ def parquet_rows(path: Path, text_column: str) -> Iterator[str]:
                     text = text_row(value.as_py(), text_column, place)
                     if len(text) > LONGEST_LINE:
                         raise LmtrainError(f"{place} is longer than {LONGEST_LINE >> 20} MiB: break it up")
+                    size += len(text)
+                    if size > most:
+                        raise too_much(path)
                     yield text
     except (pyarrow.ArrowException, *DAMAGE, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")

@@ -1,12 +1,12 @@
 """Processes that do the tasks of shards.py, one to a core: Python's own lock would let threads take turns.
 
-They are told their tasks, and answer, in lines of JSON, and they end when nobody is left who could tell them more. One
-whose parent was killed finishes the shard that it is at, which the next attempt finds.
+They are told their tasks, and answer, in lines of JSON. One whose parent was killed ends without a message, at the
+latest with the batch of lines that it is encoding; its unfinished shard is made again by the next attempt. (The workers
+of a `ProcessPoolExecutor` outlive a killed parent, and its resource tracker then warns of leaked semaphores.)
 """
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections import deque
@@ -82,10 +82,12 @@ def perform_all(tasks: Sequence[Task], advance: Advance, processes: int | None =
 
 def serve() -> None:
     """Be such a process: a task in each line of stdin, and on stdout the lines done so far, then the result."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
 
     def say(message: dict[str, Any]) -> None:
-        print(json.dumps(message), flush=True)
+        try:
+            print(json.dumps(message), flush=True)
+        except BrokenPipeError:  # the parent was killed
+            os._exit(1)
 
     for line in sys.stdin:
         try:
@@ -95,11 +97,15 @@ def serve() -> None:
 
 
 def _start() -> Worker:
-    """A process that finds this very package, and lets the others have the other cores."""
+    """A process that finds this very package, and lets the others have the other cores.
+
+    It is in a process group of its own, so that Ctrl-C reaches the parent only, which decides, at whatever point the
+    process is in its start.
+    """
     path = os.pathsep.join([str(Path(lmtrain.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path.rstrip(os.pathsep)}
     command = [sys.executable, "-c", _START]
-    return subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=environment, encoding="utf-8")
+    return subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=environment, encoding="utf-8", process_group=0)
 
 
 def _ask(worker: Worker, task: Task, advance: Advance) -> dict[str, Any]:

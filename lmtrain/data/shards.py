@@ -148,7 +148,7 @@ def _encode(task: Encode, advance: Advance) -> dict[str, Any]:
     next_start = next(starts, None)
     dtype = id_type(tokenizer.vocab_size)
     documents: list[int] = []
-    line, tokens = task.piece.first_line, 0
+    line, tokens, replaced = task.piece.first_line, 0, 0
     half_written = Path(f"{task.stem}.half")
     with half_written.open("wb") as file:
         file.write(npy_header(dtype, 0))
@@ -161,6 +161,7 @@ def _encode(task: Encode, advance: Advance) -> dict[str, Any]:
                     documents.append(tokens + len(ids))
                     next_start = next(starts, None)
                 ids += own
+                replaced += tokenizer.replaced(text, own)
                 line += text.endswith("\n")
             file.write(np.array(ids, dtype).tobytes())
             tokens += len(ids)
@@ -175,7 +176,8 @@ def _encode(task: Encode, advance: Advance) -> dict[str, Any]:
     found = np.array(documents, OFFSET)
     write_file(Path(f"{task.stem}.docs.npy"), npy_header(OFFSET, len(found)) + found.tobytes())
     hashes = {end: sha256_file(Path(task.stem + end)) for end in (".npy", ".docs.npy")}
-    record = {"tokens": tokens, "documents": len(found), "tokenizer": tokenizer.sha256, "sha256": hashes}
+    counts = {"tokens": tokens, "documents": len(found), "replaced": replaced}
+    record = {**counts, "tokenizer": tokenizer.sha256, "sha256": hashes}
     write_file(Path(f"{task.stem}.json"), json.dumps(record))
     return record
 

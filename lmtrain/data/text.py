@@ -35,4 +35,12 @@ def text_split(path: Path, tokenizer: Tokenizer, text_column: str, *, progress: 
     tokens = [record["tokens"] for record in records]
     begins = np.cumsum([0, *tokens[:-1]])
     documents = np.concatenate([begin + own for begin, own in zip(begins, starts, strict=True)])
-    return Split(Ids(parts), documents, sum(tokens), counts["words"] + counts["lines"], counts["bytes"], (sum(tokens),))
+    return Split(
+        Ids(parts),
+        documents,
+        sum(tokens),
+        counts["words"] + counts["lines"],
+        counts["bytes"],
+        (sum(tokens),),
+        sum(record["replaced"] for record in records),
+    )

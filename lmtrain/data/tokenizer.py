@@ -18,39 +18,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 import tokenizers
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import models, pre_tokenizers, trainers
 
 from lmtrain.config.schema import TokenizerConfig
+from lmtrain.data import tokenizer_file
+from lmtrain.data.tokenizer_file import BYTE, BYTE_SYMBOLS, BYTE_VOCABULARY, EOS, UNK, Kind, Merges
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import sha256_bytes, write_file
 
-Kind = Literal["word", "bpe", "byte"]
-Merges = list[tuple[str, str]]
-
-UNK, EOS = "<unk>", "<eos>"
 DEFAULT_BPE_SIZE = 16_384
-_MAX_FILE_BYTES = 64 << 20
 _PIECE = 1 << 16
 
-_SPACE = r"\t-\r\x1c-\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
 _WORD_END = re.compile(r"\S(?= )")
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
-_BYTE_SYMBOLS = sorted(pre_tokenizers.ByteLevel.alphabet())
-"""The 256 characters that stand for bytes in a byte-level vocabulary."""
-
-
-def _byte_of_symbol() -> dict[str, int]:
-    """The byte of each symbol: printable Latin-1 stands for itself, later symbols for the other bytes in order."""
-    direct = {symbol: ord(symbol) for symbol in _BYTE_SYMBOLS if ord(symbol) < 256}
-    others = [symbol for symbol in _BYTE_SYMBOLS if ord(symbol) >= 256]
-    return direct | dict(zip(others, sorted(set(range(256)) - set(direct.values())), strict=True))
-
-
-_BYTE = _byte_of_symbol()
-_BYTE_VOCABULARY = {EOS: 0} | {symbol: byte + 1 for symbol, byte in _BYTE.items()}
 
 
 class Tokenizer:
@@ -72,10 +55,10 @@ class Tokenizer:
             self._words = {word: index for word, index in vocabulary.items() if word != EOS}
             self.line_end_ids = frozenset({self.eos_id})
             return
-        self._bytes = [b"" if token == EOS else bytes(_BYTE[symbol] for symbol in token) for token in self._tokens]
+        self._bytes = [b"" if token == EOS else bytes(BYTE[symbol] for symbol in token) for token in self._tokens]
         self.line_end_ids = frozenset(index for index, token in enumerate(self._bytes) if b"\n" in token)
         if kind == "bpe":
-            self._bpe = _build(kind, vocabulary, merges)
+            self._bpe = _build_bpe(vocabulary, merges)
 
     @classmethod
     def train(cls, lines: Iterable[str], config: TokenizerConfig) -> Self:
@@ -94,7 +77,7 @@ class Tokenizer:
         if config.kind == "bpe":
             vocabulary, merges = _train_bpe(texts, config.vocab_size or DEFAULT_BPE_SIZE)
         else:
-            vocabulary = _BYTE_VOCABULARY
+            vocabulary = BYTE_VOCABULARY
         return cls._made(vocabulary, merges, config)
 
     @classmethod
@@ -107,8 +90,8 @@ class Tokenizer:
 
     @classmethod
     def _made(cls, vocabulary: dict[str, int], merges: Merges, config: TokenizerConfig) -> Self:
-        content = str(_build(config.kind, vocabulary, merges).to_str()).encode()
-        if len(content) > _MAX_FILE_BYTES:
+        content = tokenizer_file.content(config.kind, vocabulary, merges)
+        if len(content) > tokenizer_file.MOST_BYTES:
             raise LmtrainError(f"a vocabulary of {len(vocabulary):,} entries is too large: set tokenizer.vocab_size")
         return cls(config.kind, vocabulary, merges, content)
 
@@ -118,19 +101,9 @@ class Tokenizer:
 
         Raises LmtrainError when it is missing, damaged, or not of this package's making.
         """
-        content = _read(path)
+        kind, vocabulary, merges, content = tokenizer_file.read(path)
         try:
-            document = json.loads(content)
-        except (ValueError, RecursionError):
-            raise LmtrainError(f"tokenizer {path} is damaged: it is not JSON") from None
-        kind = _kind_of(document)
-        if kind is None:
-            raise LmtrainError(f"tokenizer {path} is not one that lmtrain wrote: make it with 'lmtrain tokenize'")
-        vocabulary, merges = document["model"].get("vocab"), document["model"].get("merges", [])
-        if not _sound_vocabulary(kind, vocabulary) or not _sound_merges(kind, vocabulary, merges):
-            raise LmtrainError(f"tokenizer {path} is damaged: its vocabulary or its merges don't fit together")
-        try:
-            return cls(kind, vocabulary, [(left, right) for left, right in merges], content)
+            return cls(kind, vocabulary, merges, content)
         except BaseException as error:
             # A panic in Rust derives from BaseException, and tokenizers raises its own failures as bare Exception.
             if type(error) is not Exception and type(error).__name__ != "PanicException":
@@ -178,6 +151,13 @@ class Tokenizer:
                 f"the text has a lone surrogate at character {error.start}: it is not Unicode text, so remove it"
             ) from None
         return list(chain.from_iterable(self.encode_pieces(list(pieces(_LINE.findall(text), self.kind)))))
+
+    def replaced(self, text: str, ids: list[int]) -> int:
+        """How many words of `text`, whose ids these are, `<unk>` stands for; where it is the text's own word, it stands
+        for itself."""
+        if self.unk_id is None or self.unk_id not in ids:
+            return 0
+        return ids.count(self.unk_id) - text.split().count(UNK)
 
     def knows(self, word: str) -> bool:
         """Whether `word` is one of a word vocabulary; `<unk>` is, `<eos>` is not."""
@@ -236,12 +216,12 @@ def pieces(texts: Iterable[str], kind: Kind) -> Iterator[str]:
 
 def _train_bpe(texts: Iterable[str], size: int) -> tuple[dict[str, int], Merges]:
     """`<eos>`, the 256 bytes, then merges of pairs that occur at least twice; `size` entries at most."""
-    model = _build("bpe", {EOS: 0}, [])
+    model = _build_bpe({EOS: 0}, [])
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         min_frequency=2,
         special_tokens=[EOS],
-        initial_alphabet=_BYTE_SYMBOLS,
+        initial_alphabet=BYTE_SYMBOLS,
         show_progress=False,
     )
     model.train_from_iterator(texts, trainer)
@@ -249,78 +229,8 @@ def _train_bpe(texts: Iterable[str], size: int) -> tuple[dict[str, int], Merges]
     return trained["vocab"], [(left, right) for left, right in trained["merges"]]
 
 
-def _build(kind: Kind, vocabulary: dict[str, int], merges: Merges) -> Any:
-    """The Hugging Face tokenizer of this kind. `<eos>` is an entry of the vocabulary and not an added token, because
-    added tokens are found in any text. With bpe no merge can spell it: letters and brackets are never in one word."""
-    if kind == "word":
-        model = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
-        literal_eos = Regex(f"(?<![^{_SPACE}]){EOS}(?![^{_SPACE}])")
-        model.normalizer = normalizers.Sequence(
-            [normalizers.Replace(literal_eos, UNK), normalizers.Replace("\n", f" {EOS} ")]
-        )
-        model.pre_tokenizer = pre_tokenizers.Split(Regex(f"[{_SPACE}]+"), "removed")
-        return model
+def _build_bpe(vocabulary: dict[str, int], merges: Merges) -> Any:
+    """The Hugging Face tokenizer that encodes bpe."""
     model = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind == "bpe")
-    model.decoder = decoders.ByteLevel()
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     return model
-
-
-def _read(path: Path) -> bytes:
-    try:
-        if not path.is_file():
-            raise LmtrainError(f"tokenizer {path} does not exist: make it with 'lmtrain tokenize'")
-        with path.open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise LmtrainError(f"tokenizer {path} can't be read: {error.strerror}") from None
-    if len(content) > _MAX_FILE_BYTES:
-        raise LmtrainError(f"tokenizer {path} is larger than {_MAX_FILE_BYTES >> 20} MiB: it is not one of lmtrain's")
-    return content
-
-
-def _kind_of(document: Any) -> Kind | None:
-    """The kind whose tokenizer.json `document` is, vocabulary and merges aside; None = foreign."""
-    if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
-        return None
-    kinds: tuple[Kind, ...] = get_args(Kind)
-    for kind in kinds:
-        ours = json.loads(_build(kind, {UNK: 0, EOS: 1} if kind == "word" else {EOS: 0}, []).to_str())
-        parts = ("normalizer", "pre_tokenizer", "added_tokens")
-        if document["model"].get("type") == ours["model"]["type"] and all(
-            document.get(part) == ours[part] for part in parts
-        ):
-            return kind
-    return None
-
-
-def _sound_vocabulary(kind: Kind, vocabulary: Any) -> bool:
-    """Whether `vocabulary` maps the tokens of this kind, each well formed, to the ids 0, 1, 2 and so on."""
-    if not isinstance(vocabulary, dict) or any(type(index) is not int for index in vocabulary.values()):
-        return False
-    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
-        return False
-    if kind == "byte":
-        return vocabulary == _BYTE_VOCABULARY
-    if kind == "bpe":
-        symbols = all(token == EOS or (token and _BYTE.keys() >= set(token)) for token in vocabulary)
-        return symbols and vocabulary.get(EOS) == 0 and vocabulary.keys() >= set(_BYTE_SYMBOLS)
-    try:
-        "".join(vocabulary).encode()
-    except UnicodeEncodeError:
-        return False
-    return vocabulary.get(UNK) == 0 and vocabulary.get(EOS) == 1 and all(word.split() == [word] for word in vocabulary)
-
-
-def _sound_merges(kind: Kind, vocabulary: dict[str, int], merges: Any) -> bool:
-    """Whether every merge joins two tokens of the vocabulary into a third one, which is not `<eos>`."""
-    if not isinstance(merges, list) or (kind != "bpe" and merges):
-        return False
-    tokens = vocabulary.keys() - {EOS}
-    return all(
-        isinstance(pair, list)
-        and len(pair) == 2
-        and all(isinstance(part, str) and part in tokens for part in pair)
-        and pair[0] + pair[1] in tokens
-        for pair in merges
-    )

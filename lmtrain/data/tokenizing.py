@@ -23,6 +23,7 @@ from lmtrain.data.shards import Count, Encode, Piece, finished
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokens import (
     FORMAT,
+    TEXT_DIGITS,
     TOKENIZER,
     TokenStore,
     as_list,
@@ -81,7 +82,7 @@ def tokenize(
         verify(corpus.folder, corpus.manifest, hashes.sha256)
     key = sha256_bytes(json.dumps([FORMAT, shards.SHARD_BYTES, wanted]).encode())
     parts = data_dir / f".parts-{folder.name}-{key[:16]}"
-    for other in data_dir.glob(f".parts-{folder.name}-{'?' * 16}"):
+    for other in data_dir.glob(f".parts-{folder.name[:-TEXT_DIGITS]}{'?' * TEXT_DIGITS}-{'?' * 16}"):
         if other != parts:
             disk.remove(other)
     make_folders(parts)
@@ -196,10 +197,9 @@ def _current_store(
         store = open_store(folder, weights, hashes)
     except LmtrainError as error:
         return str(error)
-    changed = [key for key, value in wanted.items() if store.manifest[key] != value]
-    if not changed:
+    if all(store.manifest[key] == value for key, value in wanted.items()):
         return store
-    return "the corpus has changed" if "corpora_sha256" in changed else "the tokenizer's configuration has changed"
+    return "the text or the tokenizer's configuration has changed"
 
 
 def _note_unknown(store: TokenStore, note: Note) -> None:
@@ -275,6 +275,7 @@ def _split_info(
         "tokens": sum(tokens),
         **{unit: sum(counts[unit] for counts in own) for unit in ("words", "lines", "bytes")},
         "documents": sum(record["documents"] for record in made),
+        "replaced": sum(record["replaced"] for record in made),
         "shards": [{unit: record[unit] for unit in ("tokens", "documents")} for record in made],
         "corpora": tokens[:-1],
     }

@@ -10,6 +10,7 @@ its sha256, large ones only if they changed since they were last read (see verif
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -27,8 +28,10 @@ from lmtrain.data.verified import Hashes
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST, read_manifest, sha256_bytes, verify
 
-FORMAT = "lmtrain-tokens/2"
+FORMAT = "lmtrain-tokens/3"
 TOKENIZER = "tokenizer.json"
+TEXT_DIGITS = 8
+"""Of the hash of its text, at the end of a store's name."""
 _OURS = re.compile(r"(train|valid|test)(-\d{5,})?(\.docs)?\.npy")
 
 Tokens = Annotated[int, Field(ge=0, le=2**48)]
@@ -41,6 +44,7 @@ class _ShardInfo(BaseModel, strict=True):
 
 class _SplitInfo(Counts):
     tokens: Tokens
+    replaced: Tokens
     shards: list[_ShardInfo] = Field(min_length=1)
     corpora: list[Tokens] = Field(min_length=1)
 
@@ -78,7 +82,8 @@ class Split:
 
     `words` counts the corpus's words and line ends: the denominator of word perplexity, whatever the tokenizer. `bytes`
     counts the UTF-8 bytes of its text: the denominator of bits per byte. `corpora` has the tokens of each corpus of a
-    mixture, which lie one after the other.
+    mixture, which lie one after the other. `replaced` counts the words of the text that `<unk>` stands for, so
+    that their bytes can't be told from the ids.
     """
 
     ids: Ids
@@ -87,6 +92,7 @@ class Split:
     words: int
     bytes: int
     corpora: tuple[int, ...] = ()
+    replaced: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +113,7 @@ class TokenStore:
     @property
     def sha256(self) -> str:
         """The hash of the content of all files, and of the weights of a mixture: which data this is."""
-        identity: dict[str, Any] = {name: entry["sha256"] for name, entry in self.manifest["files"].items()}
-        if len(self.weights) > 1:
-            identity["weights"] = self.weights
-        return sha256_bytes(json.dumps(identity, sort_keys=True).encode())
+        return _content_sha256(self.manifest, self.weights)
 
     def split(self, name: str) -> Split:
         """One split. Raises LmtrainError when the corpus has none of this name."""
@@ -119,19 +122,29 @@ class TokenStore:
         return self._by_name[name]
 
 
+def _content_sha256(manifest: dict[str, Any], weights: Sequence[int]) -> str:
+    identity: dict[str, Any] = {name: entry["sha256"] for name, entry in manifest["files"].items()}
+    if len(weights) > 1:
+        identity["weights"] = weights
+    return sha256_bytes(json.dumps(identity, sort_keys=True).encode())
+
+
 def store_folder(
     corpora: Corpus | Sequence[Corpus], config: TokenizerConfig, data_dir: Path, given: Tokenizer | None = None
 ) -> Path:
     """Where the store of this corpus, or this mixture, lies: beside the corpora in `data_dir`.
 
-    Its tokenizer is trained as `config` says, or is `given`.
+    Its tokenizer is trained as `config` says, or is `given`. The name ends in a hash of the text, so that the store of
+    another text never takes the place of one that a run was trained on.
     """
-    names = [corpus.folder.name for corpus in as_list(corpora)]
-    name = names[0] if len(names) == 1 else f"mixture-{sha256_bytes(json.dumps(names).encode())[:8]}"
-    if given is not None:
-        return data_dir / f"{name}.{given.kind}-{given.sha256[:8]}"
+    corpora = as_list(corpora)
+    name = corpora[0].folder.name if len(corpora) == 1 else "mixture"
+    text = sha256_bytes(json.dumps([corpus.sha256 for corpus in corpora]).encode())[:TEXT_DIGITS]
     limit = vocab_limit(config)
-    return data_dir / (f"{name}.{config.kind}" + (f"-{limit}" if limit else ""))
+    tokenizer = f"{config.kind}-{limit}" if limit else config.kind
+    if given is not None:
+        tokenizer = f"{given.kind}-{given.sha256[:8]}"
+    return data_dir / f"{name}.{tokenizer}-{text}"
 
 
 def as_list(corpora: Corpus | Sequence[Corpus]) -> list[Corpus]:
@@ -170,6 +183,17 @@ def open_store(folder: Path, weights: Sequence[int] | None = None, hashes: Hashe
     return TokenStore(folder, manifest, tokenizer, tuple(weights or [1] * len(info.corpora)), splits)
 
 
+def find_store(data_dir: Path, sha256: str, weights: Sequence[int] | None = None) -> TokenStore | None:
+    """The store in `data_dir` whose `sha256` this is, whatever its folder is called; None where there is none, or only
+    a damaged one."""
+    for path in sorted(data_dir.glob(f"*/{MANIFEST}")):
+        with suppress(LmtrainError):
+            manifest = read_manifest(path.parent, FORMAT)
+            if _content_sha256(manifest, weights or ()) == sha256:
+                return open_store(path.parent, weights)
+    return None
+
+
 def _open_split(folder: Path, name: str, info: _SplitInfo, vocab_size: int, hashes: Hashes) -> Split:
     shards = [folder / shard_name(name, number) for number in range(len(info.shards))]
     parts, documents, offset = [], [np.empty(0, np.int64)], 0
@@ -188,7 +212,7 @@ def _open_split(folder: Path, name: str, info: _SplitInfo, vocab_size: int, hash
     if np.any(np.diff(starts, prepend=-1) <= 0):
         raise _out_of_range(folder / name)
     words = info.words + info.lines
-    return Split(Ids(parts), starts, info.tokens, words, info.bytes, tuple(info.corpora))
+    return Split(Ids(parts), starts, info.tokens, words, info.bytes, tuple(info.corpora), info.replaced)
 
 
 def _out_of_range(path: Path) -> LmtrainError:

@@ -16,7 +16,7 @@ from torch import Tensor
 from lmtrain.config.schema import EvalConfig
 from lmtrain.data.order import SampleOrder, batch
 from lmtrain.data.tokens import Split
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.pointer import NEVER
 from lmtrain.system.runtime import autocast
@@ -232,7 +232,7 @@ def adapted(
         if not model.causal:
             raise LmtrainError("--dynamic learns from segments of a text, and a windowed model predicts one token")
         if precision not in ("fp32", "bf16"):
-            raise LmtrainError(f"--dynamic needs gradients, which {precision} has not the range for: use fp32 or bf16")
+            raise UsageError(f"--dynamic needs gradients, which {precision} has not the range for: use fp32 or bf16")
         rms: list[Tensor] = []
         if settings.dynamic_rule == "rms":
             if train is None:

@@ -38,6 +38,8 @@ class Score:
     bytes: float
     context: int
     stride: int
+    unknown_share: float = 0.0
+    """Share of the split's tokens that are `<unk>` in place of another word."""
 
     @property
     def loss(self) -> float:
@@ -55,22 +57,32 @@ class Score:
         return _exp(self.nats / self.words)
 
     @property
-    def bits_per_byte(self) -> float:
-        """Bits per byte of UTF-8 text."""
+    def bits_per_byte(self) -> float | None:
+        """Bits per byte of UTF-8 text; None where `<unk>` stands for words, whose bytes were not predicted."""
+        if self.unknown_share:
+            return None
         return self.nats / math.log(2) / self.bytes
 
+    @property
+    def remark(self) -> str:
+        """What must be known of a perplexity, to be printed behind it."""
+        return f" (<unk> stands for {self.unknown_share:.2%} of the tokens)" if self.unknown_share else ""
+
     def figures(self) -> dict[str, float]:
-        """Every figure under its own name."""
+        """Every figure that there is under its own name."""
+        bits = self.bits_per_byte
         return {
             "word_perplexity": self.word_perplexity,
             "token_perplexity": self.token_perplexity,
-            "bits_per_byte": self.bits_per_byte,
+            **({"bits_per_byte": bits} if bits is not None else {}),
             "loss": self.loss,
         }
 
     def summary(self) -> dict[str, Any]:
-        """The figures and all that they were made from; what is not finite is None, for which JSON has a word."""
+        """The figures and all that they were made from; what is not finite is None, for which JSON has a word, and so
+        are bits per byte where there are none."""
         return {
+            "bits_per_byte": None,
             **{name: value if math.isfinite(value) else None for name, value in self.figures().items()},
             "nats": self.nats if math.isfinite(self.nats) else None,
             "tokens": self.tokens,
@@ -78,6 +90,7 @@ class Score:
             "bytes": self.bytes,
             "context": self.context,
             "stride": self.stride,
+            "unknown_share": self.unknown_share,
         }
 
 
@@ -116,7 +129,8 @@ def evaluate(
     count = split.tokens if limit is None else min(limit, split.tokens)
     if count < 1:
         raise LmtrainError("the split has no tokens: there is nothing to evaluate")
-    stream = np.concatenate([[first_token], split.ids[:count]]).astype(np.int64)
+    ids = split.ids[:count]
+    stream = np.concatenate([np.array([first_token], ids.dtype), ids])
     nats = 0.0
     for group in _groups(_batches(stream, context, stride, batch_size), workers.size):
         # Who has no batch left takes the last one too: a sharded model's passes are made by all processes together.
@@ -129,7 +143,7 @@ def evaluate(
         if advance is not None:
             advance(sum(following.size for _, following in group))
     share = count / split.tokens
-    return Score(nats, count, split.words * share, split.bytes * share, context, stride)
+    return Score(nats, count, split.words * share, split.bytes * share, context, stride, split.replaced / split.tokens)
 
 
 def _batches(stream: np.ndarray, context: int, stride: int, batch_size: int) -> Iterator[Batch]:
@@ -145,7 +159,8 @@ def _batches(stream: np.ndarray, context: int, stride: int, batch_size: int) -> 
         for first in range(0, len(group), batch_size):
             chosen = group[first : first + batch_size]
             places = ends[chosen, None] + np.arange(-lengths[chosen[0]], 1)
-            yield stream[places[:, :-1]], stream[places[:, -counts[chosen[0]] :]]
+            windows = stream[places].astype(np.int64)
+            yield windows[:, :-1], windows[:, -counts[chosen[0]] :]
 
 
 def _groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.data.tokenizer import Tokenizer
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import UsageError
 from lmtrain.generation.beam import beam_search
 from lmtrain.generation.options import Options
 from lmtrain.generation.sampling import Watch, sample
@@ -78,7 +78,7 @@ def complete(
     draw's number, not on the batch. `watch(row, token)` hears of tokens as they are made, except in a beam search.
     `step` is how the model goes on, by default `steps(model)`.
 
-    Raises LmtrainError for banned or favoured words that are no tokens.
+    Raises UsageError for banned or favoured words that are no tokens.
     """
     if not prompts:
         return []
@@ -113,12 +113,12 @@ def complete(
 def rules_of(tokenizer: Tokenizer, options: Options, stops: Stops) -> Rules:
     """What the search has to keep to.
 
-    Raises LmtrainError where it leaves no word, or names a word that is no token, and ValueError for numbers out of
+    Raises UsageError where it leaves no word, or names a word that is no token, and ValueError for numbers out of
     their range.
     """
     banned = banned_ids(tokenizer, options.ban, options.allow_unknown)
     if len(banned | (stops.end_ids if options.min_tokens > 1 else set())) >= tokenizer.vocab_size:
-        raise LmtrainError("every word of the vocabulary is banned: leave out some --ban, or give --allow-unk")
+        raise UsageError("every word of the vocabulary is banned: leave out some --ban, or give --allow-unk")
     return Rules(
         max_tokens=options.max_tokens,
         min_tokens=options.min_tokens,

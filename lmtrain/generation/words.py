@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 
 from lmtrain.data.tokenizer import Tokenizer
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import UsageError
 
 
 def unseen_words(tokenizer: Tokenizer, prompt: str) -> list[str]:
@@ -28,7 +28,7 @@ def bias_of_ids(tokenizer: Tokenizer, bias: Iterable[tuple[str, float]]) -> dict
     numbers: dict[int, float] = {}
     for word, number in bias:
         if not math.isfinite(number):
-            raise LmtrainError(f"--bias {word}={number} is no finite number: use --ban {word} to exclude a word")
+            raise UsageError(f"--bias {word}={number} is no finite number: use --ban {word} to exclude a word")
         numbers |= dict.fromkeys(_ids(tokenizer, word, "--bias"), number)
     return numbers
 
@@ -36,23 +36,21 @@ def bias_of_ids(tokenizer: Tokenizer, bias: Iterable[tuple[str, float]]) -> dict
 def _ids(tokenizer: Tokenizer, word: str, option: str) -> list[int]:
     """The token or tokens that are `word` and nothing else: in bpe with a space before it, and without.
 
-    Raises LmtrainError where there is none.
+    Raises UsageError where there is none.
     """
     if not word:
-        raise LmtrainError(f"{option} is empty: give it a word, or leave it out")
+        raise UsageError(f"{option} is empty: give it a word, or leave it out")
     if tokenizer.kind == "word":
         ids = tokenizer.encode(word)
         if len(ids) != 1:
-            raise LmtrainError(f"{option} {word!r} is {len(ids)} words: give it once for each word")
+            raise UsageError(f"{option} {word!r} is {len(ids)} words: give it once for each word")
         if ids[0] == tokenizer.unk_id and word != "<unk>":
-            raise LmtrainError(
-                f"{option} {word!r} is not in the vocabulary, so the model can't produce it: leave it out"
-            )
+            raise UsageError(f"{option} {word!r} is not in the vocabulary, so the model can't produce it: leave it out")
         return ids
     spellings = [tokenizer.encode(text) for text in {word, f" {word}"}]
     if found := [ids[0] for ids in spellings if len(ids) == 1]:
         return found
-    raise LmtrainError(
+    raise UsageError(
         f"{option} {word!r} is {min(map(len, spellings))} tokens of this {tokenizer.kind} vocabulary, and only "
         "what is one token can be banned or favoured: leave it out"
     )

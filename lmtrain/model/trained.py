@@ -21,6 +21,10 @@ from lmtrain.storage import checkpoint
 from lmtrain.storage.tensor_files import Stored
 from lmtrain.system.runtime import choose_device, choose_precision, lacks_to_compile
 
+Note = Callable[[str], None]
+
+_GROUPS = ("model", "ema")
+
 
 @dataclass(frozen=True)
 class TrainedWeights:
@@ -51,15 +55,20 @@ class Trained:
     """How the model goes on in a text; `model.step`, or a quicker form of it."""
 
 
-def trained_weights(run_dir: Path, which: str, weights: str) -> TrainedWeights:
+def trained_weights(run_dir: Path, which: str | None, weights: str, note: Note = lambda _: None) -> TrainedWeights:
     """The checkpoint `which` (`best`, `last` or a step) with its `ema` or `raw` weights (`auto`: ema if kept).
 
-    Raises LmtrainError when the checkpoint is damaged, has no such weights, or belongs to another tokenizer.
+    None is the best one that is not damaged; a note says where another one may be better.
+    Raises LmtrainError when the checkpoint is damaged, has no such weights, or belongs to another tokenizer or model.
     """
     config = checkpoint.run_config(run_dir)
     tokenizer = Tokenizer.load(run_dir / checkpoint.TOKENIZER)
-    folder = checkpoint.choose(run_dir, which)
-    loaded = checkpoint.load(folder, groups=("model", "ema"))
+    if which is None:
+        loaded = checkpoint.load_best(run_dir, _GROUPS, note)
+    else:
+        loaded = checkpoint.load(checkpoint.choose(run_dir, which), _GROUPS)
+    folder = loaded.folder
+    checkpoint.check_model(loaded, config.model)
     if weights == "ema" and "ema" not in loaded.tensors:
         raise LmtrainError(f"{folder} has no averaged weights: use --weights raw, or train with train.ema")
     if loaded.info.get("tokenizer") != tokenizer.sha256:
@@ -87,9 +96,11 @@ def built(found: TrainedWeights, device: torch.device) -> Trained:
     )
 
 
-def load_trained(run_dir: Path, which: str, weights: str, device: torch.device) -> Trained:
+def load_trained(
+    run_dir: Path, which: str | None, weights: str, device: torch.device, note: Note = lambda _: None
+) -> Trained:
     """The model of the checkpoint that `trained_weights` finds, and raises as it does."""
-    return built(trained_weights(run_dir, which, weights), device)
+    return built(trained_weights(run_dir, which, weights, note), device)
 
 
 def _wanted(config: ModelConfig, vocab_size: int) -> dict[str, Parameter]:
@@ -122,7 +133,9 @@ def ready_to_generate(trained: Trained, precision: str, *, compiled: bool) -> Tr
     return replace(trained, take_step=steps(trained.model, compiled=compiled))
 
 
-def open_trained(run: Path | None, which: str, weights: str, device: str) -> Trained:
+def open_trained(
+    run: Path | None, which: str | None, weights: str, device: str, note: Note = lambda _: None
+) -> Trained:
     """The run in the folder `run`, by default the latest one where runs are kept, on the device of that name."""
     run_dir = checkpoint.find_run(run, load(None, [], environment_of("run.dir")).run.dir)
-    return load_trained(run_dir, which, weights, choose_device(device))
+    return load_trained(run_dir, which, weights, choose_device(device), note)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, library
+from torch.autograd.function import once_differentiable
 
 Chunk = int | Literal["auto"] | None
 """Rows whose logits exist at once; None = all of them; `auto` = see `rows_at_once`."""
@@ -42,6 +43,8 @@ def target_nats(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Te
     dtype = product_type(hidden)
     if dtype == torch.float16:  # in which a row's errors, as large as its most likely class makes them, would end
         return F.cross_entropy(_logits(hidden, weight, bias), targets, reduction="none")
+    if not torch.is_grad_enabled():
+        return _likelihoods(hidden.to(dtype), weight.to(dtype), bias, targets)[0]
     nats: Tensor = _CrossEntropy.apply(hidden, weight, bias, targets, dtype)  # type: ignore[no-untyped-call]
     return nats
 
@@ -138,7 +141,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     A row of errors is e^(logit - largest), and at the target that less the row's sum: p and p - 1 but for the sum. What
     the row weighs, upstream / sum, goes into the small side of each product, so that nothing goes over the largest
-    tensor of a step again.
+    tensor of a step again. It has no second derivative.
     """
 
     @staticmethod
@@ -146,12 +149,7 @@ class _CrossEntropy(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, dtype: torch.dtype
     ) -> Tensor:
         narrow = weight.to(dtype)
-        logits = _logits(hidden.to(dtype), narrow, bias)
-        logits.sub_(logits.amax(-1, keepdim=True))
-        target = logits.gather(1, targets.unsqueeze(-1)).squeeze(-1)
-        likelihoods = logits.exp_()
-        sums = likelihoods.sum(-1)
-        nats = sums.log() - target
+        nats, likelihoods, sums = _likelihoods(hidden.to(dtype), narrow, bias, targets)
         errors = likelihoods.to(dtype)
         errors[torch.arange(len(targets), device=targets.device), targets] = (sums * torch.expm1(-nats)).to(dtype)
         ctx.save_for_backward(hidden, narrow, errors, sums)
@@ -159,6 +157,7 @@ class _CrossEntropy(torch.autograd.Function):
         return nats
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         hidden, narrow, errors, sums = ctx.saved_tensors
         of_weight, of_bias = ctx.types
@@ -167,6 +166,16 @@ class _CrossEntropy(torch.autograd.Function):
         grad_weight = (errors.t() @ (hidden * factors).to(errors.dtype)).to(of_weight)
         grad_bias = None if of_bias is None else (factors.t().to(errors.dtype) @ errors).squeeze(0).to(of_bias)
         return grad_hidden, grad_weight, grad_bias, None, None
+
+
+def _likelihoods(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Nats of the targets (N,), e^(logit - largest) of each class (N, V), and the sums of these (N,)."""
+    logits = _logits(x, weight, bias)
+    logits.sub_(logits.amax(-1, keepdim=True))
+    target = logits.gather(1, targets.unsqueeze(-1)).squeeze(-1)
+    likelihoods = logits.exp_()
+    sums = likelihoods.sum(-1)
+    return sums.log() - target, likelihoods, sums
 
 
 _forward = library.custom_op("lmtrain::linear_cross_entropy", forward, mutates_args=())

@@ -1,4 +1,4 @@
-"""Run folders and checkpoints: their one reader and writer. Safetensors and JSON, hashed; nothing is ever unpickled.
+"""Checkpoints in a run folder: their one reader and writer. Safetensors and JSON, hashed; nothing is ever unpickled.
 
 runs/<name>/  config.yaml  tokenizer.json  state.json  metrics.jsonl  tensorboard/
               checkpoints/step-00001000/  manifest.json  model.safetensors  optimizer.safetensors  ema.safetensors
@@ -6,40 +6,47 @@ runs/<name>/  config.yaml  tokenizer.json  state.json  metrics.jsonl  tensorboar
 Where a model is sharded, each process writes the rows that it holds: model-00001-of-00004.safetensors and so on.
 """
 
-import fcntl
 import json
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from lmtrain.config.loader import dump as dump_config
-from lmtrain.config.loader import load as load_config
-from lmtrain.config.schema import Config
-from lmtrain.errors import LmtrainError, SaidElsewhere
+from lmtrain.config.schema import ModelConfig
+from lmtrain.errors import LmtrainError, SaidElsewhere, UnreadableError
 from lmtrain.storage.files import (
-    make_folders,
     new_folder,
+    parse_manifest,
+    read_error,
     read_manifest,
-    recover,
     remove_folder,
     sha256_bytes,
     sha256_file,
-    write_error,
-    write_file,
     writing,
+)
+from lmtrain.storage.run_folder import (
+    CONFIG,
+    METRICS,
+    STATE,
+    TOKENIZER,
+    create_run,
+    find_run,
+    lock,
+    run_config,
+    write_state,
 )
 from lmtrain.storage.tensor_files import Stored, in_rows, open_files, serialize
 from lmtrain.system import disk
 from lmtrain.system.distributed import ALONE, Workers
 
+__all__ = ["CONFIG", "METRICS", "STATE", "TOKENIZER", "create_run", "find_run", "lock", "run_config", "write_state"]
+
 FORMAT = "lmtrain-checkpoint/1"
-CONFIG, TOKENIZER, STATE, METRICS = "config.yaml", "tokenizer.json", "state.json", "metrics.jsonl"
 
 FEW = 4
 """Files that one thread hashes: one process writes no more."""
@@ -60,63 +67,6 @@ class Checkpoint:
     folder: Path
     tensors: dict[str, dict[str, Stored]]
     info: dict[str, Any]
-
-
-def create_run(run_dir: Path, config: Config, tokenizer: Path) -> None:
-    """Make the run's folder with its configuration and its tokenizer, or refresh them in an existing one."""
-    make_folders(run_dir / "checkpoints")
-    write_file(run_dir / CONFIG, dump_config(config))
-    write_file(run_dir / TOKENIZER, tokenizer.read_bytes())
-
-
-def run_config(run_dir: Path) -> Config:
-    """The configuration stored with a run, whatever the environment says."""
-    return load_config(run_dir / CONFIG, environment={})
-
-
-def find_run(path: Path | None, runs_dir: Path) -> Path:
-    """The run at `path`, or the latest in `runs_dir` that has a checkpoint. Raises LmtrainError if there is none."""
-    if path is not None:
-        if not (path / CONFIG).is_file():
-            raise LmtrainError(f"{path} is not a run folder: it has no {CONFIG}")
-        return path
-    runs = [folder.parent.parent for folder in runs_dir.glob("*/checkpoints/step-*") if folder.is_dir()]
-    runs = [run for run in runs if (run / CONFIG).is_file()]
-    if not runs:
-        raise LmtrainError(f"no trained run in {runs_dir}: train one with `lmtrain train`, or name one with --run")
-    return max(runs, key=lambda run: (run / STATE).stat().st_mtime if (run / STATE).exists() else 0.0)
-
-
-def write_state(run_dir: Path, status: str, **details: Any) -> None:
-    """Say in `state.json` how the run stands: running, finished, interrupted or failed."""
-    write_file(run_dir / STATE, json.dumps({"status": status, **details}, indent=2) + "\n")
-
-
-@contextmanager
-def lock(run_dir: Path) -> Iterator[None]:
-    """Keep a second process out of the run, and put in order what one that was killed has left in it.
-
-    The system drops the lock when the process ends, however it ends.
-    """
-    make_folders(run_dir)
-    try:
-        disk.check_regular(run_dir / ".lock")
-        file = (run_dir / ".lock").open("w")
-    except OSError as error:
-        raise write_error(run_dir, error) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LmtrainError(f"{run_dir} is in use by another process: wait for it or set run.name") from None
-        except OSError as error:
-            raise LmtrainError(
-                f"{run_dir} can't be locked against other processes ({error.strerror}): set run.dir to a folder on "
-                "another file system"
-            ) from error
-        recover(run_dir)
-        recover(run_dir / "checkpoints")
-        yield
 
 
 def save(run_dir: Path, step: int, tensors: Tensors, info: dict[str, Any], workers: Workers = ALONE) -> Path:
@@ -205,7 +155,23 @@ def _sha256(file: Path) -> str:
     try:
         return sha256_file(file)
     except OSError as error:
-        raise LmtrainError(f"{file} can't be read: {error.strerror or error}") from error
+        raise read_error(file, error) from error
+
+
+def check_model(found: Checkpoint, model: ModelConfig) -> None:
+    """Raise LmtrainError unless the checkpoint was trained with the fields of `model`, or doesn't say with which.
+
+    A field that came later had its default.
+    """
+    stored, default = found.info.get("model", {}), ModelConfig().model_dump(mode="json")
+    if not isinstance(stored, dict):
+        raise LmtrainError(f"{found.folder} is damaged: its manifest names no model")
+    for name, value in model.model_dump(mode="json").items() if stored else ():
+        if stored.get(name, default[name]) != value:
+            raise LmtrainError(
+                f"{found.folder.parent.parent / CONFIG} has model.{name}={value}, and {found.folder} was trained with "
+                f"{str(stored.get(name, default[name]))[:99]}: put that back"
+            )
 
 
 def check_fit(found: Mapping[str, Tensor | Stored], wanted: Mapping[str, Tensor]) -> None:
@@ -220,53 +186,128 @@ def check_fit(found: Mapping[str, Tensor | Stored], wanted: Mapping[str, Tensor]
 
 def folders(run_dir: Path) -> list[Path]:
     """The run's checkpoint folders, oldest first, verified or not."""
-    found = (run_dir / "checkpoints").glob("step-*")
-    named = [folder for folder in found if folder.is_dir() and _STEP.fullmatch(folder.name.removeprefix("step-"))]
-    return sorted(named, key=_step)
+    return sorted((folder for folder in _listed(run_dir) if _STEP.fullmatch(folder.name[5:])), key=_step)
+
+
+def _listed(run_dir: Path) -> list[Path]:
+    """The folders in the run's that are named as checkpoints are, those that were set aside included."""
+    try:
+        found = [*(run_dir / "checkpoints").iterdir()]
+        return [folder for folder in found if folder.name.startswith("step-") and folder.is_dir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise read_error(run_dir / "checkpoints", error) from error
 
 
 def _step(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def last(run_dir: Path, note: Note, *, hashed: bool = True) -> Checkpoint | None:
-    """The newest good checkpoint; damaged ones are named in a note and set aside as `<name>.damaged`.
+def last(
+    run_dir: Path, note: Note, *, hashed: bool = True, check: Callable[[Checkpoint], None] = lambda _: None
+) -> Checkpoint | None:
+    """The newest good checkpoint; damaged ones are named in a note and set aside as `<name>.damaged`. None = none yet.
 
-    With `hashed` False another process has just done that, and the newest must be good.
+    Before that, `check` may raise LmtrainError. With `hashed` False another process has just done all this, and the
+    newest must be good.
+    Raises LmtrainError where all are damaged, and UnreadableError where one can't be read; then nothing is changed.
     """
+    damaged: list[tuple[Path, LmtrainError]] = []
     for folder in reversed(folders(run_dir)):
         try:
-            return load(folder, hashed=hashed)
+            found = load(folder, hashed=hashed)
         except LmtrainError as error:
-            if not hashed:
+            if not hashed or isinstance(error, UnreadableError):
                 raise
-            names = (folder.with_name(f"{folder.name}.damaged{number}") for number in ["", *range(2, 1000)])
-            aside = next(name for name in names if not name.exists())
-            with writing(folder):
-                disk.rename(folder, aside)
-            note(f"{error}; it was set aside as {aside.name}, and the checkpoint before it is used")
+            damaged.append((folder, error))
+            continue
+        check(found)
+        for bad, reason in damaged:
+            _set_aside(bad, reason, note)
+        return found
+    if lost := sorted(folder.name for folder in _listed(run_dir)):
+        why = f" ({damaged[0][1]})" if damaged else ""
+        raise LmtrainError(
+            f"{run_dir} has no good checkpoint{why}: {', '.join(lost)} can't be resumed from. To start over, delete "
+            "or move this folder, or choose another run.name"
+        )
     return None
 
 
+def _set_aside(folder: Path, error: LmtrainError, note: Note) -> None:
+    names = (folder.with_name(f"{folder.name}.damaged{number}") for number in ["", *range(2, 1000)])
+    aside = next(name for name in names if not name.exists())
+    with writing(folder):
+        disk.rename(folder, aside)
+    note(f"{error}; it was set aside as {aside.name}, and the checkpoint before it is used")
+
+
 def best_folder(run_dir: Path) -> Path | None:
-    """The checkpoint with the lowest score, of equals the first; without scores the newest; None = no checkpoint."""
-    scored = []
-    for folder in folders(run_dir):
+    """The best checkpoint that has all its files; None = there is none."""
+    for folder in best_first(run_dir):
         try:
-            score = read_manifest(folder, FORMAT).get("score")
+            read_manifest(folder, FORMAT)
+        except UnreadableError:
+            raise
         except LmtrainError:
             continue
-        if not isinstance(score, float | int | None):
-            continue
+        return folder
+    return None
+
+
+def best_first(run_dir: Path) -> list[Path]:
+    """The run's checkpoints by score, the lowest first, of equals the oldest; then those without one, newest first.
+
+    One whose manifest is damaged comes before all if it may be the best, and else is left out.
+    """
+    scored, damaged = [], []
+    newest, best_step = -1, None
+    for folder in folders(run_dir):
         step = _step(folder)
-        scored.append((score is None, score or 0.0, step if score is not None else -step, folder))
-    return min(scored)[3] if scored else None
+        try:
+            manifest = parse_manifest(folder, FORMAT)
+        except UnreadableError:
+            raise
+        except LmtrainError:
+            damaged.append(folder)
+            continue
+        counters = manifest.get("counters")
+        newest, best_step = step, counters.get("best_step") if isinstance(counters, dict) else None
+        score = manifest.get("score")
+        if score is None or (isinstance(score, float | int) and math.isfinite(score)):
+            scored.append((score is None, score or 0.0, step if score is not None else -step, folder))
+    unknown = [bad for bad in damaged if best_step is None or _step(bad) > newest or _step(bad) == best_step]
+    return [*reversed(unknown), *(entry[3] for entry in sorted(scored))]
+
+
+def load_best(run_dir: Path, groups: tuple[str, ...], note: Note) -> Checkpoint:
+    """The best good checkpoint; those before it that are damaged are named in a note. Raises LmtrainError if none is.
+
+    Raises UnreadableError where one before it can't be read.
+    """
+    damaged: list[tuple[Path, LmtrainError]] = []
+    for folder in best_first(run_dir):
+        try:
+            found = load(folder, groups)
+        except UnreadableError:
+            raise
+        except LmtrainError as error:
+            damaged.append((folder, error))
+            continue
+        for bad, reason in damaged:
+            note(f"{bad} may be the best checkpoint and is damaged ({reason}): {found.folder.name} is used instead")
+        return found
+    return load(choose(run_dir, "best"), groups)
 
 
 def choose(run_dir: Path, which: str) -> Path:
-    """The folder of the `best` or the `last` checkpoint, or of a step number. Raises LmtrainError if it isn't there."""
+    """The folder of the `best` or the `last` checkpoint, damaged or not, or of a step number.
+
+    Raises LmtrainError if it isn't there.
+    """
     if which == "best":
-        chosen = best_folder(run_dir)
+        chosen = next(iter(best_first(run_dir)), None)
     elif which == "last":
         chosen = next(reversed(folders(run_dir)), None)
     elif _STEP.fullmatch(which):
@@ -282,16 +323,19 @@ def _names(run_dir: Path) -> str:
     return ", ".join(str(_step(folder)) for folder in folders(run_dir)) or "none yet"
 
 
-def prune(run_dir: Path, keep: int) -> None:
+def prune(run_dir: Path, keep: int, good: set[Path] | None = None) -> None:
     """Delete all checkpoints but the newest `keep` good ones and the best.
 
     Good is what can be read and has its hashes: a damaged one neither counts nor, being newer, costs a good one its
-    place. It stays for `last` to set aside.
+    place. It stays for `last` to set aside. What is in `good` is not read again, and what is found to be good is added.
     """
-    best, good = best_folder(run_dir), 0
+    good = set() if good is None else good
+    best, kept = best_folder(run_dir), 0
     for folder in reversed(folders(run_dir)):
-        if good < keep:
-            good += _is_good(folder)
+        if kept < keep:
+            if folder in good or _is_good(folder):
+                good.add(folder)
+                kept += 1
         elif folder != best:
             remove_folder(folder)
 

@@ -4,10 +4,13 @@ A folder (corpus, token store, checkpoint) is written under a temporary name bes
 folder itself are flushed to disk, and only then it is renamed. A reader that finds the folder finds all of it.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import re
+import stat
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,15 +18,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.system import disk
 
 MANIFEST = "manifest.json"
 _SEAL = "sha256"
 _TEMPORARY = ".tmp-"
-_ASIDE = "~old-"
+_ASIDE = "~old"
+_OURS = re.compile(rf"{re.escape(_TEMPORARY)}(.+?)({_ASIDE})?-[0-9a-f]{{8}}", re.DOTALL)
+"""A name that `_temporary` or `_take_place` gave."""
 _BLOCK = 1 << 20
 _LONGEST_NAME = 255
+_NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, None)
+"""What the system says where a file is missing or something else has its name."""
 
 
 def sha256_bytes(*data: bytes | memoryview) -> str:
@@ -83,6 +90,13 @@ def write_error(path: Path, error: OSError) -> LmtrainError:
         f"can't write {path}: {error.strerror or error}. Free some space or choose a folder that you may write to; "
         "what was there before is unharmed"
     )
+
+
+def read_error(path: Path, error: OSError) -> LmtrainError:
+    """The sentence for a read that failed: UnreadableError unless the file is missing or is no file."""
+    if error.errno in _NO_FILE:
+        return LmtrainError(f"{path} can't be read: {error.strerror or error}")
+    return UnreadableError(f"{path} can't be read: {error.strerror}. Make it readable; nothing was changed")
 
 
 @contextmanager
@@ -154,7 +168,7 @@ def _take_place(temporary: Path, path: Path) -> None:
 
     Between the two renames nothing has the name; `recover` gives it back to the folder that stepped aside.
     """
-    older = path.with_name(f"{_TEMPORARY}{path.name}{_ASIDE}{uuid.uuid4().hex[:8]}")
+    older = path.with_name(f"{_TEMPORARY}{path.name}{_ASIDE}-{uuid.uuid4().hex[:8]}")
     replaces = path.exists()
     if replaces:
         disk.rename(path, older)
@@ -173,16 +187,24 @@ def recover(parent: Path) -> None:
     """Put in order what a killed process left in `parent`, where others may be writing folders, but no single files.
 
     Half-written files and folders are deleted; a folder that had stepped aside for one that never came is put back.
+    Nothing else is touched, whatever it is called.
     """
     with alone_in(parent):
         for leftover in sorted(parent.glob(f"{_TEMPORARY}*")):
-            name, aside, _ = leftover.name.removeprefix(_TEMPORARY).rpartition(_ASIDE)
-            if aside and not (parent / name).exists():
-                with writing(parent / name):
-                    disk.rename(leftover, parent / name)
+            name = _OURS.fullmatch(leftover.name)
+            if name is None:
+                continue
+            if name[2] and not (parent / name[1]).exists():
+                with writing(parent / name[1]):
+                    disk.rename(leftover, parent / name[1])
                     disk.sync(parent)
             elif not (leftover.is_dir() and _is_locked(leftover)):
                 disk.remove(leftover)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether `recover` would delete or rename a file or folder of this name."""
+    return _OURS.fullmatch(name) is not None
 
 
 @contextmanager
@@ -220,17 +242,32 @@ def _lock(folder: Path, operation: int) -> int | None:
 def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
     """The manifest of `folder`, which must be of format `kind`; the sizes of its files are checked, not their content.
 
-    The size check is what keeps a memory-mapped reader from a bus error on a truncated file. The manifest's own sha256
-    is checked and taken off; one that was written before manifests had it is taken as it is.
-    Raises LmtrainError when the folder or a file in it is missing, foreign, or of another size.
+    The size check is what keeps a memory-mapped reader from a bus error on a truncated file.
+    Raises LmtrainError when the folder or a file in it is missing, foreign, or of another size, and UnreadableError
+    where the system does not let it be read.
+    """
+    manifest = parse_manifest(folder, kind)
+    for name, entry in manifest["files"].items():
+        if _size(folder / name) != entry["bytes"]:
+            raise LmtrainError(f"{folder / name} is missing or truncated: delete {folder} and make it again")
+    return manifest
+
+
+def parse_manifest(folder: Path, kind: str) -> dict[str, Any]:
+    """The manifest as `read_manifest` has it, whatever has become of the files that it names.
+
+    Its own sha256 is checked and taken off; one that was written before manifests had it is taken as it is.
     """
     try:
-        if not (folder / MANIFEST).is_file():
-            raise LmtrainError(f"{folder} has no {MANIFEST}: it is not a folder that lmtrain wrote")
+        disk.check_regular(folder / MANIFEST)
         manifest = json.loads((folder / MANIFEST).read_bytes())
         seal = manifest.pop(_SEAL, None) if isinstance(manifest, dict) else None
         changed = seal is not None and seal != _content_hash(manifest)
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise LmtrainError(f"{folder} has no {MANIFEST}: it is not a folder that lmtrain wrote") from error
+        raise read_error(folder / MANIFEST, error) from error
+    except (ValueError, RecursionError) as error:
         raise LmtrainError(f"{folder / MANIFEST} can't be read ({error}): delete {folder} and make it again") from error
     if not isinstance(manifest, dict) or manifest.get("format") != kind:
         found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
@@ -241,14 +278,11 @@ def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
         for entry in files.values()
     ):
         raise LmtrainError(f"{folder / MANIFEST} is damaged: delete {folder} and make it again")
-    for name, entry in files.items():
-        file = folder / name
+    for name in files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise LmtrainError(f"{folder / MANIFEST} names {name[:99]!r}, which lies outside of {folder}")
         if not name.isprintable() or len(name) > _LONGEST_NAME:
             raise LmtrainError(f"{folder / MANIFEST} names {name[:99]!r}, which can be no file of lmtrain's")
-        if _size(file) != entry["bytes"]:
-            raise LmtrainError(f"{file} is missing or truncated: delete {folder} and make it again")
     if changed:
         raise LmtrainError(f"{folder / MANIFEST} is damaged or was changed: delete {folder} and make it again")
     return manifest
@@ -262,9 +296,12 @@ def _content_hash(manifest: dict[str, Any]) -> str:
 def _size(file: Path) -> int | None:
     """The size of a regular file; None where there is none, or can be none under such a name."""
     try:
-        return file.stat().st_size if file.is_file() else None
-    except OSError:
-        return None
+        status = file.stat()
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            return None
+        raise read_error(file, error) from error
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def verify(folder: Path, manifest: dict[str, Any], sha256: Callable[[Path], str] = sha256_file) -> None:
@@ -276,6 +313,6 @@ def verify(folder: Path, manifest: dict[str, Any], sha256: Callable[[Path], str]
         try:
             found = sha256(folder / name)
         except OSError as error:
-            raise LmtrainError(f"{folder / name} can't be read: {error.strerror or error}") from error
+            raise read_error(folder / name, error) from error
         if found != entry["sha256"]:
             raise LmtrainError(f"{folder / name} is damaged or was changed: delete {folder} and make it again")

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmtrain.errors import LmtrainError
+from lmtrain.storage.files import read_error
 
 _DTYPES = {
     torch.float64: "F64",
@@ -157,6 +158,6 @@ def _reading(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise LmtrainError(f"{file} can't be read: {error.strerror or error}") from error
+        raise read_error(file, error) from error
     except (SafetensorError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise LmtrainError(f"{file} is not a safetensors file ({error})") from error

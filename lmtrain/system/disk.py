@@ -7,8 +7,10 @@ crash between two of them may leave.
 import errno
 import os
 import shutil
+import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
 def make_folder(path: Path) -> None:
@@ -33,8 +35,23 @@ def sync(path: Path) -> None:
 
 def check_regular(path: Path) -> None:
     """Raise OSError where `path` is a pipe or a device, which may keep who opens it waiting for ever, or a folder."""
-    if path.exists() and not path.is_file():
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is no regular file (move it away)", str(path))
+
+
+def open_in_place(path: Path) -> BinaryIO:
+    """Open a file to change it where it is, or make it. Raises OSError where it is not a regular file, or a link."""
+    check_regular(path)
+    try:
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link (move it away)", str(path)) from error
+        raise
 
 
 def rename(path: Path, target: Path) -> None:

@@ -4,8 +4,11 @@ The first, of rank 0, leads: it alone prints, and writes all but what others hol
 tell each other in numbers of the host goes over gloo; gradients go over NCCL between CUDA devices.
 """
 
+import ctypes
 import math
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +23,8 @@ from lmtrain.errors import LmtrainError, SaidElsewhere
 from lmtrain.system.launcher import leads, started
 from lmtrain.system.runtime import choose_device
 
+PR_SET_PDEATHSIG = 1
+"""From Linux's <sys/prctl.h>."""
 WAIT_SECONDS = 0.1
 LEADER_SECONDS = 5.0
 """How long a process that fails waits for the leader to fail of the same."""
@@ -51,6 +56,14 @@ class Workers:
     def texts(self, text: str) -> list[str]:
         """The text that each process gives, by rank."""
         return [text]
+
+    def from_leader(self, find: Callable[[], str]) -> str:
+        """What `find` gives in the leader, which alone calls it. Raises SaidElsewhere in the others when it fails."""
+        text = ""
+        with self.in_turn():
+            if self.leads:
+                text = find()
+        return self.texts(text)[0]
 
     def apart(self) -> "Workers":
         """The same processes with messages of their own, for a thread beside the one that works."""
@@ -158,6 +171,7 @@ def connected(device: str, timeout_minutes: float) -> Iterator[Workers]:
         return
     from torch.distributed.rendezvous import rendezvous
 
+    _end_with_torchrun()
     kind = choose_device(device).type
     if kind == "cuda":
         _take_device()
@@ -169,6 +183,12 @@ def connected(device: str, timeout_minutes: float) -> Iterator[Workers]:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         yield Group(store, rank, size, timeout)
         dist.destroy_process_group()  # not after an error: it could wait for the others
+
+
+def _end_with_torchrun() -> None:
+    """Let the kernel send SIGTERM when torchrun is killed, after which nobody else would end this process."""
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _of_this_start(store: Any) -> Any:

@@ -166,21 +166,26 @@ class Interrupted(Exception):  # noqa: N818 -- it is no error
     """Raised by `Interrupts.check`."""
 
 
+def _raise_interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 class Interrupts:
     """Asks of the outside world that the run should end: read `name` between steps, `check` inside longer work.
 
-    The first signal only sets `name`; a second Ctrl-C raises KeyboardInterrupt at once. `agree` gives the largest of
+    The first signal only sets `name`; a Ctrl-C after it calls `abort`. `agree` gives the largest of
     the numbers that the processes of a run give it, so that all of them end at one `check`.
     """
 
-    def __init__(self, agree: Callable[[int], int] = int) -> None:
+    def __init__(self, agree: Callable[[int], int] = int, abort: Callable[[], object] = _raise_interrupt) -> None:
         self.name: str | None = None
         self._agree = agree
+        self._abort = abort
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
-        """Note the signal; interrupt at once if Ctrl-C comes again."""
+        """Note the signal; a Ctrl-C that is not the first signal ends the run at once."""
         if self.name is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            self._abort()
         self.name = signal.Signals(number).name
 
     def check(self, _count: int = 0) -> None:
@@ -192,9 +197,11 @@ class Interrupts:
 
 
 @contextmanager
-def interrupts(agree: Callable[[int], int] = int) -> Iterator[Interrupts]:
+def interrupts(
+    agree: Callable[[int], int] = int, abort: Callable[[], object] = _raise_interrupt
+) -> Iterator[Interrupts]:
     """Catch SIGINT, SIGTERM and SIGUSR1 for the length of the block; the former handlers come back after it."""
-    caught = Interrupts(agree)
+    caught = Interrupts(agree, abort)
     numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
     former = {number: signal.signal(number, caught.handle) for number in numbers}
     try:

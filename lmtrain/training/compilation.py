@@ -11,7 +11,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.system.runtime import autocast, lacks_to_compile
 from lmtrain.training.budget import Budget
-from lmtrain.training.costs import blank_batch, training_flops
+from lmtrain.training.costs import blank_batch, step_flops
 from lmtrain.training.teacher import Taught
 
 Forward = Callable[[Tensor, Tensor], Tensor]
@@ -71,8 +71,7 @@ def _is_long(model: LanguageModel | Taught, config: Config, budget: Budget, devi
     work = float("inf")
     if budget.steps is not None:
         learner = model.model if isinstance(model, Taught) else model
-        flops = training_flops(learner, config.model) * config.train.batch_size
-        work = budget.steps * flops / ASSUMED_FLOPS[device.type]
+        work = budget.steps * step_flops(learner, config) / ASSUMED_FLOPS[device.type]
     return min(work, budget.seconds or float("inf")) > PAYS_AFTER_SECONDS
 
 

@@ -1,16 +1,17 @@
 """What training costs: operations, memory, tokens; for `train --dry-run` and for the share of the machine's peak."""
 
-from dataclasses import replace
+from collections import Counter
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.order import sample_order
 from lmtrain.data.tokens import TokenStore
-from lmtrain.model.encoder import mask_pattern
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.output_loss import rows_at_once
 from lmtrain.storage.checkpoint import run_config
@@ -23,43 +24,45 @@ TAUGHT_AT_ONCE = 3
 """Arrays as large as the logits that learning from a teacher makes at one time, beside those that are kept."""
 
 
-def training_flops(model: LanguageModel, config: ModelConfig) -> float:
-    """Floating-point operations of a training step per window: 6 per matrix weight and token, 12 d per key of a query.
+def step_flops(model: LanguageModel, config: Config) -> float:
+    """Floating-point operations of the matrix products of a training step, two per multiplication and addition.
 
-    The embedding look-up is free; the output layer counts once, an adaptive one with the logits that a target takes on
-    average, by the shares that its module knows. Causal attention is not halved (Chowdhery et al. 2022,
-    appendix B), and neither is the pointer of a model that copies. A windowed model uses its output layer once per
-    window.
+    Counted are the forward and the backward pass of the model over the text of a batch, in the form that a CPU
+    computes: in long rows whole blocks of keys that a pattern forbids, such as a causal one, are left out. Not counted
+    is what is no product of matrices, what the optimizer does, what is computed again to save memory, and the passes of
+    a teacher and of scheduled sampling. A tail of an adaptive output counts by the share of the targets that its module
+    knows.
     """
-    logits = model.vocab_size if model.adaptive is None else model.adaptive.logits_per_target
-    output = logits * (config.embed_dim or config.dim)
-    matrices = sum(
-        parameter.numel()
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name not in ("output", "adaptive.clusters")
-        for parameter in module.parameters(recurse=False)
-        if parameter.ndim == 2
-    )
-    keys = sum(_keys_per_query(config, kind) for kind in config.layer_attention)
-    if config.copy:
-        keys += config.context / (1 if config.mode == "causal" else config.context)
-    body = 6.0 * config.context * matrices + 12.0 * config.context * keys * config.dim
-    return body + 6.0 * output * (1 if config.mode == "windowed" else config.context)
+    rows = config.train.micro_batch or config.train.batch_size
+    flops = float(_products(config.model, model.vocab_size, rows))
+    if model.adaptive is not None:
+        answers = rows * (1 if config.model.mode == "windowed" else config.model.context)
+        in_tails = model.adaptive.logits_per_target - model.adaptive.classes
+        flops += 6.0 * answers * in_tails * (config.model.embed_dim or config.model.dim)
+    return flops * config.train.batch_size / rows
 
 
-def _keys_per_query(config: ModelConfig, kind: str) -> float:
-    """How many keys a layer's attention costs per query; what isn't attention over keys is converted to them."""
-    if kind == "linear":
-        return config.dim / config.heads  # a state of d_head x d_head is updated and read
-    if kind == "compressed":
-        return config.context / config.compression + config.compression
-    if kind == "linformer":
-        return 2.0 * config.projected_length  # made, and looked at
-    if kind == "induced":
-        return 2.0 * config.inducing_points  # look, and are looked at
-    pattern = replace(mask_pattern(config, kind), causal=False)
-    queries = torch.linspace(0, config.context - 1, min(config.context, 256)).long().unsqueeze(-1)
-    return float(pattern(queries, torch.arange(config.context)).sum(-1).double().mean())
+@lru_cache
+def _products(config: ModelConfig, vocab_size: int, rows: int) -> int:
+    """Of one micro-batch. Layers of a kind are alike, so one of each is counted, and training begins sooner."""
+    kinds = Counter(config.layer_attention)
+    outside = _counted(config.model_copy(update={"layers": 0, "attention": "full"}), vocab_size, rows)
+    layers = {
+        kind: _counted(config.model_copy(update={"layers": 1, "attention": kind}), vocab_size, rows) - outside
+        for kind in kinds
+    }
+    return outside + sum(count * layers[kind] for kind, count in kinds.items())
+
+
+def _counted(config: ModelConfig, vocab_size: int, rows: int) -> int:
+    """What torch counts of both passes on fake tensors; an adaptive output's tails are operators that it can't."""
+    with FakeTensorMode(), FlopCounterMode(display=False) as counter:
+        model = LanguageModel(config, vocab_size)
+        model.loss_chunk = None
+        tokens = torch.zeros(rows, config.context, dtype=torch.int64)
+        model(tokens, tokens[:, 0] if config.mode == "windowed" else tokens).sum().backward()
+    flops: int = counter.get_total_flops()
+    return flops
 
 
 def blank_batch(config: Config, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -152,6 +155,6 @@ def costs(config: Config, store: TokenStore) -> dict[str, Any]:
         "windows_per_epoch": samples,
         "steps_per_epoch": samples / config.train.batch_size,
         **({"steps": steps} if steps is not None else {}),
-        "flops_per_step": config.train.batch_size * training_flops(model, config.model),
+        "flops_per_step": step_flops(model, config),
         "memory_bytes": memory | {"total": sum(memory.values())},
     }

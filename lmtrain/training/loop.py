@@ -38,7 +38,7 @@ from lmtrain.training.noise import noisy
 from lmtrain.training.optim import learning_rate, update_ema
 from lmtrain.training.other_runs import begin_with
 from lmtrain.training.parallel import check_agreement, check_shared, share_batch, whole
-from lmtrain.training.saving import Saver
+from lmtrain.training.saving import Saver, abort
 from lmtrain.training.state import Counters, Past, Training, check_same_run, past, prepare, restore, snapshot
 from lmtrain.training.validation import evaluate_and_show, final_score
 
@@ -79,17 +79,19 @@ def fit(
     Several `workers` all call this, and the outcome of the leader is that of all.
     Raises LmtrainError when the folder belongs to another configuration or to other data, and when training diverges.
     """
+
+    def check(found: checkpoint.Checkpoint) -> None:
+        if not resume:
+            raise LmtrainError(f"{run_dir} holds a run already: choose another run.name, or leave --resume at auto")
+        check_same_run(config, store, run_dir, found)
+
     shared = share_batch(config, workers)
     check_agreement(config, store, workers)
     with enough_memory(MEMORY_REMEDY), ExitStack() as held:
         with workers.in_turn():
             if workers.leads:
                 held.enter_context(checkpoint.lock(run_dir))
-            found = checkpoint.last(run_dir, note, hashed=workers.leads)  # in whose turn the hashes are compared
-            if found is not None and not resume:
-                raise LmtrainError(f"{run_dir} holds a run already: choose another run.name, or leave --resume at auto")
-            if found is not None:
-                check_same_run(config, store, run_dir, found)
+            found = checkpoint.last(run_dir, note, hashed=workers.leads, check=check)  # the leader compares the hashes
         before = past(found) if found is not None else None
         workers.agree(0)  # on the time, which downloading and tokenizing have taken none of
         clock = Clock(before.seconds if before is not None else 0.0, workers.time)
@@ -99,9 +101,9 @@ def fit(
             restore(training, found)
             del found  # it would keep its files on the disk when they are pruned
             note(f"resuming {run_dir} from step {training.counters.step:,}")
-            _note_what_rounds_otherwise(before, workers, note)
+            _note_what_rounds_otherwise(before, training, note)
         elif (base := config.train.init_from) is not None:
-            step = begin_with(base, shared, store, training.model, training.ema)
+            step = begin_with(base, shared, store, training.model, training.ema, workers)
             note(f"beginning with the weights of {base} at step {step:,}")
         with workers.in_turn():
             if workers.leads:
@@ -126,7 +128,10 @@ def fit(
         )
         outcome: Outcome | None = None
         try:
-            with interrupts(workers.agree) as asked, Saver(run_dir, config.train.keep, workers) as saver:
+            with (
+                interrupts(workers.agree, lambda: abort(run_dir, workers)) as asked,
+                Saver(run_dir, config.train.keep, workers) as saver,
+            ):
                 monitor.state("running", step=training.counters.step)
                 outcome = _run(training, store, run_dir, budget, clock, monitor, asked, saver)
         finally:
@@ -139,9 +144,11 @@ def fit(
         return outcome
 
 
-def _note_what_rounds_otherwise(before: Past, workers: Workers, note: Note) -> None:
+def _note_what_rounds_otherwise(before: Past, training: Training, note: Note) -> None:
     """Say what keeps a resumed run from repeating an uninterrupted one to the last bit."""
-    threads = torch.get_num_threads()
+    threads, workers = torch.get_num_threads(), training.parallel.workers
+    if before.precision not in (None, training.precision):
+        note(f"{training.precision} instead of {before.precision}: train.precision=auto is another one on this machine")
     if before.threads != threads:
         note(f"{threads} CPU threads instead of {before.threads}: the run is not repeated bit for bit")
     if before.processes != workers.size:
@@ -154,8 +161,7 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
     The loss is the sum of nats over the count of all targets in the step, however many micro-batches they come in, and
     whichever processes these go to.
     `sampling` is the share of input tokens that the model's own predictions take the place of.
-    A step whose gradient is not finite leaves the weights and the optimizer as they are, and so does one that `Spikes`
-    judges to be one.
+    A step whose gradient is not finite leaves the weights, their average and the optimizer as they are.
     """
     config, model = training.config.train, training.model
     step, micro_batch = training.counters.step, config.micro_batch or config.batch_size
@@ -190,8 +196,6 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
         training.scaler.unscale_(training.optimizer)
         norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or math.inf))
         skipped = ~torch.isfinite(norm)
-        if training.spikes is not None and config.spike_sigmas is not None:
-            skipped = skipped | training.spikes.judge(total, norm, config.spike_sigmas)
     with training.part("optimizer"):
         if training.scaler.is_enabled():
             training.scaler.step(training.optimizer)
@@ -202,9 +206,12 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
             training.optimizer.step()
         training.optimizer.zero_grad(set_to_none=True)
         if training.ema is not None and config.ema is not None:
-            update_ema(training.ema, model, config.ema, step)
+            update_ema(training.ema, model, config.ema, step, skipped)
     training.counters.step += 1
     training.skipped += skipped
+    training.in_a_row.add_(1).mul_(skipped)
+    figures = torch.stack((total, norm, torch.ones_like(total))).double()
+    training.window += torch.where(skipped | ~torch.isfinite(total), 0.0, figures)
     return StepResult(total, norm, skipped)
 
 
@@ -242,8 +249,8 @@ def _run(
         return Outcome("interrupted", counters.step, clock.read() / 60, None, counters.best_step)
 
     def evaluate() -> None:
-        save(evaluate_and_show(training, store, monitor, asked))
-        window.restart()
+        with window.paused():
+            save(evaluate_and_show(training, store, monitor, asked))
 
     try:
         if counters.step and counters.step % every == 0 and counters.evaluated != counters.step:
@@ -252,7 +259,8 @@ def _run(
             config.patience, counters
         ):
             lr = learning_rate(config, progress)
-            window.add(train_step(training, lr, config.scheduled_sampling * progress))
+            train_step(training, lr, config.scheduled_sampling * progress)
+            window.count()
             saver.check()
             progress = budget.progress(counters.step, clock.read())
             monitor.advance(counters.step, progress)
@@ -268,10 +276,9 @@ def _run(
             evaluate()
         saver.wait()
         minutes = clock.read() / 60
-        score = final_score(training, store, run_dir, monitor, asked)
+        score, best_step = final_score(training, store, run_dir, monitor, asked)
     except Interrupted:
         return interrupted()
-    best_step = training.counters.best_step  # of the checkpoint that was scored
     monitor.state("finished", step=counters.step, minutes=minutes, best_step=best_step, valid=score.summary())
     status = "stopped early" if _exhausted(config.patience, counters) else "finished"
     return Outcome(status, counters.step, minutes, score, best_step)

@@ -21,6 +21,7 @@ from lmtrain.generation.picture import heatmap
 from lmtrain.storage.checkpoint import write_state
 from lmtrain.storage.files import write_error
 from lmtrain.system import disk
+from lmtrain.system.escapes import escaped
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -106,11 +107,11 @@ class Monitor:
             self._last_line = self._clock()
             self.note("  ".join([f"{self._position()} ({self._progress:.0%})", *shown, f"ETA {self._time_left()}"]))
 
-    def evaluation(self, step: int, metrics: dict[str, float]) -> None:
-        """Log an evaluation, and write it to stderr as a line."""
+    def evaluation(self, step: int, metrics: dict[str, float], remark: str = "") -> None:
+        """Log an evaluation, and write it to stderr as a line that ends in `remark`."""
         self._record(step, "valid", metrics)
         shown = [f"{name.replace('_', ' ')} {_readable(value)}" for name, value in metrics.items()]
-        self.note("  ".join([f"step {step:,} valid:", *shown]))
+        self.note("  ".join([f"step {step:,} valid:", *shown]) + remark)
 
     def text(self, step: int, title: str, text: str) -> None:
         """Show `text` in TensorBoard as it stands, whatever it contains."""
@@ -124,7 +125,7 @@ class Monitor:
 
     def note(self, message: str) -> None:
         """Write a line to stderr, above the bar where there is one."""
-        tqdm.write(message, file=self._stderr)
+        tqdm.write(escaped(message), file=self._stderr)
         self._stderr.flush()
 
     def state(self, status: str, **details: Any) -> None:
@@ -211,9 +212,7 @@ def _open_metrics(path: Path, length: int) -> BinaryIO:
     """Open `path` to write after its first `length` bytes, or after its last whole line where it is shorter."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        disk.check_regular(path)
-        path.touch()
-        file = path.open("r+b")
+        file = disk.open_in_place(path)
         kept = file.read(length)
         file.truncate(kept.rfind(b"\n") + 1)
         file.seek(0, os.SEEK_END)

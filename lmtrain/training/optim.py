@@ -10,7 +10,7 @@ from lmtrain.config.schema import TrainConfig
 from lmtrain.storage.tensor_files import Stored
 from lmtrain.system.runtime import choose_precision
 from lmtrain.training.muon import Muon, hidden_matrices
-from lmtrain.training.parallel import placed
+from lmtrain.training.parallel import held, placed
 
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 MUON_STATE = ("momentum_buffer",)
@@ -121,8 +121,12 @@ def _expected_state(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[str,
 
 
 @torch.no_grad()
-def update_ema(ema: dict[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
-    """Move the averaged weights towards the model's by 1 - decay; early on faster, so that the start is forgotten."""
-    rate = min(decay, (1 + step) / (10 + step))
+def update_ema(ema: dict[str, Tensor], model: nn.Module, decay: float, step: int, skipped: Tensor) -> None:
+    """Move the averaged weights towards the model's by 1 - decay; early on faster, so that the start is forgotten.
+
+    Where `skipped`, () bool, they stay as they are, and no host waits for the answer.
+    """
+    rate = (1.0 - min(decay, (1 + step) / (10 + step))) * ~skipped
     parameters = dict(model.named_parameters())
-    torch._foreach_lerp_(list(ema.values()), [parameters[name].detach() for name in ema], 1.0 - rate)
+    for name, value in ema.items():
+        held(value).lerp_(held(parameters[name].detach()), rate)

@@ -188,10 +188,15 @@ def local_rows(tensor: Tensor) -> tuple[slice, Tensor]:
     """Which rows of a sharded tensor this process holds, and these rows: as `torch.chunk` would part them."""
     sharded: Any = tensor.detach()
     assert [placement.is_shard(0) for placement in sharded.placements] == [True]
-    held: Tensor = sharded.to_local()
+    rows = held(sharded)
     count, mesh = len(tensor), sharded.device_mesh
     first = min(count, mesh.get_local_rank() * -(-count // mesh.size()))
-    return slice(first, first + len(held)), held
+    return slice(first, first + len(rows)), rows
+
+
+def held(tensor: Tensor) -> Tensor:
+    """Of a sharded tensor the rows that this process holds, else all of it: the tensor's own memory."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def placed(source: Tensor | Stored, like: Tensor) -> Tensor:

@@ -17,8 +17,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.storage.files import make_folders, write_file, writing
+from lmtrain.system import disk
 from lmtrain.system.runtime import enough_memory, machine, peak_flops, set_threads, synchronize
-from lmtrain.training.costs import training_flops
+from lmtrain.training.costs import step_flops
 from lmtrain.training.loop import MEMORY_REMEDY, train_step
 from lmtrain.training.optim import learning_rate
 from lmtrain.training.state import Part, Training, prepare
@@ -54,7 +55,7 @@ def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -
         whole, parts = _timed(training)
         operators = _traced(training, trace)
     tokens = config.train.batch_size * training.targets_per_sample
-    flops = config.train.batch_size * training_flops(training.model, config.model)
+    flops = step_flops(training.model, config)
     result = {
         "trace": str(trace),
         "steps": STEPS,
@@ -157,6 +158,7 @@ def _traced(training: Training, path: Path) -> list[dict[str, Any]]:
                 _step(training)
         synchronize(training.device)
     with writing(path):
+        disk.remove(path)  # which may be a link to a file elsewhere
         profiler.export_chrome_trace(str(path))
     rows = [
         (float(event.self_device_time_total if cuda else event.self_cpu_time_total) / 1e6, event)

@@ -1,10 +1,12 @@
 """Checkpoints written behind the loop's back: the loop waits for the copy of its tensors, and no longer."""
 
+import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint
 from lmtrain.storage.tensor_files import in_rows, rows_name
 from lmtrain.system.distributed import ALONE, Workers
+from lmtrain.system.signals import INTERRUPTED, end_at_once
 from lmtrain.training.parallel import is_sharded, local_rows
 
 
@@ -27,6 +30,7 @@ class Saver:
     def __init__(self, run_dir: Path, keep: int, workers: Workers = ALONE) -> None:
         self._run_dir = run_dir
         self._keep = keep
+        self._good: set[Path] = set()  # checkpoints that this process has written, or has compared with their hashes
         self._workers = workers.apart()  # the loop's messages come and go meanwhile
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -71,9 +75,22 @@ class Saver:
                         f"step {step}: {group} tensor {name} is not finite, so this checkpoint was not written; "
                         "the one before it is good: lower train.lr or raise train.warmup"
                     )
-        checkpoint.save(self._run_dir, step, tensors, info, workers)
+        self._good.add(checkpoint.save(self._run_dir, step, tensors, info, workers))
         if workers.leads:
-            checkpoint.prune(self._run_dir, self._keep)
+            checkpoint.prune(self._run_dir, self._keep, self._good)
+
+
+def abort(run_dir: Path, workers: Workers) -> NoReturn:
+    """Exit at once, with the newest checkpoint on the disk as the run's last; the leader says so, and in state.json."""
+    steps = [int(folder.name.removeprefix("step-")) for folder in checkpoint.folders(run_dir)]
+    if not workers.leads:
+        os._exit(INTERRUPTED)
+    with suppress(LmtrainError):
+        checkpoint.write_state(run_dir, "interrupted", step=steps[-1] if steps else 0, signal="SIGINT")
+    kept = "no checkpoint has been saved yet"
+    if steps:
+        kept = f"the checkpoint of step {steps[-1]:,} is good, and the same command resumes from it"
+    end_at_once(f"interrupted again, so ended at once: {kept}")
 
 
 def _copies(named: Mapping[str, Tensor], leads: bool) -> dict[str, Tensor]:

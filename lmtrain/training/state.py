@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,14 +20,14 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage import checkpoint
+from lmtrain.storage.tensor_files import Stored
 from lmtrain.system.distributed import ALONE, Workers
 from lmtrain.system.runtime import choose_device, choose_precision, machine
 from lmtrain.training.budget import make_budget
 from lmtrain.training.compilation import Forward, compiled_forward
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from lmtrain.training.other_runs import load_teacher
-from lmtrain.training.parallel import Parallel, choose_kind, copy_all, distribute
-from lmtrain.training.spikes import Spikes
+from lmtrain.training.parallel import Parallel, choose_kind, copy_all, distribute, placed
 from lmtrain.training.teacher import Taught
 
 Note = Callable[[str], None]
@@ -52,6 +52,10 @@ class Counters:
     """The scaler of fp16, as it was when this was saved."""
     skipped: Count = 0
     """Steps that changed nothing, as `Training` had counted them when this was saved."""
+    in_a_row: Count = 0
+    """How many of them were the last ones."""
+    window: tuple[Finite, Finite, Count] = (0.0, 0.0, 0)
+    """`Training.window` when this was saved."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Past:
     teacher: str | None = None
     prepared: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Seconds of them before the first step."""
+    precision: str | None = None
 
 
 def past(found: checkpoint.Checkpoint) -> Past:
@@ -102,7 +107,11 @@ class Training:
     precision: str
     skipped: Tensor
     """Steps that changed nothing, () int64, left on the device."""
-    spikes: Spikes | None = None
+    in_a_row: Tensor
+    """How many of them were the last ones, likewise."""
+    window: Tensor
+    """Of the steps since the last logged point that changed something: the sums of the loss and of the gradient's norm,
+    and their number, (3,) float64, likewise."""
     counters: Counters = field(default_factory=Counters)
     part: Part = _unwatched
     """Entered around each part of a step."""
@@ -120,8 +129,6 @@ def prepare(config: Config, store: TokenStore, note: Note, workers: Workers = AL
     """The model at its initial weights, its optimizer, and the order of samples."""
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
-    if config.train.spike_sigmas is not None and precision == "fp16":
-        raise LmtrainError("train.spike_sigmas needs train.precision=bf16 or fp32: fp16 skips steps by its own scale")
     split = store.split("train")
     ids = split.ids
     order = sample_order(split.corpora, store.weights, config.model.context, config.model.mode, config.run.seed)
@@ -142,7 +149,7 @@ def prepare(config: Config, store: TokenStore, note: Note, workers: Workers = AL
     learner: LanguageModel | Taught = model
     teacher = None
     if config.train.teacher is not None:
-        taught_by, teacher = load_teacher(config.train.teacher, config, store, device)
+        taught_by, teacher = load_teacher(config.train.teacher, config, store, device, workers)
         learner = Taught(model, taught_by, config.train.teacher_weight)
     forward: Forward = learner
     if kind == "alone" or (kind == "ddp" and (device.type == "cuda" or config.train.compile is True)):
@@ -161,7 +168,8 @@ def prepare(config: Config, store: TokenStore, note: Note, workers: Workers = AL
         device,
         precision,
         torch.zeros((), dtype=torch.int64, device=device),
-        Spikes.none(device) if config.train.spike_sigmas else None,
+        torch.zeros((), dtype=torch.int64, device=device),
+        torch.zeros(3, dtype=torch.float64, device=device),
         parallel=parallel,
         teacher=teacher,
     )
@@ -177,10 +185,13 @@ def snapshot(
     }
     if training.ema is not None:
         tensors["ema"] = training.ema
-    if training.spikes is not None:
-        tensors["spikes"] = vars(training.spikes)
+    loss, norm, steps = training.window.tolist()
     counters = dataclasses.replace(
-        training.counters, scaler=training.scaler.state_dict(), skipped=int(training.skipped)
+        training.counters,
+        scaler=training.scaler.state_dict(),
+        skipped=int(training.skipped),
+        in_a_row=int(training.in_a_row),
+        window=(loss, norm, int(steps)),
     )
     return tensors, {
         "counters": dataclasses.asdict(counters),
@@ -193,6 +204,7 @@ def snapshot(
         "processes": training.parallel.workers.size,
         "teacher": training.teacher,
         "machine": machine(training.device),
+        "model": training.config.model.model_dump(mode="json"),
     }
 
 
@@ -212,11 +224,12 @@ def restore(training: Training, found: checkpoint.Checkpoint) -> None:
     try:
         copy_all(found.tensors["model"], dict(training.model.named_parameters()))
         load_optimizer_tensors(training.model, training.optimizer, found.tensors.get("optimizer", {}))
-        for group, mine in (("ema", training.ema), ("spikes", vars(training.spikes) if training.spikes else None)):
-            if mine is not None:
-                copy_all(found.tensors.get(group, {}), mine)
+        if training.ema is not None:
+            copy_all(found.tensors.get("ema", {}), training.ema)
         training.scaler.load_state_dict(counters.scaler)
         training.skipped.fill_(counters.skipped)
+        training.in_a_row.fill_(counters.in_a_row)
+        training.window.copy_(torch.tensor(counters.window, dtype=torch.float64))
     except (RuntimeError, KeyError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[-1].strip()
         raise LmtrainError(f"{found.folder} does not fit this model: {reason}") from error
@@ -231,6 +244,7 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: chec
             f"{run_dir} was started with another configuration ({'; '.join(changed)}): "
             "choose another run.name, or give the old values"
         )
+    checkpoint.check_model(found, config.model)
     before = past(found)
     for what, then, now in (
         ("tokenizer", before.tokenizer, store.tokenizer.sha256),
@@ -240,18 +254,23 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: chec
             raise LmtrainError(f"the {what} is not the one that {run_dir} was trained on: choose another run.name")
 
 
-@contextmanager
-def averaged_weights(training: Training) -> Iterator[None]:
+def averaged_weights(training: Training) -> AbstractContextManager[None]:
     """The model with its averaged weights for the length of the block, where there are any."""
-    if training.ema is None:
+    return other_weights(training.model, training.ema)
+
+
+@contextmanager
+def other_weights(model: LanguageModel, weights: Mapping[str, Tensor | Stored] | None) -> Iterator[None]:
+    """The model with these weights for the length of the block; None = its own."""
+    if weights is None:
         yield
         return
-    parameters = dict(training.model.named_parameters())
+    parameters = dict(model.named_parameters())
     raw = {name: value.detach().clone() for name, value in parameters.items()}
     try:
         with torch.no_grad():
-            for name, value in training.ema.items():
-                parameters[name].copy_(value)
+            for name, value in weights.items():
+                parameters[name].copy_(placed(value, parameters[name]) if isinstance(value, Stored) else value)
         yield
     finally:
         with torch.no_grad():

@@ -1,15 +1,20 @@
 """The five commands as a user types them, and every mistake that a user can make with them."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import typer
+import yaml
 
+from lmtrain.cli import app as cli
 from tests.conftest import TINY, Lmtrain
 
 
@@ -118,18 +123,36 @@ def test_a_text_is_scored_as_the_split_that_it_was_by_the_run_alone(lmtrain: Lmt
     assert found == plain
 
 
-def test_a_text_of_unknown_words_gets_a_note(lmtrain: Lmtrain, workdir: Path) -> None:
+def test_bits_per_byte_are_those_of_text_whose_bytes_were_predicted(lmtrain: Lmtrain, workdir: Path) -> None:
+    """`<unk>` in the text is a word like others; where it stands for other words, their share is named instead."""
     (train,) = (workdir / "data").glob("sample-*/train.txt")
-    known = "".join([line for line in train.read_text().splitlines(keepends=True) if "<unk>" not in line][:20])
-    (workdir / "own.txt").write_text(known)
-    assert "<unk>" not in lmtrain("eval", "--text", "own.txt").err
+    known = "".join(train.read_text().splitlines(keepends=True)[:20])
     tokens = len(known.split()) + known.count("\n")
+    (workdir / "own.txt").write_text(f"{known}{'<unk> ' * tokens}")
+    done = lmtrain("eval", "--text", "own.txt")
+    assert "bits per byte" in done.out
+    assert "stands for" not in done.out
+    assert json.loads(lmtrain("eval", "--text", "own.txt", "--json").out)["unknown_share"] == 0
     (workdir / "own.txt").write_text(f"{known}{'xyzzy <unk> ' * tokens}")
     done = lmtrain("eval", "--text", "own.txt", "--limit", "50")
-    share = f"{2 * tokens / (3 * tokens + 1):.1%}"
-    assert f"{share} of own.txt is <unk>: every word that the run doesn't know is scored as that\n" in done.err
+    assert f" words (<unk> stands for {tokens / (3 * tokens + 1):.2%} of the tokens)\n" in done.out
+    assert "bits per byte" not in done.out
     assert " on own.txt: context 16, stride 4\n" in done.out
     assert "(floor" not in done.out
+    result = json.loads(lmtrain("eval", "--text", "own.txt", "--json").out)
+    assert (result["bits_per_byte"], result["unknown_share"]) == (None, pytest.approx(tokens / (3 * tokens + 1)))
+
+
+def test_a_small_vocabulary_prints_no_false_figures(lmtrain: Lmtrain, workdir: Path) -> None:
+    """Neither while training, nor in its metrics."""
+    done = lmtrain("train", *TINY, "run.name=small", "tokenizer.vocab_size=20")
+    remark = r" \(<unk> stands for \d\d\.\d\d% of the tokens\)\n"
+    assert len(re.findall(rf"valid: .*word perplexity \S+{remark}", done.err)) == 3
+    assert re.search(rf"valid word perplexity \S+{remark}", done.out)
+    lines = [json.loads(line) for line in (workdir / "runs/small/metrics.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines if "word_perplexity" in line] == ["valid"] * 3 + ["final"]
+    assert not any("bits_per_byte" in line for line in lines)
+    assert "bits per byte" not in lmtrain("eval", "--run", "runs/small").out
 
 
 def test_a_text_in_a_column_is_scored_beside_a_corpus_of_another(lmtrain: Lmtrain, workdir: Path) -> None:
@@ -153,10 +176,86 @@ def test_eval_is_told_where_the_corpus_lies_now(lmtrain: Lmtrain, workdir: Path)
     assert lmtrain("train", *TINY[1:], "run.name=own", "data.source=own.txt", "--quiet").code == 0
     before = json.loads(lmtrain("eval", "--run", "runs/own", "--json").out)
     (workdir / "own.txt").rename(workdir / "moved.txt")
-    assert "own.txt is no file or folder here" in lmtrain("eval", "--run", "runs/own").err
+    assert json.loads(lmtrain("eval", "--run", "runs/own", "--json").out) == before
+    done = lmtrain("eval", "--run", "runs/own", "--data-dir", "other")
+    assert "are not in other: say where they are with data.dir=FOLDER" in done.err
+    assert "(the run says 'own.txt')" in done.err
     done = lmtrain("eval", "--run", "runs/own", "data.source=moved.txt", "--data-dir", "other", "--json")
     assert json.loads(done.out) == before
     assert (workdir / "other").is_dir()
+    (workdir / "data").rename(workdir / "elsewhere")
+    assert json.loads(lmtrain("eval", "--run", "runs/own", "data.dir=elsewhere", "--json").out) == before
+
+
+@pytest.mark.parametrize("field", ["source", "dir", "sources"])
+def test_eval_takes_no_location_from_a_run(lmtrain: Lmtrain, workdir: Path, field: str) -> None:
+    """A stranger's run names files of the user's: nothing is read from them, and nothing is written there."""
+    secret = workdir / "secret"
+    secret.mkdir()
+    (secret / "own.txt").write_text("a b c d e f\n" * 200)
+    config = workdir / "runs/default/config.yaml"
+    values = yaml.safe_load(config.read_text())
+    values["data"] |= {
+        "source": {"source": str(secret / "own.txt")},
+        "dir": {"dir": str(secret)},
+        "sources": {"sources": [{"source": "someone/corpus"}, {"source": str(secret / "own.txt")}]},
+    }[field]
+    config.write_text(yaml.safe_dump(values))
+    shutil.rmtree(workdir / "data")
+    done = lmtrain("eval")
+    assert done.code == (0 if field == "dir" else 1)
+    assert [path.name for path in secret.iterdir()] == ["own.txt"]
+    if field == "dir":  # the built-in sample is made where the user keeps data
+        assert (workdir / "data").is_dir()
+    else:
+        assert "are not in data: say where they are with data.dir=FOLDER, or what to make them from" in done.err
+        assert not (workdir / "data").exists()
+
+
+def test_eval_finds_the_store_in_the_folder_that_training_used(lmtrain: Lmtrain, workdir: Path) -> None:
+    (workdir / "own.txt").write_text("a b c d e f\n" * 200)
+    arguments = [*TINY[1:], "run.name=own", "data.source=own.txt", f"data.dir={workdir / 'big'}", "--quiet"]
+    assert lmtrain("train", *arguments).code == 0
+    (workdir / "own.txt").write_text("changed\n" * 200)
+    before = sorted((workdir / "big").rglob("*"))
+    done = lmtrain("eval", "--run", "runs/own")
+    assert done.code == 0, done.err
+    assert sorted((workdir / "big").rglob("*")) == before
+
+
+def test_a_damaged_best_checkpoint_is_named_or_an_error(lmtrain: Lmtrain, workdir: Path) -> None:
+    found = json.loads(lmtrain("eval", "--json").out)
+    best = workdir / f"runs/default/checkpoints/step-{found['step']:08d}"
+    path = best / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    for command in (["eval"], ["generate", "x"]):
+        done = lmtrain(*command)
+        assert done.code == 0, done.err
+        assert f"{best.name} may be the best checkpoint and is damaged" in done.err
+        assert "is used instead" in done.err
+        for which in ("best", str(found["step"])):
+            done = lmtrain(*command, "--checkpoint", which)
+            assert (done.code, done.out) == (1, "")
+            assert f"{best.name}/optimizer.safetensors is missing or truncated" in done.err
+
+
+@pytest.mark.parametrize("name", ["...yaml", "-.yaml", "a b.yaml"])
+def test_a_configuration_gives_a_run_no_name_that_it_may_not_have(lmtrain: Lmtrain, workdir: Path, name: str) -> None:
+    (workdir / name).write_text("")
+    before = sorted(workdir.rglob("*"))
+    done = lmtrain("train", f"--config={name}", *TINY)
+    assert done.code == 1
+    assert f"--config {name}: a run can't be named" in done.err
+    assert "set run.name" in done.err
+    assert sorted(workdir.rglob("*")) == before
+
+
+@pytest.mark.parametrize("arguments", [["eval", "--data-dir", "b\udcffd"], ["train", "data.source=b\udcffd.txt"]])
+def test_a_name_that_is_not_utf8_is_called_so(lmtrain: Lmtrain, workdir: Path, arguments: list[str]) -> None:
+    done = lmtrain(*arguments)
+    assert done.code == 2
+    assert "is not UTF-8 text: rename what has this name" in done.err
+    assert "YAML" not in done.err
 
 
 def test_the_environment_sets_what_evaluation_has_to_do_with(
@@ -192,7 +291,18 @@ def test_dry_run_trains_nothing(lmtrain: Lmtrain, workdir: Path) -> None:
     assert result["memory_bytes"]["weights"] == 4 * result["parameters"]
     assert result["steps"] == 12
     assert not (workdir / "runs/dry").exists()
-    assert "parameters" in lmtrain("train", *TINY, "-n").out
+    assert "parameters" in lmtrain("train", *TINY, "--dry-run").out
+
+
+def test_a_short_option_means_the_same_in_every_command() -> None:
+    commands: Any = typer.main.get_command(cli.app)
+    meanings: dict[str, set[str]] = {}
+    for command in commands.commands.values():
+        for parameter in command.params:
+            for short in (name for name in parameter.opts if re.fullmatch("-[a-z]", name)):
+                meanings.setdefault(short, set()).update(name for name in parameter.opts if name.startswith("--"))
+    assert meanings["-n"] == {"--max-tokens"}
+    assert all(len(meaning) == 1 for meaning in meanings.values()), meanings
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM")])
@@ -246,6 +356,9 @@ MISTAKES = {
     "a configuration as an override": (["train", "type.yaml"], "a configuration file is given by --config"),
     "a run as an override": (["eval", "runs/default"], "a run is named by --run"),
     "a split and a text": (["eval", "--split", "test", "--text", "short.txt"], "give one of them"),
+    "a dry run with a profile": (["train", "--dry-run", "--profile"], "give one of them"),
+    "a tokenizer and its kind": (["tokenize", "--tokenizer", "x.json", "--kind", "bpe"], "leave --kind and"),
+    "an unknown kind": (["tokenize", "--kind", "words"], "tokenizer.kind='words'"),
     "no such text": (["eval", "--text", "nowhere.txt"], "nowhere.txt is no file of text"),
     "a text that is a folder": (["eval", "--text", "runs"], "runs is no file of text"),
     "a text without words": (["eval", "--text", "blank.txt"], "has no words"),
@@ -257,6 +370,14 @@ MISTAKES = {
 }
 
 
+WRONG_COMMANDS = {
+    *("unknown key", "unknown override", "wrong type", "vocabulary too large", "stride too long"),
+    *("a configuration as an override", "a run as an override", "a split and a text", "learning backwards"),
+    *("a dry run with a profile", "a tokenizer and its kind", "an unknown kind"),
+}
+"""What is wrong is the command or the configuration, and not what it names."""
+
+
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_clear_sentence(
     lmtrain: Lmtrain, workdir: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -266,7 +387,7 @@ def test_a_mistake_is_one_clear_sentence(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     arguments, message = MISTAKES[name]
     done = lmtrain(*arguments)
-    assert done.code == 1, done
+    assert done.code == (2 if name in WRONG_COMMANDS else 1), done
     assert done.out == ""
     assert message in done.err
     assert "Traceback" not in done.err
@@ -300,13 +421,19 @@ def test_a_corpus_changed_under_a_run_is_refused(lmtrain: Lmtrain, workdir: Path
     (workdir / "own.txt").write_text("a b c d e f\n" * 200)
     arguments = ["train", *TINY[1:], "run.name=own", "data.source=own.txt", "--quiet"]
     assert lmtrain(*arguments).code == 0
+    before = {path: path.read_bytes() for path in workdir.glob("data/own-*/*")}
+    score = lmtrain("eval", "--run", "runs/own", "--json").out
     (workdir / "own.txt").write_text("a b c d e g\n" * 200)
     done = lmtrain(*arguments)
     assert done.code == 1
     assert "choose another run.name" in done.err
+    assert {path: path.read_bytes() for path in before} == before
+    assert lmtrain("eval", "--run", "runs/own", "--json").out == score
+    for folder in {path.parent for path in before}:
+        shutil.rmtree(folder)
     done = lmtrain("eval", "--run", "runs/own")
     assert done.code == 1
-    assert "its corpus has changed" in done.err
+    assert "are not in data" in done.err
 
 
 def test_a_full_disk_ends_the_run_and_harms_nothing(lmtrain: Lmtrain, workdir: Path) -> None:

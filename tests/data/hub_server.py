@@ -1,75 +1,35 @@
-"""A loopback server that speaks as much of the Hugging Face hub's HTTP interface as downloading a data set takes."""
+"""A loopback server that speaks what `huggingface_hub` asks for, and children that download from it: the hub's
+libraries read their environment when they are first imported."""
 
 import hashlib
+import io
 import json
+import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import unquote, urlsplit
+
+from lmtrain.config.schema import DataConfig
+from lmtrain.data.corpus import download
+from lmtrain.errors import LmtrainError
+
+TOKEN = "hf_canaryTOKEN"
 
 
 @dataclass
 class Repository:
-    """A data set on the server, at one commit, and what is wrong with it."""
+    """A data set on the server: its files, at one commit, and the status with which they are refused."""
 
     files: dict[str, bytes]
     commit: str = "1" * 40
-    branches: tuple[str, ...] = ("main",)
-    licence: str | None = "cc0-1.0"
     refuses: int | None = None
-    """Status with which the files, not the page, are refused: 401 and 403 are what a gated data set answers."""
-    breaks: int = 0
-    """How many answers with data break off half-way."""
-    announced: dict[str, bytes] = field(default_factory=dict)
-    """Files whose size and hash are those of other content."""
-
-    etag: str | None = None
-    """Said of every file in place of its hash."""
-    says_bytes: int | None = None
-    """Said of every file in place of its size, where the data set is described."""
-    says_commit: str | None = None
-    """Said in place of the commit, beside every file."""
-
-    def entry(self, path: str) -> dict[str, Any]:
-        content = self.announced.get(path, self.files[path])
-        oid = hashlib.sha1(content).hexdigest()
-        entry: dict[str, Any] = {"type": "file", "path": path, "size": len(content), "oid": oid}
-        if path.endswith(".parquet"):
-            entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
-        return entry
-
-    def entries(self, folder: str, recursive: bool) -> list[dict[str, Any]]:
-        prefix = f"{folder}/" if folder else ""
-        inside = [path for path in self.files if path.startswith(prefix)]
-        files = [self.entry(path) for path in inside if recursive or "/" not in path[len(prefix) :]]
-        names = {path[: path.index("/", len(prefix))] for path in inside if "/" in path[len(prefix) :]}
-        folders = [{"type": "directory", "path": name, "size": 0, "oid": "0" * 40} for name in sorted(names)]
-        return [*folders, *files]
-
-    def page(self, name: str) -> dict[str, Any]:
-        siblings: list[dict[str, Any]] = []
-        for path in self.files:
-            entry = self.entry(path)
-            lfs = {"sha256": entry["lfs"]["oid"], "size": entry["size"], "pointerSize": 130} if "lfs" in entry else None
-            siblings.append(
-                {"rfilename": path, "size": self.says_bytes or entry["size"], "blobId": entry["oid"], "lfs": lfs}
-            )
-        card = {"license": self.licence} if self.licence else {}
-        return {
-            "_id": "0",
-            "id": name,
-            "sha": self.commit,
-            "private": False,
-            "gated": self.refuses is not None,
-            "downloads": 0,
-            "likes": 0,
-            "tags": [],
-            "cardData": card,
-            "siblings": siblings,
-        }
 
 
 class Hub(ThreadingHTTPServer):
@@ -81,10 +41,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, Repository] = {}
         self.requests: list[str] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
 
 @contextmanager
@@ -93,98 +50,83 @@ def serve() -> Iterator[Hub]:
     with Hub() as hub:
         thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
-        try:
-            yield hub
-        finally:
-            hub.shutdown()
-            thread.join()
+        yield hub
+        hub.shutdown()
+        thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Hub
 
-    def do_HEAD(self) -> None:
-        self._answer(b"")
-
     def do_GET(self) -> None:
-        self._answer(b"")
+        self.server.requests.append(self.path)
+        parts = unquote(urlsplit(self.path).path).strip("/").removeprefix("api/").split("/")
+        name, action, revision, path = "/".join(parts[1:3]), parts[3], parts[4], "/".join(parts[5:])
+        repository = self.server.repositories.get(name)
+        if repository is None:
+            self._send(404, code="RepoNotFound")
+        elif revision not in ("main", repository.commit):
+            self._send(404, code="RevisionNotFound")
+        elif action == "revision":
+            self._send(200, json.dumps({"id": name, "sha": repository.commit, "siblings": []}).encode())
+        elif action == "tree":
+            sizes = {path: len(content) for path, content in repository.files.items()}
+            entries = [{"type": "file", "path": path, "size": sizes[path], "oid": "0" * 40} for path in sizes]
+            self._send(200, json.dumps(entries).encode())
+        elif repository.refuses is not None:
+            self._send(repository.refuses, code="GatedRepo" if repository.refuses == 403 else "")
+        elif path not in repository.files:
+            self._send(404, code="EntryNotFound")
+        else:
+            self._send(200, repository.files[path], commit=repository.commit)
 
-    def do_POST(self) -> None:
-        self._answer(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+    do_HEAD = do_GET  # noqa: N815 -- the base class calls it so
 
     def log_message(self, *_: Any) -> None:
         pass
 
-    def _answer(self, body: bytes) -> None:
-        url = urlsplit(self.path)
-        self.server.requests.append(f"{self.command} {self.path}")
-        parts = [part for part in unquote(url.path).split("/") if part]
-        is_api = parts[:1] == ["api"]
-        parts = parts[1:] if is_api else parts
-        name = "/".join(parts[1:3])
-        action, revision = (parts[3], parts[4]) if len(parts) > 4 else ("", "main")
-        path = "/".join(parts[5:])
-        repository = self.server.repositories.get(name)
-        if parts[:1] != ["datasets"] or repository is None:
-            self._refuse(401 if "Authorization" not in self.headers else 404, "RepoNotFound")
-        elif revision != repository.commit and revision not in repository.branches:
-            self._refuse(404, "RevisionNotFound", repository)
-        elif not is_api:
-            self._file(repository, path)
-        elif action == "tree":
-            if path and not repository.entries(path, True):
-                self._refuse(404, "EntryNotFound", repository)
-            else:
-                self._json(repository.entries(path, "recursive=true" in url.query.lower()))
-        elif action == "paths-info":
-            wanted = json.loads(body)["paths"]
-            self._json([repository.entry(path) for path in wanted if path in repository.files])
-        else:
-            self._json(repository.page(name))
-
-    def _file(self, repository: Repository, path: str) -> None:
-        if repository.refuses is not None:
-            self._refuse(repository.refuses, "GatedRepo" if repository.refuses in (401, 403) else "", repository)
-            return
-        if path not in repository.files:
-            self._refuse(404, "EntryNotFound", repository)
-            return
-        content, entry = repository.files[path], repository.entry(path)
-        first = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0])
-        self.send_response(206 if first else 200)
-        self.send_header("X-Repo-Commit", repository.says_commit or repository.commit)
-        self.send_header("ETag", f'"{repository.etag or entry.get("lfs", entry)["oid"]}"')
-        if "lfs" in entry:
-            self.send_header("X-Linked-Size", str(entry["size"]))
-            self.send_header("X-Linked-Etag", f'"{repository.etag or entry["lfs"]["oid"]}"')
-        self.send_header("Accept-Ranges", "bytes")
-        if first:
-            self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
-        self.send_header("Content-Length", str(len(content) - first))
-        self.end_headers()
-        if self.command == "HEAD":
-            return
-        if repository.breaks and path.endswith(".parquet"):
-            repository.breaks -= 1
-            self.wfile.write(content[first : len(content) // 2])
-            self.close_connection = True
-        else:
-            self.wfile.write(content[first:])
-
-    def _json(self, value: Any) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def _refuse(self, status: int, code: str, repository: Repository | None = None) -> None:
+    def _send(self, status: int, content: bytes = b"", *, code: str = "", commit: str = "") -> None:
         self.send_response(status)
-        if code:
-            self.send_header("X-Error-Code", code)
-        if repository is not None:
-            self.send_header("X-Repo-Commit", repository.commit)
-        self.send_header("Content-Length", "0")
+        headers = {"X-Error-Code": code, "X-Repo-Commit": commit, "ETag": f'"{hashlib.sha1(content).hexdigest()}"'}
+        for key, value in {**headers, "Content-Length": str(len(content))}.items():
+            if value:
+                self.send_header(key, value)
         self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+
+def prepare(environment: dict[str, str]) -> None:
+    """Start a child: its environment, and no pauses between the retries of the hub's client."""
+    os.environ.update(environment)
+    patch("time.sleep").start()
+
+
+def attempt(fields: dict[str, Any], force: bool, broken: tuple[str, Exception] | None) -> tuple[Any, str]:
+    """In a child: the manifest that a download gives, or the sentence that it fails with; and what stderr had."""
+    with redirect_stderr(io.StringIO()) as stderr, patch(broken[0], side_effect=broken[1]) if broken else nullcontext():
+        try:
+            return download(DataConfig(**fields), force=force).manifest, stderr.getvalue()
+        except LmtrainError as error:
+            return str(error), stderr.getvalue()
+
+
+@dataclass
+class Client:
+    """Has a child download into `dir`; `broken` names a function that raises in place of what it does."""
+
+    pool: ProcessPoolExecutor
+    dir: Path
+
+    def __call__(
+        self, source: str, *, force: bool = True, broken: tuple[str, Exception] | None = None, **fields: Any
+    ) -> Any:
+        """The corpus's manifest, or the sentence that the download fails with."""
+        asked = {"source": source, "dir": self.dir, **fields}
+        result, stderr = self.pool.submit(attempt, asked, force, broken).result()
+        assert stderr == ""
+        if isinstance(result, str):
+            assert not [part for part in ("\n", TOKEN, "://") if part in result]
+            assert not list(self.dir.glob(".tmp-*"))
+        return result

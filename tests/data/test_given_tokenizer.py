@@ -135,7 +135,7 @@ def test_the_command_takes_a_file(lmtrain: Lmtrain, tmp_path: Path, monkeypatch:
     assert (made / TOKENIZER).read_bytes() == (folder / TOKENIZER).read_bytes()
     assert "bpe entries" in second.out.splitlines()[1]
     refused = lmtrain("tokenize", "second.txt", "--tokenizer", folder / TOKENIZER, "--kind", "bpe")
-    assert refused.code == 1
+    assert refused.code == 2
     assert refused.err.strip() == (
         "lmtrain: --tokenizer has a kind and a vocabulary of its own: leave --kind and --vocab-size out"
     )

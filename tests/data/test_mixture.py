@@ -142,7 +142,7 @@ def test_one_source_may_be_there_twice_by_other_columns(tmp_path: Path) -> None:
         {"revision": "b"},
         {"text_column": "a"},
     )
-    found = {corpus_folder(DataConfig(source="owner/name", dir=tmp_path, **given)) for given in fields}
+    found = {corpus_folder(DataConfig(source="owner/name", dir=tmp_path, **given), {}) for given in fields}
     assert len(found) == len(fields)
     assert tmp_path / "owner--name" in found
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from lmtrain.data import processes, shards, tokenizing
 from lmtrain.data.shards import Count, cut, lines_of
-from lmtrain.data.tokenizer import Kind
+from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore, open_store
 from lmtrain.errors import LmtrainError
@@ -152,7 +152,7 @@ def test_a_killed_process_is_gone_on_from(tmp_path: Path, small_shards: None, al
     assert (store.folder / "tokenizer.json").read_bytes() == tokenizer
     assert store.sha256 == whole.sha256
     assert (store.folder / MANIFEST).read_text() == (whole.folder / MANIFEST).read_text()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny", "tiny.word", "whole"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny", store.folder.name, "whole"]
 
 
 @pytest.mark.parametrize("end", [".npy", ".docs.npy", ".json"])
@@ -206,6 +206,41 @@ def test_the_children_of_a_killed_process_end(tmp_path: Path) -> None:
     while lives(worker) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not lives(worker)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from lmtrain.data import processes, shards
+from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.data.tokenizing import encoding_tasks
+
+shards.SHARD_BYTES, text = 1 << 20, Path(sys.argv[1])
+tokenizer = Tokenizer.load(text.with_name("tokenizer.json"))
+tasks = list(encoding_tasks("train", [text], tokenizer, text.parent))
+list(processes.perform_all(tasks, lambda _: os.kill(os.getpid(), signal.SIGKILL), 2))
+"""
+
+
+def test_ctrl_c_reaches_no_child() -> None:
+    """Not even one that has just been started, and couldn't ignore it yet."""
+    worker = processes._start()
+    try:
+        assert os.getpgid(worker.pid) == worker.pid != os.getpgid(0)
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
+def test_the_children_of_a_killed_process_end_without_a_word(tmp_path: Path) -> None:
+    """Each is in the middle of a shard then, and its batches come to nobody any more."""
+    make(tmp_path, "word", {"train": [LINES]}).tokenizer.save(tmp_path / "tiny/tokenizer.json")
+    text = tmp_path / "tiny/train.txt"
+    text.write_text("".join(f"{line}\n" for line in LINES) * 400)
+    command = [sys.executable, "-c", KILLED, str(text)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # to the end of the last
+    assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
+    assert not list(text.parent.glob("train-*.json"))
 
 
 def test_a_child_that_dies_is_a_sentence(tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +318,7 @@ from lmtrain.config.schema import DataConfig, TokenizerConfig
 shards.SHARD_BYTES = 1 << 20
 processes.cores = lambda: 1
 folder, kind = Path(sys.argv[1]), sys.argv[2]
-data = DataConfig(source=str(folder / "text"), dir=folder / "data", deduplicate=True)
+data = DataConfig(source=str(folder / "text"), dir=folder / "data")
 corpus = download(data)
 tokenizing.open_store = lambda *_: None
 config = TokenizerConfig(kind=kind, vocab_size=300 if kind == "bpe" else None)

@@ -36,8 +36,9 @@ def made(folder: Path, kind: str) -> TokenStore:
     return tokenize(corpus, config, data.dir, note=lambda message: None, progress=False)
 
 
-def content(split: Split) -> tuple[list[int], list[int], int, int, int]:
-    return split.ids[:].tolist(), split.documents.tolist(), split.tokens, split.words, split.bytes
+def content(split: Split) -> tuple[list[int], list[int], int, int, int, int]:
+    ids, documents = split.ids[:].tolist(), split.documents.tolist()
+    return ids, documents, split.tokens, split.words, split.bytes, split.replaced
 
 
 @pytest.mark.parametrize("small", [False, True], ids=["one shard", "several shards"])
@@ -54,6 +55,10 @@ def test_a_file_is_the_split_that_a_corpus_makes_of_it(
     store = made(tmp_path / "corpus", kind)
     split = text_split(path, store.tokenizer, "body", progress=False)
     assert content(split) == content(store.split("valid"))
+    known = {word for line in TRAIN for word in f"{line} more".split()} | {"<unk>"}
+    unknown = sum(word not in known for line in VALID for word in line.removeprefix("\ufeff").split())
+    if kind != "word" or name == "valid.txt":
+        assert split.replaced == (unknown if kind == "word" else 0)
     assert len(split.ids.parts) == (len(store.split("valid").ids.parts) if small else 1)
     assert (len(split.ids.parts) > 3) == small
     assert np.all(np.diff(split.documents, prepend=-1) > 0)

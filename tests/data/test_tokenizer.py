@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import tokenizer as module
-from lmtrain.data.tokenizer import Kind, Tokenizer, pieces
+from lmtrain.data.tokenizer import Tokenizer, pieces
+from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
 
 LINES = [

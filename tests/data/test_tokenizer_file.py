@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.data import tokenizer as module
-from lmtrain.data.tokenizer import Kind, Tokenizer
+from lmtrain.data import tokenizer_file
+from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
 from tests.data.test_tokenizer import CONFIGS, KINDS, LINES, TRAINED
 
@@ -29,6 +32,55 @@ def test_a_bpe_without_merges_stays_a_bpe(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path / "tokenizer.json").kind == "bpe"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_file_is_what_the_library_writes(kind: Kind) -> None:
+    odd = ['a\x7f\x01"\\', "é😀", "\ud7ff\ufffe"]
+    trained = Tokenizer.train([" ".join([*LINES, *odd])], CONFIGS[kind])
+    assert tokenizers.Tokenizer.from_str(trained._content.decode()).to_str() == trained._content.decode()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_with_what_a_later_library_adds_is_read(kind: Kind, tmp_path: Path) -> None:
+    def add(value: Any) -> Any:
+        if isinstance(value, list):
+            return [add(item) for item in value]
+        return {**{key: add(item) for key, item in value.items()}, "new": None} if isinstance(value, dict) else value
+
+    document = json.loads(TRAINED[kind]._content)
+    vocabulary = document["model"]["vocab"]
+    document = add(document)
+    document["model"]["vocab"] = vocabulary
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert loaded.kind == kind
+    assert loaded.encode_pieces(LINES) == TRAINED[kind].encode_pieces(LINES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_is_read_whatever_the_installed_library_writes(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Later:
+        def __init__(self, model: Any) -> None:
+            object.__setattr__(self, "inner", library(model))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(object.__getattribute__(self, "inner"), name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            setattr(object.__getattribute__(self, "inner"), name, value)
+
+        def to_str(self) -> str:
+            written = json.loads(object.__getattribute__(self, "inner").to_str())
+            return json.dumps(written | {"pre_tokenizer": {"type": "Later"}})
+
+    library = tokenizers.Tokenizer
+    TRAINED[kind].save(tmp_path / "tokenizer.json")
+    monkeypatch.setattr(tokenizers, "Tokenizer", Later)
+    assert Tokenizer.load(tmp_path / "tokenizer.json").kind == kind
+    assert Tokenizer.train(LINES, CONFIGS[kind]).sha256 == Tokenizer.load(tmp_path / "tokenizer.json").sha256
+
+
 def _damaged() -> Iterator[tuple[str, Kind, Any]]:
     """Documents that parse as JSON and are wrong: a name, the kind, and what spoils a sound document."""
     yield "not an object", "word", lambda d: [d]
@@ -40,6 +92,7 @@ def _damaged() -> Iterator[tuple[str, Kind, Any]]:
         "word",
         lambda d: d | {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}}},
     )
+    yield "another option", "bpe", lambda d: d | {"pre_tokenizer": d["pre_tokenizer"] | {"add_prefix_space": True}}
     yield "added tokens", "byte", lambda d: d | {"added_tokens": [{"id": 0, "content": "a"}]}
     yield "a word twice", "word", lambda d: _vocab(d, {"new": 2})
     yield "a gap in the ids", "word", lambda d: _vocab(d, {"new": 10**6})
@@ -103,7 +156,7 @@ def test_load_refuses_missing_files_folders_and_pipes(tmp_path: Path) -> None:
 
 def test_load_refuses_a_file_above_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     TRAINED["word"].save(tmp_path / "tokenizer.json")
-    monkeypatch.setattr(module, "_MAX_FILE_BYTES", len(TRAINED["word"]._content) - 1)
+    monkeypatch.setattr(tokenizer_file, "MOST_BYTES", len(TRAINED["word"]._content) - 1)
     with pytest.raises(LmtrainError, match="larger than"):
         Tokenizer.load(tmp_path / "tokenizer.json")
     with pytest.raises(LmtrainError, match=r"too large: set tokenizer\.vocab_size"):
@@ -113,14 +166,11 @@ def test_load_refuses_a_file_above_the_limit(tmp_path: Path, monkeypatch: pytest
 def test_a_panic_in_rust_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     TRAINED["bpe"].save(tmp_path / "tokenizer.json")
     panic = type("PanicException", (BaseException,), {})
-    build = module._build
 
-    def panicking(kind: Kind, vocabulary: dict[str, int], merges: module.Merges) -> Any:
-        if merges:
-            raise panic("index out of bounds")
-        return build(kind, vocabulary, merges)
+    def panicking(vocabulary: dict[str, int], merges: tokenizer_file.Merges) -> Any:
+        raise panic("index out of bounds")
 
-    monkeypatch.setattr(module, "_build", panicking)
+    monkeypatch.setattr(module, "_build_bpe", panicking)
     with pytest.raises(LmtrainError, match="damaged: index out of bounds"):
         Tokenizer.load(tmp_path / "tokenizer.json")
 

@@ -15,9 +15,9 @@ from lmtrain.data import shards, tokenizing
 from lmtrain.data import tokenizer as tokenizer_module
 from lmtrain.data.corpus import FORMAT as CORPUS_FORMAT
 from lmtrain.data.corpus import Corpus, open_corpus
-from lmtrain.data.tokenizer import Kind
+from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokenizing import tokenize
-from lmtrain.data.tokens import TOKENIZER, TokenStore, store_folder
+from lmtrain.data.tokens import TOKENIZER, TokenStore, find_store, open_store, store_folder
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST, alone_in, new_folder
 
@@ -215,12 +215,20 @@ def test_who_waited_for_another_process_takes_its_store(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny", store.folder.name]
 
 
-def test_a_changed_corpus_is_tokenized_again(tmp_path: Path, notes: list[str]) -> None:
+def test_a_changed_corpus_has_a_store_beside_the_old_one(tmp_path: Path, notes: list[str]) -> None:
     old = make(tmp_path)
     corpus = make_corpus(tmp_path / "tiny", DOCUMENTS | {"valid": [["the cat sat", "on a mat"]]})
     new = tokenize(corpus, CONFIGS["word"], tmp_path, note=notes.append, progress=False)
     assert new.sha256 != old.sha256
-    assert "the corpus has changed" in notes[0]
+    assert open_store(old.folder).sha256 == old.sha256
+    for store in (old, new):
+        store.folder.rename(tmp_path / f"moved-{store.sha256[:4]}")
+        found = find_store(tmp_path, store.sha256)
+        assert found is not None
+        assert found.sha256 == store.sha256
+        flip(found.folder / "valid-00000.npy", 130)
+        assert find_store(tmp_path, store.sha256) is None
+    assert find_store(tmp_path / "missing", new.sha256) is None
 
 
 def test_a_store_of_another_configuration_is_made_again(tmp_path: Path, notes: list[str]) -> None:

@@ -1,7 +1,9 @@
 """Perplexity by sums: every token once, with the context that is promised, whatever the batch."""
 
+import dataclasses
 import json
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -110,13 +112,26 @@ def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(tiny: Config, stor
     def uniform(inputs: Tensor, targets: Tensor) -> Tensor:
         return torch.full(targets.shape, math.log(size))
 
-    part = store.split("valid")
-    score = evaluate(
-        uniform, part, mode="causal", context=16, stride=4, batch_size=8, first_token=0, device=CPU, precision="fp32"
-    )
-    assert score.token_perplexity == pytest.approx(size)
-    assert score.word_perplexity == pytest.approx(size ** (part.tokens / part.words))
-    assert score.bits_per_byte == pytest.approx(part.tokens * math.log2(size) / part.bytes)
+    for name in ("train", "valid"):
+        part = store.split(name)
+        score = evaluate(
+            uniform,
+            part,
+            mode="causal",
+            context=16,
+            stride=4,
+            batch_size=8,
+            first_token=0,
+            device=CPU,
+            precision="fp32",
+        )
+        assert score.token_perplexity == pytest.approx(size)
+        assert score.word_perplexity == pytest.approx(size ** (part.tokens / part.words))
+        if name == "train":
+            assert score.bits_per_byte == pytest.approx(part.tokens * math.log2(size) / part.bytes)
+        else:  # has words that the training text lacks
+            assert (score.unknown_share, score.bits_per_byte) == (part.replaced / part.tokens, None)
+            assert part.replaced > 0
 
 
 def test_figures_under_their_own_names() -> None:
@@ -126,11 +141,46 @@ def test_figures_under_their_own_names() -> None:
         "token_perplexity": pytest.approx(math.exp(2)),
         "bits_per_byte": pytest.approx(0.5 / math.log(2)),
         "loss": 2.0, "nats": 200.0, "tokens": 100, "words": 50, "bytes": 400, "context": 8, "stride": 2,
+        "unknown_share": 0.0,
     }  # fmt: skip
+    replaced = dataclasses.replace(score, unknown_share=0.25)  # bytes that were not predicted have no bits
+    assert replaced.figures() == {key: value for key, value in score.figures().items() if key != "bits_per_byte"}
+    assert replaced.summary() == score.summary() | {"bits_per_byte": None, "unknown_share": 0.25}
+    assert (score.remark, replaced.remark) == ("", " (<unk> stands for 25.00% of the tokens)")
     huge = Score(1e9, 1, 1, 1, 1, 1)
     assert huge.word_perplexity == math.inf
     assert (huge.summary()["word_perplexity"], huge.summary()["nats"]) == (None, 1e9)
     assert json.dumps(Score(math.inf, 1, 1, 1, 1, 1).summary(), allow_nan=False)
+
+
+def test_a_large_split_is_not_copied_in_a_wider_type() -> None:
+    split = split_of((np.arange(400_000) % 50_000).astype(np.uint16))
+    total = 0
+
+    def forward(inputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal total
+        assert inputs.dtype == targets.dtype == torch.int64
+        total += int(targets.sum())
+        return torch.zeros(targets.shape)
+
+    tracemalloc.start()
+    try:
+        evaluate(
+            forward,
+            split,
+            mode="causal",
+            context=1000,
+            stride=1000,
+            batch_size=1,
+            first_token=0,
+            device=CPU,
+            precision="fp32",
+        )
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert total == int(split.ids[:].astype(np.int64).sum())
+    assert peak < 2 * 2 * 400_000  # bytes: one copy in two bytes per token, and batches
 
 
 def test_an_empty_split_is_refused() -> None:

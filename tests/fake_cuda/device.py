@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 CUDA = torch.device("cuda")
-ANSWERS = {torch.bool: True, torch.int64: 3, torch.int32: 3}
+ANSWERS = {torch.bool: True, torch.int64: 3, torch.int32: 3, torch.float64: 3.0}
 """What the host reads where it reads several values; of others, and of a single one, see `FakeCuda`."""
 
 

@@ -28,7 +28,6 @@ EVERYTHING: dict[str, Any] = {
     "model__activation": "swiglu",
     "model__qk_norm": True,
     "model__output_bias": True,
-    "train__spike_sigmas": 6.0,
     "train__token_noise": 0.1,
     "train__adversarial_softmax": 0.01,
 }

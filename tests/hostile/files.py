@@ -10,7 +10,8 @@ from lmtrain.config import loader as config
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import local
 from lmtrain.data.normal import write_split
-from lmtrain.data.tokenizer import Kind, Tokenizer
+from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.data.tokenizer_file import Kind
 from lmtrain.generation import prompts
 from tests.hostile.inputs import Parser
 
@@ -29,7 +30,6 @@ SMALL = [
     "train.eval_steps=1",
     "train.eval_tokens=20",
     "train.ema=0.9",
-    "train.spike_sigmas=6",
     "train.sample_tokens=1",
     "eval.batch_size=256",
     "eval.stride=8",

@@ -89,7 +89,7 @@ def checkpoints(folder: Path) -> Parser:
         finally:
             _generate(run)
 
-    groups = [f"{group}.safetensors" for group in ("model", "optimizer", "ema", "spikes")]
+    groups = [f"{group}.safetensors" for group in ("model", "optimizer", "ema")]
     return _files(place, [MANIFEST, *groups, *(name + HEADER for name in groups)], place, use)
 
 

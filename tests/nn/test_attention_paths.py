@@ -8,7 +8,9 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lmtrain.nn.attention import MultiHeadAttention, padding_mask
 from lmtrain.nn.dot_product import BLOCK, attend, attend_flex
@@ -99,6 +101,24 @@ def test_flex_traced_as_one_graph_equals_dense() -> None:
     compiled = torch.compile(attend_flex, dynamic=False, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         torch.testing.assert_close(compiled(query, key, value, pattern), attend(query, key, value, pattern=pattern))
+
+
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available:UserWarning")
+def test_a_bias_keeps_its_type_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen on fake tensors: bf16 would give position 257 the bias of position 256."""
+    seen: list[tuple[list[torch.dtype], bool]] = []
+    real = F.scaled_dot_product_attention
+
+    def noted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float) -> Tensor:
+        seen.append(([x.dtype for x in (query, key, value, mask)], torch.is_autocast_enabled("cuda")))
+        return real(query, key, value, mask, dropout)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", noted)
+    with FakeTensorMode():
+        query, key, value = (torch.empty(1, 2, 300, 16, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        bias = torch.empty(2, 300, 300, device="cuda")
+        assert attend(query, key, value, bias).dtype == torch.bfloat16
+    assert seen == [([torch.float32] * 4, False)]
 
 
 def on_cuda() -> list[Tensor]:

@@ -70,6 +70,15 @@ def test_equal_to_the_plain_loss(rows: int, at_once: int | None, dtype: torch.dt
     assert_near([unbiased], [plain(hidden, weight, None, targets)], 1e-10)
 
 
+def test_a_second_derivative_is_an_error() -> None:
+    """And no wrong number."""
+    hidden, weight, bias, targets = case(6, 5, 11)
+    nats = target_nats(hidden.requires_grad_(), weight.requires_grad_(), bias, targets, None)
+    (gradient,) = torch.autograd.grad(nats.square().sum(), weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()  # type: ignore[no-untyped-call]
+
+
 @pytest.mark.parametrize("at_once", [4, None])
 def test_equal_where_all_targets_are_the_same(at_once: int | None) -> None:
     hidden, weight, bias, targets = case(9, 5, 11)
@@ -143,6 +152,32 @@ def test_no_more_logits_than_those_of_a_chunk_exist(dtype: torch.dtype) -> None:
     with largest_tensor() as sizes:
         results(plain, case(64, 8, 50), torch.float32)
     assert sizes.largest == 64 * 50
+
+
+class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The sizes of the tensors that are copied into another type."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default:
+            self.sizes.append(result.numel())
+        return result
+
+
+def test_an_evaluation_makes_no_errors_of_the_logits() -> None:
+    """What the backward pass needs is made where there is one, and the nats are the same."""
+    hidden, weight, bias = (tensor.float() for tensor in case(64, 8, 50)[:3])
+    targets = case(64, 8, 50)[3]
+    found = []
+    for needed in (True, False):
+        with torch.set_grad_enabled(needed), torch.autocast("cpu", torch.bfloat16), Casts() as casts:
+            found.append(target_nats(hidden.requires_grad_(needed), weight, bias, targets, None).detach())
+        assert casts.sizes.count(64 * 50) == 1 + needed  # the product in float32, and the errors in bf16
+    assert torch.equal(*found)
 
 
 def model(chunk: Chunk, **fields: object) -> LanguageModel:

@@ -96,6 +96,37 @@ def test_best_of_equals_is_the_first_and_unscored_ones_come_last(tmp_path: Path)
     assert checkpoint.best_folder(tmp_path) == first
 
 
+def _trained(run_dir: Path) -> list[Path]:
+    """Checkpoints as training leaves them: step 2 is the best, and those from then on say so."""
+    made = []
+    for step, score in ((1, 3.0), (2, 1.0), (3, 2.0)):
+        info = {"score": score, "counters": {"step": step, "best_step": min(step, 2)}}
+        made.append(checkpoint.save(run_dir, step, {"model": {"w": torch.zeros(3)}}, info))
+    return made
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "model.safetensors"])
+def test_a_damaged_best_is_named_or_an_error(tmp_path: Path, file: str) -> None:
+    _, best, newest = _trained(tmp_path)
+    (best / file).write_bytes((best / file).read_bytes()[:-5])
+    notes: list[str] = []
+    assert checkpoint.load_best(tmp_path, ("model",), notes.append).folder == newest
+    assert len(notes) == 1
+    assert str(best / file) in notes[0]
+    assert f"{newest.name} is used instead" in notes[0]
+    assert checkpoint.choose(tmp_path, "best") == best
+    with pytest.raises(LmtrainError, match=best.name):
+        checkpoint.load(checkpoint.choose(tmp_path, "best"))
+    assert checkpoint.best_folder(tmp_path) == newest
+
+
+def test_a_damaged_manifest_of_the_newest_may_be_that_of_the_best(tmp_path: Path) -> None:
+    first, best, newest = _trained(tmp_path)
+    (newest / "manifest.json").write_bytes(b"{}")
+    (first / "manifest.json").write_bytes(b"{}")
+    assert checkpoint.best_first(tmp_path) == [newest, best]
+
+
 def test_choosing_by_name(tmp_path: Path) -> None:
     _save(tmp_path, 3, 1.0)
     _save(tmp_path, 10, 2.0)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint, files
+from lmtrain.storage import checkpoint, files, run_folder
 from tests.reading import Content, content, read
 from tests.storage.crash_states import Call, Tree, build, crash_states, read_tree, record
 
@@ -163,7 +163,7 @@ def test_a_restart_that_puts_nothing_in_order_would_be_found(
     tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = recorded_save(tmp_path / "recorded", "same step")
-    monkeypatch.setattr(checkpoint, "recover", lambda parent: None)
+    monkeypatch.setattr(run_folder, "recover", lambda parent: None)
     assert "litter" in complaints(saved, crash_states(saved.start, saved.calls), place)
 
 

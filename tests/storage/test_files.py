@@ -137,17 +137,24 @@ def test_a_full_disk_is_a_sentence_and_harms_nothing(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_is_put_in_order(tmp_path: Path) -> None:
-    (tmp_path / ".tmp-a-1").mkdir()
-    (tmp_path / ".tmp-a-1" / "x").touch()
-    (tmp_path / ".tmp-b").touch()
-    (tmp_path / ".tmp-my-old-book-1").mkdir()  # half-written, whatever it is called
-    (tmp_path / ".tmp-a~old-1").mkdir()
+    (tmp_path / ".tmp-a-00000001").mkdir()
+    (tmp_path / ".tmp-a-00000001" / "x").touch()
+    (tmp_path / ".tmp-b-0123abcd").touch()
+    (tmp_path / ".tmp-my-old-book-11111111").mkdir()  # half-written, whatever it is called
+    (tmp_path / ".tmp-a~old-deadbeef").mkdir()
     _write(tmp_path / "a")
     _write(tmp_path / "c")
-    (tmp_path / "c").rename(tmp_path / ".tmp-c~old-2")  # killed between the two renames
+    (tmp_path / "c").rename(tmp_path / ".tmp-c~old-00000002")  # killed between the two renames
     files.recover(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"]
     files.verify(tmp_path / "c", files.read_manifest(tmp_path / "c", "kind/1"))
+
+
+@pytest.mark.parametrize("name", [".tmp-notes", ".tmp-a-1234567", ".tmp-b~old-1", ".tmp-a-ABCDEF12", ".tmp--12345678"])
+def test_the_temporary_files_of_others_are_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    files.recover(tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
 
 
 def test_folders_are_made_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

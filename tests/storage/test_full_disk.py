@@ -166,7 +166,7 @@ def test_a_failed_restart_is_a_sentence_and_the_next_one_works(tmp_path: Path) -
     for passing in range(100):
         run_dir = tmp_path / str(passing)
         folder, damaged = save(run_dir, 1), save(run_dir, 2)
-        folder.rename(folder.with_name(f".tmp-{folder.name}~old-1"))
+        folder.rename(folder.with_name(f".tmp-{folder.name}~old-00000001"))
         (damaged / "model.safetensors").write_bytes(b"")
         with pytest.MonkeyPatch.context() as patch:
             failing = FailingDisk(patch, passing, errno.EROFS, for_good=False)

@@ -42,7 +42,6 @@ OVERRIDES = [
     "train.eval_steps=10",
     "train.keep=1",
     "train.ema=0.9",
-    "train.spike_sigmas=6",
 ]
 
 

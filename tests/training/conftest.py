@@ -26,12 +26,6 @@ def event_files_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda: next(seconds)))
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
-    """One thread, and spikes that are told after few steps."""
-    monkeypatch.setattr("lmtrain.training.spikes.MEMORY", 4)
-
-
 @pytest.fixture(scope="session")
 def little(tiny: Config) -> Config:
     """The tiny configuration on a third of its text."""

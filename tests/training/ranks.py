@@ -27,15 +27,15 @@ class Ranks:
 
     def __init__(self, size: int, work: Work, folder: Path, timeout_minutes: float = TIMEOUT_MINUTES) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._host = Child(_host)
-        port = int(self._host.hear())
+        self.host = Child(_host)
+        port = int(self.host.hear())
         self.children = [Child(partial(_rank, rank, size, port, work, folder, timeout_minutes)) for rank in range(size)]
 
     def end(self) -> list[int]:
         """Wait for the end: the exit statuses."""
         statuses = [child.end() for child in self.children]
-        os.kill(self._host.process, signal.SIGKILL)
-        self._host.end()
+        os.kill(self.host.process, signal.SIGKILL)
+        self.host.end()
         return statuses
 
 

@@ -35,8 +35,8 @@ from lmtrain.training.state import Counters, Training
 BATCH = 15
 FOLLOWED = 3
 """Steps that a resumed training is followed for."""
-TROUBLE = {6: 1e30, 9: 30.0}
-"""Factors on the loss of two steps: one overflows in any arithmetic, the other is a spike."""
+TROUBLE = {6: 1e30}
+"""Factors on the loss of a step: this one overflows in any arithmetic."""
 
 SMALL = {"model__dim": 8, "model__layers": 0, "train__batch_size": BATCH, "train__micro_batch": None}
 MATRIX: dict[str, dict[str, Any]] = {
@@ -48,8 +48,6 @@ MATRIX: dict[str, dict[str, Any]] = {
     for precision, ema, parts in itertools.product(("fp32", "bf16", "fp16"), (0.9, None), (1, 3))
 }
 MATRIX |= {
-    "spikes": {"model__layers": 1, "train__spike_sigmas": 20.0},
-    "spikes, bf16": {"train__spike_sigmas": 20.0, "train__precision": "bf16", "train__ema": None},
     "scheduled sampling": {"train__scheduled_sampling": 0.8},
     "token noise": {"train__token_noise": 0.3, "train__micro_batch": BATCH // 3},
     "copying": {"model__layers": 1, "model__copy": True, "model__tie_embeddings": False},
@@ -58,7 +56,7 @@ MATRIX |= {
     "windowed": {"model__layers": 1, "model__mode": "windowed", "train__schedule": "linear"},
     "muon": {"model__layers": 1, "train__optimizer": "muon"},
     "muon, fp16, 3 parts": {"train__optimizer": "muon", "train__precision": "fp16", "train__micro_batch": BATCH // 3},
-    "muon, spikes, bf16": {"train__optimizer": "muon", "train__spike_sigmas": 20.0, "train__precision": "bf16"},
+    "muon, bf16": {"train__optimizer": "muon", "train__precision": "bf16"},
 }
 
 
@@ -87,7 +85,6 @@ def state_of(training: Training) -> dict[str, str]:
         tensors[f"model/{name}"] = parameter.detach()
         tensors |= {f"optimizer/{name}/{entry}": value for entry, value in training.optimizer.state[parameter].items()}
     tensors |= {f"ema/{name}": value for name, value in (training.ema or {}).items()}
-    tensors |= {f"spikes/{name}": value for name, value in (vars(training.spikes) if training.spikes else {}).items()}
     digests = {
         name: sha256_bytes(f"{value.dtype} {tuple(value.shape)}".encode() + value.contiguous().numpy().tobytes())
         for name, value in tensors.items()
@@ -95,6 +92,8 @@ def state_of(training: Training) -> dict[str, str]:
     counters = dataclasses.asdict(training.counters) | {
         "scaler": training.scaler.state_dict(),
         "skipped": int(training.skipped),
+        "in_a_row": int(training.in_a_row),
+        "window": training.window.tolist(),
     }
     return digests | {f"counters/{name}": json.dumps(value, sort_keys=True) for name, value in counters.items()}
 

@@ -31,7 +31,7 @@ from lmtrain.training.state import Training, restore
 from tests.training.resuming import LOGGED
 from tests.training.test_loop import change, last_hash, run
 
-pytestmark = pytest.mark.usefixtures("quick")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 STEPS = st.integers(1, 6)
 

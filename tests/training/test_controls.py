@@ -16,7 +16,6 @@ from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint
 from lmtrain.system.runtime import step_seed
 from lmtrain.training import loop, samples, state
-from lmtrain.training.spikes import Spikes
 from lmtrain.training.state import Counters, Past, Training, past, restore, snapshot
 from tests.training.resuming import (
     BATCH,
@@ -33,9 +32,12 @@ from tests.training.resuming import (
 )
 from tests.training.test_loop import change, run
 
-pytestmark = pytest.mark.usefixtures("quick")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 STEPS, CUT = 12, 7
+
+
+PARTS = ("model", "optimizer", "ema", "counters")
 
 
 class Shifted(SampleOrder):
@@ -73,12 +75,16 @@ def _scaler(training: Training, fresh: Training) -> None:
     training.scaler = fresh.scaler
 
 
-def _spikes(training: Training, fresh: Training) -> None:
-    training.spikes = Spikes.none(training.device)
-
-
 def _skipped(training: Training, fresh: Training) -> None:
     training.skipped = fresh.skipped
+
+
+def _in_a_row(training: Training, fresh: Training) -> None:
+    training.in_a_row = fresh.in_a_row
+
+
+def _window(training: Training, fresh: Training) -> None:
+    training.window = fresh.window
 
 
 def _counter(name: str) -> Callable[[Training, Training], None]:
@@ -101,10 +107,11 @@ FORGOTTEN: dict[str, tuple[Callable[[Training, Training], None], str]] = {
     "averages": (_averages, "at once: ema/"),
     "averages taken from the weights": (_averages_of_now, "at once: ema/"),
     "scaler": (_scaler, "at once: counters/scaler$"),
-    "spikes": (_spikes, "at once: spikes/"),
     **{name: (_counter(name), f"at once: counters/{name}$") for name in ("step", "evaluated", "best", "best_step")},
     "stale": (_counter("stale"), "at once: counters/stale$"),
     "skipped": (_skipped, "at once: counters/skipped$"),
+    "skipped in a row": (_in_a_row, "at once: counters/in_a_row$"),
+    "sums to be logged": (_window, "at once: counters/window$"),
     "place in the data": (_order, f"step {CUT + 1}: windows$"),
 }
 
@@ -119,7 +126,7 @@ def references() -> dict[str, Reference]:
 
 @pytest.fixture
 def refer_to(
-    quick: None,
+    one_thread: None,
     references: dict[str, Reference],
     little: Config,
     little_store: TokenStore,
@@ -128,7 +135,7 @@ def refer_to(
     """A reference in which the item matters, and in which nothing is amiss."""
 
     def find(item: str) -> Reference:
-        variant = {"scaler": "fp16, ema, 1 part", "spikes": "spikes"}.get(item, "fp32, ema, 1 part")
+        variant = {"scaler": "fp16, ema, 1 part"}.get(item, "fp32, ema, 1 part")
         if variant not in references:
             config = change(little, **SMALL | MATRIX[variant] | {"train__steps": STEPS})
             references[variant] = refer(config, little_store, tmp_path_factory.mktemp("reference"), STEPS)
@@ -161,7 +168,7 @@ def test_a_forgotten_place_in_the_random_numbers_is_missed(refer_to: Refer, monk
     found = departures(reference, CUT)
     assert found
     assert {line.partition("/")[0] for line in found if "windows" not in line} == {
-        f"step {step}: {part}" for step in (CUT + 1, CUT + 2, CUT + 3) for part in ("model", "optimizer", "ema")
+        f"step {step}: {part}" for step in (CUT + 1, CUT + 2, CUT + 3) for part in PARTS
     }
 
 
@@ -171,9 +178,9 @@ def test_a_forgotten_place_in_the_random_numbers_is_missed(refer_to: Refer, monk
         ("optimizer", "at once: optimizer/"),
         *(
             (name, f"at once: counters/{name}$")
-            for name in ("step", "evaluated", "best", "best_step", "stale", "skipped")
+            for name in ("step", "evaluated", "best", "best_step", "stale", "skipped", "in_a_row", "window")
         ),
-        *((name, "LmtrainError") for name in ("model", "ema", "spikes", "scaler")),
+        *((name, "LmtrainError") for name in ("model", "ema", "scaler")),
     ],
 )
 def test_what_is_not_saved_is_missed(

@@ -5,33 +5,65 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage import checkpoint
 from lmtrain.system.runtime import autocast
-from lmtrain.training.costs import blank_batch, costs, memory_estimate, training_flops
+from lmtrain.training.costs import blank_batch, costs, memory_estimate, step_flops
+from lmtrain.training.loop import train_step
 from lmtrain.training.optim import make_optimizer
 from lmtrain.training.state import prepare
 from lmtrain.training.teacher import Taught
 from tests.training.test_loop import change
 
+KINDS: dict[str, dict[str, object]] = {
+    "causal": {},
+    "windowed": {"model__mode": "windowed"},
+    "long": {"model__context": 300, "model__layers": 3},
+    "local, long": {"model__context": 300, "model__attention": ["local", "full"], "model__layers": 2},
+    "linear": {"model__attention": "linear"},
+    "compressed": {"model__attention": "compressed", "model__compression": 4},
+    "linformer": {"model__attention": "linformer", "model__mode": "windowed", "model__projected_length": 5},
+    "induced": {
+        "model__attention": ["induced", "full"],
+        "model__layers": 2,
+        "model__mode": "windowed",
+        "model__inducing_points": 3,
+        "model__position": "learned",
+    },
+    "copy": {"model__copy": True, "model__embed_dim": 8, "model__tie_embeddings": False},
+    "copy, windowed": {"model__copy": True, "model__mode": "windowed"},
+    "bf16": {"train__precision": "bf16"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_operations_are_those_of_a_step(tiny: Config, store: TokenStore, kind: str) -> None:
+    config = change(tiny, train__batch_size=4, train__micro_batch=2, **KINDS[kind])
+    training = prepare(config, store, lambda message: None)
+    with FlopCounterMode(display=False) as counter:
+        train_step(training, 1e-3)
+    assert step_flops(training.model, config) == counter.get_total_flops() > 0
+
+
+def test_what_is_computed_again_counts_once(tiny: Config) -> None:
+    model = LanguageModel(tiny.model, 100)
+    expected = step_flops(model, tiny)
+    assert step_flops(model, change(tiny, train__loss_chunk=5, train__activation_checkpointing=True)) == expected
+
 
 def test_operations_are_counted_by_hand(tiny: Config) -> None:
-    model = LanguageModel(tiny.model, 100)
-    block = 4 * 16 * 16 + 2 * 16 * 64
-    pool = 3 * 16 * 16 + 2 * 16 * 64
-    per_token = 6 * (block + pool + 100 * 16) + 12 * 16 * 16
-    assert training_flops(model, tiny.model) == 16 * per_token
-    windowed = change(tiny, model__mode="windowed").model
-    assert training_flops(model, windowed) == 16 * (per_token - 6 * 100 * 16) + 6 * 100 * 16
-
-
-def test_an_output_layer_of_its_own_counts_once(tiny: Config) -> None:
-    untied = change(tiny, model__tie_embeddings=False).model
-    expected = training_flops(LanguageModel(tiny.model, 100), tiny.model)
-    assert training_flops(LanguageModel(untied, 100), untied) == expected
+    """T = 16 tokens, width 16, 2 heads of 8, a feed-forward layer of 64, 100 words."""
+    config = change(tiny, model__mode="windowed", train__batch_size=1, train__micro_batch=1)
+    block = 16 * (4 * 16 * 16 + 2 * 16 * 64) + 2 * 16 * 16 * 16  # its matrices, scores and means of values
+    pooled_tokens = 16 * 16 * 16 + 16 * 16 * 2  # values, and scores by the key matrix folded into the seed
+    once = 16 * 16 + 16 * 16 + 16 * 16 + 2 * 16 * 64 + 16 * 100  # folding, the mean, output, feed-forward, words
+    assert (
+        step_flops(LanguageModel(config.model, 100), config) == 6 * (block + pooled_tokens + once) + 2 * 100
+    )  # of the output bias
 
 
 @pytest.mark.parametrize("mode", ["causal", "windowed"])
@@ -41,31 +73,12 @@ def test_an_adaptive_output_counts_by_the_shares_of_its_tails(tiny: Config, stor
     size, ids = store.tokenizer.vocab_size, store.split("train").ids[:]
     logits = 22 + 40 * np.mean((ids >= 20) & (ids < 60)) + (size - 60) * np.mean(ids >= 60)
     assert 22 < logits < 0.8 * size
-    saved = 6 * 16 * (size - logits) * (16 if mode == "causal" else 1)
-    expected = training_flops(LanguageModel(plain.model, size), plain.model) - saved
-    assert training_flops(prepare(config, store, lambda message: None).model, config.model) == pytest.approx(expected)
-    assert costs(config, store)["flops_per_step"] == pytest.approx(4 * expected)
     targets = 2 * (16 if mode == "causal" else 1)
+    saved = 2 * targets * (6 * 16 * (size - logits) + 2 * (size - 22))  # the bias's gradient is a product too
+    expected = step_flops(LanguageModel(plain.model, size), plain) - saved
+    assert step_flops(prepare(config, store, lambda message: None).model, config) == pytest.approx(expected)
+    assert costs(config, store)["flops_per_step"] == pytest.approx(expected)
     assert costs(config, store)["memory_bytes"]["logits"] == 4 * targets * 22
-
-
-@pytest.mark.parametrize(
-    ("kind", "keys"),
-    [
-        ("full", 16),
-        ("local", (16 * 5 - 2 * (1 + 2)) / 16),  # 5 keys, fewer at both ends
-        ("strided", 4),
-        ("global", (2 * 16 + 14 * 2) / 16),
-        ("compressed", 16 / 4 + 4),
-        ("linear", 8),
-    ],
-)
-def test_operations_of_each_attention(tiny: Config, kind: str, keys: float) -> None:
-    sizes = {"model__attention_window": 3, "model__attention_stride": 4, "model__attention_globals": 2}
-    config = change(tiny, model__attention=kind, **sizes).model
-    model = LanguageModel(config, 100)
-    matrices = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
-    assert training_flops(model, config) == pytest.approx(16 * (6 * (matrices + 1600) + 12 * keys * 16))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -20,12 +20,15 @@ from lmtrain.data import order
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score, evaluate
+from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint
 from lmtrain.system.runtime import Interrupted, lacks_to_compile
 from lmtrain.training import loop, noise, state, validation
 from lmtrain.training.loop import Outcome, fit, train_step
 from lmtrain.training.meter import StepResult
 from lmtrain.training.optim import optimizer_tensors
+from lmtrain.training.validation import final_score
+from tests.training.resuming import state_of, worsen
 
 
 def change(config: Config, **fields: Any) -> Config:
@@ -140,17 +143,19 @@ def test_the_logged_loss_is_the_mean_of_nats_over_targets(tiny: Config, store: T
     torch.testing.assert_close(loss, expected.detach())
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing(tiny: Config, store: TokenStore) -> None:
-    training = state.prepare(tiny, store, print)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_gradient_that_is_not_finite_changes_nothing(tiny: Config, store: TokenStore, precision: str) -> None:
+    training = state.prepare(change(tiny, train__precision=precision), store, print)
     train_step(training, 1e-2)
-    before = [value.detach().clone() for value in training.model.parameters()]
-    moments = {name: value.clone() for name, value in optimizer_tensors(training.model, training.optimizer).items()}
+    before = state_of(training)
     honest = training.forward
     training.forward = lambda tokens, targets: honest(tokens, targets) * torch.nan
     train_step(training, 1e-2)
-    assert all(torch.equal(old, new) for old, new in zip(before, training.model.parameters(), strict=True))
-    after = optimizer_tensors(training.model, training.optimizer)
-    assert all(torch.equal(value, after[name]) for name, value in moments.items())
+    after = state_of(training)
+    assert any(name.startswith("ema/") for name in before)
+    counted = {f"counters/{name}" for name in ("step", "skipped", "in_a_row")}
+    backed_off = {"counters/scaler"} if precision == "fp16" else set()
+    assert {name for name in before if before[name] != after[name]} == counted | backed_off
 
 
 def test_fp16_backs_off_when_the_scaled_gradient_overflows(tiny: Config, store: TokenStore) -> None:
@@ -197,8 +202,8 @@ def test_divergence_stops_the_run_and_leaves_a_good_checkpoint(
         return train_step(training, lr)
 
     monkeypatch.setattr(loop, "train_step", broken)
-    with pytest.raises(LmtrainError, match=r"diverged.*lower train\.lr"):
-        run(change(tiny, train__steps=60, train__eval_steps=5), store, tmp_path)
+    with pytest.raises(LmtrainError, match=r"diverged: 20 steps in a row up to step 26 were.*lower train\.lr"):
+        run(change(tiny, train__steps=60, train__eval_steps=5, train__log_steps=1000), store, tmp_path)
     loaded = checkpoint.load(checkpoint.choose(tmp_path, "last"))
     assert all(torch.isfinite(value[...]).all() for group in loaded.tensors.values() for value in group.values())
     assert json.loads((tmp_path / "state.json").read_text())["status"] == "failed"
@@ -231,6 +236,53 @@ def test_early_stopping_and_best(
     again, _ = run(config, store, tmp_path)
     assert (again.status, again.step, again.best_step) == ("stopped early", outcome.step, outcome.step)
     assert json.loads((tmp_path / "state.json").read_text())["best_step"] == outcome.step
+
+
+def test_the_final_score_leaves_the_training_as_it_is(
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[dict[str, str], dict[str, str], int]] = []
+
+    def watched(training: state.Training, *rest: Any) -> tuple[Score, int]:
+        counters, before = training.counters, state_of(training)
+        score, step = final_score(training, *rest)
+        assert training.counters is counters
+        found.append((before, state_of(training), step))
+        return score, step
+
+    monkeypatch.setattr(loop, "train_step", worsen)
+    monkeypatch.setattr(loop, "final_score", watched)
+    outcome, _ = run(change(tiny, train__steps=5, train__eval_steps=1), store, tmp_path)
+    ((before, after, step),) = found
+    assert after == before
+    assert step == outcome.best_step < outcome.step == 5
+    averages = load_trained(tmp_path, str(step), "ema", torch.device("cpu")).model
+    score = evaluate(
+        averages,
+        store.split("valid"),
+        mode="causal",
+        context=16,
+        stride=4,
+        batch_size=256,
+        first_token=store.tokenizer.eos_id,
+        device=torch.device("cpu"),
+        precision="fp32",
+    )
+    assert outcome.score == score
+
+
+def test_a_loss_that_is_not_finite_is_reported_before_any_sample_is_made(
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ruined(training: state.Training, lr: float, sampling: float) -> StepResult:
+        result = train_step(training, lr)
+        assert training.ema is not None
+        training.ema["embedding.weight"].fill_(torch.nan)
+        return result
+
+    monkeypatch.setattr(loop, "train_step", ruined)
+    with pytest.raises(LmtrainError, match=r"the validation loss at step 5 is not finite: lower train\.lr"):
+        run(tiny, store, tmp_path)
 
 
 def test_a_finished_run_is_scored_again_and_not_trained(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
@@ -476,7 +528,7 @@ def test_nothing_in_a_step_depends_on_a_value_on_the_device(
 ) -> None:
     """Once the batch is on the device tensors have no values here, so that whoever waits for one fails."""
     values = {"model__mode": mode, "model__copy": mode == "causal", "model__dropout": 0.1, "model__input_dropout": 0.1}
-    values |= {"train__optimizer": optimizer, "train__ema": 0.9, "train__spike_sigmas": 6.0, "train__token_noise": 0.1}
+    values |= {"train__optimizer": optimizer, "train__ema": 0.9, "train__token_noise": 0.1}
     config = change(tiny, **values, train__micro_batch=tiny.train.batch_size // 2, train__adversarial_softmax=0.01)
     training = state.prepare(config, store, lambda message: None)
     loop.train_step(training, 1e-3)  # the first makes the optimizer's state
@@ -503,7 +555,7 @@ def test_nothing_in_a_step_depends_on_a_value_on_the_device(
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_step_on_cuda_never_waits_for_the_device(tiny: Config, store: TokenStore, optimizer: str) -> None:
-    config = change(tiny, train__device="cuda", train__optimizer=optimizer, train__ema=0.9, train__spike_sigmas=6.0)
+    config = change(tiny, train__device="cuda", train__optimizer=optimizer, train__ema=0.9)
     training = state.prepare(config, store, lambda message: None)
     loop.train_step(training, 1e-3)  # the first makes the optimizer's state
     torch.cuda.set_sync_debug_mode("error")

@@ -1,5 +1,6 @@
 """Beginning with the weights of a trained run: these very weights, of the same model and words, and once only."""
 
+import json
 import shutil
 import signal
 from collections.abc import Callable
@@ -14,9 +15,13 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint
+from lmtrain.system.distributed import Workers
 from lmtrain.training import loop, state
+from lmtrain.training.loop import train_step
+from lmtrain.training.meter import StepResult
 from lmtrain.training.other_runs import begin_with, check_other_runs
 from tests.conftest import Lmtrain
+from tests.training.ranks import said, together
 from tests.training.test_loop import change, last_hash, run
 from tests.training.test_parallel import SHORT, assert_close_curves, assert_close_state, train
 
@@ -35,6 +40,34 @@ def base(tiny: Config, store: TokenStore, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture
 def begun(tiny: Config, base: Path) -> Config:
     return change(tiny, train__init_from=str(base), run__seed=2)
+
+
+def test_all_processes_take_the_same_checkpoint_of_another_run(
+    tiny: Config, store: TokenStore, base: Path, tmp_path: Path
+) -> None:
+    """Also where it is being trained, and a process sees another best than the leader does."""
+    older = checkpoint.folders(base)[0]
+    assert older != checkpoint.best_folder(base)
+    config = change(tiny, train__init_from=str(base), train__teacher=str(base), train__steps=1)
+
+    def work(workers: Workers) -> None:
+        def watched(training: state.Training, lr: float, sampling: float) -> StepResult:
+            weights = training.model.embedding.weight.detach()
+            (tmp_path / f"{workers.rank}.json").write_text(json.dumps([training.teacher, float(weights.sum())]))
+            return train_step(training, lr, sampling)
+
+        def best(run_dir: Path) -> Path | None:
+            return older if run_dir == base and not workers.leads else best_folder(run_dir)
+
+        best_folder = checkpoint.best_folder
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "train_step", watched)
+            patch.setattr(checkpoint, "best_folder", best)
+            loop.fit(config, store, tmp_path / "run", resume=True, note=print, quiet=True, workers=workers)
+
+    assert together(2, work, tmp_path / "log") == [0, 0], [said(tmp_path / "log", rank) for rank in range(2)]
+    ours, theirs = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("ema", [0.9, None])

@@ -26,9 +26,10 @@ from lmtrain.training.meter import StepResult
 from lmtrain.training.parallel import choose_kind, share_batch
 from tests.reading import read
 from tests.training.ranks import meeting_place, said, together, variables
+from tests.training.resuming import worsen
 from tests.training.test_loop import change, last_hash, run
 
-pytestmark = pytest.mark.usefixtures("quick")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 FOLLOWED = ("loss", "raw_loss", "grad_norm", "lr", "epoch", "skipped_steps")
 ROUNDING = 2e-5
@@ -37,7 +38,6 @@ SHORT: dict[str, Any] = {
     "train__steps": 5,
     "train__eval_steps": 3,
     "train__log_steps": 1,
-    "train__spike_sigmas": 20.0,
     "eval__batch_size": 5,  # evaluations in three batches, which two or four processes don't share evenly
 }
 
@@ -136,6 +136,37 @@ def test_one_and_two_processes_give_the_same_bits(
     assert last_hash(tmp_path / "two") == last_hash(tmp_path / "alone")
     assert curve(tmp_path / "two") == curve(tmp_path / "alone")
     assert windows_by_step(two, 2) == windows_by_step(alone, 2)
+
+
+def test_the_final_score_is_of_one_checkpoint_however_late_it_is_written(
+    tiny: Config, store: TokenStore, tmp_path: Path
+) -> None:
+    """The best is being written still when the process that does not write it asks for it."""
+    config = change(tiny, train__steps=3, train__eval_steps=1)
+
+    def work(workers: Workers) -> None:
+        save = checkpoint.save
+
+        def slowly(*arguments: Any) -> Path:
+            if arguments[1] == 2:
+                time.sleep(1.5)
+            return save(*arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "train_step", worsen)
+            patch.setattr(checkpoint, "save", slowly)
+            outcome = fit(config, store, tmp_path / "two", resume=True, note=print, quiet=True, workers=workers)
+        assert outcome.score is not None
+        told = {"best": outcome.best_step, "nats": outcome.score.nats}
+        (tmp_path / f"{workers.rank}.json").write_text(json.dumps(told))
+
+    assert together(2, work, tmp_path / "log") == [0, 0], [said(tmp_path / "log", rank) for rank in range(2)]
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "train_step", worsen)
+        alone = run(config, store, tmp_path / "alone")[0]
+    assert alone.score is not None
+    assert found == [{"best": 2, "nats": alone.score.nats}] * 2
 
 
 def test_four_processes_see_the_same_windows_and_resume_on_any_number(

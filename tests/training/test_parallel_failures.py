@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from lmtrain.training import loop, state
 from lmtrain.training.loop import fit, train_step
 from lmtrain.training.meter import StepResult
 from lmtrain.training.saving import Saver
+from tests.children import Child
 from tests.conftest import TINY
 from tests.training.ranks import Ranks, said, together
 from tests.training.test_loop import change, last_hash, run
 
-pytestmark = pytest.mark.usefixtures("quick")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).parent.parent.parent
 GRACE = 5.0
@@ -132,6 +134,44 @@ def test_a_run_in_use_is_refused_by_all(tiny: Config, store: TokenStore, tmp_pat
         assert together(2, work, tmp_path / "log") == [1, 1]
     assert "in use by another process" in said(tmp_path / "log", 0)
     assert "SaidElsewhere" in said(tmp_path / "log", 1)
+
+
+def test_processes_whose_torchrun_is_killed_save_and_end(
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = change(tiny, train__steps=10**6, train__eval_steps=10**6)
+
+    def work(workers: Workers) -> None:
+        outcome = fit(config, store, tmp_path / "run", resume=True, note=print, quiet=True, workers=workers)
+        (tmp_path / f"{workers.rank}.json").write_text(json.dumps([outcome.status, outcome.step]))
+
+    def torchrun(say: Callable[[str], None]) -> None:
+        ranks = Ranks(2, work, tmp_path / "log")
+        say(" ".join(str(child.process) for child in (*ranks.children, ranks.host)))
+        signal.pause()
+
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    parent = Child(torchrun)
+    processes = [int(number) for number in parent.hear().split()]
+    metrics, ended = tmp_path / "run" / checkpoint.METRICS, [tmp_path / f"{rank}.json" for rank in range(2)]
+    try:
+        _wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
+        os.kill(parent.process, signal.SIGKILL)
+        parent.end()
+        _wait_for(lambda: all(path.exists() and path.stat().st_size for path in ended))
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+    step = checkpoint.folders(tmp_path / "run")[-1].name.removeprefix("step-")
+    assert [json.loads(path.read_text()) for path in ended] == [["interrupted", int(step)]] * 2
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 SCRIPT = """

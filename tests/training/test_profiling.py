@@ -107,6 +107,6 @@ def test_the_command(lmtrain: Lmtrain, workdir: Path, capfd: pytest.CaptureFixtu
 def test_a_dry_run_and_a_profile_are_refused(lmtrain: Lmtrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = lmtrain("train", "--profile", "--dry-run")
-    assert (done.code, done.out) == (1, "")
+    assert (done.code, done.out) == (2, "")
     assert done.err == "lmtrain: --dry-run trains nothing and --profile times some steps: give one of them\n"
     assert list(tmp_path.iterdir()) == []

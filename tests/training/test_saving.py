@@ -8,6 +8,7 @@ import torch
 
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint
+from lmtrain.storage.files import sha256_file
 from lmtrain.system import disk
 from lmtrain.training.saving import Saver
 
@@ -73,6 +74,25 @@ def test_a_failed_write_is_heard_of_and_leaves_the_one_before(
         fail_to_save()
     assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
     assert weight(tmp_path, 1) == [1.0] * 4
+
+
+def test_a_checkpoint_that_was_written_or_read_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.save(tmp_path, 1, state(1.0), {"score": None})
+    hashed: list[str] = []
+
+    def noted(path: Path) -> str:
+        hashed.append(path.parent.name)
+        return sha256_file(path)
+
+    monkeypatch.setattr("lmtrain.storage.checkpoint.sha256_file", noted)
+    with Saver(tmp_path, keep=3) as saver:
+        for step in (2, 3, 4, 5):
+            saver.save(step, state(float(step)), {"score": None})
+    assert set(hashed) == {"step-00000001"}  # by another process, and once
+    assert len(hashed) == len(state(1.0))
+    assert [folder.name[-1] for folder in checkpoint.folders(tmp_path)] == ["3", "4", "5"]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

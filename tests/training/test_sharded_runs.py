@@ -28,7 +28,7 @@ from tests.reading import read
 from tests.training.ranks import said, together
 from tests.training.test_loop import change, last_hash, run
 
-pytestmark = pytest.mark.usefixtures("quick")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CLOCK = {"seconds": 1.0, "metrics_bytes": 0}
 MOST_SENT = 4096

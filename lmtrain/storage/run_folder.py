@@ -1,0 +1,94 @@
+"""The run folder around its checkpoints: its configuration, its tokenizer, how it stands, and its lock."""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lmtrain.config.loader import dump as dump_config
+from lmtrain.config.loader import load as load_config
+from lmtrain.config.schema import Config
+from lmtrain.errors import LmtrainError, UsageError
+from lmtrain.storage.files import is_temporary, make_folders, read_error, recover, write_error, write_file
+from lmtrain.system import disk
+
+CONFIG, TOKENIZER, STATE, METRICS = "config.yaml", "tokenizer.json", "state.json", "metrics.jsonl"
+_LOCK = ".lock"
+_BEFORE_CONFIG = {_LOCK, "checkpoints", "profile"}
+"""What a run folder may hold before its configuration is written."""
+
+
+def create_run(run_dir: Path, config: Config, tokenizer: Path) -> None:
+    """Make the run's folder with its configuration and its tokenizer, or refresh them in an existing one."""
+    make_folders(run_dir / "checkpoints")
+    write_file(run_dir / CONFIG, dump_config(config))
+    write_file(run_dir / TOKENIZER, tokenizer.read_bytes())
+
+
+def run_config(run_dir: Path) -> Config:
+    """The configuration stored with a run, whatever the environment says."""
+    try:
+        return load_config(run_dir / CONFIG, environment={}, stored=True)
+    except UsageError as error:  # the run is damaged, and not the command wrong
+        raise LmtrainError(str(error)) from None
+
+
+def find_run(path: Path | None, runs_dir: Path) -> Path:
+    """The run at `path`, or the latest in `runs_dir` that has a checkpoint. Raises LmtrainError if there is none."""
+    if path is not None:
+        if not (path / CONFIG).is_file():
+            raise LmtrainError(f"{path} is not a run folder: it has no {CONFIG}")
+        return path
+    runs = [folder.parent.parent for folder in runs_dir.glob("*/checkpoints/step-*") if folder.is_dir()]
+    runs = [run for run in runs if (run / CONFIG).is_file()]
+    if not runs:
+        raise LmtrainError(f"no trained run in {runs_dir}: train one with `lmtrain train`, or name one with --run")
+    return max(runs, key=lambda run: (run / STATE).stat().st_mtime if (run / STATE).exists() else 0.0)
+
+
+def write_state(run_dir: Path, status: str, **details: Any) -> None:
+    """Say in `state.json` how the run stands: running, finished, interrupted or failed."""
+    write_file(run_dir / STATE, json.dumps({"status": status, **details}, indent=2) + "\n")
+
+
+@contextmanager
+def lock(run_dir: Path) -> Iterator[None]:
+    """Keep a second process out of the run, and put in order what one that was killed has left in it.
+
+    The system drops the lock when the process ends, however it ends. Raises LmtrainError where the folder is no run's.
+    """
+    make_folders(run_dir)
+    _reject_foreign(run_dir)
+    try:
+        file = disk.open_in_place(run_dir / _LOCK)
+    except OSError as error:
+        raise write_error(run_dir, error) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LmtrainError(f"{run_dir} is in use by another process: wait for it or set run.name") from None
+        except OSError as error:
+            raise LmtrainError(
+                f"{run_dir} can't be locked against other processes ({error.strerror}): set run.dir to a folder on "
+                "another file system"
+            ) from error
+        recover(run_dir)
+        recover(run_dir / "checkpoints")
+        yield
+
+
+def _reject_foreign(run_dir: Path) -> None:
+    """Raise LmtrainError where the folder holds other files than a run's, which a run would overwrite."""
+    try:
+        names = {path.name for path in run_dir.iterdir() if not is_temporary(path.name)}
+        if CONFIG in names:
+            run_config(run_dir)
+        elif foreign := names - _BEFORE_CONFIG:
+            raise LmtrainError(f"it holds {min(foreign)} and no {CONFIG}")
+    except OSError as error:
+        raise read_error(run_dir, error) from error
+    except LmtrainError as error:
+        raise LmtrainError(f"{run_dir} is not a run folder: {error}; choose another run.name or run.dir") from error
