@@ -1,7 +1,7 @@
-"""`scripts/benchmark decode`: tokens per second of generating, beside transformers' `generate` on GPT-2 of the same size.
+"""`scripts/benchmark decode`: tokens per second of generating, beside `generate` of transformers' GPT-2 of that size.
 
 Random weights: the time does not depend on what is generated, and no text ends before its full length. Rows compare
-the same precision, and nothing is compiled; on a GPU lmtrain replays its steps as a CUDA graph, which the row says. int8
+the same precision, and nothing is compiled; on a GPU lmtrain replays its steps as a CUDA graph, as the row says. int8
 has no counterpart, so its rows have no ratio. The other side is a process of its own:
 
 python scripts/bench_decoding.py SIDE        # as JSON; prints tokens per second of every case
@@ -9,6 +9,7 @@ python scripts/bench_decoding.py SIDE        # as JSON; prints tokens per second
 
 import argparse
 import importlib
+import importlib.util
 import itertools
 import json
 import sys
@@ -28,6 +29,8 @@ CASES = tuple(itertools.product((1, 16), (1, 4)))
 
 def decoding(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     """Metrics and settings of every precision and case."""
+    if importlib.util.find_spec("transformers") is None:
+        raise SystemExit("this needs transformers: pip install -c constraints.txt -e '.[benchmark]'")
     device, new = choose_device("auto"), arguments.new_tokens
     options = [*recipe_options(arguments.recipe), f"model.context={PROMPT + new + 1}", *arguments.overrides]
     options += [*random_corpus(folder, arguments.vocab_size), f"run.dir={folder}", "run.name=run"]
@@ -67,10 +70,7 @@ def measure_lmtrain(folder: Path, precision: str, prompts: int, beams: int, new:
 
 def measure_transformers(side: Row) -> list[float]:
     """The best of some repeats of `generate` for each case, after one that warms up."""
-    try:
-        transformers: Any = importlib.import_module("transformers")
-    except ImportError:
-        raise SystemExit("this needs transformers: pip install -c constraints.txt -e '.[benchmark]'") from None
+    transformers: Any = importlib.import_module("transformers")
     transformers.logging.set_verbosity_error()
     torch.manual_seed(SEED)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[side["precision"]]

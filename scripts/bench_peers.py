@@ -51,8 +51,8 @@ def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     read = trained["step"] * tokens_per_step(costs["config"])
     add(form, {"nats": scored["nats"], "tokens": read, "parameters": costs["parameters"]})
     programs = [("nanoGPT", arguments.nanogpt, precision, True)]
-    for kind in ("LSTM", "Transformer"):
-        programs.append((f"word_language_model {kind}", arguments.word_language_model, "fp32", False))
+    kinds = ("LSTM", "Transformer")
+    programs += [(f"word_language_model {kind}", arguments.word_language_model, "fp32", False) for kind in kinds]
     for program, source, peer_precision, compiled in programs:
         if source is not None:
             form = {"program": program, "precision": peer_precision, "compiled": compiled}

@@ -2,7 +2,7 @@
 """What the scripts share: running commands, records, and the pages that are generated from the records.
 
     python scripts/record.py            # print the pages
-    python scripts/record.py --write    # write them: scripts/results/README.md and SWEEPS.md
+    python scripts/record.py --write    # write them: README.md, SPEED.md and SWEEPS.md in scripts/results/
 
 A file in scripts/results/ is a list of records. A record has the keys of `REQUIRED`, and `settings` where a result
 depends on any. `metrics` maps names to numbers; its `rows` is a list of such mappings, and nested values other than
@@ -167,10 +167,10 @@ SECTIONS = {
         "Perplexity beside other programs",
         "Validation word perplexity after the same minutes on the same data, each program by its own source "
         "(`scripts/benchmark peers`). In bf16 where the processor computes in it; word_language_model supports float32 "
-        "only. nanoGPT is compiled, word_language_model is not. All with the retained heap. Compare rows of one commit: "
-        "machines with the same processor name differed in speed. The run of lmtrain that belongs to the 10 minutes of "
-        "nanoGPT and the LSTM with 167.4 and 239.2 is the recipe `wikitext2-cpu` above, and that of the 60 minutes of "
-        "two threads is `wikitext2-cpu-hour`.",
+        "only. nanoGPT is compiled, word_language_model is not; all have the retained heap. Machines with the same "
+        "processor name differed in speed: lmtrain's figure beside 167.4 and 239.2 in 10 minutes is the recipe "
+        "`wikitext2-cpu` above, beside the 60 minutes of two threads `wikitext2-cpu-hour` with 74.13, and beside those "
+        "of one thread with 86.40.",
     ),
     "benchmarks": (
         "Speed and memory",
@@ -231,10 +231,14 @@ def page(name: str) -> str:
 def _section(benchmark: str, records: list[Record], shown: Sequence[str] | None) -> list[str]:
     """A heading, what all rows of the benchmark's records have in common, and a table of the rest."""
     rows = [{**row, **_origin(record)} for record in records for row in _rows(record)]
-    keys = [key for key in dict.fromkeys(key for row in rows for key in row) if shown is None or key in shown or key in ORIGIN]
+    keys = [
+        key
+        for key in dict.fromkeys(key for row in rows for key in row)
+        if shown is None or key in shown or key in ORIGIN
+    ]
     common = [key for key in keys if len({str(row.get(key)) for row in rows}) == 1 and (len(rows) > 1 or key in ORIGIN)]
     columns = [key for key in keys if key not in common]
-    about = [f"{key.replace('_', ' ')} {_cell(rows[0][key])}" for key in common]
+    about = [f"{key.replace('_', ' ')} {_cell(rows[0][key])}" for key in common if rows[0].get(key) is not None]
     settings = records[0].get("settings", {})
     if "common" in settings:
         overrides = [change for change in settings["common"] if not change.startswith(NOT_SHOWN)]
