@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from bench_training import RETAINED_HEAP, load_source, recipe_options, tokens_per_step
-from record import Row, lmtrain, run_python
+from record import Row, last_json, lmtrain, run_python
 from torch import Tensor, nn
 
 from lmtrain.data.tokens import open_store
@@ -32,12 +32,13 @@ CPU = torch.device("cpu")
 
 def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     """Metrics and settings of lmtrain and of every program whose source is given."""
+    if any(change.startswith(("data.", "tokenizer.")) for change in arguments.overrides):
+        raise SystemExit("all programs read the same data: use --source, and no overrides of data or tokenizer")
     recipe = recipe_options(RECIPE)
     store = lmtrain("tokenize", arguments.source, *recipe)
     words, threads = store["splits"]["valid"]["words"], machine(CPU)["cores"]
     precision = choose_precision("auto", CPU)
     side = {"store": store["folder"], "minutes": arguments.minutes, "threads": threads}
-    form = {"program": "lmtrain", "precision": precision, "compiled": True}
     rows: list[Row] = []
 
     def add(form: Row, found: Row) -> None:
@@ -45,10 +46,18 @@ def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
         print(rows[-1], file=sys.stderr)
 
     budget = [f"train.max_minutes={arguments.minutes}", f"train.threads={threads}", f"run.seed={SEED}"]
-    options = [*recipe, *arguments.overrides, f"data.source={arguments.source}", *budget, f"run.dir={folder}"]
+    options = [
+        *recipe,
+        "train.compile=true",
+        *arguments.overrides,
+        f"data.source={arguments.source}",
+        *budget,
+        f"run.dir={folder}",
+    ]
     costs, trained = lmtrain("train", *options, "--dry-run"), lmtrain("train", *options)
     scored = lmtrain("eval", "--run", trained["run"])
     read = trained["step"] * tokens_per_step(costs["config"])
+    form = {"program": "lmtrain", "precision": precision, "compiled": costs["config"]["train"]["compile"]}
     add(form, {"nats": scored["nats"], "tokens": read, "parameters": costs["parameters"]})
     programs = [("nanoGPT", arguments.nanogpt, precision, True)]
     kinds = ("LSTM", "Transformer")
@@ -57,7 +66,7 @@ def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
         if source is not None:
             form = {"program": program, "precision": peer_precision, "compiled": compiled}
             printed = run_python([__file__, json.dumps({**side, **form, "source": str(source)})], RETAINED_HEAP)
-            add(form, json.loads(printed))
+            add(form, last_json(printed))
     settings = {"recipe": RECIPE, "overrides": arguments.overrides, "corpus": Path(arguments.source).name}
     metrics = {"minutes": arguments.minutes, "threads": threads, "rows": rows}
     return metrics, settings | {"words": words, "heap": "retained"}
@@ -180,7 +189,7 @@ def sliding_nats(logits: Callable[[Tensor], Tensor], stream: Tensor, context: in
     for rows in range(0, len(ends), 16):
         index = ends[rows : rows + 16, None] + torch.arange(-context, 1)
         window = stream[index]
-        found = logits(window[:, :-1]).transpose(1, 2)
+        found = logits(window[:, :-1].contiguous()).transpose(1, 2)
         losses = F.cross_entropy(found, window[:, 1:], reduction="none")
         nats += float(losses[index[:, 1:] > before[rows : rows + 16, None]].double().sum())
     return nats

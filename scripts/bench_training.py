@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import ROOT, Row, lmtrain, run_python
+from record import ROOT, Row, last_json, lmtrain, run_python
 
 from lmtrain.system.runtime import autocast, choose_device, choose_precision, memory_bytes, synchronize
 
@@ -70,7 +70,7 @@ def training(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
             for program, source in peers:
                 form = {"program": program, "precision": precision, "compiled": compiled, "heap": "retained"}
                 side = {**form, "source": source, "steps": arguments.steps, "device": device.type, **shape}
-                rows.append(form | json.loads(run_python([__file__, json.dumps(side)], RETAINED_HEAP)))
+                rows.append(form | last_json(run_python([__file__, json.dumps(side)], RETAINED_HEAP)))
                 print(rows[-1], file=sys.stderr)
     settings = {"recipe": arguments.recipe, "overrides": arguments.overrides, "vocab_size": arguments.vocab_size}
     metrics = {"parameters": costs["parameters"], "tokens_per_step": tokens_per_step(config), "rows": rows}

@@ -89,6 +89,11 @@ def lmtrain(*arguments: str | Path) -> dict[str, Any]:
     return result
 
 
+def last_json(printed: str) -> Any:
+    """The JSON in the last line that a program printed; other programs' models print lines of their own before."""
+    return json.loads(printed.splitlines()[-1])
+
+
 def seconds(run: Callable[..., object], *arguments: object) -> float:
     """How long a call takes."""
     start = time.perf_counter()

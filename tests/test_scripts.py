@@ -52,7 +52,7 @@ def command(lmtrain: Lmtrain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
             return call(*arguments[2:])
         side = json.loads(arguments[1])
         measure = {"bench_training": bench_training.measure_peer, "bench_decoding": bench_decoding.measure_transformers}
-        return json.dumps(measure[Path(arguments[0]).stem](side))
+        return "number of parameters: 1\n" + json.dumps(measure[Path(arguments[0]).stem](side))
 
     def as_json(*arguments: str | Path) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(call(*arguments, "--json"))
@@ -220,10 +220,14 @@ def test_sliding_windows_score_each_token_with_its_context() -> None:
 
 
 def test_peers_are_recorded_with_their_perplexity(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = {
+    said: dict[str, Any] = {
         **{"folder": "f", "splits": {"valid": {"words": 10}}, "run": "runs/r", "step": 3, "nats": 20.0},
-        **{"parameters": 5, "config": {"model": {"mode": "causal", "context": 4}, "train": {"batch_size": 2}}},
+        **{
+            "parameters": 5,
+            "config": {"model": {"mode": "causal", "context": 4}, "train": {"batch_size": 2, "compile": True}},
+        },
     }
+    said["config"]["train"] = {"batch_size": 2, "compile": True}
     printed = json.dumps({"nats": 30.0, "tokens": 7, "parameters": 6})
     monkeypatch.setattr(bench_peers, "lmtrain", lambda *_: said)
     monkeypatch.setattr(bench_peers, "run_python", lambda *_: printed)
