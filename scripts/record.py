@@ -261,7 +261,8 @@ def _rows(record: Record) -> Iterable[Row]:
 
 def _origin(record: Record) -> Row:
     machine = record["machine"]
-    name = f"{machine['processor']}, {machine['cores']} cores" if machine["device"] == "cpu" else machine["device"]
+    cores = f"{machine['cores']} core{'s' * (machine['cores'] > 1)}"
+    name = f"{machine['processor']}, {cores}" if machine["device"] == "cpu" else machine["device"]
     return {"machine": f"{name}, torch {machine['torch']}", "date": record["date"], "commit": record["commit"][:7]}
 
 
@@ -279,7 +280,7 @@ def _cell(value: Any) -> str:
         case bool():
             return "yes" if value else "no"
         case float():
-            return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+            return f"{value:.4g}" if abs(value) < 10 else f"{value:,.2f}" if abs(value) < 1000 else f"{value:,.0f}"
         case int():
             return f"{value:,}"
         case list():

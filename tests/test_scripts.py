@@ -161,6 +161,7 @@ def test_decoding_compares_like_with_like(script: Any, monkeypatch: pytest.Monke
         assert row["ratio"] == (row["lmtrain_tokens_per_second"] / theirs if theirs else None)
     assert [row["ratio"] for row in rows[4:]] == [None, None]
     assert found["versions"]["transformers"] == "1.0"
+    assert found["settings"]["vocab_size"] == 50
 
 
 class Uniform(nn.Module):
