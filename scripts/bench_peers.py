@@ -59,9 +59,10 @@ def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     read = trained["step"] * tokens_per_step(costs["config"])
     form = {"program": "lmtrain", "precision": precision, "compiled": costs["config"]["train"]["compile"]}
     add(form, {"nats": scored["nats"], "tokens": read, "parameters": costs["parameters"]})
-    programs = [("nanoGPT", arguments.nanogpt, precision, True)]
-    kinds = ("LSTM", "Transformer")
-    programs += [(f"word_language_model {kind}", arguments.word_language_model, "fp32", False) for kind in kinds]
+    programs = [
+        ("nanoGPT", arguments.nanogpt, precision, True),
+        ("word_language_model LSTM", arguments.word_language_model, "fp32", False),
+    ]
     for program, source, peer_precision, compiled in programs:
         if source is not None:
             form = {"program": program, "precision": peer_precision, "compiled": compiled}
@@ -150,26 +151,6 @@ def train_lstm(source: Any, text: Text, side: Row) -> Trained:
     return model, tokens, nats
 
 
-def train_transformer(source: Any, text: Text, side: Row) -> Trained:
-    """The example's Transformer with its default sizes and AdamW, as its README says."""
-    model = source.TransformerModel(text.vocab_size, 200, 2, 200, 2, 0.2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    lanes = text.lanes(20)
-
-    def step(number: int, _progress: float) -> int:
-        first = 35 * number % (len(lanes) - 36)
-        loss = F.nll_loss(model(lanes[first : first + 35]).flatten(0, 1), lanes[first + 1 : first + 36].flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.parameters(), 0.25)
-        optimizer.step()
-        optimizer.zero_grad()
-        return 35 * 20
-
-    tokens = train_until(side["minutes"], step)
-    model.eval()
-    return model, tokens, sliding_nats(lambda inputs: model(inputs.t()).transpose(0, 1), text.valid, 35)
-
-
 def train_until(minutes: float, step: Callable[[int, float], int]) -> int:
     """Steps (number, share of the time that has passed) until the time is up; the tokens that they read."""
     start, tokens, number = time.perf_counter(), 0, 0
@@ -198,7 +179,6 @@ def sliding_nats(logits: Callable[[Tensor], Tensor], stream: Tensor, context: in
 PROGRAMS = {
     "nanoGPT": train_nanogpt,
     "word_language_model LSTM": train_lstm,
-    "word_language_model Transformer": train_transformer,
 }
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pages
 import pytest
 import record
 
@@ -15,7 +16,7 @@ RECORDS = [(path.stem, entry) for path in PATHS for entry in record.read_records
 
 @pytest.mark.parametrize(("file", "entry"), RECORDS, ids=lambda part: part if isinstance(part, str) else "")
 def test_a_record_has_the_schema(file: str, entry: dict[str, Any]) -> None:
-    assert file in record.SECTIONS
+    assert file in pages.SECTIONS
     assert {key: type(entry[key]) for key in record.REQUIRED} == record.REQUIRED
     assert entry.keys() <= {*record.REQUIRED, "settings"}
     assert entry["machine"].keys() >= {"processor", "cores", "threads", "device", "torch"}
@@ -26,18 +27,18 @@ def test_a_record_has_the_schema(file: str, entry: dict[str, Any]) -> None:
     assert "/root/" not in json.dumps(entry)
 
 
-@pytest.mark.parametrize("name", record.PAGES)
+@pytest.mark.parametrize("name", pages.PAGES)
 def test_a_page_is_up_to_date(name: str) -> None:
     page = (record.RESULTS / name).read_text()
-    assert page == record.page(name), "run: python scripts/record.py --write"
+    assert page == pages.page(name), "run: python scripts/pages.py --write"
 
 
 def test_every_record_is_on_a_page_that_is_not_too_long() -> None:
-    pages = {path: path.read_text() for path in record.RESULTS.glob("*.md")}
-    assert all(len(text.encode()) < 12_000 for text in pages.values())
+    texts = [path.read_text() for path in record.RESULTS.glob("*.md")]
+    assert all(len(text.encode()) < 12_000 for text in texts)
     for _, entry in RECORDS:
-        assert any(f"\n### {entry['benchmark']}\n" in text for text in pages.values())
-    assert sorted(path.stem for path in PATHS) == sorted(file for files in record.PAGES.values() for file in files)
+        assert any(f"\n### {entry['benchmark']}\n" in text for text in texts)
+    assert sorted(path.stem for path in PATHS) == sorted(file for files in pages.PAGES.values() for file in files)
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_a_record_replaces_that_of_the_same_command(results: Path, monkeypatch: 
     entries = json.loads((results / "peers.json").read_text())
     assert [entry["metrics"].get("rate") for entry in entries] == [2.0, None]
     assert entries[0]["command"] == "python scripts/benchmark startup"
-    page = record.page("README.md")
+    page = pages.page("README.md")
     assert "| rate | compiled |\n| --- | --- |\n| 2 |  |\n| 3 | yes |\n| 4 |  |" in page
 
 

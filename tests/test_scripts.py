@@ -194,7 +194,6 @@ def test_peers_are_scored_over_every_token(
         GPT=lambda config: Uniform(config["vocab_size"]),
         GPTConfig=dict,
         RNNModel=lambda kind, words, *_: Uniform(words, steps_first=True),
-        TransformerModel=lambda words, *_: Uniform(words),
     )
     monkeypatch.setattr(torch, "compile", lambda model: model)
     monkeypatch.setattr(bench_peers, "load_source", lambda folder: source)
