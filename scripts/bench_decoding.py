@@ -1,7 +1,7 @@
 """`scripts/benchmark decode`: tokens per second of generating, beside `generate` of transformers' GPT-2 of that size.
 
 Random weights: the time does not depend on what is generated, and no text ends before its full length. Rows compare
-the same precision, and nothing is compiled; on a GPU lmtrain replays its steps as a CUDA graph, as the row says. int8
+the same precision and heap, and nothing is compiled; on a GPU lmtrain replays its steps as a CUDA graph, as the row says. int8
 has no counterpart, so its rows have no ratio. The other side is a process of its own:
 
 python scripts/bench_decoding.py SIDE        # as JSON; prints tokens per second of every case
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_training import SEED, random_corpus, recipe_options
+from bench_training import RETAINED_HEAP, SEED, random_corpus, recipe_options
 from record import Row, last_json, lmtrain, run_python, seconds
 
 from lmtrain.system.runtime import choose_device, choose_precision
@@ -42,10 +42,14 @@ def decoding(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     rows: list[Row] = []
     for precision in dict.fromkeys(("fp32", choose_precision("auto", device), *(["int8"] * (device.type == "cpu")))):
         side = {"precision": precision, "device": device.type, "new_tokens": new, **shape}
-        theirs = [None] * len(CASES) if precision == "int8" else last_json(run_python([__file__, json.dumps(side)]))
+        theirs = (
+            [None] * len(CASES)
+            if precision == "int8"
+            else last_json(run_python([__file__, json.dumps(side)], RETAINED_HEAP))
+        )
         for (prompts, beams), rate in zip(CASES, theirs, strict=True):
             ours = measure_lmtrain(folder, precision, prompts, beams, new)
-            form = {"precision": precision, "compiled": False, "cuda_graph": device.type == "cuda"}
+            form = {"precision": precision, "compiled": False, "cuda_graph": device.type == "cuda", "heap": "retained"}
             rates = {"lmtrain_tokens_per_second": ours, "transformers_tokens_per_second": rate}
             case = {"prompts": prompts, "beams": beams, "new_tokens": new}
             rows.append({**form, **case, **rates, "ratio": ours / rate if rate else None})
