@@ -1,8 +1,8 @@
 """`scripts/benchmark decode`: tokens per second of generating, beside `generate` of transformers' GPT-2 of that size.
 
 Random weights: the time does not depend on what is generated, and no text ends before its full length. Rows compare
-the same precision and heap, and nothing is compiled; on a GPU lmtrain replays its steps as a CUDA graph, as the row says. int8
-has no counterpart, so its rows have no ratio. The other side is a process of its own:
+the same precision and heap, and nothing is compiled; on a GPU lmtrain replays its steps as a CUDA graph, as the row
+says. int8 has no counterpart, so its rows have no ratio. The other side is a process of its own:
 
 python scripts/bench_decoding.py SIDE        # as JSON; prints tokens per second of every case
 """
