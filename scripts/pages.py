@@ -44,7 +44,7 @@ SECTIONS = {
         "Sweeps",
         "One recipe with different overrides at one budget. Small models, most with one or two seeds on one or two "
         "CPU cores: differences within the spread say nothing. Most sweeps ran beside other work, so their tokens/s "
-        "are no comparison; `sweep-attention`, `sweep-equal-time` and `sweep-windowed` ran alone. Steps of 6 windows "
+        "are no comparison; `attention`, `equal-time` and `windowed` ran alone. Steps of 6 windows "
         "of 128 tokens are 1.1 passes over the text of these sweeps per hundred: 4,800 are 52 passes. Fields that have "
         "been removed since then appear under their old names.",
     ),
