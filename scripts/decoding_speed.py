@@ -18,11 +18,12 @@ from lmtrain.config.schema import ModelConfig
 from lmtrain.generation.beam import beam_search
 from lmtrain.generation.sampling import sample
 from lmtrain.generation.search import Rules, Step
+from lmtrain.model.build import build_model
+from lmtrain.model.cuda_graph import step_function
+from lmtrain.model.decoding_state import State
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.packing import pack
-from lmtrain.model.state import State
-from lmtrain.model.steps import steps
-from lmtrain.system.runtime import choose_device, choose_precision
+from lmtrain.system.runtime import choose_device
 
 VOCABULARY, PROMPT, SEED = 33_278, 8, 0
 SIZES = ((256, 4, 4), (768, 12, 12))
@@ -106,7 +107,6 @@ def compare(
         "fp32_tokens_per_second": plain,
         "fp32_ratio": plain / reference,
         "tried_seconds": dict(zip(("ours", "theirs"), tried, strict=True)),
-        "compiling_seconds": {name: took for name, took in first.items() if "compiled" in name},
     }
 
 
@@ -116,17 +116,14 @@ def our_models(dim: int, layers: int, heads: int, device: torch.device) -> dict[
     found: dict[str, Generate] = {}
     for weights in forms:
         model = our_model(dim, layers, heads, weights)
-        found[weights] = our_search(model, steps(model))
-    for weights in sorted({"fp32", "int8", choose_precision("auto", device)}) if device.type == "cpu" else ():
-        model = our_model(dim, layers, heads, weights, compiled=True)
-        found[f"{weights} compiled"] = our_search(model, steps(model, compiled=True))
+        found[weights] = our_search(model, step_function(model))
     return found
 
 
-def our_model(dim: int, layers: int, heads: int, weights: str, *, compiled: bool = False) -> LanguageModel:
+def our_model(dim: int, layers: int, heads: int, weights: str) -> LanguageModel:
     """A model with random weights in this form."""
-    model = LanguageModel(ModelConfig(dim=dim, layers=layers, heads=heads, context=1024), VOCABULARY).eval()
-    pack(model.to(choose_device("auto")), weights, prepack=not compiled)
+    model = build_model(ModelConfig(dim=dim, layers=layers, heads=heads, context=1024), VOCABULARY).eval()
+    pack(model.to(choose_device("auto")), weights)
     return model
 
 

@@ -13,13 +13,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from record import run_script
 from torch import nn
 
 from lmtrain.config.loader import load
 from lmtrain.config.schema import Config
-from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.build import build_uninitialized
 from lmtrain.system.distributed import Workers
 from lmtrain.training.costs import memory_estimate, training_flops
 from lmtrain.training.parallel import share_batch
@@ -42,8 +41,7 @@ def estimate(
     shared = share_batch(config, workers)
     precision = "fp32" if config.train.precision == "fp32" else "bf16"
     memory = memory_estimate(shared, vocab_size, precision)
-    with torch.device("meta"):
-        model = LanguageModel(config.model, vocab_size)
+    model = build_uninitialized(config.model, vocab_size)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     blocks = [linear_parameters(block) for block in model.encoder.blocks]
     gathered = (2 if precision == "bf16" else 4) * sum(blocks) + 4 * (parameters - sum(blocks))

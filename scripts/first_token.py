@@ -23,7 +23,7 @@ from lmtrain.generation.options import Options
 from lmtrain.model.trained import open_trained, ready_to_generate
 from pathlib import Path
 marks.append(time.time())
-trained = ready_to_generate(open_trained(Path(sys.argv[2]), "best", "auto", "auto"), "auto", compiled=False)
+trained = ready_to_generate(open_trained(Path(sys.argv[2]), "best", "auto", "auto"), "auto")
 marks.append(time.time())
 complete(trained.model, trained.tokenizer, [sys.argv[3]], Options(max_tokens=1), step=trained.take_step)
 marks.append(time.time())

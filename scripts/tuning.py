@@ -9,7 +9,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -88,30 +88,30 @@ def search(trained: Trained, store: TokenStore, tokens: int, rule: str = "rms") 
     found: dict[str, Found] = {}
     streams: dict[float, Stream] = {}
     for temperature in TEMPERATURES:
-        model.temperature = temperature
-        streams[temperature] = stream_of(trained, store, model.score, tokens, stride, config.eval.batch_size)
+        score = partial(model.score, temperature=temperature)
+        streams[temperature] = stream_of(trained, store, score, tokens, stride, config.eval.batch_size)
         say("temperature", (float(streams[temperature][0].double().mean()), [f"--temperature {temperature}"]))
     losses = {temperature: float(stream[0].double().mean()) for temperature, stream in streams.items()}
-    model.temperature = min(losses, key=lambda temperature: losses[temperature])
-    options = [f"--temperature {model.temperature}"]
+    best_temperature = min(losses, key=lambda temperature: losses[temperature])
+    options = [f"--temperature {best_temperature}"]
     found["plain"] = (losses[1.0], [])
-    found["temperature"] = (losses[model.temperature], options)
-    found["cache"] = say("cache", best_cache(streams[model.temperature], options))
+    found["temperature"] = (losses[best_temperature], options)
+    found["cache"] = say("cache", best_cache(streams[best_temperature], options))
     if not model.causal:
         return found, []
-    found["dynamic"], stream, tried = best_dynamic(trained, store, tokens, rule, options)
+    found["dynamic"], stream, tried = best_dynamic(trained, store, tokens, rule, best_temperature)
     found["dynamic and cache"] = say("dynamic and cache", best_cache(stream, found["dynamic"][1]))
     return found, tried
 
 
 def best_dynamic(
-    trained: Trained, store: TokenStore, tokens: int, rule: str, options: list[str]
+    trained: Trained, store: TokenStore, tokens: int, rule: str, temperature: float
 ) -> tuple[Found, Stream, list[Found]]:
-    """The best dynamic evaluation at the temperature that the model has, what it gives, and all that were tried."""
+    """The best dynamic evaluation at this temperature, what it gives, and all that were tried."""
     model, config = trained.model, trained.config
     precision = choose_precision(config.train.precision, trained.device)
     rms = gradient_rms(model, store.split("train"), device=trained.device, precision=precision) if rule == "rms" else []
-    settings = change(config, [f"eval.dynamic_rule={rule}"]).eval
+    settings = change(config, [f"eval.dynamic_rule={rule}", f"eval.temperature={temperature}"]).eval
     segments = tuple(size for size in SEGMENTS if size <= config.model.context)
     chosen: Setting = (*learning_rates(settings), 0.0, segments[len(segments) // 2])
 
@@ -125,7 +125,9 @@ def best_dynamic(
         fields = [f"eval.dynamic_rule={rule}", f"eval.dynamic_lr={lr:.4g}"]
         fields += [f"eval.dynamic_embedding={embedding}", f"eval.dynamic_decay={decay}"]
         nats = float(stream[0].double().mean())
-        tried.append(say("dynamic", (nats, [*options, f"--stride {segment}", "--dynamic", *fields])))
+        tried.append(
+            say("dynamic", (nats, [f"--temperature {temperature}", f"--stride {segment}", "--dynamic", *fields]))
+        )
         return tried[-1], stream
 
     def nats(setting: Setting) -> float:

@@ -24,7 +24,6 @@ import torch
 from lmtrain.config.schema import ModelConfig
 from lmtrain.errors import LmtrainError
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.steps import steps
 from tests.children import Child
 from tests.conftest import TINY, Lmtrain
 
@@ -131,7 +130,6 @@ def test_decoding_is_measured_in_every_case(monkeypatch: pytest.MonkeyPatch) -> 
     )
     monkeypatch.setitem(sys.modules, "transformers", double)
     monkeypatch.setattr(decoding_speed, "version", lambda name: "5.0")
-    monkeypatch.setattr(decoding_speed, "steps", lambda model, compiled=False: steps(model))
     sizes = {"VOCABULARY": 50, "SIZES": ((16, 1, 2),), "BATCHES": (1, 2), "BEAMS": (1, 2), "TRIED": 2}
     for name, value in {**sizes, "REPEATS": 1, "READ": 2**20}.items():
         monkeypatch.setattr(decoding_speed, name, value)
@@ -141,7 +139,6 @@ def test_decoding_is_measured_in_every_case(monkeypatch: pytest.MonkeyPatch) -> 
     for case in figures["cases"]:
         assert case["ratio"] == pytest.approx(case["tokens_per_second"] / case["their_tokens_per_second"])
         assert case["fp32_form"].startswith("fp32")
-        assert case["compiling_seconds"].keys() >= {"fp32 compiled", "int8 compiled"}
     model = LanguageModel(ModelConfig(dim=16, layers=1, heads=2), 50)
     read = sum(x.numel() for x in model.parameters() if x.dim() == 2)
     assert figures["floors"]["16"]["bytes"] == {"fp32": 4 * read, "bf16": 2 * read, "int8": read}

@@ -23,6 +23,14 @@ ENVIRONMENT_PREFIX = "LMTRAIN_"
 LARGEST_FILE = 1 << 18
 """Bytes: far more than a configuration needs, and little enough for YAML's slowest corners."""
 
+REMOVED: dict[str, tuple[object, str]] = {
+    "train.adversarial_softmax": (0.0, "it made no measurable difference"),
+    "train.scheduled_sampling": (0.0, "it made perplexity worse; lmtrain.nn.seq2seq has it for sequence to sequence"),
+    "model.embedding_dropout": (0.0, "it made no measurable difference; use model.input_dropout"),
+}
+"""Fields that earlier versions had: the default value, and why the field was removed or what replaces it. All of them
+had an effect in training only."""
+
 _MOST_MISTAKES = 5
 _LONGEST_VALUE = 200
 _TEXTS = (str, str | None, Path, Place | None)
@@ -34,13 +42,20 @@ Origins = dict[tuple[str, str], str]
 
 
 def load(
-    path: Path | None = None, overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None
+    path: Path | None = None,
+    overrides: Iterable[str] = (),
+    environment: Mapping[str, str] | None = None,
+    *,
+    stored: bool = False,
 ) -> Config:
     """Read a configuration: defaults, then the YAML file, then the environment, then `section.field=value` overrides.
 
     `environment` defaults to the process's own. Raises LmtrainError naming the key, the value and the remedy.
+    `stored`: the configuration that a run was trained with, in which a removed field may have any value.
     """
     values: dict[str, Any] = _read_yaml(path) if path is not None else {}
+    if stored:
+        values = {section: _without_removed(section, fields) for section, fields in values.items()}
     origins = _override(values, overrides, os.environ if environment is None else environment)
     return parse(values, str(path) if path is not None else "the configuration", origins)
 
@@ -90,6 +105,7 @@ def _override(values: dict[str, Any], overrides: Iterable[str], environment: Map
 def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
     """Check plain values (as from YAML) against the schema; `origin` names their source in messages, `origins` that of
     single fields."""
+    values = _check_removed(values, origin, origins or {})
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -104,6 +120,25 @@ def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
         raise LmtrainError(f"{origin}: nested too deeply") from None
     except UnicodeEncodeError:  # pydantic's own, on the sentence of a validator that quotes such a text
         raise LmtrainError(f"{origin}: a text has half a surrogate pair, which is no character") from None
+
+
+def _without_removed(section: str, fields: Any) -> Any:
+    if not isinstance(fields, dict):
+        return fields
+    return {field: value for field, value in fields.items() if f"{section}.{field}" not in REMOVED}
+
+
+def _check_removed(values: Any, origin: str, origins: Origins) -> Any:
+    """`values` without the removed fields that a file has at their default. Raises LmtrainError where one is set."""
+    if not isinstance(values, dict):
+        return values
+    for key, (default, reason) in REMOVED.items():
+        section, _, field = key.partition(".")
+        fields = values.get(section)
+        if isinstance(fields, dict) and field in fields and (fields[field] != default or (section, field) in origins):
+            place = origins.get((section, field), origin)
+            raise LmtrainError(f"{place}: {key}={shown(fields[field])}: the field was removed: {reason}")
+    return {section: _without_removed(section, fields) for section, fields in values.items()}
 
 
 def dump(config: Config) -> str:

@@ -71,7 +71,7 @@ def create_run(run_dir: Path, config: Config, tokenizer: Path) -> None:
 
 def run_config(run_dir: Path) -> Config:
     """The configuration stored with a run, whatever the environment says."""
-    return load_config(run_dir / CONFIG, environment={})
+    return load_config(run_dir / CONFIG, environment={}, stored=True)
 
 
 def find_run(path: Path | None, runs_dir: Path) -> Path:

@@ -10,14 +10,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.order import sample_order
 from lmtrain.data.tokens import TokenStore
+from lmtrain.model.build import build_uninitialized
 from lmtrain.model.encoder import mask_pattern
 from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.objective import Objective
 from lmtrain.nn.output_loss import rows_at_once
 from lmtrain.storage.checkpoint import run_config
 from lmtrain.system.runtime import autocast, choose_device, choose_precision
 from lmtrain.training.budget import make_budget
-from lmtrain.training.muon import hidden_matrices
-from lmtrain.training.teacher import Taught
 
 TAUGHT_AT_ONCE = 3
 """Arrays as large as the logits that learning from a teacher makes at one time, beside those that are kept."""
@@ -33,10 +33,11 @@ def training_flops(model: LanguageModel, config: ModelConfig) -> float:
     """
     logits = model.vocab_size if model.adaptive is None else model.adaptive.logits_per_target
     output = logits * (config.embed_dim or config.dim)
+    clusters = None if model.adaptive is None else model.adaptive.clusters
     matrices = sum(
         parameter.numel()
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name not in ("output", "adaptive.clusters")
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and module not in (model.output, clusters)
         for parameter in module.parameters(recurse=False)
         if parameter.ndim == 2
     )
@@ -83,20 +84,19 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
     with FakeTensorMode():
         model = LanguageModel(config.model, vocab_size)
         taught_by = LanguageModel(run_config(teacher).model, vocab_size) if teacher is not None else None
-        learner = model if taught_by is None else Taught(model, taught_by, config.train.teacher_weight)
-        model.loss_chunk = config.train.loss_chunk
-        model.adversarial = config.train.adversarial_softmax
+        objective = Objective(model, config.train.loss_chunk, taught_by)
         inputs, targets = blank_batch(config, cpu)
-        activations = _saved_bytes(learner, inputs, targets, precision)
+        activations = _saved_bytes(objective, inputs, targets, precision)
         if config.train.activation_checkpointing:
-            model.encoder.recompute = True
+            recomputing = LanguageModel(config.model, vocab_size, recompute_blocks=True)
             between_blocks = 4.0 * inputs.numel() * config.model.dim * config.model.layers
-            outside = _saved_bytes(learner, inputs, targets, precision)  # with these
+            objective = Objective(recomputing, config.train.loss_chunk, taught_by)
+            outside = _saved_bytes(objective, inputs, targets, precision)  # with these
             blocks = activations - outside + between_blocks
             one_block = blocks / config.model.layers if config.model.layers else 0.0
             activations = max(outside, between_blocks + one_block)  # a block is made again when what follows is gone
     parameters = float(sum(parameter.numel() for parameter in model.parameters()))
-    matrices = hidden_matrices(model) if config.train.optimizer == "muon" else []
+    matrices = model.hidden_matrices() if config.train.optimizer == "muon" else []
     tokens = targets.numel()
     classes = vocab_size if model.adaptive is None else model.adaptive.classes
     rows = rows_at_once(config.train.loss_chunk, tokens, classes) or tokens
@@ -138,8 +138,7 @@ def costs(config: Config, store: TokenStore) -> dict[str, Any]:
     """The figures of `train --dry-run`; `steps` is absent where only a budget of minutes is given."""
     split, seed = store.split("train"), config.run.seed
     samples = sample_order(split.corpora, store.weights, config.model.context, config.model.mode, seed).per_epoch()
-    with torch.device("meta"):
-        model = LanguageModel(config.model, store.tokenizer.vocab_size)
+    model = build_uninitialized(config.model, store.tokenizer.vocab_size)
     if model.adaptive is not None:
         model.adaptive.set_shares(torch.from_numpy(split.ids.counts(store.tokenizer.vocab_size)))
     precision = choose_precision(config.train.precision, choose_device(config.train.device))

@@ -155,8 +155,9 @@ def test_a_wrong_override_is_named(override: str, message: str) -> None:
         (["model.attention=linear+local"], "a union is made of"),
         (["model.attention=linear", "model.position=alibi"], "model.position=alibi is a bias on scores"),
         (["model.attention=induced", "model.mode=windowed"], "inducing points have none"),
-        (["model.mode=windowed", "train.scheduled_sampling=0.1"], "needs a prediction at every position"),
-        (["model.output=adaptive", "train.adversarial_softmax=0.01"], "use model.output=softmax"),
+        (["train.scheduled_sampling=0"], "train.scheduled_sampling=0: the field was removed: it made perplexity worse"),
+        (["train.adversarial_softmax=0.01"], "train.adversarial_softmax=0.01: the field was removed"),
+        (["model.pool_query=position"], "model.pool_query='position': Input should be 'seed' or 'recency'"),
         (["eval.foo=1"], "unknown key eval.foo; did you mean eval[.]"),
         (["modell.dim=1"], "unknown key modell; did you mean model[?]$"),
         (
