@@ -47,7 +47,7 @@ def test_parts_and_operators_and_a_trace(tiny: Config, store: TokenStore, tmp_pa
     assert len(rows) == 10
     assert [row["seconds"] for row in rows] == sorted((row["seconds"] for row in rows), reverse=True)
     assert 0.3 < sum(row["share"] for row in rows) < 1
-    assert rows[0]["name"].startswith("aten::")
+    assert any(row["name"].startswith("aten::") for row in rows)
     assert (tmp_path / "new/profile/profile.txt").read_text() == profile_text(result) + "\n"
     assert f"\nclip {1e3 * parts['clip']:46.2f} " in profile_text(result)
 
