@@ -69,7 +69,12 @@ def test_traced_as_one_graph_equals_eager() -> None:
     )
     text = tokens(2, 40)
     compiled = torch.compile(model, dynamic=False, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(text, text), model(text, text), atol=1e-5, rtol=1e-5)
+    found, expected = compiled(text, text), model(text, text)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    gradients = [torch.autograd.grad(nats.sum(), list(model.parameters())) for nats in (found, expected)]
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(compiled(text, text), model(text, text), atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize(("mode", "width"), [("causal", None), ("windowed", None), ("causal", 6)])

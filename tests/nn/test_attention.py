@@ -4,48 +4,12 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.blocks import Activation, EncoderBlock, FeedForward
 from lmtrain.nn.dot_product import attend
 from lmtrain.nn.dropout import locked_dropout
-from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
-from lmtrain.nn.patterns import CAUSAL, FULL
-from lmtrain.nn.positions import rotation
-
-
-def loop(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool) -> Tensor:
-    rows, heads, length, width = query.shape
-    out = torch.zeros_like(query)
-    for b in range(rows):
-        for h in range(heads):
-            for t in range(length):
-                scores = []
-                for i in range(t + 1 if causal else key.shape[2]):
-                    score = sum((query[b, h, t, d] * key[b, h, i, d]).item() for d in range(width)) / math.sqrt(width)
-                    scores.append(
-                        score + (bias.expand(rows, heads, length, -1)[b, h, t, i].item() if bias is not None else 0)
-                    )
-                weights = [math.exp(score) for score in scores]
-                for i, weight in enumerate(weights):
-                    out[b, h, t] += weight / sum(weights) * value[b, h, i]
-    return out
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("biased", [False, True])
-def test_attend_equals_loop_and_torch(causal: bool, biased: bool) -> None:
-    torch.manual_seed(0)
-    query, key, value = torch.randn(3, 2, 2, 5, 6, dtype=torch.float64)
-    bias = torch.randn(2, 5, 5, dtype=torch.float64) if biased else None
-    out = attend(query, key, value, bias, pattern=CAUSAL if causal else FULL)
-    torch.testing.assert_close(out, loop(query, key, value, bias, causal))
-    mask = torch.zeros(5, 5, dtype=torch.float64) if bias is None else bias
-    if causal:
-        mask = mask + torch.full((5, 5), float("-inf"), dtype=torch.float64).triu(1)
-    torch.testing.assert_close(out, F.scaled_dot_product_attention(query, key, value, mask))
+from lmtrain.nn.kv_cache import KeyValueCache
 
 
 def test_attend_ignores_masked_keys() -> None:
@@ -65,18 +29,6 @@ def test_attention_dropout_keeps_the_mean_and_drops_at_its_rate() -> None:
     assert out.std() > 1
 
 
-def test_only_the_causal_layer_ignores_the_future() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(1, 6, 8)
-    changed = x.clone()
-    changed[:, 4:] += 1
-    for pattern in (CAUSAL, FULL):
-        layer = SelfAttention(8, 2, pattern=pattern, qk_norm=True)
-        turn = rotation(torch.arange(6), 4)
-        same = torch.equal(layer(x, rotation=turn)[:, :4], layer(changed, rotation=turn)[:, :4])
-        assert same is pattern.causal
-
-
 def test_layer_without_positions_is_permutation_equivariant() -> None:
     torch.manual_seed(0)
     x, order = torch.randn(2, 7, 8), torch.randperm(7)
@@ -92,16 +44,6 @@ def test_qk_norm_makes_scores_independent_of_the_scale_of_the_projection() -> No
         layer.query.weight *= 7
         layer.key.weight *= 5
     torch.testing.assert_close(layer(x), before, atol=1e-4, rtol=1e-4)
-
-
-def test_cached_steps_with_rows_of_different_length() -> None:
-    torch.manual_seed(0)
-    layer, x, lengths = SelfAttention(8, 2, pattern=CAUSAL), torch.randn(2, 5, 8), torch.tensor([2, 4])
-    _, cache = layer.prefill(x[:, :4], lengths, 5)
-    new = torch.stack((x[0, 2:3], x[1, 4:5]))
-    out = layer.step(new, cache, CachePosition(lengths, 5))
-    full = layer(x)
-    torch.testing.assert_close(out[:, 0], torch.stack((full[0, 2], full[1, 4])))
 
 
 def test_cache_select_reorders_in_place_drops_and_repeats() -> None:
