@@ -183,7 +183,7 @@ def run_alone(arguments: list[str], environment: dict[str, str]) -> dict[str, An
 def our_training(sizes: Sizes, *, compiled: bool, changes: Sequence[str] = ()) -> Training:
     """A training on random tokens, without dropout."""
     shape = [f"model.{name}={getattr(sizes, name)}" for name in ("dim", "layers", "heads", "context", "mode")]
-    dropouts = [f"model.{name}dropout=0" for name in ("", "attention_", "embedding_", "input_", "output_")]
+    dropouts = [f"model.{name}dropout=0" for name in ("", "attention_", "input_", "output_")]
     run = [f"train.batch_size={sizes.batch}", "train.steps=1000", "train.ema=null", f"run.seed={SEED}"]
     config = load(None, [*shape, *dropouts, *run, f"train.compile={str(compiled).lower()}", *changes])
     return prepare(config, random_store(sizes.vocab), lambda message: None)
