@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from lmtrain.config.schema import ModelConfig
-from lmtrain.errors import LmtrainError, SaidElsewhere, UnreadableError
+from lmtrain.errors import LmtrainError, AlreadyReported, UnreadableError
 from lmtrain.storage.files import (
     new_folder,
     parse_manifest,
@@ -93,7 +93,7 @@ def save(run_dir: Path, step: int, tensors: Tensors, info: dict[str, Any], worke
 
 
 def _write_together(folder: Path, tensors: Tensors, workers: Workers) -> dict[str, str]:
-    """Write what this process has; the sha256 of the files of all. Raises SaidElsewhere where another one failed."""
+    """Write what this process has; the sha256 of the files of all. Raises AlreadyReported where another one failed."""
     try:
         mine = json.dumps(_write(folder, tensors, workers))
     except BaseException:
@@ -101,7 +101,7 @@ def _write_together(folder: Path, tensors: Tensors, workers: Workers) -> dict[st
         raise
     told = workers.texts(mine)
     if "" in told:
-        raise SaidElsewhere
+        raise AlreadyReported
     return {name: sha256 for text in told for name, sha256 in json.loads(text).items()}
 
 

@@ -74,7 +74,7 @@ def on_terminal(*arguments: str) -> Iterator[Terminal]:
 
 
 def test_a_conversation(workdir: Path) -> None:
-    with on_terminal("-n", "100000", "--ban", "\n", "--temperature", "1") as screen:
+    with on_terminal("-n", "100000", "--temperature", "1") as screen:
         screen.wait_for("> ")
         screen.type("The river\n")
         screen.wait_for(r"The river\n")  # the echo
@@ -94,7 +94,7 @@ def test_a_conversation(workdir: Path) -> None:
 
 
 def test_beams_answer_in_a_conversation_too(workdir: Path) -> None:
-    with on_terminal("-n", "3", "--beams", "2", "--results", "2", "--ban", "\n") as screen:
+    with on_terminal("-n", "3", "--beams", "2", "--results", "2") as screen:
         screen.wait_for("> ")
         screen.type("The river\n")
         screen.wait_for(r"-\d+\.\d+\s+The river.*\n-\d+\.\d+\s+The river.*\n> ")
@@ -103,7 +103,7 @@ def test_beams_answer_in_a_conversation_too(workdir: Path) -> None:
 
 
 def test_an_interrupted_text_without_conversation_exits_with_130(workdir: Path) -> None:
-    with on_terminal("The river", "-n", "1000000", "--sample", "--ban", "\n") as screen:
+    with on_terminal("The river", "-n", "1000000", "--sample") as screen:
         screen.wait_for(r"The river(\W*\w+){5}")
         screen.process.send_signal(signal.SIGINT)
         assert screen.process.wait(30) == 130
