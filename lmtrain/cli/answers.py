@@ -1,4 +1,4 @@
-"""`lmtrain generate` once its options are read: completes prompts and prints the texts."""
+"""Prompts in, texts out: what `lmtrain generate` does once its options are read."""
 
 import sys
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ REMEDY = "lower --batch-size, --samples, --beams or --max-tokens"
 
 @dataclass(frozen=True)
 class Output:
-    """How results are printed: as JSON or text, for how many prompts at a time, and where a picture is saved."""
+    """How results are given: as JSON or text, for how many prompts at a time, and where a picture goes."""
 
     json: bool
     batch_size: int
@@ -32,27 +32,31 @@ class Output:
 
 
 def answer(trained: Trained, options: Options, prompt: str, output: Output) -> None:
-    """Print the texts for one prompt, word by word on a terminal."""
+    """Print the texts for one prompt, word by word where that goes to a terminal."""
     read = as_read(trained.tokenizer, prompt, options)
     _warn(trained, read)
     if output.picture is not None and not output.picture.parent.is_dir():
         raise LmtrainError(f"the folder of {output.picture} does not exist: make it first")
-    if sys.stdout.isatty() and terminal.can_stream(options) and not output.json:
-        with enough_memory(REMEDY):
+    with enough_memory(REMEDY):
+        if sys.stdout.isatty() and terminal.can_stream(options) and not output.json:
             completed = terminal.stream(trained, prompt, options)
-    else:
-        (completed,) = _complete(trained, options, [Prompt(1, prompt)], 0, output.json)
+        else:
+            (completed,) = complete(trained.model, trained.tokenizer, [prompt], options, step=trained.take_step)
+            _print(trained, [Prompt(1, prompt)], [completed], output.json)
     if output.picture is not None:
         _draw(trained, read, completed, output.picture)
 
 
 def answer_all(trained: Trained, options: Options, prompts: Iterator[Prompt], output: Output) -> None:
-    """Print the texts for many prompts, one batch at a time as they are read."""
+    """Print the texts for many prompts, batch after batch as they are read."""
     count = unseen = cut = 0
     for batch in batches(prompts, output.batch_size):
-        _complete(trained, options, batch, count, output.json)
+        texts = [prompt.text for prompt in batch]
+        with enough_memory(REMEDY):
+            completed = complete(trained.model, trained.tokenizer, texts, options, first=count, step=trained.take_step)
+        _print(trained, batch, completed, output.json)
         count += len(batch)
-        read = [as_read(trained.tokenizer, prompt.text, options) for prompt in batch]
+        read = [as_read(trained.tokenizer, text, options) for text in texts]
         unseen += sum(bool(unseen_words(trained.tokenizer, text)) for text in read)
         cut += sum(_length(trained, text) > trained.config.model.context for text in read)
     if unseen:
@@ -66,24 +70,16 @@ def converse(trained: Trained, options: Options) -> None:
 
     def reply(prompt: str, number: int) -> None:
         _warn(trained, as_read(trained.tokenizer, prompt, options))
-        if terminal.can_stream(options):
-            with enough_memory(REMEDY):
+        with enough_memory(REMEDY):
+            if terminal.can_stream(options):
                 terminal.stream(trained, prompt, options, number)
-        else:
-            _complete(trained, options, [Prompt(number, prompt)], number, False)
+            else:
+                completed = complete(
+                    trained.model, trained.tokenizer, [prompt], options, first=number, step=trained.take_step
+                )
+                _print(trained, [Prompt(number, prompt)], completed, False)
 
     terminal.converse(reply)
-
-
-def _complete(
-    trained: Trained, options: Options, prompts: list[Prompt], first: int, json_wanted: bool
-) -> list[Completed]:
-    """Complete and print some prompts, of which the first has the number `first`."""
-    texts = [prompt.text for prompt in prompts]
-    with enough_memory(REMEDY):
-        completed = complete(trained.model, trained.tokenizer, texts, options, first=first, step=trained.take_step)
-    _print(trained, prompts, completed, json_wanted)
-    return completed
 
 
 def _print(trained: Trained, prompts: list[Prompt], completed: list[Completed], json_wanted: bool) -> None:
@@ -104,7 +100,7 @@ def _length(trained: Trained, prompt: str) -> int:
 
 
 def _warn(trained: Trained, prompt: str) -> None:
-    """Report what the model can't read of a prompt, which has already been prepared by `as_read`."""
+    """Say what the model can't read of a prompt, which is given as it reads it."""
     if not prompt.strip():
         note("the prompt is empty: starting at the beginning of a line")
     if unseen := unseen_words(trained.tokenizer, prompt):
@@ -115,12 +111,12 @@ def _warn(trained: Trained, prompt: str) -> None:
 
 
 def _draw(trained: Trained, prompt: str, completed: Completed, path: Path) -> None:
-    """Draw the attention weights of the pool for each token of the best text; `prompt` is as `as_read` gives it."""
+    """The picture of the best text after the prompt as it was read; the text's words are the tokens."""
     ids = completed.completions[0].ids
     if not ids:
-        raise LmtrainError(f"no text to draw into {path}: the options allowed no token")
+        raise LmtrainError(f"there is no text to draw into {path}: the rules allowed no token")
     rows, columns, weights = pool_weights(trained.model, trained.tokenizer, prompt, ids)
     if len(rows) < len(ids):
         note(f"{path} shows the first {MOST_WORDS} words of the text")
     save(word_map(rows, columns, weights), path)
-    note(f"attention weights of the pool: {path}")
+    note(f"what the pool looked at: {path}")

@@ -1,6 +1,6 @@
-"""Text on a terminal: printed word by word as it is generated, with prompts read line by line.
+"""Text on a terminal: written word by word as it is made, and asked for line by line.
 
-Ctrl-C ends the text that is being generated; at the prompt it clears the line. Ctrl-D exits.
+Ctrl-C ends the text that is being made; at the prompt it clears the line. Ctrl-D leaves.
 """
 
 import importlib.util
@@ -20,12 +20,12 @@ ASK = "> "
 
 
 def can_stream(options: Options) -> bool:
-    """Whether a text can be printed while it is generated: it is the only one, so no other can replace it."""
+    """Whether the text can be written while it is made: there is one, and nothing later can displace it."""
     return options.beams == 1 and options.samples == 1
 
 
 def stream(trained: Trained, prompt: str, options: Options, first: int = 0) -> Completed:
-    """Print the prompt and its text, each word as it is generated; `first` is the prompt's number."""
+    """Write the prompt and its text to standard output, each word as it is made; `first` is the prompt's number."""
     stops = Stops(trained.tokenizer, options.stop, options.stop_strings)
     writer = Writer(trained.tokenizer, prompt, options, stops)
     _write(writer.prompt)
@@ -44,9 +44,9 @@ def stream(trained: Trained, prompt: str, options: Options, first: int = 0) -> C
 
 
 def converse(reply: Callable[[str, int], None]) -> None:
-    """Read prompts from the terminal until Ctrl-D; `reply` prints the text for each, given with its number."""
+    """Ask for prompts on the terminal until Ctrl-D; `reply` writes the answer to each, given with its number."""
     if importlib.util.find_spec("readline"):
-        import readline  # noqa: F401 -- adds line editing and history to `input`
+        import readline  # noqa: F401 -- gives `input` its line editing and its history
     number = 0
     while (prompt := _ask()) is not None:
         if not prompt:
