@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lmtrain.errors import LmtrainError, AlreadyReported
+from lmtrain.errors import AlreadyReported, LmtrainError
 from lmtrain.system.launcher import leads, started
 from lmtrain.system.runtime import choose_device
 

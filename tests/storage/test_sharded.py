@@ -163,14 +163,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda folder: (folder / SECOND).unlink(), "missing or truncated"),
     "flipped": (lambda folder: _flip(folder, SECOND), "is damaged"),
     "forgotten": (lambda folder: _forget(folder, SECOND), "rows of .* are missing"),
-    "twice": (_twice, "there twice"),
+    "twice": (_twice, "stored twice"),
     "hole": (lambda folder: _change(folder, "w8[5:8/8]", slice(1, 4)), "rows of 'w8' are missing"),
     "short": (lambda folder: _change(folder, "w8[4:7/8]", slice(0, 3)), "rows of 'w8' are missing"),
-    "overlap": (lambda folder: _change(folder, "w8[3:8/8]", slice(0, 4)), "there twice"),
+    "overlap": (lambda folder: _change(folder, "w8[3:8/8]", slice(0, 4)), "stored twice"),
     "fewer rows than said": (lambda folder: _change(folder, "w8[4:8/8]", slice(0, 3)), "rows of 'w8'"),
     "another total": (lambda folder: _change(folder, "w8[4:8/9]", slice(0, 4)), "rows of 'w8'"),
     "another width": (lambda folder: _change(folder, "w8[4:8/8]", slice(0, 4), columns=2), "rows of 'w8'"),
-    "whole as well": (lambda folder: _change(folder, "w8", slice(0, 4)), "there twice"),
+    "whole as well": (lambda folder: _change(folder, "w8", slice(0, 4)), "stored twice"),
 }
 
 
