@@ -88,7 +88,7 @@ def evaluate(
     overrides = [*_checked(overrides or []), *as_overrides(options), *as_overrides(source)]
     trained = open_trained(run_folder(run, config, overrides), checkpoint, weights.value, device.value, note)
     if precision is Precision.int8:
-        trained = ready_to_generate(trained, "int8", compiled=False)
+        trained = ready_to_generate(trained, "int8")
     settings, given = _settings(trained, config, overrides)
     arithmetic = choose_precision(precision.value if precision else settings.train.precision, trained.device)
     find_store = partial(_store, trained, settings, given, not quiet)

@@ -178,7 +178,7 @@ def generate(
     except ValueError as error:
         raise UsageError(str(error)) from None
     trained = open_trained(run_folder(run, config, overrides), checkpoint, weights.value, device.value, note)
-    trained = ready_to_generate(trained, precision.value, compiled=False)
+    trained = ready_to_generate(trained, precision.value)
     output = Output(as_json, batch_size, show_attention)
     if prompts is not None:
         answer_all(trained, options, read_prompts(prompts), output)
