@@ -1,4 +1,4 @@
-"""The schema of a configuration: every field with its meaning, its bounds, and the contradictions that are refused."""
+"""The schema of a configuration: every field with its meaning and bounds, and the rejected combinations."""
 
 import warnings
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lmtrain.config.base import Place, Rate, Section
+from lmtrain.config.base import Rate, Section, UserPath
 from lmtrain.config.train import TrainConfig as TrainConfig  # noqa: PLC0414 -- for its importers
 
 RUN_NAME = r"^[\w][\w.-]*$"
@@ -14,11 +14,11 @@ Width = Annotated[int, Field(ge=1, le=2**20)]
 
 
 class RunConfig(Section):
-    """Where the run lives and what it is seeded with."""
+    """Where the run is stored, and its seed."""
 
     name: str | None = Field(None, pattern=RUN_NAME)
     """The folder of the run under `dir`; null = the name of the configuration file."""
-    dir: Place = Path("runs")
+    dir: UserPath = Path("runs")
     """The folder of all runs."""
     seed: int = Field(1, ge=0, lt=2**31)
     """Seed of the weights, the order of samples, and dropout."""
@@ -40,8 +40,8 @@ class _Source(Section):
     def _no_address(self) -> Self:
         if "://" in self.source:
             raise ValueError(
-                "data.source is an address, and lmtrain fetches none: download the file and name its path, or name "
-                "a hub data set as owner/name"
+                "data.source is an address, which lmtrain does not download: download the file and give its path, or "
+                "name a hub data set as owner/name"
             )
         return self
 
@@ -58,7 +58,7 @@ class DataConfig(_Source):
 
     sources: tuple[SourceConfig, ...] | None = Field(None, min_length=1, max_length=100)
     """A mixture of corpora with weights, instead of `source`. Validation and test texts are those of the first."""
-    dir: Place = Path("data")
+    dir: UserPath = Path("data")
     """The folder for corpora and token stores."""
     sample_tokens: int = Field(1_000_000, ge=1_000, le=10**9)
     """Training tokens of the built-in sample corpus; validation and test get a twentieth each."""
@@ -73,13 +73,13 @@ class DataConfig(_Source):
 
 
 class TokenizerConfig(Section):
-    """Text to ids; trained on the training split only."""
+    """How text becomes token ids."""
 
     kind: Literal["word", "bpe", "byte"] = "word"
     """Whole words with `<unk>`, byte-level BPE, or bytes."""
     vocab_size: int | None = Field(None, ge=4, le=1_000_000)
     """Largest number of entries. null = every word of the training split, or 16,384 for bpe; byte has a fixed size."""
-    file: Place | None = None
+    file: UserPath | None = None
     """Use this tokenizer.json, of a run or a token store, instead of training one; `kind` and `vocab_size` then have no
     effect."""
 
@@ -93,12 +93,12 @@ class TokenizerConfig(Section):
 
 
 MASKED_ATTENTION = ("full", "local", "strided", "global")
-"""Attention that differs in its mask alone."""
+"""Attention that differs only in its mask."""
 UNMASKABLE_ATTENTION = ("linformer", "induced")
-"""Attention whose keys are mixtures of the whole window, so that no mask can hide the future."""
+"""Attention whose keys mix the whole window, so that no mask can hide the future."""
 ATTENTION = (*MASKED_ATTENTION, "compressed", "linear", *UNMASKABLE_ATTENTION)
 
-# `copy` is the field's name in the literature; the deprecated method of pydantic that it hides is not used here.
+# pydantic has a deprecated method `copy`, which is not used here.
 warnings.filterwarnings("ignore", message='Field name "copy" in "ModelConfig" shadows', category=UserWarning)
 
 
@@ -201,12 +201,12 @@ class ModelConfig(Section):
                 raise ValueError(f"model.attention={name}: a union is made of local, strided and global, each once")
             if name in UNMASKABLE_ATTENTION and self.mode == "causal":
                 raise ValueError(
-                    f"model.attention={name} can't be causal, its keys being mixtures of the whole window: "
+                    f"model.attention={name} can't be causal, because its keys mix the whole window: "
                     "use model.mode=windowed or another attention"
                 )
             if self.position == "alibi" and not masked:
                 raise ValueError(
-                    f"model.position=alibi is a bias on scores, which model.attention={name} has no place for: "
+                    f"model.position=alibi is a bias on attention scores, which model.attention={name} does not have: "
                     "use rotary, sinusoidal or learned"
                 )
             if self.position == "rotary" and name == "induced":
@@ -266,7 +266,7 @@ RESOURCE_FIELDS = frozenset(
     {
         "run.name",
         "run.dir",
-        *(f"data.{field}" for field in DataConfig.model_fields),  # content and weights are compared by a hash
+        *(f"data.{field}" for field in DataConfig.model_fields),  # the content and the weights are compared by a hash
         "tokenizer.file",  # its content is compared by a hash
         "train.device",
         "train.compile",
@@ -285,4 +285,4 @@ RESOURCE_FIELDS = frozenset(
         *(f"eval.{field}" for field in EvalConfig.model_fields),
     }
 )
-"""Fields that may change between the parts of a resumed run; every other field is the run's identity."""
+"""Fields that may change when a run is resumed; all others are the identity of the run."""

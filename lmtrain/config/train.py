@@ -1,14 +1,14 @@
-"""The `train` section of a configuration: the optimisation, its budget and its cadence."""
+"""The `train` section of a configuration."""
 
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lmtrain.config.base import Place, Rate, Section
+from lmtrain.config.base import Rate, Section, UserPath
 
 
 class TrainConfig(Section):
-    """The optimisation, its budget and its cadence."""
+    """Optimization, its budget, and how often to log, evaluate and save."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` uses CUDA if available."""
@@ -69,10 +69,10 @@ class TrainConfig(Section):
     token_noise: Rate = 0.0
     """Fraction of the input tokens that are replaced by samples from all training tokens; targets are unchanged (Xie et
     al., 2017)."""
-    init_from: Place | None = None
+    init_from: UserPath | None = None
     """Start from the best weights of this run. It must have the same tokenizer and model, except for dropout and
     (unless positions are learned) `context`."""
-    teacher: Place | None = None
+    teacher: UserPath | None = None
     """Distill from the best checkpoint of this run. It must have the same tokenizer and mode and at least this
     `context`. All logits are then computed at once, regardless of `loss_chunk`."""
     teacher_weight: float = Field(0.5, gt=0, le=1)
@@ -107,8 +107,8 @@ class TrainConfig(Section):
             raise ValueError("train.eval_steps and train.eval_epochs contradict each other: give one")
         if self.schedule == "wsd" and self.warmup + self.decay > 1 + 1e-9:
             raise ValueError(
-                f"train.warmup={self.warmup} and train.decay={self.decay} are together more than the whole run, and "
-                "train.schedule=wsd would have to do both at once: lower one of them"
+                f"train.warmup={self.warmup} and train.decay={self.decay} are together more than the whole run, "
+                "so that train.schedule=wsd would do both at once: lower one of them"
             )
         if self.micro_batch is not None and self.batch_size % self.micro_batch:
             raise ValueError(
