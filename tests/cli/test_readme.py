@@ -16,9 +16,7 @@ from lmtrain.config.loader import load
 from tests.conftest import TINY, Lmtrain
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    [ROOT / "README.md", ROOT / "configs/README.md", *ROOT.glob("lmtrain/*/*.md"), *ROOT.glob("scripts/*.md")]
-)
+PAGES = sorted([ROOT / "README.md", ROOT / "configs/README.md", *ROOT.glob("lmtrain/*/*.md")])
 GROUP: Any = typer.main.get_command(cli.app)
 COMMAND = re.compile(r"^(?:\$ )?(?:torchrun .* -m )?lmtrain (.*)", re.MULTILINE)
 OPTION = re.compile(r"`(--?[a-z][a-z-]*)(?:[ =][^`]*)?`")
