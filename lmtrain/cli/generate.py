@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from lmtrain.cli.options import BeamStopping, Device, Precision, Run, Stop, Weights, Which, WhichDevice, WhichWeights
+from lmtrain.cli.options import Device, Precision, Run, Stop, Weights, Which, WhichDevice, WhichWeights
 from lmtrain.cli.output import note
 from lmtrain.errors import UsageError
 
@@ -68,7 +68,6 @@ def generate(
         ),
     ] = False,
     max_tokens: Annotated[int, _option(SEARCH, "Tokens to generate at most.", "--max-tokens", "-n", min=1)] = 100,
-    min_tokens: Annotated[int, _option(SEARCH, "Tokens before a text may end.", min=0)] = 0,
     stop: Annotated[Stop, _option(SEARCH, "End with the line, the sentence or the document.")] = Stop.none,
     stop_string: Annotated[
         list[str] | None, _option(SEARCH, "End before this text; may be given many times.", "--stop-string")
@@ -92,10 +91,6 @@ def generate(
         int | None, _option(DRAW, "Texts to draw for each prompt; the best by score are printed.", min=1, max=4096)
     ] = None,
     beams: Annotated[int, _option(BEAM, "Beam width; 1 = none.", "--beams", "-b", min=1, max=1024)] = 1,
-    beam_stopping: Annotated[
-        BeamStopping,
-        _option(BEAM, "exact: when nothing better can come; first: with enough finished texts; never: at full length."),
-    ] = BeamStopping.exact,
     results: Annotated[
         int,
         _option(
@@ -111,15 +106,6 @@ def generate(
     repetition_penalty: Annotated[
         float, _option(WORDS, "Above 1: words that were there already become rarer; not with beams.", min=0)
     ] = 1.0,
-    no_repeat_ngram: Annotated[
-        int, _option(WORDS, "No N tokens in a row a second time, the prompt's included; 0 = off.", min=0)
-    ] = 0,
-    ban: Annotated[list[str] | None, _option(WORDS, "A word never to produce; may be given many times.")] = None,
-    bias: Annotated[
-        list[str] | None,
-        _option(WORDS, "Add NUMBER (nats) to a word's log-probability; many times.", metavar="WORD=NUMBER"),
-    ] = None,
-    allow_unknown: Annotated[bool, _option(WORDS, "Let <unk> be generated.", "--allow-unk")] = False,
     prompts: Annotated[
         Path | None,
         _option(
@@ -153,20 +139,17 @@ def generate(
     drawing = {"sample": draw or None, "temperature": temperature, "top-k": top_k, "top-p": top_p, "min-p": min_p}
     drawing |= {"seed": seed, "samples": samples}
     given = [f"--{name}" for name, value in drawing.items() if value is not None]
-    _check_choice(beams, beam_stopping, samples, results, repetition_penalty, given)
+    _check_choice(beams, samples, results, repetition_penalty, given)
 
     from lmtrain.cli.answers import Output, answer, answer_all, converse
-    from lmtrain.generation.complete import rules_of
     from lmtrain.generation.options import Options
     from lmtrain.generation.prompts import read_all, read_prompts
     from lmtrain.generation.sampling import Sampling
-    from lmtrain.generation.stops import Stops
     from lmtrain.model.trained import open_trained, ready_to_generate
 
     try:
         options = Options(
             max_tokens=max_tokens,
-            min_tokens=min_tokens,
             sampling=Sampling(
                 temperature=(1.0 if temperature is None else temperature) if given else 0.0,
                 top_k=top_k or 0,
@@ -176,26 +159,17 @@ def generate(
             ),
             samples=samples or 1,
             beams=beams,
-            stopping=beam_stopping.value,
             results=results,
-            alpha=length_penalty,
+            length_penalty=length_penalty,
             seed=seed or 0,
-            no_repeat=no_repeat_ngram,
             stop=stop.value,
             stop_strings=tuple(stop_string or ()),
-            allow_unknown=allow_unknown,
-            ban=tuple(ban or ()),
-            bias=tuple(_number(item) for item in bias or ()),
             raw=raw,
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
     trained = open_trained(run, checkpoint, weights.value, device.value, note)
     trained = ready_to_generate(trained, precision.value, compiled=compiled)
-    try:  # what can't be asked of this model is said at once
-        rules_of(trained.tokenizer, options, Stops(trained.tokenizer, options.stop, options.stop_strings))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
     output = Output(as_json, batch_size, show_attention)
     if prompts is not None:
         answer_all(trained, options, read_prompts(prompts), output)
@@ -209,7 +183,6 @@ def generate(
 
 def _check_choice(
     beams: int,
-    stopping: BeamStopping,
     samples: int | None,
     results: int,
     repetition_penalty: float,
@@ -219,21 +192,8 @@ def _check_choice(
     if beams > 1 and drawing:
         raise UsageError(f"--beams {beams} searches and {drawing[0]} draws: leave out one of them")
     if beams > 1 and repetition_penalty != 1:
-        raise UsageError("--repetition-penalty works without --beams alone: use --no-repeat-ngram with beams")
-    if beams == 1 and stopping is not BeamStopping.exact:
-        raise UsageError(f"--beam-stopping {stopping.value} is for --beams above 1: raise --beams or leave it out")
+        raise UsageError("--repetition-penalty works only without --beams: leave out one of them")
     if drawing and results > (samples or 1):
         raise UsageError(f"--results {results} is more than --samples {samples or 1} can give: raise --samples")
     if not drawing and results > beams:
         raise UsageError(f"--results {results} is more than --beams {beams} can give: raise --beams")
-
-
-def _number(item: str) -> tuple[str, float]:
-    """A word and its number, from WORD=NUMBER; the word may hold a `=` itself."""
-    word, equals, number = item.rpartition("=")
-    try:
-        if word and equals:
-            return word, float(number)
-    except ValueError:
-        pass
-    raise UsageError(f"--bias {item!r} is not WORD=NUMBER: write for example --bias river=2.5")

@@ -62,14 +62,6 @@ class Stop(StrEnum):
     document = "document"
 
 
-class BeamStopping(StrEnum):
-    """When a beam search is over."""
-
-    exact = "exact"
-    first = "first"
-    never = "never"
-
-
 class Resume(StrEnum):
     """What to do with a run folder that holds checkpoints."""
 
