@@ -103,7 +103,8 @@ class _Best:
 
     def can_enter(self, text: _Text, max_tokens: int) -> bool:
         """Whether the text or an extension of it can have a better score than the worst result; see `beam_search`."""
-        return max(text.total / length**self.length_penalty for length in (len(text.ids), max_tokens)) > self._worst()
+        bound: float = max(text.total / length**self.length_penalty for length in (len(text.ids), max_tokens))
+        return bound > self._worst()
 
     def _worst(self) -> float:
         return self.hypotheses[-1].score if len(self.hypotheses) == self.results else -math.inf

@@ -19,19 +19,19 @@ class Script(LanguageModel):
         super().__init__(ModelConfig(context=8, dim=4, heads=1, layers=0), tokenizer.vocab_size)
         self.script = [*tokenizer.encode(text), tokenizer.eos_id]
         self.read: list[int] = []
-        self.position = 0
+        self.at = 0
 
     def start(self, tokens: Tensor, valid: Tensor | None = None) -> tuple[Tensor, State]:
-        self.read, self.position = tokens[0].tolist(), 0
+        self.read, self.at = tokens[0].tolist(), 0
         return self._predict(), WindowedState(tokens, torch.ones_like(tokens, dtype=torch.bool))
 
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
-        self.position += 1
+        self.at += 1
         return self._predict(), state
 
     def _predict(self) -> Tensor:
         scores = torch.full((1, self.vocab_size), -9.0)
-        scores[0, self.script[self.position]] = -0.1
+        scores[0, self.script[self.at]] = -0.1
         return scores
 
 
