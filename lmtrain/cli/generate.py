@@ -60,13 +60,6 @@ def generate(
             "fp32 on a CPU; int8, for a CPU, is the quickest and the least exact."
         ),
     ] = Precision.auto,
-    compiled: Annotated[
-        bool,
-        typer.Option(
-            "--compile",
-            help="Compile the steps for the CPU: a quarter of a minute, which pays after thousands of tokens.",
-        ),
-    ] = False,
     max_tokens: Annotated[int, _option(SEARCH, "Tokens to generate at most.", "--max-tokens", "-n", min=1)] = 100,
     stop: Annotated[Stop, _option(SEARCH, "End with the line, the sentence or the document.")] = Stop.none,
     stop_string: Annotated[
@@ -169,7 +162,7 @@ def generate(
     except ValueError as error:
         raise UsageError(str(error)) from None
     trained = open_trained(run, checkpoint, weights.value, device.value, note)
-    trained = ready_to_generate(trained, precision.value, compiled=compiled)
+    trained = ready_to_generate(trained, precision.value)
     output = Output(as_json, batch_size, show_attention)
     if prompts is not None:
         answer_all(trained, options, read_prompts(prompts), output)

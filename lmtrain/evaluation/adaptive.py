@@ -9,6 +9,7 @@ Shapes: B windows, T tokens in each, S targets; E the width of the states, K sta
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -106,17 +107,18 @@ class Dynamic:
     A segment is one call. The trained model is not changed, and the copy decays towards it.
     """
 
-    def __init__(self, trained: LanguageModel, rates: Rates) -> None:
+    def __init__(self, trained: LanguageModel, rates: Rates, temperature: float) -> None:
         self.model = copy.deepcopy(trained)
         self.trained = list(trained.parameters())
         self.rates = rates
+        self.temperature = temperature
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Scored:
         """Inputs (1, T), targets (1, S) -> nats (1, S) and states (1, S, E), both from before the step."""
         if len(inputs) != 1:
             raise ValueError(f"{len(inputs)} windows at once: dynamic evaluation reads one text, segment by segment")
         with torch.enable_grad():
-            nats, states = self.model.score(inputs, targets)
+            nats, states = self.model.score(inputs, targets, temperature=self.temperature)
         gradients = _gradients(nats, self.model)
         updates = zip(self.model.parameters(), self.trained, gradients, self.rates, strict=True)
         with torch.no_grad():
@@ -174,12 +176,12 @@ def dynamic_scorer(model: LanguageModel, settings: EvalConfig, rms: list[Tensor]
         rates = [(lr / (value + EPS * mean), (decay / mean * value).clamp_max(1.0)) for value in rms]
     else:
         rates = [(parameter.new_tensor(lr), parameter.new_tensor(decay)) for parameter in model.parameters()]
-    embeddings = {id(model.embedding.weight), id(model.output_weight)}
+    embeddings = {id(model.embedding.weight), id(model.output.weight)}
     scaled = [
         (rate * factor if id(parameter) in embeddings else rate, parameter_decay)
         for parameter, (rate, parameter_decay) in zip(model.parameters(), rates, strict=True)
     ]
-    return Dynamic(model, scaled)
+    return Dynamic(model, scaled, settings.temperature)
 
 
 def learning_rates(settings: EvalConfig) -> tuple[float, float]:
@@ -216,12 +218,11 @@ def adapted(
 ) -> Forward:
     """A `forward` for `perplexity.evaluate`, from a model in evaluation mode and the settings.
 
-    The model is set to their temperature. The rest is for `dynamic`: `segment` is the number of targets in each call,
-    `train` the split of `gradient_rms`, and `advance` is called with the tokens that this has read. Raises
-    LmtrainError or UsageError for a model or precision that can't be adapted, and ValueError where `train` is missing.
+    The rest is for `dynamic`: `segment` is the number of targets in each call, `train` the split of `gradient_rms`, and
+    `advance` is called with the tokens that this has read. Raises LmtrainError or UsageError for a model or precision
+    that can't be adapted, and ValueError where `train` is missing.
     """
-    model.temperature = settings.temperature
-    score: Scorer = model.score
+    score: Scorer = partial(model.score, temperature=settings.temperature)
     if dynamic:
         if not model.causal:
             raise LmtrainError("--dynamic learns from segments of a text, and a windowed model predicts one token")

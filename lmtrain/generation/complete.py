@@ -18,9 +18,9 @@ from lmtrain.generation.sampling import OnToken, sample
 from lmtrain.generation.search import Hypothesis, Rules, Step
 from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import decode, prompt_for_model
+from lmtrain.model.cuda_graph import step_function
+from lmtrain.model.decoding_state import State
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.state import State
-from lmtrain.model.steps import steps
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def complete(
     last `context` tokens. A sample depends on the seed, its prompt's number (`first` is that of the first prompt), and
     its own number, so in fp32 the batch changes a text only through rounding. `on_token(row, token)` is called with
     each token as it is generated, except in a beam search. `step` is the model's step function, by default
-    `steps(model)`. `<unk>` is never generated.
+    `step_function(model)`. `<unk>` is never generated.
     """
     if not prompts:
         return []
@@ -84,7 +84,7 @@ def complete(
     blocked = frozenset[int]() if tokenizer.unk_id is None else frozenset({tokenizer.unk_id})
     rules = Rules(options.max_tokens, stops.is_end, blocked)
     ids = [tokenizer.encode(prompt_for_model(tokenizer, prompt, options.raw)) for prompt in prompts]
-    take_step = step or steps(model)
+    take_step = step or step_function(model)
 
     def timed_step(state: State, tokens: Tensor) -> tuple[Tensor, State]:
         times.append(time.perf_counter())

@@ -27,6 +27,7 @@ from lmtrain.evaluation.adaptive import (
     mix,
 )
 from lmtrain.evaluation.perplexity import Forward
+from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage.files import sha256_bytes
 from tests.conftest import Lmtrain
@@ -47,7 +48,7 @@ def tiny_model(
     fields = {"context": CONTEXT, "dim": 16, "embed_dim": 8, "layers": 1, "heads": 2, "tie_embeddings": tied}
     fields |= {"mode": mode, "copy": copying, "output": output}
     fields |= {"output_cutoffs": (3, 7)} if output == "adaptive" else {}
-    model = LanguageModel(ModelConfig.model_validate(fields), VOCABULARY).double().eval()
+    model = build_model(ModelConfig.model_validate(fields), VOCABULARY).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))

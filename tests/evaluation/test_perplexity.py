@@ -16,6 +16,7 @@ from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score
+from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
 from tests.evaluation.scoring import score_of, split_of
 
@@ -71,7 +72,7 @@ def plain_loop(model: LanguageModel, ids: np.ndarray, context: int, stride: int)
 @torch.no_grad()
 def test_nats_equal_a_plain_loop(mode: str, stride: int) -> None:
     torch.manual_seed(0)
-    model = LanguageModel(ModelConfig(mode=mode, context=6, dim=8, layers=1, heads=2), 11).eval()
+    model = build_model(ModelConfig(mode=mode, context=6, dim=8, layers=1, heads=2), 11).eval()
     ids = np.random.default_rng(0).integers(0, 11, 29)
     for batch_size in (1, 3, 64):
         score = score_of(model, split_of(ids), mode=mode, context=6, stride=stride, batch_size=batch_size)

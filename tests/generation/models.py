@@ -5,8 +5,9 @@ from torch import Tensor
 
 from lmtrain.config.schema import ModelConfig, TokenizerConfig
 from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.model.build import build_model
+from lmtrain.model.decoding_state import State, WindowState
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.state import State, WindowedState
 
 NUMBERED = Tokenizer.train([" ".join(f"w{number}" for number in range(60))], TokenizerConfig())
 """Sixty words, w0 to w59."""
@@ -23,7 +24,7 @@ class Script(LanguageModel):
 
     def start(self, tokens: Tensor, valid: Tensor | None = None) -> tuple[Tensor, State]:
         self.read, self.at = tokens[0].tolist(), 0
-        return self._predict(), WindowedState(tokens, torch.ones_like(tokens, dtype=torch.bool))
+        return self._predict(), WindowState(tokens, torch.ones_like(tokens, dtype=torch.bool))
 
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
         self.at += 1
@@ -38,7 +39,7 @@ class Script(LanguageModel):
 def random_model(mode: str, tokenizer: Tokenizer, context: int = 6) -> LanguageModel:
     torch.manual_seed(3)
     config = ModelConfig(mode=mode, context=context, dim=8, layers=1, heads=2)
-    model = LanguageModel(config, tokenizer.vocab_size)
+    model = build_model(config, tokenizer.vocab_size)
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(2)  # far from uniform, so that no choice depends on rounding

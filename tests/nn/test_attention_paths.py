@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lmtrain.nn.attention import MultiHeadAttention, padding_mask
+from lmtrain.nn.attention import SelfAttention, padding_mask
 from lmtrain.nn.dot_product import BLOCK, attend, attend_flex
 from lmtrain.nn.patterns import Pattern
-from tests.nn.test_patterns import LONG, alibi, draw, every_pattern, every_sparse_pattern
+from tests.nn.patterns import LONG, alibi, draw, every_pattern, every_sparse_pattern
 
 
 def assert_same(result: Tensor, expected: Tensor, leaves: list[Tensor], tolerance: float = 1e-10) -> None:
@@ -64,7 +64,7 @@ def test_dropout_keeps_the_mean_under_a_pattern(length: int) -> None:
 @pytest.mark.parametrize("kind", ["none", "float", "bool"])
 def test_bf16_stays_close(pattern: Pattern, kind: str) -> None:
     torch.manual_seed(0)
-    layer, x = MultiHeadAttention(16, 2, pattern=pattern), torch.randn(1, LONG, 16)
+    layer, x = SelfAttention(16, 2, pattern=pattern), torch.randn(1, LONG, 16)
     mask = {"none": None, "float": alibi(LONG).float(), "bool": torch.rand(LONG, LONG) < 0.8}[kind]
     expected = layer(x, mask=mask)
     with torch.autocast("cpu", torch.bfloat16):

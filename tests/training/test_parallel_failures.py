@@ -39,10 +39,10 @@ def harmed(config: Config, store: TokenStore, run_dir: Path, harm: Callable[[], 
     """Training in which the last process comes to harm in its fourth step, all before it being saved."""
 
     def work(workers: Workers) -> None:
-        def stepped(training: state.Training, lr: float, sampling: float) -> StepResult:
+        def stepped(training: state.Training, lr: float) -> StepResult:
             if training.counters.step == 3 and workers.rank == workers.size - 1:
                 harm()
-            return train_step(training, lr, sampling)
+            return train_step(training, lr)
 
         save = Saver.save
 
