@@ -169,7 +169,7 @@ def generate(
             samples=1 if samples is None else samples,
             beams=beams,
             results=results,
-            alpha=length_penalty,
+            length_penalty=length_penalty,
             seed=seed or 0,
             stop=stop.value,
             stop_strings=tuple(stop_string or ()),

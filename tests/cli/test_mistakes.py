@@ -58,7 +58,7 @@ WRONG_USAGE = {
     "temperature": (["generate", "x", "--temperature", "inf"], "temperature=inf"),
     "top-p": (["generate", "x", "--top-p", "0"], "top_p=0"),
     "repetition": (["generate", "x", "--repetition-penalty", "0"], "repetition_penalty=0"),
-    "length penalty": (["generate", "x", "--length-penalty", "nan"], "alpha=nan"),
+    "length penalty": (["generate", "x", "--length-penalty", "nan"], "length_penalty=nan"),
     "empty stop string": (["generate", "x", "--stop-string", ""], "stop string is empty"),
     "half a stop character": (["generate", "x", "--stop-string", "a\udcff"], "a stop string has a lone surrogate"),
     "picture of many": (["generate", "--prompts", "own.txt", "--show-attention", "x.png"], "--show-attention"),
