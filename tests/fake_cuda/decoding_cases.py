@@ -28,7 +28,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "adaptive": {"output": "adaptive", "pool_query": "seed", "position": "sinusoidal", "copy": True},
 }
 OPTIONS: dict[str, dict[str, Any]] = {
-    "greedy": {"no_repeat": 2, "min_tokens": 2, "ban": ("the",), "bias": (("of", 1.0),)},
+    "greedy": {},
     "sampling": {"samples": 3, "sampling": Sampling(0.8, 50, 0.9, 0.01, 1.2)},
     "beams": {"beams": 3, "results": 2},
 }
