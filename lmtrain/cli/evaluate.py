@@ -146,7 +146,7 @@ def _text(
     progress: bool,
 ) -> _Scored:
     """A file of text; the run's corpus is not needed but for its gradients."""
-    from lmtrain.data.text import text_split
+    from lmtrain.data.prepare import text_split
 
     part = text_split(path, trained.tokenizer, text_column or config.data.text_column, progress=progress)
     return _Scored(part, _store(trained, config, given, progress).split("train") if needs_train else None)

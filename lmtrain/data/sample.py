@@ -281,3 +281,25 @@ def generate(tokens: int, seed: int) -> Iterator[SampleLine]:
                 continue
             yield SampleLine(" ".join(["", *words, ""]) if words else " ", math.fsum(costs), starts_document)
             words, costs, starts_document = [], [], False
+
+
+class SampleSplit:
+    """The lines of a split of the sample corpus; once they were read, its `floor`."""
+
+    def __init__(self, tokens: int, seed: int) -> None:
+        self._tokens = tokens
+        self._seed = seed
+        self._nats = 0.0
+        self._made = 0
+
+    def __iter__(self) -> Iterator[tuple[str, bool]]:
+        self._nats, self._made = 0.0, 0
+        for line in generate(self._tokens, self._seed):
+            self._nats += line.nats
+            self._made += len(line.text.split()) + 1
+            yield line.text, line.starts_document
+
+    def floor(self) -> dict[str, float | int]:
+        """The generator's own cross-entropy, which no model can beat by more than sampling error."""
+        perplexity = math.exp(self._nats / self._made)
+        return {"word_perplexity": perplexity, "nats": self._nats, "tokens": self._made}

@@ -385,7 +385,7 @@ def test_a_name_of_any_length_serves(load: Importer, tmp_path: Path, letter: str
     made = load(write(tmp_path / f"{longest}.txt", "a b\n" * 30))
     assert longest.startswith(made.folder.name.partition("-")[0])
     kind = TokenizerConfig(kind="word", vocab_size=1_000_000)
-    assert tokenize(made, kind, load.dir, note=load.notes.append, progress=False).splits == ("train", "valid", "test")
+    assert tokenize([made], kind, load.dir, note=load.notes.append, progress=False).splits == ("train", "valid", "test")
 
 
 def test_names_in_another_encoding_serve(load: Importer, folder: Path) -> None:

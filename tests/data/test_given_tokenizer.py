@@ -26,7 +26,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A tokenizer.json away from the store that it was made for; of words unless a test names another kind."""
     corpus = make_corpus(tmp_path / "first" / "tiny", DOCUMENTS)
     config = CONFIGS[getattr(request, "param", "word")]
-    store = tokenize(corpus, config, tmp_path / "first", note=lambda _: None, progress=False)
+    store = tokenize([corpus], config, tmp_path / "first", note=lambda _: None, progress=False)
     return shutil.copyfile(store.folder / TOKENIZER, tmp_path / "given.json")
 
 
@@ -46,7 +46,7 @@ def test_the_text_is_encoded_by_the_file(file: Path, corpus: Corpus, notes: list
     tokenizer = Tokenizer.load(file)
     words = tokenizer.kind == "word"
     config = TokenizerConfig(file=file)  # whose kind, word, is not looked at
-    store = tokenize(corpus, config, data, note=notes.append, progress=False)
+    store = tokenize([corpus], config, data, note=notes.append, progress=False)
     assert (store.folder / TOKENIZER).read_bytes() == file.read_bytes()
     for split, documents in OTHER.items():
         end = [] if words else [tokenizer.eos_id]
@@ -55,16 +55,16 @@ def test_the_text_is_encoded_by_the_file(file: Path, corpus: Corpus, notes: list
     assert notes == ["40.0% of the training tokens are <unk>, as is every word that isn't known"] * words
     file.unlink()
     moved = TokenizerConfig(file=store.folder / TOKENIZER)
-    found = tokenize(corpus, moved, data, note=notes.append, progress=False)
+    found = tokenize([corpus], moved, data, note=notes.append, progress=False)
     assert (found.folder, found.sha256) == (store.folder, store.sha256)
     assert len(notes) == words
 
 
 def test_each_tokenizer_has_a_store_of_its_own(file: Path, corpus: Corpus, notes: list[str]) -> None:
     data = corpus.folder.parent
-    trained = tokenize(corpus, CONFIGS["word"], data, note=notes.append, progress=False)
-    given = tokenize(corpus, TokenizerConfig(file=file), data, note=notes.append, progress=False)
-    own = tokenize(corpus, TokenizerConfig(file=trained.folder / TOKENIZER), data, note=notes.append, progress=False)
+    trained = tokenize([corpus], CONFIGS["word"], data, note=notes.append, progress=False)
+    given = tokenize([corpus], TokenizerConfig(file=file), data, note=notes.append, progress=False)
+    own = tokenize([corpus], TokenizerConfig(file=trained.folder / TOKENIZER), data, note=notes.append, progress=False)
     assert len({store.folder for store in (trained, given, own)}) == 3
     assert trained.tokenizer.sha256 == own.tokenizer.sha256 != given.tokenizer.sha256
     assert own.split("train").ids[:].tolist() == trained.split("train").ids[:].tolist()
@@ -73,9 +73,9 @@ def test_each_tokenizer_has_a_store_of_its_own(file: Path, corpus: Corpus, notes
 
 def test_a_store_of_another_tokenizer_in_its_place_is_made_again(file: Path, corpus: Corpus, notes: list[str]) -> None:
     data, config = corpus.folder.parent, TokenizerConfig(file=file)
-    trained = tokenize(corpus, CONFIGS["word"], data, note=notes.append, progress=False)
+    trained = tokenize([corpus], CONFIGS["word"], data, note=notes.append, progress=False)
     trained.folder.rename(store_folder(corpus, config, data, Tokenizer.load(file)))
-    again = tokenize(corpus, config, data, note=notes.append, progress=False)
+    again = tokenize([corpus], config, data, note=notes.append, progress=False)
     assert again.tokenizer.sha256 == Tokenizer.load(file).sha256
     assert any("the tokenizer's configuration has changed" in note for note in notes)
 
@@ -93,16 +93,16 @@ def test_shards_of_another_tokenizer_are_not_gone_on_from(
     with monkeypatch.context() as patch:
         patch.setattr(tokenizing, "new_folder", killed)
         with pytest.raises(KeyboardInterrupt):
-            tokenize(corpus, config, data, note=notes.append, progress=False)
+            tokenize([corpus], config, data, note=notes.append, progress=False)
     (parts,) = data.glob(".parts-*")
     finished = {path: path.stat().st_mtime_ns for path in parts.glob("*-*.npy")}
     assert len(finished) > 4
     other = file.with_name("other.json")
     Tokenizer.train(["hat hats new 7"], CONFIGS["word"]).save(other)
-    store = tokenize(corpus, TokenizerConfig(file=other), data, note=notes.append, progress=False)
+    store = tokenize([corpus], TokenizerConfig(file=other), data, note=notes.append, progress=False)
     assert store.tokenizer.knows("hats")
     assert {path: path.stat().st_mtime_ns for path in parts.glob("*-*.npy")} == finished
-    tokenize(corpus, config, data, note=notes.append, progress=False)
+    tokenize([corpus], config, data, note=notes.append, progress=False)
     assert not list(data.glob(".parts-*"))
 
 
@@ -119,7 +119,7 @@ def test_what_is_no_tokenizer_is_refused(file: Path, corpus: Corpus, content: by
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(LmtrainError, match=sentence):
-        tokenize(corpus, TokenizerConfig(file=file), corpus.folder.parent, note=lambda _: None, progress=False)
+        tokenize([corpus], TokenizerConfig(file=file), corpus.folder.parent, note=lambda _: None, progress=False)
     assert [path.name for path in corpus.folder.parent.iterdir()] == ["other"]
 
 

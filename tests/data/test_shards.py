@@ -134,7 +134,7 @@ def killed(folder: Path) -> Path:
 
 def again(folder: Path, notes: list[str] | None = None) -> TokenStore:
     corpus = make_corpus(folder / "tiny", documents())
-    return tokenize(corpus, CONFIGS["word"], folder, note=(notes if notes is not None else []).append, progress=False)
+    return tokenize([corpus], CONFIGS["word"], folder, note=(notes if notes is not None else []).append, progress=False)
 
 
 def test_a_killed_process_is_gone_on_from(tmp_path: Path, small_shards: None, alone: None) -> None:
@@ -174,7 +174,7 @@ def test_another_text_finds_no_shards_to_go_on_from(tmp_path: Path, small_shards
     make_corpus(tmp_path / "tiny", documents())
     parts = killed(tmp_path)
     corpus = make_corpus(tmp_path / "tiny", documents(3))
-    store = tokenize(corpus, CONFIGS["word"], tmp_path, note=lambda _: None, progress=False)
+    store = tokenize([corpus], CONFIGS["word"], tmp_path, note=lambda _: None, progress=False)
     assert store.split("train").documents.tolist() != [0]
     assert not parts.exists()
     assert store.sha256 == make(tmp_path / "whole", "word", documents(3)).sha256
@@ -295,7 +295,7 @@ def test_merges_of_a_large_text_are_learned_from_a_part(
     monkeypatch.setattr(tokenizing, "BPE_BYTES", 1_000)
     notes: list[str] = []
     corpus = make_corpus(tmp_path / "tiny", documents())
-    store = tokenize(corpus, CONFIGS["bpe"], tmp_path, note=notes.append, progress=False)
+    store = tokenize([corpus], CONFIGS["bpe"], tmp_path, note=notes.append, progress=False)
     assert any("learned from" in note and "of the text" in note for note in notes)
     text = store.tokenizer.decode([index for index in ids_of(store) if index != store.tokenizer.eos_id])
     assert text == "".join(f"{line}\n" for line in LINES)
@@ -322,7 +322,7 @@ data = DataConfig(source=str(folder / "text"), dir=folder / "data")
 corpus = download(data)
 tokenizing.open_store = lambda *_: None
 config = TokenizerConfig(kind=kind, vocab_size=300 if kind == "bpe" else None)
-tokenizing.tokenize(corpus, config, data.dir, note=lambda _: None, progress=False)
+tokenizing.tokenize([corpus], config, data.dir, note=lambda _: None, progress=False)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 

@@ -10,7 +10,7 @@ import pytest
 from lmtrain.config.schema import DataConfig, TokenizerConfig
 from lmtrain.data import shards
 from lmtrain.data.corpus import download
-from lmtrain.data.text import text_split
+from lmtrain.data.prepare import text_split
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError
@@ -33,7 +33,7 @@ def made(folder: Path, kind: str) -> TokenStore:
     data = DataConfig(source=str(folder), dir=folder.parent / "data", text_column="body")
     corpus = download(data, note=lambda message: None, progress=False)
     config = TokenizerConfig.model_validate({"kind": kind, "vocab_size": 280 if kind == "bpe" else None})
-    return tokenize(corpus, config, data.dir, note=lambda message: None, progress=False)
+    return tokenize([corpus], config, data.dir, note=lambda message: None, progress=False)
 
 
 def content(split: Split) -> tuple[list[int], list[int], int, int, int, int]:

@@ -24,8 +24,8 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def was_read(path: Path, *, anew: bool = False) -> bool:
-    hashes = Hashes(path.parent, anew=anew)
+def was_read(path: Path, *, reread: bool = False) -> bool:
+    hashes = Hashes(path.parent, reread=reread)
     assert hashes.sha256(path) == sha256_bytes(path.read_bytes())
     return path in hashes.read
 
@@ -33,7 +33,7 @@ def was_read(path: Path, *, anew: bool = False) -> bool:
 def test_a_large_file_is_read_once(large: Path) -> None:
     assert not was_read(large)
     assert not was_read(large)
-    assert was_read(large, anew=True)
+    assert was_read(large, reread=True)
 
 
 def test_what_is_written_is_found_though_size_and_time_are_put_back(large: Path) -> None:
@@ -56,7 +56,7 @@ def test_damage_beneath_the_file_system_is_found_by_reading_anew(large: Path) ->
     memory = large.parent / REMEMBERED
     memory.write_text(memory.read_text().replace(sha256_bytes(CONTENT), sha256_bytes(b"as it was")))
     assert Hashes(large.parent).sha256(large) == sha256_bytes(b"as it was")
-    assert was_read(large, anew=True)
+    assert was_read(large, reread=True)
     assert not was_read(large)
 
 

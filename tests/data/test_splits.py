@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from lmtrain.data import normal
-from lmtrain.data.local import Lines
-from lmtrain.data.normal import cut_split, load_starts
+from lmtrain.data import splits as normal
+from lmtrain.data.splits import Lines, cut_split
 
 SHARES = {"train": 0.9, "valid": 0.05, "test": 0.05}
 
