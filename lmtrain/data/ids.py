@@ -18,8 +18,9 @@ def load_array(path: Path, dtype: np.dtype[Any], length: int | None = None) -> n
     """
     wanted = f"an array of {dtype.name}" if length is None else f"an array of {length:,} {dtype.name}"
     try:
-        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, OverflowError) as error:
+        with np.errstate(over="raise"):
+            array: np.ndarray = np.lib.format.open_memmap(path, mode="r")
+    except (OSError, ValueError, ArithmeticError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"it isn't {wanted}"
         raise LmtrainError(f"{path} can't be read: {reason}. Delete {path.parent} and make it again") from error
     if array.dtype != dtype or array.ndim != 1 or length not in (None, len(array)):
