@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.corpus import FORMAT, Corpus, open_corpus
@@ -26,6 +28,18 @@ DOCUMENTS: Documents = {
     "train": [["= One =", "", "the cat sat on the mat"], ["the <eos> é\r"], ["", ""]],
     "valid": [["the dog\tsat", "on the mat"]],
 }
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    """Write a file; the path again."""
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def parquet(path: Path, rows: list[Any], column: str = "text") -> Path:
+    """Write a parquet file with one column; the path again."""
+    pq.write_table(pa.table({column: rows}), path)
+    return path
 
 
 def make_corpus(folder: Path, documents: Documents, **info: Any) -> Corpus:
