@@ -44,7 +44,7 @@ def open_bytes(path: Path) -> IO[bytes]:
     """Open a file to read its uncompressed content from beginning to end."""
     match path.suffix.lower():
         case ".gz":
-            return gzip.open(path)
+            return BufferedReader(gzip.open(path), _BLOCK)
         case ".xz":
             return BufferedReader(_Streams(path, lzma.LZMADecompressor), _BLOCK)
         case ".bz2":

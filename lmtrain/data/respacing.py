@@ -6,7 +6,7 @@ are added, and the `@` signs around a mark.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 _LONGEST_WORD = 8
 """Units that a word of the vocabulary may consist of, such as the six of `J.R.R.`"""
@@ -48,6 +48,6 @@ def _words(piece: str, known: Callable[[str], bool]) -> Iterator[str]:
         start = end
 
 
-def _is_between_words(units: Sequence[str], place: int) -> bool:
+def _is_between_words(units: list[str], place: int) -> bool:
     neighbors = units[place - 1 : place] + units[place + 1 : place + 2]
     return len(neighbors) == 2 and all(unit == "<unk>" or unit[0].isalnum() for unit in neighbors)

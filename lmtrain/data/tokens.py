@@ -138,11 +138,11 @@ def open_store(folder: Path, weights: Sequence[int] | None = None, hashes: Hashe
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     if (tokenizer.sha256, tokenizer.vocab_size) != (info.tokenizer_sha256, info.vocab_size):
         raise LmtrainError(f"{folder / TOKENIZER} isn't the tokenizer of this store: delete {folder} and make it again")
-    splits = {
+    splits: dict[str, Split] = {
         name: _open_split(folder / name, split, tokenizer.vocab_size, hashes.read)
         for name, split in info.splits.items()
     }
-    return TokenStore(folder, manifest, tokenizer, tuple(weights or [1] * len(info.corpora)), dict(splits))
+    return TokenStore(folder, manifest, tokenizer, tuple(weights or [1] * len(info.corpora)), splits)
 
 
 def find_store(data_dir: Path, sha256: str, weights: Sequence[int] | None = None) -> TokenStore | None:

@@ -58,7 +58,7 @@ def make_corpus(folder: Path, documents: Documents, **info: Any) -> Corpus:
 
 
 def tokenized(
-    corpus: Corpus, config: TokenizerConfig, note: Callable[[str], object] = lambda _message: None, **options: Any
+    corpus: Corpus, config: TokenizerConfig, note: Callable[[str], None] = lambda _message: None, **options: Any
 ) -> TokenStore:
     """The store of a corpus, beside it."""
     return tokenize([corpus], config, corpus.folder.parent, note=note, progress=False, **options)
