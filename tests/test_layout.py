@@ -60,9 +60,9 @@ def test_building_blocks_import_nothing_but_each_other() -> None:
 
 
 def test_search_knows_ids_alone() -> None:
-    for name in ("search", "sampling", "beam", "extensions"):
+    for name in ("search", "sampling", "beam"):
         modules = _modules(PACKAGE / "generation" / f"{name}.py")
-        assert modules <= {"errors", "generation.search", "generation.sampling", "generation.extensions"}, name
+        assert modules <= {"errors", "generation.search"}, name
 
 
 def test_nothing_reads_or_writes_pickles() -> None:

@@ -128,7 +128,7 @@ def _text(
     trained: "Trained", path: Path, column: str, find_store: "Callable[[], TokenStore] | None", progress: bool
 ) -> _Scored:
     """A file of text; the run's corpus is needed only for the gradients of its training split."""
-    from lmtrain.data.text import text_split
+    from lmtrain.data.prepare import text_split
 
     part = text_split(path, trained.tokenizer, column, progress=progress)
     return _Scored("text", str(path), part, find_store().split("train") if find_store is not None else None)
