@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import Result
+from tests.helpers import Result
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden.json"
@@ -55,9 +55,9 @@ def overrides(recipe: str) -> list[str]:
 
 
 def measure(lmtrain: Lmtrain, recipe: str) -> dict[str, Any]:
-    """The losses of the first three steps, the evaluation after them, and a greedy text in distinct tokens, in the working directory.
+    """The losses of the first three steps, the evaluation after them, and a greedy text in distinct tokens.
 
-    `lmtrain` runs a command and returns its output.
+    `lmtrain` runs a command in the working directory and returns its output.
     """
     lmtrain("train", "--config", str(ROOT / "configs" / f"{recipe}.yaml"), "-q", *overrides(recipe))
     (metrics,) = Path().glob("runs/*/metrics.jsonl")

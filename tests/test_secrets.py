@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.cli import app as cli
-from tests.conftest import TINY
+from tests.helpers import TINY
 
 ROOT = Path(__file__).parent.parent
 CANARY = "s3cr3t-canary-value"
