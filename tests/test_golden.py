@@ -55,14 +55,14 @@ def overrides(recipe: str) -> list[str]:
 
 
 def measure(lmtrain: Lmtrain, recipe: str) -> dict[str, Any]:
-    """The losses of the first three steps, the evaluation after them, and a greedy text in distinct tokens.
+    """The losses of the first three steps, the evaluation after them, and a greedy text that avoids repetition.
 
     `lmtrain` runs a command in the working directory and returns its output.
     """
     lmtrain("train", "--config", str(ROOT / "configs" / f"{recipe}.yaml"), "-q", *overrides(recipe))
     (metrics,) = Path().glob("runs/*/metrics.jsonl")
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    options = ["--device", "cpu", "--precision", "fp32", "--max-tokens", "8", "--no-repeat-ngram", "1", "--json"]
+    options = ["--device", "cpu", "--precision", "fp32", "--max-tokens", "8", "--repetition-penalty", "2", "--json"]
     (completion,) = json.loads(lmtrain("generate", "The", *options))["completions"]
     return {
         "losses": [row["loss"] for row in rows if row["kind"] == "train"],
