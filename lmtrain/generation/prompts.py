@@ -1,4 +1,4 @@
-"""Prompts from a file or from standard input, read as they are needed."""
+"""Prompts from a file or from standard input, read one batch at a time."""
 
 import json
 import sys
@@ -12,14 +12,14 @@ from typing import Any, BinaryIO
 from lmtrain.errors import LmtrainError
 
 LONGEST_PROMPT = 16 << 20
-"""Bytes of a line, or of a prompt that is all of standard input."""
+"""Bytes of a line, or of standard input read as one prompt."""
 _BOM = b"\xef\xbb\xbf"
 _SHAPE = '{"prompt": "text"}'
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt and what its results are called by: its own `id`, or the number of its line, from 1."""
+    """A prompt, and the `id` of its results: its own, or its line number, from 1."""
 
     id: str | int
     text: str
@@ -28,11 +28,11 @@ class Prompt:
 def read_prompts(path: Path) -> Iterator[Prompt]:
     """The prompts in a file, or with `-` those on standard input, one at a time.
 
-    A name that ends in .jsonl holds JSON lines, `{"prompt": text}` with an `id` (text or whole number) if wanted;
-    other keys are left alone. Every other file has a prompt a line. Standard input has JSON lines if its first
-    prompt begins with `{`. Empty lines are no prompts.
+    A file whose name ends in .jsonl holds JSON lines, `{"prompt": text}` with an optional `id` (text or whole number);
+    other keys are ignored. Every other file has one prompt per line. Standard input holds JSON lines if its first
+    prompt begins with `{`. Empty lines are skipped.
 
-    Raises LmtrainError, naming the line, for what is no such file, and where there is no prompt at all.
+    Raises LmtrainError, naming the line, for anything else, and where there is no prompt.
     """
     name = "standard input" if path == Path("-") else str(path)
     found = False
@@ -52,8 +52,7 @@ def read_prompts(path: Path) -> Iterator[Prompt]:
 
 
 def read_all(file: BinaryIO) -> str:
-    """All of standard input as one prompt, with the line ends of a corpus; one at its very end belongs to the shell and
-    is dropped.
+    """All of standard input as one prompt, with `\\n` as its line ends, without the last one.
 
     Raises LmtrainError when it is empty, too long or not UTF-8.
     """
@@ -70,7 +69,7 @@ def read_all(file: BinaryIO) -> str:
 
 
 def batches(prompts: Iterator[Prompt], size: int) -> Iterator[list[Prompt]]:
-    """`size` prompts at a time, the last batch perhaps fewer."""
+    """`size` prompts at a time; the last batch may have fewer."""
     while batch := list(islice(prompts, size)):
         yield batch
 

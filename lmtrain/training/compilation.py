@@ -8,11 +8,10 @@ from torch import Tensor
 
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
-from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.objective import Objective
 from lmtrain.system.runtime import autocast, lacks_to_compile
 from lmtrain.training.budget import Budget
 from lmtrain.training.costs import blank_batch, step_flops
-from lmtrain.training.teacher import Taught
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 Note = Callable[[str], None]
@@ -23,24 +22,24 @@ PAYS_AFTER_SECONDS = 180.0
 
 
 def compiled_forward(
-    model: LanguageModel | Taught, config: Config, budget: Budget, device: torch.device, precision: str, note: Note
+    objective: Objective, config: Config, budget: Budget, device: torch.device, precision: str, note: Note
 ) -> Forward:
-    """The model's forward pass, compiled where that is asked for, possible and worth it; else the model itself.
+    """The objective, compiled where that is requested, possible and worth it; else as it is.
 
     `auto` decides from the configuration and the machine alone, never from a clock, so that a resumed run computes as
     the first part did. Raises LmtrainError when `train.compile=true` fails or can't be done.
     """
     wanted = config.train.compile
-    if wanted is False or (wanted == "auto" and not _is_long(model, config, budget, device)):
-        return model
+    if wanted is False or (wanted == "auto" and not _is_long(objective, config, budget, device)):
+        return objective
     lacking = lacks_to_compile(device)
     if lacking is not None:
         if wanted is True:
             raise LmtrainError(f"train.compile=true, but this machine has no {lacking}: set train.compile=false")
         note(f"not compiling the model, which costs speed alone: this machine has no {lacking}")
-        return model
+        return objective
     note("compiling the model (a minute or two; cached for the next run)")
-    compiled = torch.compile(model, dynamic=False)
+    compiled = torch.compile(objective, dynamic=False)
     try:
         with warnings.catch_warnings():
             # It advises a setting for float32, of which a step in bf16 has little, and one in fp32 is to have all.
@@ -54,9 +53,9 @@ def compiled_forward(
                 f"train.compile=true, but torch.compile failed ({_reason(error)}): set train.compile=false"
             ) from error
         note(f"torch.compile failed and is left out, which costs speed alone ({_reason(error)})")
-        return model
+        return objective
     finally:
-        model.zero_grad(set_to_none=True)
+        objective.zero_grad(set_to_none=True)
     return compiled
 
 
@@ -67,11 +66,10 @@ def _reason(error: Exception) -> str:
     return (said or [type(error).__name__])[0][:200]
 
 
-def _is_long(model: LanguageModel | Taught, config: Config, budget: Budget, device: torch.device) -> bool:
+def _is_long(objective: Objective, config: Config, budget: Budget, device: torch.device) -> bool:
     work = float("inf")
     if budget.steps is not None:
-        learner = model.model if isinstance(model, Taught) else model
-        work = budget.steps * step_flops(learner, config) / ASSUMED_FLOPS[device.type]
+        work = budget.steps * step_flops(objective.model, config) / ASSUMED_FLOPS[device.type]
     return min(work, budget.seconds or float("inf")) > PAYS_AFTER_SECONDS
 
 

@@ -18,7 +18,6 @@ from lmtrain.data.order import batch
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score
-from lmtrain.nn.scheduled_sampling import choose
 from lmtrain.storage import checkpoint
 from lmtrain.system.distributed import ALONE, Workers
 from lmtrain.system.runtime import (
@@ -155,12 +154,11 @@ def _note_what_rounds_otherwise(before: Past, training: Training, note: Note) ->
         note(f"{workers.size} processes instead of {before.processes}: the sums of gradients round otherwise")
 
 
-def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResult:
+def train_step(training: Training, lr: float) -> StepResult:
     """One optimizer step over `batch_size` windows.
 
     The loss is the sum of nats over the count of all targets in the step, however many micro-batches they come in, and
     whichever processes these go to.
-    `sampling` is the share of input tokens that the model's own predictions take the place of.
     A step whose gradient is not finite leaves the weights, their average and the optimizer as they are.
     """
     config, model = training.config.train, training.model
@@ -179,14 +177,8 @@ def train_step(training: Training, lr: float, sampling: float = 0.0) -> StepResu
                 inputs = noisy(inputs, training.ids, config.token_noise)
             inputs, targets = to_device(inputs, training.device), to_device(targets, training.device)
         with training.parallel.adding(micro == micros[-1]):
-            with training.part("forward"):
-                if sampling:
-                    # Under an autocast of its own: some versions of torch would take the weights, as it has cast them
-                    # here where no gradient is wanted, for the second pass too, and they would learn nothing.
-                    with autocast(training.device, training.precision):
-                        inputs = model.sample_inputs(inputs, choose(inputs, sampling))
-                with autocast(training.device, training.precision):
-                    nats = training.forward(inputs, targets)
+            with training.part("forward"), autocast(training.device, training.precision):
+                nats = training.forward(inputs, targets)
             with training.part("backward"):
                 loss = nats.sum() / targets_in_step
                 training.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -259,7 +251,7 @@ def _run(
             config.patience, counters
         ):
             lr = learning_rate(config, progress)
-            train_step(training, lr, config.scheduled_sampling * progress)
+            train_step(training, lr)
             window.count()
             saver.check()
             progress = budget.progress(counters.step, clock.read())

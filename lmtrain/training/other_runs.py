@@ -11,13 +11,13 @@ from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.tokens import TOKENIZER, TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.trained import TrainedWeights, built, trained_weights
+from lmtrain.model.trained import TrainedWeights, trained_weights, with_weights
 from lmtrain.storage.checkpoint import CONFIG
 from lmtrain.storage.files import sha256_bytes
 from lmtrain.system.distributed import ALONE, Workers
 from lmtrain.training.parallel import copy_all
 
-_FREE = {"context", "dropout", "attention_dropout", "embedding_dropout", "input_dropout", "output_dropout"}
+_FREE = {"context", "dropout", "attention_dropout", "input_dropout", "output_dropout"}
 """Fields of a model that its weights have no part in; where positions are learned, `context` is none of them."""
 
 
@@ -37,7 +37,7 @@ def load_teacher(
     Raises LmtrainError where there is none, or where it can't be asked about the windows of this run.
     """
     found = _teacher(run_dir, config, store, workers)
-    return built(found, device).model, sha256_bytes(json.dumps(found.info["files"], sort_keys=True).encode())
+    return with_weights(found, device).model, sha256_bytes(json.dumps(found.info["files"], sort_keys=True).encode())
 
 
 def begin_with(

@@ -23,7 +23,7 @@ from lmtrain import __version__
 from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.errors import LmtrainError, SaidElsewhere
+from lmtrain.errors import AlreadyReported, LmtrainError
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage.checkpoint import CONFIG, check_fit
 from lmtrain.storage.tensor_files import Stored
@@ -79,7 +79,7 @@ def check_agreement(config: Config, store: TokenStore, workers: Workers) -> None
                 "processes with the same command, data and versions"
             )
         if differing:
-            raise SaidElsewhere
+            raise AlreadyReported
 
 
 def check_shared(run_dir: Path, step: int, workers: Workers) -> None:
@@ -131,7 +131,8 @@ def distribute(
         wrapped.register_comm_hook(None, _sum)
         return wrapped, Parallel(kind, workers, lambda last: nullcontext() if last else wrapped.no_sync())
     if kind == "fsdp":
-        return _shard(model, precision), Parallel(kind, workers, lambda last: _only(model, last))
+        _shard(model, precision)
+        return forward, Parallel(kind, workers, lambda last: _only(model, last))
     return forward, Parallel()
 
 
@@ -145,13 +146,13 @@ def _sum(
     return added
 
 
-def _shard(model: LanguageModel, precision: str) -> LanguageModel:
+def _shard(model: LanguageModel, precision: str) -> None:
     """Shard every parameter by its rows: each block's linear layers together, and all else as one.
 
     Under bf16 the linear layers are gathered in bf16, which is what autocast would make of them; gains, biases and
     embeddings are gathered in float32, and gradients are added in float32.
     """
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     # A linear layer's output is a view; nothing in the blocks writes into one.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
@@ -160,12 +161,10 @@ def _shard(model: LanguageModel, precision: str) -> LanguageModel:
         linear: list[nn.Module] = [module for module in block.modules() if isinstance(module, nn.Linear)]
         fully_shard(linear, mp_policy=narrow)
     fully_shard(model, reshard_after_forward=True)
-    register_fsdp_forward_method(model, "sample_inputs")
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    return model
 
 
 def _only(model: LanguageModel, last: bool) -> AbstractContextManager[None]:

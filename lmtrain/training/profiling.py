@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
+from lmtrain.model.objective import Objective
 from lmtrain.storage.files import make_folders, write_file, writing
 from lmtrain.system import disk
 from lmtrain.system.runtime import enough_memory, machine, peak_flops, set_threads, synchronize
@@ -23,7 +24,6 @@ from lmtrain.training.costs import step_flops
 from lmtrain.training.loop import MEMORY_REMEDY, train_step
 from lmtrain.training.optim import learning_rate
 from lmtrain.training.state import Part, Training, prepare
-from lmtrain.training.teacher import Taught
 
 Note = Callable[[str], None]
 
@@ -67,7 +67,7 @@ def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -
         "operators": operators,
         "operators_on": "CPU" if training.device.type == "cpu" else "device",
         "precision": training.precision,
-        "compiled": training.forward is not training.model and not isinstance(training.forward, Taught),
+        "compiled": not isinstance(training.forward, Objective),
         "machine": machine(training.device),
     }
     write_file(text, profile_text(result) + "\n")
@@ -102,7 +102,7 @@ def profile_text(result: dict[str, Any]) -> str:
 
 def _step(training: Training) -> None:
     config = training.config.train
-    train_step(training, learning_rate(config, MIDDLE), config.scheduled_sampling * MIDDLE)
+    train_step(training, learning_rate(config, MIDDLE))
 
 
 def _seconds(training: Training) -> float:

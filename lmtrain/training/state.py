@@ -18,7 +18,9 @@ from lmtrain.data.ids import Ids
 from lmtrain.data.order import Mixture, SampleOrder, sample_order
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
+from lmtrain.model.build import build_model, set_output_bias
 from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.objective import Objective
 from lmtrain.storage import checkpoint
 from lmtrain.storage.tensor_files import Stored
 from lmtrain.system.distributed import ALONE, Workers
@@ -28,7 +30,6 @@ from lmtrain.training.compilation import Forward, compiled_forward
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from lmtrain.training.other_runs import load_teacher
 from lmtrain.training.parallel import Parallel, choose_kind, copy_all, distribute, placed
-from lmtrain.training.teacher import Taught
 
 Note = Callable[[str], None]
 Part = Callable[[str], AbstractContextManager[object]]
@@ -133,28 +134,26 @@ def prepare(config: Config, store: TokenStore, note: Note, workers: Workers = AL
     ids = split.ids
     order = sample_order(split.corpora, store.weights, config.model.context, config.model.mode, config.run.seed)
     torch.manual_seed(config.run.seed)
-    model = LanguageModel(config.model, store.tokenizer.vocab_size)
-    model.loss_chunk = config.train.loss_chunk
-    model.adversarial = config.train.adversarial_softmax
-    model.encoder.recompute = config.train.activation_checkpointing
+    model = build_model(
+        config.model, store.tokenizer.vocab_size, recompute_blocks=config.train.activation_checkpointing
+    )
     if config.model.output_bias or model.adaptive is not None:
         counts = torch.from_numpy(ids.counts(store.tokenizer.vocab_size))
         if config.model.output_bias:
-            model.set_output_bias(counts)
+            set_output_bias(model, counts)
         if model.adaptive is not None:
             model.adaptive.set_shares(counts)
     kind = choose_kind(config, model, device, precision, workers)
     if kind != "fsdp":  # which moves the model to the device block by block, as it shards it
         model.to(device)
-    learner: LanguageModel | Taught = model
-    teacher = None
+    teacher, teacher_hash = None, None
     if config.train.teacher is not None:
-        taught_by, teacher = load_teacher(config.train.teacher, config, store, device, workers)
-        learner = Taught(model, taught_by, config.train.teacher_weight)
-    forward: Forward = learner
+        teacher, teacher_hash = load_teacher(config.train.teacher, config, store, device, workers)
+    objective = Objective(model, config.train.loss_chunk, teacher, config.train.teacher_weight)
+    forward: Forward = objective
     if kind == "alone" or (kind == "ddp" and (device.type == "cuda" or config.train.compile is True)):
         budget = make_budget(config.train, order.per_epoch())
-        forward = compiled_forward(learner, config, budget, device, precision, note)
+        forward = compiled_forward(objective, config, budget, device, precision, note)
     forward, parallel = distribute(kind, model, forward, precision, workers)
     return Training(
         config,
@@ -171,7 +170,7 @@ def prepare(config: Config, store: TokenStore, note: Note, workers: Workers = AL
         torch.zeros((), dtype=torch.int64, device=device),
         torch.zeros(3, dtype=torch.float64, device=device),
         parallel=parallel,
-        teacher=teacher,
+        teacher=teacher_hash,
     )
 
 

@@ -37,7 +37,7 @@ def little(tiny: Config) -> Config:
 @pytest.fixture(scope="session")
 def little_store(little: Config) -> TokenStore:
     corpus = download(little.data, note=lambda message: None, progress=False)
-    return tokenize(corpus, little.tokenizer, little.data.dir, note=lambda message: None, progress=False)
+    return tokenize([corpus], little.tokenizer, little.data.dir, note=lambda message: None, progress=False)
 
 
 @pytest.fixture
@@ -47,9 +47,9 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Non
     def arm(steps: int, number: int) -> None:
         taken = 0
 
-        def step(training: state.Training, lr: float, sampling: float) -> StepResult:
+        def step(training: state.Training, lr: float) -> StepResult:
             nonlocal taken
-            result = train_step(training, lr, sampling)
+            result = train_step(training, lr)
             taken += 1
             if taken == steps:
                 signal.raise_signal(number)

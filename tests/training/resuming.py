@@ -48,7 +48,6 @@ MATRIX: dict[str, dict[str, Any]] = {
     for precision, ema, parts in itertools.product(("fp32", "bf16", "fp16"), (0.9, None), (1, 3))
 }
 MATRIX |= {
-    "scheduled sampling": {"train__scheduled_sampling": 0.8},
     "token noise": {"train__token_noise": 0.3, "train__micro_batch": BATCH // 3},
     "copying": {"model__layers": 1, "model__copy": True, "model__tie_embeddings": False},
     "adaptive": {"model__layers": 1, "model__output": "adaptive", "train__precision": "bf16"},
@@ -122,7 +121,7 @@ def go_on(training: Training, count: int) -> list[Step]:
             windows.clear()
             progress = budget.progress(training.counters.step, 0.0)
             lr = learning_rate(config, progress)
-            result = train_step(training, lr, config.scheduled_sampling * progress)
+            result = train_step(training, lr)
             steps.append(Step(state_of(training), list(windows), bool(result.skipped)))
     return steps
 
@@ -174,8 +173,8 @@ def photographed(run_dir: Path, folder: Path) -> Iterator[list[Path]]:
 
     step, record, save_ = loop.train_step, Monitor._record, Saver.save
 
-    def stepped(training: Training, lr: float, sampling: float) -> StepResult:
-        result = step(training, lr, sampling)
+    def stepped(training: Training, lr: float) -> StepResult:
+        result = step(training, lr)
         photograph()
         return result
 
@@ -219,7 +218,7 @@ def curves(run_dir: Path) -> list[Any]:
     return shown + [(tag, [(event.step, event.value) for event in events.Scalars(tag)]) for tag in tags]
 
 
-def worsen(training: Training, lr: float, sampling: float) -> StepResult:
+def worsen(training: Training, lr: float) -> StepResult:
     """A step that does harm from the third on."""
     result = train_step(training, 0.5 if training.counters.step >= 2 else 1e-2)
     assert training.ema is not None

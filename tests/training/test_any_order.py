@@ -85,9 +85,9 @@ class AnyOrder(RuleBasedStateMachine):
         """Go on with the run; `after` is told of each step, with its number in this part."""
         first: list[int] = []
 
-        def step(training: Training, lr: float, sampling: float) -> StepResult:
+        def step(training: Training, lr: float) -> StepResult:
             first.append(training.counters.step)
-            result = train_step(training, lr, sampling)
+            result = train_step(training, lr)
             after(training, len(first))
             return result
 

@@ -10,13 +10,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.objective import Objective
 from lmtrain.storage import checkpoint
 from lmtrain.system.runtime import autocast
 from lmtrain.training.costs import blank_batch, costs, memory_estimate, step_flops
 from lmtrain.training.loop import train_step
 from lmtrain.training.optim import make_optimizer
 from lmtrain.training.state import prepare
-from lmtrain.training.teacher import Taught
 from tests.training.test_loop import change
 
 KINDS: dict[str, dict[str, object]] = {
@@ -93,7 +93,7 @@ def test_the_activations_are_those_that_autograd_keeps(
     if output == "taught":
         checkpoint.create_run(tmp_path, config, Path(__file__))  # the tokenizer is not looked at
         config = change(config, train__teacher=str(tmp_path))
-        model = Taught(LanguageModel(config.model, 500), LanguageModel(config.model, 500), 0.5)
+        model = Objective(LanguageModel(config.model, 500), "auto", LanguageModel(config.model, 500))
     kept, seen = 0, {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:

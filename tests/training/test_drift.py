@@ -59,7 +59,6 @@ OTHER: dict[str, dict[str, Any]] = {
         "output_bias": False,
         "dropout": 0.2,
         "attention_dropout": 0.2,
-        "embedding_dropout": 0.2,
         "input_dropout": 0.2,
         "output_dropout": 0.2,
     },
@@ -89,9 +88,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "beta2": 0.5,
         "eps": 0.5,
         "clip": None,
-        "scheduled_sampling": 0.5,
         "token_noise": 0.5,
-        "adversarial_softmax": 0.5,
         "init_from": "runs/other",
         "teacher": "runs/other",
         "teacher_weight": 0.25,
@@ -206,7 +203,7 @@ def own(tmp_path: Path) -> Config:
 
 def store_of(config: Config) -> TokenStore:
     corpus = download(config.data)
-    return tokenize(corpus, config.tokenizer, config.data.dir, note=lambda message: None, progress=False)
+    return tokenize([corpus], config.tokenizer, config.data.dir, note=lambda message: None, progress=False)
 
 
 @pytest.mark.parametrize(("word", "message"), [("cat", "corpus is not the one"), ("cow", "tokenizer is not the one")])

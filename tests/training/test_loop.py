@@ -20,6 +20,7 @@ from lmtrain.data import order
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score, evaluate
+from lmtrain.model.objective import Objective
 from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint
 from lmtrain.system.runtime import Interrupted, lacks_to_compile
@@ -49,7 +50,7 @@ def last_hash(run_dir: Path) -> str:
     return checkpoint.state_hash(checkpoint.load(checkpoint.choose(run_dir, "last")))
 
 
-@pytest.mark.parametrize("variant", ["plain", "bf16", "windowed", "no ema", "crossing an epoch", "sampling", "noise"])
+@pytest.mark.parametrize("variant", ["plain", "bf16", "windowed", "no ema", "crossing an epoch", "linear", "noise"])
 def test_three_resumes_in_a_chain_give_the_same_bits(
     tiny: Config, store: TokenStore, tmp_path: Path, interrupt_after: Callable[[int, int], None], variant: str
 ) -> None:
@@ -60,7 +61,7 @@ def test_three_resumes_in_a_chain_give_the_same_bits(
         "no ema": {"train__ema": None},
         "crossing an epoch": {"train__batch_size": 60, "train__micro_batch": 30},
         "noise": {"train__token_noise": 0.3},
-        "sampling": {"train__scheduled_sampling": 0.8, "model__copy": True, "model__attention": "linear"},
+        "linear": {"model__copy": True, "model__attention": "linear"},
     }
     config = change(tiny, **changes[variant])
     whole, _ = run(config, store, tmp_path / "whole")
@@ -119,7 +120,7 @@ def test_an_interruption_of_an_evaluation_is_made_up_for(
 
 
 def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_batch(tiny: Config, store: TokenStore) -> None:
-    quiet = {f"model__{kind}dropout": 0.0 for kind in ("", "attention_", "embedding_", "input_", "output_")}
+    quiet = {f"model__{kind}dropout": 0.0 for kind in ("", "attention_", "input_", "output_")}
     moments = []
     for micro_batch in (1, 2, 4, None):
         training = state.prepare(change(tiny, train__micro_batch=micro_batch, **quiet), store, print)
@@ -132,7 +133,7 @@ def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_batch(tiny: Co
 
 
 def test_the_logged_loss_is_the_mean_of_nats_over_targets(tiny: Config, store: TokenStore) -> None:
-    quiet = {f"model__{kind}dropout": 0.0 for kind in ("", "attention_", "embedding_", "input_", "output_")}
+    quiet = {f"model__{kind}dropout": 0.0 for kind in ("", "attention_", "input_", "output_")}
     training = state.prepare(change(tiny, **quiet), store, print)
     starts = training.order.starts(0, 4)
     ids = torch.from_numpy(training.ids[:].astype("int64"))
@@ -193,7 +194,7 @@ def test_the_scaler_of_fp16_comes_back(tiny: Config, store: TokenStore, tmp_path
 def test_divergence_stops_the_run_and_leaves_a_good_checkpoint(
     tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(training: state.Training, lr: float, sampling: float) -> StepResult:
+    def broken(training: state.Training, lr: float) -> StepResult:
         if training.counters.step >= 6:
             honest, training.forward = training.forward, lambda tokens, targets: honest(tokens, targets) * torch.nan
             result = train_step(training, lr)
@@ -212,7 +213,7 @@ def test_divergence_stops_the_run_and_leaves_a_good_checkpoint(
 def test_early_stopping_and_best(
     tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def worsen(training: state.Training, lr: float, sampling: float) -> StepResult:
+    def worsen(training: state.Training, lr: float) -> StepResult:
         result = train_step(training, 0.5 if training.counters.step >= 2 else 1e-2)
         assert training.ema is not None
         for name, value in training.model.named_parameters():
@@ -334,7 +335,7 @@ def test_a_budget_of_time_ends_the_run(
 ) -> None:
     now = 0.0
 
-    def tick(training: state.Training, lr: float, sampling: float) -> StepResult:
+    def tick(training: state.Training, lr: float) -> StepResult:
         nonlocal now
         now += 7.0
         rates.append(lr)
@@ -363,7 +364,7 @@ def test_what_comes_before_the_first_step_takes_nothing_from_the_schedule(
         now += 12.0
         return state.prepare(*arguments)
 
-    def tick(training: state.Training, lr: float, sampling: float) -> StepResult:
+    def tick(training: state.Training, lr: float) -> StepResult:
         nonlocal now
         rates[now] = lr
         now += 6.0
@@ -404,7 +405,7 @@ def test_bf16_and_float32_train_alike(tiny: Config, store: TokenStore) -> None:
 @pytest.mark.skipif(lacks_to_compile(torch.device("cpu")) is not None, reason="nothing can be compiled here")
 def test_the_compiled_model_trains_as_the_plain_one(tiny: Config, store: TokenStore) -> None:
     notes: list[str] = []
-    quiet = {f"model__{kind}dropout": 0.0 for kind in ("", "attention_", "embedding_", "input_", "output_")}
+    quiet = {f"model__{kind}dropout": 0.0 for kind in ("", "attention_", "input_", "output_")}
     losses = []
     for wanted in (False, "auto", True):
         training = state.prepare(change(tiny, train__compile=wanted, **quiet), store, notes.append)
@@ -452,7 +453,7 @@ def test_a_compiler_that_fails_costs_a_line_or_a_sentence(
     monkeypatch.setattr("lmtrain.training.compilation.PAYS_AFTER_SECONDS", 0.0)
     notes: list[str] = []
     training = state.prepare(tiny, store, notes.append)
-    assert training.forward is training.model
+    assert isinstance(training.forward, Objective)
     assert notes[1:] == [f"torch.compile failed and is left out, which costs speed alone ({reason})"]
     assert all(parameter.grad is None for parameter in training.model.parameters())
     with pytest.raises(LmtrainError, match=rf"{re.escape(reason)}.*set train\.compile=false"):
@@ -479,31 +480,10 @@ def test_a_machine_without_a_compiler_is_told_of_once(
     assert notes == [], "auto must not compile so short a run"
     monkeypatch.setattr("lmtrain.training.compilation.PAYS_AFTER_SECONDS", 0.0)
     training = state.prepare(tiny, store, notes.append)
-    assert training.forward is training.model
+    assert isinstance(training.forward, Objective)
     assert notes == ["not compiling the model, which costs speed alone: this machine has no C++ compiler"]
     with pytest.raises(LmtrainError, match=r"train\.compile=true, but .* no C\+\+ compiler: set train\.compile=false"):
         state.prepare(change(tiny, train__compile=True), store, notes.append)
-
-
-def test_what_is_cast_without_gradients_is_not_learned_from(
-    tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The weights that autocast keeps are dropped between the pass that samples and the one that is learned from."""
-    training = state.prepare(change(tiny, train__precision="bf16", train__micro_batch=4), store, print)
-    happened: list[str] = []
-
-    def told(name: str, part: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any) -> Any:
-            happened.append(name)
-            return part(*arguments)
-
-        return run
-
-    monkeypatch.setattr(torch, "clear_autocast_cache", told("dropped", torch.clear_autocast_cache))
-    monkeypatch.setattr(training.model, "sample_inputs", told("sampled", training.model.sample_inputs))
-    training.forward = told("learned", training.forward)
-    train_step(training, 1e-3, sampling=0.5)
-    assert happened[:3] == ["sampled", "dropped", "learned"]
 
 
 @pytest.mark.gpu
@@ -529,7 +509,7 @@ def test_nothing_in_a_step_depends_on_a_value_on_the_device(
     """Once the batch is on the device tensors have no values here, so that whoever waits for one fails."""
     values = {"model__mode": mode, "model__copy": mode == "causal", "model__dropout": 0.1, "model__input_dropout": 0.1}
     values |= {"train__optimizer": optimizer, "train__ema": 0.9, "train__token_noise": 0.1}
-    config = change(tiny, **values, train__micro_batch=tiny.train.batch_size // 2, train__adversarial_softmax=0.01)
+    config = change(tiny, **values, train__micro_batch=tiny.train.batch_size // 2)
     training = state.prepare(config, store, lambda message: None)
     loop.train_step(training, 1e-3)  # the first makes the optimizer's state
     fake = FakeTensorMode(allow_non_fake_inputs=True)

@@ -51,10 +51,10 @@ def test_all_processes_take_the_same_checkpoint_of_another_run(
     config = change(tiny, train__init_from=str(base), train__teacher=str(base), train__steps=1)
 
     def work(workers: Workers) -> None:
-        def watched(training: state.Training, lr: float, sampling: float) -> StepResult:
+        def watched(training: state.Training, lr: float) -> StepResult:
             weights = training.model.embedding.weight.detach()
             (tmp_path / f"{workers.rank}.json").write_text(json.dumps([training.teacher, float(weights.sum())]))
-            return train_step(training, lr, sampling)
+            return train_step(training, lr)
 
         def best(run_dir: Path) -> Path | None:
             return older if run_dir == base and not workers.leads else best_folder(run_dir)
@@ -79,11 +79,11 @@ def test_it_begins_with_the_best_averaged_weights(
     honest = loop.train_step
     first: list[dict[str, torch.Tensor]] = []
 
-    def watched(training: state.Training, lr: float, sampling: float) -> object:
+    def watched(training: state.Training, lr: float) -> object:
         if not first:
             first.append({name: value.detach().clone() for name, value in training.model.named_parameters()})
             first.append({name: value.clone() for name, value in (training.ema or {}).items()})
-        return honest(training, lr, sampling)
+        return honest(training, lr)
 
     monkeypatch.setattr(loop, "train_step", watched)
     _, notes = run(config, store, tmp_path / "run")
@@ -146,7 +146,7 @@ def test_several_processes_begin_as_one_does(begun: Config, store: TokenStore, t
 
 @pytest.mark.parametrize(
     "fields",
-    [{"model__context": 24}, {"model__dropout": 0.0, "model__embedding_dropout": 0.3}, {"train__optimizer": "muon"}],
+    [{"model__context": 24}, {"model__dropout": 0.0, "model__input_dropout": 0.3}, {"train__optimizer": "muon"}],
 )
 def test_what_the_weights_have_no_part_in_may_differ(
     begun: Config, store: TokenStore, base: Path, fields: dict[str, Any]

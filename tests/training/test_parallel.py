@@ -73,9 +73,9 @@ def training_work(config: Config, store: TokenStore, run_dir: Path, notes: Path,
             windows.append(starts.tolist())
             return batch(ids, starts, context, mode)
 
-        def stepped(training: state.Training, lr: float, sampling: float) -> StepResult:
+        def stepped(training: state.Training, lr: float) -> StepResult:
             nonlocal taken
-            result = train_step(training, lr, sampling)
+            result = train_step(training, lr)
             taken += 1
             if taken == stop and workers.rank == workers.size - 1:
                 signal.raise_signal(signal.SIGTERM)
@@ -123,7 +123,6 @@ def test_one_and_two_processes_give_the_same_bits(
     together_changes: dict[str, Any] = {
         "train__optimizer": "muon",
         "train__precision": "bf16",
-        "train__scheduled_sampling": 0.8,
         "train__activation_checkpointing": True,
     }
     if variant == "taught":
@@ -191,7 +190,7 @@ def test_four_processes_see_the_same_windows_and_resume_on_any_number(
 
 def test_sharded_equals_alone(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
     changes = {"train__precision": "bf16", "train__activation_checkpointing": True}
-    config = change(tiny, **SHORT, **changes, model__qk_norm=True, model__norm="layer", train__scheduled_sampling=0.5)
+    config = change(tiny, **SHORT, **changes, model__qk_norm=True, model__norm="layer")
     train(config, store, tmp_path / "alone", 0)
     train(config, store, tmp_path / "sharded", 2, "fsdp")
     assert_close_curves(tmp_path / "alone", tmp_path / "sharded")
@@ -211,7 +210,7 @@ def gradients(training: state.Training) -> dict[str, Tensor]:
 
 
 def test_gradients_are_those_of_the_sum_over_all_targets(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
-    off = dict.fromkeys(("dropout", "attention_dropout", "embedding_dropout", "input_dropout", "output_dropout"), 0.0)
+    off = dict.fromkeys(("dropout", "attention_dropout", "input_dropout", "output_dropout"), 0.0)
     still = change(
         tiny,
         **{f"model__{name}": rate for name, rate in off.items()},

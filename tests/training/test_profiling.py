@@ -18,7 +18,6 @@ from lmtrain.training.loop import train_step
 from lmtrain.training.profiling import PARTS, STEPS, profile_steps, profile_text
 from lmtrain.training.state import prepare
 from tests.conftest import TINY, Lmtrain
-from tests.training.test_loop import change
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAP = 0.05
@@ -36,8 +35,7 @@ def slow_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_parts_and_operators_and_a_trace(tiny: Config, store: TokenStore, tmp_path: Path, slow_clipping: None) -> None:
-    config = change(tiny, train__scheduled_sampling=0.5)
-    result = profile_steps(config, store, tmp_path / "new" / "profile", lambda message: None)
+    result = profile_steps(tiny, store, tmp_path / "new" / "profile", lambda message: None)
     parts = result["parts"]
     assert list(parts) == [*PARTS, "rest"]
     assert min(parts[name] for name in PARTS) > 0
@@ -49,13 +47,13 @@ def test_parts_and_operators_and_a_trace(tiny: Config, store: TokenStore, tmp_pa
     assert len(rows) == 10
     assert [row["seconds"] for row in rows] == sorted((row["seconds"] for row in rows), reverse=True)
     assert 0.3 < sum(row["share"] for row in rows) < 1
-    assert rows[0]["name"].startswith("aten::")
+    assert any(row["name"].startswith("aten::") for row in rows)
     assert (tmp_path / "new/profile/profile.txt").read_text() == profile_text(result) + "\n"
     assert f"\nclip {1e3 * parts['clip']:46.2f} " in profile_text(result)
 
     with gzip.open(result["trace"], "rt") as file:
         events = json.load(file)["traceEvents"]
-    assert {event["name"] for event in events} > {"aten::mm", "aten::searchsorted"}, "sampling is halfway up"
+    assert {event["name"] for event in events} > {"aten::mm"}
     ours = [event for event in events if event.get("cat") == "user_annotation" and event["name"].startswith("lmtrain ")]
     spent: Counter[str] = Counter()
     for event in ours:
@@ -108,5 +106,5 @@ def test_a_dry_run_and_a_profile_are_refused(lmtrain: Lmtrain, tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     done = lmtrain("train", "--profile", "--dry-run")
     assert (done.code, done.out) == (2, "")
-    assert done.err == "lmtrain: --dry-run trains nothing and --profile times some steps: give one of them\n"
+    assert done.err == "lmtrain: --fields, --dry-run and --profile exclude each other: give one of them\n"
     assert list(tmp_path.iterdir()) == []

@@ -126,7 +126,7 @@ def test_chains_of_three_kills(
     assert shown == shown[:1] * 4
 
 
-@pytest.mark.parametrize("variant", ["fp16, no ema, 3 parts", "scheduled sampling"])
+@pytest.mark.parametrize("variant", ["fp16, no ema, 3 parts"])
 def test_watching_changes_nothing(
     little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
@@ -135,8 +135,8 @@ def test_watching_changes_nothing(
     often = {"log_steps": 1, "eval_steps": 1, "save_minutes": 1e-9, "sample_prompts": ["The", "A"]}
     run(never, little_store, tmp_path / "never")
 
-    def distracted(training: Training, lr: float, sampling: float) -> StepResult:
-        result = train_step(training, lr, sampling)
+    def distracted(training: Training, lr: float) -> StepResult:
+        result = train_step(training, lr)
         torch.rand(17)
         training.model.eval()
         complete(training.model, little_store.tokenizer, ["The"], Options(max_tokens=5))

@@ -11,14 +11,15 @@ import torch
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
+from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.objective import Objective
 from lmtrain.storage import checkpoint
 from lmtrain.system.distributed import Workers
 from lmtrain.training import loop, state
 from lmtrain.training.other_runs import check_other_runs, load_teacher
 from lmtrain.training.parallel import choose_kind
 from lmtrain.training.profiling import profile_steps
-from lmtrain.training.teacher import Taught
 from tests.conftest import Lmtrain
 from tests.training.test_loop import change, last_hash, run
 
@@ -41,7 +42,7 @@ def taught(tiny: Config, teacher: Path) -> Config:
 
 def build(config: Config, words: int, seed: int) -> LanguageModel:
     torch.manual_seed(seed)
-    return LanguageModel(config.model, words)
+    return build_model(config.model, words)
 
 
 @pytest.mark.parametrize("fields", [{"model__copy": True}, {"model__mode": "windowed"}, {"model__output": "adaptive"}])
@@ -52,7 +53,7 @@ def test_the_loss_is_the_texts_share_and_the_teachers(tiny: Config, fields: dict
         parameter.data.mul_(2.0)  # a teacher that knows something
     windowed = config.model.mode == "windowed"
     tokens, targets = torch.randint(40, (2, 16)), torch.randint(40, (2,) if windowed else (2, 16))
-    loss = Taught(model, other, 0.3)(tokens, targets)
+    loss = Objective(model, "auto", other, 0.3)(tokens, targets)
     p, q = model.predict(tokens).double().exp(), other.eval().predict(tokens).double().exp()
     expected = torch.empty(targets.shape, dtype=torch.float64)
     for place in torch.ones(targets.shape).nonzero().tolist():
@@ -60,15 +61,16 @@ def test_the_loss_is_the_texts_share_and_the_teachers(tiny: Config, fields: dict
         divergence = sum(theirs[word] * (theirs[word] / mine[word]).log() for word in range(40))
         expected[tuple(place)] = -0.7 * mine[targets[tuple(place)]].log() + 0.3 * divergence
     assert torch.allclose(loss.double(), expected, atol=1e-5)
-    assert torch.allclose(Taught(model, model, 1.0)(tokens, targets), torch.zeros(targets.shape), atol=1e-6)
+    assert torch.allclose(Objective(model, "auto", model, 1.0)(tokens, targets), torch.zeros(targets.shape), atol=1e-6)
 
 
 def test_the_teacher_learns_nothing_and_drops_nothing(tiny: Config) -> None:
     model, other = build(tiny, 40, 0), build(tiny, 40, 1)
     before = {name: value.clone() for name, value in other.named_parameters()}
-    both = Taught(model.train(), other.train(), 0.5)
+    both = Objective(model.train(), "auto", other.train(), 0.5)
     tokens = torch.randint(40, (2, 16))
     assert not other.training
+    assert both.teacher is not None
     assert torch.equal(both.teacher.predict(tokens), both.teacher.predict(tokens))
     both(tokens, tokens).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
@@ -78,7 +80,7 @@ def test_the_teacher_learns_nothing_and_drops_nothing(tiny: Config) -> None:
 
 def test_no_later_token_is_seen(tiny: Config) -> None:
     config = change(tiny, model__copy=True)
-    both = Taught(build(config, 40, 0).eval(), build(config, 40, 1), 0.5)
+    both = Objective(build(config, 40, 0).eval(), "auto", build(config, 40, 1), 0.5)
     tokens, targets = torch.randint(40, (1, 16)), torch.randint(40, (1, 16))
     changed = tokens.clone()
     changed[0, 9] = (changed[0, 9] + 1) % 40
@@ -88,7 +90,7 @@ def test_no_later_token_is_seen(tiny: Config) -> None:
 
 
 def test_it_compiles_into_one_graph(tiny: Config) -> None:
-    both = Taught(build(tiny, 40, 0).eval(), build(tiny, 40, 1), 0.5)
+    both = Objective(build(tiny, 40, 0).eval(), "auto", build(tiny, 40, 1), 0.5)
     tokens = torch.randint(40, (2, 16))
     torch.compiler.reset()
     compiled = torch.compile(both, dynamic=False, fullgraph=True, backend="eager")
@@ -98,14 +100,14 @@ def test_it_compiles_into_one_graph(tiny: Config) -> None:
 def test_who_learns_from_the_teacher_comes_nearer_to_it_than_who_reads_the_text(
     taught: Config, store: TokenStore, teacher: Path
 ) -> None:
-    dropouts = {f"model__{place}dropout": 0.0 for place in ("", "attention_", "embedding_", "input_", "output_")}
+    dropouts = {f"model__{place}dropout": 0.0 for place in ("", "attention_", "input_", "output_")}
     config = change(taught, train__teacher_weight=1.0, **dropouts)
     tokens = torch.from_numpy(store.split("valid").ids[:320].astype("int64")).view(20, 16)
 
     def divergence(config: Config) -> float:
         """From the same teacher, after some steps."""
         training = state.prepare(config, store, print)
-        asked = Taught(training.model, load_teacher(teacher, taught, store, DEVICE)[0], 1.0)
+        asked = Objective(training.model, "auto", load_teacher(teacher, taught, store, DEVICE)[0], 1.0)
         for _ in range(30):
             loop.train_step(training, 1e-2)
         return float(asked(tokens, tokens).mean().detach())
@@ -177,12 +179,10 @@ def test_a_teacher_of_other_words_is_refused(lmtrain: Lmtrain, workdir: Path) ->
     assert "has another tokenizer" in found.err.splitlines()[-1]
 
 
-def test_a_sharded_student_and_a_changed_softmax_are_refused(taught: Config) -> None:
+def test_a_sharded_student_is_rejected(taught: Config) -> None:
     model = build(taught, 40, 0)
     with pytest.raises(LmtrainError, match=r"train\.teacher=.* can't be sharded"):
         choose_kind(change(taught, train__parallel="fsdp"), model, DEVICE, "fp32", Workers())
-    with pytest.raises(LmtrainError, match=r"set train\.adversarial_softmax=0"):
-        change(taught, train__adversarial_softmax=0.01)
 
 
 def test_the_commands_chain(lmtrain: Lmtrain, workdir: Path) -> None:

@@ -1,4 +1,4 @@
-"""Training with every kind of attention, post-norm, copying and scheduled sampling, on the sample corpus."""
+"""Training with every kind of attention, post-norm and copying, on the sample corpus."""
 
 from pathlib import Path
 
@@ -11,10 +11,8 @@ from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint
-from lmtrain.training.costs import memory_estimate
-from lmtrain.training.loop import fit, train_step
+from lmtrain.training.loop import fit
 from lmtrain.training.state import prepare
-from tests.reading import read
 from tests.training.test_loop import change
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,7 +26,7 @@ SIZES = {
     "model__inducing_points": 3,
 }
 LEARNING = {
-    **{f"model__{place}": 0.0 for place in ("dropout", "attention_dropout", "embedding_dropout", "input_dropout")},
+    **{f"model__{place}": 0.0 for place in ("dropout", "attention_dropout", "input_dropout")},
     "model__output_dropout": 0.0,
     "train__micro_batch": None,
     "train__steps": 60,
@@ -46,8 +44,7 @@ WINDOWED = (*CAUSAL, "linformer", "induced")
         *({"model__attention": kind} for kind in CAUSAL),
         *({"model__attention": kind, "model__mode": "windowed", "model__position": "learned"} for kind in WINDOWED),
         {"model__norm_position": "post", "model__copy": True},
-        {"train__scheduled_sampling": 0.5},
-        {"model__output": "adaptive", "train__scheduled_sampling": 0.2},
+        {"model__output": "adaptive"},
         {"model__output": "adaptive", "model__mode": "windowed", "model__copy": True},
         {"model__attention": ("local", "linear"), "model__layers": 2},
     ],
@@ -71,43 +68,3 @@ def test_a_short_run_learns_and_generates(
     (done,) = complete(trained.model, trained.tokenizer, ["The river"], Options(max_tokens=20))
     assert len(done.completions[0].ids) == 20
     assert checkpoint.run_config(tmp_path / "run").model == config.model
-
-
-def test_the_adversarial_softmax_makes_training_harder_and_takes_memory(tiny: Config, store: TokenStore) -> None:
-    plain = change(tiny, train__micro_batch=None)
-    harder = change(plain, train__adversarial_softmax=0.05)
-    losses = [float(train_step(prepare(config, store, lambda message: None), 0.0).loss) for config in (plain, harder)]
-    assert losses[0] < losses[1] < losses[0] + 0.5
-    activations = [memory_estimate(config, 100, "fp32")["activations"] for config in (plain, harder)]
-    targets = plain.train.batch_size * plain.model.context
-    assert activations[1] - activations[0] > 4 * targets * plain.model.dim  # their rows of the output layer
-
-
-def test_scheduled_sampling_replaces_inputs_and_leaves_targets(tiny: Config, store: TokenStore) -> None:
-    training = prepare(tiny, store, lambda message: None)
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-    plain = training.forward
-
-    def forward(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        seen.append((inputs.clone(), targets.clone()))
-        return plain(inputs, targets)
-
-    training.forward = forward
-    for share in (0.0, 1.0, 0.5):
-        training.counters.step = 0
-        train_step(training, 0.0, share)
-    clean, full, half = (torch.cat([inputs for inputs, _ in seen[i : i + 2]]) for i in (0, 2, 4))
-    assert all(torch.equal(seen[i][1], seen[i % 2][1]) for i in range(6))
-    assert torch.equal(clean[:, 0], full[:, 0])
-    assert torch.equal(clean[:, 0], half[:, 0])
-    assert (clean != full)[:, 1:].float().mean() > 0.8  # a prediction is sometimes right
-    assert 0.3 < (clean != half)[:, 1:].float().mean() < 0.7
-
-
-def test_scheduled_sampling_is_repeated_bit_for_bit(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
-    config = change(tiny, train__scheduled_sampling=0.7)
-    weights = []
-    for name in ("first", "second"):
-        fit(config, store, tmp_path / name, resume=False, note=lambda message: None, quiet=True)
-        weights.append(read(checkpoint.choose(tmp_path / name, "last")).tensors["model"])
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
