@@ -173,8 +173,8 @@ def _batches(stream: np.ndarray, context: int, stride: int, batch_size: int) -> 
     for group in np.split(np.arange(len(ends)), changes):
         for first in range(0, len(group), batch_size):
             chosen = group[first : first + batch_size]
-            places = ends[chosen, None] + np.arange(-lengths[chosen[0]], 1)
-            windows = stream[places].astype(np.int64)
+            positions = ends[chosen, None] + np.arange(-lengths[chosen[0]], 1)
+            windows = stream[positions].astype(np.int64)
             yield windows[:, :-1], windows[:, -counts[chosen[0]] :]
 
 
