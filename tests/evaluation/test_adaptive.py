@@ -45,7 +45,7 @@ MODES = ["temperature", "cache", "dynamic sgd", "dynamic rms", "cache over dynam
 
 
 def split_of(ids: np.ndarray) -> Split:
-    return Split(Ids([ids]), np.zeros(1, np.int64), len(ids), len(ids), 5 * len(ids))
+    return Split(Ids([ids]), len(ids), len(ids), 5 * len(ids))
 
 
 def tiny_model(
