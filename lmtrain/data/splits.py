@@ -6,7 +6,7 @@
 import re
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -40,16 +40,6 @@ class Counts(BaseModel, strict=True):
     words: int = Field(ge=0, le=_MOST)
     bytes: int = Field(ge=0, le=_MOST)
     documents: int = Field(ge=0, le=_MOST)
-
-
-def read_text(path: Path) -> Iterator[str]:
-    """The lines of a split's text file, without their newlines. Raises LmtrainError where it can't be read."""
-    try:
-        with path.open(encoding="utf-8", newline="\n") as file:
-            for line in file:
-                yield line[:-1]
-    except (OSError, UnicodeDecodeError) as error:
-        raise LmtrainError(f"{path} can't be read ({error}): delete {path.parent} and make it again") from error
 
 
 def write_split(folder: Path, split: str, lines: Lines, progress: bool, called: str | None = None) -> dict[str, int]:
