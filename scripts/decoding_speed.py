@@ -22,7 +22,7 @@ from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.packing import pack
 from lmtrain.model.state import State
 from lmtrain.model.steps import steps
-from lmtrain.system.runtime import choose_device, choose_precision
+from lmtrain.system.device import choose_device, choose_precision
 
 VOCABULARY, PROMPT, SEED = 33_278, 8, 0
 SIZES = ((256, 4, 4), (768, 12, 12))

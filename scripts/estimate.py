@@ -20,7 +20,7 @@ from torch import nn
 from lmtrain.config.loader import load
 from lmtrain.config.schema import Config
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.system.distributed import Workers
+from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.costs import memory_estimate, step_flops
 from lmtrain.training.parallel import share_batch
 
@@ -37,9 +37,7 @@ def estimate(
     `kind` is `ddp` or `fsdp`, `peak` in operations a second, `bandwidth` in bytes a second that a GPU sends.
     Raises LmtrainError where the batch can't be shared by so many.
     """
-    workers = Workers()
-    workers.size = gpus
-    shared = share_batch(config, workers)
+    shared = share_batch(config, ProcessGroup(0, gpus))
     precision = "fp32" if config.train.precision == "fp32" else "bf16"
     memory = memory_estimate(shared, vocab_size, precision)
     with torch.device("meta"):

@@ -14,8 +14,8 @@ PROMPT = "In 1950 , the"
 CHILD = """
 import sys, time
 marks = [float(sys.argv[1]), time.time()]
-from lmtrain.system.allocator import keep_heap
-keep_heap()
+from lmtrain.system.allocator import retain_heap
+retain_heap()
 import torch
 marks.append(time.time())
 from lmtrain.generation.complete import complete

@@ -28,7 +28,8 @@ from lmtrain.data.order import SampleOrder, batch
 from lmtrain.data.prepare import prepare_store
 from lmtrain.data.tokens import Split, TokenStore, open_store
 from lmtrain.evaluation.perplexity import evaluate
-from lmtrain.system.runtime import autocast, choose_precision, machine
+from lmtrain.system.device import autocast, choose_precision
+from lmtrain.system.machine import machine
 
 CONFIG = ROOT / "configs" / "wikitext2-cpu.yaml"
 SIDES = ("lmtrain", "nanoGPT", "word_language_model LSTM", "word_language_model Transformer")

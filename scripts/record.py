@@ -18,7 +18,7 @@ import torch
 
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import write_file
-from lmtrain.system.runtime import machine
+from lmtrain.system.machine import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "scripts" / "results"

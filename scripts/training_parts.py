@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from training_speed import BASE, HEAP, SEED, Sizes, in_turn, measure_ours, our_training, run_alone, timed
 
 from lmtrain.nn import dot_product, dropout, output_loss
-from lmtrain.system.runtime import autocast, choose_device, choose_precision
+from lmtrain.system.device import autocast, choose_device, choose_precision
 from lmtrain.training.loop import train_step
 
 DROPOUT = [f"model.{place}=0.1" for place in ("dropout", "attention_dropout", "input_dropout", "output_dropout")]
@@ -120,7 +120,7 @@ def measure_head(sizes: Sizes) -> dict[str, Any]:
     """Forward and backward of the pooling block beside the whole step, both as they stand without a compiler."""
     training = our_training(sizes, compiled=False)
     pool = training.model.pool
-    predictions = sizes.batch * training.targets_per_sample
+    predictions = sizes.batch * training.samples.targets_per_window
     whole = timed(lambda: train_step(training, 1e-3), predictions, training.device)
     states = torch.randn(sizes.batch, sizes.context, sizes.dim, device=training.device, requires_grad=True)
 

@@ -26,7 +26,9 @@ import torch
 from lmtrain.config.loader import load
 from lmtrain.data.ids import Ids
 from lmtrain.data.tokens import Split, TokenStore
-from lmtrain.system.runtime import autocast, choose_device, choose_precision, memory_bytes, peak_flops, synchronize
+from lmtrain.system.device import autocast, choose_device, choose_precision, synchronize
+from lmtrain.system.machine import peak_flops
+from lmtrain.system.memory import memory_bytes
 from lmtrain.training.costs import step_flops
 from lmtrain.training.loop import train_step
 from lmtrain.training.state import Training, prepare
@@ -39,7 +41,7 @@ HEAP = {
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
-"""What `lmtrain.system.allocator.keep_heap` sets, as an environment."""
+"""What `lmtrain.system.allocator.retain_heap` sets, as an environment."""
 SIDES = {
     "lmtrain": HEAP,
     "lmtrain, not compiled": HEAP,

@@ -19,7 +19,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.evaluation.adaptive import Scorer, cache_log_probs, dynamic_scorer, gradient_rms, learning_rates, mix
 from lmtrain.evaluation.perplexity import default_stride, evaluate
 from lmtrain.model.trained import Trained
-from lmtrain.system.runtime import choose_precision
+from lmtrain.system.device import choose_precision
 
 TEMPERATURES = (0.9, 0.95, 1.0, 1.02, 1.04, 1.06, 1.1, 1.15)
 WEIGHTS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)

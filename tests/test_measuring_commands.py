@@ -91,7 +91,7 @@ def gigabytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lmtrain: Lmtrain)
     monkeypatch.setattr(large_corpus, "lmtrain", profile)
     monkeypatch.setattr(data_speed, "BATCHES", 2)
     monkeypatch.setattr(
-        "lmtrain.system.allocator.keep_heap", lambda: None
+        "lmtrain.system.allocator.retain_heap", lambda: None
     )  # this process would keep what later tests free
     monkeypatch.chdir(tmp_path)
     return 3e-4

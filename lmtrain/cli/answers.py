@@ -17,7 +17,7 @@ from lmtrain.generation.words import unseen_words
 from lmtrain.generation.writing import as_read
 from lmtrain.model.trained import Trained
 from lmtrain.system.escapes import for_terminal, in_one_line, to_json
-from lmtrain.system.runtime import enough_memory
+from lmtrain.system.memory import enough_memory
 
 REMEDY = "lower --batch-size, --samples, --beams or --max-tokens"
 

@@ -30,7 +30,7 @@ from lmtrain.cli.options import (
 from lmtrain.cli.output import floor, note, show, show_costs, show_profile, table
 from lmtrain.errors import LmtrainError, SaidElsewhere, UsageError
 from lmtrain.system.escapes import with_lines
-from lmtrain.system.launcher import leads, several
+from lmtrain.system.launcher import is_distributed, is_main_process
 from lmtrain.system.signals import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ def _thread_failed(failure: threading.ExceptHookArgs) -> None:
 
 
 def _fail(message: str, status: int = 1) -> NoReturn:
-    if several():
-        from lmtrain.system.distributed import say_once
+    if is_distributed():
+        from lmtrain.system.distributed import report_once
 
-        say_once(message, _complain)
+        report_once(message, _complain)
     else:
         _complain(message)
     raise SystemExit(status)
@@ -96,7 +96,7 @@ def _complain(message: str) -> None:
 
 def _refuse_several(command: str) -> None:
     """Training alone is shared between processes."""
-    if several():
+    if is_distributed():
         _fail(f"{command} is work for one process: start it without torchrun, which has started several", WRONG_USAGE)
 
 
@@ -208,11 +208,11 @@ def train(
         raise UsageError("--dry-run trains nothing and --profile times some steps: give one of them")
     if profile:
         _refuse_several("train --profile")
-    if dry_run and not leads():
+    if dry_run and not is_main_process():
         return
-    from lmtrain.system.allocator import keep_heap
+    from lmtrain.system.allocator import retain_heap
 
-    keep_heap()
+    retain_heap()
     from lmtrain.data.prepare import prepare_store
 
     resolved = _load_config(config, overrides or [])
@@ -231,15 +231,17 @@ def train(
         told = _say_nothing if quiet else note
         show_profile(profile_steps(resolved, store, run_dir / "profile", told), as_json)
         return
-    from lmtrain.system.distributed import connected
+    from lmtrain.system.distributed import join_processes
     from lmtrain.training.loop import fit
 
-    with connected(resolved.train.device, resolved.train.timeout_minutes) as workers:
-        told = note if workers.leads else _say_nothing
-        with workers.in_turn():
+    with join_processes(resolved.train.device, resolved.train.timeout_minutes) as processes:
+        told = note if processes.is_main else _say_nothing
+        with processes.main_first():
             store = prepare_store(resolved, note=told, progress=not quiet)
-        outcome = fit(resolved, store, run_dir, resume=resume is Resume.auto, note=told, quiet=quiet, workers=workers)
-    if not workers.leads:
+        outcome = fit(
+            resolved, store, run_dir, resume=resume is Resume.auto, note=told, quiet=quiet, processes=processes
+        )
+    if not processes.is_main:
         raise typer.Exit(INTERRUPTED if outcome.score is None else 0)
     if outcome.score is None:
         note(f"interrupted at step {outcome.step:,}; the checkpoint is saved, and the same command goes on from it")

@@ -19,7 +19,7 @@ from lmtrain.data.tokens import Split
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.pointer import NEVER
-from lmtrain.system.runtime import autocast
+from lmtrain.system.device import autocast
 
 QUERIES_AT_ONCE = 256
 """Of the cache: rows of the matrix of scores, which has a column for each state in the window."""

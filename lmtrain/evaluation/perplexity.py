@@ -19,8 +19,8 @@ from torch import Tensor
 
 from lmtrain.data.tokens import Split
 from lmtrain.errors import LmtrainError
-from lmtrain.system.distributed import ALONE, Workers
-from lmtrain.system.runtime import autocast
+from lmtrain.system.device import autocast
+from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 """Inputs (B, T), targets (B, S) of their last S places, or (B,) if windowed -> nats of each target."""
@@ -117,13 +117,13 @@ def evaluate(
     precision: str,
     limit: int | None = None,
     advance: Advance | None = None,
-    workers: Workers = ALONE,
+    processes: ProcessGroup = SINGLE_PROCESS,
 ) -> Score:
     """Score the split (its first `limit` tokens; None = all) with `forward(inputs, targets) -> nats per target`.
 
     The targets of one call after the other are the stream, row by row: a `forward` may remember what it has scored.
     `first_token` stands before the stream as the context of its first token. `advance` hears of each batch's tokens.
-    Several `workers` take a batch each at a time; the nats are added in the order of the batches, whoever made them.
+    Several `processes` take a batch each at a time; the nats are added in the order of the batches, whoever made them.
     Word and byte counts of a limited stretch are the split's own, in proportion. Raises LmtrainError on an empty split.
     """
     count = split.tokens if limit is None else min(limit, split.tokens)
@@ -132,13 +132,13 @@ def evaluate(
     ids = split.ids[:count]
     stream = np.concatenate([np.array([first_token], ids.dtype), ids])
     nats = 0.0
-    for group in _groups(_batches(stream, context, stride, batch_size), workers.size):
+    for group in _groups(_batches(stream, context, stride, batch_size), processes.world_size):
         # Who has no batch left takes the last one too: a sharded model's passes are made by all processes together.
-        inputs, following = group[min(workers.rank, len(group) - 1)]
+        inputs, following = group[min(processes.rank, len(group) - 1)]
         targets = following[:, -1] if mode == "windowed" else following
         with autocast(device, precision):
             losses = forward(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
-        for value in workers.gather(float(losses.double().sum()))[: len(group)]:
+        for value in processes.all_gather(float(losses.double().sum()))[: len(group)]:
             nats += value
         if advance is not None:
             advance(sum(following.size for _, following in group))

@@ -19,7 +19,7 @@ from lmtrain.model.state import State
 from lmtrain.model.steps import steps
 from lmtrain.storage import checkpoint
 from lmtrain.storage.tensor_files import Stored
-from lmtrain.system.runtime import choose_device, choose_precision, lacks_to_compile
+from lmtrain.system.device import choose_device, choose_precision, lacks_to_compile
 
 Note = Callable[[str], None]
 

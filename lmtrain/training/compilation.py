@@ -9,7 +9,7 @@ from torch import Tensor
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.system.runtime import autocast, lacks_to_compile
+from lmtrain.system.device import autocast, lacks_to_compile
 from lmtrain.training.budget import Budget
 from lmtrain.training.costs import blank_batch, step_flops
 from lmtrain.training.teacher import Taught

@@ -15,7 +15,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.output_loss import rows_at_once
 from lmtrain.storage.checkpoint import run_config
-from lmtrain.system.runtime import autocast, choose_device, choose_precision
+from lmtrain.system.device import autocast, choose_device, choose_precision
 from lmtrain.training.budget import make_budget
 from lmtrain.training.muon import hidden_matrices
 from lmtrain.training.teacher import Taught

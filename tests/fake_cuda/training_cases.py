@@ -12,7 +12,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.evaluation.adaptive import adapted
 from lmtrain.nn.adaptive import AdaptiveSoftmax
 from lmtrain.storage import checkpoint
-from lmtrain.system.runtime import Interrupts
+from lmtrain.system.signals import StopSignal
 from lmtrain.training import loop, noise, saving, state, validation
 from lmtrain.training.costs import blank_batch
 from lmtrain.training.optim import optimizer_tensors
@@ -92,7 +92,7 @@ def test_evaluation(tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyP
     with fake_cuda(monkeypatch):
         training = prepare(tiny, store, monkeypatch, {"model__copy": True, "model__mode": mode})
         with state.averaged_weights(training):
-            assert validation.validate(training, store, 1, 3, Interrupts()).tokens == 3
+            assert validation.validate(training, store, 1, 3, StopSignal()).tokens == 3
 
 
 @pytest.mark.parametrize(("rule", "cache"), [("rms", True), ("sgd", False)])

@@ -13,7 +13,7 @@ from lmtrain.model.packing import pack
 from lmtrain.model.state import CausalState, State, room_for
 from lmtrain.model.steps import CapturedSteps, CompiledSteps
 from lmtrain.model.steps import steps as quick_steps
-from lmtrain.system.runtime import lacks_to_compile
+from lmtrain.system.device import lacks_to_compile
 from tests.model.test_language_model import POSITIONS, QUERIES, build, tokens
 from tests.model.test_variants import VARIANTS
 

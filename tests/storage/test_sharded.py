@@ -19,12 +19,12 @@ from lmtrain.storage.checkpoint import Tensors
 from lmtrain.storage.files import MANIFEST
 from lmtrain.storage.tensor_files import rows_name, serialize
 from lmtrain.system import disk
-from lmtrain.system.distributed import Workers
+from lmtrain.system.process_group import ProcessGroup
 from tests.hostile.folders import sign
 from tests.reading import content, read
 
 
-class Threads(Workers):
+class Threads(ProcessGroup):
     """Threads in the place of processes."""
 
     def __init__(self, rank: int, said: list[str], barrier: threading.Barrier) -> None:
@@ -203,7 +203,7 @@ def test_rows_that_lie_about_themselves_are_refused(tmp_path: Path, name: str, s
 
 
 def test_who_does_not_see_the_others_files_says_so(tmp_path: Path) -> None:
-    class Elsewhere(Workers):
+    class Elsewhere(ProcessGroup):
         size = 2
 
         def texts(self, text: str) -> list[str]:

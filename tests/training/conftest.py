@@ -13,8 +13,7 @@ from lmtrain.data.corpus import download
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
 from lmtrain.training import loop, state
-from lmtrain.training.loop import train_step
-from lmtrain.training.meter import StepResult
+from lmtrain.training.loop import StepResult, train_step
 
 
 @pytest.fixture(autouse=True)

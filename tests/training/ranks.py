@@ -12,11 +12,12 @@ from typing import Any
 import torch.distributed.fsdp  # imported once, for all that are forked
 
 from lmtrain.cli import app as cli
-from lmtrain.system.distributed import Workers, connected
+from lmtrain.system.distributed import join_processes
+from lmtrain.system.process_group import ProcessGroup
 from tests.children import Child
 
 TIMEOUT_MINUTES = 0.5
-Work = Callable[[Workers], None]
+Work = Callable[[ProcessGroup], None]
 
 
 class Ranks:
@@ -90,8 +91,8 @@ def _rank(
 ) -> None:
     _start(rank, size, port, folder)
     try:
-        with connected("cpu", minutes) as workers:
-            work(workers)
+        with join_processes("cpu", minutes) as processes:
+            work(processes)
     except BaseException:
         traceback.print_exc()
         raise

@@ -25,12 +25,12 @@ from lmtrain.storage import checkpoint
 from lmtrain.storage.files import sha256_bytes
 from lmtrain.training import loop, state
 from lmtrain.training.budget import make_budget
-from lmtrain.training.loop import train_step
-from lmtrain.training.meter import StepResult
+from lmtrain.training.checkpoint_info import Counters
+from lmtrain.training.loop import StepResult, train_step
 from lmtrain.training.monitor import Monitor
 from lmtrain.training.optim import learning_rate
 from lmtrain.training.saving import Saver
-from lmtrain.training.state import Counters, Training
+from lmtrain.training.state import Training
 
 BATCH = 15
 FOLLOWED = 3
@@ -109,7 +109,7 @@ def begin(config: Config, store: TokenStore) -> Training:
 def go_on(training: Training, count: int) -> list[Step]:
     """Take steps as the loop does."""
     config, steps = training.config.train, []
-    budget = make_budget(config, training.order.per_epoch())
+    budget = make_budget(config, training.samples.order.per_epoch())
     with pytest.MonkeyPatch.context() as patch:
         windows: list[int] = []
 

@@ -25,8 +25,7 @@ from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint
 from lmtrain.system import disk
 from lmtrain.training import loop, samples
-from lmtrain.training.loop import train_step
-from lmtrain.training.meter import StepResult
+from lmtrain.training.loop import StepResult, train_step
 from lmtrain.training.state import Training, restore
 from tests.training.resuming import LOGGED
 from tests.training.test_loop import change, last_hash, run

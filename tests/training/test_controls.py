@@ -14,9 +14,10 @@ from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint
-from lmtrain.system.runtime import step_seed
+from lmtrain.system.seeds import step_seed
 from lmtrain.training import loop, samples, state
-from lmtrain.training.state import Counters, Past, Training, past, restore, snapshot
+from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, read_info
+from lmtrain.training.state import Training, restore, snapshot
 from tests.training.resuming import (
     BATCH,
     LOGGED,
@@ -220,8 +221,8 @@ def test_a_forgotten_place_in_the_metrics_is_missed(
     ahead = [copy for copy in copies if (copy / "checkpoints").is_dir() and _lines_after_the_checkpoint(copy)]
     killed = ahead[len(ahead) // 2]
 
-    def amnesiac(found: checkpoint.Checkpoint) -> Past:
-        return dataclasses.replace(past(found), metrics_bytes=forgotten)
+    def amnesiac(found: checkpoint.Checkpoint) -> CheckpointInfo:
+        return dataclasses.replace(read_info(found), metrics_bytes=forgotten)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "past", amnesiac)

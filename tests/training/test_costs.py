@@ -11,7 +11,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage import checkpoint
-from lmtrain.system.runtime import autocast
+from lmtrain.system.device import autocast
 from lmtrain.training.costs import blank_batch, costs, memory_estimate, step_flops
 from lmtrain.training.loop import train_step
 from lmtrain.training.optim import make_optimizer

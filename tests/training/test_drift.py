@@ -15,7 +15,8 @@ from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint
 from lmtrain.storage.files import remove_folder
 from lmtrain.training.loop import fit
-from lmtrain.training.state import check_same_run, prepare, snapshot
+from lmtrain.training.opening import check_same_run
+from lmtrain.training.state import prepare, snapshot
 from tests.conftest import TINY
 
 OTHER: dict[str, dict[str, Any]] = {

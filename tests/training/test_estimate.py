@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.system.distributed import Workers
+from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training import state
 from lmtrain.training.costs import memory_estimate
 from lmtrain.training.loop import train_step
@@ -47,8 +47,8 @@ def test_state_and_bytes_sent_are_counted(
     config = change(tiny, train__parallel=kind, model__layers=2, train__batch_size=8)
     size = 2
 
-    def work(workers: Workers) -> None:
-        training = state.prepare(share_batch(config, workers), store, print, workers)
+    def work(processes: ProcessGroup) -> None:
+        training = state.prepare(share_batch(config, processes), store, print, processes)
         sent: list[int] = []
         real = torch.distributed.all_reduce
 
@@ -61,7 +61,7 @@ def test_state_and_bytes_sent_are_counted(
             train_step(training, 1e-3)
         moments = [value for entries in training.optimizer.state.values() for value in entries.values() if value.ndim]
         held = sum(local(value).nbytes for value in moments)
-        (tmp_path / f"{workers.rank}.json").write_text(json.dumps({"held": held, "sent": sum(sent)}))
+        (tmp_path / f"{processes.rank}.json").write_text(json.dumps({"held": held, "sent": sum(sent)}))
 
     assert together(size, work, tmp_path / "log") == [0, 0], said(tmp_path / "log", 0)
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]

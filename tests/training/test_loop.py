@@ -22,11 +22,12 @@ from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score, evaluate
 from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint
-from lmtrain.system.runtime import Interrupted, lacks_to_compile
+from lmtrain.system.device import lacks_to_compile
+from lmtrain.system.signals import Interrupted
 from lmtrain.training import loop, noise, state, validation
-from lmtrain.training.loop import Outcome, fit, train_step
-from lmtrain.training.meter import StepResult
+from lmtrain.training.loop import StepResult, fit, train_step
 from lmtrain.training.optim import optimizer_tensors
+from lmtrain.training.run import Outcome
 from lmtrain.training.validation import final_score
 from tests.training.resuming import state_of, worsen
 
@@ -134,8 +135,8 @@ def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_batch(tiny: Co
 def test_the_logged_loss_is_the_mean_of_nats_over_targets(tiny: Config, store: TokenStore) -> None:
     quiet = {f"model__{kind}dropout": 0.0 for kind in ("", "attention_", "embedding_", "input_", "output_")}
     training = state.prepare(change(tiny, **quiet), store, print)
-    starts = training.order.starts(0, 4)
-    ids = torch.from_numpy(training.ids[:].astype("int64"))
+    starts = training.samples.order.starts(0, 4)
+    ids = torch.from_numpy(training.samples.ids[:].astype("int64"))
     rows = torch.stack([ids[start : start + 17] for start in starts])
     logits = training.model.logits(training.model.encode(rows[:, :-1]))
     expected = -logits.log_softmax(-1).gather(-1, rows[:, 1:, None]).mean()

@@ -9,7 +9,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.training.loop import train_step
-from lmtrain.training.muon import Muon, hidden_matrices, orthogonalised
+from lmtrain.training.muon import Muon, hidden_matrices, orthogonalized
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from lmtrain.training.state import prepare
 from tests.training.test_loop import change
@@ -53,7 +53,7 @@ def test_singular_values_come_near_to_one_and_their_vectors_stay(shape: tuple[in
     torch.manual_seed(1)
     left, values, right = torch.linalg.svd(torch.randn(shape), full_matrices=False)
     spread = values.new_tensor([2.0**-index for index in range(values.shape[-1])]).clamp_min(0.02)
-    found = orthogonalised(1e3 * left @ torch.diag_embed(spread.expand_as(values)) @ right, torch.float32)
+    found = orthogonalized(1e3 * left @ torch.diag_embed(spread.expand_as(values)) @ right, torch.float32)
     inner = left.mT @ found @ right.mT
     diagonal = inner.diagonal(dim1=-2, dim2=-1)
     assert float(diagonal.min()) > 0.6
@@ -62,7 +62,7 @@ def test_singular_values_come_near_to_one_and_their_vectors_stay(shape: tuple[in
 
 
 def test_a_matrix_of_zeros_stays() -> None:
-    assert not orthogonalised(torch.zeros(2, 3, 4), torch.float32).any()
+    assert not orthogonalized(torch.zeros(2, 3, 4), torch.float32).any()
 
 
 def _model(config: Config) -> LanguageModel:

@@ -15,11 +15,10 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint
-from lmtrain.system.distributed import Workers
+from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training import loop, state
-from lmtrain.training.loop import train_step
-from lmtrain.training.meter import StepResult
-from lmtrain.training.other_runs import begin_with, check_other_runs
+from lmtrain.training.loop import StepResult, train_step
+from lmtrain.training.other_runs import check_other_runs, load_initial_weights
 from tests.conftest import Lmtrain
 from tests.training.ranks import said, together
 from tests.training.test_loop import change, last_hash, run
@@ -50,20 +49,20 @@ def test_all_processes_take_the_same_checkpoint_of_another_run(
     assert older != checkpoint.best_folder(base)
     config = change(tiny, train__init_from=str(base), train__teacher=str(base), train__steps=1)
 
-    def work(workers: Workers) -> None:
+    def work(processes: ProcessGroup) -> None:
         def watched(training: state.Training, lr: float, sampling: float) -> StepResult:
             weights = training.model.embedding.weight.detach()
-            (tmp_path / f"{workers.rank}.json").write_text(json.dumps([training.teacher, float(weights.sum())]))
+            (tmp_path / f"{processes.rank}.json").write_text(json.dumps([training.teacher, float(weights.sum())]))
             return train_step(training, lr, sampling)
 
         def best(run_dir: Path) -> Path | None:
-            return older if run_dir == base and not workers.leads else best_folder(run_dir)
+            return older if run_dir == base and not processes.is_main else best_folder(run_dir)
 
         best_folder = checkpoint.best_folder
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loop, "train_step", watched)
             patch.setattr(checkpoint, "best_folder", best)
-            loop.fit(config, store, tmp_path / "run", resume=True, note=print, quiet=True, workers=workers)
+            loop.fit(config, store, tmp_path / "run", resume=True, note=print, quiet=True, processes=processes)
 
     assert together(2, work, tmp_path / "log") == [0, 0], [said(tmp_path / "log", rank) for rank in range(2)]
     ours, theirs = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
@@ -99,7 +98,7 @@ def test_it_begins_with_the_best_averaged_weights(
 def test_raw_weights_are_taken_where_no_others_were_kept(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
     run(change(tiny, train__ema=None), store, tmp_path / "base")
     training = state.prepare(tiny, store, print)
-    step = begin_with(tmp_path / "base", tiny, store, training.model, training.ema)
+    step = load_initial_weights(tmp_path / "base", tiny, store, training.model, training.ema)
     expected = load_trained(tmp_path / "base", "best", "raw", DEVICE)
     assert step == expected.step
     for name, value in expected.model.named_parameters():
@@ -153,7 +152,7 @@ def test_what_the_weights_have_no_part_in_may_differ(
 ) -> None:
     config = change(begun, **fields)
     training = state.prepare(config, store, print)
-    assert begin_with(base, config, store, training.model, training.ema) > 0
+    assert load_initial_weights(base, config, store, training.model, training.ema) > 0
 
 
 @pytest.mark.parametrize(

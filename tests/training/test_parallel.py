@@ -19,10 +19,10 @@ from lmtrain.errors import LmtrainError
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage import checkpoint
 from lmtrain.storage.files import read_manifest, verify
-from lmtrain.system.distributed import ALONE, Workers, connected
+from lmtrain.system.distributed import join_processes
+from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training import loop, state
-from lmtrain.training.loop import fit, train_step
-from lmtrain.training.meter import StepResult
+from lmtrain.training.loop import StepResult, fit, train_step
 from lmtrain.training.parallel import choose_kind, share_batch
 from tests.reading import read
 from tests.training.ranks import meeting_place, said, together, variables
@@ -65,7 +65,7 @@ def assert_close_state(one: Path, other: Path) -> None:
 def training_work(config: Config, store: TokenStore, run_dir: Path, notes: Path, stop: int | None = None) -> Any:
     """Train, write down the windows of each step, and let the last process alone get a signal in the step `stop`."""
 
-    def work(workers: Workers) -> None:
+    def work(processes: ProcessGroup) -> None:
         windows: list[list[int]] = []
         taken = 0
 
@@ -77,16 +77,16 @@ def training_work(config: Config, store: TokenStore, run_dir: Path, notes: Path,
             nonlocal taken
             result = train_step(training, lr, sampling)
             taken += 1
-            if taken == stop and workers.rank == workers.size - 1:
+            if taken == stop and processes.rank == processes.world_size - 1:
                 signal.raise_signal(signal.SIGTERM)
             return result
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loop, "batch", noted)
             patch.setattr(loop, "train_step", stepped)
-            outcome = fit(config, store, run_dir, resume=True, note=print, quiet=True, workers=workers)
+            outcome = fit(config, store, run_dir, resume=True, note=print, quiet=True, processes=processes)
         told = {"windows": windows, "status": outcome.status, "step": outcome.step}
-        (notes / f"{workers.rank}.json").write_text(json.dumps(told))
+        (notes / f"{processes.rank}.json").write_text(json.dumps(told))
 
     return work
 
@@ -100,7 +100,7 @@ def train(
     log.mkdir(exist_ok=True)
     work = training_work(config, store, run_dir, log, stop)
     if size == 0:
-        work(ALONE)
+        work(SINGLE_PROCESS)
     else:
         assert together(size, work, log) == [0] * size, [said(log, rank) for rank in range(size)]
     return [json.loads((log / f"{rank}.json").read_text()) for rank in range(max(size, 1))]
@@ -144,7 +144,7 @@ def test_the_final_score_is_of_one_checkpoint_however_late_it_is_written(
     """The best is being written still when the process that does not write it asks for it."""
     config = change(tiny, train__steps=3, train__eval_steps=1)
 
-    def work(workers: Workers) -> None:
+    def work(processes: ProcessGroup) -> None:
         save = checkpoint.save
 
         def slowly(*arguments: Any) -> Path:
@@ -155,10 +155,10 @@ def test_the_final_score_is_of_one_checkpoint_however_late_it_is_written(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loop, "train_step", worsen)
             patch.setattr(checkpoint, "save", slowly)
-            outcome = fit(config, store, tmp_path / "two", resume=True, note=print, quiet=True, workers=workers)
+            outcome = fit(config, store, tmp_path / "two", resume=True, note=print, quiet=True, processes=processes)
         assert outcome.score is not None
         told = {"best": outcome.best_step, "nats": outcome.score.nats}
-        (tmp_path / f"{workers.rank}.json").write_text(json.dumps(told))
+        (tmp_path / f"{processes.rank}.json").write_text(json.dumps(told))
 
     assert together(2, work, tmp_path / "log") == [0, 0], [said(tmp_path / "log", rank) for rank in range(2)]
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
@@ -224,10 +224,10 @@ def test_gradients_are_those_of_the_sum_over_all_targets(tiny: Config, store: To
     (plain.model(inputs, targets).sum() / targets.numel()).backward()
     expected = {name: value.grad for name, value in plain.model.named_parameters()}
 
-    def work(workers: Workers) -> None:
+    def work(processes: ProcessGroup) -> None:
         for parts in (1, 2, 4):  # that each process takes
             config = change(still, train__micro_batch=4 // parts)
-            training = state.prepare(share_batch(config, workers), store, print, workers)
+            training = state.prepare(share_batch(config, processes), store, print, processes)
             sums: list[int] = []
             real = torch.distributed.all_reduce
 
@@ -284,13 +284,13 @@ def test_a_budget_of_time_ends_all_processes_with_the_same_step(
 ) -> None:
     config = change(tiny, train__steps=None, train__max_minutes=0.05, train__log_steps=1000, train__eval_steps=1000)
 
-    def work(workers: Workers) -> None:
+    def work(processes: ProcessGroup) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            if workers.rank:
+            if processes.rank:
                 real = time.monotonic
                 patch.setattr(time, "monotonic", lambda: 2 * real())  # a clock that goes wrong
-            outcome = fit(config, store, tmp_path / "run", resume=True, note=print, quiet=True, workers=workers)
-        (tmp_path / f"{workers.rank}.json").write_text(json.dumps(outcome.step))
+            outcome = fit(config, store, tmp_path / "run", resume=True, note=print, quiet=True, processes=processes)
+        (tmp_path / f"{processes.rank}.json").write_text(json.dumps(outcome.step))
 
     assert together(2, work, tmp_path / "log") == [0, 0], said(tmp_path / "log", 0)
     steps = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
@@ -308,7 +308,7 @@ def test_a_budget_of_time_ends_all_processes_with_the_same_step(
     ],
 )
 def test_a_batch_that_cannot_be_shared(tiny: Config, changes: dict[str, Any], message: str) -> None:
-    four = Workers()
+    four = ProcessGroup()
     four.size = 4
     with pytest.raises(LmtrainError, match=message):
         share_batch(change(tiny, **changes), four)
@@ -328,8 +328,8 @@ def test_what_cannot_be_sharded(tiny: Config, changes: dict[str, Any], field: st
     model = LanguageModel(config.model, 10)
     cpu = torch.device("cpu")
     with pytest.raises(LmtrainError, match=f"{field} can't be sharded"):
-        choose_kind(config, model, cpu, config.train.precision, Workers())
-    assert choose_kind(change(config, train__parallel="auto"), model, cpu, "fp32", Workers()) == "ddp"
+        choose_kind(config, model, cpu, config.train.precision, ProcessGroup())
+    assert choose_kind(change(config, train__parallel="auto"), model, cpu, "fp32", ProcessGroup()) == "ddp"
 
 
 @pytest.mark.gpu
@@ -343,6 +343,6 @@ def test_one_process_over_nccl(
     server = meeting_place()
     for name, value in variables(0, 1, server.port).items():
         monkeypatch.setenv(name, value)
-    with connected("cuda", 1.0) as workers:
-        fit(config, store, tmp_path / "group", resume=True, note=print, quiet=True, workers=workers)
+    with join_processes("cuda", 1.0) as processes:
+        fit(config, store, tmp_path / "group", resume=True, note=print, quiet=True, processes=processes)
     assert_close_curves(tmp_path / "alone", tmp_path / "group")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.system import distributed as workers
+from lmtrain.system import distributed as processes
 from tests.conftest import TINY
 from tests.training.ranks import commands, said
 
@@ -81,7 +81,7 @@ def test_a_mistake_of_ones_own_is_said(log: Path) -> None:
 
 
 def test_a_mistake_is_said_where_the_leader_goes_on(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "LEADER_SECONDS", 0.2)
+    monkeypatch.setattr(processes, "LEADER_SECONDS", 0.2)
     assert commands(2, {1: ["train", "-c", "here.yaml"]}, log) == {1: 1}
     assert said(log, 1).startswith("lmtrain: process 1: configuration here.yaml does not exist")
     assert said(log, 1).count("\n") == 1

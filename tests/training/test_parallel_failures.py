@@ -17,10 +17,9 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.storage import checkpoint
 from lmtrain.storage.files import read_manifest, verify
-from lmtrain.system.distributed import Workers
+from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training import loop, state
-from lmtrain.training.loop import fit, train_step
-from lmtrain.training.meter import StepResult
+from lmtrain.training.loop import StepResult, fit, train_step
 from lmtrain.training.saving import Saver
 from tests.children import Child
 from tests.conftest import TINY
@@ -35,12 +34,14 @@ GRACE = 5.0
 SAVING: dict[str, Any] = {"train__steps": 6, "train__eval_steps": 3, "train__save_minutes": 1e-9}
 
 
-def harmed(config: Config, store: TokenStore, run_dir: Path, harm: Callable[[], None]) -> Callable[[Workers], None]:
+def harmed(
+    config: Config, store: TokenStore, run_dir: Path, harm: Callable[[], None]
+) -> Callable[[ProcessGroup], None]:
     """Training in which the last process comes to harm in its fourth step, all before it being saved."""
 
-    def work(workers: Workers) -> None:
+    def work(processes: ProcessGroup) -> None:
         def stepped(training: state.Training, lr: float, sampling: float) -> StepResult:
-            if training.counters.step == 3 and workers.rank == workers.size - 1:
+            if training.counters.step == 3 and processes.rank == processes.world_size - 1:
                 harm()
             return train_step(training, lr, sampling)
 
@@ -53,7 +54,7 @@ def harmed(config: Config, store: TokenStore, run_dir: Path, harm: Callable[[], 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loop, "train_step", stepped)
             patch.setattr(Saver, "save", saved)
-            fit(config, store, run_dir, resume=True, note=print, quiet=True, workers=workers)
+            fit(config, store, run_dir, resume=True, note=print, quiet=True, processes=processes)
 
     return work
 
@@ -105,11 +106,11 @@ def test_processes_that_disagree_get_one_sentence(
     changes: dict[str, Any] | None,
     sentence: str,
 ) -> None:
-    def work(workers: Workers) -> None:
+    def work(processes: ProcessGroup) -> None:
         config, tokens = tiny, store
-        if workers.rank:
+        if processes.rank:
             config, tokens = (change(tiny, **changes), store) if changes else (little, little_store)
-        fit(config, tokens, tmp_path / "run", resume=True, note=print, quiet=True, workers=workers)
+        fit(config, tokens, tmp_path / "run", resume=True, note=print, quiet=True, processes=processes)
 
     assert together(2, work, tmp_path) == [1, 1]
     assert sentence in said(tmp_path, 0)
@@ -118,17 +119,17 @@ def test_processes_that_disagree_get_one_sentence(
 
 
 def test_a_folder_that_only_the_leader_sees(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
-    def work(workers: Workers) -> None:
-        place = tmp_path / f"node-{workers.rank}" / "run"
-        fit(tiny, store, place, resume=True, note=print, quiet=True, workers=workers)
+    def work(processes: ProcessGroup) -> None:
+        place = tmp_path / f"node-{processes.rank}" / "run"
+        fit(tiny, store, place, resume=True, note=print, quiet=True, processes=processes)
 
     assert together(2, work, tmp_path / "log") == [1, 1]
     assert "run.dir must be a folder that all nodes share" in said(tmp_path / "log", 0)
 
 
 def test_a_run_in_use_is_refused_by_all(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
-    def work(workers: Workers) -> None:
-        fit(tiny, store, tmp_path / "run", resume=True, note=print, quiet=True, workers=workers)
+    def work(processes: ProcessGroup) -> None:
+        fit(tiny, store, tmp_path / "run", resume=True, note=print, quiet=True, processes=processes)
 
     with checkpoint.lock(tmp_path / "run"):
         assert together(2, work, tmp_path / "log") == [1, 1]
@@ -141,9 +142,9 @@ def test_processes_whose_torchrun_is_killed_save_and_end(
 ) -> None:
     config = change(tiny, train__steps=10**6, train__eval_steps=10**6)
 
-    def work(workers: Workers) -> None:
-        outcome = fit(config, store, tmp_path / "run", resume=True, note=print, quiet=True, workers=workers)
-        (tmp_path / f"{workers.rank}.json").write_text(json.dumps([outcome.status, outcome.step]))
+    def work(processes: ProcessGroup) -> None:
+        outcome = fit(config, store, tmp_path / "run", resume=True, note=print, quiet=True, processes=processes)
+        (tmp_path / f"{processes.rank}.json").write_text(json.dumps([outcome.status, outcome.step]))
 
     def torchrun(say: Callable[[str], None]) -> None:
         ranks = Ranks(2, work, tmp_path / "log")

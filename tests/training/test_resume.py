@@ -16,10 +16,9 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.storage import checkpoint
-from lmtrain.system.runtime import lacks_to_compile
+from lmtrain.system.device import lacks_to_compile
 from lmtrain.training import loop, samples, state
-from lmtrain.training.loop import train_step
-from lmtrain.training.meter import StepResult
+from lmtrain.training.loop import StepResult, train_step
 from lmtrain.training.state import Training
 from tests.training.resuming import BATCH, LOGGED, MATRIX, SMALL, begin, curves, departures, photographed, refer, worsen
 from tests.training.test_loop import change, last_hash, run

@@ -20,7 +20,7 @@ from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint
 from lmtrain.storage.tensor_files import Stored, _Piece
 from lmtrain.system import disk
-from lmtrain.system.distributed import Workers
+from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training import state
 from lmtrain.training.loop import fit
 from lmtrain.training.saving import Saver
@@ -54,11 +54,11 @@ def ungathered(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(torch.distributed, name, _never)
 
 
-def copying(config: Config, store: TokenStore, source: Path, target: Path, kind: str) -> Callable[[Workers], None]:
+def copying(config: Config, store: TokenStore, source: Path, target: Path, kind: str) -> Callable[[ProcessGroup], None]:
     """Restore the last checkpoint of `source` and save it as `target`; `target`-read-* say how much each has read."""
 
-    def work(workers: Workers) -> None:
-        training = state.prepare(change(config, train__parallel=kind), store, print, workers)
+    def work(processes: ProcessGroup) -> None:
+        training = state.prepare(change(config, train__parallel=kind), store, print, processes)
         if kind == "fsdp":
             most = max(value.to_local().numel() / value.numel() for value in training.model.parameters())  # type: ignore[attr-defined]
             assert most < 1, "a process holds all of a parameter"
@@ -76,9 +76,9 @@ def copying(config: Config, store: TokenStore, source: Path, target: Path, kind:
             patch.setattr(_Piece, "read", counted)
             ungathered(patch)
             state.restore(training, found)
-            with Saver(target, 1, workers) as saver:
+            with Saver(target, 1, processes) as saver:
                 saver.save(training.counters.step, *state.snapshot(training, store, None, CLOCK))
-        (target.with_name(f"{target.name}-read-{workers.rank}")).write_text(str(elements))
+        (target.with_name(f"{target.name}-read-{processes.rank}")).write_text(str(elements))
 
     return work
 
@@ -113,8 +113,8 @@ def test_a_sharded_run_is_scored_and_generates_as_any_other(
 ) -> None:
     config = change(tiny, train__steps=4, train__eval_steps=2, train__parallel="fsdp", train__keep=1)
 
-    def work(workers: Workers) -> None:
-        fit(config, store, tmp_path / "run", resume=True, note=print, quiet=True, workers=workers)
+    def work(processes: ProcessGroup) -> None:
+        fit(config, store, tmp_path / "run", resume=True, note=print, quiet=True, processes=processes)
 
     assert together(2, work, tmp_path / "log") == [0, 0], said(tmp_path / "log", 0)
     assert len(checkpoint.folders(tmp_path / "run")) <= 2
@@ -139,22 +139,22 @@ def test_a_sharded_run_is_scored_and_generates_as_any_other(
 
 def saving(
     config: Config, store: TokenStore, run_dir: Path, victim: int, harm: Callable[[], None]
-) -> Callable[[Workers], None]:
+) -> Callable[[ProcessGroup], None]:
     """Save step 0 and then another, in whose writing one process comes to harm."""
 
-    def work(workers: Workers) -> None:
-        training = state.prepare(change(config, train__parallel="fsdp"), store, print, workers)
+    def work(processes: ProcessGroup) -> None:
+        training = state.prepare(change(config, train__parallel="fsdp"), store, print, processes)
         write = disk.write
 
         def harmed(path: Path, data: Any) -> None:
-            if workers.rank == victim and path.name.startswith("ema"):
+            if processes.rank == victim and path.name.startswith("ema"):
                 harm()
             write(path, data)
 
-        with pytest.MonkeyPatch.context() as patch, Saver(run_dir, 1, workers) as saver:
+        with pytest.MonkeyPatch.context() as patch, Saver(run_dir, 1, processes) as saver:
             saver.save(1, *state.snapshot(training, store, None, CLOCK))
             saver.wait()
-            workers.agree(0)
+            processes.barrier()
             patch.setattr(disk, "write", harmed)
             saver.save(2, *state.snapshot(training, store, None, CLOCK))
 

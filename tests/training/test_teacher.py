@@ -13,7 +13,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage import checkpoint
-from lmtrain.system.distributed import Workers
+from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training import loop, state
 from lmtrain.training.other_runs import check_other_runs, load_teacher
 from lmtrain.training.parallel import choose_kind
@@ -180,7 +180,7 @@ def test_a_teacher_of_other_words_is_refused(lmtrain: Lmtrain, workdir: Path) ->
 def test_a_sharded_student_and_a_changed_softmax_are_refused(taught: Config) -> None:
     model = build(taught, 40, 0)
     with pytest.raises(LmtrainError, match=r"train\.teacher=.* can't be sharded"):
-        choose_kind(change(taught, train__parallel="fsdp"), model, DEVICE, "fp32", Workers())
+        choose_kind(change(taught, train__parallel="fsdp"), model, DEVICE, "fp32", ProcessGroup())
     with pytest.raises(LmtrainError, match=r"set train\.adversarial_softmax=0"):
         change(taught, train__adversarial_softmax=0.01)
 
