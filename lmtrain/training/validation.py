@@ -59,7 +59,7 @@ def evaluate_and_show(training: Training, store: TokenStore, monitor: Monitor, s
     metrics = {}
     if training.ema is not None:
         metrics["raw_loss"] = validate(training, store, stride, config.train.eval_tokens, stop).loss
-    with _swapped_weights(training.model, training.ema):
+    with swapped_weights(training.model, training.ema):
         score = validate(training, store, stride, config.train.eval_tokens, stop)
         if not math.isfinite(score.loss):
             raise LmtrainError(
@@ -88,7 +88,7 @@ def final_score(
         weights, step = found.tensors["model" if training.ema is None else "ema"], found.info["step"]
     stride = config.eval.stride or default_stride(config.model.mode, config.model.context)
     monitor.note(f"scoring the best checkpoint (step {step:,}) on the validation split")
-    with _swapped_weights(training.model, weights):
+    with swapped_weights(training.model, weights):
         return validate(training, store, stride, None, stop), step
 
 
@@ -107,7 +107,7 @@ def _best(run_dir: Path, processes: ProcessGroup) -> checkpoint.Checkpoint:
 
 
 @contextmanager
-def _swapped_weights(model: LanguageModel, weights: Mapping[str, Tensor | Stored] | None) -> Iterator[None]:
+def swapped_weights(model: LanguageModel, weights: Mapping[str, Tensor | Stored] | None) -> Iterator[None]:
     """The model with these weights inside the block; None = its own."""
     if weights is None:
         yield

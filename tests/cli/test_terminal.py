@@ -20,7 +20,7 @@ from lmtrain.generation.options import Options
 from lmtrain.generation.sampling import Sampling
 from lmtrain.model.trained import open_trained
 from tests.conftest import Lmtrain
-from tests.training.test_signals import hear_interrupts
+from tests.training.helpers import default_interrupts
 
 
 class Terminal:
@@ -62,7 +62,7 @@ def on_terminal(*arguments: str) -> Iterator[Terminal]:
         stdout=theirs,
         stderr=theirs,
         env=environment,
-        preexec_fn=hear_interrupts,  # noqa: PLW1509 -- no other thread is at work here
+        preexec_fn=default_interrupts,  # noqa: PLW1509 -- no other thread is at work here
     )
     os.close(theirs)
     try:

@@ -1,5 +1,6 @@
 """Training steps, evaluation and checkpoints on a CUDA device, as far as this can be seen without one."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from lmtrain.training.optim import optimizer_tensors
 from lmtrain.training.state import Training
 from tests.fake_cuda.device import CUDA, fake_cuda, on_host
 from tests.model.test_variants import CAUSAL, SIZES, WINDOWED
-from tests.training.test_loop import change
+from tests.training.helpers import change, with_forward
 
 PLAIN: dict[str, Any] = {"train__precision": "bf16", "train__ema": 0.9}
 EVERYTHING: dict[str, Any] = {
@@ -91,8 +92,8 @@ def test_a_step_on_its_own_predictions(tiny: Config, store: TokenStore, monkeypa
 def test_evaluation(tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     with fake_cuda(monkeypatch):
         training = prepare(tiny, store, monkeypatch, {"model__copy": True, "model__mode": mode})
-        with state.averaged_weights(training):
-            assert validation.validate(training, store, 1, 3, StopSignal()).tokens == 3
+        with validation.swapped_weights(training.model, training.ema):
+            assert validation.validate(training, store, 1, 3, StopSignal(lambda number: number, sys.exit)).tokens == 3
 
 
 @pytest.mark.parametrize(("rule", "cache"), [("rms", True), ("sgd", False)])
@@ -124,7 +125,7 @@ def test_what_is_saved_lies_in_the_hosts_memory_and_goes_back(
         loop.train_step(training, 1e-3)
         tensors, info = state.snapshot(training, store, None, {"seconds": 1.0, "metrics_bytes": 0})
         watch.waits.clear()
-        copies = {group: saving._copies(named, leads=True) for group, named in tensors.items()}
+        copies = {group: saving._copies(named, is_main=True) for group, named in tensors.items()}
         assert {copy.device.type for named in copies.values() for copy in named.values()} == {"cpu"}
         assert len(watch.waits) == sum(map(len, tensors.values())), "each is read when it has arrived"
         counters = training.counters
@@ -149,10 +150,12 @@ def test_a_compiled_step_is_one_graph_and_stays_it(
     with fake_cuda(monkeypatch, compiling=True):
         training = prepare(tiny, store, monkeypatch, EVERYTHING)
         model = training.model
-        training.forward = torch.compile(model, dynamic=False, fullgraph=True, backend=backend)
+        training = with_forward(
+            training, lambda forward: torch.compile(forward, dynamic=False, fullgraph=True, backend=backend)
+        )
         for step in range(2):
             loop.train_step(training, 1e-3 * (1 + step))
-            with torch.no_grad(), state.averaged_weights(training):
+            with torch.no_grad(), validation.swapped_weights(training.model, training.ema):
                 model.eval()(*blank_batch(training.config, CUDA))
             model.train()
         assert len(traced) == 1

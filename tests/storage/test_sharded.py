@@ -28,10 +28,10 @@ class Threads(ProcessGroup):
     """Threads in the place of processes."""
 
     def __init__(self, rank: int, said: list[str], barrier: threading.Barrier) -> None:
-        self.rank, self.size = rank, len(said)
+        super().__init__(rank, len(said))
         self._said, self._barrier = said, barrier
 
-    def texts(self, text: str) -> list[str]:
+    def all_gather_text(self, text: str) -> list[str]:
         self._said[self.rank] = text
         self._barrier.wait(20)
         told = list(self._said)
@@ -204,12 +204,10 @@ def test_rows_that_lie_about_themselves_are_refused(tmp_path: Path, name: str, s
 
 def test_who_does_not_see_the_others_files_says_so(tmp_path: Path) -> None:
     class Elsewhere(ProcessGroup):
-        size = 2
-
-        def texts(self, text: str) -> list[str]:
+        def all_gather_text(self, text: str) -> list[str]:
             return [text, json.dumps({SECOND: "0" * 64})]
 
     rows = {"w[0:1/2]": torch.zeros(1)}
     with pytest.raises(LmtrainError, match=r"run\.dir must be a shared folder"):
-        checkpoint.save(tmp_path, 1, {"model": rows}, {"score": None}, Elsewhere())
+        checkpoint.save(tmp_path, 1, {"model": rows}, {"score": None}, Elsewhere(0, 2))
     assert list((tmp_path / "checkpoints").iterdir()) == []
