@@ -23,8 +23,9 @@ from lmtrain.storage.files import read_manifest, verify
 from lmtrain.system import disk
 from lmtrain.training import loop, validation
 from lmtrain.training.compilation import Forward
-from lmtrain.training.loop import Outcome, StepResult, fit, train_step
+from lmtrain.training.loop import StepResult, fit, train_step
 from lmtrain.training.monitor import RunMonitor
+from lmtrain.training.run import Outcome
 from lmtrain.training.state import Training, prepare
 
 LOGGED: dict[str, Any] = {
@@ -94,7 +95,7 @@ def gradients(training: Training) -> dict[str, Tensor]:
     def record(_skip: Tensor) -> None:
         found.update({name: value.grad.clone() for name, value in training.model.named_parameters()})  # type: ignore[union-attr]
 
-    training.optimizer.step_unless = record  # type: ignore[method-assign]
+    training.optimizer.step_unless = record  # type: ignore[assignment, method-assign]
     train_step(training, 1e-3)
     return found
 
