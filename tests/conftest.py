@@ -30,7 +30,6 @@ TINY = [
     "model.heads=2",
     "model.dropout=0.1",
     "model.attention_dropout=0.1",
-    "model.embedding_dropout=0.1",
     "model.input_dropout=0.1",
     "model.output_dropout=0.1",
     "train.threads=1",

@@ -74,7 +74,7 @@ def evaluate(
     _check_overrides(overrides or [])
     trained = open_trained(run, checkpoint, weights.value, device.value, note)
     if precision is Precision.int8:
-        trained = ready_to_generate(trained, "int8", compiled=False)
+        trained = ready_to_generate(trained, "int8")
     given = as_overrides({"eval.temperature": temperature, "eval.stride": stride, "eval.batch_size": batch_size})
     given += as_overrides({"data.dir": data_dir} | ({"data.text_column": text_column} if text is None else {}))
     config = _settings(trained, overrides or [], given)

@@ -60,13 +60,6 @@ def generate(
             "fp32 on a CPU; int8, for a CPU, is the quickest and the least exact."
         ),
     ] = Precision.auto,
-    compiled: Annotated[
-        bool,
-        typer.Option(
-            "--compile",
-            help="Compile the steps for the CPU: a quarter of a minute, which pays after thousands of tokens.",
-        ),
-    ] = False,
     max_tokens: Annotated[int, _option(SEARCH, "Tokens to generate at most.", "--max-tokens", "-n", min=1)] = 100,
     min_tokens: Annotated[int, _option(SEARCH, "Tokens before a text may end.", min=0)] = 0,
     stop: Annotated[Stop, _option(SEARCH, "End with the line, the sentence or the document.")] = Stop.none,
@@ -191,7 +184,7 @@ def generate(
     except ValueError as error:
         raise UsageError(str(error)) from None
     trained = open_trained(run, checkpoint, weights.value, device.value, note)
-    trained = ready_to_generate(trained, precision.value, compiled=compiled)
+    trained = ready_to_generate(trained, precision.value)
     try:  # what can't be asked of this model is said at once
         rules_of(trained.tokenizer, options, Stops(trained.tokenizer, options.stop, options.stop_strings))
     except ValueError as error:

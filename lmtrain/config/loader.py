@@ -25,10 +25,13 @@ LARGEST_FILE = 1 << 18
 
 REMOVED: dict[str, tuple[object, str]] = {
     "data.deduplicate": (False, "remove repeated documents from the text before it is imported"),
+    "model.embedding_dropout": (0.0, "it made no measurable difference; use model.input_dropout"),
+    "train.adversarial_softmax": (0.0, "it made no measurable difference"),
+    "train.scheduled_sampling": (0.0, "it made perplexity worse; lmtrain.nn.seq2seq has it for sequence to sequence"),
     "train.spike_sigmas": (None, "a step whose gradient is not finite is left out without it"),
 }
-"""Fields that earlier versions had, such as "train.spike_sigmas": the default value, and why the field was removed or
-what replaces it. A file that has one at its default, as the stored configurations of older runs do, still loads."""
+"""Fields that earlier versions had: the default value, and why the field was removed or what replaces it. All of them
+had an effect in training only."""
 
 _MOST_MISTAKES = 5
 _LONGEST_VALUE = 200
@@ -51,11 +54,11 @@ def load(
 
     `environment` defaults to the process's own. Raises UsageError naming the key, the value and the remedy, and
     LmtrainError where the file can't be read.
-    `stored`: the configuration that a run was trained with, in which a removed field of `train` may have any value.
+    `stored`: the configuration that a run was trained with, in which a removed field may have any value.
     """
     values: dict[str, Any] = _read_yaml(path) if path is not None else {}
-    if stored and isinstance(train := values.get("train"), dict):
-        values["train"] = {field: value for field, value in train.items() if f"train.{field}" not in REMOVED}
+    if stored:
+        values = {section: _without_removed(section, fields) for section, fields in values.items()}
     origins = _override(values, overrides, os.environ if environment is None else environment)
     return parse(values, str(path) if path is not None else "the configuration", origins)
 
@@ -103,7 +106,7 @@ def _override(values: dict[str, Any], overrides: Iterable[str], environment: Map
 def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
     """Check plain values (as from YAML) against the schema; `origin` names their source in messages, `origins` that of
     single fields."""
-    values = _without_removed(values, origin, origins or {})
+    values = _check_removed(values, origin, origins or {})
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -120,18 +123,23 @@ def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
         raise UsageError(f"{origin}: a text has half a surrogate pair, which is no character") from None
 
 
-def _without_removed(values: Any, origin: str, origins: Origins) -> Any:
-    """`values` without the removed fields that a file has at their default. Raises LmtrainError where one is set."""
+def _without_removed(section: str, fields: Any) -> Any:
+    if not isinstance(fields, dict):
+        return fields
+    return {field: value for field, value in fields.items() if f"{section}.{field}" not in REMOVED}
+
+
+def _check_removed(values: Any, origin: str, origins: Origins) -> Any:
+    """`values` without the removed fields that a file has at their default. Raises UsageError where one is set."""
+    if not isinstance(values, dict):
+        return values
     for key, (default, reason) in REMOVED.items():
         section, _, field = key.partition(".")
-        fields = values.get(section) if isinstance(values, dict) else None
-        if not isinstance(fields, dict) or field not in fields:
-            continue
-        if fields[field] != default or (section, field) in origins:
+        fields = values.get(section)
+        if isinstance(fields, dict) and field in fields and (fields[field] != default or (section, field) in origins):
             place = origins.get((section, field), origin)
             raise UsageError(f"{place}: {key}={shown(fields[field])}: the field was removed: {reason}")
-        values = values | {section: {name: value for name, value in fields.items() if name != field}}
-    return values
+    return {section: _without_removed(section, fields) for section, fields in values.items()}
 
 
 def dump(config: Config) -> str:

@@ -144,8 +144,8 @@ class ModelConfig(Section):
     """RMS-normalise queries and keys per head."""
     position: Literal["sinusoidal", "learned", "rotary", "alibi", "none"] = "rotary"
     """How positions enter the encoder blocks."""
-    pool_query: Literal["seed", "recency", "position"] = "recency"
-    """The pooling query: a learned seed; with a learned recency slope per head; or also from the position's state."""
+    pool_query: Literal["seed", "recency"] = "recency"
+    """The pooling query: a learned seed, or one with a learned recency slope per head."""
     pool_residual: Literal["seed", "state"] = "state"
     """What the pooled value is added to: the seed, or the state of the last position."""
     copy: bool = False  # type: ignore[assignment]
@@ -163,8 +163,6 @@ class ModelConfig(Section):
     """Dropout on the output of every sub-layer."""
     attention_dropout: Rate = 0.0
     """Dropout on attention weights."""
-    embedding_dropout: Rate = 0.0
-    """Share of word types whose embedding is dropped whole, for a step."""
     input_dropout: Rate = 0.0
     """Dropout on the embedded input, one mask for all positions of a sequence."""
     output_dropout: Rate = 0.0
@@ -254,16 +252,6 @@ class Config(Section):
     def _consistent(self) -> Self:
         if self.eval.stride is not None and self.eval.stride > self.model.context:
             raise ValueError(f"eval.stride={self.eval.stride} is longer than model.context={self.model.context}")
-        if self.model.mode == "windowed" and self.train.scheduled_sampling:
-            raise ValueError(
-                f"train.scheduled_sampling={self.train.scheduled_sampling} needs a prediction at every position: "
-                "use model.mode=causal"
-            )
-        if self.model.output == "adaptive" and self.train.adversarial_softmax:
-            raise ValueError(
-                f"train.adversarial_softmax={self.train.adversarial_softmax} changes the one softmax that a target is "
-                "predicted by: use model.output=softmax"
-            )
         if self.model.mode == "windowed" and self.eval.stride not in (None, 1):
             raise ValueError(
                 f"eval.stride={self.eval.stride}: a windowed model predicts one token per window, so only 1 fits"

@@ -68,15 +68,9 @@ class TrainConfig(Section):
     """Added to the root of that mean."""
     clip: float | None = Field(1.0, gt=0)
     """Largest norm of the gradient; None = no clipping."""
-    scheduled_sampling: float = Field(0.0, ge=0.0, le=1.0)
-    """Share of the input tokens that are the model's own predictions at the end of the run, rising from none in a line;
-    costs a second forward pass."""
     token_noise: Rate = 0.0
     """Share of the input tokens that are replaced by draws from all training tokens, while the targets stay (Xie et
     al., 2017)."""
-    adversarial_softmax: Rate = 0.0
-    """Train against the worst change of the target's row of the output layer by this share of its length (Wang et al.,
-    2019). The training loss then is that of the changed row."""
     init_from: Place | None = None
     """A trained run, with whose best weights this one begins in place of random ones; it must have the same tokenizer
     and the same model, up to dropout and, but for learned positions, `context`."""
@@ -117,11 +111,6 @@ class TrainConfig(Section):
             raise ValueError(
                 f"train.warmup={self.warmup} and train.decay={self.decay} are together more than the whole run, and "
                 "train.schedule=wsd would have to do both at once: lower one of them"
-            )
-        if self.teacher is not None and self.adversarial_softmax:
-            raise ValueError(
-                f"train.adversarial_softmax={self.adversarial_softmax} changes one word's probability, and "
-                "train.teacher is learned from by all: set train.adversarial_softmax=0"
             )
         if self.micro_batch is not None and self.batch_size % self.micro_batch:
             raise ValueError(

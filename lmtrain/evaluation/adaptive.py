@@ -8,6 +8,7 @@ Shapes: B windows, T tokens in each, S targets; E the width of the states, K sta
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -122,17 +123,18 @@ class Dynamic:
     A segment is one call. The trained model stays as it is, and the copy decays towards it.
     """
 
-    def __init__(self, trained: LanguageModel, rates: Rates) -> None:
+    def __init__(self, trained: LanguageModel, rates: Rates, temperature: float = 1.0) -> None:
         self.model = copy.deepcopy(trained)
         self.trained = list(trained.parameters())
         self.rates = rates
+        self.temperature = temperature
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Scored:
         """Inputs (1, T), targets (1, S) -> nats (1, S) and states (1, S, E), both from before the step."""
         if len(inputs) != 1:
             raise ValueError(f"{len(inputs)} windows at once: dynamic evaluation reads one text, segment by segment")
         with torch.enable_grad():
-            nats, states = self.model.score(inputs, targets)
+            nats, states = self.model.score(inputs, targets, temperature=self.temperature)
         gradients = _gradients(nats, self.model)
         changes = zip(self.model.parameters(), self.trained, gradients, self.rates, strict=True)
         with torch.no_grad():
@@ -180,13 +182,14 @@ def dynamic_scorer(model: LanguageModel, settings: EvalConfig, rms: list[Tensor]
     (lr, times), decay = learning_rates(settings), settings.dynamic_decay
     by_rms = settings.dynamic_rule == "rms"
     rates = rms_rates(rms, lr, decay, segment) if by_rms else sgd_rates(model, lr, decay)
-    of_words = {id(model.embedding.weight), id(model.output_weight)}
+    of_words = {id(model.embedding.weight), id(model.output.weight)}
     return Dynamic(
         model,
         [
             (rate * times if id(parameter) in of_words else rate, back)
             for parameter, (rate, back) in zip(model.parameters(), rates, strict=True)
         ],
+        settings.temperature,
     )
 
 
@@ -222,12 +225,11 @@ def adapted(
 ) -> Forward:
     """A `forward` for `evaluation.evaluate`, from a model in evaluation mode and the settings.
 
-    The model is set to their temperature. `segment`, `train` and `advance` are for `dynamic`: the targets of each call,
+    `segment`, `train` and `advance` are for `dynamic`: the targets of each call,
     the split that `gradient_rms` is of, and who hears of its progress. Raises LmtrainError for what can't be done, and
     ValueError where that split is missing.
     """
-    model.temperature = settings.temperature
-    score: Scorer = model.score
+    score: Scorer = partial(model.score, temperature=settings.temperature)
     if dynamic:
         if not model.causal:
             raise LmtrainError("--dynamic learns from segments of a text, and a windowed model predicts one token")

@@ -20,9 +20,9 @@ from lmtrain.generation.search import Hypothesis, Rules, Step
 from lmtrain.generation.stops import Stops
 from lmtrain.generation.words import banned_ids, bias_of_ids
 from lmtrain.generation.writing import as_read, write
+from lmtrain.model.cuda_graph import step_function
+from lmtrain.model.decoding_state import State
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.state import State
-from lmtrain.model.steps import steps
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def complete(
     The model reads `<eos>` and the prompt (see `as_read`), as in evaluation, and of a longer prompt the last `context`
     tokens. What is drawn for a prompt depends on the seed, its number (`first` is that of the first prompt) and the
     draw's number, not on the batch. `watch(row, token)` hears of tokens as they are made, except in a beam search.
-    `step` is how the model goes on, by default `steps(model)`.
+    `step` is how the model goes on, by default `step_function(model)`.
 
     Raises UsageError for banned or favoured words that are no tokens.
     """
@@ -85,7 +85,7 @@ def complete(
     options = options or Options()
     stops = Stops(tokenizer, options.stop, options.stop_strings)
     rules = rules_of(tokenizer, options, stops)
-    clock = _Clock(step or steps(model))
+    clock = _Clock(step or step_function(model))
     ids = [tokenizer.encode(as_read(tokenizer, prompt, options)) for prompt in prompts]
     log_probs, state = model.start(*_batch(model, tokenizer, ids))
     if options.beams > 1:

@@ -12,13 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.order import sample_order
 from lmtrain.data.tokens import TokenStore
+from lmtrain.model.build import build_uninitialized
 from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.objective import Objective
 from lmtrain.nn.output_loss import rows_at_once
 from lmtrain.storage.checkpoint import run_config
 from lmtrain.system.device import autocast, choose_device, choose_precision
 from lmtrain.training.budget import make_budget
-from lmtrain.training.muon import hidden_matrices
-from lmtrain.training.teacher import Taught
 
 TAUGHT_AT_ONCE = 3
 """Arrays as large as the logits that learning from a teacher makes at one time, beside those that are kept."""
@@ -29,8 +29,8 @@ def step_flops(model: LanguageModel, config: Config) -> float:
 
     Counted are the forward and the backward pass of the model over the text of a batch, in the form that a CPU
     computes: in long rows whole blocks of keys that a pattern forbids, such as a causal one, are left out. Not counted
-    is what is no product of matrices, what the optimizer does, what is computed again to save memory, and the passes of
-    a teacher and of scheduled sampling. A tail of an adaptive output counts by the share of the targets that its module
+    is what is no product of matrices, what the optimizer does, what is computed again to save memory, and the pass of
+    a teacher. A tail of an adaptive output counts by the share of the targets that its module
     knows.
     """
     rows = config.train.micro_batch or config.train.batch_size
@@ -57,10 +57,9 @@ def _products(config: ModelConfig, vocab_size: int, rows: int) -> int:
 def _counted(config: ModelConfig, vocab_size: int, rows: int) -> int:
     """What torch counts of both passes on fake tensors; an adaptive output's tails are operators that it can't."""
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
-        model = LanguageModel(config, vocab_size)
-        model.loss_chunk = None
+        objective = Objective(LanguageModel(config, vocab_size), None)
         tokens = torch.zeros(rows, config.context, dtype=torch.int64)
-        model(tokens, tokens[:, 0] if config.mode == "windowed" else tokens).sum().backward()
+        objective(tokens, tokens[:, 0] if config.mode == "windowed" else tokens).sum().backward()
     flops: int = counter.get_total_flops()
     return flops
 
@@ -86,20 +85,19 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
     with FakeTensorMode():
         model = LanguageModel(config.model, vocab_size)
         taught_by = LanguageModel(run_config(teacher).model, vocab_size) if teacher is not None else None
-        learner = model if taught_by is None else Taught(model, taught_by, config.train.teacher_weight)
-        model.loss_chunk = config.train.loss_chunk
-        model.adversarial = config.train.adversarial_softmax
+        objective = Objective(model, config.train.loss_chunk, taught_by)
         inputs, targets = blank_batch(config, cpu)
-        activations = _saved_bytes(learner, inputs, targets, precision)
+        activations = _saved_bytes(objective, inputs, targets, precision)
         if config.train.activation_checkpointing:
-            model.encoder.recompute = True
+            recomputing = LanguageModel(config.model, vocab_size, recompute_blocks=True)
             between_blocks = 4.0 * inputs.numel() * config.model.dim * config.model.layers
-            outside = _saved_bytes(learner, inputs, targets, precision)  # with these
+            objective = Objective(recomputing, config.train.loss_chunk, taught_by)
+            outside = _saved_bytes(objective, inputs, targets, precision)  # with these
             blocks = activations - outside + between_blocks
             one_block = blocks / config.model.layers if config.model.layers else 0.0
             activations = max(outside, between_blocks + one_block)  # a block is made again when what follows is gone
     parameters = float(sum(parameter.numel() for parameter in model.parameters()))
-    matrices = hidden_matrices(model) if config.train.optimizer == "muon" else []
+    matrices = model.hidden_matrices() if config.train.optimizer == "muon" else []
     tokens = targets.numel()
     classes = vocab_size if model.adaptive is None else model.adaptive.classes
     rows = rows_at_once(config.train.loss_chunk, tokens, classes) or tokens
@@ -141,8 +139,7 @@ def costs(config: Config, store: TokenStore) -> dict[str, Any]:
     """The figures of `train --dry-run`; `steps` is absent where only a budget of minutes is given."""
     split, seed = store.split("train"), config.run.seed
     samples = sample_order(split.corpora, store.weights, config.model.context, config.model.mode, seed).per_epoch()
-    with torch.device("meta"):
-        model = LanguageModel(config.model, store.tokenizer.vocab_size)
+    model = build_uninitialized(config.model, store.tokenizer.vocab_size)
     if model.adaptive is not None:
         model.adaptive.set_shares(torch.from_numpy(split.ids.counts(store.tokenizer.vocab_size)))
     precision = choose_precision(config.train.precision, choose_device(config.train.device))

@@ -16,7 +16,6 @@ from torch import Tensor
 from lmtrain.config.schema import Config
 from lmtrain.data.order import batch
 from lmtrain.data.tokens import TokenStore
-from lmtrain.nn.scheduled_sampling import choose
 from lmtrain.system.device import autocast, to_device
 from lmtrain.system.memory import enough_memory
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
@@ -62,7 +61,7 @@ def fit(
                 run.evaluate()
             while (progress := run.progress()) < 1.0 and not run.out_of_patience():
                 lr = learning_rate(train, progress)
-                train_step(run.training, lr, train.scheduled_sampling * progress)
+                train_step(run.training, lr)
                 run.after_step(lr)
             outcome = run.finish()
         except Interrupted:
@@ -82,13 +81,10 @@ class StepResult(NamedTuple):
 Part = Callable[[str], AbstractContextManager[object]]
 
 
-def train_step(
-    training: Training, lr: float, sampling: float = 0.0, *, part: Part = lambda _name: nullcontext()
-) -> StepResult:
+def train_step(training: Training, lr: float, part: Part = lambda _name: nullcontext()) -> StepResult:
     """One optimizer step over `batch_size` windows.
 
     The loss is the sum of nats over the count of all targets in the step, however they are divided into micro-batches.
-    `sampling` is the fraction of input tokens that are replaced by the model's own predictions.
     If the gradient is not finite, the step is skipped: weights, averaged weights and optimizer state stay unchanged.
     `part` is a context that is entered around each part of the step, by name, to measure it.
     """
@@ -108,14 +104,8 @@ def train_step(
                 inputs = noisy(inputs, ids, config.token_noise)
             inputs, targets = to_device(inputs, training.device), to_device(targets, training.device)
         with training.parallel.gradient_sync(micro == micros[-1]):
-            with part("forward"):
-                if sampling:
-                    # Under an autocast of its own: some versions of torch would take the weights, as it has cast them
-                    # here where no gradient is wanted, for the second pass too, and they would learn nothing.
-                    with autocast(training.device, training.precision):
-                        inputs = model.sample_inputs(inputs, choose(inputs, sampling))
-                with autocast(training.device, training.precision):
-                    nats = training.forward(inputs, targets)
+            with part("forward"), autocast(training.device, training.precision):
+                nats = training.forward(inputs, targets)
             with part("backward"):
                 loss = nats.sum() / training.targets_per_step
                 training.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]

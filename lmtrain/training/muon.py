@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmtrain.training.adamw import AdamW
 
@@ -16,16 +16,6 @@ STEPS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic a x + b x^3 + c x^5, steep at zero: singular values end up between 0.7 and 1.2 and no nearer to 1."""
 EPS = 1e-7
-HIDDEN = ("encoder.", "pool.")
-
-
-def hidden_matrices(model: nn.Module) -> list[Tensor]:
-    """The weights of the linear layers inside the blocks and the pool, but for gates, which are few rows."""
-    return [
-        module.weight
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name.startswith(HIDDEN) and not name.endswith("gate")
-    ]
 
 
 def orthogonalized(matrices: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.config.schema import TrainConfig
+from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage.tensor_files import Stored
 from lmtrain.system.device import choose_precision
 from lmtrain.training.adamw import AdamW
-from lmtrain.training.muon import Muon, hidden_matrices
+from lmtrain.training.muon import Muon
 from lmtrain.training.sharding import local, shard_like
 
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
@@ -44,14 +45,14 @@ def learning_rate(config: TrainConfig, progress: float) -> float:
     return config.lr * max(share, 1e-3)
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig) -> AdamW | Muon:
+def make_optimizer(model: LanguageModel, config: TrainConfig) -> AdamW | Muon:
     """AdamW (Loshchilov & Hutter, 2019), fused; with `muon`, `Muon` for the hidden matrices and AdamW for the others.
 
     Weight decay applies to matrices, with a rate of its own for the embedding, and not to vectors: norm gains, biases,
     seeds and slopes are few and set a scale.
     """
     embedding = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    matrices = hidden_matrices(model) if config.optimizer == "muon" else []
+    matrices = model.hidden_matrices() if config.optimizer == "muon" else []
     decay = config.weight_decay
     embedding_decay = decay if config.embedding_weight_decay is None else config.embedding_weight_decay
     groups: dict[float, list[Tensor]] = {}

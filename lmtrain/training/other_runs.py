@@ -11,13 +11,13 @@ from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.tokens import TOKENIZER, TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.trained import TrainedWeights, built, trained_weights
+from lmtrain.model.trained import TrainedWeights, trained_weights, with_weights
 from lmtrain.storage.checkpoint import CONFIG
 from lmtrain.storage.files import sha256_bytes
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.sharding import copy_all
 
-_FREE = {"context", "dropout", "attention_dropout", "embedding_dropout", "input_dropout", "output_dropout"}
+_FREE = {"context", "dropout", "attention_dropout", "input_dropout", "output_dropout"}
 """Model fields that do not affect the weights' meaning; if positions are learned, `context` does."""
 
 
@@ -37,7 +37,7 @@ def load_teacher(
     Raises LmtrainError if there is none, or if it can't predict this run's windows.
     """
     found = _teacher(run_dir, config, store, processes)
-    return built(found, device).model, sha256_bytes(json.dumps(found.info["files"], sort_keys=True).encode())
+    return with_weights(found, device).model, sha256_bytes(json.dumps(found.info["files"], sort_keys=True).encode())
 
 
 def load_initial_weights(

@@ -131,7 +131,8 @@ def distribute(
         wrapped.register_comm_hook(None, _sum_gradients)
         return wrapped, Parallel(kind, processes, lambda last: nullcontext() if last else wrapped.no_sync())
     if kind == "fsdp":
-        return _shard(model, precision), Parallel(kind, processes, lambda last: _sync_only_if(model, last))
+        _shard(model, precision)
+        return forward, Parallel(kind, processes, lambda last: _sync_only_if(model, last))
     return forward, Parallel()
 
 
@@ -145,13 +146,13 @@ def _sum_gradients(
     return summed
 
 
-def _shard(model: LanguageModel, precision: str) -> LanguageModel:
+def _shard(model: LanguageModel, precision: str) -> None:
     """Shard every parameter by rows: the linear layers of each block as one unit, everything else as another.
 
     Under bf16 the linear layers are gathered in bf16, to which autocast would cast them; gains, biases and embeddings
     are gathered in float32, and gradients are summed in float32.
     """
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     # A linear layer's output is a view; nothing in the blocks modifies it in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
@@ -160,12 +161,10 @@ def _shard(model: LanguageModel, precision: str) -> LanguageModel:
         linear: list[nn.Module] = [module for module in block.modules() if isinstance(module, nn.Linear)]
         fully_shard(linear, mp_policy=narrow)
     fully_shard(model, reshard_after_forward=True)
-    register_fsdp_forward_method(model, "sample_inputs")
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    return model
 
 
 def _sync_only_if(model: LanguageModel, last: bool) -> AbstractContextManager[None]:

@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
+from lmtrain.model.objective import Objective
 from lmtrain.storage.files import make_folders, write_file, writing
 from lmtrain.system import disk
 from lmtrain.system.device import set_threads, synchronize
@@ -26,7 +27,6 @@ from lmtrain.training.costs import step_flops
 from lmtrain.training.loop import MEMORY_REMEDY, Part, train_step
 from lmtrain.training.optim import learning_rate
 from lmtrain.training.state import Training, prepare
-from lmtrain.training.teacher import Taught
 
 PARTS = ("data", "forward", "backward", "clip", "optimizer")
 WARM_UP, STEPS = 5, 5
@@ -68,7 +68,7 @@ def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -
         "operators": operators,
         "operators_on": "CPU" if training.device.type == "cpu" else "device",
         "precision": training.precision,
-        "compiled": training.forward is not training.model and not isinstance(training.forward, Taught),
+        "compiled": not isinstance(training.forward, Objective),
         "machine": machine(training.device),
     }
     write_file(text, profile_text(result) + "\n")
@@ -102,8 +102,7 @@ def profile_text(result: dict[str, Any]) -> str:
 
 
 def _step(training: Training, part: Part = lambda _name: nullcontext()) -> None:
-    config = training.config.train
-    train_step(training, learning_rate(config, MIDDLE), config.scheduled_sampling * MIDDLE, part=part)
+    train_step(training, learning_rate(training.config.train, MIDDLE), part)
 
 
 def _seconds(training: Training, part: Part = lambda _name: nullcontext()) -> float:

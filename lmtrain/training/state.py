@@ -12,7 +12,9 @@ from lmtrain.data.ids import Ids
 from lmtrain.data.order import Mixture, SampleOrder, sample_order
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
+from lmtrain.model.build import build_model, set_output_bias
 from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.objective import Objective
 from lmtrain.storage import checkpoint
 from lmtrain.system.device import choose_device, choose_precision
 from lmtrain.system.machine import machine
@@ -26,7 +28,6 @@ from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optim
 from lmtrain.training.other_runs import load_teacher
 from lmtrain.training.parallel import Parallel, choose_kind, distribute
 from lmtrain.training.sharding import copy_all
-from lmtrain.training.teacher import Taught
 
 
 @dataclass(frozen=True)
@@ -109,28 +110,26 @@ def prepare(config: Config, store: TokenStore, note: Note, processes: ProcessGro
     ids = split.ids
     order = sample_order(split.corpora, store.weights, config.model.context, config.model.mode, config.run.seed)
     torch.manual_seed(config.run.seed)
-    model = LanguageModel(config.model, store.tokenizer.vocab_size)
-    model.loss_chunk = config.train.loss_chunk
-    model.adversarial = config.train.adversarial_softmax
-    model.encoder.recompute = config.train.activation_checkpointing
+    model = build_model(
+        config.model, store.tokenizer.vocab_size, recompute_blocks=config.train.activation_checkpointing
+    )
     if config.model.output_bias or model.adaptive is not None:
         counts = torch.from_numpy(ids.counts(store.tokenizer.vocab_size))
         if config.model.output_bias:
-            model.set_output_bias(counts)
+            set_output_bias(model, counts)
         if model.adaptive is not None:
             model.adaptive.set_shares(counts)
     kind = choose_kind(config, model, device, precision, processes)
-    if kind != "fsdp":  # which moves the model to the device block by block, as it shards it
+    if kind != "fsdp":  # sharding moves the model to the device block by block
         model.to(device)
-    learner: LanguageModel | Taught = model
-    teacher = None
+    teacher, teacher_hash = None, None
     if config.train.teacher is not None:
-        taught_by, teacher = load_teacher(config.train.teacher, config, store, device, processes)
-        learner = Taught(model, taught_by, config.train.teacher_weight)
-    forward: Forward = learner
+        teacher, teacher_hash = load_teacher(config.train.teacher, config, store, device, processes)
+    objective = Objective(model, config.train.loss_chunk, teacher, config.train.teacher_weight)
+    forward: Forward = objective
     if kind == "single" or (kind == "ddp" and (device.type == "cuda" or config.train.compile is True)):
         budget = make_budget(config.train, order.per_epoch())
-        forward = compiled_forward(learner, config, budget, device, precision, note)
+        forward = compiled_forward(objective, config, budget, device, precision, note)
     forward, parallel = distribute(kind, model, forward, precision, processes)
     return Training(
         config,
@@ -144,7 +143,7 @@ def prepare(config: Config, store: TokenStore, note: Note, processes: ProcessGro
         precision,
         StepStatistics.zero(device),
         parallel=parallel,
-        teacher=teacher,
+        teacher=teacher_hash,
     )
 
 

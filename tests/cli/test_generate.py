@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
 from tests.conftest import Lmtrain
@@ -118,24 +117,6 @@ def test_every_precision_is_close_to_the_exact_one(lmtrain: Lmtrain, workdir: Pa
     assert others == pytest.approx([exact] * 3, abs=0.05)
     assert exact not in others
     assert first() in (exact, others[0])
-
-
-def test_compiled_steps_give_the_same_text(lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmtrain.model.trained.lacks_to_compile", lambda device: "C++ compiler")
-    refused = lmtrain("generate", "The river", "-n", "5", "--compile")
-    assert (refused.code, refused.out) == (1, "")
-    assert "--compile can't be done: this machine has no C++ compiler; leave it out" in refused.err
-    taken: list[object] = []
-
-    def traced(function: object, **_: object) -> object:
-        taken.append(function)
-        return function
-
-    monkeypatch.setattr("lmtrain.model.trained.lacks_to_compile", lambda device: None)
-    monkeypatch.setattr(torch, "compile", traced)
-    compiled, plain = (lmtrain("generate", "The river", "-n", "5", *option) for option in (["--compile"], []))
-    assert compiled.out == plain.out != ""
-    assert len(taken) == 1
 
 
 def test_sampling_depends_on_its_seed(lmtrain: Lmtrain, workdir: Path) -> None:

@@ -215,8 +215,9 @@ def test_a_wrong_override_is_named(override: str, message: str) -> None:
         (["model.attention=linear+local"], "a union is made of"),
         (["model.attention=linear", "model.position=alibi"], "model.position=alibi is a bias on scores"),
         (["model.attention=induced", "model.mode=windowed"], "inducing points have none"),
-        (["model.mode=windowed", "train.scheduled_sampling=0.1"], "needs a prediction at every position"),
-        (["model.output=adaptive", "train.adversarial_softmax=0.01"], "use model.output=softmax"),
+        (["train.scheduled_sampling=0"], "train.scheduled_sampling=0: the field was removed: it made perplexity worse"),
+        (["train.adversarial_softmax=0.01"], "train.adversarial_softmax=0.01: the field was removed"),
+        (["model.pool_query=position"], "model.pool_query='position': Input should be 'seed' or 'recency'"),
         (
             ["train.schedule=wsd", "train.warmup=0.5", "train.decay=0.6"],
             r"train.warmup=0.5 and train.decay=0.6 are together more than the whole run, .* lower one of them",

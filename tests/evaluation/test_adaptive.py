@@ -32,6 +32,7 @@ from lmtrain.evaluation.adaptive import (
     sgd_rates,
 )
 from lmtrain.evaluation.perplexity import evaluate
+from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage.files import sha256_bytes
 from tests.conftest import Lmtrain
@@ -57,7 +58,7 @@ def tiny_model(
     shape = shape if output == "adaptive" else shape | {"output_cutoffs": None}
     shape |= {"tie_embeddings": tied}
     config = ModelConfig.model_validate({"mode": mode, "copy": copying, "output": output, **shape})
-    model = LanguageModel(config, VOCABULARY).double().eval()
+    model = build_model(config, VOCABULARY).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -106,8 +107,8 @@ def test_temperature_divides_the_vocabulary_s_logits_and_leaves_the_pointer(copy
     vocabulary = (model.logits(model.encode(tokens)) / 1.7).softmax(-1)[0].double()
     with_pointer = model.predict(tokens)[0].exp()
     at_one = model.logits(model.encode(tokens)).softmax(-1)[0].double()
-    model.temperature = 1.7
-    found = model.predict(tokens)[0].exp().double()
+    words = [torch.full_like(tokens, word) for word in range(VOCABULARY)]
+    found = torch.stack([-model.score(tokens, word, temperature=1.7)[0][0] for word in words], -1).exp().double()
     assert_close(found.sum(-1), torch.ones(CONTEXT))
     if copying:  # what the pointer adds is the same at any temperature: solve for the gate at a word that is not there
         absent = next(word for word in range(VOCABULARY) if word not in IDS[:CONTEXT])
@@ -115,10 +116,6 @@ def test_temperature_divides_the_vocabulary_s_logits_and_leaves_the_pointer(copy
         assert_close(found, with_pointer + keep * (vocabulary - at_one))
     else:
         assert_close(found, vocabulary)
-    for chunk in (None, 2):
-        model.loss_chunk = chunk
-        nats = model(tokens, tokens.roll(-1))
-        assert_close(-nats, found.log().gather(-1, tokens.roll(-1)[0].unsqueeze(-1)).T)
 
 
 def naive_cache(states: Tensor, words: list[int], nats: Tensor, weight: float, theta: float, window: int) -> Tensor:
@@ -305,7 +302,7 @@ def test_a_token_s_own_score_does_not_learn_from_it() -> None:
     """The first segment, whatever its words, is scored by the trained model; the next ones no longer are."""
     model = tiny_model()
     for forward in (forward_of(model, "dynamic rms"), forward_of(model, "dynamic sgd")):
-        plain, found = scores(model, IDS).detach(), scores(forward, IDS)
+        plain, found = scores(forward_of(model, "temperature"), IDS).detach(), scores(forward, IDS)
         assert torch.equal(found[:SEGMENT], plain[:SEGMENT])
         assert (found[SEGMENT:] != plain[SEGMENT:]).all()
 

@@ -17,6 +17,7 @@ from lmtrain.data.ids import Ids
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score, evaluate
+from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
 
 CPU = torch.device("cpu")
@@ -88,7 +89,7 @@ def _reference(model: LanguageModel, ids: np.ndarray, context: int, stride: int)
 def test_equals_a_written_out_loop(mode: str, stride: int) -> None:
     torch.manual_seed(0)
     config = ModelConfig(mode=mode, context=6, dim=8, layers=1, heads=2)
-    model = LanguageModel(config, 11).eval()
+    model = build_model(config, 11).eval()
     ids = np.random.default_rng(0).integers(0, 11, 29)
     for batch_size in (1, 3, 64):
         score = evaluate(

@@ -14,16 +14,17 @@ from lmtrain.generation.attention import pool_weights
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.generation.sampling import Sampling
+from lmtrain.model.build import build_model
+from lmtrain.model.cuda_graph import GraphedSteps, step_function
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.packing import pack
-from lmtrain.model.steps import CapturedSteps, steps
 from tests.fake_cuda.device import CUDA, FakeCuda, fake_cuda
-from tests.model.test_variants import CAUSAL, SIZES
+from tests.model.models import CAUSAL, SIZES
 
 MODELS: dict[str, dict[str, Any]] = {
     "rotary": {"copy": True, "embed_dim": 6, "output_bias": True, "qk_norm": True, "activation": "swiglu"},
     "every attention": {**SIZES, "layers": len(CAUSAL), "attention": CAUSAL, "position": "learned"},
-    "alibi": {**SIZES, "attention": "local", "position": "alibi", "pool_query": "position", "norm": "layer"},
+    "alibi": {**SIZES, "attention": "local", "position": "alibi", "pool_query": "recency", "norm": "layer"},
     "adaptive": {"output": "adaptive", "pool_query": "seed", "position": "sinusoidal", "copy": True},
 }
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -35,7 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def build(store: TokenStore, **fields: Any) -> LanguageModel:
     sizes = {"context": 16, "dim": 8, "layers": 1, "heads": 2, "ff_dim": 16}
-    model = LanguageModel(ModelConfig.model_validate(sizes | fields), store.tokenizer.vocab_size)
+    model = build_model(ModelConfig.model_validate(sizes | fields), store.tokenizer.vocab_size)
     model.to(CUDA).eval()
     return model
 
@@ -72,8 +73,8 @@ def test_a_step_can_be_recorded(
     with fake_cuda(monkeypatch) as watch:
         model = build(store, **MODELS[fields])
         pack(model, precision)
-        owner: Any = steps(model).__self__  # type: ignore[attr-defined]
-        assert isinstance(owner, CapturedSteps)
+        owner: Any = step_function(model).__self__  # type: ignore[attr-defined]
+        assert isinstance(owner, GraphedSteps)
         valid = torch.ones(2, 5, dtype=torch.bool, device=CUDA)
         _, state = model.start(torch.zeros(2, 5, dtype=torch.long, device=CUDA), valid)
         watch.waits.clear()
@@ -96,7 +97,7 @@ def test_texts(store: TokenStore, monkeypatch: pytest.MonkeyPatch, options: str)
 
 def test_pictures_and_windows(store: TokenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_cuda(monkeypatch):
-        for fields in ({}, {"pool_query": "position"}, {"mode": "windowed", "copy": True}):
+        for fields in ({}, {"pool_query": "seed"}, {"mode": "windowed", "copy": True}):
             model = build(store, **fields)
             words, _, weights = pool_weights(model, store.tokenizer, "the", [1, 2, 3])
             assert weights.shape[:2] == (2, len(words))

@@ -13,8 +13,9 @@ from lmtrain.errors import LmtrainError
 from lmtrain.generation.complete import Completed, as_json, complete
 from lmtrain.generation.options import Options
 from lmtrain.generation.sampling import Sampling
+from lmtrain.model.build import build_model
+from lmtrain.model.decoding_state import State, WindowState
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.state import State, WindowedState
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,7 +44,7 @@ class Script(LanguageModel):
 
     def start(self, tokens: Tensor, valid: Tensor | None = None) -> tuple[Tensor, State]:
         self.read, self.place = tokens[0].tolist(), 0
-        return self._say(), WindowedState(tokens, torch.ones_like(tokens, dtype=torch.bool))
+        return self._say(), WindowState(tokens, torch.ones_like(tokens, dtype=torch.bool))
 
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
         self.place += 1
@@ -65,7 +66,7 @@ def said(model: Script, tokenizer: Tokenizer, prompt: str, **options: Any) -> tu
 def random_model(mode: str, tokenizer: Tokenizer, context: int = 6, seed: int = 3) -> LanguageModel:
     torch.manual_seed(seed)
     config = ModelConfig(mode=mode, context=context, dim=8, layers=1, heads=2)
-    model = LanguageModel(config, tokenizer.vocab_size)
+    model = build_model(config, tokenizer.vocab_size)
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(2)  # far from uniform, so that nothing hangs on rounding

@@ -103,11 +103,13 @@ def _rank(
 def _command(rank: int, size: int, port: int, arguments: list[str], folder: Path, _say: Callable[[str], None]) -> None:
     _start(rank, size, port, folder)
     sys.argv = ["lmtrain", *arguments]
+    status: object = 0
     try:
         cli.main()
     except SystemExit as end:
-        sys.stdout.flush()
-        os._exit(end.code if isinstance(end.code, int) else 0)
+        status = end.code
+    sys.stdout.flush()
+    os._exit(status if isinstance(status, int) else 0)
 
 
 def _start(rank: int, size: int, port: int, folder: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
+from lmtrain.model.objective import Objective
 from lmtrain.system.device import lacks_to_compile
 from lmtrain.training import state
 from lmtrain.training.loop import train_step
@@ -75,8 +76,8 @@ def test_a_compiler_that_fails(
     monkeypatch.setattr(torch, "compile", Failing(error, late))
     notes: list[str] = []
     training = state.prepare(tiny, store, notes.append)
-    assert isinstance(training.forward, torch.nn.Module)
-    assert notes[1:] == [f"torch.compile failed and is left out, which costs speed alone ({reason})"]
+    assert isinstance(training.forward, Objective)
+    assert notes[1:] == [f"torch.compile failed and is not used, which only costs speed ({reason})"]
     assert all(parameter.grad is None for parameter in training.model.parameters())
     with pytest.raises(LmtrainError, match=rf"{re.escape(reason)}.*set train\.compile=false"):
         state.prepare(change(tiny, train__compile=True), store, silent)
@@ -97,7 +98,7 @@ def test_a_machine_without_a_compiler(
 ) -> None:
     monkeypatch.setattr("lmtrain.training.compilation.lacks_to_compile", lambda device: "C++ compiler")
     notes: list[str] = []
-    assert isinstance(state.prepare(tiny, store, notes.append).forward, torch.nn.Module)
-    assert notes == ["not compiling the model, which costs speed alone: this machine has no C++ compiler"]
+    assert isinstance(state.prepare(tiny, store, notes.append).forward, Objective)
+    assert notes == ["not compiling the model, which only costs speed: this machine has no C++ compiler"]
     with pytest.raises(LmtrainError, match=r"train\.compile=true, but .* no C\+\+ compiler: set train\.compile=false"):
         state.prepare(change(tiny, train__compile=True), store, silent)

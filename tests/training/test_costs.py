@@ -10,12 +10,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.objective import Objective
 from lmtrain.storage import checkpoint
 from lmtrain.system.device import autocast
 from lmtrain.training.costs import blank_batch, costs, memory_estimate, step_flops
 from lmtrain.training.loop import train_step
 from lmtrain.training.optim import make_optimizer
-from lmtrain.training.teacher import Taught
 from tests.training.helpers import change, start
 
 KINDS: dict[str, dict[str, object]] = {
@@ -81,18 +81,18 @@ def test_an_adaptive_output_counts_by_the_shares_of_its_tails(tiny: Config, stor
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("output", ["softmax", "adaptive", "taught"])
+@pytest.mark.parametrize("output", ["softmax", "adaptive", "teacher"])
 def test_the_activations_are_those_that_autograd_keeps(
     tiny: Config, precision: str, output: str, tmp_path: Path
 ) -> None:
-    config = change(tiny, train__micro_batch=4, model__output="softmax" if output == "taught" else output)
+    config = change(tiny, train__micro_batch=4, model__output="softmax" if output == "teacher" else output)
     plain = memory_estimate(config, 500, precision)
     model: torch.nn.Module = LanguageModel(config.model, 500)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    if output == "taught":
+    if output == "teacher":
         checkpoint.create_run(tmp_path, config, Path(__file__))  # the tokenizer is not read
         config = change(config, train__teacher=str(tmp_path))
-        model = Taught(LanguageModel(config.model, 500), LanguageModel(config.model, 500), 0.5)
+        model = Objective(LanguageModel(config.model, 500), "auto", LanguageModel(config.model, 500))
     kept, seen = 0, {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -112,7 +112,7 @@ def test_the_activations_are_those_that_autograd_keeps(
     estimate = memory_estimate(config, 500, precision)
     assert estimate["activations"] == pytest.approx(kept, rel=0.05)
     assert (estimate["weights"], estimate["optimizer"]) == (4 * parameters, 8 * parameters)
-    if output == "taught":
+    if output == "teacher":
         assert estimate["teacher"] == 4 * parameters
         assert estimate["logits"] == 3 * plain["logits"]
 

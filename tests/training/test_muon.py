@@ -7,10 +7,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
+from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.training.adamw import AdamW
 from lmtrain.training.loop import train_step
-from lmtrain.training.muon import Muon, hidden_matrices, orthogonalized
+from lmtrain.training.muon import Muon, orthogonalized
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from tests.training.helpers import change, start, without_dropout
 
@@ -66,14 +67,13 @@ def test_a_matrix_of_zeros_stays() -> None:
 
 def _model(config: Config) -> LanguageModel:
     torch.manual_seed(0)
-    return LanguageModel(config.model, 50)
+    return build_model(config.model, 50)
 
 
 def test_the_matrices_of_blocks_and_pool_are_hidden_ones(tiny: Config) -> None:
     config = change(tiny, model__copy=True, model__embed_dim=8, model__position="learned", model__tie_embeddings=False)
     model = _model(config)
-    model.encoder.blocks[0].gate = nn.Linear(16, 2)
-    hidden = {id(weight) for weight in hidden_matrices(model)}
+    hidden = {id(weight) for weight in model.hidden_matrices()}
     layers = [name.removesuffix(".weight") for name, value in model.named_parameters() if id(value) in hidden]
     block = [f"encoder.blocks.0.attention.{name}" for name in ("query", "key", "value", "output")]
     assert sorted(layers) == sorted(
@@ -104,7 +104,7 @@ def test_everything_else_is_optimized_by_adamw(tiny: Config) -> None:
         model = _model(tiny)
         _step(model, make_optimizer(model, change(tiny, train__optimizer=kind).train), 0)
         after[kind] = model.state_dict()
-    hidden = {id(weight) for weight in hidden_matrices(model)}
+    hidden = {id(weight) for weight in model.hidden_matrices()}
     matrices = {name for name, value in model.named_parameters() if id(value) in hidden}
     differing = {name for name in after["muon"] if not torch.equal(after["muon"][name], after["adamw"][name])}
     assert differing == matrices
@@ -179,7 +179,7 @@ def test_it_trains(tiny: Config, store: TokenStore, one_thread: None, mode: str,
     """It overfits one batch at a learning rate of AdamW's, with updates of the size of AdamW's."""
     config = change(tiny, train__optimizer="muon", train__precision=precision, model__mode=mode, train__weight_decay=0)
     training = start(without_dropout(config), store)
-    hidden = hidden_matrices(training.model)
+    hidden = training.model.hidden_matrices()
     losses = []
     for _ in range(60):
         before = [weight.detach().clone() for weight in hidden]

@@ -12,12 +12,13 @@ import torch
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
+from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.objective import Objective
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.loop import train_step
 from lmtrain.training.other_runs import check_other_runs, load_teacher
 from lmtrain.training.parallel import choose_kind
-from lmtrain.training.teacher import Taught
 from tests.conftest import Lmtrain
 from tests.training.helpers import change, cpu, last_hash, run, start, without_dropout
 
@@ -39,7 +40,7 @@ def student(tiny: Config, teacher: Path) -> Config:
 
 def build(config: Config, words: int, seed: int) -> LanguageModel:
     torch.manual_seed(seed)
-    return LanguageModel(config.model, words)
+    return build_model(config.model, words)
 
 
 @pytest.mark.parametrize("fields", [{"model__copy": True}, {"model__mode": "windowed"}, {"model__output": "adaptive"}])
@@ -50,7 +51,7 @@ def test_the_loss_is_the_weighted_sum_of_the_texts_and_the_teachers(tiny: Config
         parameter.data.mul_(2.0)  # sharper predictions
     windowed = config.model.mode == "windowed"
     tokens, targets = torch.randint(40, (2, 16)), torch.randint(40, (2,) if windowed else (2, 16))
-    loss = Taught(model, other, 0.3)(tokens, targets)
+    loss = Objective(model, "auto", other, 0.3)(tokens, targets)
     p, q = model.predict(tokens).double().exp(), other.eval().predict(tokens).double().exp()
     expected = torch.empty(targets.shape, dtype=torch.float64)
     for place in torch.ones(targets.shape).nonzero().tolist():
@@ -58,13 +59,15 @@ def test_the_loss_is_the_weighted_sum_of_the_texts_and_the_teachers(tiny: Config
         divergence = sum(theirs[word] * (theirs[word] / mine[word]).log() for word in range(40))
         expected[tuple(place)] = -0.7 * mine[targets[tuple(place)]].log() + 0.3 * divergence
     assert torch.allclose(loss.double(), expected, atol=1e-5)
-    assert torch.allclose(Taught(model, model, 1.0)(tokens, targets), torch.zeros(targets.shape), atol=1e-6)
+    itself = Objective(model, "auto", model, 1.0)
+    assert torch.allclose(itself(tokens, targets), torch.zeros(targets.shape), atol=1e-6)
 
 
 def test_the_teacher_is_not_trained_and_has_no_dropout(tiny: Config) -> None:
     model, other = build(tiny, 40, 0), build(tiny, 40, 1)
     before = {name: value.clone() for name, value in other.named_parameters()}
-    both = Taught(model.train(), other.train(), 0.5)
+    both = Objective(model.train(), "auto", other.train(), 0.5)
+    assert both.teacher is not None
     tokens = torch.randint(40, (2, 16))
     assert torch.equal(both.teacher.predict(tokens), both.teacher.predict(tokens))
     both(tokens, tokens).sum().backward()
@@ -75,7 +78,7 @@ def test_the_teacher_is_not_trained_and_has_no_dropout(tiny: Config) -> None:
 
 def test_the_loss_does_not_depend_on_later_tokens_and_compiles_into_one_graph(tiny: Config) -> None:
     config = change(tiny, model__copy=True)
-    both = Taught(build(config, 40, 0).eval(), build(config, 40, 1), 0.5)
+    both = Objective(build(config, 40, 0).eval(), "auto", build(config, 40, 1), 0.5)
     tokens, targets = torch.randint(40, (1, 16)), torch.randint(40, (1, 16))
     changed = tokens.clone()
     changed[0, 9] = (changed[0, 9] + 1) % 40
@@ -98,7 +101,7 @@ def test_a_student_comes_closer_to_its_teacher_than_a_model_trained_on_the_text(
         training = start(config, store)
         for _ in range(30):
             train_step(training, 1e-2)
-        objective = Taught(training.model, load_teacher(teacher, student, store, cpu())[0], 1.0)
+        objective = Objective(training.model, "auto", load_teacher(teacher, student, store, cpu())[0], 1.0)
         return float(objective(tokens, tokens).mean().detach())
 
     assert divergence(config) < 0.2 * divergence(change(config, train__teacher=None))

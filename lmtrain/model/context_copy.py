@@ -8,18 +8,17 @@ from torch import Tensor, nn
 
 from lmtrain.nn.norms import NormKind, norm
 from lmtrain.nn.pointer import PointerAttention, copy_log_probs, copy_target_log_prob, point
-from lmtrain.nn.scheduled_sampling import sample
 
 GATE_BIAS = -2.0
-"""An eighth of the probability is the pointer's at the start: enough to learn from, too little to disturb."""
+"""The pointer starts with an eighth of the probability: enough to learn from, too little to disturb."""
 
 
 class ContextCopy(nn.Module):
     """p(w) = (1 - g) p_vocabulary(w) + g sum of the pointer's weights of the tokens equal to w (See et al., 2017;
     Merity et al., 2017), with g the sigmoid of a learned function of the pooled state.
 
-    The query is the pooled state, the key of a token is the encoder's state at its position. Where `pooled` is
-    (B, T, D), each points at its own token and those before; where it is (B, D), at all, or at those up to `places`.
+    The query is the pooled state, the key of a token is the encoder's state at its position. A `pooled` of (B, T, D)
+    points to its own token and those before; one of (B, D) to all tokens, or to those up to `position` (B,).
     """
 
     def __init__(self, dim: int, norm_kind: NormKind) -> None:
@@ -46,28 +45,22 @@ class ContextCopy(nn.Module):
         return mixed.view_as(targets)
 
     def log_probs(
-        self, log_vocabulary: Tensor, pooled: Tensor, keys: Tensor, tokens: Tensor, places: Tensor | None = None
+        self, log_vocabulary: Tensor, pooled: Tensor, keys: Tensor, tokens: Tensor, position: Tensor | None = None
     ) -> Tensor:
         """log p of every word: log_vocabulary (B, T, V) or (B, V), tokens (B, Tk) -> the same shape."""
-        pointer, gate = self._point(pooled, keys, places)
+        pointer, gate = self._point(pooled, keys, position)
         mixed = copy_log_probs(log_vocabulary.view(*gate.shape, -1), pointer, tokens, gate)
         return mixed.view_as(log_vocabulary)
 
-    def sample(self, drawn: Tensor, pooled: Tensor, keys: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
-        """A draw from the mixture, given one from the vocabulary: drawn (B,), pooled (B, D), tokens (B, Tk) -> (B,)."""
-        pointer, gate = self._point(pooled, keys, places)
-        copied = tokens.gather(1, sample(pointer.squeeze(1)).unsqueeze(-1)).squeeze(-1)
-        return torch.where(torch.rand_like(gate.squeeze(1)) < gate.squeeze(1).sigmoid(), copied, drawn)
-
-    def _point(self, pooled: Tensor, keys: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _point(self, pooled: Tensor, keys: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
         """The pointer's log-probabilities (B, T, Tk) and the gate's logits (B, T)."""
-        columns = torch.arange(keys.shape[1], device=keys.device)
+        order = torch.arange(keys.shape[1], device=keys.device)
         if pooled.dim() == 3:
-            allowed = columns <= columns[-pooled.shape[1] :].unsqueeze(-1)  # (T, Tk)
-        elif places is not None:
-            pooled, allowed = pooled.unsqueeze(1), (columns <= places.unsqueeze(-1)).unsqueeze(1)  # (B, 1, Tk)
+            allowed = order <= order[-pooled.shape[1] :].unsqueeze(-1)  # (T, Tk)
+        elif position is not None:
+            pooled, allowed = pooled.unsqueeze(1), (order <= position.unsqueeze(-1)).unsqueeze(1)  # (B, 1, Tk)
         else:
-            pooled, allowed = pooled.unsqueeze(1), torch.ones_like(columns, dtype=torch.bool)
+            pooled, allowed = pooled.unsqueeze(1), torch.ones_like(order, dtype=torch.bool)
         states = self.query_norm(pooled)
         pointer = point(self.pointer.query(states), keys, allowed)
         return pointer, self.gate(states).squeeze(-1).float()
