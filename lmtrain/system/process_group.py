@@ -63,7 +63,10 @@ class ProcessGroup:
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """The main process runs the block before the others do, however long it takes."""
+        """The main process runs the block before the others do, who raise SaidElsewhere if it fails.
+
+        However long it takes: the others poll the store, where a collective would time out.
+        """
         yield
 
     def on_main(self, find: Callable[[], str]) -> str:
@@ -89,41 +92,34 @@ class DistributedGroup(ProcessGroup):
         self._turns = 0
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Replace the tensor by its sum over all processes."""
         dist.all_reduce(tensor, group=self._group)
 
     def all_gather(self, value: float) -> list[float]:
-        """The value of each process, by rank."""
         values = [torch.zeros(1, dtype=torch.float64) for _ in range(self.world_size)]
         dist.all_gather(values, torch.tensor([value], dtype=torch.float64), group=self._group)
         return torch.cat(values).tolist()
 
     def all_gather_text(self, text: str) -> list[str]:
-        """The text of each process, by rank; sent as bytes, never as pickled objects."""
-        data = torch.tensor(list(text.encode()), dtype=torch.uint8)
+        data = torch.tensor(list(text.encode()), dtype=torch.uint8)  # never as pickled objects
         lengths = [int(length) for length in self.all_gather(len(data))]
         rows = [torch.zeros(max(lengths), dtype=torch.uint8) for _ in lengths]
         dist.all_gather(rows, torch.nn.functional.pad(data, (0, max(lengths) - len(data))), group=self._group)
         return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths, strict=True)]
 
     def all_max(self, number: int) -> int:
-        """The largest of the processes' numbers."""
         numbers = torch.tensor([number])
         dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group)
         return int(numbers)
 
     def broadcast(self, value: float) -> float:
-        """The value of the main process."""
         values = torch.tensor([value], dtype=torch.float64)
         dist.broadcast(values, 0, group=self._group)
         return float(values)
 
     def barrier(self) -> None:
-        """Wait until all processes have reached this call."""
         self.all_max(0)  # on the host: `dist.barrier` would use NCCL where there are CUDA devices
 
     def new_group(self) -> ProcessGroup:
-        """The same processes with collectives of their own, for use in another thread."""
         from torch.distributed.distributed_c10d import PrefixStore
 
         group = dist.new_group(timeout=self._timeout, backend="gloo")
@@ -132,10 +128,6 @@ class DistributedGroup(ProcessGroup):
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """The main process runs the block before the others do, however long it takes.
-
-        The others poll the store, because a collective would time out. They raise SaidElsewhere if the main one fails.
-        """
         self._turns += 1
         key = f"turn {self._turns}"
         if not self.is_main:

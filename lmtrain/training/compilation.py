@@ -47,9 +47,7 @@ def compiled_forward(
             _try_step(compiled, config, device, precision)
     except (torch.OutOfMemoryError, MemoryError):
         raise
-    except (
-        Exception
-    ) as error:  # compilers raise any type; an error of the model itself is raised again without compiling
+    except Exception as error:  # compilers raise any type; an error of the model recurs without compiling
         if wanted is True:
             raise LmtrainError(
                 f"train.compile=true, but torch.compile failed ({_reason(error)}): set train.compile=false"

@@ -118,14 +118,12 @@ class RunMonitor(Monitor):
             )
 
     def advance(self, step: int, progress: float) -> None:
-        """Update the progress bar."""
         self._step, self._progress = step, min(progress, 1.0)
         if self._bar is not None:
             self._bar.set_description_str(f"{self._position()}: ", refresh=False)
             self._bar.update(self._progress - self._bar.n)
 
     def train(self, step: int, metrics: dict[str, float]) -> None:
-        """Log the metrics, and show them in the bar or a plain line."""
         self._record(step, "train", metrics)
         shown = [
             form.format(metrics[name])
@@ -143,35 +141,28 @@ class RunMonitor(Monitor):
             self.note("  ".join([f"{self._position()} ({self._progress:.0%})", *shown, f"ETA {self._time_left()}"]))
 
     def evaluation(self, step: int, metrics: dict[str, float], remark: str = "") -> None:
-        """Log an evaluation and print it."""
         self._record(step, "valid", metrics)
         shown = [f"{name.replace('_', ' ')} {_readable(value)}" for name, value in metrics.items()]
         self.note("  ".join([f"step {step:,} valid:", *shown]) + remark)
 
     def final(self, metrics: dict[str, float]) -> None:
-        """Log the final metrics, and mark the run as complete in TensorBoard."""
         self._record(self._step, "final", metrics)
         self._tensorboard.mark_finished(self._step)
 
     def text(self, step: int, title: str, text: str) -> None:
-        """Write to TensorBoard."""
         self._tensorboard.text(title, text, step)
 
     def weights(self, step: int, title: str, tokens: list[str], weights: np.ndarray) -> None:
-        """Write to TensorBoard."""
         self._tensorboard.weights(title, tokens, weights, step)
 
     def note(self, message: str) -> None:
-        """Print a line to stderr, above the bar if there is one."""
         tqdm.write(escaped(message), file=self._stderr)
         self._stderr.flush()
 
     def state(self, status: str, **details: Any) -> None:
-        """Write state.json."""
         write_state(self._path.parent, status, **details)
 
     def metrics_bytes(self) -> int:
-        """Sync metrics.jsonl and return its length."""
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -180,12 +171,10 @@ class RunMonitor(Monitor):
         return self._file.tell()
 
     def flush(self) -> None:
-        """Sync metrics.jsonl and the event files."""
         self.metrics_bytes()
         self._tensorboard.flush()
 
     def close(self) -> None:
-        """Close the bar and the files."""
         if self._bar is not None:
             self._bar.close()
         self.metrics_bytes()

@@ -44,9 +44,9 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Non
     def arm(steps: int, number: int) -> None:
         taken = 0
 
-        def step(training: state.Training, *rest: float) -> StepResult:
+        def step(training: state.Training, lr: float) -> StepResult:
             nonlocal taken
-            result = train_step(training, *rest)
+            result = train_step(training, lr)
             taken += 1
             if taken == steps:
                 signal.raise_signal(number)

@@ -79,7 +79,7 @@ def scaled_loss(factor: float) -> Callable[[Forward], Forward]:
     return lambda forward: lambda tokens, targets: forward(tokens, targets) * factor
 
 
-def worsen(training: Training, _lr: float, *_rest: float) -> StepResult:
+def worsen(training: Training, _lr: float) -> StepResult:
     """A step that makes the model worse from the third on."""
     result = train_step(training, 0.5 if training.counters.step >= 2 else 1e-2)
     assert training.ema is not None

@@ -182,8 +182,8 @@ def photographed(run_dir: Path, folder: Path) -> Iterator[list[Path]]:
 
     step, record, save_ = loop.train_step, RunMonitor._record, Saver.save
 
-    def stepped(training: Training, *rest: float) -> StepResult:
-        result = step(training, *rest)
+    def stepped(training: Training, lr: float) -> StepResult:
+        result = step(training, lr)
         photograph()
         return result
 

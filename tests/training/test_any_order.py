@@ -84,9 +84,9 @@ class AnyOrder(RuleBasedStateMachine):
         """Train to the end; `after` is called after each step with its number in this part."""
         first: list[int] = []
 
-        def step(training: Training, *rest: float) -> StepResult:
+        def step(training: Training, lr: float) -> StepResult:
             first.append(training.counters.step)
-            result = train_step(training, *rest)
+            result = train_step(training, lr)
             after(training, len(first))
             return result
 

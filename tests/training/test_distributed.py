@@ -78,9 +78,9 @@ def train(
         windows.append(starts.tolist())
         return batch(ids, starts, context, mode)
 
-    def step(training: Training, *rest: float) -> StepResult:
+    def step(training: Training, lr: float) -> StepResult:
         nonlocal taken
-        result = train_step(training, *rest)
+        result = train_step(training, lr)
         taken += 1
         if taken == stop and processes.rank == processes.world_size - 1:
             signal.raise_signal(signal.SIGTERM)

@@ -38,10 +38,10 @@ def harmed(
     """Training in whose fourth step the last process is harmed; every step before it is saved."""
 
     def work(processes: ProcessGroup) -> None:
-        def step(training: Training, *rest: float) -> StepResult:
+        def step(training: Training, lr: float) -> StepResult:
             if training.counters.step == 3 and processes.rank == processes.world_size - 1:
                 harm()
-            return train_step(training, *rest)
+            return train_step(training, lr)
 
         save = Saver.save
 
@@ -158,7 +158,7 @@ from lmtrain.training import loop
 step = loop.train_step
 
 def stepped(training, *rest):
-    result = step(training, *rest)
+    result = step(training, lr)
     if training.counters.step == 7 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
     return result

@@ -86,7 +86,7 @@ def test_a_step_with_a_gradient_that_is_not_finite_changes_nothing(
 def test_divergence_stops_the_run_and_leaves_a_good_checkpoint(
     tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def diverge(training: Training, lr: float, *_: float) -> StepResult:
+    def diverge(training: Training, lr: float) -> StepResult:
         factor = torch.nan if training.counters.step >= 6 else 1.0
         return train_step(with_forward(training, scaled_loss(factor)), lr)
 
@@ -152,7 +152,7 @@ def test_the_final_score_is_of_the_best_checkpoint_and_leaves_the_training_uncha
 def test_a_validation_loss_that_is_not_finite_is_reported_before_text_is_generated(
     tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ruined(training: Training, lr: float, *_: float) -> StepResult:
+    def ruined(training: Training, lr: float) -> StepResult:
         result = train_step(training, lr)
         assert training.ema is not None
         training.ema["embedding.weight"].fill_(torch.nan)
@@ -194,7 +194,7 @@ def test_a_budget_in_time_counts_from_the_first_step(
         now += 12.0
         return state.prepare(*arguments)
 
-    def step(training: Training, lr: float, *_: float) -> StepResult:
+    def step(training: Training, lr: float) -> StepResult:
         nonlocal now
         rates[now] = lr
         now += 6.0

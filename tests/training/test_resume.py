@@ -161,8 +161,8 @@ def test_observing_a_run_changes_nothing(
     often = {"log_steps": 1, "eval_steps": 1, "save_minutes": 1e-9, "sample_prompts": ["The", "A"]}
     run(never, little_store, tmp_path / "never")
 
-    def distracted(training: Training, *rest: float) -> StepResult:
-        result = train_step(training, *rest)
+    def distracted(training: Training, lr: float) -> StepResult:
+        result = train_step(training, lr)
         torch.rand(17)
         training.model.eval()
         complete(training.model, little_store.tokenizer, ["The"], Options(max_tokens=5))
