@@ -28,8 +28,8 @@ def step_flops(model: LanguageModel, config: Config) -> float:
 
     Counts the forward and backward passes over the text of a batch, as a CPU computes them: in long rows whole blocks
     of keys that a mask excludes, such as a causal one, are skipped. Other operations are not counted, nor are the
-    optimizer, recomputed activations and the teacher's forward pass. A tail of an adaptive output counts by the share of
-    targets that its module knows.
+    optimizer, recomputed activations and the teacher's forward pass. A tail of an adaptive output counts by
+    the share of targets that its module knows.
     """
     rows = config.train.micro_batch or config.train.batch_size
     flops = float(_matrix_products(config.model, model.vocab_size, rows))
