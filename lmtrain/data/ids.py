@@ -1,6 +1,6 @@
 """Arrays in .npy files, and the token ids in several of them, read as one sequence. Shapes: B windows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
