@@ -83,7 +83,7 @@ FAILING = {
     "an address in a file": (["train", "-c", "address.yaml"], "data.source is an address"),
     "an address in a bad file": (["train", "-c", "bad.yaml"], "not valid YAML"),
     "no run to evaluate": (["eval"], "no trained run"),
-    "an address to evaluate on": (["eval", ADDRESS], "eval takes eval.field=value"),
+    "an address to evaluate on": (["eval", ADDRESS], "eval accepts only eval.field=value"),
     "no run to generate from": (["generate", "x"], "no trained run"),
     "bad configuration": (["train", "model.dimm=3"], "did you mean model.dim?"),
 }

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lmtrain.errors import LmtrainError, SaidElsewhere
+from lmtrain.errors import AlreadyReported, LmtrainError
 from lmtrain.system.launcher import leads, started
 from lmtrain.system.runtime import choose_device
 
@@ -58,7 +58,7 @@ class Workers:
         return [text]
 
     def from_leader(self, find: Callable[[], str]) -> str:
-        """What `find` gives in the leader, which alone calls it. Raises SaidElsewhere in the others when it fails."""
+        """What `find` gives in the leader, which alone calls it. Raises AlreadyReported in the others when it fails."""
         text = ""
         with self.in_turn():
             if self.leads:
@@ -140,7 +140,7 @@ class Group(Workers):
     def in_turn(self) -> Iterator[None]:
         """The leader goes through the block before the others do, however long it takes.
 
-        Raises SaidElsewhere in the others when the leader fails in it.
+        Raises AlreadyReported in the others when the leader fails in it.
         """
         self._turns += 1
         key = f"turn {self._turns}"
@@ -148,7 +148,7 @@ class Group(Workers):
             while not self._store.check([key]):
                 time.sleep(WAIT_SECONDS)
             if self._store.get(key) != b"done":
-                raise SaidElsewhere
+                raise AlreadyReported
             yield
             return
         try:

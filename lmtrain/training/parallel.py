@@ -23,7 +23,7 @@ from lmtrain import __version__
 from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.errors import LmtrainError, SaidElsewhere
+from lmtrain.errors import AlreadyReported, LmtrainError
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage.checkpoint import CONFIG, check_fit
 from lmtrain.storage.tensor_files import Stored
@@ -79,7 +79,7 @@ def check_agreement(config: Config, store: TokenStore, workers: Workers) -> None
                 "processes with the same command, data and versions"
             )
         if differing:
-            raise SaidElsewhere
+            raise AlreadyReported
 
 
 def check_shared(run_dir: Path, step: int, workers: Workers) -> None:

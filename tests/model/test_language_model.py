@@ -1,4 +1,4 @@
-"""The whole model: no look into the future, one set of weights in two modes, training, dropouts, initial state."""
+"""The whole model: no influence of the future, one set of weights in two modes, training, dropouts, initial state."""
 
 import itertools
 import math
@@ -36,7 +36,7 @@ def test_both_modes_share_their_weights_and_agree_where_they_must(query: str, re
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_windowed_model_sees_the_whole_window(position: str) -> None:
+def test_windowed_model_attends_to_the_whole_window(position: str) -> None:
     model, text = build(mode="windowed", position=position), tokens(1, 12)
     before = model.encode(text)
     for t in range(12):
@@ -169,7 +169,7 @@ def test_short_windows_are_aligned_to_the_right() -> None:
     assert not torch.equal(model.encode(text), before)
 
 
-def test_more_than_the_context_is_refused() -> None:
+def test_more_than_the_context_is_rejected() -> None:
     with pytest.raises(ValueError, match="13 tokens in a row: the model takes 1 to 12"):
         build().encode(tokens(1, 13))
 

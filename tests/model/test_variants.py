@@ -33,7 +33,7 @@ def test_gradient_at_future_inputs_is_zero(fields: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("fields", WINDOWED_VARIANTS, ids=str)
-def test_windowed_variants_see_the_whole_window(fields: dict[str, object]) -> None:
+def test_windowed_variants_attend_to_the_whole_window(fields: dict[str, object]) -> None:
     model, text = build(**fields), tokens(1, 12)
     before = model.predict(text)
     for t in range(12):
@@ -104,7 +104,7 @@ def test_copy_equals_its_definition_written_out(mode: str, width: int | None) ->
 
 
 def test_copying_learns_what_the_vocabulary_cannot() -> None:
-    """The last of eight random words is the first one again: without looking back it can't be known."""
+    """The last of eight random words is the first one again: without attending to it the last word can't be known."""
     losses = {}
     for copy in (False, True):
         model = build(copy=copy, dim=16, layers=1, position="learned").train()
@@ -121,7 +121,7 @@ def test_copying_learns_what_the_vocabulary_cannot() -> None:
 
 
 @pytest.mark.parametrize("position", ["pre", "post"])
-def test_norm_position_is_where_it_says(position: str) -> None:
+def test_norm_position(position: str) -> None:
     model: LanguageModel = build(norm_position=position, layers=3, dim=64)
     states: Tensor = model._states(tokens(4, 12))
     rms = states.square().mean(-1).sqrt()

@@ -28,7 +28,7 @@ every_sparse_pattern = pytest.mark.parametrize("pattern", [p for p in PATTERNS i
 every_causal_pattern = pytest.mark.parametrize("pattern", [p for p in PATTERNS if p.causal], ids=str)
 
 
-def draw(length: int, *, rows: int = 1, heads: int = 2, dim: int = 4) -> list[Tensor]:
+def random_qkv(length: int, *, rows: int = 1, heads: int = 2, dim: int = 4) -> list[Tensor]:
     """Queries, keys and values that require gradients."""
     torch.manual_seed(0)
     return [torch.randn(rows, heads, length, dim, dtype=torch.float64, requires_grad=True) for _ in range(3)]

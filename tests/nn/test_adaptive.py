@@ -1,4 +1,4 @@
-"""The adaptive softmax against its definition written out and against torch's own, in whole models and alone."""
+"""The adaptive softmax against its definition written out and against torch's own, in whole models and by itself."""
 
 import itertools
 from typing import Any
@@ -131,7 +131,7 @@ def test_only_the_logits_of_a_tails_own_targets_are_computed() -> None:
 
 
 @pytest.mark.parametrize("target", [0, 10, VOCABULARY - 1])
-def test_targets_of_one_cluster_only(target: int) -> None:
+def test_targets_of_one_cluster(target: int) -> None:
     model, text = made(output_cutoffs=(4, 12)).double(), tokens(2, 5)
     nats = model(text, torch.full_like(text, target))
     torch.testing.assert_close(nats, -model.predict(text)[..., target])

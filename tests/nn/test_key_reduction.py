@@ -11,21 +11,21 @@ from lmtrain.nn.positions import Rotation, rotation
 
 
 def compress(blocks: Compression, x: Tensor) -> list[Tensor]:
-    """One vector (B, H, D) for each block: the sum over its tokens of the token times the matrix of its place."""
+    """One vector (B, H, D) for each block: the sum over its tokens of the token times the matrix of its offset."""
     heads, stride, width, _ = blocks.weight.shape
     found = []
     for start in range(0, x.shape[2], stride):
         total = torch.zeros(x.shape[0], heads, width)
-        for place in range(min(stride, x.shape[2] - start)):
+        for offset in range(min(stride, x.shape[2] - start)):
             for h in range(heads):
-                total[:, h] = total[:, h] + x[:, h, start + place] @ blocks.weight[h, place]
+                total[:, h] = total[:, h] + x[:, h, start + offset] @ blocks.weight[h, offset]
         found.append(total)
     return found
 
 
-def compressed_loop(layer: CompressedAttention, x: Tensor, turn: Rotation | None = None) -> Tensor:
-    """Query by query over a list of the keys that it sees."""
-    query, key, value = layer.projections.project(x, turn)
+def compressed_loop(layer: CompressedAttention, x: Tensor, by: Rotation | None = None) -> Tensor:
+    """Query by query over a list of the keys that it attends to."""
+    query, key, value = layer.projections.project(x, by)
     far_keys, far_values = compress(layer.compress_key, key), compress(layer.compress_value, value)
     pooled = []
     for t in range(x.shape[1]):
@@ -54,8 +54,8 @@ def test_compressed_equals_loop_with_gradients(length: int, stride: int, causal:
     torch.manual_seed(0)
     layer = scrambled(CompressedAttention(8, 2, stride=stride, causal=causal, bias=True, qk_norm=True))
     x, weight = torch.randn(2, length, 8), torch.randn(2, length, 8)
-    for turn in (None, rotation(torch.arange(length), 4)):
-        out, expected = layer(x, rotation=turn), compressed_loop(layer, x, turn)
+    for by in (None, rotation(torch.arange(length), 4)):
+        out, expected = layer(x, rotation=by), compressed_loop(layer, x, by)
         torch.testing.assert_close(out, expected)
         wanted = [p for p in layer.parameters() if not (causal and length <= stride and p.dim() == 4)]
         gradients = torch.autograd.grad((expected * weight).sum(), wanted)
@@ -71,13 +71,13 @@ def test_compression_starts_as_the_mean_of_a_block() -> None:
 
 def test_causal_compressed_does_not_depend_on_the_future() -> None:
     torch.manual_seed(0)
-    x, turn = torch.randn(1, 14, 8), rotation(torch.arange(14), 4)
+    x, by = torch.randn(1, 14, 8), rotation(torch.arange(14), 4)
     for causal in (True, False):
         layer = scrambled(CompressedAttention(8, 2, stride=4, causal=causal))
         for t in range(12):
             changed = x.clone()
             changed[:, t + 1] += 1
-            before, after = layer(x, rotation=turn), layer(changed, rotation=turn)
+            before, after = layer(x, rotation=by), layer(changed, rotation=by)
             assert torch.equal(before[:, : t + 1], after[:, : t + 1]) is causal
             assert (before[:, t + 1 :] - after[:, t + 1 :]).abs().amax(-1).gt(1e-6).all()
 
@@ -126,12 +126,12 @@ def test_compressed_empty_prefill_and_selected_rows() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_compressed_bf16_autocast_is_close(causal: bool) -> None:
     torch.manual_seed(0)
-    x, turn = torch.randn(2, 21, 16), rotation(torch.arange(21), 4)
+    x, by = torch.randn(2, 21, 16), rotation(torch.arange(21), 4)
     layer = CompressedAttention(16, 4, stride=4, causal=causal, qk_norm=True)
     with torch.autocast("cpu", torch.bfloat16):
-        out = layer(x, rotation=turn)
+        out = layer(x, rotation=by)
         out.float().square().mean().backward()
-    torch.testing.assert_close(out.float(), layer(x, rotation=turn), atol=0.03, rtol=0.03)
+    torch.testing.assert_close(out.float(), layer(x, rotation=by), atol=0.03, rtol=0.03)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
 
 
@@ -146,8 +146,8 @@ def test_compressed_dropout_keeps_the_mean_and_is_off_in_eval(causal: bool) -> N
     torch.testing.assert_close(layer(x), compressed_loop(layer, x))
 
 
-def linformer_loop(layer: LinformerAttention, x: Tensor, turn: Rotation | None = None) -> Tensor:
-    query, key, value = layer.projections.project(x, turn)
+def linformer_loop(layer: LinformerAttention, x: Tensor, by: Rotation | None = None) -> Tensor:
+    query, key, value = layer.projections.project(x, by)
     length, pooled = x.shape[1], []
     keys, values = [], []
     for e, f in zip(layer.mix_key, layer.mix_value, strict=True):  # the last weight belongs to the last position
@@ -165,8 +165,8 @@ def test_linformer_equals_loop_with_gradients(length: int) -> None:
     torch.manual_seed(0)
     layer = LinformerAttention(8, 2, context=9, projected=3, bias=True, qk_norm=True)
     x, weight = torch.randn(2, length, 8), torch.randn(2, length, 8)
-    for turn in (None, rotation(torch.arange(length), 4)):
-        out, expected = layer(x, rotation=turn), linformer_loop(layer, x, turn)
+    for by in (None, rotation(torch.arange(length), 4)):
+        out, expected = layer(x, rotation=by), linformer_loop(layer, x, by)
         torch.testing.assert_close(out, expected)
         gradients = torch.autograd.grad((expected * weight).sum(), list(layer.parameters()))
         found = torch.autograd.grad((out * weight).sum(), list(layer.parameters()))

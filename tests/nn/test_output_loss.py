@@ -22,11 +22,11 @@ Case = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def case(rows: int, width: int, classes: int, scale: float = 1.0) -> Case:
-    draw = torch.Generator().manual_seed(rows)
-    hidden = torch.randn(rows, width, generator=draw, dtype=torch.float64)
-    weight = torch.randn(classes, width, generator=draw, dtype=torch.float64) * scale
-    bias = torch.randn(classes, generator=draw, dtype=torch.float64)
-    return hidden, weight, bias, torch.randint(classes, (rows,), generator=draw)
+    generator = torch.Generator().manual_seed(rows)
+    hidden = torch.randn(rows, width, generator=generator, dtype=torch.float64)
+    weight = torch.randn(classes, width, generator=generator, dtype=torch.float64) * scale
+    bias = torch.randn(classes, generator=generator, dtype=torch.float64)
+    return hidden, weight, bias, torch.randint(classes, (rows,), generator=generator)
 
 
 def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
@@ -91,9 +91,9 @@ def test_gradients_are_those_of_small_differences(at_once: int | None) -> None:
 
 @pytest.mark.parametrize("at_once", [4, None])
 def test_logits_of_ten_thousand_are_exact(at_once: int | None) -> None:
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     hidden = torch.eye(6, dtype=torch.float64)
-    weight = torch.randint(-1, 2, (12, 6), generator=draw) * 1e4
+    weight = torch.randint(-1, 2, (12, 6), generator=generator) * 1e4
     weight[1], weight[0] = 1e4, 1e4 - 1  # two that share all probability, and differ by one in 10,000
     inputs = hidden, weight, torch.zeros(12, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 0])
     found = results(our_loss, inputs, torch.float32, at_once)
@@ -164,8 +164,8 @@ def model(**fields: object) -> LanguageModel:
 
 def trained(objective: Objective, call: Any = None) -> list[Tensor]:
     """Nats and the gradients of all parameters."""
-    draw = torch.Generator().manual_seed(1)
-    inputs, targets = torch.randint(VOCABULARY, (2, 3, 12), generator=draw)
+    generator = torch.Generator().manual_seed(1)
+    inputs, targets = torch.randint(VOCABULARY, (2, 3, 12), generator=generator)
     if not objective.model.causal:
         targets = targets[:, 0]
     nats = (objective if call is None else call)(inputs, targets)

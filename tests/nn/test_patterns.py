@@ -17,7 +17,7 @@ from lmtrain.nn.dot_product import BLOCK, attend, attention_weights
 from lmtrain.nn.kv_cache import CachePosition
 from lmtrain.nn.patterns import CAUSAL, FULL, Pattern, key_blocks
 from lmtrain.nn.positions import alibi_slopes, rotation
-from tests.nn.patterns import LONG, alibi, draw, every_causal_pattern, every_pattern, every_sparse_pattern
+from tests.nn.patterns import LONG, alibi, every_causal_pattern, every_pattern, every_sparse_pattern, random_qkv
 
 size = st.none() | st.integers(1, 6)
 
@@ -68,7 +68,7 @@ def loop(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor |
     ],
     ids=str,
 )
-def test_patterns_as_drawn(pattern: Pattern, rows: list[str]) -> None:
+def test_patterns_as_pictures(pattern: Pattern, rows: list[str]) -> None:
     mask = pattern.mask(len(rows), len(rows[0]), torch.device("cpu"))
     assert ["".join("x" if seen else "." for seen in row) for row in mask.tolist()] == rows
 
@@ -98,7 +98,7 @@ def test_key_blocks_are_those_with_a_permitted_pair(
 
 @every_pattern
 def test_one_query_of_many_keys_follows_its_pattern(pattern: Pattern) -> None:
-    query, key, value = (x.detach() for x in draw(7))
+    query, key, value = (x.detach() for x in random_qkv(7))
     expected = loop(query[:, :, :1], key, value, written_out(pattern, 1, 7))
     for gradients in (False, True):
         with torch.set_grad_enabled(gradients):
@@ -106,7 +106,7 @@ def test_one_query_of_many_keys_follows_its_pattern(pattern: Pattern) -> None:
 
 
 def test_one_query_has_dropout_without_gradients_too() -> None:
-    query, key, value = (x.detach() for x in draw(50))
+    query, key, value = (x.detach() for x in random_qkv(50))
     with torch.no_grad():
         assert not attend(query[:, :, :1], key, value, dropout=1.0).any()
 
@@ -124,7 +124,7 @@ def test_sizes_below_one_are_rejected(wrong: int) -> None:
 @every_pattern
 @pytest.mark.parametrize("biased", [False, True])
 def test_attend_equals_a_loop_of_softmaxes(pattern: Pattern, biased: bool) -> None:
-    query, key, value = (x.detach() for x in draw(9, rows=2))
+    query, key, value = (x.detach() for x in random_qkv(9, rows=2))
     bias = alibi(9) if biased else None
     expected = loop(query, key, value, written_out(pattern, 9, 9), bias)
     torch.testing.assert_close(attend(query, key, value, bias, pattern=pattern), expected)
@@ -135,7 +135,7 @@ def test_attend_equals_a_loop_of_softmaxes(pattern: Pattern, biased: bool) -> No
 
 @every_pattern
 def test_bool_mask_and_pattern_combine_and_an_empty_row_gives_zeros(pattern: Pattern) -> None:
-    leaves = query, key, value = draw(9, rows=2)
+    leaves = query, key, value = random_qkv(9, rows=2)
     valid = torch.tensor([[False] * 4 + [True] * 5, [False] * 9])  # padding on the left, and a row without tokens
     allowed = written_out(pattern, 9, 9) & padding_mask(valid)
     result = attend(query, key, value, padding_mask(valid), pattern=pattern)
@@ -147,8 +147,8 @@ def test_bool_mask_and_pattern_combine_and_an_empty_row_gives_zeros(pattern: Pat
 @every_sparse_pattern
 @pytest.mark.parametrize("queries", [4, 30])
 def test_queries_and_keys_of_different_number(pattern: Pattern, queries: int) -> None:
-    query = draw(queries)[0].detach()
-    key, value = (x.detach() for x in draw(9)[1:])
+    query = random_qkv(queries)[0].detach()
+    key, value = (x.detach() for x in random_qkv(9)[1:])
     expected = loop(query, key, value, written_out(pattern, queries, 9))
     torch.testing.assert_close(attend(query, key, value, pattern=pattern), expected)
 
@@ -158,12 +158,12 @@ def test_queries_and_keys_of_different_number(pattern: Pattern, queries: int) ->
 def test_a_token_changes_nothing_before_it(pattern: Pattern, length: int) -> None:
     torch.manual_seed(0)
     layer, x = SelfAttention(8, 2, pattern=pattern), torch.randn(1, length, 8)
-    turn = rotation(torch.arange(length), 4)
-    before = layer(x, rotation=turn)
+    by = rotation(torch.arange(length), 4)
+    before = layer(x, rotation=by)
     for t in range(length - 1) if length < BLOCK else (BLOCK - 1, BLOCK, length - 2):
         changed = x.clone()
         changed[:, t + 1] += 1
-        after = layer(changed, rotation=turn)
+        after = layer(changed, rotation=by)
         assert torch.equal(after[:, : t + 1], before[:, : t + 1])
         assert not torch.equal(after[:, t + 1], before[:, t + 1])
 
@@ -186,9 +186,9 @@ def test_prefill_and_steps_equal_forward_for_rows_of_different_lengths(pattern: 
         torch.testing.assert_close(prefix[row, :count], expected[row, :count])
     for position in (lengths + i for i in range(6)):
         token = x[torch.arange(3), position].unsqueeze(1)
-        turn = (cosines[position][:, None, None], sines[position][:, None, None])
+        by = (cosines[position][:, None, None], sines[position][:, None, None])
         slopes = alibi_slopes(2) if biased else None
-        step = layer.step(token, cache, CachePosition(position, int(position.max()) + 1, rotation=turn, slopes=slopes))
+        step = layer.step(token, cache, CachePosition(position, int(position.max()) + 1, rotation=by, slopes=slopes))
         torch.testing.assert_close(step.squeeze(1), expected[torch.arange(3), position])
 
 

@@ -55,7 +55,7 @@ def test_padding_has_no_influence(copy: bool) -> None:
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_sources_without_words(copy: bool) -> None:
-    """Of no width at all, or nothing but padding: each place still has a distribution, from its target alone."""
+    """Of no width at all, or nothing but padding: each position still has a distribution, from its target only."""
     model = make(replace(SIZES, copy=copy))
     expected = model(SOURCE, INPUTS, torch.zeros_like(VALID))
     torch.testing.assert_close(expected.exp().sum(-1), torch.ones(3, 7))
@@ -157,7 +157,7 @@ def test_a_full_beam_is_exhaustive() -> None:
         assert hypotheses[0].ids == expected[0][1]
 
 
-def test_a_selected_state_goes_on_and_a_full_one_is_refused() -> None:
+def test_a_selected_state_continues_and_a_full_one_is_rejected() -> None:
     model = make(replace(SIZES, copy=True))
     _, state = model.start(SOURCE, VALID)
     chosen: DecoderState = state.select(torch.tensor([2, 2, 0]))
@@ -215,7 +215,7 @@ def test_bf16_autocast_trains_and_decodes() -> None:
     assert len(found) == 3
 
 
-def test_dropout_acts_in_training_alone() -> None:
+def test_dropout_is_for_training_only() -> None:
     model = make(replace(SIZES, dropout=0.5))
     assert sum(isinstance(module, nn.Dropout) and module.p == 0.5 for module in model.modules()) == 2 + 2 * 2 + 2 * 3
     assert torch.equal(model(SOURCE, INPUTS, VALID), model(SOURCE, INPUTS, VALID))

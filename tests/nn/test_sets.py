@@ -143,7 +143,7 @@ def test_padding_has_no_influence(options: dict[str, Any]) -> None:
         torch.testing.assert_close(padded[1:], layer(x[1:]))
 
 
-def test_a_set_of_padding_alone_gives_no_nan() -> None:
+def test_a_set_of_padding_only_gives_no_nan() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, DIM, requires_grad=True)
     valid = torch.tensor([[True, True, False], [False, False, False]])
@@ -170,7 +170,7 @@ def test_cost_of_isab_is_linear_and_of_sab_quadratic(options: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("dim", [16, 256])
-def test_learned_points_start_apart_and_on_the_scale_of_the_elements(dim: int) -> None:
+def test_learned_points_start_different_and_on_the_scale_of_the_elements(dim: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(8, 20, dim)
     isab, queries = ISAB(dim, 4, 16), LearnedQueryAttention(16, dim, 4)
@@ -202,7 +202,7 @@ def test_isab_stacks_with_encoder_blocks_at_their_scale(options: dict[str, Any])
 
 
 @pytest.mark.parametrize("options", FORMS)
-def test_attention_dropout_is_of_training_alone(options: dict[str, Any]) -> None:
+def test_attention_dropout_is_for_training_only(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     x, layer = torch.randn(2, 7, DIM), SAB(DIM, HEADS, attention_dropout=0.5, **options)
     without = SAB(DIM, HEADS, **options)

@@ -37,7 +37,7 @@ def little(tiny: Config) -> Config:
 @pytest.fixture(scope="session")
 def little_store(little: Config) -> TokenStore:
     corpus = download(little.data, note=lambda message: None, progress=False)
-    return tokenize(corpus, little.tokenizer, little.data.dir, note=lambda message: None, progress=False)
+    return tokenize([corpus], little.tokenizer, little.data.dir, note=lambda message: None, progress=False)
 
 
 @pytest.fixture

@@ -203,7 +203,7 @@ def own(tmp_path: Path) -> Config:
 
 def store_of(config: Config) -> TokenStore:
     corpus = download(config.data)
-    return tokenize(corpus, config.tokenizer, config.data.dir, note=lambda message: None, progress=False)
+    return tokenize([corpus], config.tokenizer, config.data.dir, note=lambda message: None, progress=False)
 
 
 @pytest.mark.parametrize(("word", "message"), [("cat", "corpus is not the one"), ("cow", "tokenizer is not the one")])

@@ -120,7 +120,7 @@ def test_an_interruption_of_an_evaluation_is_made_up_for(
 
 
 def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_batch(tiny: Config, store: TokenStore) -> None:
-    quiet = {f"model__{kind}dropout": 0.0 for kind in ("", "attention_", "embedding_", "input_", "output_")}
+    quiet = {f"model__{kind}dropout": 0.0 for kind in ("", "attention_", "input_", "output_")}
     moments = []
     for micro_batch in (1, 2, 4, None):
         training = state.prepare(change(tiny, train__micro_batch=micro_batch, **quiet), store, print)
@@ -133,7 +133,7 @@ def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_batch(tiny: Co
 
 
 def test_the_logged_loss_is_the_mean_of_nats_over_targets(tiny: Config, store: TokenStore) -> None:
-    quiet = {f"model__{kind}dropout": 0.0 for kind in ("", "attention_", "embedding_", "input_", "output_")}
+    quiet = {f"model__{kind}dropout": 0.0 for kind in ("", "attention_", "input_", "output_")}
     training = state.prepare(change(tiny, **quiet), store, print)
     starts = training.order.starts(0, 4)
     ids = torch.from_numpy(training.ids[:].astype("int64"))
@@ -405,7 +405,7 @@ def test_bf16_and_float32_train_alike(tiny: Config, store: TokenStore) -> None:
 @pytest.mark.skipif(lacks_to_compile(torch.device("cpu")) is not None, reason="nothing can be compiled here")
 def test_the_compiled_model_trains_as_the_plain_one(tiny: Config, store: TokenStore) -> None:
     notes: list[str] = []
-    quiet = {f"model__{kind}dropout": 0.0 for kind in ("", "attention_", "embedding_", "input_", "output_")}
+    quiet = {f"model__{kind}dropout": 0.0 for kind in ("", "attention_", "input_", "output_")}
     losses = []
     for wanted in (False, "auto", True):
         training = state.prepare(change(tiny, train__compile=wanted, **quiet), store, notes.append)

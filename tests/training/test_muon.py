@@ -16,7 +16,7 @@ from lmtrain.training.state import prepare
 from tests.training.test_loop import change
 
 SHAPES = [(8, 8), (24, 8), (8, 24), (8, 8), (8, 24), (1, 8)]
-DROPOUTS = ("", "attention_", "embedding_", "input_", "output_")
+DROPOUTS = ("", "attention_", "input_", "output_")
 State = dict[str, Tensor]
 
 

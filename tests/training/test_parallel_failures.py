@@ -113,7 +113,7 @@ def test_processes_that_disagree_get_one_sentence(
 
     assert together(2, work, tmp_path) == [1, 1]
     assert sentence in said(tmp_path, 0)
-    assert "SaidElsewhere" in said(tmp_path, 1)
+    assert "AlreadyReported" in said(tmp_path, 1)
     assert not (tmp_path / "run").exists()
 
 
@@ -133,7 +133,7 @@ def test_a_run_in_use_is_refused_by_all(tiny: Config, store: TokenStore, tmp_pat
     with checkpoint.lock(tmp_path / "run"):
         assert together(2, work, tmp_path / "log") == [1, 1]
     assert "in use by another process" in said(tmp_path / "log", 0)
-    assert "SaidElsewhere" in said(tmp_path / "log", 1)
+    assert "AlreadyReported" in said(tmp_path / "log", 1)
 
 
 def test_processes_whose_torchrun_is_killed_save_and_end(

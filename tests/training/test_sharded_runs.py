@@ -179,7 +179,7 @@ def test_a_process_that_fails_in_writing_leaves_the_checkpoint_before(
     assert statuses[1 - victim] == 1
     if harm is _full:
         assert "No space left on device" in said(tmp_path / "log", victim)
-    other = "SaidElsewhere" if harm is _full else "another process of this run has ended"
+    other = "AlreadyReported" if harm is _full else "another process of this run has ended"
     assert other in said(tmp_path / "log", 1 - victim)
     notes: list[str] = []
     with checkpoint.lock(tmp_path / "run"):

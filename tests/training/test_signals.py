@@ -170,7 +170,7 @@ def test_a_process_ends_soon_in_a_save_and_in_an_evaluation(store: TokenStore, t
             read_until(process, "now")
             err = assert_ends_soon(process)
         assert process.returncode == 130, err
-        assert "the same command goes on from it" in err
+        assert "the same command resumes from it" in err
         assert "Traceback" not in err
         found = state(tmp_path / "runs" / "default")
         assert (found["status"], found["signal"]) == ("interrupted", number.name)

@@ -1,21 +1,21 @@
-"""The normal form of a split: its lines in one text file, the line numbers of its documents in one array.
+"""The splits of a corpus: the lines of each in one text file, the line numbers of its documents in one array.
 
 `<split>.txt` is UTF-8, every line ended by a newline; `<split>.docs.npy` holds int64 line numbers, the first of them 0.
 """
 
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from os import SEEK_CUR
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, Field
 from tqdm import tqdm
 
-from lmtrain.data.local import Lines
+from lmtrain.data.ids import load_array
 from lmtrain.errors import LmtrainError
 
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
@@ -23,15 +23,14 @@ _WORD = re.compile(r"\S+")
 _FEW = 20
 _MOST = 2**48
 _LONG = 1 << 20
-_BLOCK = 1 << 20
 
 HELD_OUT = 25_000_000
-"""Bytes that a split cut off for validation or test has at most: to score more takes long and tells no more."""
-
-HEADER_BYTES = 128
-OFFSET = np.dtype("<i8")
+"""The most bytes that are cut off for a validation or test split: scoring more takes long and tells no more."""
 
 SplitName = Literal["train", "valid", "test"]
+
+Lines = Iterable[tuple[str, bool]]
+"""Lines of text without their ends, and whether a document is known to start there."""
 
 
 class Counts(BaseModel, strict=True):
@@ -43,15 +42,8 @@ class Counts(BaseModel, strict=True):
     documents: int = Field(ge=0, le=_MOST)
 
 
-def npy_header(dtype: np.dtype[Any], length: int) -> bytes:
-    """The header of a .npy file (format 1.0) that holds a 1-D array; of one size, so that it can be written last."""
-    fields = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({length},), }}"
-    start = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
-    return start + fields.ljust(HEADER_BYTES - 11).encode() + b"\n"
-
-
-def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a split's text file, without their newlines. Raises LmtrainError where it is no such file."""
+def read_text(path: Path) -> Iterator[str]:
+    """The lines of a split's text file, without their newlines. Raises LmtrainError where it can't be read."""
     try:
         with path.open(encoding="utf-8", newline="\n") as file:
             for line in file:
@@ -60,32 +52,13 @@ def read_lines(path: Path) -> Iterator[str]:
         raise LmtrainError(f"{path} can't be read ({error}): delete {path.parent} and make it again") from error
 
 
-def load_starts(path: Path) -> np.ndarray:
-    """The line numbers at which documents start, int64, memory-mapped; the file's header is compared, not parsed.
-
-    Raises LmtrainError where it is no such file.
-    """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            header = file.read(HEADER_BYTES)
-    except OSError as error:
-        raise LmtrainError(f"{path} can't be read: {error.strerror or error}") from error
-    count = max(0, size - HEADER_BYTES) // OFFSET.itemsize
-    if header != npy_header(OFFSET, count) or size != HEADER_BYTES + count * OFFSET.itemsize:
-        raise LmtrainError(f"{path} isn't an array of line numbers: delete {path.parent} and make it again")
-    return np.memmap(path, OFFSET, "r", offset=HEADER_BYTES, shape=(count,)) if count else np.empty(0, OFFSET)
-
-
-def write_split(
-    folder: Path, split: str, lines: Iterable[tuple[str, bool]], progress: bool, called: str | None = None
-) -> dict[str, int]:
+def write_split(folder: Path, split: str, lines: Lines, progress: bool, called: str | None = None) -> dict[str, int]:
     """Write a split, counting its lines, words (between white space), bytes (with newlines) and documents.
 
     Documents start at WikiText's level-one headings (` = Title = ` between blank lines), if there are any and no row of
-    the source has several lines; else where the source's rows start; else the split is one document.
-    Memory grows with the documents and the longest line, not with the text. Raises LmtrainError on a split without a
-    word, by the name that it is `called`.
+    the source has several lines; else where the source's rows start; else the split is one document. Memory grows with
+    the documents and the longest line, not with the text. Raises LmtrainError on a split without a word, which the
+    message names as `called`.
     """
     starts, headings = array("q"), array("q")
     lines_count = words = size = 0
@@ -116,17 +89,18 @@ def write_split(
 
 
 def cut_split(
-    folder: Path, lines: Lines, shares: dict[str, float], note: Callable[[str], None], progress: bool
+    folder: Path, lines: Lines, shares: Mapping[str, float], note: Callable[[str], None], progress: bool
 ) -> dict[str, dict[str, int]]:
     """Write `lines` as several splits, in order, each with its share of the documents (of the lines if those are few).
 
-    Few is under 20, or so few and so long that a share is less than one of them. The first split takes what the others
-    leave: of a large text these are given no more than `HELD_OUT` bytes each, or one line. Its file is written once,
-    and they are cut off its end. Returns the counts of each. Raises LmtrainError when there are fewer than 20 lines.
+    Few is under 20, or so few and so long that a share is less than one of them. The first split is what the others
+    leave; of a large text these are no more than `HELD_OUT` bytes each, or one line. The file of the first is written
+    once, and the others are cut off its end. Returns the counts of each. Raises LmtrainError when there are fewer than
+    20 lines.
     """
     first, *others = shares
     whole = write_split(folder, first, lines, progress)
-    starts = np.array(load_starts(folder / f"{first}.docs.npy"))
+    starts = np.array(load_array(folder / f"{first}.docs.npy", np.dtype(np.int64)))
     held_out = {split: min(shares[split], HELD_OUT / whole["bytes"]) for split in others}
     by_document = len(starts) >= _FEW and min(held_out.values()) * len(starts) >= 1
     units = len(starts) if by_document else whole["lines"]
@@ -139,38 +113,23 @@ def cut_split(
     percent = ", ".join(f"{100 * share:.3g}% {split}" for split, share in kept.items())
     note(f"no valid split: the {'documents' if by_document else 'lines'} are cut, in order, into {percent}")
     ends = np.round(np.cumsum(list(kept.values())) * units).astype(int)[:-1]
-    ends = np.minimum(ends, units - np.arange(len(ends), 0, -1))  # none is left without any
+    ends = np.minimum(ends, units - np.arange(len(ends), 0, -1))  # each split has at least one
     bounds = [*(starts[ends] if by_document else ends).tolist(), whole["lines"]]
-    is_start = np.zeros(whole["lines"] - bounds[0], dtype=bool)  # of the lines that are cut off
-    is_start[starts[starts >= bounds[0]] - bounds[0]] = True
-    flags = iter(is_start)
+    held_out_starts = set(starts[starts >= bounds[0]].tolist())
     counts = {}
     with (folder / f"{first}.txt").open("r+b") as file:
-        offset = _skip_lines(file, bounds[0])
+        deque(islice(file, bounds[0]), maxlen=0)
+        offset = file.tell()
         for split, begin, end in zip(others, bounds[:-1], bounds[1:], strict=True):
-            tail = ((line[:-1].decode(), bool(next(flags))) for line in islice(file, end - begin))
+            numbered = enumerate(islice(file, end - begin), begin)
+            tail = ((line[:-1].decode(), number in held_out_starts) for number, line in numbered)
             counts[split] = write_split(folder, split, tail, progress, f"what is cut off the source for {split}")
         file.truncate(offset)
-    counts[first] = {
-        unit: whole[unit] - sum(part[unit] for part in counts.values()) for unit in ("lines", "words", "bytes")
-    }
-    _check_words(counts[first]["words"], f"the {first} split of the source")
+    rest = {unit: whole[unit] - sum(own[unit] for own in counts.values()) for unit in ("lines", "words", "bytes")}
+    _check_words(rest["words"], f"the {first} split of the source")
     starts = starts[starts < bounds[0]]
     np.save(folder / f"{first}.docs.npy", starts)
-    return {first: counts[first] | {"documents": len(starts)}} | {split: counts[split] for split in others}
-
-
-def _skip_lines(file: BinaryIO, count: int) -> int:
-    """Read past so many lines; returns the offset after them."""
-    while count > 0:
-        block = file.read(_BLOCK) + file.readline()
-        if block.count(b"\n") > count:
-            file.seek(-len(block), SEEK_CUR)
-            for _ in range(count):
-                file.readline()
-            break
-        count -= block.count(b"\n")
-    return file.tell()
+    return {first: rest | {"documents": len(starts)}} | counts
 
 
 def _check_words(words: int, called: str) -> None:
