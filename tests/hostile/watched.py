@@ -5,7 +5,6 @@ and what it reports when those are done on purpose. All is read once before the 
 then there, since an import runs code as well.
 """
 
-import ast
 import json
 import socket
 import sys
@@ -31,11 +30,10 @@ seen: list[str] = []
 
 
 def hook(event: str, arguments: tuple[Any, ...]) -> None:
-    """Note a watched event, unless the import system caused it, or `ast.parse`: numpy reads the headers of arrays with
-    `ast.literal_eval`, which makes a tree and no code."""
+    """Note a watched event, unless the import system caused it."""
     if event.startswith(WATCHED):
         caller = sys._getframe(1).f_code
-        if not caller.co_filename.startswith("<frozen importlib") and caller is not ast.parse.__code__:
+        if not caller.co_filename.startswith("<frozen importlib"):
             seen.append(f"{event} from {caller.co_filename}:{caller.co_name}")
 
 
