@@ -4,19 +4,16 @@ A corpus folder holds for each split `<split>.txt`, UTF-8 lines that each end wi
 the int64 line numbers at which documents start, and a manifest with the counts, the licence and where the text is from.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from lmtrain.config.schema import DataConfig
-from lmtrain.data.ids import load_array
 from lmtrain.data.sample import SampleSplit
-from lmtrain.data.sources import KNOWN, Text, find_source
-from lmtrain.data.splits import Counts, SplitName, cut_split, read_text, write_split
+from lmtrain.data.sources import KNOWN, Note, Text, find_source
+from lmtrain.data.splits import Counts, SplitName, cut_split, write_split
 from lmtrain.data.verified import Hashes
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, recover, sha256_bytes, verify
@@ -24,8 +21,6 @@ from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, recover, 
 FORMAT = "lmtrain-corpus/1"
 _SPLITS = ("train", "valid", "test")
 _CORPUS_FILES = {MANIFEST, *(f"{split}.{ending}" for split in _SPLITS for ending in ("txt", "docs.npy"))}
-
-Note = Callable[[str], None]
 
 
 class _CorpusInfo(BaseModel, strict=True):
@@ -57,19 +52,6 @@ class Corpus:
         """What identifies the text: a hash over the hashes of the splits' files."""
         files = self.manifest["files"]
         return sha256_bytes("".join(f"{name} {files[name]['sha256']}\n" for name in sorted(files)).encode())
-
-    def lines(self, split: str) -> Iterator[str]:
-        """The lines of `split` in order, without their newlines."""
-        return read_text(self._file(split, "txt"))
-
-    def document_starts(self, split: str) -> np.ndarray:
-        """The line numbers at which the documents of `split` start, int64, ascending; the first is 0."""
-        return load_array(self._file(split, "docs.npy"), np.dtype(np.int64))
-
-    def _file(self, split: str, ending: str) -> Path:
-        if split not in self.splits:
-            raise LmtrainError(f"corpus {self.name} has no {split} split: it has {', '.join(self.splits)}")
-        return self.folder / f"{split}.{ending}"
 
 
 def each(data: DataConfig) -> list[DataConfig]:

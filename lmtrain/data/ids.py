@@ -1,6 +1,6 @@
 """Arrays in .npy files, and the token ids in several of them, read as one sequence. Shapes: B windows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -75,15 +75,10 @@ class Ids:
             result[row] = found if len(found) == length else self[int(starts[row]) : int(starts[row]) + length]
         return result
 
-    def blocks(self) -> Iterator[np.ndarray]:
-        """All ids in order, in blocks of some millions."""
-        for part in self.parts:
-            for first in range(0, len(part), _BLOCK):
-                yield part[first : first + _BLOCK]
-
     def counts(self, vocab_size: int) -> np.ndarray:
         """How often each id occurs: (vocab_size,) int64."""
         counts = np.zeros(vocab_size, np.int64)
-        for block in self.blocks():
-            counts += np.bincount(block, minlength=vocab_size)
+        for part in self.parts:
+            for first in range(0, len(part), _BLOCK):  # bincount makes a copy in int64
+                counts += np.bincount(part[first : first + _BLOCK], minlength=vocab_size)
         return counts

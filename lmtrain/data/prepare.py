@@ -55,16 +55,6 @@ def text_split(path: Path, tokenizer: Tokenizer, text_column: str, *, progress: 
         counts = write_split(folder, "text", local.read_lines([path], text_column), progress, str(path))
         tasks = encoding_tasks("text", [folder / "text.txt"], tokenizer, folder)
         records = list(perform_all(tasks, lambda _lines: None))
-        ids = [np.load(f"{task.stem}.npy") for task in tasks]
-        starts = [np.load(f"{task.stem}.docs.npy") for task in tasks]
-    begins = np.cumsum([0, *map(len, ids[:-1])])
-    tokens = sum(map(len, ids))
-    return Split(
-        Ids(ids),
-        np.concatenate([begin + own for begin, own in zip(begins, starts, strict=True)]),
-        tokens,
-        counts["words"] + counts["lines"],
-        counts["bytes"],
-        (tokens,),
-        sum(record["replaced"] for record in records),
-    )
+        ids = Ids([np.load(f"{task.stem}.npy") for task in tasks])
+    words, replaced = counts["words"] + counts["lines"], sum(record["replaced"] for record in records)
+    return Split(ids, len(ids), words, counts["bytes"], (len(ids),), replaced)

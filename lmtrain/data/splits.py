@@ -6,7 +6,7 @@
 import re
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -40,16 +40,6 @@ class Counts(BaseModel, strict=True):
     words: int = Field(ge=0, le=_MOST)
     bytes: int = Field(ge=0, le=_MOST)
     documents: int = Field(ge=0, le=_MOST)
-
-
-def read_text(path: Path) -> Iterator[str]:
-    """The lines of a split's text file, without their newlines. Raises LmtrainError where it can't be read."""
-    try:
-        with path.open(encoding="utf-8", newline="\n") as file:
-            for line in file:
-                yield line[:-1]
-    except (OSError, UnicodeDecodeError) as error:
-        raise LmtrainError(f"{path} can't be read ({error}): delete {path.parent} and make it again") from error
 
 
 def write_split(folder: Path, split: str, lines: Lines, progress: bool, called: str | None = None) -> dict[str, int]:
@@ -109,10 +99,10 @@ def cut_split(
             f"the source has no valid split, and its {units} lines are too few to cut one off: give {_FEW} lines "
             "or more, or a folder with train.txt and valid.txt"
         )
-    kept = {first: 1 - sum(held_out.values())} | held_out
-    percent = ", ".join(f"{100 * share:.3g}% {split}" for split, share in kept.items())
+    parts = {first: 1 - sum(held_out.values())} | held_out
+    percent = ", ".join(f"{100 * share:.3g}% {split}" for split, share in parts.items())
     note(f"no valid split: the {'documents' if by_document else 'lines'} are cut, in order, into {percent}")
-    ends = np.round(np.cumsum(list(kept.values())) * units).astype(int)[:-1]
+    ends = np.round(np.cumsum(list(parts.values())) * units).astype(int)[:-1]
     ends = np.minimum(ends, units - np.arange(len(ends), 0, -1))  # each split has at least one
     bounds = [*(starts[ends] if by_document else ends).tolist(), whole["lines"]]
     held_out_starts = set(starts[starts >= bounds[0]].tolist())

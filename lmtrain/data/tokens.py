@@ -48,8 +48,6 @@ class _SplitInfo(Counts):
             raise ValueError("tokens of no text")
         if not self.tokens == sum(self.corpora) == sum(shard.tokens for shard in self.shards):
             raise ValueError("shards or corpora that do not make up the split")
-        if self.documents != sum(shard.documents for shard in self.shards):
-            raise ValueError("documents in no shard")
         return self
 
 
@@ -72,7 +70,7 @@ class _StoreInfo(BaseModel, strict=True):
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One split: `ids` (tokens,) memory-mapped, `documents` (documents,) the tokens at which documents start.
+    """One split: its `ids` (tokens,), memory-mapped.
 
     `words` counts the corpus's words and line ends: the denominator of word perplexity, whatever the tokenizer. `bytes`
     counts the UTF-8 bytes of its text: the denominator of bits per byte. `corpora` has the number of tokens of each
@@ -81,7 +79,6 @@ class Split:
     """
 
     ids: Ids
-    documents: np.ndarray
     tokens: int
     words: int
     bytes: int
@@ -159,25 +156,12 @@ def find_store(data_dir: Path, sha256: str, weights: Sequence[int] | None = None
 def _open_split(stem: Path, info: _SplitInfo, vocab_size: int, changed: set[Path]) -> Split:
     """Map the shards of a split; the ids in `changed` files are checked for their range."""
     parts: list[np.ndarray] = []
-    documents: list[np.ndarray] = []
-    offset = 0
     for number, shard in enumerate(info.shards):
         path = stem.with_name(f"{shard_name(stem.name, number)}.npy")
         map_ids = partial(load_array, path, id_type(vocab_size), shard.tokens)
         # A map of its own is read and released, so that the pages of a large file do not stay in memory.
-        in_range = not shard.tokens or path not in changed or map_ids().max() < vocab_size
+        if shard.tokens and path in changed and map_ids().max() >= vocab_size:
+            raise LmtrainError(f"{path} has ids out of range: delete {path.parent} and make it again")
         parts.append(map_ids())
-        starts = load_array(path.with_suffix(".docs.npy"), np.dtype(np.int64), shard.documents)
-        if not in_range or np.any((starts < 0) | (starts >= max(shard.tokens, 1))):
-            raise _out_of_range(path)
-        documents.append(offset + starts)
-        offset += shard.tokens
-    all_starts = np.concatenate(documents)
-    if np.any(np.diff(all_starts, prepend=-1) <= 0):
-        raise _out_of_range(stem)
     words = info.words + info.lines
-    return Split(Ids(parts), all_starts, info.tokens, words, info.bytes, tuple(info.corpora), info.replaced)
-
-
-def _out_of_range(path: Path) -> LmtrainError:
-    return LmtrainError(f"{path} has ids or documents out of range: delete {path.parent} and make it again")
+    return Split(Ids(parts), info.tokens, words, info.bytes, tuple(info.corpora), info.replaced)

@@ -69,6 +69,27 @@ def make_store(data: Path, kind: Kind = "word", documents: Documents | None = No
     return tokenized(make_corpus(data / "tiny", documents or DOCUMENTS), CONFIGS[kind])
 
 
+def lines(corpus: Corpus, split: str) -> list[str]:
+    """The lines of a split of a corpus."""
+    return (corpus.folder / f"{split}.txt").read_bytes().decode().removesuffix("\n").split("\n")
+
+
+def starts(corpus: Corpus, split: str) -> list[int]:
+    """The lines at which the documents of a split start."""
+    found: list[int] = np.load(corpus.folder / f"{split}.docs.npy").tolist()
+    return found
+
+
+def token_starts(store: TokenStore, split: str) -> list[int]:
+    """The tokens at which the documents of a split start."""
+    found: list[int] = []
+    offset = 0
+    for number, shard in enumerate(store.manifest["splits"][split]["shards"]):
+        found += (offset + np.load(store.folder / f"{split}-{number:05}.docs.npy")).tolist()
+        offset += shard["tokens"]
+    return found
+
+
 def flip(path: Path, position: int) -> None:
     """Change one bit of a file."""
     content = bytearray(path.read_bytes())

@@ -20,7 +20,7 @@ from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokens import TokenStore, open_store
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST
-from tests.data.helpers import CONFIGS, KINDS, Documents, flip, make_corpus, make_store, tokenized
+from tests.data.helpers import CONFIGS, KINDS, Documents, flip, make_corpus, make_store, token_starts, tokenized
 
 LINES = [f"line {number} says {number % 7} times é" for number in range(400)]
 
@@ -64,7 +64,7 @@ def test_the_size_of_shards_changes_nothing_but_the_files(
         patch.setattr(processes, "cores", lambda: 1)
         parts = make_store(folder / "parts", kind, {"train": texts})
     assert ids_of(parts) == ids_of(whole)
-    assert parts.split("train").documents.tolist() == whole.split("train").documents.tolist()
+    assert token_starts(parts, "train") == token_starts(whole, "train")
     assert parts.split("train").ids.dtype == whole.split("train").ids.dtype
     assert len(parts.manifest["splits"]["train"]["shards"]) >= min(len("".join(map("".join, texts))) // 99, 2)
 
@@ -85,7 +85,7 @@ def test_processes_write_what_one_process_writes(
     monkeypatch.setattr(processes, "cores", lambda: 2)
     together = make_store(tmp_path / "together", kind, documents())
     monkeypatch.setattr(processes, "cores", lambda: 1)
-    assert make_store(tmp_path / "alone", kind, documents()).sha256 == together.sha256
+    assert make_store(tmp_path / "one", kind, documents()).sha256 == together.sha256
     assert len(list(together.folder.glob("train-*.docs.npy"))) > 4
 
 
@@ -169,7 +169,6 @@ def test_another_text_finds_no_shards_to_resume_from(tmp_path: Path, small_shard
     parts = killed(tmp_path)
     corpus = make_corpus(tmp_path / "tiny", documents(3))
     store = tokenized(corpus, CONFIGS["word"])
-    assert store.split("train").documents.tolist() != [0]
     assert not parts.exists()
     assert store.sha256 == make_store(tmp_path / "whole", "word", documents(3)).sha256
 

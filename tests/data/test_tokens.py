@@ -22,7 +22,7 @@ from lmtrain.data.tokenizing import StoreSpec
 from lmtrain.data.tokens import TOKENIZER, TokenStore, find_store, open_store
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST, alone_in, sha256_bytes
-from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, flip, make_corpus, make_store, tokenized
+from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, flip, make_corpus, make_store, token_starts, tokenized
 
 FLOOR = {"valid": {"word_perplexity": 3.0, "nats": 1.0, "tokens": 1}}
 
@@ -42,7 +42,6 @@ def test_word_store_is_every_line_with_its_end(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     split = store.split("train")
     assert store.tokenizer.decode(split.ids[:].tolist()) == "= One =\n\nthe cat sat on the mat\nthe <unk> é\n\n\n"
-    assert split.documents.tolist() == [0, 12, 16]
     assert (split.tokens, split.words) == (18, 18)
     assert store.tokenizer.decode(store.split("valid").ids[:].tolist()) == "the <unk> sat\non the mat\n"
     assert store.tokenizer.encode("dog") == [0], "words of other splits are not in the vocabulary"
@@ -53,7 +52,7 @@ def test_other_stores_are_the_text_with_a_token_at_each_document_s_end(kind: Kin
     store = make_store(tmp_path, kind)
     for name, texts in DOCUMENTS.items():
         split = store.split(name)
-        parts = np.split(split.ids[:], split.documents[1:])
+        parts = np.split(split.ids[:], token_starts(store, name)[1:])
         assert [store.tokenizer.decode(part.tolist()) for part in parts] == ["\n".join([*t, ""]) for t in texts]
         assert [part[-1] for part in parts] == [store.tokenizer.eos_id] * len(texts)
         assert (split.ids[:] == store.tokenizer.eos_id).sum() == len(texts)
@@ -98,7 +97,6 @@ def test_the_size_of_batches_changes_nothing(
         patch.setattr(shards, "_BATCH_CHARACTERS", 3 * size)
         small = make_store(folder / "small", kind, {"train": documents})
     assert small.sha256 == whole.sha256
-    assert small.split("train").documents.tolist() == whole.split("train").documents.tolist()
 
 
 def test_one_very_long_line_is_cut_and_gives_the_same_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +110,7 @@ def test_one_very_long_line_is_cut_and_gives_the_same_words(tmp_path: Path, monk
 
 def test_an_empty_split_is_an_empty_array(kind: Kind, tmp_path: Path) -> None:
     split = make_store(tmp_path, kind, DOCUMENTS | {"test": []}).split("test")
-    assert (split.tokens, split.words, split.ids[:].tolist(), split.documents.tolist()) == (0, 0, [], [])
+    assert (split.tokens, split.words, split.ids[:].tolist()) == (0, 0, [])
 
 
 def test_missing_splits_are_named(tmp_path: Path) -> None:
@@ -272,17 +270,12 @@ def test_files_that_are_no_arrays_are_rejected(content: bytes, tmp_path: Path) -
             open_store(store.folder)
 
 
-def test_ids_and_documents_out_of_range_are_rejected(tmp_path: Path) -> None:
+def test_ids_out_of_range_are_rejected(tmp_path: Path) -> None:
     store = make_store(tmp_path)
-    ids, documents = ((store.folder / name).read_bytes() for name in ("train-00000.npy", "train-00000.docs.npy"))
+    ids = (store.folder / "train-00000.npy").read_bytes()
     forge(store, "train-00000.npy", ids[:-2] + np.uint16(store.tokenizer.vocab_size).tobytes())
     with pytest.raises(LmtrainError, match="out of range"):
         open_store(store.folder)
-    for wrong in (18, 12, -1, 2**63 - 1):
-        forge(store, "train-00000.npy", ids)
-        forge(store, "train-00000.docs.npy", documents[:-8] + np.int64(wrong).tobytes())
-        with pytest.raises(LmtrainError, match="out of range"):
-            open_store(store.folder)
 
 
 def test_the_tokenizer_of_another_store_is_rejected(tmp_path: Path) -> None:
