@@ -159,7 +159,7 @@ def check_model(found: Checkpoint, model: ModelConfig) -> None:
     for name, value in model.model_dump(mode="json").items() if stored else ():
         if stored.get(name, default[name]) != value:
             raise LmtrainError(
-                f"{found.folder.parent.parent / CONFIG} has model.{name}={value}, but {found.folder} was trained with "
+                f"{found.folder.parent.parent / CONFIG} has model.{name}={value}, and {found.folder} was trained with "
                 f"{str(stored.get(name, default[name]))[:99]}: restore that value"
             )
 
