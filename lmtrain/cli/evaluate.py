@@ -74,12 +74,13 @@ def evaluate(
 
     A configuration names the run and sets fields of eval and data; everything else is what the run was trained with.
     """
-    from lmtrain.system.allocator import keep_heap
+    from lmtrain.system.allocator import retain_heap
 
-    keep_heap()
+    retain_heap()
     from lmtrain.evaluation.adaptive import settings_used
     from lmtrain.model.trained import open_trained, ready_to_generate
-    from lmtrain.system.runtime import choose_precision, enough_memory
+    from lmtrain.system.device import choose_precision
+    from lmtrain.system.memory import enough_memory
 
     if text is not None and split is not None:
         raise UsageError("--split and --text both say what is scored: give one of them")
@@ -128,7 +129,7 @@ def _text(
     trained: "Trained", path: Path, column: str, find_store: "Callable[[], TokenStore] | None", progress: bool
 ) -> _Scored:
     """A file of text; the run's corpus is needed only for the gradients of its training split."""
-    from lmtrain.data.text import text_split
+    from lmtrain.data.prepare import text_split
 
     part = text_split(path, trained.tokenizer, column, progress=progress)
     return _Scored("text", str(path), part, find_store().split("train") if find_store is not None else None)

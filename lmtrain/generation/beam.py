@@ -42,15 +42,15 @@ def beam_search(
     Stopping is exact: a text is dropped when it provably can't enter the best `results`, and a prompt's search ends
     with its last live text. No later token raises a sum s <= 0 of length t, so the score of any extension is at most
     s / t ** length_penalty or s / max_tokens ** length_penalty, whichever is higher. The bound also holds for whatever
-    takes the place of a dropped text in the beam, so the result is that of a search to full length.
+    replaces a dropped text in the beam, so the result is that of a search to full length.
 
     Returns fewer than `results` hypotheses only where there are no more.
     Raises LmtrainError when the model's probabilities are NaN.
 
     Other programs: fairseq and transformers also favor longer texts with a higher penalty; Wu et al. (2016) and
     OpenNMT divide by ((5 + length) / 6) ** alpha. transformers' `early_stopping="never"` is closest to the stopping
-    rule here. Both draw 2 * beams candidates, so that `beams` texts continue beside those that finish; here a finished
-    text takes one of the `beams` places of its step, and the next step fills the beam again.
+    rule here. Both consider 2 * beams candidates, so that `beams` texts continue beside those that finish; here a
+    finished text counts among the `beams` of its step, and the next step fills the beam again.
     """
     best = [_Best(results, length_penalty) for _ in range(len(log_probs))]
     live = [[_Text(row)] for row in range(len(log_probs))]

@@ -115,8 +115,8 @@ def _draw_cells(draw: ImageDraw.ImageDraw, panel: _Panel, top: int, *, percent: 
 
 def _color(weight: float) -> tuple[int, int, int]:
     """The color of a weight between 0 and 1."""
-    place = math.sqrt(min(max(weight, 0.0), 1.0)) * (len(_COLORS) - 1)
-    red, green, blue = (np.interp(place, range(len(_COLORS)), channel) for channel in _COLORS.T)
+    position = math.sqrt(min(max(weight, 0.0), 1.0)) * (len(_COLORS) - 1)
+    red, green, blue = (np.interp(position, range(len(_COLORS)), channel) for channel in _COLORS.T)
     return round(red), round(green), round(blue)
 
 

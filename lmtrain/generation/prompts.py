@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from lmtrain.errors import LmtrainError
 
@@ -90,30 +90,23 @@ def _lines(file: BinaryIO, name: str) -> Iterator[tuple[int, str]]:
             ) from None
 
 
-def _parse(line: str, number: int, place: str) -> Prompt:
+def _parse(line: str, number: int, where: str) -> Prompt:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         reason = str(error)[:100]
-        raise LmtrainError(f"{place} is not JSON ({reason}): each line must be an object like {_SHAPE}") from None
+        raise LmtrainError(f"{where} is not JSON ({reason}): each line must be an object like {_SHAPE}") from None
     if not isinstance(row, dict) or "prompt" not in row:
         what = "has no 'prompt'" if isinstance(row, dict) else "is not a JSON object"
-        raise LmtrainError(f"{place} {what}: write it as {_SHAPE}")
-    name = row.get("id", number)
+        raise LmtrainError(f"{where} {what}: write it as {_SHAPE}")
+    text, name = row["prompt"], row.get("id", number)
+    if not isinstance(text, str):
+        raise LmtrainError(f"{where} has a 'prompt' that is {type(text).__name__}: give text")
     if isinstance(name, bool) or not isinstance(name, str | int):
-        raise LmtrainError(f"{place} has an 'id' that is {type(name).__name__}: give text or a whole number")
-    return Prompt(_unicode(name, place, "id"), _text(row["prompt"], place))
-
-
-def _text(value: Any, place: str) -> str:
-    if not isinstance(value, str):
-        raise LmtrainError(f"{place} has a 'prompt' that is {type(value).__name__}: give text")
-    return str(_unicode(value, place, "prompt")).replace("\r\n", "\n")
-
-
-def _unicode(value: str | int, place: str, key: str) -> str | int:
-    try:
-        str(value).encode()
-    except UnicodeEncodeError:
-        raise LmtrainError(f"{place} has half a character (a lone surrogate) in its {key!r}: remove it") from None
-    return value
+        raise LmtrainError(f"{where} has an 'id' that is {type(name).__name__}: give text or a whole number")
+    for key, value in (("prompt", text), ("id", str(name))):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise LmtrainError(f"{where} has half a character (a lone surrogate) in its {key!r}: remove it") from None
+    return Prompt(name, text.replace("\r\n", "\n"))

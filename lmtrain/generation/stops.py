@@ -66,10 +66,10 @@ class Stops:
         """A stop string or the end of a sentence that the last token completes."""
         tail, last = self._tail(ids)
         new = len(tail) - last
-        places = [(tail.find(content, max(0, new - len(content) + 1)), string) for string, content in self._strings]
-        if found := [(place, string) for place, string in places if place >= 0]:
-            place, string = min(found)
-            return Ending(f"stop string {string!r}", len(tail) - place)
+        starts = [(tail.find(content, max(0, new - len(content) + 1)), string) for string, content in self._strings]
+        if found := [(start, string) for start, string in starts if start >= 0]:
+            start, string = min(found)
+            return Ending(f"stop string {string!r}", len(tail) - start)
         if self._sentence:
             for match in _SENTENCE.finditer(tail, max(0, new - _SENTENCE_REACH)):
                 if match.end() >= new:
@@ -84,9 +84,9 @@ class Stops:
         """The end of the text, as far as a match that ends in its last token can reach, and that token's length."""
         pieces: list[bytes] = []
         missing = self._reach - 1
-        for place in range(len(ids) - 1, -1, -1):
-            pieces.append(self._tokenizer.piece(ids[place - 1] if place else None, ids[place]))
-            if place < len(ids) - 1:
+        for i in range(len(ids) - 1, -1, -1):
+            pieces.append(self._tokenizer.piece(ids[i - 1] if i else None, ids[i]))
+            if i < len(ids) - 1:
                 missing -= len(pieces[-1])
             if missing <= 0:
                 break

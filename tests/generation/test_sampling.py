@@ -85,7 +85,7 @@ def chi_square(counts: Counter[Text], probs: dict[Text, float]) -> tuple[float, 
         return math.inf, 0
     cells = [(counts[cell], total * p) for cell, p in probs.items() if p]
     assert min(expected for _, expected in cells) >= 5  # below, the statistic isn't chi-square distributed
-    return math.fsum((seen - expected) ** 2 / expected for seen, expected in cells), len(cells) - 1
+    return math.fsum((count - expected) ** 2 / expected for count, expected in cells), len(cells) - 1
 
 
 def critical(freedom: int) -> float:

@@ -89,8 +89,8 @@ def test_the_callback_gets_every_token_in_order(sampling: Sampling) -> None:
     model, rules = Toy(4, 2), Rules(9, ends_with(0))
     found = sample(*model.start(PROMPTS), model.step, rules, sampling, on_token=lambda *call: calls.append(call))
     assert len({len(text.ids) for text in found}) > 1
-    places = range(max(len(text.ids) for text in found))
-    assert calls == [(row, text.ids[t]) for t in places for row, text in enumerate(found) if t < len(text.ids)]
+    positions = range(max(len(text.ids) for text in found))
+    assert calls == [(row, text.ids[t]) for t in positions for row, text in enumerate(found) if t < len(text.ids)]
 
 
 def test_ties_go_to_the_lowest_id() -> None:

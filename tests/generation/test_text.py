@@ -45,16 +45,16 @@ def run(
 @given(
     number=st.integers(0, len(TOKENIZERS) - 1),
     prompt=st.sampled_from(PROMPTS),
-    places=st.lists(st.integers(0, 10**6), min_size=1, max_size=30),
+    numbers=st.lists(st.integers(0, 10**6), min_size=1, max_size=30),
     strings=st.lists(st.sampled_from(STRINGS), max_size=2, unique=True),
     stop=st.sampled_from(["none", "line", "sentence", "document"]),
     raw=st.booleans(),
 )
 def test_streamed_pieces_join_to_the_final_text(
-    number: int, prompt: str, places: list[int], strings: list[str], stop: StopKind, raw: bool
+    number: int, prompt: str, numbers: list[int], strings: list[str], stop: StopKind, raw: bool
 ) -> None:
     tokenizer = TOKENIZERS[number]
-    ids = [place % tokenizer.vocab_size for place in places]
+    ids = [value % tokenizer.vocab_size for value in numbers]
     final, streamer = run(tokenizer, prompt, ids, stop, strings, raw)
     used = ids[: len(final) - 1]
     # The definition: the pieces, what the ending cuts off taken away, and no space where there is one.
