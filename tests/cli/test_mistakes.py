@@ -29,6 +29,7 @@ WRONG_USAGE = {
     "unknown kind": (["tokenize", "--kind", "words"], "'--kind'"),
     "unknown split": (["eval", "--split", "dev"], "'--split'"),
     "unknown stop": (["generate", "x", "--stop", "word"], "'--stop'"),
+    "unknown checkpoint": (["eval", "--checkpoint", "newest"], "neither best, last nor a step number"),
     "no tokens": (["generate", "x", "-n", "0"], "'-n'"),
     "no beams": (["generate", "x", "--beams", "0"], "'--beams'"),
     "unknown key": ([*TRAIN, "-c", "bad.yaml"], "did you mean model.dim?"),

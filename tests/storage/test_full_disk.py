@@ -144,10 +144,10 @@ def test_an_error_in_a_single_file_keeps_the_old_one(tmp_path: Path, for_good: b
 
 
 def test_a_file_that_cannot_be_removed_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+    def fail(path: Path, *, missing_ok: bool = False) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(Path, "unlink", fail)
     FailingDisk(monkeypatch, 1, errno.EIO, for_good=False)
     with pytest.raises(LmtrainError, match="Input/output error"):
         files.write_file(tmp_path / "state.json", b"new")
