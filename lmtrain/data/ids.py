@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from tokenize import TokenError  # of a damaged header
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -20,7 +21,7 @@ def load_array(path: Path, dtype: np.dtype[Any], length: int | None = None) -> n
     try:
         with np.errstate(over="raise"):
             array: np.ndarray = np.lib.format.open_memmap(path, mode="r")
-    except (OSError, ValueError, ArithmeticError) as error:
+    except (OSError, ValueError, ArithmeticError, TokenError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"it isn't {wanted}"
         raise LmtrainError(f"{path} can't be read: {reason}. Delete {path.parent} and make it again") from error
     if array.dtype != dtype or array.ndim != 1 or length not in (None, len(array)):
