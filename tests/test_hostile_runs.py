@@ -200,9 +200,7 @@ def test_a_stored_configuration_cannot_ask_for_memory_that_its_weights_do_not_fi
 @pytest.mark.parametrize(("field", "value"), [("context", 72), ("position", "alibi"), ("norm", "layer")])
 def test_a_changed_model_section_is_rejected(run: Run, field: str, value: int | str) -> None:
     change_model(run, field, value)
-    message = (
-        rf"config.yaml has model.{field}={value}, .*step-\d+ was trained with {getattr(run.config.model, field)}"
-    )
+    message = rf"config.yaml has model.{field}={value}, .*step-\d+ was trained with {getattr(run.config.model, field)}"
     with pytest.raises(LmtrainError, match=message):
         run.load()
     with pytest.raises(LmtrainError, match=message):
