@@ -20,7 +20,7 @@ import torch
 from bench_training import RETAINED_HEAP, SEED, random_corpus, recipe_options
 from record import Row, last_json, lmtrain, run_python, seconds
 
-from lmtrain.system.runtime import choose_device, choose_precision
+from lmtrain.system.device import choose_device, choose_precision
 
 PROMPT, REPEATS = 8, 3
 CASES = tuple(itertools.product((1, 16), (1, 4)))

@@ -24,7 +24,8 @@ from record import Row, last_json, lmtrain, run_python
 from torch import Tensor, nn
 
 from lmtrain.data.tokens import open_store
-from lmtrain.system.runtime import autocast, choose_precision, machine
+from lmtrain.system.device import autocast, choose_precision
+from lmtrain.system.machine import machine
 
 RECIPE, SEED = "wikitext2-cpu", 1
 CPU = torch.device("cpu")

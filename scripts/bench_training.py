@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from record import ROOT, Row, last_json, lmtrain, run_python
 
-from lmtrain.system.runtime import autocast, choose_device, choose_precision, memory_bytes, synchronize
+from lmtrain.system.device import autocast, choose_device, choose_precision, synchronize
+from lmtrain.system.memory import memory_bytes
 
 SEED, WORDS, BLOCKS = 0, 500_000, 5
 RETAINED_HEAP = {

@@ -113,7 +113,7 @@ def write_record(
     import torch
 
     from lmtrain.storage.files import write_file
-    from lmtrain.system.runtime import machine
+    from lmtrain.system.machine import machine
 
     changed = "+changes" if _git("status", "--porcelain", "lmtrain", "configs") else ""
     record = {

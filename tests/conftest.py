@@ -96,7 +96,7 @@ def lmtrain(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
 def load_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], ModuleType]:
     """Loads a script as a module whose records go to a folder of the test."""
     monkeypatch.setattr("record.RESULTS", tmp_path / "results")
-    monkeypatch.setattr("lmtrain.system.allocator.keep_heap", lambda: None)
+    monkeypatch.setattr("lmtrain.system.allocator.retain_heap", lambda: None)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "results").mkdir()
 

@@ -21,7 +21,8 @@ from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint
 from lmtrain.storage.files import MANIFEST
-from lmtrain.training.loop import Outcome, fit
+from lmtrain.training.loop import fit
+from lmtrain.training.run import Outcome
 from tests.hostile.folders import sign, trained_run, unsealed
 from tests.hostile.inputs import limited_memory
 

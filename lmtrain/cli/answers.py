@@ -20,7 +20,7 @@ from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import TextStreamer, prompt_for_model, unknown_words
 from lmtrain.model.trained import Trained
 from lmtrain.system.escapes import escaped, for_terminal, in_one_line, to_json
-from lmtrain.system.runtime import enough_memory
+from lmtrain.system.memory import enough_memory
 from lmtrain.system.signals import forget
 
 REMEDY = "lower --batch-size, --samples, --beams or --max-tokens"

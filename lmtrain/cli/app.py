@@ -91,10 +91,10 @@ def _thread_failed(failure: threading.ExceptHookArgs) -> None:
 
 
 def _fail(message: str, status: int = 1) -> NoReturn:
-    if launcher.several():
-        from lmtrain.system.distributed import say_once
+    if launcher.is_distributed():
+        from lmtrain.system.distributed import report_once
 
-        say_once(message, _report)
+        report_once(message, _report)
     else:
         _report(message)
     raise SystemExit(status)

@@ -74,12 +74,13 @@ def evaluate(
 
     A configuration names the run and sets fields of eval and data; everything else is what the run was trained with.
     """
-    from lmtrain.system.allocator import keep_heap
+    from lmtrain.system.allocator import retain_heap
 
-    keep_heap()
+    retain_heap()
     from lmtrain.evaluation.adaptive import settings_used
     from lmtrain.model.trained import open_trained, ready_to_generate
-    from lmtrain.system.runtime import choose_precision, enough_memory
+    from lmtrain.system.device import choose_precision
+    from lmtrain.system.memory import enough_memory
 
     if text is not None and split is not None:
         raise UsageError("--split and --text both say what is scored: give one of them")

@@ -106,5 +106,5 @@ def run_folder(run: Path | None, config: Path | None, overrides: list[str]) -> P
 
 def require_single_process(command: str) -> None:
     """Raise UsageError if torchrun started several processes: only `train` can use them."""
-    if launcher.several():
+    if launcher.is_distributed():
         raise UsageError(f"{command} runs in one process: start it without torchrun, which has started several")

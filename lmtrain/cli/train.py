@@ -50,14 +50,14 @@ def train(
         raise UsageError("--fields, --dry-run and --profile exclude each other: give one of them")
     if profile:
         require_single_process("train --profile")
-    if (fields or dry_run) and not launcher.leads():
+    if (fields or dry_run) and not launcher.is_main_process():
         return
     if fields:
         _fields(overrides or [])
         return
-    from lmtrain.system.allocator import keep_heap
+    from lmtrain.system.allocator import retain_heap
 
-    keep_heap()
+    retain_heap()
     from lmtrain.config.loader import load
 
     settings = load(config, overrides or [])
@@ -105,19 +105,21 @@ def _profile(config: "Config", run_dir: Path, as_json: bool, quiet: bool) -> Non
 def _train(config: "Config", run_dir: Path, resume: Resume, as_json: bool, quiet: bool) -> None:
     """Train to the end of the budget, in every process of the run; the main process prints the outcome."""
     from lmtrain.data.prepare import prepare_store
-    from lmtrain.system.distributed import connected
+    from lmtrain.system.distributed import join_processes
     from lmtrain.training.loop import fit
 
-    with connected(config.train.device, config.train.timeout_minutes) as workers:
-        message = note if workers.leads else _ignore
-        with workers.in_turn():
+    with join_processes(config.train.device, config.train.timeout_minutes) as processes:
+        message = note if processes.is_main else _ignore
+        with processes.main_first():
             store = prepare_store(config, note=message, progress=not quiet)
-        outcome = fit(config, store, run_dir, resume=resume is Resume.auto, note=message, quiet=quiet, workers=workers)
+        outcome = fit(
+            config, store, run_dir, resume=resume is Resume.auto, note=message, quiet=quiet, processes=processes
+        )
     score = outcome.score
     if score is None:
         message(f"interrupted at step {outcome.step:,}; the checkpoint is saved, and the same command resumes from it")
         raise typer.Exit(INTERRUPTED)
-    if workers.leads:
+    if processes.is_main:
         figures = {"run": str(run_dir), "status": outcome.status, "step": outcome.step, "minutes": outcome.minutes}
         text = (
             f"{run_dir}: {outcome.status} at step {outcome.step:,} after {outcome.minutes:.1f} minutes; "

@@ -4,7 +4,6 @@ A corpus folder holds for each split `<split>.txt`, UTF-8 lines that each end wi
 the int64 line numbers at which documents start, and a manifest with the counts, the licence and where the text is from.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from lmtrain.config.schema import DataConfig
 from lmtrain.data.sample import SampleSplit
-from lmtrain.data.sources import KNOWN, Text, find_source
+from lmtrain.data.sources import KNOWN, Note, Text, find_source
 from lmtrain.data.splits import Counts, SplitName, cut_split, write_split
 from lmtrain.data.verified import Hashes
 from lmtrain.errors import LmtrainError
@@ -22,8 +21,6 @@ from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, recover, 
 FORMAT = "lmtrain-corpus/1"
 _SPLITS = ("train", "valid", "test")
 _CORPUS_FILES = {MANIFEST, *(f"{split}.{ending}" for split in _SPLITS for ending in ("txt", "docs.npy"))}
-
-Note = Callable[[str], None]
 
 
 class _CorpusInfo(BaseModel, strict=True):

@@ -79,7 +79,7 @@ def parse(text: str, rules: Mapping[str, str]) -> tuple[Item, ...]:
     again; `$rule` the text of another rule; `/` the end of the line.
     """
     symbols = _SYMBOL.findall(text)[::-1]
-    items = _sequence(symbols, rules) if symbols.count("[") == symbols.count("]") else ()
+    items = _sequence(symbols, rules)
     if symbols:
         raise ValueError(f"unbalanced brackets in the grammar text {text[:60]!r}")
     return items

@@ -1,6 +1,6 @@
 """The work of tokenizing in pieces: a text is cut between lines, and each piece becomes one shard of a token store.
 
-What a shard holds depends on its piece alone, and the shards of a split joined hold what one pass would have written.
+What a shard holds depends only on its piece, and the shards of a split joined hold what one pass would have written.
 A task is plain data, so that it can be done in this process or in another (see processes.py).
 """
 
@@ -53,7 +53,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Encode:
-    """A task: write the shard `<stem>.npy`, `<stem>.docs.npy`, and then `<stem>.json`, which says that it is finished.
+    """A task: write the shard `<stem>.npy`, `<stem>.docs.npy`, and then `<stem>.json`, which marks it as finished.
 
     The tokenizer, which has this hash, is beside the shard; the lines at which documents start are beside the text.
     """

@@ -45,7 +45,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Text:
-    """What was found at a source: the lines of its splits, and what the manifest of its corpus says `about` it."""
+    """The text of a source: the lines of its splits, and entries `about` it for the manifest of the corpus."""
 
     splits: Mapping[str, Lines]
     about: dict[str, Any]

@@ -66,7 +66,7 @@ def _texts(folder: Path) -> list[Path]:
 
 
 def _by_name(paths: list[Path]) -> tuple[dict[str, list[Path]], list[Path]]:
-    """The files whose names say their split, and others whose names contain a word for held-out text."""
+    """The files that are named after a split, and others whose names contain a word for held-out text."""
     alike: dict[str, dict[str, list[Path]]] = {}
     for path in paths:
         parts = re.split("([._-])", _NUMBER.sub("", plain(path).stem.lower()))

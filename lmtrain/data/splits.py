@@ -99,10 +99,10 @@ def cut_split(
             f"the source has no valid split, and its {units} lines are too few to cut one off: give {_FEW} lines "
             "or more, or a folder with train.txt and valid.txt"
         )
-    kept = {first: 1 - sum(held_out.values())} | held_out
-    percent = ", ".join(f"{100 * share:.3g}% {split}" for split, share in kept.items())
+    parts = {first: 1 - sum(held_out.values())} | held_out
+    percent = ", ".join(f"{100 * share:.3g}% {split}" for split, share in parts.items())
     note(f"no valid split: the {'documents' if by_document else 'lines'} are cut, in order, into {percent}")
-    ends = np.round(np.cumsum(list(kept.values())) * units).astype(int)[:-1]
+    ends = np.round(np.cumsum(list(parts.values())) * units).astype(int)[:-1]
     ends = np.minimum(ends, units - np.arange(len(ends), 0, -1))  # each split has at least one
     bounds = [*(starts[ends] if by_document else ends).tolist(), whole["lines"]]
     held_out_starts = set(starts[starts >= bounds[0]].tolist())

@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from lmtrain.data import shards
 from lmtrain.data.corpus import Corpus
 from lmtrain.data.processes import perform_all
 from lmtrain.data.shards import TOKENIZER, Count, Encode, Piece, encoding_tasks, finished
+from lmtrain.data.sources import Note
 from lmtrain.data.tokenizer import DEFAULT_BPE_SIZE, Tokenizer
 from lmtrain.data.tokens import FORMAT, TokenStore, open_store
 from lmtrain.data.verified import Hashes
@@ -37,12 +38,10 @@ _TEXT_DIGITS = 8
 """Of the hash of its text, at the end of a store's name."""
 _STORE_FILE = re.compile(r"(train|valid|test)(-\d{5,})?(\.docs)?\.npy")
 
-Note = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class StoreSpec:
-    """All that a store depends on: corpora, and a tokenizer that is trained on them as `config` says, or `given`."""
+    """All that a store depends on: corpora, and a tokenizer that is trained on them by `config`, or `given`."""
 
     corpora: Sequence[Corpus]
     config: TokenizerConfig

@@ -48,8 +48,6 @@ class _SplitInfo(Counts):
             raise ValueError("tokens of no text")
         if not self.tokens == sum(self.corpora) == sum(shard.tokens for shard in self.shards):
             raise ValueError("shards or corpora that do not make up the split")
-        if self.documents != sum(shard.documents for shard in self.shards):
-            raise ValueError("documents in no shard")
         return self
 
 

@@ -22,7 +22,7 @@ from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.evaluation.perplexity import Advance, Forward
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.pointer import NEVER
-from lmtrain.system.runtime import autocast
+from lmtrain.system.device import autocast
 
 CACHE_BLOCK = 256
 """Rows of the cache's matrix of scores that are computed at once; it has a column for each state in the window."""

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from lmtrain.data.tokens import Split
 from lmtrain.errors import LmtrainError
-from lmtrain.system.distributed import ALONE, Workers
-from lmtrain.system.runtime import autocast
+from lmtrain.system.device import autocast
+from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 """Inputs (B, T), targets (B, S) of their last S positions, or (B,) if windowed -> nats of each target."""
@@ -120,13 +120,13 @@ def evaluate(
     precision: str,
     limit: int | None = None,
     advance: Advance | None = None,
-    workers: Workers = ALONE,
+    processes: ProcessGroup = SINGLE_PROCESS,
 ) -> Score:
     """Score the split (its first `limit` tokens; None = all) with `forward(inputs, targets) -> nats per target`.
 
     The targets of successive calls are the stream, row by row, so a `forward` may remember what it has scored.
-    `first_token` precedes the stream as the context of its first token. Several `workers` compute a batch each at a
-    time; the nats are added in the order of the batches, so that their sum does not depend on the number of workers.
+    `first_token` precedes the stream as the context of its first token. Several `processes` compute a batch each at a
+    time; the nats are added in the order of the batches, so that their sum does not depend on the number of processes.
     With a `limit`, the words and bytes are the split's own, times the share of its tokens that is scored.
 
     Raises LmtrainError on an empty split.
@@ -137,13 +137,13 @@ def evaluate(
     ids = split.ids[:count]
     stream = np.concatenate([np.array([first_token], ids.dtype), ids])
     nats = 0.0
-    for group in _groups(_batches(stream, context, stride, batch_size), workers.size):
+    for group in _groups(_batches(stream, context, stride, batch_size), processes.world_size):
         # A process without a batch computes the last one too: all processes take part in a sharded model's passes.
-        inputs, following = group[min(workers.rank, len(group) - 1)]
+        inputs, following = group[min(processes.rank, len(group) - 1)]
         targets = following[:, -1] if mode == "windowed" else following
         with autocast(device, precision):
             losses = forward(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
-        for value in workers.gather(float(losses.double().sum()))[: len(group)]:
+        for value in processes.all_gather(float(losses.double().sum()))[: len(group)]:
             nats += value
         if advance is not None:
             advance(sum(following.size for _, following in group))

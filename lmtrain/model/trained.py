@@ -19,7 +19,7 @@ from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.packing import pack
 from lmtrain.storage import checkpoint
 from lmtrain.storage.tensor_files import Stored
-from lmtrain.system.runtime import choose_device, choose_precision
+from lmtrain.system.device import choose_device, choose_precision
 
 Note = Callable[[str], None]
 

@@ -43,7 +43,7 @@ from lmtrain.storage.run_folder import (
 )
 from lmtrain.storage.tensor_files import Stored, in_rows, open_files, serialize
 from lmtrain.system import disk
-from lmtrain.system.distributed import ALONE, Workers
+from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
 __all__ = ["CONFIG", "METRICS", "STATE", "TOKENIZER", "create_run", "find_run", "lock", "run_config", "write_state"]
 
@@ -70,52 +70,54 @@ class Checkpoint:
     info: dict[str, Any]
 
 
-def save(run_dir: Path, step: int, tensors: Tensors, info: dict[str, Any], workers: Workers = ALONE) -> Path:
+def save(
+    run_dir: Path, step: int, tensors: Tensors, info: dict[str, Any], processes: ProcessGroup = SINGLE_PROCESS
+) -> Path:
     """Write the checkpoint of `step` and return its folder: whole, flushed to disk and hashed, or not there at all.
 
     `info` must hold `score` (lower is better, None = not evaluated) beside whatever the loop wants back.
-    Several `workers` all call this, each with what it holds: rows of tensors, under the names of `rows_name`, and the
+    Several `processes` all call this, each with what it holds: rows of tensors, under the names of `rows_name`, and the
     leader also what is whole. All write into one folder, which their nodes must share. It takes its name when all files
     are on the disk, and never does when a process ends before that.
     """
     folder = run_dir / "checkpoints" / f"step-{step:08d}"
-    if not workers.leads:
+    if not processes.is_main:
         with writing(folder):
-            _write_together(folder.with_name(workers.texts("")[0]), tensors, workers)
+            _write_together(folder.with_name(processes.all_gather_text("")[0]), tensors, processes)
         return folder
     hashes: dict[str, str] = {}
     with new_folder(folder, FORMAT, {"step": step, **info}, hashes) as temporary:
-        workers.texts(temporary.name)
-        hashes.update(_write_together(temporary, tensors, workers))
+        processes.all_gather_text(temporary.name)
+        hashes.update(_write_together(temporary, tensors, processes))
         unseen = hashes.keys() - {file.name for file in temporary.iterdir()}
         if unseen:
             raise LmtrainError(f"{min(unseen)} is not to be seen in {folder.parent}: run.dir must be a shared folder")
     return folder
 
 
-def _write_together(folder: Path, tensors: Tensors, workers: Workers) -> dict[str, str]:
+def _write_together(folder: Path, tensors: Tensors, processes: ProcessGroup) -> dict[str, str]:
     """Write what this process has; the sha256 of the files of all. Raises AlreadyReported where another one failed."""
     try:
-        mine = json.dumps(_write(folder, tensors, workers))
+        mine = json.dumps(_write(folder, tensors, processes))
     except BaseException:
-        workers.texts("")
+        processes.all_gather_text("")
         raise
-    told = workers.texts(mine)
+    told = processes.all_gather_text(mine)
     if "" in told:
         raise AlreadyReported
     return {name: sha256 for text in told for name, sha256 in json.loads(text).items()}
 
 
-def _write(folder: Path, tensors: Tensors, workers: Workers) -> dict[str, str]:
+def _write(folder: Path, tensors: Tensors, processes: ProcessGroup) -> dict[str, str]:
     """Write what this process has of each group; the sha256 of each file."""
     hashes = {}
     for group, named in tensors.items():
-        if named or workers.leads:
-            part = f"-{workers.rank + 1:05d}-of-{workers.size:05d}" if in_rows(named) else ""
+        if named or processes.is_main:
+            part = f"-{processes.rank + 1:05d}-of-{processes.world_size:05d}" if in_rows(named) else ""
             parts, name = serialize(named), f"{group}{part}.safetensors"
             hashes[name] = sha256_bytes(*parts)
             disk.write(folder / name, parts)
-            if not workers.leads:  # whose files are flushed with the folder
+            if not processes.is_main:  # whose files are flushed with the folder
                 disk.sync(folder / name)
     return hashes
 

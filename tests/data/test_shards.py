@@ -85,7 +85,7 @@ def test_processes_write_what_one_process_writes(
     monkeypatch.setattr(processes, "cores", lambda: 2)
     together = make_store(tmp_path / "together", kind, documents())
     monkeypatch.setattr(processes, "cores", lambda: 1)
-    assert make_store(tmp_path / "alone", kind, documents()).sha256 == together.sha256
+    assert make_store(tmp_path / "one", kind, documents()).sha256 == together.sha256
     assert len(list(together.folder.glob("train-*.docs.npy"))) > 4
 
 

@@ -19,19 +19,19 @@ from lmtrain.storage.checkpoint import Tensors
 from lmtrain.storage.files import MANIFEST
 from lmtrain.storage.tensor_files import rows_name, serialize
 from lmtrain.system import disk
-from lmtrain.system.distributed import Workers
+from lmtrain.system.process_group import ProcessGroup
 from tests.hostile.folders import sign
 from tests.reading import content, read
 
 
-class Threads(Workers):
+class Threads(ProcessGroup):
     """Threads in the place of processes."""
 
     def __init__(self, rank: int, said: list[str], barrier: threading.Barrier) -> None:
-        self.rank, self.size = rank, len(said)
+        super().__init__(rank, len(said))
         self._said, self._barrier = said, barrier
 
-    def texts(self, text: str) -> list[str]:
+    def all_gather_text(self, text: str) -> list[str]:
         self._said[self.rank] = text
         self._barrier.wait(20)
         told = list(self._said)
@@ -202,14 +202,12 @@ def test_rows_with_a_wrong_name_are_rejected(tmp_path: Path, name: str, shape: l
         checkpoint.check_fit(checkpoint.load(folder).tensors["model"], {"w": torch.zeros(1)})
 
 
-def test_a_folder_that_is_not_shared_is_an_error(tmp_path: Path) -> None:
-    class Elsewhere(Workers):
-        size = 2
-
-        def texts(self, text: str) -> list[str]:
+def test_who_does_not_see_the_others_files_says_so(tmp_path: Path) -> None:
+    class Elsewhere(ProcessGroup):
+        def all_gather_text(self, text: str) -> list[str]:
             return [text, json.dumps({SECOND: "0" * 64})]
 
     rows = {"w[0:1/2]": torch.zeros(1)}
     with pytest.raises(LmtrainError, match=r"run\.dir must be a shared folder"):
-        checkpoint.save(tmp_path, 1, {"model": rows}, {"score": None}, Elsewhere())
+        checkpoint.save(tmp_path, 1, {"model": rows}, {"score": None}, Elsewhere(0, 2))
     assert list((tmp_path / "checkpoints").iterdir()) == []

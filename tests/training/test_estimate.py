@@ -10,11 +10,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.training import state
 from lmtrain.training.costs import memory_estimate
 from lmtrain.training.loop import train_step
 from tests.children import Child
-from tests.training.test_loop import change, run
+from tests.training.helpers import change, run, start
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -26,12 +25,10 @@ LAYERS = {"model__layers": 8, "train__loss_chunk": 64}
     [
         {},
         {"train__precision": "bf16"},
-        {"train__loss_chunk": 64},
         {"train__micro_batch": 2},
         {"model__output": "adaptive"},
         {"model__copy": True},
         {"train__teacher": "run"},
-        {"train__activation_checkpointing": True, **LAYERS},
         {"train__activation_checkpointing": True, **LAYERS, "train__precision": "bf16"},
         {"train__activation_checkpointing": True, **LAYERS, "train__teacher": "run"},
     ],
@@ -45,7 +42,7 @@ def test_the_peak_of_a_step_is_near_the_estimate(
         run(change(config, train__steps=1), store, tmp_path / "run")
         fields = {**fields, "train__teacher": str(tmp_path / "run")}
     config = change(config, **fields)
-    training = state.prepare(config, store, lambda message: None)
+    training = start(config, store)
     train_step(training, 1e-3)  # makes the optimizer's state, and leaves no gradients
     # Elsewhere, for the profiler's library takes its settings once in a process, and other tests have theirs.
     child = Child(lambda say: say(str(most_allocated(lambda: train_step(training, 1e-3)))))

@@ -1,4 +1,4 @@
-"""Checkpoints written in the background: the copy is of the moment, the order is kept, failures are heard of."""
+"""Checkpoints written in the background: what is copied, in which order they appear, and how failures are raised."""
 
 import threading
 from pathlib import Path
@@ -11,6 +11,7 @@ from lmtrain.storage import checkpoint
 from lmtrain.storage.files import sha256_file
 from lmtrain.system import disk
 from lmtrain.training.saving import Saver
+from tests.training.helpers import flip_bit
 
 
 def state(value: float) -> checkpoint.Tensors:
@@ -41,7 +42,7 @@ def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path, monkeypatch: pytest
     assert weight(tmp_path, 2) == [2.0] * 4
 
 
-def test_what_is_older_is_pruned_after_the_newer_one_stands(tmp_path: Path) -> None:
+def test_older_checkpoints_are_pruned(tmp_path: Path) -> None:
     with Saver(tmp_path, keep=1) as saver:
         for step in range(1, 6):
             saver.save(step, state(step), {"score": 1.0 if step == 2 else 2.0})
@@ -49,7 +50,7 @@ def test_what_is_older_is_pruned_after_the_newer_one_stands(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("call", ["check", "save", "wait", "end"])
-def test_a_failed_write_is_heard_of_and_leaves_the_one_before(
+def test_a_failed_write_is_raised_and_leaves_the_previous_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     def full(path: Path, data: bytes) -> None:
@@ -96,21 +97,18 @@ def test_a_checkpoint_that_was_written_or_read_is_not_read_again(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_never_written(tmp_path: Path, value: float) -> None:
+def test_tensors_that_are_not_finite_are_never_written(tmp_path: Path, value: float) -> None:
     tensors = {**state(1.0), "optimizer": {"weight/exp_avg": torch.tensor([0.0, value])}}
     with pytest.raises(LmtrainError, match="weight/exp_avg is not finite"), Saver(tmp_path, keep=1) as saver:
         saver.save(1, tensors, {"score": None})
     assert not checkpoint.folders(tmp_path)
 
 
-def test_a_damaged_newer_checkpoint_costs_no_good_one_its_place(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_does_not_count_when_pruning(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         checkpoint.save(tmp_path, step, state(step), {"score": None})
     for step in (2, 3):
-        path = checkpoint.choose(tmp_path, str(step)) / "model.safetensors"
-        data = bytearray(path.read_bytes())
-        data[-1] ^= 1
-        path.write_bytes(data)
+        flip_bit(checkpoint.choose(tmp_path, str(step)) / "model.safetensors")
     checkpoint.prune(tmp_path, keep=1)
     assert [folder.name[-1] for folder in checkpoint.folders(tmp_path)] == ["1", "2", "3"]
     notes: list[str] = []

@@ -1,4 +1,4 @@
-"""Training with every kind of attention, post-norm and copying, on the sample corpus."""
+"""Every kind of attention, post-norm, copying and the adaptive softmax learn on the sample corpus."""
 
 from pathlib import Path
 
@@ -11,9 +11,7 @@ from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint
-from lmtrain.training.loop import fit
-from lmtrain.training.state import prepare
-from tests.training.test_loop import change
+from tests.training.helpers import change, cpu, run, start, without_dropout
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -26,8 +24,6 @@ SIZES = {
     "model__inducing_points": 3,
 }
 LEARNING = {
-    **{f"model__{place}": 0.0 for place in ("dropout", "attention_dropout", "input_dropout")},
-    "model__output_dropout": 0.0,
     "train__micro_batch": None,
     "train__steps": 60,
     "train__eval_steps": 60,
@@ -53,18 +49,18 @@ WINDOWED = (*CAUSAL, "linformer", "induced")
 def test_a_short_run_learns_and_generates(
     tiny: Config, store: TokenStore, tmp_path: Path, fields: dict[str, object]
 ) -> None:
-    batch = 128 if fields.get("model__mode") == "windowed" else 32  # one target a window
-    stride = None if fields.get("model__mode") == "windowed" else 16  # without overlaps, as the untrained one is judged
-    config = change(tiny, train__batch_size=batch, eval__stride=stride, **LEARNING, **SIZES, **fields)
-    outcome = fit(config, store, tmp_path / "run", resume=False, note=lambda message: None, quiet=True)
+    batch = 128 if fields.get("model__mode") == "windowed" else 32  # one target per window
+    stride = None if fields.get("model__mode") == "windowed" else 16  # no overlap, as for the untrained model
+    config = change(without_dropout(tiny), train__batch_size=batch, eval__stride=stride, **LEARNING, **SIZES, **fields)
+    outcome, _ = run(config, store, tmp_path / "run", resume=False)
     assert outcome.score is not None
-    start = prepare(config, store, lambda message: None)  # a model that knows the frequencies of words, and no more
+    untrained_model = start(config, store).model  # its output bias is the frequencies of the words
     inputs = torch.tensor(store.split("valid").ids[:320].astype("int64")).view(20, 16)
     targets = inputs.roll(-1, 1) if config.model.mode == "causal" else inputs.roll(-1, 0)[:, 0]
     with torch.no_grad():
-        untrained = start.model.eval()(inputs, targets).mean().item()
+        untrained = untrained_model.eval()(inputs, targets).mean().item()
     assert outcome.score.loss < 0.96 * untrained
-    trained = load_trained(tmp_path / "run", "best", "auto", torch.device("cpu"))
+    trained = load_trained(tmp_path / "run", "best", "auto", cpu())
     (done,) = complete(trained.model, trained.tokenizer, ["The river"], Options(max_tokens=20))
     assert len(done.completions[0].ids) == 20
     assert checkpoint.run_config(tmp_path / "run").model == config.model
