@@ -27,8 +27,7 @@ from torch import Tensor, nn
 
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from tests.children import Child
-from tests.conftest import TINY, Lmtrain
+from tests.helpers import TINY, Child, Lmtrain
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 SMALL = ["model.dim=16", "model.layers=1", "model.heads=2", "train.device=cpu", "train.precision=fp32"]

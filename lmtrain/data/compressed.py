@@ -3,10 +3,8 @@
 import bz2
 import gzip
 import lzma
-import tempfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +16,7 @@ DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """What reading a damaged file may raise; an OSError without a number is the decompressor's own."""
 
 _BLOCK = 1 << 20
-_MOST_TIMES = 1_000
+_MAX_RATIO = 1_000
 _SMALL = 256 << 20
 """Bytes of text that a file of any size may hold."""
 
@@ -28,61 +26,42 @@ def is_compressed(path: Path) -> bool:
     return path.suffix.lower() in COMPRESSED
 
 
-def most_text(path: Path) -> int:
-    """The bytes of text that a file may hold: 1,000 times its own, or 256 MiB. A parquet file of one long row that is
-    referred to again and again would fill the disk, as would a compressed file of zeros."""
-    return max(_SMALL, _MOST_TIMES * path.stat().st_size)
+def text_limit(path: Path) -> int:
+    """The bytes of text that a file may hold: 1,000 times its size, or 256 MiB. A small compressed file of zeros, or a
+    parquet file with one long row that is repeated, would fill the disk."""
+    return max(_SMALL, _MAX_RATIO * path.stat().st_size)
 
 
 def too_much(path: Path) -> LmtrainError:
-    """The sentence for a file that holds more than `most_text`."""
+    """The error for a file that holds more than `text_limit`."""
     return LmtrainError(
-        f"{path} holds over {most_text(path) >> 20:,} MiB of text, more than {_MOST_TIMES:,} times its size (it "
+        f"{path} holds over {text_limit(path) >> 20:,} MiB of text, more than {_MAX_RATIO:,} times its size (it "
         "repeats itself): if that is intended, give the text uncompressed"
     )
 
 
-@contextmanager
-def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file to read its content, uncompressed, from beginning to end."""
-    with _opened(path) as raw, BufferedReader(raw, _BLOCK) as file:
-        yield file
+def open_bytes(path: Path) -> IO[bytes]:
+    """Open a file to read its uncompressed content from beginning to end."""
+    match path.suffix.lower():
+        case ".gz":
+            return BufferedReader(gzip.open(path), _BLOCK)
+        case ".xz":
+            return BufferedReader(_Streams(path, lzma.LZMADecompressor), _BLOCK)
+        case ".bz2":
+            return BufferedReader(_Streams(path, bz2.BZ2Decompressor), _BLOCK)
+        case ".zst":
+            import pyarrow  # comes with datasets; the standard library has zstd from Python 3.14 on
 
-
-@contextmanager
-def open_seekable(path: Path) -> Iterator[Path | IO[bytes]]:
-    """What a reader that jumps about can open: the path, or a temporary file with the uncompressed content."""
-    if not is_compressed(path):
-        yield path
-        return
-    with tempfile.TemporaryFile() as whole, open_bytes(path) as file:
-        while block := file.read(_BLOCK):
-            whole.write(block)
-            if whole.tell() > most_text(path):
-                raise too_much(path)
-        whole.seek(0)
-        yield whole
-
-
-def _opened(path: Path) -> Any:
-    ending = path.suffix.lower()
-    if ending == ".gz":
-        return gzip.open(path)
-    if ending == ".xz":
-        return _Streams(path, lzma.LZMADecompressor)
-    if ending == ".bz2":
-        return _Streams(path, bz2.BZ2Decompressor)
-    if ending == ".zst":
-        import pyarrow  # comes with datasets; Python's own library has zstd from 3.14 on
-
-        return pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
-    return path.open("rb", buffering=0)
+            stream: Any = pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
+            return BufferedReader(stream, _BLOCK)
+    return path.open("rb", buffering=_BLOCK)
 
 
 class _Streams(RawIOBase):
     """The content of .xz or .bz2 streams, one after the other.
 
-    Python's own readers take a stream whose header is damaged, and all that follows, for padding, and leave it out.
+    The readers of the standard library take a stream with a damaged header, and all that follows, for padding, and
+    ignore it.
     """
 
     def __init__(self, path: Path, decompressor: Callable[[], Any]) -> None:

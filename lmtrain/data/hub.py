@@ -1,8 +1,8 @@
 """Data sets from the Hugging Face hub: `huggingface_hub` downloads and caches their files, `datasets` reads them there.
 
-Which commit a branch is, what the cache has, and HF_HUB_OFFLINE, HF_HOME, HF_ENDPOINT and HF_TOKEN are left to these
-libraries. No file in the cache is changed or deleted; the files are read as a stream, without a second copy.
-Messages quote neither tokens nor addresses, which may hold credentials.
+These libraries handle revisions, the cache, HF_HUB_OFFLINE, HF_HOME, HF_ENDPOINT and HF_TOKEN. No file in the cache is
+changed or deleted; the files are read as a stream, without a second copy. Messages quote neither tokens nor addresses,
+which may contain credentials.
 """
 
 import sys
@@ -21,17 +21,16 @@ from lmtrain.errors import LmtrainError
 _BATCH = 1024
 _CARD = "README.md"
 _SHARDS = "data/*-?????-of-?????*.*"
-"""Where a card names no files, those of such names are the data set, beside whatever else it holds."""
+"""Where a card names no files, those of such names are the data set, whatever else the repository holds."""
 
 
 @dataclass(frozen=True)
 class HubData:
-    """A data set: its commit, its licence where its card names one, the rows of its splits, and how many were read."""
+    """A data set: its commit, its licence where its card names one, and the rows of its splits."""
 
     revision: str
     licence: str | None
     splits: dict[str, Iterator[str]]
-    rows: dict[str, int]
 
 
 class _SplitFiles(BaseModel):
@@ -46,7 +45,7 @@ class _Subset(BaseModel):
     data_files: str | list[str | _SplitFiles] = []
 
     def patterns(self) -> dict[str, list[str]]:
-        """The names of each split's files, which may hold wildcards; none where the card leaves them to be found."""
+        """The names of each split's files, which may have wildcards; empty where the card names none."""
         given = [self.data_files] if isinstance(self.data_files, str) else self.data_files
         splits: dict[str, list[str]] = {}
         for files in given:
@@ -56,16 +55,16 @@ class _Subset(BaseModel):
 
 
 class _Card(BaseModel):
-    """What the card of a data set says for programs, as the hub documents it."""
+    """The machine-readable part of a data set's card, as the hub documents it."""
 
     license: str | list[str] | None = None
     configs: list[_Subset] | None = None
 
 
 def fetch(dataset: str, subset: str | None, revision: str | None, text_column: str, *, progress: bool) -> HubData:
-    """Bring the files of `dataset` (`owner/name`) into the hub's cache; their rows are read when they are asked for.
+    """Download the files of `dataset` (`owner/name`) into the hub's cache; their rows are read when they are iterated.
 
-    Raises LmtrainError saying what went wrong and what to do, also while rows are read.
+    Raises LmtrainError with the cause and the remedy, also while rows are read.
     """
     _quiet(bars=progress and sys.stderr.isatty())
     folder = _download(dataset, revision, [_CARD])
@@ -84,13 +83,9 @@ def fetch(dataset: str, subset: str | None, revision: str | None, text_column: s
         if not any(folder.glob(_SHARDS)):
             _download(dataset, commit, None)
     splits = _open(dataset, folder, chosen)
-    rows = dict.fromkeys(splits, 0)
-    return HubData(
-        revision=commit,
-        licence=", ".join(card.license) if isinstance(card.license, list) else card.license,
-        splits={split: _rows(dataset, folder, split, splits[split], text_column, rows) for split in splits},
-        rows=rows,
-    )
+    licence = ", ".join(card.license) if isinstance(card.license, list) else card.license
+    rows = {split: _rows(dataset, folder, split, splits[split], text_column) for split in splits}
+    return HubData(commit, licence, rows)
 
 
 def _quiet(*, bars: bool) -> None:
@@ -107,7 +102,7 @@ def _quiet(*, bars: bool) -> None:
 
 
 def _download(dataset: str, revision: str | None, patterns: list[str] | None) -> Path:
-    """Have the files that `patterns` name in the cache: the folder of the commit, which bears its name."""
+    """Download the files that `patterns` name: the folder of the commit in the cache, which is named after it."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -118,11 +113,11 @@ def _download(dataset: str, revision: str | None, patterns: list[str] | None) ->
     except HFValidationError as error:
         raise LmtrainError(f"{dataset} can't be the name of a data set on the hub: check data.source") from error
     except (*http, RuntimeError) as error:  # a failed transfer of a large file, by hf_xet, is a RuntimeError
-        raise LmtrainError(_sentence(error, dataset, revision)) from error
+        raise LmtrainError(_reason(error, dataset, revision)) from error
 
 
-def _sentence(error: BaseException, dataset: str, revision: str | None) -> str:
-    """Why the download failed and what to do about it."""
+def _reason(error: BaseException, dataset: str, revision: str | None) -> str:
+    """Why a download failed and what to do about it."""
     from huggingface_hub import errors, is_offline_mode
 
     name = f"data set {dataset}" + (f" at revision {revision}" if revision else "")
@@ -130,17 +125,17 @@ def _sentence(error: BaseException, dataset: str, revision: str | None) -> str:
     cause = (is_missing and error.__cause__) or error
     status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else None
     if is_missing and is_offline_mode():
-        reason = "is not in the cache, and HF_HUB_OFFLINE keeps lmtrain off the network: unset it to download"
+        reason = "is not in the cache, and HF_HUB_OFFLINE forbids the network: unset it to download"
     elif isinstance(cause, errors.RevisionNotFoundError):
         reason = "doesn't exist: check data.revision"
     elif isinstance(cause, errors.GatedRepoError) or status == 403:
-        reason = "needs rights that you haven't shown: ask for access on its page and set HF_TOKEN"
+        reason = "needs access rights: ask for access on its page and set HF_TOKEN"
     elif isinstance(cause, errors.RepositoryNotFoundError):
         reason = "is not on the hub, and no such path is here: check data.source, or set HF_TOKEN if it is private"
     elif status == 401:
-        reason = "can't be had, since the hub rejects your token: set HF_TOKEN to a valid one, or unset it"
+        reason = "can't be downloaded, since the hub rejects your token: set HF_TOKEN to a valid one, or unset it"
     elif status is not None:
-        reason = f"can't be had, since the hub answers with error {status}: try again later"
+        reason = f"can't be downloaded, since the hub answers with error {status}: try again later"
     elif isinstance(cause, OSError) and cause.errno and not isinstance(cause, ConnectionError | TimeoutError):
         reason = f"needs a cache that can be read and written ({cause.strerror}): set HF_HOME to a folder with space"
     else:
@@ -161,25 +156,23 @@ def _card(dataset: str, path: Path) -> _Card:
 
 
 def _choose(dataset: str, name: str | None, subsets: list[_Subset]) -> _Subset:
-    """The subset that is asked for, or else the only one or the default; one without a name where there is none."""
+    """The subset of this name, or else the only one or the default; one without a name where there is none."""
     names = ", ".join(str(subset.config_name) for subset in subsets)
     if name is not None:
-        fitting = [subset for subset in subsets if subset.config_name == name]
-        if not fitting:
+        found = [subset for subset in subsets if subset.config_name == name]
+        if not found:
             has = f"choose one of {names}" if names else "it has none, so leave data.subset out"
             raise LmtrainError(f"data set {dataset} has no subset {name}: {has}")
-    elif len(subsets) > 1:
-        fitting = [subset for subset in subsets if subset.default or subset.config_name == "default"]
-        if not fitting:
-            raise LmtrainError(f"data set {dataset} has several subsets: set data.subset or --subset to one of {names}")
     else:
-        fitting = subsets
-    return fitting[0] if fitting else _Subset()
+        found = [subset for subset in subsets if len(subsets) == 1 or subset.default or subset.config_name == "default"]
+        if subsets and not found:
+            raise LmtrainError(f"data set {dataset} has several subsets: set data.subset or --subset to one of {names}")
+    return found[0] if found else _Subset()
 
 
 @contextmanager
 def _reading(dataset: str, folder: Path) -> Iterator[None]:
-    """Name the data set whose files can't be read."""
+    """Raise LmtrainError, naming the data set, where its files can't be read."""
     from datasets.exceptions import DatasetsError
     from pyarrow import ArrowException
 
@@ -193,7 +186,7 @@ def _reading(dataset: str, folder: Path) -> Iterator[None]:
 
 
 def _open(dataset: str, folder: Path, subset: _Subset) -> dict[str, Any]:
-    """The splits that lmtrain knows, as streams by its own names for them."""
+    """The streams of the train, valid and test splits."""
     import datasets
 
     with _reading(dataset, folder):
@@ -217,12 +210,13 @@ def _open(dataset: str, folder: Path, subset: _Subset) -> dict[str, Any]:
     return splits
 
 
-def _rows(dataset: str, folder: Path, split: str, data: Any, text_column: str, read: dict[str, int]) -> Iterator[str]:
-    """The rows of a split, a batch of them in memory, counted in `read`."""
+def _rows(dataset: str, folder: Path, split: str, data: Any, text_column: str) -> Iterator[str]:
+    """The rows of a split, with one batch of them in memory."""
+    number = 0
     with _reading(dataset, folder):
         for table in data.with_format("arrow").iter(_BATCH):
             if text_column not in table.column_names:
                 raise no_column(f"data set {dataset}", text_column, table.column_names)
             for value in table.column(text_column):
-                read[split] += 1
-                yield text_row(value.as_py(), text_column, f"data set {dataset}, {split}, row {read[split]},")
+                number += 1
+                yield text_row(value.as_py(), text_column, f"data set {dataset}, {split}, row {number},")

@@ -1,19 +1,46 @@
-"""Token ids that lie in several arrays, read as one sequence."""
+"""Arrays in .npy files, and the token ids in several of them, read as one sequence. Shapes: B windows."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
+
+from lmtrain.errors import LmtrainError
 
 _BLOCK = 1 << 22
 
 
+def load_array(path: Path, dtype: np.dtype[Any], length: int | None = None) -> np.ndarray:
+    """The one-dimensional array in a .npy file, memory-mapped.
+
+    Raises LmtrainError where the file has no such array, of `length` elements if that is given.
+    """
+    wanted = f"an array of {dtype.name}" if length is None else f"an array of {length:,} {dtype.name}"
+    try:
+        with np.errstate(over="raise"):
+            array: np.ndarray = np.lib.format.open_memmap(path, mode="r")
+    except (OSError, ValueError, ArithmeticError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"it isn't {wanted}"
+        raise LmtrainError(f"{path} can't be read: {reason}. Delete {path.parent} and make it again") from error
+    if array.dtype != dtype or array.ndim != 1 or length not in (None, len(array)):
+        raise LmtrainError(f"{path} can't be read: it isn't {wanted}. Delete {path.parent} and make it again")
+    return np.asarray(array)
+
+
+def write_header(file: BinaryIO, dtype: np.dtype[Any], length: int) -> None:
+    """Write the header of a .npy file with a one-dimensional array. Its size does not depend on `length`, so that it
+    can be written again when the length is known."""
+    fields = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
+    np.lib.format.write_array_header_1_0(file, fields)
+
+
 class Ids:
-    """The ids of a split: memory-mapped arrays one after the other. Where one ends and the next begins can't be told
-    from what is read, so neither the order of samples nor a score depends on how a split is stored."""
+    """The ids of a split: memory-mapped arrays one after the other. What is read does not depend on where one array
+    ends and the next begins, so neither the order of samples nor a score depends on how a split is stored."""
 
     def __init__(self, parts: Sequence[np.ndarray]) -> None:
-        # As plain arrays, which they are: of a memmap every slice is a memmap, and takes four times as long to make.
+        # Plain arrays: a slice of a memmap is a memmap, which takes four times as long to make.
         self.parts = [np.asarray(part) for part in parts if len(part)] or [np.empty(0, np.uint16)]
         self.dtype: np.dtype[Any] = self.parts[0].dtype
         self._lengths = np.array([len(part) for part in self.parts])
@@ -22,19 +49,18 @@ class Ids:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def __getitem__(self, stretch: slice) -> np.ndarray:
-        """The ids of a stretch (step 1): a view where it lies in one array, else a copy."""
-        first, last, step = stretch.indices(len(self))
+    def __getitem__(self, span: slice) -> np.ndarray:
+        """The ids of a slice of step 1: a view where it lies in one array, else a copy."""
+        first, last, step = span.indices(len(self))
         if step != 1:
-            raise ValueError(f"ids are read in steps of 1, and not of {step}")
-        number = min(int(np.searchsorted(self._ends, first, "right")), len(self.parts) - 1)
-        found: list[np.ndarray] = []
-        while not found or (first < last and number < len(self.parts)):
-            end = int(self._ends[number])
-            begin = end - len(self.parts[number])
-            found.append(self.parts[number][first - begin : max(first, min(last, end)) - begin])
-            first, number = min(last, end), number + 1
-        return found[0] if len(found) == 1 else np.concatenate(found)
+            raise ValueError(f"ids are read in steps of 1, not of {step}")
+        found = [self.parts[0][:0]]
+        while first < last:
+            number = int(np.searchsorted(self._ends, first, "right"))
+            begin = int(self._ends[number] - self._lengths[number])
+            found.append(self.parts[number][first - begin : last - begin])
+            first += len(found[-1])
+        return found[-1] if len(found) <= 2 else np.concatenate(found)
 
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
         """The windows of `length` ids at `starts` (B,), each within the ids: (B, length)."""
@@ -49,15 +75,10 @@ class Ids:
             result[row] = found if len(found) == length else self[int(starts[row]) : int(starts[row]) + length]
         return result
 
-    def blocks(self) -> Iterator[np.ndarray]:
-        """All ids in order, some millions at a time."""
-        for part in self.parts:
-            for first in range(0, len(part), _BLOCK):
-                yield part[first : first + _BLOCK]
-
     def counts(self, vocab_size: int) -> np.ndarray:
         """How often each id occurs: (vocab_size,) int64."""
         counts = np.zeros(vocab_size, np.int64)
-        for block in self.blocks():
-            counts += np.bincount(block, minlength=vocab_size)
+        for part in self.parts:
+            for first in range(0, len(part), _BLOCK):  # bincount makes a copy in int64
+                counts += np.bincount(part[first : first + _BLOCK], minlength=vocab_size)
         return counts

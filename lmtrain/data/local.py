@@ -1,8 +1,8 @@
 """Text in local files: their lines, streamed, from plain text, JSON lines and parquet.
 
-A line comes as (text without its end, whether a document starts there for certain). In JSON lines and parquet each row
-is a document, of one line or several. Plain text never says where one starts, but where a split is several files with
-names of their own, each of them is a document. Each kind may be compressed.
+A line comes as (text without its end, whether a document is known to start there). In JSON lines and parquet each row
+is a document, of one line or several. Plain text does not say where one starts, except where a split is several files
+with names of their own: each of them is a document. Plain text and JSON lines may be compressed.
 """
 
 import json
@@ -10,12 +10,9 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from lmtrain.data.compressed import DAMAGE, is_compressed, most_text, open_bytes, open_seekable, too_much
+from lmtrain.data.compressed import DAMAGE, is_compressed, open_bytes, text_limit, too_much
 from lmtrain.errors import LmtrainError
-
-Lines = Iterator[tuple[str, bool]]
 
 SPLIT_NAMES = {
     "train": "train",
@@ -26,19 +23,18 @@ SPLIT_NAMES = {
     "dev": "valid",
     "test": "test",
 }
-"""The names that a split goes by, in file names and on the hub."""
+"""The names of splits in file names and on the hub."""
 
 SUFFIXES = (".txt", ".md", ".tokens", ".raw", ".jsonl", ".parquet")
 LONGEST_LINE = 256 << 20
-"""Bytes: a longer line is refused, because what follows has to hold a line in memory."""
+"""Bytes: a longer line is rejected, because later steps hold a line in memory."""
 
 SHARD = re.compile(r"-(\d+)-of-(\d+)$")
 """The end of the name of one of several files that are one text, without its endings."""
 
 _BOM = b"\xef\xbb\xbf"
-_FEWEST_ROWS, _MOST_ROWS = 16, 1024
-_BATCH_BYTES = 256 << 20
-"""What the rows of a parquet file that are decoded at once may come to, as far as its own figures can be believed."""
+_ROWS = 32
+"""Rows of a parquet file that are decoded at once: each may be long, and stored once for many of them."""
 
 
 def plain(path: Path) -> Path:
@@ -48,7 +44,7 @@ def plain(path: Path) -> Path:
 
 def is_text(path: Path) -> bool:
     """Whether the name is one of a text file of a known kind."""
-    return _kind(path) in SUFFIXES
+    return _kind(path) in SUFFIXES and not (_kind(path) == ".parquet" and is_compressed(path))
 
 
 def is_structured(path: Path) -> bool:
@@ -61,36 +57,35 @@ def _kind(path: Path) -> str:
 
 
 def name_in(folder: Path, file: Path) -> str:
-    """What a file is called in a folder, or the one file that a source is; readable where it isn't in UTF-8 either."""
+    """The name of a file in a folder, or of a single file that is the source, with bytes that are not UTF-8 escaped."""
     return os.fsencode(file.relative_to(folder) if file != folder else file.name).decode(errors="backslashreplace")
 
 
-def refuse_dangling(path: Path) -> None:
-    """Raise LmtrainError where a path is a link whose target isn't there: to pass over it would be to lose text."""
+def reject_dangling(path: Path) -> None:
+    """Raise LmtrainError where a path is a link to a missing file: ignoring it would lose text silently."""
     if path.is_symlink() and not path.exists():
         raise LmtrainError(f"{path} is a link to a file that isn't there: mend it or delete it")
 
 
-def read_lines(paths: Sequence[Path], text_column: str) -> Lines:
+def read_lines(paths: Sequence[Path], text_column: str) -> Iterator[tuple[str, bool]]:
     """The lines of `paths`, one file after the other, with bounded memory.
 
-    Lines end at "\\n" or "\\r\\n" and nowhere else; a byte order mark at the start of a file is dropped; a file that
-    ends without a line end has its last line like any other. Control characters are text; but a NUL byte in a file of
-    text is a sign of another encoding, and rejected.
-    Raises LmtrainError naming the file and the byte or row when the content can't be read.
+    A line ends with "\\n" or "\\r\\n"; a byte order mark at the start of a file is no text; a file whose last line has
+    no end has that line like any other. Control characters are text, except that a NUL byte is a sign of another
+    encoding. Raises LmtrainError naming the file and the byte or row when the content can't be read.
     """
     are_documents = len(paths) > 1 and not any(SHARD.search(plain(path).stem) for path in paths)
     for path in paths:
         if _kind(path) == ".jsonl":
             yield from row_lines(_json_rows(path, text_column))
         elif _kind(path) == ".parquet":
-            yield from row_lines(parquet_rows(path, text_column))
+            yield from row_lines(_parquet_rows(path, text_column))
         else:
             for number, text in enumerate(_text_lines(path)):
                 yield text, are_documents and number == 0
 
 
-def row_lines(rows: Iterable[str]) -> Lines:
+def row_lines(rows: Iterable[str]) -> Iterator[tuple[str, bool]]:
     """The lines of rows that are a document each; a line end at the end of a row adds no line."""
     for row in rows:
         for number, text in enumerate(row.removesuffix("\n").split("\n")):
@@ -98,18 +93,20 @@ def row_lines(rows: Iterable[str]) -> Lines:
 
 
 def text_row(row: object, text_column: str, place: str) -> str:
-    """`row`, which must be a string."""
+    """`row`, which must be a string of an acceptable length. Raises LmtrainError naming its `place` where it isn't."""
     if not isinstance(row, str):
         found = "nothing (null)" if row is None else type(row).__name__
         raise LmtrainError(
             f"{place} has {found} in {text_column!r} where text is needed: take the row out, or set data.text_column "
             "or --text-column"
         )
+    if len(row) > LONGEST_LINE:
+        raise LmtrainError(f"{place} is longer than {LONGEST_LINE >> 20} MiB: break it up")
     return row
 
 
 def no_column(place: str, text_column: str, columns: Iterable[str]) -> LmtrainError:
-    """The sentence for a missing text column."""
+    """The error for a missing text column."""
     found = ", ".join(list(columns)[:20])[:300] or "none"
     found = found if found.isprintable() else ascii(found)
     return LmtrainError(
@@ -118,9 +115,9 @@ def no_column(place: str, text_column: str, columns: Iterable[str]) -> LmtrainEr
 
 
 def _text_lines(path: Path) -> Iterator[str]:
-    offset = number = 0
+    offset = number = start = 0
     try:
-        most = most_text(path)
+        limit = text_limit(path)
         with open_bytes(path) as file:
             while line := file.readline(LONGEST_LINE + 1):
                 if len(line) > LONGEST_LINE:
@@ -135,7 +132,7 @@ def _text_lines(path: Path) -> Iterator[str]:
                         "text in UTF-8: convert it, for example with iconv -f UTF-16LE -t UTF-8"
                     )
                 offset += len(line)
-                if offset > most:
+                if offset > limit:
                     raise too_much(path)
                 yield text
                 number += 1
@@ -169,37 +166,24 @@ def _json_rows(path: Path, text_column: str) -> Iterator[str]:
         yield text
 
 
-def parquet_rows(path: Path, text_column: str) -> Iterator[str]:
-    """The rows of a parquet file's column, with bounded memory. Raises LmtrainError as `read_lines` does."""
+def _parquet_rows(path: Path, text_column: str) -> Iterator[str]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
     number = size = 0
     try:
-        most = most_text(path)
-        with open_seekable(path) as seekable, ParquetFile(seekable) as file:
+        limit = text_limit(path)
+        with ParquetFile(path) as file:
             if text_column not in file.schema_arrow.names:
                 raise no_column(str(path), text_column, file.schema_arrow.names)
-            for batch in file.iter_batches(batch_size=_rows_at_once(file.metadata, text_column), columns=[text_column]):
+            for batch in file.iter_batches(_ROWS, columns=[text_column]):
                 for value in batch.column(0):
                     number += 1
-                    place = f"{path}, row {number},"
-                    text = text_row(value.as_py(), text_column, place)
-                    if len(text) > LONGEST_LINE:
-                        raise LmtrainError(f"{place} is longer than {LONGEST_LINE >> 20} MiB: break it up")
+                    text = text_row(value.as_py(), text_column, f"{path}, row {number},")
                     size += len(text)
-                    if size > most:
+                    if size > limit:
                         raise too_much(path)
                     yield text
     except (pyarrow.ArrowException, *DAMAGE, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise LmtrainError(f"{path} can't be read as parquet ({reason}): make or copy it again") from error
-
-
-def _rows_at_once(metadata: Any, text_column: str) -> int:
-    """So few rows that they stay within bounds even if each is the largest: one that is stored once and referred to a
-    thousand times makes a gigabyte of a file of a few hundred bytes. No row is larger than the part that it lies in."""
-    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-    parts = (group.column(number) for group in groups for number in range(metadata.num_columns))
-    sizes = (part.total_uncompressed_size for part in parts if part.path_in_schema == text_column)
-    return min(_MOST_ROWS, max(_FEWEST_ROWS, _BATCH_BYTES // max(1, max(sizes, default=1))))

@@ -27,14 +27,14 @@ MAX_SIZE = 2**48
 _ROUNDS = 8
 _BLOCK = 1024
 _MIN_BITS = 6
-"""A domain of fewer bits has too few keys and rounds of its kind to reach most of its permutations."""
+"""With fewer bits the rounds can produce only a few of all permutations."""
 
 
 def permute(index: np.ndarray, size: int, key: int) -> np.ndarray:
-    """Where a permutation of range(`size`), chosen by `key`, takes each of `index` (1-D): int64 of the same shape.
+    """The images of `index` (1-D) under a permutation of range(`size`) that `key` selects: int64 of the same shape.
 
-    Nothing of length `size` is built. Each round multiplies by an odd number, adds and folds the upper half of the bits
-    onto the lower: a bijection of the b-bit numbers. Results outside range(size) go through again until they are
+    Nothing of length `size` is built. Each round multiplies by an odd number, adds, and folds the upper half of the
+    bits onto the lower: a bijection of the b-bit numbers. Results outside range(size) are mixed again until they are
     inside (cycle walking: Black and Rogaway, 2002), which keeps it a bijection.
 
     Raises ValueError when `size` is not in 1..2**48.
@@ -67,10 +67,10 @@ def _key(*parts: int | str) -> int:
 class SampleOrder:
     """Which window of a split is sample number 0, 1, 2 and so on, epoch after epoch.
 
-    causal: an epoch cuts the `tokens` into windows of `context` that don't overlap, from a phase of its own, and takes
+    causal: an epoch cuts the `tokens` into windows of `context` that don't overlap, at an offset of its own, and takes
     each once. windowed: an epoch takes every window of `context` tokens that has a next token, once.
 
-    Raises LmtrainError when `tokens` don't fill one window and its last target.
+    Raises LmtrainError when there are fewer tokens than one window and its last target.
     """
 
     tokens: int
@@ -104,15 +104,15 @@ class SampleOrder:
         parts = [np.empty(0, np.int64)]
         while count > 0:
             epoch, within = divmod(first, size)
-            block, place = divmod(within, _BLOCK)
-            parts.append(_block(self, epoch, block)[place : place + count])
+            block, index = divmod(within, _BLOCK)
+            parts.append(_block(self, epoch, block)[index : index + count])
             first, count = first + len(parts[-1]), count - len(parts[-1])
         return np.concatenate(parts)
 
 
 @lru_cache(64)
 def _block(order: SampleOrder, epoch: int, block: int) -> np.ndarray:
-    """First tokens of `_BLOCK` windows of an epoch (fewer at its end): to compute 32 takes half as long as 1,024."""
+    """First tokens of `_BLOCK` windows of an epoch (fewer at its end), cached: 1,024 take little longer than 32."""
     index = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, order.per_epoch()))
     windows = permute(index, order.per_epoch(), _key(order.seed, epoch, "order"))
     return order.phase(epoch) + windows * (1 if order.mode == "windowed" else order.context)
@@ -120,11 +120,11 @@ def _block(order: SampleOrder, epoch: int, block: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Which window is sample number 0, 1, 2 and so on where several corpora lie one after the other.
+    """Which window is sample number 0, 1, 2 and so on where several corpora are stored one after the other.
 
-    Of every sum(`weights`) samples in a row that start at a multiple of it, corpus i gives `weights[i]`, evenly spread:
-    a fixed pattern, so that sample g's corpus and its number within that corpus take no state. Within its own samples
-    each corpus goes through its own epochs, in the order that `orders[i]` gives; no window lies in two corpora.
+    Of every sum(`weights`) consecutive samples that start at a multiple of it, corpus i gives `weights[i]`, evenly
+    spread: a fixed pattern, so that sample g's corpus and its number within that corpus need no state. Each corpus has
+    its own epochs, in the order of `orders[i]`; no window spans two corpora.
     """
 
     orders: tuple[SampleOrder, ...]
@@ -141,7 +141,7 @@ class Mixture:
         return self.orders[0].mode
 
     def per_epoch(self) -> int:
-        """Samples in an epoch: as many as all corpora together have, though the weights decide which come."""
+        """Samples in an epoch: as many as all corpora have, though the weights determine which are taken."""
         return sum(order.per_epoch() for order in self.orders)
 
     @cached_property
@@ -168,7 +168,7 @@ class Mixture:
 def sample_order(
     tokens: Sequence[int], weights: Sequence[int], context: int, mode: Mode, seed: int
 ) -> SampleOrder | Mixture:
-    """The order of the samples of corpora with so many `tokens`, one after the other. Raises as SampleOrder does."""
+    """The order of the samples of corpora with these numbers of tokens. Raises as SampleOrder does."""
     if len(tokens) == 1:
         return SampleOrder(tokens[0], context, mode, seed)
     orders = (SampleOrder(own, context, mode, _key(seed, i, "corpus")) for i, own in enumerate(tokens))
@@ -176,7 +176,7 @@ def sample_order(
 
 
 def batch(ids: Ids, starts: np.ndarray, context: int, mode: Mode) -> tuple[Tensor, Tensor]:
-    """The windows at `starts` (B,) of the token ids with what follows them, as int64 tensors.
+    """The inputs and targets of the windows at `starts` (B,), as int64 tensors.
 
     causal: inputs (B, T) and targets (B, T), shifted by one. windowed: inputs (B, T) and the token after each (B,).
     """

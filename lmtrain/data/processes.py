@@ -1,8 +1,8 @@
-"""Processes that do the tasks of shards.py, one to a core: Python's own lock would let threads take turns.
+"""Processes that do the tasks of shards.py, one to a core: threads would take turns at Python's lock.
 
-They are told their tasks, and answer, in lines of JSON. One whose parent was killed ends without a message, at the
-latest with the batch of lines that it is encoding; its unfinished shard is made again by the next attempt. (The workers
-of a `ProcessPoolExecutor` outlive a killed parent, and its resource tracker then warns of leaked semaphores.)
+They receive tasks and answer in lines of JSON. One whose parent was killed ends without a message, at the latest with
+the batch of lines that it is encoding; its unfinished shard is made again by the next attempt. (The workers of a
+`ProcessPoolExecutor` outlive a killed parent, and its resource tracker then warns of leaked semaphores.)
 """
 
 import json
@@ -21,10 +21,8 @@ from typing import Any
 
 import lmtrain
 from lmtrain.data import shards
-from lmtrain.data.shards import Advance, Task, dump, load, perform
+from lmtrain.data.shards import Advance, Task, from_json, perform, to_json
 from lmtrain.errors import LmtrainError
-
-Worker = subprocess.Popen[str]
 
 _START = "from lmtrain.data.processes import serve; serve()"
 
@@ -35,10 +33,10 @@ def cores() -> int:
 
 
 def perform_all(tasks: Sequence[Task], advance: Advance, processes: int | None = None) -> Iterator[dict[str, Any]]:
-    """The results of tasks in their order, by so many processes (None = one to a core).
+    """The results of tasks in their order, by a number of processes (None = one to a core).
 
-    Of little text they are done here: to start processes would take longer, and bpe has threads of its own.
-    Raises LmtrainError when a task fails or a process dies; the shards that are finished then stay.
+    Tasks of little text are done in this process: starting others would take longer, and bpe has threads of its own.
+    Raises LmtrainError when a task fails or a process dies; finished shards are kept then.
     """
     processes = min(processes or cores(), len(tasks))
     size = sum(task.piece.end - task.piece.begin for task in tasks)
@@ -47,43 +45,43 @@ def perform_all(tasks: Sequence[Task], advance: Advance, processes: int | None =
             yield perform(task, advance)
         return
     workers = [_start() for _ in range(processes)]
-    idle: SimpleQueue[Worker] = SimpleQueue()
+    idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
     for worker in workers:
         idle.put(worker)
-    one_at_a_time = Lock()
+    lock = Lock()
+
+    def locked_advance(lines: int) -> None:
+        with lock:
+            advance(lines)
 
     def ask(task: Task) -> dict[str, Any]:
         worker = idle.get()
         try:
-            return _ask(worker, task, told)
+            return _ask(worker, task, locked_advance)
         finally:
             idle.put(worker)
-
-    def told(lines: int) -> None:
-        with one_at_a_time:
-            advance(lines)
 
     pool = ThreadPoolExecutor(processes)
     ahead: deque[Future[dict[str, Any]]] = deque()
     try:
         for task in tasks:
-            if len(ahead) == 2 * processes:  # results that nobody has taken yet would fill the memory
+            if len(ahead) == 2 * processes:  # results that the caller has not taken yet would fill the memory
                 yield ahead.popleft().result()
             ahead.append(pool.submit(ask, task))
         while ahead:
             yield ahead.popleft().result()
     finally:
         for worker in workers:
-            worker.kill()  # at rest by now, or no longer wanted
+            worker.kill()  # idle, or no longer needed
         pool.shutdown(cancel_futures=True)
         for worker in workers:
             worker.communicate()
 
 
 def serve() -> None:
-    """Be such a process: a task in each line of stdin, and on stdout the lines done so far, then the result."""
+    """The loop of a worker: a task in each line of stdin; on stdout the lines done so far, then the result."""
 
-    def say(message: dict[str, Any]) -> None:
+    def send(message: dict[str, Any]) -> None:
         try:
             print(json.dumps(message), flush=True)
         except BrokenPipeError:  # the parent was killed
@@ -91,16 +89,15 @@ def serve() -> None:
 
     for line in sys.stdin:
         try:
-            say({"result": perform(load(line), lambda lines: say({"lines": lines}))})
+            send({"result": perform(from_json(line), lambda lines: send({"lines": lines}))})
         except LmtrainError as error:
-            say({"error": str(error)})
+            send({"error": str(error)})
 
 
-def _start() -> Worker:
-    """A process that finds this very package, and lets the others have the other cores.
+def _start() -> "subprocess.Popen[str]":
+    """Start a worker, which imports this very package and leaves the other cores to the other workers.
 
-    It is in a process group of its own, so that Ctrl-C reaches the parent only, which decides, at whatever point the
-    process is in its start.
+    It is in a process group of its own, so that Ctrl-C reaches the parent only, whatever the worker is doing.
     """
     path = os.pathsep.join([str(Path(lmtrain.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path.rstrip(os.pathsep)}
@@ -108,11 +105,12 @@ def _start() -> Worker:
     return subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=environment, encoding="utf-8", process_group=0)
 
 
-def _ask(worker: Worker, task: Task, advance: Advance) -> dict[str, Any]:
+def _ask(worker: "subprocess.Popen[str]", task: Task, advance: Advance) -> dict[str, Any]:
+    """Have a worker do a task: its result."""
     assert worker.stdin is not None
     assert worker.stdout is not None
     with suppress(BrokenPipeError):
-        worker.stdin.write(dump(task) + "\n")
+        worker.stdin.write(to_json(task) + "\n")
         worker.stdin.flush()
     for line in worker.stdout:
         message = json.loads(line)
@@ -123,6 +121,6 @@ def _ask(worker: Worker, task: Task, advance: Advance) -> dict[str, Any]:
             return result
         advance(message["lines"])
     raise LmtrainError(
-        f"a process that tokenized {task.piece.text} was ended from outside, perhaps for want of memory: start again, "
-        "and finished shards are kept"
+        f"a process that tokenized {task.piece.text} was killed, perhaps for lack of memory: start again, and finished "
+        "shards are kept"
     )

@@ -1,13 +1,13 @@
-"""The built-in sample corpus: an endless, seeded encyclopedia whose true entropy is known.
+"""The built-in sample corpus: an endless, seeded encyclopedia with a known entropy.
 
-The articles are invented and come in WikiText's format (Merity et al., 2016). They are drawn from a probabilistic
-grammar (`sample_grammar`) whose facts (names, places, years) are drawn once, where they first appear, and recalled
-later, so that a model gains from remembering hundreds of tokens.
+The articles are invented, in WikiText's format (Merity et al., 2016), and sampled from a probabilistic grammar
+(`sample_grammar`). Its facts (names, places, years) are sampled once, where they first appear, and recalled later, so
+that a model gains from remembering hundreds of tokens.
 
 The probabilities are exact because nothing stays hidden. Alternatives of the grammar are merged into a graph in which
-no two edges out of a node can emit the same token, as a weighted automaton is made deterministic (Mohri, 1997): the
-tokens so far tell the node and every fact, and the probability of the next token is that of one edge times that of one
-draw. An article's end is certain too, so articles are independent and their probabilities multiply.
+no two edges out of a node can emit the same token, as a weighted automaton is determinized (Mohri, 1997): the tokens
+so far determine the node and every fact, and the probability of the next token is that of one edge times that of one
+sample from a pool. An article's end is certain too, so articles are independent and their probabilities multiply.
 """
 
 import functools
@@ -36,18 +36,17 @@ class SampleLine:
 
 @dataclass(frozen=True)
 class Word:
-    """A token as it stands."""
+    """A literal token."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Draw:
-    """A token from a pool, kept under `name` if there is one.
+    """A token sampled from a pool, and stored as the fact `name` if there is one.
 
-    It is none of the facts that the article has from this pool, nor one of the last two tokens drawn from it.
-
-    With a `base` the pool holds numbers, any of them may be drawn, and the token is the fact `base` plus the number.
+    It is none of the facts that the article has from this pool, nor one of the last two tokens sampled from it.
+    With a `base` the pool has numbers, any of them may be sampled, and the token is the fact `base` plus the number.
     """
 
     name: str
@@ -57,7 +56,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Recall:
-    """The fact kept under `name`."""
+    """The fact `name` again."""
 
     name: str
 
@@ -73,21 +72,21 @@ Item = Word | Draw | Recall | Choice
 
 
 def parse(text: str, rules: Mapping[str, str]) -> tuple[Item, ...]:
-    """Read grammar text, in which everything that is not one of these is a token to emit as it stands:
+    """Read grammar text, in which everything that is not one of these is a literal token:
 
     `[a b|3* c|]` one of the alternatives, here of weight 1, 3 and 1 (the last is empty); `{pool}` any word of a pool;
-    `{name:pool}` the same, kept as a fact; `{name:base+pool}` the sum of a fact and a number; `{=name}` the fact again;
-    `$rule` another rule's text in this place; `/` the end of the line.
+    `{name:pool}` the same, stored as a fact; `{name:base+pool}` the sum of a fact and a number; `{=name}` the fact
+    again; `$rule` the text of another rule; `/` the end of the line.
     """
     symbols = _SYMBOL.findall(text)[::-1]
-    items = _sequence(symbols, rules) if symbols.count("[") == symbols.count("]") else ()
+    items = _sequence(symbols, rules)
     if symbols:
         raise ValueError(f"unbalanced brackets in the grammar text {text[:60]!r}")
     return items
 
 
 def _sequence(symbols: list[str], rules: Mapping[str, str]) -> tuple[Item, ...]:
-    """Read up to the end, a `|` or a `]`, which is left in `symbols` (reversed, so that the next one is the last)."""
+    """Read up to the end, a `|` or a `]`, which stays in `symbols` (reversed, so that the next one is the last)."""
     items: list[Item] = []
     while symbols and symbols[-1] not in "|]":
         symbol = symbols.pop()
@@ -116,7 +115,7 @@ def _sequence(symbols: list[str], rules: Mapping[str, str]) -> tuple[Item, ...]:
 
 
 class Pool:
-    """Values with probabilities: words fall off by rank as in natural text, 1 / (rank + 12); numbers are uniform."""
+    """Values with probabilities: of words 1 / (rank + 12), as in natural text; of numbers uniform."""
 
     def __init__(self, values: str | range) -> None:
         self.values = tuple(values.split() if isinstance(values, str) else map(str, values))
@@ -129,7 +128,7 @@ class Pool:
         self.cumulative = _cumulative(weights)
 
     def draw(self, taken: set[str], uniform: Callable[[], float]) -> tuple[str, float]:
-        """A value that is not among `taken`, and its nats given that."""
+        """A value that is not in `taken`, and its nats given that."""
         value = self.values[bisect_right(self.cumulative, uniform())]
         if not taken:
             return value, self.nats[value]
@@ -139,13 +138,15 @@ class Pool:
 
 
 def _cumulative(weights: Sequence[float]) -> list[float]:
-    """The inner bounds of [0, 1) cut in proportion to the weights; `accumulate` adds alike in every Python version."""
+    """The inner bounds of [0, 1) cut in proportion to the weights; `accumulate` rounds alike in all Python versions."""
     sums = list(accumulate(weights))
     return [partial / sums[-1] for partial in sums[:-1]]
 
 
 @dataclass(frozen=True)
 class Edge:
+    """A token that may follow a node, and the node after it."""
+
     item: Word | Draw | Recall
     probability: float
     nats: float
@@ -153,7 +154,7 @@ class Edge:
 
 
 class Node:
-    """A place in the article, all that follows it, and (in its edges) the token types that may come next."""
+    """A position in the article, with edges for the tokens that may follow."""
 
     def __init__(self, targets: Mapping[Word | Draw | Recall, tuple[float, "Node"]]) -> None:
         self.edges = tuple(Edge(item, p, math.log(1 / p), to) for item, (p, to) in targets.items())
@@ -161,7 +162,7 @@ class Node:
 
 
 class Grammar:
-    """A grammar made ready to draw from. Raises ValueError where the tokens would not tell which way was taken."""
+    """A grammar to sample from. Raises ValueError where the tokens would not determine the path."""
 
     def __init__(self, text: str, rules: Mapping[str, str], pools: Mapping[str, str | range]) -> None:
         self.items = parse(text, rules)
@@ -171,7 +172,7 @@ class Grammar:
         self.start = self._before(self.items, Node({}))
 
     def _tokens(self, items: Sequence[Item]) -> set[str]:
-        """Every token that the items may emit; notes in `facts` what each fact may be."""
+        """Every token that the items may emit; fills `facts` with the values of each fact."""
         tokens: set[str] = set()
         for item in items:
             if isinstance(item, Choice):
@@ -205,13 +206,13 @@ class Grammar:
         return node
 
     def _merge(self, ways: list[tuple[float, Node]]) -> Node:
-        """One node for several, each with its probability: edges of the same item become one, and so on down."""
+        """One node for several, each with its probability: edges of the same item are merged, recursively."""
         if all(node is ways[0][1] for _, node in ways):
             return ways[0][1]
         targets: dict[Word | Draw | Recall, list[tuple[float, Node]]] = {}
         for probability, node in ways:
             if not node.edges:
-                raise ValueError("an article may end where another one goes on")
+                raise ValueError("an article may end where another one continues")
             for edge in node.edges:
                 targets.setdefault(edge.item, []).append((probability * edge.probability, edge.target))
         seen: set[str] = set()
@@ -226,12 +227,12 @@ class Grammar:
         return Node(merged)
 
     def article(self, uniform: Callable[[], float]) -> Iterator[tuple[str, float]]:
-        """Draw an article: its tokens, each with its exact -log p (nats) given the tokens before it.
+        """Sample an article: its tokens, each with its exact -log p (nats) given the tokens before it.
 
         `uniform` returns numbers in [0, 1).
         """
         facts: dict[str, str] = {}
-        kept: dict[str, set[str]] = {}
+        pool_facts: dict[str, set[str]] = {}
         recent: dict[str, tuple[str, ...]] = {}
         node = self.start
         while node.edges:
@@ -242,15 +243,15 @@ class Grammar:
             elif isinstance(item, Recall):
                 yield facts[item.name], edge.nats
             else:
-                kept_here, recent_here = kept.setdefault(item.pool, set()), recent.get(item.pool, ())
-                taken = set() if item.base else kept_here.union(recent_here)
+                known, last = pool_facts.setdefault(item.pool, set()), recent.get(item.pool, ())
+                taken = set() if item.base else known.union(last)
                 value, nats = self.pools[item.pool].draw(taken, uniform)
-                recent[item.pool] = (*recent_here[-1:], value)
+                recent[item.pool] = (*last[-1:], value)
                 if item.base:
                     value = str(int(facts[item.base]) + int(value))
                 if item.name:
                     facts[item.name] = value
-                    kept_here.add(value)
+                    known.add(value)
                 yield value, edge.nats + nats
             node = edge.target
 
@@ -262,9 +263,9 @@ def encyclopedia() -> Grammar:
 
 
 def generate(tokens: int, seed: int) -> Iterator[SampleLine]:
-    """Whole articles, line by line, until at least `tokens` tokens (words, and one end per line) have been made.
+    """Whole articles, line by line, of at least `tokens` tokens (words, and one end per line) together.
 
-    The text depends on `tokens` and `seed` alone, whatever the platform; a longer text begins with the shorter one.
+    The text depends only on `tokens` and `seed`; a longer text begins with the shorter one.
     """
     grammar = encyclopedia()
     uniform = random.Random(seed).random
@@ -281,3 +282,24 @@ def generate(tokens: int, seed: int) -> Iterator[SampleLine]:
                 continue
             yield SampleLine(" ".join(["", *words, ""]) if words else " ", math.fsum(costs), starts_document)
             words, costs, starts_document = [], [], False
+
+
+class SampleSplit:
+    """The lines of a split of the sample corpus; when all were read, its `floor`."""
+
+    def __init__(self, tokens: int, seed: int) -> None:
+        self._tokens = tokens
+        self._seed = seed
+        self._nats, self._made = 0.0, 0
+
+    def __iter__(self) -> Iterator[tuple[str, bool]]:
+        self._nats, self._made = 0.0, 0
+        for line in generate(self._tokens, self._seed):
+            self._nats += line.nats
+            self._made += len(line.text.split()) + 1
+            yield line.text, line.starts_document
+
+    def floor(self) -> dict[str, float | int]:
+        """The generator's own cross-entropy, which no model can beat by more than sampling error."""
+        perplexity = math.exp(self._nats / self._made)
+        return {"word_perplexity": perplexity, "nats": self._nats, "tokens": self._made}

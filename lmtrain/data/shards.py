@@ -1,20 +1,21 @@
 """The work of tokenizing in pieces: a text is cut between lines, and each piece becomes one shard of a token store.
 
-What a shard holds depends on its piece alone, and the shards of a split joined hold what one pass would have written.
-A task is plain data, so that it can be done here or in another process (see processes.py).
+What a shard holds depends only on its piece, and the shards of a split joined hold what one pass would have written.
+A task is plain data, so that it can be done in this process or in another (see processes.py).
 """
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from lmtrain.data.normal import OFFSET, load_starts, npy_header
+from lmtrain.data.ids import load_array, write_header
 from lmtrain.data.tokenizer import Tokenizer, pieces
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import sha256_file, write_file, writing
@@ -22,6 +23,8 @@ from lmtrain.system import disk
 
 SHARD_BYTES = 64 << 20
 """Text in a shard, to the end of its last line: some 15 million tokens, seconds of work to lose when killed."""
+TOKENIZER = "tokenizer.json"
+"""The tokenizer's name in a folder of shards."""
 
 _BATCH_LINES = 2_000
 _BATCH_CHARACTERS = 1 << 21
@@ -31,13 +34,14 @@ Advance = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Piece:
-    """Whole lines of a split's text, from byte `begin` to `end`."""
+    """Whole lines of a split's text file, from byte `begin` to `end`; the last piece `ends` the text."""
 
     text: str
     begin: int
     end: int
     first_line: int
     lines: int
+    ends: bool
 
 
 @dataclass(frozen=True)
@@ -49,16 +53,13 @@ class Count:
 
 @dataclass(frozen=True)
 class Encode:
-    """A task: write the shard `<stem>.npy`, `<stem>.docs.npy`, and then `<stem>.json`, which says that it is done.
+    """A task: write the shard `<stem>.npy`, `<stem>.docs.npy`, and then `<stem>.json`, which marks it as finished.
 
-    `documents` is the file of the lines at which documents start; `ends` whether the split ends with this piece.
+    The tokenizer, which has this hash, is beside the shard; the lines at which documents start are beside the text.
     """
 
     piece: Piece
-    documents: str
-    ends: bool
     stem: str
-    tokenizer: str
     tokenizer_sha256: str
 
 
@@ -70,13 +71,29 @@ def cut(text: Path) -> list[Piece]:
     found: list[Piece] = []
     begin = line = 0
     try:
+        size = text.stat().st_size
         with text.open("rb") as file:
             while (block := file.read(SHARD_BYTES) + file.readline()) or not found:
-                found.append(Piece(str(text), begin, begin + len(block), line, block.count(b"\n")))
-                begin, line = found[-1].end, line + found[-1].lines
+                end, lines = begin + len(block), block.count(b"\n")
+                found.append(Piece(str(text), begin, end, line, lines, ends=end >= size))
+                begin, line = end, line + lines
     except OSError as error:
         raise LmtrainError(f"{text} can't be read: {error.strerror or error}") from error
     return found
+
+
+def encoding_tasks(split: str, texts: Sequence[Path], tokenizer: Tokenizer, folder: Path) -> list[Encode]:
+    """One task for each shard of a split, to be written to `folder`, where the tokenizer is saved."""
+    texts_pieces = (piece for text in texts for piece in cut(text))
+    return [
+        Encode(piece, str(folder / shard_name(split, number)), tokenizer.sha256)
+        for number, piece in enumerate(texts_pieces)
+    ]
+
+
+def shard_name(split: str, number: int) -> str:
+    """The name of a shard's files, without their endings."""
+    return f"{split}-{number:05}"
 
 
 def lines_of(piece: Piece, most: int | None = None) -> Iterator[str]:
@@ -93,23 +110,27 @@ def lines_of(piece: Piece, most: int | None = None) -> Iterator[str]:
 
 
 def perform(task: Task, advance: Advance) -> dict[str, Any]:
-    """Do a task; `advance` hears of each batch's lines."""
-    if isinstance(task, Count):
-        counts: Counter[str] = Counter()
-        for text in pieces(lines_of(task.piece), "word"):
-            counts.update(text.split())
-        advance(task.piece.lines)
-        return dict(counts)
-    with writing(Path(task.stem)):
-        return _encode(task, advance)
+    """Do a task; `advance` is called with the number of lines of each batch.
+
+    Returns the counts of words, or what is known of the shard: `tokens`, `documents`, `replaced` and `sha256` by
+    ending.
+    """
+    if isinstance(task, Encode):
+        with writing(Path(task.stem)):
+            return _encode(task, advance)
+    counts: Counter[str] = Counter()
+    for text in pieces(lines_of(task.piece), "word"):
+        counts.update(text.split())
+    advance(task.piece.lines)
+    return dict(counts)
 
 
-def dump(task: Task) -> str:
+def to_json(task: Task) -> str:
     """A task as one line of JSON."""
     return json.dumps(asdict(task))
 
 
-def load(line: str) -> Task:
+def from_json(line: str) -> Task:
     """The task of such a line."""
     fields = json.loads(line)
     piece = Piece(**fields.pop("piece"))
@@ -117,7 +138,7 @@ def load(line: str) -> Task:
 
 
 def finished(task: Encode) -> dict[str, Any] | None:
-    """What a finished shard says of itself; None where it isn't there, was made otherwise, or is damaged."""
+    """What is known of a finished shard; None where it is missing, damaged or made by another tokenizer."""
     try:
         record: dict[str, Any] = json.loads(Path(f"{task.stem}.json").read_bytes())
         sound = record["tokenizer"] == task.tokenizer_sha256 and all(
@@ -129,70 +150,77 @@ def finished(task: Encode) -> dict[str, Any] | None:
 
 
 @lru_cache(1)
-def _tokenizer(path: str, sha256: str) -> Tokenizer:
+def _tokenizer(path: Path, sha256: str) -> Tokenizer:
     """The tokenizer of these tasks, read once."""
-    tokenizer = Tokenizer.load(Path(path))
+    tokenizer = Tokenizer.load(path)
     if tokenizer.sha256 != sha256:
         raise LmtrainError(f"{path} was changed while lmtrain read it: start again")
     return tokenizer
 
 
 def _encode(task: Encode, advance: Advance) -> dict[str, Any]:
-    """Write a shard batch by batch.
+    """Write a shard, its record last."""
+    tokenizer = _tokenizer(Path(task.stem).with_name(TOKENIZER), task.tokenizer_sha256)
+    unfinished = Path(f"{task.stem}.half")
+    with unfinished.open("wb") as file:
+        tokens, documents, replaced = _write_ids(file, task.piece, tokenizer, advance)
+    disk.sync(unfinished)
+    disk.rename(unfinished, Path(f"{task.stem}.npy"))
+    starts = BytesIO()
+    np.save(starts, np.array(documents, np.int64))
+    write_file(Path(f"{task.stem}.docs.npy"), starts.getvalue())
+    record = {
+        "tokens": tokens,
+        "documents": len(documents),
+        "replaced": replaced,
+        "tokenizer": tokenizer.sha256,
+        "sha256": {end: sha256_file(Path(task.stem + end)) for end in (".npy", ".docs.npy")},
+    }
+    write_file(Path(f"{task.stem}.json"), json.dumps(record))
+    return record
 
-    With bpe and byte an `<eos>` ends each document, put down where the next one starts; with word, lines have theirs.
+
+def _write_ids(file: BinaryIO, piece: Piece, tokenizer: Tokenizer, advance: Advance) -> tuple[int, list[int], int]:
+    """Write the ids of a piece batch by batch, as a .npy file: the number of tokens, the tokens at which documents
+    start, and the number of words that `<unk>` replaced.
+
+    With bpe and byte an `<eos>` ends each document, written where the next one starts; with word every line has its
+    own.
     """
-    tokenizer = _tokenizer(task.tokenizer, task.tokenizer_sha256)
     document_end = [] if tokenizer.kind == "word" else [tokenizer.eos_id]
-    starts = iter(_starts(task))
+    lines = load_array(Path(piece.text).with_suffix(".docs.npy"), np.dtype(np.int64))
+    first, last = np.searchsorted(lines, [piece.first_line, piece.first_line + piece.lines])
+    starts = iter(lines[first:last].tolist())
     next_start = next(starts, None)
     dtype = id_type(tokenizer.vocab_size)
     documents: list[int] = []
-    line, tokens, replaced = task.piece.first_line, 0, 0
-    half_written = Path(f"{task.stem}.half")
-    with half_written.open("wb") as file:
-        file.write(npy_header(dtype, 0))
-        for texts, encoded in tokenizer.encode_batches(_batches(pieces(lines_of(task.piece), tokenizer.kind))):
-            ids: list[int] = []
-            first_line = line
-            for text, own in zip(texts, encoded, strict=True):
-                if line == next_start:
-                    ids += document_end if line else []
-                    documents.append(tokens + len(ids))
-                    next_start = next(starts, None)
-                ids += own
-                replaced += tokenizer.replaced(text, own)
-                line += text.endswith("\n")
-            file.write(np.array(ids, dtype).tobytes())
-            tokens += len(ids)
-            advance(line - first_line)
-        last = document_end if task.ends and line else []
-        file.write(np.array(last, dtype).tobytes())
-        tokens += len(last)
-        file.seek(0)
-        file.write(npy_header(dtype, tokens))
-    disk.sync(half_written)
-    disk.rename(half_written, Path(f"{task.stem}.npy"))
-    found = np.array(documents, OFFSET)
-    write_file(Path(f"{task.stem}.docs.npy"), npy_header(OFFSET, len(found)) + found.tobytes())
-    hashes = {end: sha256_file(Path(task.stem + end)) for end in (".npy", ".docs.npy")}
-    counts = {"tokens": tokens, "documents": len(found), "replaced": replaced}
-    record = {**counts, "tokenizer": tokenizer.sha256, "sha256": hashes}
-    write_file(Path(f"{task.stem}.json"), json.dumps(record))
-    return record
+    line, tokens, replaced = piece.first_line, 0, 0
+    write_header(file, dtype, 0)
+    for texts in _batches(pieces(lines_of(piece), tokenizer.kind)):
+        ids: list[int] = []
+        first_line = line
+        for text, own in zip(texts, tokenizer.encode_pieces(texts), strict=True):
+            if line == next_start:
+                ids += document_end if line else []
+                documents.append(tokens + len(ids))
+                next_start = next(starts, None)
+            ids += own
+            replaced += tokenizer.replaced(text, own)
+            line += text.endswith("\n")
+        file.write(np.array(ids, dtype).tobytes())
+        tokens += len(ids)
+        advance(line - first_line)
+    last_end = document_end if piece.ends and line else []
+    file.write(np.array(last_end, dtype).tobytes())
+    tokens += len(last_end)
+    file.seek(0)
+    write_header(file, dtype, tokens)
+    return tokens, documents, replaced
 
 
 def id_type(vocab_size: int) -> np.dtype[Any]:
     """The smallest type that ids are stored in."""
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
-
-
-def _starts(task: Encode) -> list[int]:
-    """The lines of the piece at which documents start."""
-    lines = load_starts(Path(task.documents))
-    first, last = np.searchsorted(lines, [task.piece.first_line, task.piece.first_line + task.piece.lines])
-    found: list[int] = lines[first:last].tolist()
-    return found
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -1,75 +1,72 @@
 """Which files of a folder are which split, by their names."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lmtrain.data.local import SHARD, SPLIT_NAMES, is_text, name_in, plain, refuse_dangling
+from lmtrain.data.local import SHARD, SPLIT_NAMES, is_text, name_in, plain, reject_dangling
 from lmtrain.errors import LmtrainError
 
 _NUMBER = re.compile(r"[._-]?\d+(-of-\d+)?$")
-_NAMED = 3
-
-Note = Callable[[str], None]
+_SHOWN = 3
 
 
-def find_splits(folder: Path, note: Note = lambda _: None) -> dict[str, list[Path]]:
+def find_splits(folder: Path, note: Callable[[str], None] = lambda _message: None) -> dict[str, list[Path]]:
     """The files of each split in `folder`.
 
     A file belongs to a split when its name, up to endings and a number, is one of a split (`train.txt`, `DEV.jsonl`,
-    `train-00000-of-00002.parquet`), or when names differ in the split alone (`wiki.train.tokens` and
+    `train-00000-of-00002.parquet`), or when names differ in the split only (`wiki.train.tokens` and
     `wiki.valid.tokens`). So do all files in a folder of such a name (`train/a.jsonl.xz`). Where no name is one of a
-    split, all files are training text, in the order of their names: `strangers-on-a-train.txt` is a book.
-    `note` receives the names of what is not used.
-    Raises LmtrainError when there is no training text, when two files or folders claim one split, when a shard is
-    missing, or where a link leads nowhere.
+    split, all files are training text, in the order of their names: `strangers-on-a-train.txt` is a book. `note`
+    receives the names of what is not used. Raises LmtrainError when there is no training text, when two files or
+    folders claim one split, when a shard is missing, or where a link leads to no file.
     """
     texts = _texts(folder)
-    splits, similar = _by_name(texts)
-    in_folders: dict[str, list[Path]] = {}
+    named, similar = _by_name(texts)
+    splits = {split: _in_order(folder, split, paths) for split, paths in named.items()}
     for place in sorted(path for path in folder.iterdir() if path.is_dir() and path.name.lower() in SPLIT_NAMES):
         split = SPLIT_NAMES[place.name.lower()]
-        if other := splits.get(split) or in_folders.get(split):
+        if other := splits.get(split):
             found = f"{other[0].relative_to(folder)} and {place.name}/"
             raise LmtrainError(f"{folder} has its {split} split in two places, {found}: keep one of them")
         if paths := _once(_texts(place)):
-            in_folders[split] = paths
-    if not splits and not in_folders:
-        in_folders = {"train": _once(texts)}
+            splits[split] = paths
+    if not splits and texts:
+        splits = {"train": _once(texts)}
         if similar:
-            note(
-                f"{_listed(folder, similar)}: read as training text; name a file valid.txt or test.txt to have it as "
-                "that split"
-            )
-    if not splits.get("train") and not in_folders.get("train"):
+            advice = "read as training text; name a file valid.txt or test.txt to have it as that split"
+            note(f"{_names(folder, similar)}: {advice}")
+    if "train" not in splits:
         found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
         raise LmtrainError(
             f"{folder} has no training text: name a file train.txt (or .tokens, .jsonl, .parquet), or put all training "
             f"text in a folder {folder / 'train'}; found {found}"
         )
-    chosen = {split: _shards(folder, split, paths) for split, paths in splits.items()} | in_folders
-    if unused := _unused(folder, chosen):
-        note(f"not used in {folder}: {_listed(folder, unused)}")
-    return chosen
+    if unused := _unused(folder, splits):
+        note(f"not used in {folder}: {_names(folder, unused)}")
+    return splits
 
 
-def named(names: Iterable[str]) -> str:
-    """The first names of a list, and how many others there are."""
-    listed = list(names)
-    others = len(listed) - _NAMED
-    return ", ".join(listed[:_NAMED]) + (f" and {others:,} more" if others > 0 else "")
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many others there are."""
+    others = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {others:,} more" if others > 0 else "")
+
+
+def _names(folder: Path, paths: list[Path]) -> str:
+    return listed([name_in(folder, path) + "/" * path.is_dir() for path in paths])
 
 
 def _texts(folder: Path) -> list[Path]:
     """The text files in a folder in the order of their names."""
     paths = [path for path in sorted(folder.iterdir()) if is_text(path) and not path.name.startswith(".")]
     for path in paths:
-        refuse_dangling(path)
+        reject_dangling(path)
     return [path for path in paths if path.is_file()]
 
 
 def _by_name(paths: list[Path]) -> tuple[dict[str, list[Path]], list[Path]]:
-    """The files whose names say their split; and others whose names have a word for held-out text in them."""
+    """The files that are named after a split, and others whose names contain a word for held-out text."""
     alike: dict[str, dict[str, list[Path]]] = {}
     for path in paths:
         parts = re.split("([._-])", _NUMBER.sub("", plain(path).stem.lower()))
@@ -97,19 +94,7 @@ def _once(paths: list[Path]) -> list[Path]:
     return list(files.values())
 
 
-def _unused(folder: Path, splits: dict[str, list[Path]]) -> list[Path]:
-    """What is in the folder, and in those of splits, and in no split; but not hidden files."""
-    used = {path for paths in splits.values() for path in paths}
-    folders = {folder, *(path.parent for path in used)}
-    found = (path for place in sorted(folders) for path in sorted(place.iterdir()))
-    return [path for path in found if path not in used | folders and not path.name.startswith(".")]
-
-
-def _listed(folder: Path, paths: list[Path]) -> str:
-    return named([name_in(folder, path) + "/" * path.is_dir() for path in paths])
-
-
-def _shards(folder: Path, split: str, paths: list[Path]) -> list[Path]:
+def _in_order(folder: Path, split: str, paths: list[Path]) -> list[Path]:
     """The files of a split in order: one, or all the numbered parts of one."""
     numbers = {path: match for path in paths if (match := _NUMBER.search(plain(path).stem))}
     if len(paths) > 1 and (len(numbers) < len(paths) or len({path.suffix.lower() for path in paths}) > 1):
@@ -123,3 +108,11 @@ def _shards(folder: Path, split: str, paths: list[Path]) -> list[Path]:
         if total != len(paths) or sorted(int(match[1]) for match in shards) != list(range(total)):
             raise LmtrainError(f"{folder} has {len(paths)} of the {total} files of its {split} split: get the others")
     return sorted(paths, key=lambda path: int(re.findall(r"\d+", numbers[path][0])[0]) if len(paths) > 1 else 0)
+
+
+def _unused(folder: Path, splits: dict[str, list[Path]]) -> list[Path]:
+    """What is in the folder, or in those of splits, and in no split; hidden files are not counted."""
+    used = {path for paths in splits.values() for path in paths}
+    folders = {folder, *(path.parent for path in used)}
+    found = (path for place in sorted(folders) for path in sorted(place.iterdir()))
+    return [path for path in found if path not in used | folders and not path.name.startswith(".")]

@@ -1,21 +1,20 @@
-"""Text to token ids and back: whole words, byte-level BPE or bytes, all kept in one Hugging Face tokenizer.json.
+"""Text to token ids and back: whole words, byte-level BPE or bytes, each stored as one Hugging Face tokenizer.json.
 
-Whitespace is what `str.split()` takes for it (Unicode whitespace and the separators U+001C to U+001F), the rule by
-which a corpus counts its words. A line ends with "\\n" and nothing else; that "\\n" belongs to the line.
+Whitespace is that of `str.split()` (Unicode whitespace and the separators U+001C to U+001F), by which a corpus counts
+its words. A line ends with "\\n" and nothing else; that "\\n" belongs to the line.
 
 - word: a line is its words and `<eos>`; the closed vocabulary maps every other word to `<unk>`.
 - bpe: byte-level byte-pair encoding (Sennrich et al., 2016; Radford et al., 2019) of the line with its "\\n".
 - byte: the UTF-8 bytes of the line with its "\\n" (byte b is token b + 1).
 
 With bpe and byte, `<eos>` ends a document. No text is ever encoded to `<eos>`: the word `<eos>` in a text is an unknown
-word, or the five characters that it is. Only a vocabulary and merges are taken from a file; the rest is built here.
+word, or its five characters. Only a vocabulary and merges are taken from a file; the rest is built here.
 """
 
 import json
 import re
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Self
@@ -39,8 +38,8 @@ _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 class Tokenizer:
     """A trained tokenizer; made by `train` or `load`.
 
-    `sha256` is the hash of the bytes of its tokenizer.json, its identity. `line_end_ids` are the ids after which a line
-    is over. `unk_id` is None unless the kind is word.
+    `sha256` is the hash of the bytes of its tokenizer.json, its identity. `line_end_ids` are the ids that end a
+    line. `unk_id` is None unless the kind is word.
     """
 
     def __init__(self, kind: Kind, vocabulary: dict[str, int], merges: Merges, content: bytes) -> None:
@@ -64,8 +63,8 @@ class Tokenizer:
     def train(cls, lines: Iterable[str], config: TokenizerConfig) -> Self:
         """Train on `lines` (without their line ends); the same lines give the same tokenizer.
 
-        A bpe vocabulary is smaller than asked where the text holds no further pair that occurs twice.
-        Raises LmtrainError when the vocabulary is too large to be kept.
+        A bpe vocabulary is smaller than configured where no further pair occurs twice in the text.
+        Raises LmtrainError when the vocabulary is too large to be stored.
         """
         texts = pieces((f"{line}\n" for line in lines), config.kind)
         merges: Merges = []
@@ -82,8 +81,8 @@ class Tokenizer:
 
     @classmethod
     def of_words(cls, counts: Mapping[str, int], config: TokenizerConfig) -> Self:
-        """The word tokenizer of a text in which each word occurs so often: `<unk>`, `<eos>`, then words by falling
-        frequency and alphabetically among equals, `tokenizer.vocab_size` entries at most. Raises as `train` does."""
+        """The word tokenizer of a text with these counts of words: `<unk>`, `<eos>`, then words by descending frequency
+        and alphabetically among equals, `tokenizer.vocab_size` entries at most. Raises as `train` does."""
         ordered = sorted(counts.keys() - {UNK, EOS}, key=lambda word: (-counts[word], word))
         vocabulary = {word: index for index, word in enumerate([UNK, EOS, *ordered][: config.vocab_size])}
         return cls._made(vocabulary, [], config)
@@ -99,48 +98,33 @@ class Tokenizer:
     def load(cls, path: Path) -> Self:
         """Read a tokenizer.json that `save` wrote.
 
-        Raises LmtrainError when it is missing, damaged, or not of this package's making.
+        Raises LmtrainError when it is missing, damaged, or not written by lmtrain.
         """
         kind, vocabulary, merges, content = tokenizer_file.read(path)
         try:
             return cls(kind, vocabulary, merges, content)
         except BaseException as error:
-            # A panic in Rust derives from BaseException, and tokenizers raises its own failures as bare Exception.
+            # A panic in Rust derives from BaseException, and tokenizers raises its failures as bare Exception.
             if type(error) is not Exception and type(error).__name__ != "PanicException":
                 raise
             raise LmtrainError(f"tokenizer {path} is damaged: {error}") from None
 
     def save(self, path: Path) -> None:
-        """Write tokenizer.json to `path`: the bytes that `sha256` names."""
+        """Write tokenizer.json, the bytes with the hash `sha256`, to `path`."""
         write_file(path, self._content)
 
     def encode_pieces(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text, a line with its "\\n" or a part of one (see `pieces`); bpe runs on all cores."""
         if self.kind == "word":
-            # Four times as fast as tokenizer.json's own model and pre-tokenizer, and equal to them.
+            # Equal to what the tokenizers library does with tokenizer.json, and faster.
             word_id, unk, eos = self._words.get, repeat(self._words[UNK]), [self.eos_id]
             return [[*map(word_id, text.split(), unk)] + eos * text.endswith("\n") for text in texts]
         if self.kind == "byte":
             return [[byte + 1 for byte in text.encode()] for text in texts]
         return [encoding.ids for encoding in self._bpe.encode_batch_fast(texts, add_special_tokens=False)]
 
-    def encode_batches(self, batches: Iterable[list[str]]) -> Iterator[tuple[list[str], list[list[int]]]]:
-        """Each batch with what `encode_pieces` makes of it. With bpe, which needs no lock of Python's, the next one is
-        encoded while this one is turned into numbers and used."""
-        if self.kind != "bpe":
-            yield from ((texts, self.encode_pieces(texts)) for texts in batches)
-            return
-        waiting: deque[tuple[list[str], Future[Any]]] = deque()
-        with ThreadPoolExecutor(1) as pool:
-            for texts in batches:
-                waiting.append((texts, pool.submit(self._bpe.encode_batch_fast, texts, add_special_tokens=False)))
-                if len(waiting) > 1:
-                    yield _finished(*waiting.popleft())
-            while waiting:
-                yield _finished(*waiting.popleft())
-
     def encode(self, text: str) -> list[int]:
-        """The ids of a prompt: each "\\n" in it ends a line, and its last line stays open.
+        """The ids of a prompt: each "\\n" in it ends a line; its last line need not end.
 
         Raises LmtrainError when `text` holds a lone surrogate, which no UTF-8 text can.
         """
@@ -153,8 +137,7 @@ class Tokenizer:
         return list(chain.from_iterable(self.encode_pieces(list(pieces(_LINE.findall(text), self.kind)))))
 
     def replaced(self, text: str, ids: list[int]) -> int:
-        """How many words of `text`, whose ids these are, `<unk>` stands for; where it is the text's own word, it stands
-        for itself."""
+        """How many words of `text`, whose ids these are, `<unk>` replaces, its own literal `<unk>` not counted."""
         if self.unk_id is None or self.unk_id not in ids:
             return 0
         return ids.count(self.unk_id) - text.split().count(UNK)
@@ -166,7 +149,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD.
 
-        word: words joined by spaces, `<eos>` as line end. bpe and byte: the inverse of `encode`; `<eos>` is nothing.
+        word: words joined by spaces, `<eos>` as line end. bpe and byte: the inverse of `encode`; `<eos>` is empty.
         """
         if any(not 0 <= index < self.vocab_size for index in ids):
             raise ValueError(f"a token id outside 0..{self.vocab_size - 1}")
@@ -175,7 +158,7 @@ class Tokenizer:
         words = ["\n" if index == self.eos_id else self._tokens[index] for index in ids]
         return re.sub(" ?\n ?", "\n", " ".join(words))
 
-    def piece(self, before: int | None, id: int) -> bytes:  # noqa: A002 - the field's own name
+    def piece(self, before: int | None, id: int) -> bytes:  # noqa: A002 -- the field's term
         """What `id` adds to a text whose last token is `before`, in UTF-8; with bpe and byte it may be a part of a
         character. Joined, the pieces of `ids` are `decode(ids)`, with a space before a first word (`before` = None).
         """
@@ -185,16 +168,12 @@ class Tokenizer:
             return b"\n"
         return (b"" if before == self.eos_id else b" ") + self._tokens[id].encode()
 
-    def token(self, id: int) -> str:  # noqa: A002 - the field's own name
-        """One token for people to read, with control characters and stray bytes escaped."""
+    def token(self, id: int) -> str:  # noqa: A002 -- the field's term
+        """One token in readable form, with control characters and incomplete UTF-8 escaped."""
         if self.kind == "word" or id == self.eos_id:
             return self._tokens[id]
         text = self._bytes[id].decode("utf-8", errors="backslashreplace")
         return "".join(symbol if symbol.isprintable() else symbol.encode("unicode_escape").decode() for symbol in text)
-
-
-def _finished(texts: list[str], encodings: Future[Any]) -> tuple[list[str], list[list[int]]]:
-    return texts, [encoding.ids for encoding in encodings.result()]
 
 
 def pieces(texts: Iterable[str], kind: Kind) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""tokenizer.json: a Hugging Face file, written here, so that it is the same whatever the library's version.
+"""tokenizer.json: a Hugging Face file, written here, so that its bytes do not depend on the library's version.
 
-Only a kind, a vocabulary and merges are read back; a file that says anything else is rejected.
+Only a kind, a vocabulary and merges are read back; a file that specifies anything else is rejected.
 """
 
 import json
@@ -22,48 +22,36 @@ BYTE_SYMBOLS = sorted(pre_tokenizers.ByteLevel.alphabet())
 """The 256 characters that stand for bytes in a byte-level vocabulary."""
 
 
-def _byte_of_symbol() -> dict[str, int]:
-    """The byte of each symbol: printable Latin-1 stands for itself, later symbols for the other bytes in order."""
-    direct = {symbol: ord(symbol) for symbol in BYTE_SYMBOLS if ord(symbol) < 256}
-    others = [symbol for symbol in BYTE_SYMBOLS if ord(symbol) >= 256]
-    return direct | dict(zip(others, sorted(set(range(256)) - set(direct.values())), strict=True))
-
-
-BYTE = _byte_of_symbol()
+_DIRECT = {symbol: ord(symbol) for symbol in BYTE_SYMBOLS if ord(symbol) < 256}
+BYTE = _DIRECT | dict(zip(BYTE_SYMBOLS[len(_DIRECT) :], sorted(set(range(256)) - set(_DIRECT.values())), strict=True))
+"""The byte of each symbol: printable Latin-1 stands for itself, later symbols for the other bytes in order."""
 BYTE_VOCABULARY = {EOS: 0} | {symbol: byte + 1 for symbol, byte in BYTE.items()}
 _LITERAL_EOS = f"(?<![^{_SPACE}]){EOS}(?![^{_SPACE}])"
-_PARTS: dict[Kind, dict[str, Any]] = {
-    "word": {
-        "added_tokens": [],
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [
-                {"type": "Replace", "pattern": {"Regex": _LITERAL_EOS}, "content": UNK},
-                {"type": "Replace", "pattern": {"String": "\n"}, "content": f" {EOS} "},
-            ],
-        },
-        "pre_tokenizer": {
-            "type": "Split",
-            "pattern": {"Regex": f"[{_SPACE}]+"},
-            "behavior": "Removed",
-            "invert": False,
-        },
+_WORD_PARTS = {
+    "added_tokens": [],
+    "normalizer": {
+        "type": "Sequence",
+        "normalizers": [
+            {"type": "Replace", "pattern": {"Regex": _LITERAL_EOS}, "content": UNK},
+            {"type": "Replace", "pattern": {"String": "\n"}, "content": f" {EOS} "},
+        ],
     },
-    **{
-        kind: {
-            "added_tokens": [],
-            "normalizer": None,
-            "pre_tokenizer": {
-                "type": "ByteLevel",
-                "add_prefix_space": False,
-                "trim_offsets": True,
-                "use_regex": kind == "bpe",
-            },
-        }
-        for kind in ("bpe", "byte")
+    "pre_tokenizer": {
+        "type": "Split",
+        "pattern": {"Regex": f"[{_SPACE}]+"},
+        "behavior": "Removed",
+        "invert": False,
     },
 }
-"""What tokenizer.json says beside the model, by which its kind is recognized, in the library's format.
+
+
+def _byte_level(use_regex: bool) -> dict[str, Any]:
+    options = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+    return {"added_tokens": [], "normalizer": None, "pre_tokenizer": options}
+
+
+_PARTS: dict[Kind, dict[str, Any]] = {"word": _WORD_PARTS, "bpe": _byte_level(True), "byte": _byte_level(False)}
+"""The parts of tokenizer.json other than the model, by which its kind is recognized, in the library's format.
 
 `<eos>` is an entry of the vocabulary and not an added token, because added tokens are found in any text. With bpe no
 merge can spell it: letters and brackets are never in one word."""
@@ -80,7 +68,7 @@ _BPE_OPTIONS = {
 
 
 def content(kind: Kind, vocabulary: dict[str, int], merges: Merges) -> bytes:
-    """The bytes of tokenizer.json. Written here, they and their hash don't depend on the library's version."""
+    """The bytes of tokenizer.json."""
     ordered = dict(sorted(vocabulary.items(), key=lambda entry: entry[1]))
     model: dict[str, Any]
     if kind == "word":
@@ -102,7 +90,7 @@ def content(kind: Kind, vocabulary: dict[str, int], merges: Merges) -> bytes:
 def read(path: Path) -> tuple[Kind, dict[str, int], Merges, bytes]:
     """The kind, the vocabulary, the merges, and the file's bytes.
 
-    Raises LmtrainError when it is missing, damaged, or not of this package's making.
+    Raises LmtrainError when it is missing, damaged, or not written by lmtrain.
     """
     found = _read(path)
     try:
@@ -127,12 +115,12 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise LmtrainError(f"tokenizer {path} can't be read: {error.strerror}") from None
     if len(content) > MOST_BYTES:
-        raise LmtrainError(f"tokenizer {path} is larger than {MOST_BYTES >> 20} MiB: it is not one of lmtrain's")
+        raise LmtrainError(f"tokenizer {path} is larger than {MOST_BYTES >> 20} MiB: lmtrain did not write it")
     return content
 
 
 def _kind_of(document: Any) -> Kind | None:
-    """The kind whose tokenizer.json `document` is, vocabulary and merges aside; None = foreign."""
+    """The kind of which `document` is a tokenizer.json, whatever its vocabulary and merges; None = foreign."""
     if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
         return None
     kinds: tuple[Kind, ...] = get_args(Kind)
@@ -144,7 +132,7 @@ def _kind_of(document: Any) -> Kind | None:
 
 
 def _holds(found: Any, ours: Any) -> bool:
-    """Whether `found` has all of `ours`; more keys in its objects, such as a later library may write, don't matter."""
+    """Whether `found` contains all of `ours`; its objects may have more keys, such as a later library may write."""
     if isinstance(ours, dict):
         return isinstance(found, dict) and all(key in found and _holds(found[key], ours[key]) for key in ours)
     if isinstance(ours, list):

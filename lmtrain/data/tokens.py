@@ -1,38 +1,32 @@
-"""The token store: a corpus as token ids in memory-mapped arrays, with the tokenizer that made them and a manifest.
+"""The token store: corpora as token ids in memory-mapped arrays, with the tokenizer that made them and a manifest.
 
 A store folder holds tokenizer.json and, for each split, shards: `<split>-00000.npy` and so on (1-D token ids, uint16
-where they fit, else uint32), each with `<split>-00000.docs.npy` (int64 offsets in it at which documents start). A
-shard is written once, by one process, under its own name: nothing is copied together afterwards, a killed process
-loses none that is finished, and each is hashed by who wrote it. When a store is opened every file is checked against
-its sha256, large ones only if they changed since they were last read (see verified.py).
+where they fit, else uint32), each with `<split>-00000.docs.npy` (int64 offsets in it at which documents start). When a
+store is opened every file is checked against its sha256, large ones only if they changed since they were last read
+(verified.py).
 """
 
 import json
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from lmtrain.config.schema import TokenizerConfig
-from lmtrain.data.corpus import Corpus
-from lmtrain.data.ids import Ids
-from lmtrain.data.normal import HEADER_BYTES, OFFSET, Counts, SplitName, npy_header
-from lmtrain.data.shards import id_type
-from lmtrain.data.tokenizer import DEFAULT_BPE_SIZE, Tokenizer
+from lmtrain.data.ids import Ids, load_array
+from lmtrain.data.shards import TOKENIZER as TOKENIZER  # noqa: PLC0414 -- for its importers
+from lmtrain.data.shards import id_type, shard_name
+from lmtrain.data.splits import Counts, SplitName
+from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.verified import Hashes
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST, read_manifest, sha256_bytes, verify
 
 FORMAT = "lmtrain-tokens/3"
-TOKENIZER = "tokenizer.json"
-TEXT_DIGITS = 8
-"""Of the hash of its text, at the end of a store's name."""
-_OURS = re.compile(r"(train|valid|test)(-\d{5,})?(\.docs)?\.npy")
 
 Tokens = Annotated[int, Field(ge=0, le=2**48)]
 
@@ -54,8 +48,6 @@ class _SplitInfo(Counts):
             raise ValueError("tokens of no text")
         if not self.tokens == sum(self.corpora) == sum(shard.tokens for shard in self.shards):
             raise ValueError("shards or corpora that do not make up the split")
-        if self.documents != sum(shard.documents for shard in self.shards):
-            raise ValueError("documents in no shard")
         return self
 
 
@@ -64,7 +56,7 @@ class _Floor(BaseModel, strict=True):
 
 
 class _StoreInfo(BaseModel, strict=True):
-    """What the manifest of a store says beside its files."""
+    """What the manifest of a store says apart from its files."""
 
     corpora: list[str]
     corpora_sha256: list[str]
@@ -78,16 +70,15 @@ class _StoreInfo(BaseModel, strict=True):
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One split: `ids` (tokens,) memory-mapped, `documents` (documents,) the tokens at which documents start.
+    """One split: its `ids` (tokens,), memory-mapped.
 
     `words` counts the corpus's words and line ends: the denominator of word perplexity, whatever the tokenizer. `bytes`
-    counts the UTF-8 bytes of its text: the denominator of bits per byte. `corpora` has the tokens of each corpus of a
-    mixture, which lie one after the other. `replaced` counts the words of the text that `<unk>` stands for, so
-    that their bytes can't be told from the ids.
+    counts the UTF-8 bytes of its text: the denominator of bits per byte. `corpora` has the number of tokens of each
+    corpus of a mixture, which are stored one after the other. `replaced` counts the words of the text that `<unk>`
+    replaced; their bytes are not known from the ids.
     """
 
     ids: Ids
-    documents: np.ndarray
     tokens: int
     words: int
     bytes: int
@@ -112,7 +103,7 @@ class TokenStore:
 
     @property
     def sha256(self) -> str:
-        """The hash of the content of all files, and of the weights of a mixture: which data this is."""
+        """The hash of the content of all files, and of the weights of a mixture: it identifies the training data."""
         return _content_sha256(self.manifest, self.weights)
 
     def split(self, name: str) -> Split:
@@ -129,41 +120,8 @@ def _content_sha256(manifest: dict[str, Any], weights: Sequence[int]) -> str:
     return sha256_bytes(json.dumps(identity, sort_keys=True).encode())
 
 
-def store_folder(
-    corpora: Corpus | Sequence[Corpus], config: TokenizerConfig, data_dir: Path, given: Tokenizer | None = None
-) -> Path:
-    """Where the store of this corpus, or this mixture, lies: beside the corpora in `data_dir`.
-
-    Its tokenizer is trained as `config` says, or is `given`. The name ends in a hash of the text, so that the store of
-    another text never takes the place of one that a run was trained on.
-    """
-    corpora = as_list(corpora)
-    name = corpora[0].folder.name if len(corpora) == 1 else "mixture"
-    text = sha256_bytes(json.dumps([corpus.sha256 for corpus in corpora]).encode())[:TEXT_DIGITS]
-    limit = vocab_limit(config)
-    tokenizer = f"{config.kind}-{limit}" if limit else config.kind
-    if given is not None:
-        tokenizer = f"{given.kind}-{given.sha256[:8]}"
-    return data_dir / f"{name}.{tokenizer}-{text}"
-
-
-def as_list(corpora: Corpus | Sequence[Corpus]) -> list[Corpus]:
-    """One corpus, or those of a mixture."""
-    return [corpora] if isinstance(corpora, Corpus) else list(corpora)
-
-
-def vocab_limit(config: TokenizerConfig) -> int | None:
-    """The entries that a vocabulary may have; None = any number."""
-    return DEFAULT_BPE_SIZE if config.kind == "bpe" and config.vocab_size is None else config.vocab_size
-
-
-def shard_name(split: str, number: int) -> str:
-    """The name of a shard's files, without their endings."""
-    return f"{split}-{number:05}"
-
-
 def open_store(folder: Path, weights: Sequence[int] | None = None, hashes: Hashes | None = None) -> TokenStore:
-    """Open a store, its content checked. `weights` are those of a mixture (None = one each).
+    """Open a store and check its content. `weights` are those of a mixture (None = one each).
 
     Raises LmtrainError when the folder is missing, foreign, incomplete, truncated or changed.
     """
@@ -178,14 +136,15 @@ def open_store(folder: Path, weights: Sequence[int] | None = None, hashes: Hashe
     if (tokenizer.sha256, tokenizer.vocab_size) != (info.tokenizer_sha256, info.vocab_size):
         raise LmtrainError(f"{folder / TOKENIZER} isn't the tokenizer of this store: delete {folder} and make it again")
     splits: dict[str, Split] = {
-        name: _open_split(folder, name, split, tokenizer.vocab_size, hashes) for name, split in info.splits.items()
+        name: _open_split(folder / name, split, tokenizer.vocab_size, hashes.read)
+        for name, split in info.splits.items()
     }
     return TokenStore(folder, manifest, tokenizer, tuple(weights or [1] * len(info.corpora)), splits)
 
 
 def find_store(data_dir: Path, sha256: str, weights: Sequence[int] | None = None) -> TokenStore | None:
-    """The store in `data_dir` whose `sha256` this is, whatever its folder is called; None where there is none, or only
-    a damaged one."""
+    """The store in `data_dir` whose `sha256` this is, whatever the name of its folder; None where there is none, or
+    only a damaged one."""
     for path in sorted(data_dir.glob(f"*/{MANIFEST}")):
         with suppress(LmtrainError):
             manifest = read_manifest(path.parent, FORMAT)
@@ -194,51 +153,15 @@ def find_store(data_dir: Path, sha256: str, weights: Sequence[int] | None = None
     return None
 
 
-def _open_split(folder: Path, name: str, info: _SplitInfo, vocab_size: int, hashes: Hashes) -> Split:
-    shards = [folder / shard_name(name, number) for number in range(len(info.shards))]
-    parts, documents, offset = [], [np.empty(0, np.int64)], 0
-    for path, shard in zip(shards, info.shards, strict=True):
-        file = path.with_name(f"{path.name}.npy")
-        # To look at all of a file through a map of its own gives its pages back when that is gone.
-        if shard.tokens and file in hashes.read and _map(file, id_type(vocab_size), shard.tokens).max() >= vocab_size:
-            raise _out_of_range(file)
-        parts.append(_map(file, id_type(vocab_size), shard.tokens))
-        documents.append(offset + _map(path.with_name(f"{path.name}.docs.npy"), OFFSET, shard.documents))
-        offset += shard.tokens
-        inside = np.all((offset - shard.tokens <= documents[-1]) & (documents[-1] < max(offset, 1)))
-        if not inside:
-            raise _out_of_range(file)
-    starts = np.concatenate(documents)
-    if np.any(np.diff(starts, prepend=-1) <= 0):
-        raise _out_of_range(folder / name)
+def _open_split(stem: Path, info: _SplitInfo, vocab_size: int, changed: set[Path]) -> Split:
+    """Map the shards of a split; the ids in `changed` files are checked for their range."""
+    parts: list[np.ndarray] = []
+    for number, shard in enumerate(info.shards):
+        path = stem.with_name(f"{shard_name(stem.name, number)}.npy")
+        map_ids = partial(load_array, path, id_type(vocab_size), shard.tokens)
+        # A map of its own is read and released, so that the pages of a large file do not stay in memory.
+        if shard.tokens and path in changed and map_ids().max() >= vocab_size:
+            raise LmtrainError(f"{path} has ids out of range: delete {path.parent} and make it again")
+        parts.append(map_ids())
     words = info.words + info.lines
-    return Split(Ids(parts), starts, info.tokens, words, info.bytes, tuple(info.corpora), info.replaced)
-
-
-def _out_of_range(path: Path) -> LmtrainError:
-    return LmtrainError(f"{path} has ids or documents out of range: delete {path.parent} and make it again")
-
-
-def _map(path: Path, dtype: np.dtype[Any], length: int) -> np.ndarray:
-    """The array of a .npy file whose type and length are known; its header is compared, not parsed.
-
-    The size is compared too: mapping a file that is shorter than its array would end in a bus error.
-    """
-    header = npy_header(dtype, length)
-    try:
-        with path.open("rb") as file:
-            sound = file.read(HEADER_BYTES) == header
-        sound = sound and path.stat().st_size == HEADER_BYTES + length * dtype.itemsize
-    except OSError:
-        sound = False
-    if not sound:
-        raise LmtrainError(f"{path} isn't an array of {length:,} {dtype.name}: delete {path.parent} and make it again")
-    return np.memmap(path, dtype, "r", offset=HEADER_BYTES, shape=(length,))
-
-
-def refuse_foreign(folder: Path) -> None:
-    """Raise LmtrainError where making `folder` again would delete files that no store has."""
-    if not folder.is_dir() or any(
-        file.name not in (MANIFEST, TOKENIZER) and not _OURS.fullmatch(file.name) for file in folder.iterdir()
-    ):
-        raise LmtrainError(f"{folder} is where the tokens would go, and holds something else: move it away")
+    return Split(Ids(parts), info.tokens, words, info.bytes, tuple(info.corpora), info.replaced)

@@ -9,7 +9,7 @@ Where a model is sharded, each process writes the rows that it holds: model-0000
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from lmtrain.config.schema import ModelConfig
-from lmtrain.errors import LmtrainError, SaidElsewhere, UnreadableError
+from lmtrain.errors import AlreadyReported, LmtrainError, UnreadableError
 from lmtrain.storage.files import (
     new_folder,
     parse_manifest,
@@ -27,6 +27,7 @@ from lmtrain.storage.files import (
     remove_folder,
     sha256_bytes,
     sha256_file,
+    verify,
     writing,
 )
 from lmtrain.storage.run_folder import (
@@ -49,7 +50,7 @@ __all__ = ["CONFIG", "METRICS", "STATE", "TOKENIZER", "create_run", "find_run", 
 FORMAT = "lmtrain-checkpoint/1"
 
 FEW = 4
-"""Files that one thread hashes: one process writes no more."""
+"""Files that are hashed one after the other: the checkpoint of a single process has no more."""
 _STEP = re.compile(r"[0-9]{1,18}")
 _FILE = re.compile(r"(.+?)(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 
@@ -59,9 +60,9 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint, verified: groups of tensors (`model`, `optimizer`, `ema`), not read yet, and its counters.
+    """One verified checkpoint: groups of tensors (`model`, `optimizer`, `ema`), not read yet, and its manifest.
 
-    It holds its files open, so that they can be read though they are deleted, and keep their place on the disk.
+    It keeps its files open, so that the tensors can be read even after the files are deleted.
     """
 
     folder: Path
@@ -95,7 +96,7 @@ def save(
 
 
 def _write_together(folder: Path, tensors: Tensors, processes: ProcessGroup) -> dict[str, str]:
-    """Write what this process has; the sha256 of the files of all. Raises SaidElsewhere where another one failed."""
+    """Write what this process has; the sha256 of the files of all. Raises AlreadyReported where another one failed."""
     try:
         mine = json.dumps(_write(folder, tensors, processes))
     except BaseException:
@@ -103,7 +104,7 @@ def _write_together(folder: Path, tensors: Tensors, processes: ProcessGroup) -> 
         raise
     told = processes.all_gather_text(mine)
     if "" in told:
-        raise SaidElsewhere
+        raise AlreadyReported
     return {name: sha256 for text in told for name, sha256 in json.loads(text).items()}
 
 
@@ -122,10 +123,10 @@ def _write(folder: Path, tensors: Tensors, processes: ProcessGroup) -> dict[str,
 
 
 def load(folder: Path, groups: tuple[str, ...] | None = None, *, hashed: bool = True) -> Checkpoint:
-    """A checkpoint (its `groups` of tensors; None = all), whose tensors are read when they are asked for.
+    """A checkpoint, or only these `groups` of its tensors; the tensors are read when they are indexed.
 
-    Each file is compared with its hash first, unless, with `hashed` False, another process has just done so.
-    Raises LmtrainError when anything in it is missing, foreign or damaged.
+    The hash of each file is verified first, unless `hashed` is False because another process has just done so.
+    Raises LmtrainError if anything in it is missing, foreign or damaged.
     """
     manifest = read_manifest(folder, FORMAT)
     names: dict[str, list[str]] = {}
@@ -135,51 +136,40 @@ def load(folder: Path, groups: tuple[str, ...] | None = None, *, hashed: bool = 
         if groups is None or group in groups:
             names.setdefault(group, []).append(name)
     if hashed:
-        _check_hashes(
-            folder, {name: manifest["files"][name]["sha256"] for of_group in names.values() for name in of_group}
-        )
+        _verify(folder, {name: manifest["files"][name] for of_group in names.values() for name in of_group})
     if "model" not in names or not isinstance(manifest.get("step"), int):
         raise LmtrainError(f"{folder} is not a checkpoint: it has no weights or no step")
     tensors = {group: open_files([folder / name for name in of_group]) for group, of_group in names.items()}
     return Checkpoint(folder, tensors, manifest)
 
 
-def _check_hashes(folder: Path, hashes: Mapping[str, str]) -> None:
-    """Compare files with their sha256, many at once. Raises LmtrainError naming the first that is not as it was."""
+def _verify(folder: Path, files: dict[str, Any]) -> None:
+    """Verify the hashes of `files`, entries of a manifest; many files in parallel."""
     with ThreadPoolExecutor() as pool:
-        each = pool.map if len(hashes) > FEW else map
-        for name, found in zip(hashes, each(lambda name: _sha256(folder / name), hashes), strict=True):
-            if found != hashes[name]:
-                raise LmtrainError(f"{folder / name} is damaged")
-
-
-def _sha256(file: Path) -> str:
-    try:
-        return sha256_file(file)
-    except OSError as error:
-        raise read_error(file, error) from error
+        each = pool.map if len(files) > FEW else map
+        list(each(lambda name: verify(folder, {"files": {name: files[name]}}, sha256_file), files))
 
 
 def check_model(found: Checkpoint, model: ModelConfig) -> None:
-    """Raise LmtrainError unless the checkpoint was trained with the fields of `model`, or doesn't say with which.
+    """Raise LmtrainError unless the checkpoint was trained with the fields of `model`.
 
-    A field that came later had its default.
+    A field that its manifest lacks had its default; older manifests, which have none, are accepted.
     """
     stored, default = found.info.get("model", {}), ModelConfig().model_dump(mode="json")
     if not isinstance(stored, dict):
-        raise LmtrainError(f"{found.folder} is damaged: its manifest names no model")
+        raise LmtrainError(f"{found.folder} is damaged: the model in its manifest is no mapping")
     for name, value in model.model_dump(mode="json").items() if stored else ():
         if stored.get(name, default[name]) != value:
             raise LmtrainError(
-                f"{found.folder.parent.parent / CONFIG} has model.{name}={value}, and {found.folder} was trained with "
-                f"{str(stored.get(name, default[name]))[:99]}: put that back"
+                f"{found.folder.parent.parent / CONFIG} has model.{name}={value}, but {found.folder} was trained with "
+                f"{str(stored.get(name, default[name]))[:99]}: restore that value"
             )
 
 
 def check_fit(found: Mapping[str, Tensor | Stored], wanted: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless `found` has the names, the shapes and the types of `wanted`."""
+    """Raise ValueError unless `found` has the names, shapes and types of `wanted`."""
     if found.keys() != wanted.keys():
-        raise ValueError(f"it lacks or has too many of {str(sorted(found.keys() ^ wanted.keys()))[1:200]}")
+        raise ValueError(f"its tensors are not the expected ones: {str(sorted(found.keys() ^ wanted.keys()))[1:200]}")
     for name, tensor in wanted.items():
         theirs, ours = ((tuple(each.shape), each.dtype) for each in (found[name], tensor))
         if theirs != ours:
@@ -187,12 +177,12 @@ def check_fit(found: Mapping[str, Tensor | Stored], wanted: Mapping[str, Tensor]
 
 
 def folders(run_dir: Path) -> list[Path]:
-    """The run's checkpoint folders, oldest first, verified or not."""
-    return sorted((folder for folder in _listed(run_dir) if _STEP.fullmatch(folder.name[5:])), key=_step)
+    """The checkpoint folders of a run, oldest first, verified or not."""
+    return sorted((folder for folder in _all_folders(run_dir) if _STEP.fullmatch(folder.name[5:])), key=_step)
 
 
-def _listed(run_dir: Path) -> list[Path]:
-    """The folders in the run's that are named as checkpoints are, those that were set aside included."""
+def _all_folders(run_dir: Path) -> list[Path]:
+    """The folders that are named as checkpoints are, including damaged ones that were set aside."""
     try:
         found = [*(run_dir / "checkpoints").iterdir()]
         return [folder for folder in found if folder.name.startswith("step-") and folder.is_dir()]
@@ -206,35 +196,52 @@ def _step(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
+Damaged = list[tuple[Path, LmtrainError]]
+
+
+def _first_good(candidates: Iterable[Path], groups: tuple[str, ...] | None = None) -> tuple[Checkpoint | None, Damaged]:
+    """The first of the `candidates` that is undamaged, and those before it, each with its error.
+
+    Raises UnreadableError if one before it can't be read, since nothing says that it is damaged.
+    """
+    damaged: Damaged = []
+    for folder in candidates:
+        try:
+            return load(folder, groups), damaged
+        except UnreadableError:
+            raise
+        except LmtrainError as error:
+            damaged.append((folder, error))
+    return None, damaged
+
+
 def last(
     run_dir: Path, note: Note, *, hashed: bool = True, check: Callable[[Checkpoint], None] = lambda _: None
 ) -> Checkpoint | None:
-    """The newest good checkpoint; damaged ones are named in a note and set aside as `<name>.damaged`. None = none yet.
+    """The newest undamaged checkpoint; newer ones are reported and renamed to `<name>.damaged`. None = none yet.
 
-    Before that, `check` may raise LmtrainError. With `hashed` False another process has just done all this, and the
-    newest must be good.
-    Raises LmtrainError where all are damaged, and UnreadableError where one can't be read; then nothing is changed.
+    Nothing is renamed if `check` raises LmtrainError. With `hashed` False another process has just done all this, so
+    the newest checkpoint must be good.
+    Raises LmtrainError if all are damaged, and UnreadableError if one can't be read; then nothing is changed.
     """
-    damaged: list[tuple[Path, LmtrainError]] = []
-    for folder in reversed(folders(run_dir)):
-        try:
-            found = load(folder, hashed=hashed)
-        except LmtrainError as error:
-            if not hashed or isinstance(error, UnreadableError):
-                raise
-            damaged.append((folder, error))
-            continue
-        check(found)
-        for bad, reason in damaged:
-            _set_aside(bad, reason, note)
-        return found
-    if lost := sorted(folder.name for folder in _listed(run_dir)):
-        why = f" ({damaged[0][1]})" if damaged else ""
-        raise LmtrainError(
-            f"{run_dir} has no good checkpoint{why}: {', '.join(lost)} can't be resumed from. To start over, delete "
-            "or move this folder, or choose another run.name"
-        )
-    return None
+    newest_first = folders(run_dir)[::-1]
+    damaged: Damaged = []
+    if hashed:
+        found, damaged = _first_good(newest_first)
+    else:
+        found = load(newest_first[0], hashed=False) if newest_first else None
+    if found is None:
+        if lost := sorted(folder.name for folder in _all_folders(run_dir)):
+            why = f" ({damaged[0][1]})" if damaged else ""
+            raise LmtrainError(
+                f"{run_dir} has no good checkpoint{why}: {', '.join(lost)} can't be resumed from. To start over, "
+                "delete or move this folder, or choose another run.name"
+            )
+        return None
+    check(found)
+    for folder, error in damaged:
+        _set_aside(folder, error, note)
+    return found
 
 
 def _set_aside(folder: Path, error: LmtrainError, note: Note) -> None:
@@ -243,6 +250,33 @@ def _set_aside(folder: Path, error: LmtrainError, note: Note) -> None:
     with writing(folder):
         disk.rename(folder, aside)
     note(f"{error}; it was set aside as {aside.name}, and the checkpoint before it is used")
+
+
+def best_first(run_dir: Path) -> list[Path]:
+    """The checkpoints of a run by score, the lowest first, of equals the oldest; then those without one, newest first.
+
+    One with a damaged manifest comes before all others if it may be the best, and is left out otherwise.
+    """
+    ranked, damaged = [], []
+    newest, best_step = -1, None
+    for folder in folders(run_dir):
+        step = _step(folder)
+        try:
+            manifest = parse_manifest(folder, FORMAT)
+        except UnreadableError:
+            raise
+        except LmtrainError:
+            damaged.append(folder)
+            continue
+        counters = manifest.get("counters")
+        newest, best_step = step, counters.get("best_step") if isinstance(counters, dict) else None
+        score = manifest.get("score")
+        if score is None:
+            ranked.append((math.inf, -step, folder))
+        elif isinstance(score, float | int) and math.isfinite(score):
+            ranked.append((score, step, folder))
+    unknown = [bad for bad in damaged if best_step is None or _step(bad) > newest or _step(bad) == best_step]
+    return [*reversed(unknown), *(folder for _, _, folder in sorted(ranked))]
 
 
 def best_folder(run_dir: Path) -> Path | None:
@@ -258,55 +292,21 @@ def best_folder(run_dir: Path) -> Path | None:
     return None
 
 
-def best_first(run_dir: Path) -> list[Path]:
-    """The run's checkpoints by score, the lowest first, of equals the oldest; then those without one, newest first.
-
-    One whose manifest is damaged comes before all if it may be the best, and else is left out.
-    """
-    scored, damaged = [], []
-    newest, best_step = -1, None
-    for folder in folders(run_dir):
-        step = _step(folder)
-        try:
-            manifest = parse_manifest(folder, FORMAT)
-        except UnreadableError:
-            raise
-        except LmtrainError:
-            damaged.append(folder)
-            continue
-        counters = manifest.get("counters")
-        newest, best_step = step, counters.get("best_step") if isinstance(counters, dict) else None
-        score = manifest.get("score")
-        if score is None or (isinstance(score, float | int) and math.isfinite(score)):
-            scored.append((score is None, score or 0.0, step if score is not None else -step, folder))
-    unknown = [bad for bad in damaged if best_step is None or _step(bad) > newest or _step(bad) == best_step]
-    return [*reversed(unknown), *(entry[3] for entry in sorted(scored))]
-
-
 def load_best(run_dir: Path, groups: tuple[str, ...], note: Note) -> Checkpoint:
-    """The best good checkpoint; those before it that are damaged are named in a note. Raises LmtrainError if none is.
-
-    Raises UnreadableError where one before it can't be read.
-    """
-    damaged: list[tuple[Path, LmtrainError]] = []
-    for folder in best_first(run_dir):
-        try:
-            found = load(folder, groups)
-        except UnreadableError:
-            raise
-        except LmtrainError as error:
-            damaged.append((folder, error))
-            continue
-        for bad, reason in damaged:
-            note(f"{bad} may be the best checkpoint and is damaged ({reason}): {found.folder.name} is used instead")
-        return found
-    return load(choose(run_dir, "best"), groups)
+    """The best undamaged checkpoint; damaged ones that may be better are reported. Raises LmtrainError if none is good,
+    and UnreadableError if a better one can't be read."""
+    found, damaged = _first_good(best_first(run_dir), groups)
+    if found is None:
+        return load(choose(run_dir, "best"), groups)  # raises what is wrong with it
+    for folder, error in damaged:
+        note(f"{folder} may be the best checkpoint and is damaged ({error}): {found.folder.name} is used instead")
+    return found
 
 
 def choose(run_dir: Path, which: str) -> Path:
-    """The folder of the `best` or the `last` checkpoint, damaged or not, or of a step number.
+    """The folder of the `best` or the `last` checkpoint, or of a step number, damaged or not.
 
-    Raises LmtrainError if it isn't there.
+    Raises LmtrainError if there is none.
     """
     if which == "best":
         chosen = next(iter(best_first(run_dir)), None)
@@ -317,19 +317,16 @@ def choose(run_dir: Path, which: str) -> Path:
     else:
         raise LmtrainError(f"checkpoint {which!r} is neither best, last nor a step number")
     if chosen is None or not chosen.is_dir():
-        raise LmtrainError(f"{run_dir} has no checkpoint {which!r}: it has {_names(run_dir)}")
+        steps = ", ".join(str(_step(folder)) for folder in folders(run_dir)) or "none yet"
+        raise LmtrainError(f"{run_dir} has no checkpoint {which!r}: it has {steps}")
     return chosen
-
-
-def _names(run_dir: Path) -> str:
-    return ", ".join(str(_step(folder)) for folder in folders(run_dir)) or "none yet"
 
 
 def prune(run_dir: Path, keep: int, good: set[Path] | None = None) -> None:
     """Delete all checkpoints but the newest `keep` good ones and the best.
 
-    Good is what can be read and has its hashes: a damaged one neither counts nor, being newer, costs a good one its
-    place. It stays for `last` to set aside. What is in `good` is not read again, and what is found to be good is added.
+    Good ones are readable and have their hashes. A damaged one does not count, and stays for `last` to set aside.
+    Checkpoints in `good` are not read again; those that are found to be good are added to it.
     """
     good = set() if good is None else good
     best, kept = best_folder(run_dir), 0
@@ -344,17 +341,16 @@ def prune(run_dir: Path, keep: int, good: set[Path] | None = None) -> None:
 
 def _is_good(folder: Path) -> bool:
     try:
-        files = read_manifest(folder, FORMAT)["files"]
-        _check_hashes(folder, {name: entry["sha256"] for name, entry in files.items()})
+        _verify(folder, read_manifest(folder, FORMAT)["files"])
     except LmtrainError:
         return False
     return True
 
 
 def state_hash(checkpoint: Checkpoint) -> str:
-    """One hash over everything that decides how training goes on: all tensors and the counters, no clock.
+    """One hash of everything that decides how training continues: all tensors and the counters, but no times.
 
-    It is the same however many processes wrote the tensors.
+    It does not depend on how many processes wrote the tensors.
     """
     files = {
         f"{group}.safetensors": sha256_bytes(*serialize({name: stored[...] for name, stored in named.items()}))

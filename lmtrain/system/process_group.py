@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lmtrain.errors import SaidElsewhere
+from lmtrain.errors import AlreadyReported
 
 POLL_SECONDS = 0.1
 
@@ -63,14 +63,14 @@ class ProcessGroup:
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """The main process runs the block before the others do, who raise SaidElsewhere if it fails.
+        """The main process runs the block before the others do, who raise AlreadyReported if it fails.
 
         However long it takes: the others poll the store, where a collective would time out.
         """
         yield
 
     def on_main(self, find: Callable[[], str]) -> str:
-        """The result of `find`, which only the main process calls. The others raise SaidElsewhere if it fails."""
+        """The result of `find`, which only the main process calls. The others raise AlreadyReported if it fails."""
         text = ""
         with self.main_first():
             if self.is_main:
@@ -134,7 +134,7 @@ class DistributedGroup(ProcessGroup):
             while not self._store.check([key]):
                 time.sleep(POLL_SECONDS)
             if self._store.get(key) != b"done":
-                raise SaidElsewhere
+                raise AlreadyReported
             yield
             return
         try:

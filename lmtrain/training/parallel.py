@@ -23,7 +23,7 @@ from lmtrain import __version__
 from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.errors import LmtrainError, SaidElsewhere
+from lmtrain.errors import AlreadyReported, LmtrainError
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage.run_folder import CONFIG
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
@@ -77,7 +77,7 @@ def check_agreement(config: Config, store: TokenStore, processes: ProcessGroup) 
                 "processes with the same command, data and versions"
             )
         if differing:
-            raise SaidElsewhere
+            raise AlreadyReported
 
 
 def check_shared(run_dir: Path, step: int, processes: ProcessGroup) -> None:

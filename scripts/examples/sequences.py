@@ -73,7 +73,7 @@ def decode(model: Seq2Seq | NonAutoregressive, sequences: Sequences) -> list[lis
     if isinstance(model, NonAutoregressive):
         words, lengths = model.decode(sequences.source, sequences.valid)
         return [row[:length] for row, length in zip(words.tolist(), lengths.tolist(), strict=True)]
-    rules = Rules(SIZES.max_length, end_ids=frozenset({SIZES.end_id}), banned=frozenset({SIZES.begin_id}))
+    rules = Rules(SIZES.max_length, lambda ids: ids[-1] == SIZES.end_id, blocked=frozenset({SIZES.begin_id}))
     found = sample(*model.start(sequences.source, sequences.valid), model.step, rules)
     return [list(text.ids[:-1] if text.finished else text.ids) for text in found]
 

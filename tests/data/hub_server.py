@@ -1,5 +1,5 @@
-"""A loopback server that speaks what `huggingface_hub` asks for, and children that download from it: the hub's
-libraries read their environment when they are first imported."""
+"""A loopback server that answers the requests of `huggingface_hub`, and processes that download from it: the hub's
+libraries read their environment when they are imported."""
 
 import hashlib
 import io
@@ -25,15 +25,15 @@ TOKEN = "hf_canaryTOKEN"
 
 @dataclass
 class Repository:
-    """A data set on the server: its files, at one commit, and the status with which they are refused."""
+    """A data set on the server: its files, at one commit, and the status of requests for them if it is an error."""
 
     files: dict[str, bytes]
     commit: str = "1" * 40
-    refuses: int | None = None
+    error: int | None = None
 
 
 class Hub(ThreadingHTTPServer):
-    """The server; `repositories` may change while it runs, and `requests` lists what was asked for."""
+    """The server; `repositories` may change while it runs, and `requests` lists the requests."""
 
     daemon_threads = True
 
@@ -74,8 +74,8 @@ class _Handler(BaseHTTPRequestHandler):
             sizes = {path: len(content) for path, content in repository.files.items()}
             entries = [{"type": "file", "path": path, "size": sizes[path], "oid": "0" * 40} for path in sizes]
             self._send(200, json.dumps(entries).encode())
-        elif repository.refuses is not None:
-            self._send(repository.refuses, code="GatedRepo" if repository.refuses == 403 else "")
+        elif repository.error is not None:
+            self._send(repository.error, code="GatedRepo" if repository.error == 403 else "")
         elif path not in repository.files:
             self._send(404, code="EntryNotFound")
         else:
@@ -98,13 +98,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def prepare(environment: dict[str, str]) -> None:
-    """Start a child: its environment, and no pauses between the retries of the hub's client."""
+    """Start a process: its environment, and no pauses between the retries of the hub's client."""
     os.environ.update(environment)
     patch("time.sleep").start()
 
 
 def attempt(fields: dict[str, Any], force: bool, broken: tuple[str, Exception] | None) -> tuple[Any, str]:
-    """In a child: the manifest that a download gives, or the sentence that it fails with; and what stderr had."""
+    """In that process: the manifest that a download gives, or the message that it fails with; and what stderr had."""
     with redirect_stderr(io.StringIO()) as stderr, patch(broken[0], side_effect=broken[1]) if broken else nullcontext():
         try:
             return download(DataConfig(**fields), force=force).manifest, stderr.getvalue()
@@ -114,7 +114,7 @@ def attempt(fields: dict[str, Any], force: bool, broken: tuple[str, Exception] |
 
 @dataclass
 class Client:
-    """Has a child download into `dir`; `broken` names a function that raises in place of what it does."""
+    """Downloads in another process into `dir`; `broken` names a function that raises instead."""
 
     pool: ProcessPoolExecutor
     dir: Path
@@ -122,7 +122,7 @@ class Client:
     def __call__(
         self, source: str, *, force: bool = True, broken: tuple[str, Exception] | None = None, **fields: Any
     ) -> Any:
-        """The corpus's manifest, or the sentence that the download fails with."""
+        """The corpus's manifest, or the message that the download fails with."""
         asked = {"source": source, "dir": self.dir, **fields}
         result, stderr = self.pool.submit(attempt, asked, force, broken).result()
         assert stderr == ""

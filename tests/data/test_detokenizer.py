@@ -1,4 +1,4 @@
-"""Spaced-out words to text: the marks go to their words, and nothing else changes."""
+"""WikiText's spaced words to plain text: marks are joined to their words, and nothing else changes."""
 
 import pytest
 from hypothesis import example, given
@@ -39,18 +39,18 @@ SPACED = st.lists(WORDS | MARKS, max_size=20).map(" ".join)
 
 
 @pytest.mark.parametrize("spaced", SENTENCES)
-def test_spaced_out_sentences_become_text(spaced: str) -> None:
+def test_spaced_sentences_become_plain_text(spaced: str) -> None:
     assert detokenize(spaced) == SENTENCES[spaced]
 
 
 @pytest.mark.parametrize("text", [*PLAIN, *SENTENCES.values()])
-def test_plain_text_stays_as_it_is(text: str) -> None:
+def test_plain_text_is_unchanged(text: str) -> None:
     assert detokenize(text) == text
 
 
-@example("@.@ , @,@")  # without its spaces it reads otherwise
+@example("@.@ , @,@")
 @given(SPACED)
-def test_only_spaces_and_at_signs_go(spaced: str) -> None:
+def test_only_spaces_and_at_signs_are_removed(spaced: str) -> None:
     kept = [word[1] if word in {"@-@", "@,@", "@.@"} else word for word in spaced.split(" ")]
     assert detokenize(spaced).replace(" ", "") == "".join(kept)
 

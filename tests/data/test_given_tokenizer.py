@@ -1,4 +1,4 @@
-"""A tokenizer that is there already, in place of one trained on the corpus: the same file, and its ids."""
+"""An existing tokenizer in place of one trained on the corpus: the same file, and its ids."""
 
 import shutil
 from pathlib import Path
@@ -9,11 +9,10 @@ from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import shards, tokenizing
 from lmtrain.data.corpus import Corpus
 from lmtrain.data.tokenizer import Tokenizer
-from lmtrain.data.tokenizing import tokenize
-from lmtrain.data.tokens import TOKENIZER, store_folder
+from lmtrain.data.tokens import TOKENIZER
 from lmtrain.errors import LmtrainError
 from tests.conftest import Lmtrain
-from tests.data.test_tokens import CONFIGS, DOCUMENTS, KINDS, make_corpus
+from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, make_corpus, tokenized
 
 OTHER = {
     "train": [["the new cat sat", "", "on <unk> 7 hats"], ["a é hat"]],
@@ -26,7 +25,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A tokenizer.json away from the store that it was made for; of words unless a test names another kind."""
     corpus = make_corpus(tmp_path / "first" / "tiny", DOCUMENTS)
     config = CONFIGS[getattr(request, "param", "word")]
-    store = tokenize(corpus, config, tmp_path / "first", note=lambda _: None, progress=False)
+    store = tokenized(corpus, config)
     return shutil.copyfile(store.folder / TOKENIZER, tmp_path / "given.json")
 
 
@@ -42,11 +41,10 @@ def notes() -> list[str]:
 
 @pytest.mark.parametrize("file", KINDS, indirect=True)
 def test_the_text_is_encoded_by_the_file(file: Path, corpus: Corpus, notes: list[str]) -> None:
-    data = corpus.folder.parent
     tokenizer = Tokenizer.load(file)
     words = tokenizer.kind == "word"
-    config = TokenizerConfig(file=file)  # whose kind, word, is not looked at
-    store = tokenize(corpus, config, data, note=notes.append, progress=False)
+    config = TokenizerConfig(file=file)  # the kind of the configuration, word, is ignored
+    store = tokenized(corpus, config, notes.append)
     assert (store.folder / TOKENIZER).read_bytes() == file.read_bytes()
     for split, documents in OTHER.items():
         end = [] if words else [tokenizer.eos_id]
@@ -55,32 +53,22 @@ def test_the_text_is_encoded_by_the_file(file: Path, corpus: Corpus, notes: list
     assert notes == ["40.0% of the training tokens are <unk>, as is every word that isn't known"] * words
     file.unlink()
     moved = TokenizerConfig(file=store.folder / TOKENIZER)
-    found = tokenize(corpus, moved, data, note=notes.append, progress=False)
+    found = tokenized(corpus, moved, notes.append)
     assert (found.folder, found.sha256) == (store.folder, store.sha256)
     assert len(notes) == words
 
 
 def test_each_tokenizer_has_a_store_of_its_own(file: Path, corpus: Corpus, notes: list[str]) -> None:
-    data = corpus.folder.parent
-    trained = tokenize(corpus, CONFIGS["word"], data, note=notes.append, progress=False)
-    given = tokenize(corpus, TokenizerConfig(file=file), data, note=notes.append, progress=False)
-    own = tokenize(corpus, TokenizerConfig(file=trained.folder / TOKENIZER), data, note=notes.append, progress=False)
+    trained = tokenized(corpus, CONFIGS["word"], notes.append)
+    given = tokenized(corpus, TokenizerConfig(file=file), notes.append)
+    own = tokenized(corpus, TokenizerConfig(file=trained.folder / TOKENIZER), notes.append)
     assert len({store.folder for store in (trained, given, own)}) == 3
     assert trained.tokenizer.sha256 == own.tokenizer.sha256 != given.tokenizer.sha256
     assert own.split("train").ids[:].tolist() == trained.split("train").ids[:].tolist()
     assert sum("training a word tokenizer" in note for note in notes) == 1
 
 
-def test_a_store_of_another_tokenizer_in_its_place_is_made_again(file: Path, corpus: Corpus, notes: list[str]) -> None:
-    data, config = corpus.folder.parent, TokenizerConfig(file=file)
-    trained = tokenize(corpus, CONFIGS["word"], data, note=notes.append, progress=False)
-    trained.folder.rename(store_folder(corpus, config, data, Tokenizer.load(file)))
-    again = tokenize(corpus, config, data, note=notes.append, progress=False)
-    assert again.tokenizer.sha256 == Tokenizer.load(file).sha256
-    assert any("the tokenizer's configuration has changed" in note for note in notes)
-
-
-def test_shards_of_another_tokenizer_are_not_gone_on_from(
+def test_shards_of_another_tokenizer_are_not_resumed_from(
     file: Path, corpus: Corpus, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Work that a killed process left under one file is found under that file, and under no other."""
@@ -93,33 +81,22 @@ def test_shards_of_another_tokenizer_are_not_gone_on_from(
     with monkeypatch.context() as patch:
         patch.setattr(tokenizing, "new_folder", killed)
         with pytest.raises(KeyboardInterrupt):
-            tokenize(corpus, config, data, note=notes.append, progress=False)
+            tokenized(corpus, config, notes.append)
     (parts,) = data.glob(".parts-*")
     finished = {path: path.stat().st_mtime_ns for path in parts.glob("*-*.npy")}
     assert len(finished) > 4
     other = file.with_name("other.json")
     Tokenizer.train(["hat hats new 7"], CONFIGS["word"]).save(other)
-    store = tokenize(corpus, TokenizerConfig(file=other), data, note=notes.append, progress=False)
+    store = tokenized(corpus, TokenizerConfig(file=other), notes.append)
     assert store.tokenizer.knows("hats")
     assert {path: path.stat().st_mtime_ns for path in parts.glob("*-*.npy")} == finished
-    tokenize(corpus, config, data, note=notes.append, progress=False)
+    tokenized(corpus, config, notes.append)
     assert not list(data.glob(".parts-*"))
 
 
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (None, r"tokenizer .*given\.json does not exist"),
-        (b"{", r"tokenizer .*given\.json is damaged"),
-        (b"{}", r"tokenizer .*given\.json is not one that lmtrain wrote"),
-    ],
-)
-def test_what_is_no_tokenizer_is_refused(file: Path, corpus: Corpus, content: bytes | None, sentence: str) -> None:
-    file.unlink()
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(LmtrainError, match=sentence):
-        tokenize(corpus, TokenizerConfig(file=file), corpus.folder.parent, note=lambda _: None, progress=False)
+def test_other_files_are_rejected(corpus: Corpus) -> None:
+    with pytest.raises(LmtrainError, match=r"tokenizer .*given\.json does not exist"):
+        tokenized(corpus, TokenizerConfig(file=corpus.folder / "given.json"))
     assert [path.name for path in corpus.folder.parent.iterdir()] == ["other"]
 
 
@@ -134,8 +111,8 @@ def test_the_command_takes_a_file(lmtrain: Lmtrain, tmp_path: Path, monkeypatch:
     made = Path(second.out.splitlines()[0])
     assert (made / TOKENIZER).read_bytes() == (folder / TOKENIZER).read_bytes()
     assert "bpe entries" in second.out.splitlines()[1]
-    refused = lmtrain("tokenize", "second.txt", "--tokenizer", folder / TOKENIZER, "--kind", "bpe")
-    assert refused.code == 2
-    assert refused.err.strip() == (
+    rejected = lmtrain("tokenize", "second.txt", "--tokenizer", folder / TOKENIZER, "--kind", "bpe")
+    assert rejected.code == 2
+    assert rejected.err.strip() == (
         "lmtrain: --tokenizer has a kind and a vocabulary of its own: leave --kind and --vocab-size out"
     )

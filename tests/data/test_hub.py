@@ -1,4 +1,4 @@
-"""Downloads for real, against a hub on the loopback interface, in child processes that start with its environment."""
+"""Downloads by the real client from a hub on the loopback interface, in processes that start with its environment."""
 
 import gzip
 import io
@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from hashlib import sha1
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,7 +26,7 @@ def parquet(rows: list[str], column: str = "text") -> bytes:
 
 
 def card(**subsets: str) -> bytes:
-    """A card with subsets, each of the files at a place."""
+    """A card with subsets, each of the files of this pattern."""
     files = [f"- config_name: {name}\n  data_files: {place}\n" for name, place in subsets.items()]
     return f"---\nlicense: [mit, cc0-1.0]\nconfigs:\n{''.join(files)}---\n".encode()
 
@@ -81,8 +82,13 @@ def offline(hub: Hub, start: Start) -> Client:
     return start(HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="1")
 
 
+def lines(manifest: Any) -> dict[str, int]:
+    """The number of lines of each split."""
+    return {split: counts["lines"] for split, counts in manifest["splits"].items()}
+
+
 def cache(home: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file of the data sets in the cache, when it was written, and what is in it."""
+    """Every file of the data sets in the cache, with its time of writing and its content."""
     files = (path for path in (home / "hub").glob("datasets--*/**/*") if path.is_file() and "refs" not in path.parts)
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
@@ -91,25 +97,24 @@ def test_a_corpus_is_what_the_data_set_holds(hub: Hub, online: Client, home: Pat
     hub.repositories["own/plain"] = Repository(PLAIN)
     manifest = online("own/plain")
     assert (manifest["source"], manifest["revision"], manifest["licence"]) == ("own/plain", "1" * 40, None)
-    assert manifest["rows"] == {"train": 1_500, "valid": 1_500, "test": 1_500}
     for split, name in (("train", "train"), ("valid", "validation"), ("test", "test")):
         text = "".join(f"{name} row {number}\nsecond\n" for number in range(1_500))
         assert (online.dir / "own--plain" / f"{split}.txt").read_text() == text
         assert manifest["splits"][split]["documents"] == 1_500
-    assert not list(home.rglob("*.arrow")), "the hub's own files are the one copy"
+    assert not list(home.rglob("*.arrow")), "the hub's files are the only copy"
     seen = len(hub.requests)
     online("own/plain", force=False)
-    assert len(hub.requests) == seen, "an unchanged corpus asks the hub for nothing"
+    assert len(hub.requests) == seen, "an unchanged corpus needs no request"
 
 
-def test_a_subset_brings_its_own_files_alone(hub: Hub, online: Client, offline: Client, home: Path) -> None:
+def test_a_subset_downloads_only_its_own_files(hub: Hub, online: Client, offline: Client, home: Path) -> None:
     hub.repositories["own/parts"] = Repository(PARTS)
     manifest = online("own/parts", subset="lines")
-    assert (manifest["rows"], manifest["licence"]) == ({"train": 4, "valid": 1}, "mit, cc0-1.0")
+    assert (lines(manifest), manifest["licence"]) == ({"train": 4, "valid": 1}, "mit, cc0-1.0")
     assert not [path for path in cache(home) if path.endswith("whole/train-0.parquet")]
     assert offline("own/parts", subset="lines")["files"] == manifest["files"]
-    assert "own/parts at revision 1111" in (sentence := offline("own/parts", subset="whole"))
-    assert "is not in the cache, and HF_HUB_OFFLINE" in sentence
+    assert "own/parts at revision 1111" in (message := offline("own/parts", subset="whole"))
+    assert "is not in the cache, and HF_HUB_OFFLINE" in message
     assert "no subset none: choose one of whole, lines" in online("own/parts", subset="none")
     assert "to one of whole, lines" in online("own/parts")
 
@@ -122,8 +127,8 @@ def test_no_more_is_downloaded_than_belongs_to_it(hub: Hub, online: Client, offl
     hub.repositories["own/folder"] = Repository(folder | {"mine/test.parquet": rows, "yours/train.parquet": rows})
     seen = len(hub.requests)
     for client in (online, offline):
-        assert client("own/shards")["rows"] == {"train": 80}
-        assert client("own/folder", subset="a")["rows"] == {"train": 40, "test": 40}
+        assert lines(client("own/shards")) == {"train": 76, "valid": 4}
+        assert lines(client("own/folder", subset="a")) == {"train": 38, "valid": 2, "test": 40}
     assert not [request for request in hub.requests[seen:] if request.endswith(("all.txt", "yours/train.parquet"))]
 
 
@@ -143,14 +148,14 @@ def test_a_branch_moves_and_a_commit_stays(hub: Hub, online: Client, offline: Cl
     hub.repositories["own/moved"] = Repository(PARTS | {"README.md": card(default="whole/*")}, commit="3" * 40)
     assert offline("own/moved")["files"] == old["files"]
     new = online("own/moved")
-    assert (old["revision"], new["revision"], new["rows"]) == ("1" * 40, "3" * 40, {"train": 40})
+    assert (old["revision"], new["revision"], lines(new)) == ("1" * 40, "3" * 40, {"train": 38, "valid": 2})
     assert offline("own/moved")["files"] == new["files"]
     assert offline("own/moved", revision="1" * 40)["files"] == old["files"]
     assert "at revision v9 doesn't exist: check data.revision" in online("own/moved", revision="v9")
 
 
 def test_nothing_in_the_cache_is_changed_or_deleted(hub: Hub, online: Client, offline: Client, home: Path) -> None:
-    """Least of all what two commits share."""
+    """Two commits share files."""
     for commit in ("1" * 40, "2" * 40):
         hub.repositories["own/kept"] = Repository(PLAIN, commit=commit)
         online("own/kept", revision=commit)
@@ -169,7 +174,7 @@ def test_other_kinds_of_files(hub: Hub, online: Client) -> None:
         "train.txt": "".join(f"{row}\n" for row in rows).encode(),
     }.items():
         hub.repositories["own/kind"] = Repository({name: content, name.replace("train", "valid"): content})
-        assert online("own/kind")["rows"] == {"train": 1_500, "valid": 1_500}
+        assert lines(online("own/kind")) == {"train": 1_500, "valid": 1_500}
         assert (online.dir / "own--kind" / "train.txt").read_text() == "".join(f"{row}\n" for row in rows)
 
 
@@ -204,11 +209,11 @@ def test_a_data_set_that_can_not_be_used(hub: Hub, online: Client, files: dict[s
     assert message in online("own/wrong")
 
 
-def test_a_data_set_that_is_not_to_be_had(hub: Hub, online: Client, offline: Client) -> None:
+def test_a_data_set_that_can_not_be_downloaded(hub: Hub, online: Client, offline: Client) -> None:
     assert "data set own/nosuch is not on the hub" in online("own/nosuch")
     assert "own..x/a can't be the name of a data set" in online("own..x/a")
     for status, message in ((401, "set HF_TOKEN"), (403, "set HF_TOKEN"), (500, "answers with error 500")):
-        hub.repositories[f"own/down{status}"] = Repository(PLAIN, refuses=status)
+        hub.repositories[f"own/down{status}"] = Repository(PLAIN, error=status)
         assert message in online(f"own/down{status}")
     assert "own/nosuch is not in the cache, and HF_HUB_OFFLINE" in offline("own/nosuch")
 
@@ -225,8 +230,8 @@ def test_a_failing_disk_is_named_and_a_bug_stays_a_bug(hub: Hub, online: Client,
     online("own/bug")
     full, denied = OSError(28, "No space left on device"), PermissionError(13, "Permission denied")
     for client, error in ((online, full), (offline, denied)):
-        sentence = client("own/bug", broken=("huggingface_hub.snapshot_download", error))
-        assert f"needs a cache that can be read and written ({error.strerror})" in sentence
+        message = client("own/bug", broken=("huggingface_hub.snapshot_download", error))
+        assert f"needs a cache that can be read and written ({error.strerror})" in message
     for name in ("huggingface_hub.snapshot_download", "datasets.load_dataset", "lmtrain.data.hub.text_row"):
         for bug in (TypeError("a wrong argument"), KeyError("typo"), ValueError("too many values to unpack")):
             with pytest.raises(type(bug)):

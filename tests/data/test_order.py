@@ -50,7 +50,7 @@ def test_permute_does_not_depend_on_what_else_is_asked(size: int, key: int) -> N
 
 
 @pytest.mark.parametrize("size", [0, MAX_SIZE + 1])
-def test_permute_refuses_other_sizes(size: int) -> None:
+def test_permute_rejects_other_sizes(size: int) -> None:
     with pytest.raises(ValueError, match="permutation"):
         permute(np.arange(0), size, 1)
 
@@ -125,7 +125,7 @@ def test_every_phase_comes_up() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_shortest_split_is_one_window_and_a_shorter_one_is_refused(mode: Mode) -> None:
+def test_the_shortest_split_is_one_window_and_a_shorter_one_is_rejected(mode: Mode) -> None:
     assert SampleOrder(9, 8, mode, 1).starts(0, 3).tolist() == [0, 0, 0]
     with pytest.raises(LmtrainError, match=r"8 tokens where model\.context=8 needs at least 9"):
         SampleOrder(8, 8, mode, 1)

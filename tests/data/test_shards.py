@@ -1,4 +1,4 @@
-"""Tokenizing in shards: what they hold joined, who writes them, and what is left when a process is killed."""
+"""Tokenizing in shards: what they hold joined, which process writes them, and what a killed process leaves."""
 
 import os
 import shutil
@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from subprocess import PIPE
 
@@ -18,12 +17,10 @@ from hypothesis import strategies as st
 from lmtrain.data import processes, shards, tokenizing
 from lmtrain.data.shards import Count, cut, lines_of
 from lmtrain.data.tokenizer_file import Kind
-from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore, open_store
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST
-from tests.children import Child
-from tests.data.test_tokens import CONFIGS, KINDS, flip, make, make_corpus
+from tests.data.helpers import CONFIGS, KINDS, Documents, flip, make_corpus, make_store, token_starts, tokenized
 
 LINES = [f"line {number} says {number % 7} times é" for number in range(400)]
 
@@ -34,11 +31,11 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "cores", lambda: 1)
 
 
-def documents(count: int = 4) -> dict[str, list[list[str]]]:
+def documents(count: int = 4) -> Documents:
     return {"train": [part.tolist() for part in np.array_split(np.array(LINES), count)], "valid": [["line 3"]]}
 
 
@@ -61,13 +58,13 @@ def test_the_size_of_shards_changes_nothing_but_the_files(
     texts: list[list[str]], size: int, kind: Kind, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("store")
-    whole = make(folder / "whole", kind, {"train": texts})
+    whole = make_store(folder / "whole", kind, {"train": texts})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "SHARD_BYTES", size)
         patch.setattr(processes, "cores", lambda: 1)
-        parts = make(folder / "parts", kind, {"train": texts})
+        parts = make_store(folder / "parts", kind, {"train": texts})
     assert ids_of(parts) == ids_of(whole)
-    assert parts.split("train").documents.tolist() == whole.split("train").documents.tolist()
+    assert token_starts(parts, "train") == token_starts(whole, "train")
     assert parts.split("train").ids.dtype == whole.split("train").ids.dtype
     assert len(parts.manifest["splits"]["train"]["shards"]) >= min(len("".join(map("".join, texts))) // 99, 2)
 
@@ -86,9 +83,9 @@ def test_processes_write_what_one_process_writes(
     kind: Kind, tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "cores", lambda: 2)
-    together = make(tmp_path / "together", kind, documents())
+    together = make_store(tmp_path / "together", kind, documents())
     monkeypatch.setattr(processes, "cores", lambda: 1)
-    assert make(tmp_path / "alone", kind, documents()).sha256 == together.sha256
+    assert make_store(tmp_path / "one", kind, documents()).sha256 == together.sha256
     assert len(list(together.folder.glob("train-*.docs.npy"))) > 4
 
 
@@ -114,7 +111,7 @@ def slowly(path, content):
             sys.stdin.read()
 
 shards.write_file = slowly
-tokenize(open_corpus(folder / "tiny"), TokenizerConfig(), folder, note=lambda _: None, progress=False)
+tokenize([open_corpus(folder / "tiny")], TokenizerConfig(), folder, note=lambda _: None, progress=False)
 """
 
 
@@ -132,13 +129,12 @@ def killed(folder: Path) -> Path:
     return parts
 
 
-def again(folder: Path, notes: list[str] | None = None) -> TokenStore:
-    corpus = make_corpus(folder / "tiny", documents())
-    return tokenize(corpus, CONFIGS["word"], folder, note=(notes if notes is not None else []).append, progress=False)
+def again(folder: Path, notes: list[str]) -> TokenStore:
+    return tokenized(make_corpus(folder / "tiny", documents()), CONFIGS["word"], notes.append)
 
 
-def test_a_killed_process_is_gone_on_from(tmp_path: Path, small_shards: None, alone: None) -> None:
-    whole = make(tmp_path / "whole", "word", documents())
+def test_a_killed_process_is_resumed(tmp_path: Path, small_shards: None, one_core: None) -> None:
+    whole = make_store(tmp_path / "whole", "word", documents())
     make_corpus(tmp_path / "tiny", documents())
     parts = killed(tmp_path)
     finished = files_of(parts)
@@ -147,7 +143,7 @@ def test_a_killed_process_is_gone_on_from(tmp_path: Path, small_shards: None, al
     tokenizer = (parts / "tokenizer.json").read_bytes()
     notes: list[str] = []
     store = again(tmp_path, notes)
-    assert "going on" in notes[0]
+    assert "resuming" in notes[0]
     assert files_of(store.folder).items() >= finished.items()
     assert (store.folder / "tokenizer.json").read_bytes() == tokenizer
     assert store.sha256 == whole.sha256
@@ -156,56 +152,25 @@ def test_a_killed_process_is_gone_on_from(tmp_path: Path, small_shards: None, al
 
 
 @pytest.mark.parametrize("end", [".npy", ".docs.npy", ".json"])
-def test_a_damaged_shard_is_made_again_and_the_others_are_not(
-    tmp_path: Path, small_shards: None, alone: None, end: str
-) -> None:
-    whole = make(tmp_path / "whole", "word", documents())
+def test_only_a_damaged_shard_is_made_again(tmp_path: Path, small_shards: None, one_core: None, end: str) -> None:
+    whole = make_store(tmp_path / "whole", "word", documents())
     make_corpus(tmp_path / "tiny", documents())
     parts = killed(tmp_path)
     finished = files_of(parts)
     flip(parts / f"train-00001{end}", 0 if end == ".json" else -1)
-    store = again(tmp_path)
+    store = again(tmp_path, [])
     assert store.sha256 == whole.sha256
     kept = {name for name, state in files_of(store.folder).items() if finished.get(name) == state}
     assert kept == {f"train-0000{number}{end}" for number in (0, 2) for end in (".npy", ".docs.npy")}
 
 
-def test_another_text_finds_no_shards_to_go_on_from(tmp_path: Path, small_shards: None, alone: None) -> None:
+def test_another_text_finds_no_shards_to_resume_from(tmp_path: Path, small_shards: None, one_core: None) -> None:
     make_corpus(tmp_path / "tiny", documents())
     parts = killed(tmp_path)
     corpus = make_corpus(tmp_path / "tiny", documents(3))
-    store = tokenize(corpus, CONFIGS["word"], tmp_path, note=lambda _: None, progress=False)
-    assert store.split("train").documents.tolist() != [0]
+    store = tokenized(corpus, CONFIGS["word"])
     assert not parts.exists()
-    assert store.sha256 == make(tmp_path / "whole", "word", documents(3)).sha256
-
-
-def lives(process: int) -> bool:
-    """Whether it is there, and more than an entry that nobody has asked for."""
-    try:
-        return "(zombie)" not in Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return False
-
-
-def test_the_children_of_a_killed_process_end(tmp_path: Path) -> None:
-    corpus = make_corpus(tmp_path / "tiny", documents())
-    (piece,) = cut(corpus.folder / "train.txt")
-
-    def work(say: Callable[[str], None]) -> None:
-        worker = processes._start()
-        processes._ask(worker, Count(piece), lambda _: None)
-        say(str(worker.pid))
-        signal.pause()
-
-    child = Child(work)
-    worker = int(child.hear())
-    os.kill(child.process, signal.SIGKILL)
-    child.end()
-    deadline = time.monotonic() + 60
-    while lives(worker) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not lives(worker)
+    assert store.sha256 == make_store(tmp_path / "whole", "word", documents(3)).sha256
 
 
 KILLED = """
@@ -213,17 +178,17 @@ import os, signal, sys
 from pathlib import Path
 from lmtrain.data import processes, shards
 from lmtrain.data.tokenizer import Tokenizer
-from lmtrain.data.tokenizing import encoding_tasks
+from lmtrain.data.shards import encoding_tasks
 
 shards.SHARD_BYTES, text = 1 << 20, Path(sys.argv[1])
 tokenizer = Tokenizer.load(text.with_name("tokenizer.json"))
-tasks = list(encoding_tasks("train", [text], tokenizer, text.parent))
+tasks = encoding_tasks("train", [text], tokenizer, text.parent)
 list(processes.perform_all(tasks, lambda _: os.kill(os.getpid(), signal.SIGKILL), 2))
 """
 
 
-def test_ctrl_c_reaches_no_child() -> None:
-    """Not even one that has just been started, and couldn't ignore it yet."""
+def test_ctrl_c_reaches_no_worker() -> None:
+    """Not even one that has just been started, and could not ignore it yet."""
     worker = processes._start()
     try:
         assert os.getpgid(worker.pid) == worker.pid != os.getpgid(0)
@@ -232,26 +197,28 @@ def test_ctrl_c_reaches_no_child() -> None:
         worker.communicate()
 
 
-def test_the_children_of_a_killed_process_end_without_a_word(tmp_path: Path) -> None:
-    """Each is in the middle of a shard then, and its batches come to nobody any more."""
-    make(tmp_path, "word", {"train": [LINES]}).tokenizer.save(tmp_path / "tiny/tokenizer.json")
+def test_the_workers_of_a_killed_process_end_without_a_message(tmp_path: Path) -> None:
+    """Each is in the middle of a shard then, and nobody reads its messages any more."""
+    make_store(tmp_path, "word", {"train": [LINES]}).tokenizer.save(tmp_path / "tiny/tokenizer.json")
     text = tmp_path / "tiny/train.txt"
     text.write_text("".join(f"{line}\n" for line in LINES) * 400)
     command = [sys.executable, "-c", KILLED, str(text)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # to the end of the last
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False
+    )  # returns when the last ends
     assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
     assert not list(text.parent.glob("train-*.json"))
 
 
-def test_a_child_that_dies_is_a_sentence(tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_is_an_error(tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "cores", lambda: 2)
     monkeypatch.setattr(processes, "_START", "import os; os._exit(9)")
-    with pytest.raises(LmtrainError, match=r"train\.txt was ended from outside.*finished shards are kept"):
-        make(tmp_path, "word", documents())
+    with pytest.raises(LmtrainError, match=r"train\.txt was killed.*finished shards are kept"):
+        make_store(tmp_path, "word", documents())
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
 
 
-def test_results_that_nobody_takes_are_few(tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_results_wait_for_the_caller(tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[Count] = []
 
     def ask(_worker: object, task: Count, _told: object) -> dict[str, int]:
@@ -272,7 +239,7 @@ def test_results_that_nobody_takes_are_few(tmp_path: Path, small_shards: None, m
     assert sorted(done, key=tasks.index) == tasks
 
 
-def test_a_child_s_mistake_is_its_sentence(tmp_path: Path, small_shards: None) -> None:
+def test_the_error_of_a_worker_is_raised(tmp_path: Path, small_shards: None) -> None:
     corpus = make_corpus(tmp_path / "tiny", documents())
     tasks = [Count(piece) for piece in cut(corpus.folder / "train.txt")]
     (corpus.folder / "train.txt").unlink()
@@ -280,29 +247,29 @@ def test_a_child_s_mistake_is_its_sentence(tmp_path: Path, small_shards: None) -
         list(processes.perform_all(tasks, lambda _: None, 2))
 
 
-def test_rare_words_are_forgotten_where_there_are_too_many(
-    tmp_path: Path, small_shards: None, alone: None, monkeypatch: pytest.MonkeyPatch
+def test_rare_words_are_dropped_where_there_are_too_many(
+    tmp_path: Path, small_shards: None, one_core: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenizing, "MOST_WORDS", 60)
-    store = make(tmp_path, "word", documents())
+    store = make_store(tmp_path, "word", documents())
     assert store.tokenizer.vocab_size < 150
     assert all(store.tokenizer.knows(word) for word in ("line", "says", "times", "é", "0", "6"))
 
 
 def test_merges_of_a_large_text_are_learned_from_a_part(
-    tmp_path: Path, small_shards: None, alone: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small_shards: None, one_core: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenizing, "BPE_BYTES", 1_000)
     notes: list[str] = []
     corpus = make_corpus(tmp_path / "tiny", documents())
-    store = tokenize(corpus, CONFIGS["bpe"], tmp_path, note=notes.append, progress=False)
+    store = tokenized(corpus, CONFIGS["bpe"], notes.append)
     assert any("learned from" in note and "of the text" in note for note in notes)
     text = store.tokenizer.decode([index for index in ids_of(store) if index != store.tokenizer.eos_id])
     assert text == "".join(f"{line}\n" for line in LINES)
 
 
-def test_a_manifest_whose_shards_do_not_add_up_is_refused(tmp_path: Path, small_shards: None, alone: None) -> None:
-    store = make(tmp_path, "word", documents())
+def test_a_missing_shard_is_rejected(tmp_path: Path, small_shards: None, one_core: None) -> None:
+    store = make_store(tmp_path, "word", documents())
     (store.folder / "train-00001.npy").unlink()
     with pytest.raises(LmtrainError, match=r"train-00001\.npy is missing"):
         open_store(store.folder)
@@ -322,7 +289,7 @@ data = DataConfig(source=str(folder / "text"), dir=folder / "data")
 corpus = download(data)
 tokenizing.open_store = lambda *_: None
 config = TokenizerConfig(kind=kind, vocab_size=300 if kind == "bpe" else None)
-tokenizing.tokenize(corpus, config, data.dir, note=lambda _: None, progress=False)
+tokenizing.tokenize([corpus], config, data.dir, note=lambda _: None, progress=False)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 

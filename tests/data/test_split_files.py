@@ -46,6 +46,8 @@ def found(folder: Path) -> tuple[dict[str, str], list[str]]:
             {"train": "b-train-0-of-2.txt b-train-1-of-2.txt", "test": "b-test.txt"},
         ),
         ("a.md B.TXT c.jsonl.XZ", {"train": "B.TXT a.md c.jsonl.XZ"}),
+        ("train/b.txt train/a.txt.gz dev/x.txt", {"train": "train/a.txt.gz train/b.txt", "valid": "dev/x.txt"}),
+        ("Train/a.txt DEV/b.txt", {"train": "Train/a.txt", "valid": "DEV/b.txt"}),
         (
             "novel-1.txt novel-2.txt novel-3.txt strangers-on-a-train.txt",
             {"train": "novel-1.txt novel-2.txt novel-3.txt strangers-on-a-train.txt"},
@@ -100,12 +102,32 @@ def test_a_second_name_of_a_file_is_no_second_text(tmp_path: Path) -> None:
             "several files for its train split, a-train.txt and b",
         ),
         ("train.txt train_1.txt", "several files for its train split"),
+        ("train.txt train.jsonl", r"several files for its train split, train\.jsonl and train\.txt"),
+        ("train.txt train/a.txt", r"its train split in two places, train\.txt and train/"),
+        ("train.txt DEV/b.txt valid/c.txt", r"its valid split in two places, DEV/b\.txt and valid/"),
+        ("notes.csv valid.txt", r"has no training text.*found notes\.csv, valid\.txt"),
     ],
 )
 def test_names_that_contradict_are_rejected(tmp_path: Path, names: str, message: str) -> None:
     fill(tmp_path, names)
     with pytest.raises(LmtrainError, match=message):
         find_splits(tmp_path)
+
+
+@pytest.mark.parametrize("shards", ["0-of-99999999999", "1-of-1", "0-of-0", "3-of-11"])
+def test_a_missing_shard_is_named(tmp_path: Path, shards: str) -> None:
+    fill(tmp_path, f"train-{shards}.txt")
+    with pytest.raises(LmtrainError, match=f"1 of the {shards.rpartition('-')[2]} files of its train split"):
+        find_splits(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["valid.txt", "train/a.txt", "source"])
+def test_a_link_to_a_missing_file_is_not_ignored(tmp_path: Path, name: str) -> None:
+    fill(tmp_path, "train/b.txt")
+    (tmp_path / name).symlink_to("nowhere")
+    source = tmp_path / name if name == "source" else tmp_path
+    with pytest.raises(LmtrainError, match=f"{name} is a link to a file that isn't there: mend it or delete it"):
+        download(DataConfig(source=str(source), dir=tmp_path / "data"))
 
 
 def test_what_is_not_used_is_named_each_time(tmp_path: Path) -> None:

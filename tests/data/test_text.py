@@ -1,20 +1,19 @@
-"""A file of text as a split of its own: what the corpus that holds it would have made of it."""
+"""A file of text as a split: the same as in a corpus with that file."""
 
 import gzip
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from lmtrain.config.schema import DataConfig, TokenizerConfig
 from lmtrain.data import shards
 from lmtrain.data.corpus import download
-from lmtrain.data.text import text_split
+from lmtrain.data.prepare import text_split
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError
-from tests.data.test_tokens import KINDS
+from tests.data.helpers import KINDS
 
 TRAIN = [f"line {number} says {number % 7} times é" for number in range(60)]
 VALID = ["\ufeff of  a line 3\r", "", "\u2028 é never seen <eos> <unk>", *TRAIN[::3], "the last, without an end"]
@@ -29,16 +28,15 @@ def write(path: Path, lines: list[str], *, last_end: bool = False) -> Path:
     return path
 
 
-def made(folder: Path, kind: str) -> TokenStore:
+def make(folder: Path, kind: str) -> TokenStore:
     data = DataConfig(source=str(folder), dir=folder.parent / "data", text_column="body")
     corpus = download(data, note=lambda message: None, progress=False)
     config = TokenizerConfig.model_validate({"kind": kind, "vocab_size": 280 if kind == "bpe" else None})
-    return tokenize(corpus, config, data.dir, note=lambda message: None, progress=False)
+    return tokenize([corpus], config, data.dir, note=lambda message: None, progress=False)
 
 
-def content(split: Split) -> tuple[list[int], list[int], int, int, int, int]:
-    ids, documents = split.ids[:].tolist(), split.documents.tolist()
-    return ids, documents, split.tokens, split.words, split.bytes, split.replaced
+def content(split: Split) -> tuple[list[int], int, int, int, int]:
+    return split.ids[:].tolist(), split.tokens, split.words, split.bytes, split.replaced
 
 
 @pytest.mark.parametrize("small", [False, True], ids=["one shard", "several shards"])
@@ -52,7 +50,7 @@ def test_a_file_is_the_split_that_a_corpus_makes_of_it(
     path = write(tmp_path / "corpus" / name, VALID)
     if small:
         monkeypatch.setattr(shards, "SHARD_BYTES", 100)
-    store = made(tmp_path / "corpus", kind)
+    store = make(tmp_path / "corpus", kind)
     split = text_split(path, store.tokenizer, "body", progress=False)
     assert content(split) == content(store.split("valid"))
     known = {word for line in TRAIN for word in f"{line} more".split()} | {"<unk>"}
@@ -61,11 +59,10 @@ def test_a_file_is_the_split_that_a_corpus_makes_of_it(
         assert split.replaced == (unknown if kind == "word" else 0)
     assert len(split.ids.parts) == (len(store.split("valid").ids.parts) if small else 1)
     assert (len(split.ids.parts) > 3) == small
-    assert np.all(np.diff(split.documents, prepend=-1) > 0)
 
 
-MISTAKES = {
-    "nothing.txt": (None, "nothing.txt is no file of text: name one that is there and ends in one of .txt, "),
+REJECTED = {
+    "nothing.txt": (None, "nothing.txt is no file of text: name an existing one that ends in one of .txt, "),
     "folder": (None, "folder is no file of text"),
     "picture.png": (b"\x89PNG", "picture.png is no file of text"),
     "empty.txt": (b"", "empty.txt has no words: give it some text"),
@@ -77,10 +74,10 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_what_is_no_text_is_named(name: str, tmp_path: Path, store: TokenStore) -> None:
+@pytest.mark.parametrize("name", REJECTED)
+def test_other_files_are_rejected_by_name(name: str, tmp_path: Path, store: TokenStore) -> None:
     (tmp_path / "folder").mkdir()
-    written, message = MISTAKES[name]
+    written, message = REJECTED[name]
     if written is not None:
         (tmp_path / name).write_bytes(written)
     with pytest.raises(LmtrainError, match=message):

@@ -1,3 +1,5 @@
+"""Text to ids and back: as tokenizer.json itself encodes, without loss, and never to a special token."""
+
 import os
 import subprocess
 import sys
@@ -12,22 +14,8 @@ from lmtrain.data import tokenizer as module
 from lmtrain.data.tokenizer import Tokenizer, pieces
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
+from tests.data.trained import KINDS, LINES, TRAINED
 
-LINES = [
-    " = Valkyria Chronicles = ",
-    "",
-    "the cat sat on the mat , and the cat 's <unk> <eos> sat",
-    "naïve façade — 東京 the the\ttab\x1cseparated\r",
-    "x<eos>y <eos> <eos> <|endoftext|> the cat sat on the mat",
-    "the cat sat on the mat and the dog sat on the log",
-] * 3
-KINDS: tuple[Kind, ...] = ("word", "bpe", "byte")
-CONFIGS = {
-    "word": TokenizerConfig(kind="word"),
-    "bpe": TokenizerConfig(kind="bpe", vocab_size=300),
-    "byte": TokenizerConfig(kind="byte"),
-}
-TRAINED = {kind: Tokenizer.train(LINES, CONFIGS[kind]) for kind in KINDS}
 REFERENCE = {kind: tokenizers.Tokenizer.from_str(TRAINED[kind]._content.decode()) for kind in KINDS}
 
 TEXT = st.text() | st.lists(
@@ -149,12 +137,12 @@ def test_byte_tokens_are_escaped() -> None:
     assert [TRAINED["byte"].token(byte + 1) for byte in b"a\n\xff "] == ["a", "\\n", "\\xff", " "]
 
 
-def test_lone_surrogates_are_refused(kind: Kind) -> None:
+def test_lone_surrogates_are_rejected(kind: Kind) -> None:
     with pytest.raises(LmtrainError, match="lone surrogate at character 2"):
         TRAINED[kind].encode("ab\ud800")
 
 
-def test_decode_refuses_ids_outside_the_vocabulary(kind: Kind) -> None:
+def test_decode_rejects_ids_outside_the_vocabulary(kind: Kind) -> None:
     for index in (-1, TRAINED[kind].vocab_size):
         with pytest.raises(ValueError, match="outside"):
             TRAINED[kind].decode([index])
@@ -181,7 +169,7 @@ def test_a_text_without_spaces_is_cut_to_bounded_pieces_unless_it_is_a_word(monk
 
 def test_training_is_repeatable_at_any_number_of_threads() -> None:
     code = (
-        "from tests.data.test_tokenizer import CONFIGS, LINES, Tokenizer;"
+        "from lmtrain.data.tokenizer import Tokenizer; from tests.data.trained import CONFIGS, LINES;"
         "print(Tokenizer.train(LINES, CONFIGS['bpe']).sha256)"
     )
     environment = os.environ | {"RAYON_NUM_THREADS": "1", "PYTHONHASHSEED": "7"}

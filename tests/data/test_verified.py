@@ -1,4 +1,4 @@
-"""Hashes of large files: remembered while nothing was written, and never longer."""
+"""Hashes of large files are remembered only while nothing was written."""
 
 import json
 import os
@@ -24,8 +24,8 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def was_read(path: Path, *, anew: bool = False) -> bool:
-    hashes = Hashes(path.parent, anew=anew)
+def was_read(path: Path, *, reread: bool = False) -> bool:
+    hashes = Hashes(path.parent, reread=reread)
     assert hashes.sha256(path) == sha256_bytes(path.read_bytes())
     return path in hashes.read
 
@@ -33,7 +33,7 @@ def was_read(path: Path, *, anew: bool = False) -> bool:
 def test_a_large_file_is_read_once(large: Path) -> None:
     assert not was_read(large)
     assert not was_read(large)
-    assert was_read(large, anew=True)
+    assert was_read(large, reread=True)
 
 
 def test_what_is_written_is_found_though_size_and_time_are_put_back(large: Path) -> None:
@@ -52,11 +52,11 @@ def test_another_file_under_the_name_is_found(large: Path) -> None:
     assert was_read(large)
 
 
-def test_damage_beneath_the_file_system_is_found_by_reading_anew(large: Path) -> None:
+def test_damage_on_the_disk_is_found_by_reading_again(large: Path) -> None:
     memory = large.parent / REMEMBERED
     memory.write_text(memory.read_text().replace(sha256_bytes(CONTENT), sha256_bytes(b"as it was")))
     assert Hashes(large.parent).sha256(large) == sha256_bytes(b"as it was")
-    assert was_read(large, anew=True)
+    assert was_read(large, reread=True)
     assert not was_read(large)
 
 
@@ -71,14 +71,14 @@ def test_small_and_young_files_are_always_read(large: Path, monkeypatch: pytest.
     assert was_read(large)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 99_999, '{"%s": 5}', '{"%s": [1, 2, 3, 4, 5]}'])
-def test_a_damaged_memory_is_none(large: Path, content: str) -> None:
+@pytest.mark.parametrize("content", ["", "[" * 99_999, '{"%s": 5}', '{"%s": [1, 2, 3, 4, 5]}'])
+def test_a_damaged_memory_is_empty(large: Path, content: str) -> None:
     (large.parent / REMEMBERED).write_text(content.replace("%s", str(large)))
     assert was_read(large)
     assert json.loads((large.parent / REMEMBERED).read_text())[str(large)][0] == 100
 
 
-def test_a_folder_that_can_not_be_written_is_read_each_time(large: Path) -> None:
+def test_in_a_folder_that_can_not_be_written_files_are_always_read(large: Path) -> None:
     (large.parent / REMEMBERED).unlink()
     (large.parent / REMEMBERED).mkdir()
     assert was_read(large)

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from lmtrain.config import loader as config
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import local
-from lmtrain.data.normal import write_split
+from lmtrain.data.splits import write_split
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.generation import prompts

@@ -5,6 +5,7 @@ and what it reports when those are done on purpose. All is read once before the 
 then there, since an import runs code as well.
 """
 
+import ast
 import json
 import socket
 import sys
@@ -30,10 +31,11 @@ seen: list[str] = []
 
 
 def hook(event: str, arguments: tuple[Any, ...]) -> None:
-    """Note a watched event, unless the import system caused it."""
+    """Note a watched event, unless the import system caused it, or `ast.parse`: numpy reads the headers of arrays with
+    `ast.literal_eval`, which makes a tree and no code."""
     if event.startswith(WATCHED):
         caller = sys._getframe(1).f_code
-        if not caller.co_filename.startswith("<frozen importlib"):
+        if not caller.co_filename.startswith("<frozen importlib") and caller is not ast.parse.__code__:
             seen.append(f"{event} from {caller.co_filename}:{caller.co_name}")
 
 
@@ -41,7 +43,7 @@ def read_all(run: Path, config_file: Path) -> None:
     """Read a configuration, a corpus, a token store, a tokenizer and a checkpoint, go on from it, and generate."""
     config = load(config_file, environment={})
     corpus = download(config.data)
-    store = tokenize(corpus, config.tokenizer, config.data.dir, note=lambda _: None, progress=False)
+    store = tokenize([corpus], config.tokenizer, config.data.dir, note=lambda _: None, progress=False)
     restore(prepare(config, store, lambda _: None), checkpoint.load(checkpoint.choose(run, "last")))
     trained = load_trained(checkpoint.find_run(None, run.parent), "best", "auto", torch.device("cpu"))
     complete(trained.model, trained.tokenizer, ["the"], Options(max_tokens=3, beams=2))

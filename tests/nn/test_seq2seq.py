@@ -17,7 +17,7 @@ from lmtrain.nn.seq2seq import Seq2Seq
 
 SIZES = Sizes(source_vocab=5, target_vocab=7, dim=16, heads=2, ff_dim=24, max_length=9)
 END, BEGIN = 5, 6
-RULES = Rules(9, end_ids=frozenset({END}), banned=frozenset({BEGIN}))
+RULES = Rules(9, lambda ids: ids[-1] == END, blocked=frozenset({BEGIN}))
 SOURCE = torch.tensor([[0, 1, 2, 3, 4, 0], [4, 4, 3, 0, 0, 0], [2, 0, 0, 0, 0, 0]])
 LENGTHS = (6, 3, 1)
 VALID = torch.arange(6) < torch.tensor(LENGTHS).unsqueeze(-1)
@@ -138,8 +138,8 @@ def test_a_full_beam_is_exhaustive() -> None:
     model = make(sizes)
     model.prediction.vocabulary.weight.data.mul_(3)
     source, valid = torch.tensor([[0, 1, 1], [1, 0, 0]]), torch.tensor([[True] * 3, [True, False, False]])
-    rules = Rules(4, end_ids=frozenset({sizes.end_id}), banned=frozenset({sizes.begin_id}))
-    found = beam_search(*model.start(source, valid), model.step, rules, beams=81, results=81, alpha=0.6)
+    rules = Rules(4, lambda ids: ids[-1] == sizes.end_id, blocked=frozenset({sizes.begin_id}))
+    found = beam_search(*model.start(source, valid), model.step, rules, beams=81, results=81, length_penalty=0.6)
     for row, hypotheses in enumerate(found):
         expected = []
         for length in range(1, 5):

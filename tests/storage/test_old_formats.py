@@ -1,4 +1,4 @@
-"""A stored run of each format that was ever written: what it holds, what it computes, and that it can be gone on with.
+"""A stored run of each format that was ever written: its content, what it computes, and that it can be resumed.
 
 `python -m tests.stored.make` makes the one of the current format.
 """
@@ -31,7 +31,7 @@ def test_a_stored_run_is_read_as_it_was_written(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_a_stored_run_can_be_gone_on_with(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stored_run_can_be_resumed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config, store = example()
     shutil.copytree(HERE / name, tmp_path / "run")

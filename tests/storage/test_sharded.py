@@ -1,4 +1,4 @@
-"""Checkpoints that several processes write, each its rows: read by rows, and refused where rows are missing."""
+"""Checkpoints that several processes write, each its rows: read by rows, and rejected if rows are missing."""
 
 import json
 import struct
@@ -47,7 +47,7 @@ def example(seed: int) -> Tensors:
 
 
 def part(named: dict[str, Tensor], rank: int, size: int, whole: Callable[[str], bool]) -> dict[str, Tensor]:
-    """What a process has of tensors that are cut into rows as `torch.chunk` cuts them, and of those that are not."""
+    """What one process has of tensors that are split by rows as `torch.chunk` does, and of whole ones."""
     held = {}
     for name, tensor in named.items():
         if not whole(name):
@@ -133,7 +133,7 @@ def _rewritten(folder: Path, file: str, data: bytes) -> None:
 
 
 def _forget(folder: Path, file: str) -> None:
-    """Take a file out of the folder and out of its manifest, which then has no complaint."""
+    """Remove a file from the folder and from its manifest."""
     (folder / file).unlink()
     manifest = json.loads((folder / MANIFEST).read_text())
     del manifest["files"][file], manifest["sha256"]
@@ -163,14 +163,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda folder: (folder / SECOND).unlink(), "missing or truncated"),
     "flipped": (lambda folder: _flip(folder, SECOND), "is damaged"),
     "forgotten": (lambda folder: _forget(folder, SECOND), "rows of .* are missing"),
-    "twice": (_twice, "there twice"),
+    "twice": (_twice, "stored twice"),
     "hole": (lambda folder: _change(folder, "w8[5:8/8]", slice(1, 4)), "rows of 'w8' are missing"),
     "short": (lambda folder: _change(folder, "w8[4:7/8]", slice(0, 3)), "rows of 'w8' are missing"),
-    "overlap": (lambda folder: _change(folder, "w8[3:8/8]", slice(0, 4)), "there twice"),
+    "overlap": (lambda folder: _change(folder, "w8[3:8/8]", slice(0, 4)), "stored twice"),
     "fewer rows than said": (lambda folder: _change(folder, "w8[4:8/8]", slice(0, 3)), "rows of 'w8'"),
     "another total": (lambda folder: _change(folder, "w8[4:8/9]", slice(0, 4)), "rows of 'w8'"),
     "another width": (lambda folder: _change(folder, "w8[4:8/8]", slice(0, 4), columns=2), "rows of 'w8'"),
-    "whole as well": (lambda folder: _change(folder, "w8", slice(0, 4)), "there twice"),
+    "whole as well": (lambda folder: _change(folder, "w8", slice(0, 4)), "stored twice"),
 }
 
 
@@ -195,7 +195,7 @@ def test_damage_is_found_and_the_checkpoint_before_it_is_used(tmp_path: Path, da
     ("name", "shape"),
     [("w[0:0/0]", [0, 2**62]), ("w[3:1/1]", [1]), ("w[0:1/999999999999999]", [1]), ("w[1:1/1]", [0]), ("w[0:1/1]", [])],
 )
-def test_rows_that_lie_about_themselves_are_refused(tmp_path: Path, name: str, shape: list[int]) -> None:
+def test_rows_with_a_wrong_name_are_rejected(tmp_path: Path, name: str, shape: list[int]) -> None:
     folder = checkpoint.save(tmp_path, 1, {"model": {"w": torch.zeros(1)}}, {"score": None})
     _rewritten(folder, "model.safetensors", _header(name, {"dtype": "F32", "shape": shape}, 4 * (0 not in shape)))
     with pytest.raises((LmtrainError, ValueError)):

@@ -109,7 +109,7 @@ def test_processes_that_disagree_are_rejected(
     main, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     for (_, message), (*_, expected) in zip(main, attempts, strict=True):
         assert expected in message
-    assert [name for name, _ in other] == ["SaidElsewhere"] * 4 + ["LmtrainError"]
+    assert [name for name, _ in other] == ["AlreadyReported"] * 4 + ["LmtrainError"]
     assert not (tmp_path / "run").exists()
 
 

@@ -82,5 +82,5 @@ def test_a_dry_run_with_a_profile_is_rejected(
     monkeypatch.chdir(tmp_path)
     done = lmtrain("train", "--profile", "--dry-run")
     assert (done.code, done.out) == (2, "")
-    assert done.err == "lmtrain: --dry-run trains nothing and --profile times some steps: give one of them\n"
+    assert done.err == "lmtrain: --fields, --dry-run and --profile exclude each other: give one of them\n"
     assert list(tmp_path.iterdir()) == []

@@ -168,7 +168,7 @@ def test_a_failed_save_leaves_the_previous_checkpoint(
     assert statuses[1 - victim] == 1
     if harm is _full:
         assert "No space left on device" in output(tmp_path / "log", victim)
-    other = "SaidElsewhere" if harm is _full else "another process of this run has ended"
+    other = "AlreadyReported" if harm is _full else "another process of this run has ended"
     assert other in output(tmp_path / "log", 1 - victim)
     notes: list[str] = []
     with checkpoint.lock(tmp_path / "run"):

@@ -1,0 +1,168 @@
+"""What `data.source` names: the built-in sample, a corpus of the hub, or local text; and how its lines are read."""
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lmtrain.config.schema import DataConfig
+from lmtrain.data import local
+from lmtrain.data.sample import SampleSplit
+from lmtrain.data.split_files import find_splits, listed
+from lmtrain.data.splits import Lines
+from lmtrain.data.verified import Hashes
+from lmtrain.errors import LmtrainError
+from lmtrain.storage.files import sha256_bytes
+
+_WIKITEXT = "Salesforce/wikitext"
+_WIKITEXT_REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
+_WIKITEXT_LICENCE = "CC BY-SA 3.0 and GFDL"
+_WIKITEXT_SUBSETS = {
+    "wikitext-2": "wikitext-2-v1",
+    "wikitext-2-raw": "wikitext-2-raw-v1",
+    "wikitext-103": "wikitext-103-v1",
+}
+KNOWN = ("sample", *_WIKITEXT_SUBSETS)
+"""Names that mean the same on all machines."""
+
+_COLUMN = DataConfig().text_column
+_NOT_NAME = re.compile(r"[^\w.-]")
+_LONGEST_STEM = 190
+"""Bytes of a source's name in the name of its folder, so that the names made from that fit into 255."""
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+
+_SAMPLE_SEEDS = {"train": 1, "valid": 2, "test": 3}
+_SAMPLE_LEAST = 5_000
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text of a source: the lines of its splits, and entries `about` it for the manifest of the corpus."""
+
+    splits: Mapping[str, Lines]
+    about: dict[str, Any]
+    is_one_file: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the text of a corpus comes from.
+
+    `folder` is the name of the corpus's folder: a known name, a hub id, or a path's name with a hash of its content, so
+    that a changed text does not replace the one that a run was trained on. `origin` identifies the state of the source;
+    it is known without the network. `read` finds the text (its argument: whether to show progress).
+    """
+
+    folder: str
+    origin: dict[str, Any]
+    read: Callable[[bool], Text]
+
+
+def find_source(data: DataConfig, hashes: Hashes, note: Note) -> Source:
+    """The source that `data.source` names: known names come first, then existing paths, then hub ids.
+
+    Raises LmtrainError when it is none of these, or is a file or folder that can't be used.
+    """
+    if data.source in KNOWN and data.subset is not None:
+        raise LmtrainError(f"data.subset has no meaning with data.source={data.source}: leave it out")
+    if data.source == "sample":
+        return _sample(data)
+    if data.source in KNOWN:
+        return _hub(data, _WIKITEXT, _WIKITEXT_SUBSETS[data.source], data.revision or _WIKITEXT_REVISION)
+    path = _local_path(data.source)
+    return _local(path, data, hashes, note) if path else _hub(data, data.source, data.subset, data.revision)
+
+
+def _local_path(source: str) -> Path | None:
+    """The existing file or folder of this name; None for a hub id. Raises LmtrainError when it can be neither."""
+    siblings = []
+    try:
+        path = Path(source).expanduser()
+        if path.exists():
+            return path
+        local.reject_dangling(path)
+        siblings = [str(path.with_name(other.name)) for other in path.parent.iterdir()]
+    except (OSError, ValueError, RuntimeError):
+        path = Path(source)  # no such folder, or a name that no path can have
+    if _HUB_ID.fullmatch(source) and not source.startswith(".") and not local.is_text(path):
+        return None
+    near = difflib.get_close_matches(source, [*KNOWN, *siblings], n=2)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise LmtrainError(
+        f"data.source={source[:200]} is no file or folder here, no hub id (owner/name) and none of "
+        f"{', '.join(KNOWN)}{hint}"
+    )
+
+
+def _local(path: Path, data: DataConfig, hashes: Hashes, note: Note) -> Source:
+    if path.is_dir():
+        try:
+            files = find_splits(path, note)
+        except OSError as error:
+            raise LmtrainError(f"{path} can't be read: {error.strerror}") from error
+    elif local.is_text(path):
+        files = {"train": [path]}
+    else:
+        raise LmtrainError(f"{path} is of no known kind: give it one of the endings {', '.join(local.SUFFIXES)}")
+    every = [file for paths in files.values() for file in paths]
+    try:
+        content = {local.name_in(path, file): hashes.sha256(file) for file in every}
+    except OSError as error:
+        raise LmtrainError(f"{error.filename} can't be read: {error.strerror}") from error
+    column = data.text_column if any(map(local.is_structured, every)) else None
+    origin = {"files": content, "text_column": column}
+
+    def read(_progress: bool) -> Text:
+        for split, paths in files.items():
+            note(f"{split} from {listed([file.name for file in paths])}")
+        splits = {split: local.read_lines(paths, data.text_column) for split, paths in files.items()}
+        return Text(splits, {"text_column": column}, is_one_file=path.is_file())
+
+    name = _NOT_NAME.sub("_", path.resolve().stem).encode()[:_LONGEST_STEM].decode(errors="ignore")
+    return Source(f"{name or 'text'}-{sha256_bytes(json.dumps(origin).encode())[:8]}", origin, read)
+
+
+def _sample(data: DataConfig) -> Source:
+    held_out = max(_SAMPLE_LEAST, data.sample_tokens // 20)
+    tokens = {"train": data.sample_tokens, "valid": held_out, "test": held_out}
+    head = hashlib.sha256()
+    for text, _ in islice(SampleSplit(_SAMPLE_LEAST, _SAMPLE_SEEDS["train"]), 100):
+        head.update(text.encode() + b"\n")
+    origin = {"tokens": tokens, "seeds": _SAMPLE_SEEDS, "head": head.hexdigest()}
+
+    def read(_progress: bool) -> Text:
+        splits = {split: SampleSplit(count, _SAMPLE_SEEDS[split]) for split, count in tokens.items()}
+        return Text(splits, {"licence": "generated text, free of rights"})
+
+    return Source(f"sample-{data.sample_tokens}", origin, read)
+
+
+def _hub(data: DataConfig, dataset: str, subset: str | None, revision: str | None) -> Source:
+    name = _NOT_NAME.sub("_", "--".join(part for part in (*data.source.split("/"), data.subset) if part))
+    variant = (data.revision, data.text_column)
+    if variant != (None, _COLUMN):
+        name = f"{name}-{sha256_bytes(repr(variant).encode())[:8]}"
+    about = {"dataset": dataset, "subset": subset, "revision": revision, "text_column": data.text_column}
+    return Source(name, about, partial(_read_hub, dataset, subset, revision, data.text_column))
+
+
+def _read_hub(dataset: str, subset: str | None, revision: str | None, text_column: str, progress: bool) -> Text:
+    from lmtrain.data.hub import fetch
+
+    found = fetch(dataset, subset, revision, text_column, progress=progress)
+    about = {
+        "source": dataset,
+        "subset": subset,
+        "revision": found.revision,
+        "licence": _WIKITEXT_LICENCE if dataset == _WIKITEXT else found.licence,
+        "text_column": text_column,
+    }
+    return Text({split: local.row_lines(rows) for split, rows in found.splits.items()}, about)

@@ -1,0 +1,132 @@
+"""The splits of a corpus: the lines of each in one text file, the line numbers of its documents in one array.
+
+`<split>.txt` is UTF-8, every line ended by a newline; `<split>.docs.npy` holds int64 line numbers, the first of them 0.
+"""
+
+import re
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, Field
+from tqdm import tqdm
+
+from lmtrain.data.ids import load_array
+from lmtrain.errors import LmtrainError
+
+_HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
+_WORD = re.compile(r"\S+")
+_FEW = 20
+_MOST = 2**48
+_LONG = 1 << 20
+
+HELD_OUT = 25_000_000
+"""The most bytes that are cut off for a validation or test split: scoring more takes long and tells no more."""
+
+SplitName = Literal["train", "valid", "test"]
+
+Lines = Iterable[tuple[str, bool]]
+"""Lines of text without their ends, and whether a document is known to start there."""
+
+
+class Counts(BaseModel, strict=True):
+    """What a manifest says of a split."""
+
+    lines: int = Field(ge=0, le=_MOST)
+    words: int = Field(ge=0, le=_MOST)
+    bytes: int = Field(ge=0, le=_MOST)
+    documents: int = Field(ge=0, le=_MOST)
+
+
+def write_split(folder: Path, split: str, lines: Lines, progress: bool, called: str | None = None) -> dict[str, int]:
+    """Write a split, counting its lines, words (between white space), bytes (with newlines) and documents.
+
+    Documents start at WikiText's level-one headings (` = Title = ` between blank lines), if there are any and no row of
+    the source has several lines; else where the source's rows start; else the split is one document. Memory grows with
+    the documents and the longest line, not with the text. Raises LmtrainError on a split without a word, which the
+    message names as `called`.
+    """
+    starts, headings = array("q"), array("q")
+    lines_count = words = size = 0
+    first_text = heading = -1
+    after_blank = True
+    with (folder / f"{split}.txt").open("wb", buffering=1 << 20) as file:
+        bar = tqdm(lines, desc=split, unit=" lines", unit_scale=True, disable=None if progress else True)
+        for number, (text, starts_document) in enumerate(bar):
+            size += file.write(text.encode() + b"\n")
+            line_words = _count_words(text)
+            if starts_document:
+                starts.append(number)
+            if heading >= 0 and line_words == 0:
+                headings.append(heading)
+            heading = number if after_blank and _HEADING.fullmatch(text) else -1
+            after_blank = line_words == 0
+            first_text = number if first_text < 0 and line_words else first_text
+            words += line_words
+            lines_count = number + 1
+    _check_words(words, called or f"the {split} split of the source")
+    if headings and len(starts) in (0, lines_count):
+        starts = headings
+    if not starts or starts[0] > first_text:
+        starts.insert(0, 0)
+    starts[0] = 0
+    np.save(folder / f"{split}.docs.npy", np.asarray(starts, dtype=np.int64))
+    return {"lines": lines_count, "words": words, "bytes": size, "documents": len(starts)}
+
+
+def cut_split(
+    folder: Path, lines: Lines, shares: Mapping[str, float], note: Callable[[str], None], progress: bool
+) -> dict[str, dict[str, int]]:
+    """Write `lines` as several splits, in order, each with its share of the documents (of the lines if those are few).
+
+    Few is under 20, or so few and so long that a share is less than one of them. The first split is what the others
+    leave; of a large text these are no more than `HELD_OUT` bytes each, or one line. The file of the first is written
+    once, and the others are cut off its end. Returns the counts of each. Raises LmtrainError when there are fewer than
+    20 lines.
+    """
+    first, *others = shares
+    whole = write_split(folder, first, lines, progress)
+    starts = np.array(load_array(folder / f"{first}.docs.npy", np.dtype(np.int64)))
+    held_out = {split: min(shares[split], HELD_OUT / whole["bytes"]) for split in others}
+    by_document = len(starts) >= _FEW and min(held_out.values()) * len(starts) >= 1
+    units = len(starts) if by_document else whole["lines"]
+    if units < _FEW:
+        raise LmtrainError(
+            f"the source has no valid split, and its {units} lines are too few to cut one off: give {_FEW} lines "
+            "or more, or a folder with train.txt and valid.txt"
+        )
+    parts = {first: 1 - sum(held_out.values())} | held_out
+    percent = ", ".join(f"{100 * share:.3g}% {split}" for split, share in parts.items())
+    note(f"no valid split: the {'documents' if by_document else 'lines'} are cut, in order, into {percent}")
+    ends = np.round(np.cumsum(list(parts.values())) * units).astype(int)[:-1]
+    ends = np.minimum(ends, units - np.arange(len(ends), 0, -1))  # each split has at least one
+    bounds = [*(starts[ends] if by_document else ends).tolist(), whole["lines"]]
+    held_out_starts = set(starts[starts >= bounds[0]].tolist())
+    counts = {}
+    with (folder / f"{first}.txt").open("r+b") as file:
+        deque(islice(file, bounds[0]), maxlen=0)
+        offset = file.tell()
+        for split, begin, end in zip(others, bounds[:-1], bounds[1:], strict=True):
+            numbered = enumerate(islice(file, end - begin), begin)
+            tail = ((line[:-1].decode(), number in held_out_starts) for number, line in numbered)
+            counts[split] = write_split(folder, split, tail, progress, f"what is cut off the source for {split}")
+        file.truncate(offset)
+    rest = {unit: whole[unit] - sum(own[unit] for own in counts.values()) for unit in ("lines", "words", "bytes")}
+    _check_words(rest["words"], f"the {first} split of the source")
+    starts = starts[starts < bounds[0]]
+    np.save(folder / f"{first}.docs.npy", starts)
+    return {first: rest | {"documents": len(starts)}} | counts
+
+
+def _check_words(words: int, called: str) -> None:
+    if words == 0:
+        raise LmtrainError(f"{called} has no words: give it some text")
+
+
+def _count_words(text: str) -> int:
+    """The words between white space; a very long line is not split into a list many times its size."""
+    return len(text.split()) if len(text) < _LONG else sum(1 for _ in _WORD.finditer(text))

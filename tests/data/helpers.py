@@ -1,0 +1,97 @@
+"""Corpora and token stores of a few lines, and damage to files, shared by the tests of the data package."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lmtrain.config.schema import TokenizerConfig
+from lmtrain.data.corpus import FORMAT, Corpus, open_corpus
+from lmtrain.data.tokenizer_file import Kind
+from lmtrain.data.tokenizing import tokenize
+from lmtrain.data.tokens import TokenStore
+from lmtrain.storage.files import new_folder
+
+KINDS: tuple[Kind, ...] = ("word", "bpe", "byte")
+CONFIGS = {
+    "word": TokenizerConfig(kind="word"),
+    "bpe": TokenizerConfig(kind="bpe", vocab_size=280),
+    "byte": TokenizerConfig(kind="byte"),
+}
+Documents = dict[str, list[list[str]]]
+"""The lines of each document of each split."""
+
+DOCUMENTS: Documents = {
+    "train": [["= One =", "", "the cat sat on the mat"], ["the <eos> é\r"], ["", ""]],
+    "valid": [["the dog\tsat", "on the mat"]],
+}
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    """Write a file; the path again."""
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def parquet(path: Path, rows: list[Any], column: str = "text") -> Path:
+    """Write a parquet file with one column; the path again."""
+    pq.write_table(pa.table({column: rows}), path)
+    return path
+
+
+def make_corpus(folder: Path, documents: Documents, **info: Any) -> Corpus:
+    """A corpus folder with these documents."""
+    splits: dict[str, dict[str, int]] = {}
+    with new_folder(folder, FORMAT, {"name": folder.name, "splits": splits, **info}) as temporary:
+        for split, texts in documents.items():
+            lines = [line for text in texts for line in text]
+            content = "".join(f"{line}\n" for line in lines).encode()
+            (temporary / f"{split}.txt").write_bytes(content)
+            starts = np.cumsum([0, *map(len, texts)])[: len(texts)]
+            np.save(temporary / f"{split}.docs.npy", starts.astype(np.int64))
+            words = sum(len(line.split()) for line in lines)
+            splits[split] = {"lines": len(lines), "words": words, "bytes": len(content), "documents": len(texts)}
+    return open_corpus(folder)
+
+
+def tokenized(
+    corpus: Corpus, config: TokenizerConfig, note: Callable[[str], None] = lambda _message: None, **options: Any
+) -> TokenStore:
+    """The store of a corpus, beside it."""
+    return tokenize([corpus], config, corpus.folder.parent, note=note, progress=False, **options)
+
+
+def make_store(data: Path, kind: Kind = "word", documents: Documents | None = None) -> TokenStore:
+    """A corpus `tiny` in the folder `data`, and its store."""
+    return tokenized(make_corpus(data / "tiny", documents or DOCUMENTS), CONFIGS[kind])
+
+
+def lines(corpus: Corpus, split: str) -> list[str]:
+    """The lines of a split of a corpus."""
+    return (corpus.folder / f"{split}.txt").read_bytes().decode().removesuffix("\n").split("\n")
+
+
+def starts(corpus: Corpus, split: str) -> list[int]:
+    """The lines at which the documents of a split start."""
+    found: list[int] = np.load(corpus.folder / f"{split}.docs.npy").tolist()
+    return found
+
+
+def token_starts(store: TokenStore, split: str) -> list[int]:
+    """The tokens at which the documents of a split start."""
+    found: list[int] = []
+    offset = 0
+    for number, shard in enumerate(store.manifest["splits"][split]["shards"]):
+        found += (offset + np.load(store.folder / f"{split}-{number:05}.docs.npy")).tolist()
+        offset += shard["tokens"]
+    return found
+
+
+def flip(path: Path, position: int) -> None:
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)

@@ -1,0 +1,199 @@
+"""Local files: their lines and documents, plain and compressed, and errors that name the file and the place."""
+
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lmtrain.data import compressed, local
+from lmtrain.errors import LmtrainError
+from tests.data.helpers import parquet, write
+from tests.hostile.inputs import limited_memory
+
+Line = tuple[str, bool]
+ROWS = [f"row {number}\nis é" for number in range(3_000)]
+
+
+def zstd(content: bytes) -> bytes:
+    packed: bytes = pa.compress(content, codec="zstd", asbytes=True)
+    return packed
+
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+    ".zst": zstd,
+}
+
+
+def read(*paths: Path, column: str = "text") -> list[Line]:
+    return list(local.read_lines(paths, column))
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (b"a b\r\nc\r\n", ["a b", "c"]),
+        (b"a\rb\nc\r", ["a\rb", "c\r"]),
+        (b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n", ["a", "\ufeffb"]),
+        (b"a\n\n\nb", ["a", "", "", "b"]),
+        ("a\u2028b\x0bc\x85d\x1ce\n".encode(), ["a\u2028b\x0bc\x85d\x1ce"]),
+    ],
+    ids=["crlf", "lone-cr", "bom", "blank-and-no-last-end", "unicode-separators"],
+)
+def test_line_rule(tmp_path: Path, content: bytes, lines: list[str]) -> None:
+    assert read(write(tmp_path / "a.txt", content)) == [(line, False) for line in lines]
+
+
+def test_rows_are_documents(tmp_path: Path) -> None:
+    rows = ["one\ntwo\n", "three", "", "four\r\n\nfive"]
+    expected = [
+        ("one", True),
+        ("two", False),
+        ("three", True),
+        ("", True),
+        ("four", True),
+        ("", False),
+        ("five", False),
+    ]
+    lines = "".join(json.dumps({"body": row}) + "\n\n" for row in rows)
+    assert read(write(tmp_path / "a.jsonl", lines), column="body") == expected
+    assert read(parquet(tmp_path / "a.parquet", rows, "body"), column="body") == expected
+
+
+def test_files_with_names_of_their_own_are_documents_and_shards_are_not(tmp_path: Path) -> None:
+    for names, starts in (
+        (("a.txt", "b.txt"), [True, False, True, False]),
+        (("a-0-of-2.txt", "a-1-of-2.txt"), [False] * 4),
+    ):
+        lines = read(*(write(tmp_path / name, "one\ntwo\n") for name in names))
+        assert [start for _, start in lines] == starts
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"good line\nna\xefve\n", r"a\.txt is not UTF-8 text \(byte 12\)"),
+        ("a.txt", b"\xef\xbb\xbfna\xefve\n", r"a\.txt is not UTF-8 text \(byte 5\)"),
+        ("a.txt", b"\xff\xfea\0b\0", r"a\.txt is not UTF-8 text \(byte 0\)"),
+        ("a.txt", "plain words\n".encode("utf-16-le"), r"a\.txt has a NUL byte \(byte 1\), as text in UTF-16 has"),
+        ("a.txt", "plain words\n".encode("utf-16-be"), r"a\.txt has a NUL byte \(byte 0\), as text in UTF-16 has"),
+        ("a.txt", b"x\n" + b"y" * 400_000, r"a\.txt has a line of over 0 MiB \(byte 2\)"),
+        ("a.jsonl", '{"text": "a"}\n{"text": \n', r"a\.jsonl, line 2, is not JSON"),
+        ("a.jsonl", '{"text": "a"}\n[1]\n', r"line 2, is not a JSON object"),
+        ("a.jsonl", '{"body": "a", "id": 1}\n', r"line 1, has no column 'text'.*\(body, id\)"),
+        ("a.jsonl", '{"text": 3}\n', r"line 1, has int in 'text'"),
+        ("a.jsonl", '{"text": "\\ud800"}\n', r"a\.jsonl, line 1, has half a surrogate pair"),
+        ("a.jsonl", "[" * 100_000 + "\n", "line 1, is not JSON"),
+        ("a.parquet", b"PAR1 no parquet", r"a\.parquet can't be read as parquet"),
+        ("none.txt", None, r"none\.txt can't be read: No such file"),
+    ],
+)
+def test_what_can_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | bytes | None, message: str
+) -> None:
+    monkeypatch.setattr(local, "LONGEST_LINE", 300_000)
+    if content is not None:
+        write(tmp_path / name, content)
+    with pytest.raises(LmtrainError, match=message):
+        read(tmp_path / name)
+
+
+def test_rows_of_parquet_that_can_not_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "LONGEST_LINE", 1 << 20)
+    with pytest.raises(LmtrainError, match=r"a\.parquet, row 2, has nothing \(null\) in 'text'.*take the row out"):
+        read(parquet(tmp_path / "a.parquet", ["a", None]))
+    with pytest.raises(LmtrainError, match=r"has no column 'body'.*\(text\)"):
+        read(tmp_path / "a.parquet", column="body")
+    with pytest.raises(LmtrainError, match=r"row 2, is longer than 1 MiB: break it up"):
+        read(parquet(tmp_path / "a.parquet", ["a", "b" * (2 << 20)]))
+
+
+@pytest.fixture(params=[".txt", ".jsonl"])
+def plain(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    rows = [json.dumps({"text": row}) if request.param == ".jsonl" else row for row in ROWS]
+    return write(tmp_path / f"train{request.param}", "".join(f"{row}\n" for row in rows))
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_compressed_text_is_the_text(plain: Path, ending: str) -> None:
+    packed = write(plain.with_name(plain.name + ending), PACK[ending](plain.read_bytes()))
+    assert local.is_text(packed)
+    assert len(read(packed)) == 6_000
+    assert read(packed) == read(plain)
+
+
+@pytest.mark.parametrize("ending", PACK)
+@pytest.mark.parametrize("damage", ["cut", "flip", "other"])
+def test_damage_names_the_file(plain: Path, ending: str, damage: str) -> None:
+    content = bytearray(PACK[ending](plain.read_bytes()))
+    middle = len(content) // 2
+    if damage == "flip":
+        if ending == ".zst":
+            pytest.skip("this zstd writes no checksums, so a changed byte is another text")
+        content[middle : middle + 20] = bytes(byte ^ 0x55 for byte in content[middle : middle + 20])
+    damaged = {"cut": bytes(content[:middle]), "flip": bytes(content), "other": b"no such thing"}[damage]
+    packed = write(plain.with_name(plain.name + ending), damaged)
+    with pytest.raises(LmtrainError) as found:
+        read(packed)
+    message = str(found.value)
+    assert message.startswith(f"{packed}")
+    assert " line " in message or "(byte " in message  # a flipped byte may give text that is not UTF-8
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_what_follows_a_damaged_stream_is_not_ignored(tmp_path: Path, ending: str) -> None:
+    streams = [PACK[ending](f"part {number}\n".encode() * 1_000) for number in range(4)]
+    path = write(tmp_path / f"train.txt{ending}", b"".join(streams))
+    assert len(read(path)) == 4_000
+    streams[1] = bytes(byte ^ 0x55 for byte in streams[1][:2]) + streams[1][2:]
+    write(path, b"".join(streams))
+    with pytest.raises(LmtrainError, match=r"train\.txt\.\w+ is damaged after line \d+"):
+        read(path)
+
+
+@pytest.mark.parametrize("ending", [".gz", ".xz", ".bz2"])
+def test_padding_after_a_stream_is_no_damage(tmp_path: Path, ending: str) -> None:
+    padded = PACK[ending](b"a\n") + bytes(512) + PACK[ending](b"b\n") + bytes(3 << 20)
+    assert read(write(tmp_path / f"train.txt{ending}", padded)) == [("a", False), ("b", False)]
+
+
+def repeated(path: Path, row: str, count: int, *, with_type: bool = True) -> None:
+    """A parquet file with one row that is stored once and repeated."""
+    rows = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array([row]))
+    pq.write_table(pa.table({"text": rows}), path, compression="zstd", store_schema=with_type)
+    assert path.stat().st_size < 5_000
+
+
+@pytest.mark.parametrize("name", ["train.parquet", "train.txt.bz2"])
+def test_a_small_file_of_far_more_text_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(compressed, "_SMALL", 16 << 20)
+    path, row = tmp_path / name, "a " * (1 << 20)
+    if name == "train.parquet":
+        repeated(path, row, 200)
+    else:
+        path.write_bytes(bz2.compress(f"{row}\n".encode() * 10))
+    rows: list[int] = []
+    with pytest.raises(LmtrainError, match=r"holds over 16 MiB of text, more than 1,000 times its size"):
+        rows.extend(len(text) for text, _ in local.read_lines([path], "text"))
+    assert sum(rows) <= 16 << 20
+
+
+@pytest.mark.parametrize("with_type", [False, True])
+def test_a_small_parquet_file_is_read_in_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_type: bool
+) -> None:
+    """1.6 GB if its rows were decoded at once."""
+    monkeypatch.setattr(compressed, "_SMALL", 2 << 30)
+    path, row = tmp_path / "train.parquet", "a " * (4 << 20)
+    repeated(path, row, 200, with_type=with_type)
+    with limited_memory(1 << 30):
+        assert sum(len(text) == len(row) for text, _ in local.read_lines([path], "text")) == 200

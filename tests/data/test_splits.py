@@ -1,0 +1,73 @@
+"""The splits of a corpus: what is written and counted, and what is cut off a text to be held out."""
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtrain.data import local, splits
+from lmtrain.data.splits import Lines, cut_split, write_split
+
+SHARES = {"train": 0.9, "valid": 0.05, "test": 0.05}
+
+
+def cut(folder: Path, lines: Lines) -> dict[str, dict[str, int]]:
+    return cut_split(folder, lines, SHARES, lambda _: None, progress=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0\n\r\ufeff")), min_size=1))
+def test_any_text_round_trips(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
+    lines = [*lines, "word"]
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "source.txt").write_bytes("\n".join(lines).encode())
+    counts = write_split(folder, "train", local.read_lines([folder / "source.txt"], "text"), False)
+    assert (folder / "train.txt").read_bytes().decode() == "".join(f"{line}\n" for line in lines)
+    assert counts["words"] == sum(len(line.split()) for line in lines)
+    assert counts["bytes"] == (folder / "train.txt").stat().st_size
+
+
+def test_very_long_line_counts_its_words(tmp_path: Path) -> None:
+    line = "word \u00a0\x1c" * 400_000
+    counts = write_split(tmp_path, "train", iter([(line, False)]), False)
+    assert counts["words"] == len(line.split()) == 400_000
+
+
+def test_documents_too_long_to_hold_one_out_are_cut_by_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splits, "HELD_OUT", 100)
+    counts = cut(tmp_path, (("a", number % 1_000 == 0) for number in range(30_000)))
+    found = {split: (own["lines"], own["documents"], own["bytes"]) for split, own in counts.items()}
+    assert found == {"train": (29_900, 30, 59_800), "valid": (50, 1, 100), "test": (50, 1, 100)}
+    assert np.load(tmp_path / "train.docs.npy").tolist() == list(range(0, 30_000, 1_000))
+
+
+@pytest.mark.parametrize(("lines", "most", "held_out"), [(20, 2, 1), (37, 2, 1), (1_000, 33, 3)])
+def test_each_split_has_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int, most: int, held_out: int
+) -> None:
+    monkeypatch.setattr(splits, "HELD_OUT", most)  # bytes, of which a line has 11
+    cut(tmp_path, ((f"{number:010}", False) for number in range(lines)))
+    found = {split: [int(line) for line in (tmp_path / f"{split}.txt").read_text().splitlines()] for split in SHARES}
+    assert [len(found["valid"]), len(found["test"])] == [held_out, held_out]
+    assert found["train"] + found["valid"] + found["test"] == list(range(lines))
+
+
+def test_cutting_takes_no_memory_for_the_lines_that_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splits, "HELD_OUT", 100)
+
+    def written(folder: Path, split: str, *arguments: Any) -> dict[str, int]:
+        counts = write_split(folder, split, *arguments)
+        if split == "train":
+            tracemalloc.start()
+        return counts
+
+    monkeypatch.setattr(splits, "write_split", written)
+    try:
+        cut(tmp_path, (("a", False) for _ in range(400_000)))
+        assert tracemalloc.get_traced_memory()[1] < 1_600_000  # the buffers of files; not 8 bytes for each line
+    finally:
+        tracemalloc.stop()
