@@ -11,7 +11,7 @@ def main() -> None:
 
         run()
     except Exception:
-        if signals.ending():  # what an interrupted import raises, for example
+        if signals.ending():  # for example what an interrupted import raises
             raise SystemExit(signals.INTERRUPTED) from None
         raise
     except KeyboardInterrupt:

@@ -1,20 +1,20 @@
-"""The one exception that a user's mistake or a damaged file raises."""
+"""The exceptions that a user's mistake or a damaged file raises."""
 
 
 class LmtrainError(Exception):
-    """A failure that one clear sentence explains: it names the thing and the remedy, and reaches stderr as it stands.
+    """A failure that one message explains: it names the cause and the remedy, and is printed without a traceback.
 
-    The command line prints it without a traceback and exits with 1. Everything else that escapes is a bug.
+    The command line exits with 1. Any other exception that escapes is a bug.
     """
 
 
 class UnreadableError(LmtrainError):
-    """The system does not let a file be read that is there: nothing says that it is damaged."""
+    """The system denies reading an existing file, which may be undamaged."""
 
 
 class UsageError(LmtrainError):
     """Options or fields that are unknown, invalid, or contradict each other: the command line exits with 2."""
 
 
-class SaidElsewhere(LmtrainError):  # noqa: N818 -- the error is elsewhere
-    """Another process of the run says what went wrong."""
+class AlreadyReported(LmtrainError):  # noqa: N818 -- the error itself was raised elsewhere
+    """Another process of the run reports what went wrong."""

@@ -1,4 +1,9 @@
-"""What the scripts share: running commands, timing, and a result as a file with what is needed to repeat it."""
+"""What the scripts share: running commands, and records.
+
+A file in scripts/results/ is a list of records. A record has the keys of `REQUIRED`, and `settings` where a result
+depends on any. `metrics` maps names to numbers; its `rows` is a list of such mappings, and nested values other than
+`rows` are details that the pages leave out.
+"""
 
 import datetime
 import json
@@ -8,96 +13,140 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-import torch
-
 from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import write_file
-from lmtrain.system.runtime import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "scripts" / "results"
 PACKAGES = ("torch", "tokenizers", "datasets", "safetensors", "pydantic", "typer", "tensorboard", "numpy")
+REQUIRED = {
+    "benchmark": str,
+    "date": str,
+    "commit": str,
+    "command": str,
+    "machine": dict,
+    "versions": dict,
+    "seeds": list,
+    "metrics": dict,
+}
+
+Record = dict[str, Any]
+Row = dict[str, Any]
 
 
-_running: set[subprocess.Popen[bytes]] = set()
-"""The commands of `lmtrain` that run now, in whichever thread."""
+# Running commands
 
 
 def run_script(main: Callable[[], object]) -> None:
-    """Run a script's `main`: a user's mistake and Ctrl-C end it as they end lmtrain's commands, without a traceback.
+    """Run a script's `main`. A user error ends it with a message and status 1; Ctrl-C, SIGTERM and SIGUSR1 with 130."""
 
-    SIGTERM and SIGUSR1 end it as Ctrl-C does, which the commands that it runs hear of by themselves.
-    """
-
-    def pass_on(number: int, _frame: FrameType | None) -> NoReturn:
-        for command in list(_running):
-            command.send_signal(number)
+    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, pass_on)
+        signal.signal(number, interrupt)
     try:
         main()
     except LmtrainError as error:
         raise SystemExit(f"{Path(sys.argv[0]).name}: {error}") from None
-    except subprocess.CalledProcessError as error:  # which has said itself why
+    except subprocess.CalledProcessError as error:  # the command has printed its own message
         raise SystemExit(error.returncode if error.returncode > 0 else 1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-def lmtrain(*arguments: str) -> dict[str, Any]:
-    """Run a command, its progress on stderr, and return its JSON. Raises CalledProcessError when it fails."""
-    command = [sys.executable, "-m", "lmtrain", *arguments, "--json"]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE)
-    _running.add(running)
+def run_python(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """Standard output of `python *arguments`. When interrupted, waits until the process has saved and ended.
+
+    Raises CalledProcessError when it fails.
+    """
+    command = [sys.executable, *arguments]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})})
     try:
         printed, _ = running.communicate()
     except KeyboardInterrupt:
-        running.wait()  # it saves, as it was asked to; subprocess.run would kill it
+        running.terminate()
+        running.wait()
         raise
-    finally:
-        _running.discard(running)
     if running.returncode:
         raise subprocess.CalledProcessError(running.returncode, command)
-    result: dict[str, Any] = json.loads(printed)
+    return printed
+
+
+def lmtrain(*arguments: str | Path) -> dict[str, Any]:
+    """The JSON object that a command of lmtrain prints. Raises CalledProcessError when it fails."""
+    result: dict[str, Any] = json.loads(run_python(["-m", "lmtrain", *map(str, arguments), "--json"]))
     return result
+
+
+def last_json(printed: str) -> Any:
+    """The JSON in the last line that a program printed; other programs' models print lines of their own before."""
+    return json.loads(printed.splitlines()[-1])
 
 
 def seconds(run: Callable[..., object], *arguments: object) -> float:
     """How long a call takes."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     run(*arguments)
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
-def write_record(name: str, figures: dict[str, Any], device: str = "cpu") -> Path:
-    """Write `scripts/results/<name>.json` and return its path.
+# Records
 
-    `figures` must hold `title` and `result`, a line each, for the README's table.
-    """
+
+def write_record(
+    file: str,
+    benchmark: str,
+    metrics: dict[str, Any],
+    *,
+    seeds: Sequence[int],
+    settings: dict[str, Any] | None = None,
+    device: str = "cpu",
+    packages: Sequence[str] = (),
+) -> Record:
+    """Add a record to `scripts/results/<file>.json`, in place of one of the same command on the same machine."""
+    import torch
+
+    from lmtrain.storage.files import write_file
+    from lmtrain.system.machine import machine
+
+    changed = "+changes" if _git("status", "--porcelain", "lmtrain", "configs") else ""
     record = {
-        "command": shlex.join(["python", *sys.argv]),
-        "commit": (_git("rev-parse", "HEAD") or "unknown")
-        + ("+changes" if _git("status", "--porcelain", "lmtrain", "configs") else ""),
+        "benchmark": benchmark,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "commit": (_git("rev-parse", "HEAD") or "unknown") + changed,
+        "command": shlex.join(["python", *sys.argv]),
         "machine": machine(torch.device(device)) | {"load_average": os.getloadavg()[0]},
-        "versions": {package: version(package) for package in PACKAGES},
-        **figures,
+        "versions": {package: version(package) for package in (*PACKAGES, *packages)},
+        "seeds": list(seeds),
+        **({"settings": settings} if settings else {}),
+        "metrics": metrics,
     }
-    path = RESULTS / f"{name}.json"
-    write_file(path, json.dumps(record, indent=2) + "\n")
-    return path
+    path = RESULTS / f"{file}.json"
+    kept = [old for old in read_records(path) if _identity(old) != _identity(record)]
+    write_file(path, json.dumps([*kept, record], indent=1) + "\n")
+    print(f"{path}: {benchmark}", file=sys.stderr)
+    return record
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a file; none where there is no file."""
+    records: list[Record] = json.loads(path.read_text()) if path.exists() else []
+    return records
+
+
+def _identity(record: Record) -> tuple[object, ...]:
+    machine = record["machine"]
+    return record["benchmark"], record["command"], machine["processor"], machine["cores"], machine["device"]
 
 
 def _git(*arguments: str) -> str:
-    """What git says; nothing where there is no git, or no repository that it trusts."""
+    """What git prints; nothing without git or a repository."""
     try:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     except OSError:

@@ -1,13 +1,13 @@
-"""A small token store, a small configuration and a small run, shared by the tests of everything above the data."""
+"""Fixtures for all tests: a tiny configuration, its token store, a trained run, and commands in this process."""
 
 import importlib.machinery
 import importlib.util
+import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -21,52 +21,29 @@ from lmtrain.config.schema import Config
 from lmtrain.data.corpus import download
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
+from tests.helpers import TINY, Lmtrain, Result
 
-TINY = [
-    "data.sample_tokens=3000",
-    "model.context=16",
-    "model.dim=16",
-    "model.layers=1",
-    "model.heads=2",
-    "model.dropout=0.1",
-    "model.attention_dropout=0.1",
-    "model.embedding_dropout=0.1",
-    "model.input_dropout=0.1",
-    "model.output_dropout=0.1",
-    "train.threads=1",
-    "train.device=cpu",
-    "train.precision=fp32",
-    "train.batch_size=4",
-    "train.micro_batch=2",
-    "train.steps=12",
-    "train.log_steps=2",
-    "train.eval_steps=5",
-    "train.eval_tokens=200",
-    "train.ema=0.9",
-    "train.sample_tokens=3",
-    "eval.batch_size=256",
-]
-"""Overrides for a model that trains in a second; dropout everywhere, so that a lost seed shows."""
+__all__ = ["TINY", "Lmtrain", "Result"]
 
 MEMORY = Path("/dev/shm")
-ROOM = 2 << 30
-"""Bytes that must be free there: what the tests keep at once is far less."""
+FREE_BYTES = 2 << 30
+"""What must be free there; the tests use far less at once."""
 
 
 def pytest_configure() -> None:
-    """Lay temporary folders in memory: on a disk, tens of thousands of small files and syncs take most of the time.
+    """Put temporary folders in memory: on a disk, tens of thousands of small files and syncs take most of the time.
 
-    What is synced, and when, is tested by the calls that are made, which no disk has a part in.
+    Which files are synced, and when, is tested on the recorded system calls.
     """
-    settings.register_profile("lmtrain", deadline=None)  # a busy machine is no failure
+    settings.register_profile("lmtrain", deadline=None)  # a busy machine is not a failure
     settings.load_profile("lmtrain")
-    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > FREE_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def unmeasured() -> Iterator[None]:
-    """No run in this process measures the machine, which takes longer than a tiny training; started processes do."""
+    """Runs in this process do not measure the machine's peak, which takes longer than a tiny training."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lmtrain.training.meter.peak_flops", lambda device, precision: 1e12)
         yield
@@ -90,21 +67,11 @@ def store(tiny: Config) -> TokenStore:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Tiny models are quicker so: a second thread only waits for the first."""
+    """One thread, with which tiny models are faster."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-@dataclass
-class Result:
-    code: int
-    out: str
-    err: str
-
-
-Lmtrain = Callable[..., Result]
 
 
 @pytest.fixture
@@ -127,9 +94,9 @@ def lmtrain(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
 
 @pytest.fixture
 def load_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], ModuleType]:
-    """A script as a module, whose records go to a folder of the test's own."""
+    """Loads a script as a module whose records go to a folder of the test."""
     monkeypatch.setattr("record.RESULTS", tmp_path / "results")
-    monkeypatch.setattr("lmtrain.system.allocator.keep_heap", lambda: None)
+    monkeypatch.setattr("lmtrain.system.allocator.retain_heap", lambda: None)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "results").mkdir()
 
@@ -147,12 +114,14 @@ def load_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[st
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the tiny configuration was trained, by the installed program."""
+    """A folder in which `lmtrain train` ran the tiny configuration."""
     folder = tmp_path_factory.mktemp("trained")
-    done = subprocess.run(
-        [sys.executable, "-m", "lmtrain", "train", *TINY], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["lmtrain", "train", *TINY])
+        with suppress(SystemExit):
+            cli.main()
+    assert json.loads((folder / "runs/default/state.json").read_text())["status"] == "finished"
     return folder
 
 

@@ -1,12 +1,14 @@
-"""Hostile run folders: a run goes on, or is refused in one sentence."""
+"""Hostile run folders: a run resumes, or is rejected with one message, its checkpoints untouched."""
 
 import errno
 import json
 import os
+import re
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 import torch
@@ -17,240 +19,259 @@ from lmtrain.data.corpus import download
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import load_trained
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import MANIFEST
 from lmtrain.training.loop import fit
+from lmtrain.training.run import Outcome
 from tests.hostile.folders import sign, trained_run, unsealed
 from tests.hostile.inputs import limited_memory
 
-MEMORY = 1 << 30
+pytestmark = pytest.mark.timeout(60)  # a run must not wait for a pipe
 
 
-Run = tuple[Path, Config, TokenStore]
+class Run(NamedTuple):
+    folder: Path
+    config: Config
+    store: TokenStore
+
+    def last(self) -> Path:
+        return run_checkpoints.choose(self.folder, "last")
+
+    def resume(self, config: Config | None = None, folder: Path | None = None) -> Outcome:
+        target = folder or self.folder
+        return fit(config or self.config, self.store, target, resume=True, note=lambda _: None, quiet=True)
+
+    def load(self, weights: str = "auto") -> object:
+        return load_trained(self.folder, "last", weights, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return trained_run(tmp_path_factory.mktemp("run"))
+    return Run(*trained_run(tmp_path_factory.mktemp("run")))
 
 
 @pytest.fixture
 def run(trained: Run, tmp_path: Path) -> Run:
-    """A copy of the run, with its configuration and its data."""
-    shutil.copytree(trained[0], tmp_path / "run")
-    return tmp_path / "run", trained[1], trained[2]
+    """A copy of a finished run, beside a file of the user's own."""
+    shutil.copytree(trained.folder, tmp_path / "run")
+    (tmp_path / "run/.lock").touch()
+    (tmp_path / "mine").write_text("mine\n" * 100)
+    return trained._replace(folder=tmp_path / "run")
 
 
-@pytest.mark.parametrize("dim", [2**20, 2**10, 8])
-def test_a_stored_configuration_can_not_ask_for_memory_that_its_weights_do_not_fill(run: Run, dim: int) -> None:
-    path = run[0] / checkpoint.CONFIG
-    values = yaml.safe_load(path.read_text())
-    values["model"]["dim"] = dim
-    path.write_text(yaml.safe_dump(values))
-    manifest = checkpoint.choose(run[0], "last") / MANIFEST
-    content = unsealed(manifest.read_bytes())
-    del content["model"]  # as runs before it was there, and hostile ones, have none
-    manifest.write_text(json.dumps(content))
-    with limited_memory(MEMORY), pytest.raises(LmtrainError, match="does not fit"):
-        load_trained(run[0], "last", "auto", torch.device("cpu"))
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def kept(run: Run) -> dict[str, bytes]:
+    """What no failure may change: the checkpoints, and the user's own file."""
+    return {name: content for name, content in contents(run.folder.parent).items() if re.match("mine|run/ch", name)}
+
+
+Damage = Callable[[Run], None]
+
+
+def of_bytes(name: str, content: bytes) -> Damage:
+    def damage(run: Run) -> None:
+        (run.folder / name).write_bytes(content)
+
+    return damage
+
+
+def a_folder(name: str) -> Damage:
+    def damage(run: Run) -> None:
+        (run.folder / name).rename(run.folder / f"former-{name}")
+        (run.folder / name).mkdir()
+
+    return damage
+
+
+def a_file(name: str) -> Damage:
+    def damage(run: Run) -> None:
+        (run.folder / name).rename(run.folder / f"former-{name}")
+        (run.folder / name).touch()
+
+    return damage
+
+
+def a_pipe(name: str) -> Damage:
+    def damage(run: Run) -> None:
+        path = run.folder / name.format(last=run.last().name)
+        path.unlink()
+        os.mkfifo(path)
+
+    return damage
+
+
+def a_link(name: str) -> Damage:
+    def damage(run: Run) -> None:
+        (run.folder / name).unlink()
+        (run.folder / name).symlink_to(run.folder.parent / "mine")
+
+    return damage
+
+
+def no_weights(run: Run) -> None:
+    for folder in run_checkpoints.folders(run.folder):
+        (folder / "model.safetensors").write_bytes(b"")
+
+
+def integer_weights(group: str) -> Damage:
+    def damage(run: Run) -> None:
+        path = run.last() / f"{group}.safetensors"
+        path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
+        sign(run.last(), path.name)
+
+    return damage
+
+
+def in_manifest(key: str, inner: str | None, value: Any) -> Damage:
+    def damage(run: Run) -> None:
+        path = run.last() / MANIFEST
+        manifest = unsealed(path.read_bytes())
+        (manifest if inner is None else manifest[key])[inner or key] = value
+        path.write_text(json.dumps(manifest))
+
+    return damage
+
+
+LOCKS = [("folder", "regular file", a_folder), ("pipe", "regular file", a_pipe), ("link", "symbolic link", a_link)]
+RUNS: dict[str, tuple[Damage, str | None]] = {
+    "metrics of odd bytes": (of_bytes("metrics.jsonl", b"\0\xff{]\n\n" * 3), None),
+    "a state that is not JSON": (of_bytes("state.json", b"\xff"), None),
+    "a lock with content": (of_bytes(".lock", b"x"), None),
+    **{f"a folder for {name}": (a_folder(name), name) for name in ("metrics.jsonl", "state.json", "config.yaml")},
+    **{f"a {kind} for .lock": (make(".lock"), f"run.*: it is .*{word}") for kind, word, make in LOCKS},
+    **{f"a file for {name}": (a_file(name), name) for name in ("tensorboard", "checkpoints")},
+    **{f"a pipe for {name}": (a_pipe(name), name) for name in ("config.yaml", "metrics.jsonl")},
+    **{f"a pipe for {name}": (a_pipe(name), None) for name in ("state.json", "tokenizer.json")},
+    **{
+        f"a pipe for {name}": (a_pipe(f"checkpoints/{{last}}/{name}"), None) for name in (MANIFEST, "model.safetensors")
+    },
+    "a link for metrics.jsonl": (a_link("metrics.jsonl"), "metrics.jsonl.*symbolic link"),
+    "no good checkpoint": (no_weights, r"step-\d+.*step-\d+.*delete or move this folder, or choose another run.name"),
+    **{f"integer {group}": (integer_weights(group), r"torch\.int32 of shape") for group in ("model", "ema")},
+    "a step too large": (in_manifest("counters", "step", 10**30), "step"),
+    "a step below 0": (in_manifest("counters", "step", -1), "step"),
+    "a best score that is NaN": (in_manifest("counters", "best", float("nan")), "best"),
+    "a scaler of another kind": (in_manifest("counters", "scaler", {"scale": "x"}), "scaler"),
+    "endless seconds": (in_manifest("seconds", None, float("inf")), "seconds"),
+    "too many bytes of metrics": (in_manifest("metrics_bytes", None, 2**70), "metrics_bytes"),
+    "bytes of metrics below 0": (in_manifest("metrics_bytes", None, -1), "metrics_bytes"),
+    "threads of another kind": (in_manifest("threads", None, "x"), "threads"),
+}
+"""What is wrong with a run, and what the message names; None: it resumes to its end."""
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_hostile_run_resumes_or_is_rejected_and_its_checkpoints_are_untouched(run: Run, name: str) -> None:
+    damage, message = RUNS[name]
+    damage(run)
+    before = kept(run)
+    with pytest.raises(LmtrainError, match=message) if message else nullcontext():
+        assert run.resume().status == "finished"
+    assert kept(run) == before or not message
 
 
 @pytest.mark.parametrize("group", ["model", "ema"])
-def test_weights_of_another_type_are_refused(run: Run, group: str) -> None:
-    folder = checkpoint.choose(run[0], "last")
-    path = folder / f"{group}.safetensors"
-    path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
-    sign(folder, path.name)
-    weights = {"model": "raw", "ema": "auto"}[group]
-    with pytest.raises(LmtrainError, match=r"is torch\.int32 of shape"):
-        load_trained(run[0], "last", weights, torch.device("cpu"))
-    with pytest.raises(LmtrainError, match=r"is torch\.int32 of shape"):
-        fit(run[1], run[2], run[0], resume=True, note=lambda _: None, quiet=True)
+def test_weights_of_another_type_are_rejected(run: Run, group: str) -> None:
+    integer_weights(group)(run)
+    with pytest.raises(LmtrainError, match=r"torch\.int32 of shape"):
+        run.load({"model": "raw", "ema": "auto"}[group])
 
 
-RESUMED = {
-    "metrics of odd bytes": ("metrics.jsonl", b"\0\xff{]\n\n" * 3),
-    "no state": ("state.json", b"\xff"),
-    "no lock": (".lock", b"x"),
-}
+def change_model(run: Run, field: str, value: int | str) -> None:
+    path = run.folder / run_folder.CONFIG
+    values = yaml.safe_load(path.read_text())
+    values["model"][field] = value
+    path.write_text(yaml.safe_dump(values))
 
 
-@pytest.mark.parametrize("name", RESUMED)
-def test_a_run_goes_on_whatever_its_logs_hold(run: Run, name: str) -> None:
-    file, content = RESUMED[name]
-    (run[0] / file).write_bytes(content)
-    assert fit(run[1], run[2], run[0], resume=True, note=lambda _: None, quiet=True).status == "finished"
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "state.json", "config.yaml", "tensorboard", ".lock", "checkpoints"])
-def test_a_run_with_a_folder_for_a_file_or_a_file_for_a_folder_is_refused(run: Run, name: str) -> None:
-    (run[0] / name).rename(run[0] / f"former-{name}")
-    if name in ("tensorboard", "checkpoints"):
-        (run[0] / name).touch()
-    else:
-        (run[0] / name).mkdir()
-    with pytest.raises(LmtrainError):
-        fit(run[1], run[2], run[0], resume=True, note=lambda _: None, quiet=True)
-
-
-PIPES = {
-    ".lock": "can't write .*it is no regular file",
-    "config.yaml": "config.yaml can't be read: it is no regular file",
-    "metrics.jsonl": "can't write .*metrics.jsonl: it is no regular file",
-    "state.json": None,
-    "tokenizer.json": None,
-    "checkpoints/{last}/manifest.json": None,
-    "checkpoints/{last}/model.safetensors": None,
-}
-"""What a run says of a pipe in place of each of its files; None: it goes on, having written another."""
-
-
-@pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
-def test_a_link_in_place_of_a_file_that_is_written_is_rejected(run: Run, name: str, tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("mine\n" * 100)
-    (run[0] / name).unlink(missing_ok=True)
-    (run[0] / name).symlink_to(tmp_path / "mine")
-    with pytest.raises(LmtrainError, match=r"it is a symbolic link \(move it away\)"):
-        fit(run[1], run[2], run[0], resume=True, note=lambda _: None, quiet=True)
-    assert (tmp_path / "mine").read_text() == "mine\n" * 100
+@pytest.mark.parametrize("dim", [2**20, 2**10, 8])
+def test_a_stored_configuration_cannot_ask_for_memory_that_its_weights_do_not_fill(run: Run, dim: int) -> None:
+    change_model(run, "dim", dim)
+    manifest = run.last() / MANIFEST
+    content = unsealed(manifest.read_bytes())
+    del content["model"]  # the first runs have no copy of the model section, and a hostile one can leave it out
+    manifest.write_text(json.dumps(content))
+    with limited_memory(1 << 30), pytest.raises(LmtrainError, match="does not fit"):
+        run.load()
 
 
 @pytest.mark.parametrize(("field", "value"), [("context", 72), ("position", "alibi"), ("norm", "layer")])
 def test_a_changed_model_section_is_rejected(run: Run, field: str, value: int | str) -> None:
-    path = run[0] / checkpoint.CONFIG
-    values = yaml.safe_load(path.read_text())
-    values["model"][field] = value
-    path.write_text(yaml.safe_dump(values))
-    sentence = rf"config.yaml has model.{field}={value}, and .*step-\d+ was trained with {getattr(run[1].model, field)}"
-    with pytest.raises(LmtrainError, match=sentence):
-        load_trained(run[0], "last", "auto", torch.device("cpu"))
-    with pytest.raises(LmtrainError, match=sentence):
-        fit(checkpoint.run_config(run[0]), run[2], run[0], resume=True, note=lambda _: None, quiet=True)
+    change_model(run, field, value)
+    message = rf"config.yaml has model.{field}={value}, .*step-\d+ was trained with {getattr(run.config.model, field)}"
+    with pytest.raises(LmtrainError, match=message):
+        run.load()
+    with pytest.raises(LmtrainError, match=message):
+        run.resume(run_folder.run_config(run.folder))
 
 
-def test_a_model_field_that_came_later_had_its_default(run: Run) -> None:
-    found = checkpoint.load(checkpoint.choose(run[0], "last"))
+def test_a_model_field_that_a_stored_run_lacks_had_its_default(run: Run) -> None:
+    found = checkpoint.load(run.last())
     del found.info["model"]["qk_norm"]
-    checkpoint.check_model(found, run[1].model)
-    with pytest.raises(LmtrainError, match=r"model\.qk_norm=True, and .* was trained with False"):
-        checkpoint.check_model(found, run[1].model.model_copy(update={"qk_norm": True}))
+    checkpoint.check_model(found, run.config.model)
+    with pytest.raises(LmtrainError, match=r"model\.qk_norm=True, .* was trained with False"):
+        checkpoint.check_model(found, run.config.model.model_copy(update={"qk_norm": True}))
 
 
-def _everything(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_a_run_without_a_good_checkpoint_is_not_started_over(run: Run) -> None:
-    damaged = checkpoint.folders(run[0])
-    for folder in damaged:
-        (folder / "model.safetensors").write_bytes(b"")
-    (run[0] / ".lock").touch()
-    before = _everything(run[0])
-    for _ in range(2):
-        with pytest.raises(LmtrainError) as caught:
-            fit(run[1], run[2], run[0], resume=True, note=lambda _: None, quiet=True)
-    assert all(folder.name in str(caught.value) for folder in damaged)
-    assert str(caught.value).endswith("delete or move this folder, or choose another run.name")
-    assert _everything(run[0]) == before
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.EMFILE])
-@pytest.mark.parametrize("file", [MANIFEST, "model.safetensors"])
-def test_a_checkpoint_that_can_not_be_read_is_not_set_aside(
-    run: Run, number: int, file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Path) -> None:
-        if path.name == file:
-            raise OSError(number, os.strerror(number))
-
-    (run[0] / ".lock").touch()
-    before = _everything(run[0])
-    monkeypatch.setattr("lmtrain.system.disk.check_regular", refuse)
-    with pytest.raises(LmtrainError, match=rf"step-\d+/{file} can't be read: {os.strerror(number)}"):
-        fit(run[1], run[2], run[0], resume=True, note=lambda _: None, quiet=True)
-    assert _everything(run[0]) == before
-
-
-def test_a_checkpoints_folder_that_can_not_be_listed_starts_nothing_over(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: str | Path) -> NoReturn:
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    listed = os.listdir
-    monkeypatch.setattr(os, "listdir", lambda path: refuse(path) if Path(path).name == "checkpoints" else listed(path))
-    with pytest.raises(LmtrainError, match="checkpoints can't be read: Permission denied"):
-        checkpoint.folders(run[0])
-
-
-def test_nothing_is_set_aside_where_the_configuration_is_another(run: Run) -> None:
-    (checkpoint.choose(run[0], "last") / "model.safetensors").write_bytes(b"")
-    (run[0] / ".lock").touch()
-    before = _everything(run[0])
-    other = run[1].model_copy(update={"model": run[1].model.model_copy(update={"norm": "layer"})})
-    with pytest.raises(LmtrainError, match="started with another configuration"):
-        fit(other, run[2], run[0], resume=True, note=lambda _: None, quiet=True)
-    assert _everything(run[0]) == before
+def test_a_run_of_another_configuration_is_left_as_it_was(run: Run) -> None:
+    (run.last() / "model.safetensors").write_bytes(b"")
+    before = contents(run.folder)
+    other = run.config.model_copy(update={"model": run.config.model.model_copy(update={"norm": "layer"})})
+    with pytest.raises(LmtrainError, match="another configuration"):
+        run.resume(other)
+    assert contents(run.folder) == before
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "tokenizer.json", "notes.txt"])
-def test_a_folder_that_is_no_run_is_left_alone(run: Run, name: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_left_as_it_was(run: Run, name: str, tmp_path: Path) -> None:
     (tmp_path / "gpt2").mkdir()
     (tmp_path / "gpt2" / name).write_text("mine")
     with pytest.raises(LmtrainError, match=r"gpt2 is not a run folder: .*; choose another run.name or run.dir"):
-        fit(run[1], run[2], tmp_path / "gpt2", resume=True, note=lambda _: None, quiet=True)
-    assert _everything(tmp_path / "gpt2") == {name: b"mine"}
+        run.resume(folder=tmp_path / "gpt2")
+    assert contents(tmp_path / "gpt2") == {name: b"mine"}
 
 
-@pytest.mark.timeout(30)
-@pytest.mark.parametrize("name", PIPES)
-def test_a_pipe_in_place_of_a_file_keeps_no_run_waiting(run: Run, name: str) -> None:
-    path, sentence = run[0] / name.format(last=checkpoint.choose(run[0], "last").name), PIPES[name]
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(LmtrainError, match=sentence) if sentence else nullcontext():
-        assert fit(run[1], run[2], run[0], resume=True, note=lambda _: None, quiet=True).status == "finished"
+@pytest.mark.parametrize(
+    ("number", "file"),
+    [(errno.EACCES, MANIFEST), (errno.EIO, MANIFEST), (errno.EIO, "model.safetensors"), (errno.EMFILE, MANIFEST)],
+)
+def test_a_checkpoint_that_cannot_be_read_is_not_set_aside(
+    run: Run, number: int, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> None:
+        if path.name == file:
+            raise OSError(number, os.strerror(number))
+
+    before = contents(run.folder)
+    monkeypatch.setattr("lmtrain.system.disk.check_regular", fail)
+    with pytest.raises(LmtrainError, match=rf"step-\d+/{file} can't be read: {os.strerror(number)}"):
+        run.resume()
+    assert contents(run.folder) == before
 
 
-@pytest.mark.timeout(30)
-def test_a_pipe_in_place_of_a_text_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoints_folder_that_cannot_be_listed_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: str | Path) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: fail(path) if Path(path).name == "checkpoints" else listdir(path))
+    with pytest.raises(LmtrainError, match="checkpoints can't be read: Permission denied"):
+        run_checkpoints.folders(run.folder)
+
+
+def test_a_pipe_in_place_of_a_text_is_rejected(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "own.txt")
-    with pytest.raises(LmtrainError, match=r"own.txt can't be read: it is no regular file"):
+    with pytest.raises(LmtrainError, match=r"own.txt can't be read"):
         download(DataConfig(source=str(tmp_path / "own.txt"), dir=tmp_path / "data"))
 
 
-def test_a_folder_that_can_not_be_locked_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(file: object, operation: int) -> None:
+def test_a_folder_that_cannot_be_locked_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(file: object, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("fcntl.flock", refuse)
-    with (
-        pytest.raises(LmtrainError, match=r"can't be locked .*\(No locks available\): set run.dir"),
-        checkpoint.lock(tmp_path),
-    ):
+    monkeypatch.setattr("fcntl.flock", fail)
+    with pytest.raises(LmtrainError, match=r"\(No locks available\): set run.dir"), run_folder.lock(tmp_path):
         pass
-
-
-ODD_COUNTERS = [
-    ("counters", "step", 10**30),
-    ("counters", "step", -1),
-    ("counters", "best", float("nan")),
-    ("counters", "scaler", {"scale": "x"}),
-    ("seconds", None, float("inf")),
-    ("metrics_bytes", None, 2**70),
-    ("metrics_bytes", None, -1),
-    ("threads", None, "x"),
-]
-
-
-@pytest.mark.parametrize(("key", "inner", "value"), ODD_COUNTERS, ids=str)
-def test_counters_that_can_not_be_are_refused(run: Run, key: str, inner: str | None, value: Any) -> None:
-    path = checkpoint.choose(run[0], "last") / MANIFEST
-    manifest = unsealed(path.read_bytes())
-    if inner is None:
-        manifest[key] = value
-    else:
-        manifest[key][inner] = value
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(LmtrainError, match=f"{inner or key} in its manifest|can't be gone on from"):
-        fit(run[1], run[2], run[0], resume=True, note=lambda _: None, quiet=True)

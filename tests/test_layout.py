@@ -1,4 +1,4 @@
-"""The house rules that a reader relies on: imports run one way, and nothing heavy is loaded for `--help`."""
+"""Rules of the code base: imports point one way, `--help` loads nothing heavy, dependencies have a lower bound."""
 
 import ast
 import subprocess
@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.oldest import constraints
+
 PACKAGE = Path(__file__).parent.parent / "lmtrain"
 
 ORDER = ["system", "config", "storage", "data", "nn", "model", "evaluation", "generation", "training", "cli"]
-"""The packages, from the bottom up: each imports from itself and from those before it."""
+"""The packages, lowest first: each imports only from itself and from those before it."""
 LOOSE = {"__init__", "__main__", "errors"}
-"""The modules that lie in no package."""
+"""The modules that are in no package."""
 
 
 def _imports(path: Path) -> set[str]:
-    """The full names of all modules, and of all names, that a file imports."""
+    """The full names of the modules, and of the names from modules, that a file imports."""
     tree = ast.parse(path.read_text())
     found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     for node in ast.walk(tree):
@@ -32,13 +34,13 @@ def _modules(path: Path) -> set[str]:
     return {name for name in inside if (PACKAGE / f"{name.replace('.', '/')}.py").exists()}
 
 
-def test_every_module_lies_in_a_package_of_the_order() -> None:
+def test_every_module_is_in_a_package_of_the_order() -> None:
     assert {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()} == set(ORDER)
     assert {path.stem for path in PACKAGE.glob("*.py")} == LOOSE
 
 
 @pytest.mark.parametrize("package", ORDER)
-def test_imports_run_down(package: str) -> None:
+def test_a_package_imports_only_lower_packages(package: str) -> None:
     below = {*ORDER[: ORDER.index(package) + 1], "errors"}
     for path in (PACKAGE / package).glob("*.py"):
         above = {name for name in _modules(path) if name.partition(".")[0] not in below}
@@ -46,7 +48,7 @@ def test_imports_run_down(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", ORDER)
-def test_imports_inside_a_package_have_no_cycle(package: str) -> None:
+def test_imports_within_a_package_have_no_cycle(package: str) -> None:
     graph = {
         f"{package}.{path.stem}": {name for name in _modules(path) if name.startswith(f"{package}.")}
         for path in (PACKAGE / package).glob("*.py")
@@ -54,15 +56,15 @@ def test_imports_inside_a_package_have_no_cycle(package: str) -> None:
     assert list(TopologicalSorter(graph).static_order())
 
 
-def test_building_blocks_import_nothing_but_each_other() -> None:
+def test_building_blocks_import_only_each_other() -> None:
     for path in (PACKAGE / "nn").glob("*.py"):
-        assert all(name == "errors" or name.startswith("nn.") for name in _modules(path)), path
+        assert all(name.startswith("nn.") for name in _modules(path)), path
 
 
-def test_search_knows_ids_alone() -> None:
-    for name in ("search", "sampling", "beam", "extensions"):
+def test_search_works_on_ids_only() -> None:
+    for name in ("search", "sampling", "beam"):
         modules = _modules(PACKAGE / "generation" / f"{name}.py")
-        assert modules <= {"errors", "generation.search", "generation.sampling", "generation.extensions"}, name
+        assert modules <= {"errors", "generation.search"}, name
 
 
 def test_nothing_reads_or_writes_pickles() -> None:
@@ -85,3 +87,12 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
     assert "lmtrain" in done.stdout
+
+
+def test_the_versions_of_the_oldest_job_are_not_above_the_pinned_ones() -> None:
+    pinned = dict(line.split("==") for line in (PACKAGE.parent / "constraints.txt").read_text().splitlines()[1:])
+    oldest = constraints()
+    assert oldest.keys() == pinned.keys()
+    for name, specifier in oldest.items():
+        version = [int(part) for part in specifier.strip("=*.").split(".")]
+        assert version <= [int(part) for part in pinned[name].split(".")], name

@@ -1,28 +1,69 @@
-"""The README's table is made from the records, and every record says what is needed to judge and repeat it."""
+"""The records are complete, their pages are up to date, and a new record replaces the old one of the same command."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pages
 import pytest
+import record
 
-ROOT = Path(__file__).parent.parent
-RECORDS = sorted((ROOT / "scripts" / "results").glob("*.json"))
-NEEDED = {"title", "result", "command", "commit", "date", "machine", "versions", "seed"}
-
-
-def test_the_readme_holds_the_table_of_all_records() -> None:
-    script = ROOT / "scripts" / "table.py"
-    table = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
-    assert all(f"| `{path.stem}` | " in table for path in RECORDS)
-    trials = [record["trials"] for path in RECORDS if "trials" in (record := json.loads(path.read_text()))]
-    assert len(table.splitlines()) == len(RECORDS) + 2 + sum(len(found) + 5 for found in trials)
-    assert table in (ROOT / "README.md").read_text()
+PATHS = sorted(record.RESULTS.glob("*.json"))
+RECORDS = [(path.stem, entry) for path in PATHS for entry in record.read_records(path)]
 
 
-@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
-def test_a_record_is_complete_and_names_no_private_path(path: Path) -> None:
-    text = path.read_text()
-    assert json.loads(text).keys() >= NEEDED
-    assert str(Path.home()) not in text
+@pytest.mark.parametrize(("file", "entry"), RECORDS, ids=lambda part: part if isinstance(part, str) else "")
+def test_a_record_has_the_schema(file: str, entry: dict[str, Any]) -> None:
+    assert file in pages.SECTIONS
+    assert {key: type(entry[key]) for key in record.REQUIRED} == record.REQUIRED
+    assert entry.keys() <= {*record.REQUIRED, "settings"}
+    assert entry["machine"].keys() >= {"processor", "cores", "threads", "device", "torch"}
+    assert all(isinstance(seed, int) for seed in entry["seeds"])
+    for row in entry["metrics"].get("rows", []):
+        assert all(isinstance(value, int | float | str | list | None) for value in row.values())
+    assert "/home/" not in json.dumps(entry)
+    assert "/root/" not in json.dumps(entry)
+
+
+@pytest.mark.parametrize("name", pages.PAGES)
+def test_a_page_is_up_to_date(name: str) -> None:
+    page = (record.RESULTS / name).read_text()
+    assert page == pages.page(name), "run: python scripts/pages.py --write"
+
+
+def test_every_record_is_on_a_page_that_is_not_too_long() -> None:
+    texts = [path.read_text() for path in record.RESULTS.glob("*.md")]
+    assert all(len(text.encode()) < 12_000 for text in texts)
+    for _, entry in RECORDS:
+        assert any(f"\n### {entry['benchmark']}\n" in text for text in texts)
+    assert sorted(path.stem for path in PATHS) == sorted(file for files in pages.PAGES.values() for file in files)
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["scripts/benchmark", "startup"])
+    return tmp_path
+
+
+def test_a_record_replaces_that_of_the_same_command(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record.write_record("peers", "speed", {"rate": 1.0}, seeds=[1])
+    record.write_record("peers", "speed", {"rate": 2.0}, seeds=[1], settings={"dim": 4})
+    monkeypatch.setattr(sys, "argv", ["scripts/benchmark", "startup", "--run", "other"])
+    record.write_record("peers", "speed", {"rows": [{"rate": 3.0, "compiled": True}, {"rate": 4.0}]}, seeds=[])
+    entries = json.loads((results / "peers.json").read_text())
+    assert [entry["metrics"].get("rate") for entry in entries] == [2.0, None]
+    assert entries[0]["command"] == "python scripts/benchmark startup"
+    page = pages.page("README.md")
+    assert "| rate | compiled |\n| --- | --- |\n| 2 |  |\n| 3 | yes |\n| 4 |  |" in page
+
+
+def test_a_record_without_git_says_so(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_git(command: list[str], **_: object) -> None:
+        raise FileNotFoundError(command[0])
+
+    monkeypatch.setattr(subprocess, "run", no_git)
+    assert record.write_record("soak", "soak", {}, seeds=[])["commit"] == "unknown"
+    assert (results / "soak.json").is_file()

@@ -1,4 +1,4 @@
-"""Secrets stay out of all that lmtrain prints and writes; no file that it reads can run code or reach the network."""
+"""Nothing that lmtrain prints or writes contains a secret; no file that it reads can run code or use the network."""
 
 import base64
 import json
@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli import app as cli
-from tests.conftest import TINY
+from tests.helpers import TINY, Lmtrain
 
 ROOT = Path(__file__).parent.parent
 CANARY = "s3cr3t-canary-value"
@@ -20,7 +19,7 @@ ADDRESS = f"https://user:{CANARY}@127.0.0.1/corpus.txt"
 
 
 def forms() -> list[bytes]:
-    """The canary as it stands, and the parts that base64 makes of it wherever in a text it begins."""
+    """The canary, and what base64 turns it into at each of its three alignments."""
     encoded = [base64.b64encode(b"\0" * before + CANARY.encode()) for before in range(3)]
     return [CANARY.encode(), *(text[skip:-4] for text, skip in zip(encoded, (0, 2, 3), strict=True))]
 
@@ -31,16 +30,16 @@ def leaks(data: bytes) -> bool:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder, and a canary in every variable that may hold a secret."""
+    """A working folder, with the canary in every environment variable that may hold a secret."""
     monkeypatch.chdir(tmp_path)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        place = f"http://user:{CANARY}@127.0.0.1:{closed.getsockname()[1]}"
+        proxy = f"http://user:{CANARY}@127.0.0.1:{closed.getsockname()[1]}"
     for name, value in (
         ("HF_TOKEN", CANARY),
-        ("HF_ENDPOINT", place),
-        ("HTTPS_PROXY", place),
-        ("HTTP_PROXY", place),
+        ("HF_ENDPOINT", proxy),
+        ("HTTPS_PROXY", proxy),
+        ("HTTP_PROXY", proxy),
         ("HF_HOME", str(tmp_path / "home")),
     ):
         monkeypatch.setenv(name, value)
@@ -49,17 +48,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def files_of(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.is_file())
-
-
-def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[object, str]:
-    """Run a command in this process: its exit code, and all that it printed."""
-    monkeypatch.setattr(sys, "argv", ["lmtrain", *arguments])
-    code: object = 0
-    try:
-        cli.main()
-    except SystemExit as end:
-        code = end.code
-    return code, "".join(capfd.readouterr())
 
 
 def test_the_search_finds_a_planted_secret() -> None:
@@ -83,37 +71,35 @@ FAILING = {
     "an address in a file": (["train", "-c", "address.yaml"], "data.source is an address"),
     "an address in a bad file": (["train", "-c", "bad.yaml"], "not valid YAML"),
     "no run to evaluate": (["eval"], "no trained run"),
-    "an address to evaluate on": (["eval", ADDRESS], "eval takes eval.field=value"),
+    "an address to evaluate on": (["eval", ADDRESS], "eval accepts only eval.field=value"),
     "no run to generate from": (["generate", "x"], "no trained run"),
     "bad configuration": (["train", "model.dimm=3"], "did you mean model.dim?"),
 }
 
 
 @pytest.mark.parametrize("name", FAILING)
-def test_a_command_that_fails_shows_no_secret(
-    folder: Path, name: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_fails_prints_no_secret(folder: Path, name: str, lmtrain: Lmtrain) -> None:
     (folder / "address.yaml").write_text(f"data:\n  source: {ADDRESS}\n")
     (folder / "bad.yaml").write_text(f"data:\n  source: '{ADDRESS}\n  dir: x\n")
     arguments, message = FAILING[name]
-    code, printed = call(capfd, monkeypatch, *arguments)
-    assert code == (1 if name.startswith("no run") else 2)
-    assert message in printed
-    assert not leaks(printed.encode())
+    done = lmtrain(*arguments)
+    assert done.code == (1 if name.startswith("no run") else 2)
+    assert message in done.err
+    assert not leaks((done.out + done.err).encode())
     assert {path.name for path in files_of(folder)} == {"address.yaml", "bad.yaml"}
 
 
-def test_an_address_in_the_environment_is_not_shown(
-    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_an_address_in_the_environment_is_not_printed(
+    folder: Path, lmtrain: Lmtrain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LMTRAIN_DATA__SOURCE", ADDRESS)
-    code, printed = call(capfd, monkeypatch, "train")
-    assert code == 2
-    assert "data.source is an address" in printed
-    assert not leaks(printed.encode())
+    done = lmtrain("train")
+    assert done.code == 2
+    assert "data.source is an address" in done.err
+    assert not leaks((done.out + done.err).encode())
 
 
-def test_a_download_that_fails_shows_and_stores_no_secret(folder: Path) -> None:
+def test_a_download_that_fails_prints_and_stores_no_secret(folder: Path) -> None:
     code = "import sys, time; time.sleep = lambda _: None; from lmtrain.cli.app import main; main()"
     command = [sys.executable, "-c", code, "train", "data.source=own/text", "data.revision=" + "a" * 40]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -124,14 +110,16 @@ def test_a_download_that_fails_shows_and_stores_no_secret(folder: Path) -> None:
     assert not [path for path in files_of(folder) if leaks(path.read_bytes())]
 
 
-def test_a_run_holds_no_secret(
-    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train = ["train", *TINY]
-    for arguments in ([*train, "--json"], [*train, "--dry-run"], ["eval"], ["generate", "the", "--json"]):
-        code, printed = call(capfd, monkeypatch, *arguments)
-        assert code == 0
-        assert not leaks(printed.encode())
+def test_a_run_contains_no_secret(folder: Path, lmtrain: Lmtrain) -> None:
+    for arguments in (
+        ["train", *TINY, "--json"],
+        ["train", *TINY, "--dry-run"],
+        ["eval"],
+        ["generate", "the", "--json"],
+    ):
+        done = lmtrain(*arguments)
+        assert done.code == 0, done.err
+        assert not leaks((done.out + done.err).encode())
     files = list(files_of(folder))
     kinds = {"config.yaml", "metrics.jsonl", "model.safetensors", "manifest.json", "state.json", "train-00000.npy"}
     assert kinds <= {path.name for path in files}
@@ -139,7 +127,7 @@ def test_a_run_holds_no_secret(
     assert not [path for path in files if leaks(path.read_bytes())]
 
 
-def test_no_file_that_is_read_can_run_code_or_reach_the_network(tmp_path: Path) -> None:
+def test_no_file_that_is_read_can_run_code_or_use_the_network(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.hostile.watched", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,30 +1,35 @@
-"""Prompts in, texts out: what `lmtrain generate` does once its options are read."""
+"""What `lmtrain generate` does once its options are read: prompts in, texts out.
 
+In a conversation, Ctrl-C ends the text that is being generated; at the prompt it clears the line. Ctrl-D leaves.
+"""
+
+import importlib.util
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmtrain.cli import terminal
 from lmtrain.cli.output import note
 from lmtrain.errors import LmtrainError
-from lmtrain.generation.attention import MOST_WORDS, pool_weights
+from lmtrain.generation.attention import MAX_ROWS, pool_weights
 from lmtrain.generation.complete import Completed, as_json, complete
 from lmtrain.generation.options import Options
-from lmtrain.generation.picture import save, word_map
+from lmtrain.generation.picture import save_png, word_map
 from lmtrain.generation.prompts import Prompt, batches
-from lmtrain.generation.words import unseen_words
-from lmtrain.generation.writing import as_read
+from lmtrain.generation.stops import Stops
+from lmtrain.generation.text import TextStreamer, prompt_for_model, unknown_words
 from lmtrain.model.trained import Trained
-from lmtrain.system.escapes import for_terminal, in_one_line, to_json
-from lmtrain.system.runtime import enough_memory
+from lmtrain.system.escapes import escaped, for_terminal, in_one_line, to_json
+from lmtrain.system.memory import enough_memory
+from lmtrain.system.signals import forget
 
 REMEDY = "lower --batch-size, --samples, --beams or --max-tokens"
+ASK = "> "
 
 
 @dataclass(frozen=True)
 class Output:
-    """How results are given: as JSON or text, for how many prompts at a time, and where a picture goes."""
+    """How results are printed: as JSON or text, for how many prompts at a time, and where a picture is saved."""
 
     json: bool
     batch_size: int
@@ -32,60 +37,92 @@ class Output:
 
 
 def answer(trained: Trained, options: Options, prompt: str, output: Output) -> None:
-    """Print the texts for one prompt, word by word where that goes to a terminal."""
-    read = as_read(trained.tokenizer, prompt, options)
-    _warn(trained, read)
+    """Print the texts for one prompt; on a terminal, a single text is streamed."""
     if output.picture is not None and not output.picture.parent.is_dir():
         raise LmtrainError(f"the folder of {output.picture} does not exist: make it first")
+    _warn(trained, options, prompt)
     with enough_memory(REMEDY):
-        if sys.stdout.isatty() and terminal.can_stream(options) and not output.json:
-            completed = terminal.stream(trained, prompt, options)
+        if sys.stdout.isatty() and not output.json and _is_streamable(options):
+            completed = stream(trained, options, prompt)
         else:
-            (completed,) = complete(trained.model, trained.tokenizer, [prompt], options, step=trained.take_step)
-            _print(trained, [Prompt(1, prompt)], [completed], output.json)
+            (completed,) = _complete(trained, options, [Prompt(1, prompt)], 0, output.json)
     if output.picture is not None:
-        _draw(trained, read, completed, output.picture)
+        _draw(trained, prompt_for_model(trained.tokenizer, prompt, options.raw), completed, output.picture)
 
 
 def answer_all(trained: Trained, options: Options, prompts: Iterator[Prompt], output: Output) -> None:
-    """Print the texts for many prompts, batch after batch as they are read."""
-    count = unseen = cut = 0
+    """Print the texts for many prompts, one batch at a time as they are read."""
+    tokenizer, context = trained.tokenizer, trained.config.model.context
+    count = unknown = cut = 0
     for batch in batches(prompts, output.batch_size):
-        texts = [prompt.text for prompt in batch]
         with enough_memory(REMEDY):
-            completed = complete(trained.model, trained.tokenizer, texts, options, first=count, step=trained.take_step)
-        _print(trained, batch, completed, output.json)
+            _complete(trained, options, batch, count, output.json)
         count += len(batch)
-        read = [as_read(trained.tokenizer, text, options) for text in texts]
-        unseen += sum(bool(unseen_words(trained.tokenizer, text)) for text in read)
-        cut += sum(_length(trained, text) > trained.config.model.context for text in read)
-    if unseen:
-        note(f"{unseen:,} of {count:,} prompts have words that are not in the vocabulary, read as <unk>")
+        inputs = [prompt_for_model(tokenizer, prompt.text, options.raw) for prompt in batch]
+        unknown += sum(bool(unknown_words(tokenizer, text)) for text in inputs)
+        cut += sum(len(tokenizer.encode(text)) > context for text in inputs)
+    if unknown:
+        note(f"{unknown:,} of {count:,} prompts have words that are not in the vocabulary, read as <unk>")
     if cut:
-        note(f"{cut:,} of {count:,} prompts are longer than the context {trained.config.model.context:,}: cut in front")
+        note(f"{cut:,} of {count:,} prompts are longer than the context {context:,}: only their ends are read")
 
 
 def converse(trained: Trained, options: Options) -> None:
-    """Ask for prompts on the terminal and answer each."""
+    """Ask for prompts on the terminal until Ctrl-D, and answer each."""
+    if importlib.util.find_spec("readline"):
+        import readline  # noqa: F401 -- adds line editing and history to `input`
+    number = 0
+    while (prompt := _ask()) is not None:
+        if not prompt:
+            continue
+        try:
+            _warn(trained, options, prompt)
+            with enough_memory(REMEDY):
+                if _is_streamable(options):
+                    stream(trained, options, prompt, number)
+                else:
+                    _complete(trained, options, [Prompt(number, prompt)], number, as_json_lines=False)
+        except KeyboardInterrupt:
+            forget()
+            _write("\n")
+        except LmtrainError as error:
+            print(escaped(f"lmtrain: {error}"), file=sys.stderr)
+        number += 1
 
-    def reply(prompt: str, number: int) -> None:
-        _warn(trained, as_read(trained.tokenizer, prompt, options))
-        with enough_memory(REMEDY):
-            if terminal.can_stream(options):
-                terminal.stream(trained, prompt, options, number)
-            else:
-                completed = complete(
-                    trained.model, trained.tokenizer, [prompt], options, first=number, step=trained.take_step
-                )
-                _print(trained, [Prompt(number, prompt)], completed, False)
 
-    terminal.converse(reply)
+def stream(trained: Trained, options: Options, prompt: str, number: int = 0) -> Completed:
+    """Write the prompt and its text to standard output, each word as it is generated."""
+    stops = Stops(trained.tokenizer, options.stop, options.stop_strings)
+    streamer = TextStreamer(trained.tokenizer, prompt, stops, options.raw)
+    _write(streamer.prompt)
+    (completed,) = complete(
+        trained.model,
+        trained.tokenizer,
+        [prompt],
+        options,
+        first=number,
+        on_token=lambda _row, token: _write(streamer.push(token)),
+        step=trained.take_step,
+    )
+    rest = streamer.close()
+    _write(rest + ("" if completed.completions[0].text.endswith("\n") else "\n"))
+    return completed
 
 
-def _print(trained: Trained, prompts: list[Prompt], completed: list[Completed], json_wanted: bool) -> None:
+def _is_streamable(options: Options) -> bool:
+    """Whether tokens are final when they are generated: there is a single text."""
+    return options.beams == 1 and options.samples == 1
+
+
+def _complete(
+    trained: Trained, options: Options, prompts: list[Prompt], first: int, as_json_lines: bool
+) -> list[Completed]:
+    """Complete and print a batch of prompts, of which the first has the number `first`."""
+    texts = [prompt.text for prompt in prompts]
+    completed = complete(trained.model, trained.tokenizer, texts, options, first=first, step=trained.take_step)
     about = {"run": str(trained.run_dir), "step": trained.step, "weights": trained.weights}
     for prompt, result in zip(prompts, completed, strict=True):
-        if json_wanted:
+        if as_json_lines:
             print(to_json({"id": prompt.id, **as_json(result), **about}))
             continue
         for completion in result.completions:
@@ -93,30 +130,50 @@ def _print(trained: Trained, prompts: list[Prompt], completed: list[Completed], 
             scored = f"{completion.score:.4f}\t{in_one_line(text)}" if len(result.completions) > 1 else text
             print(for_terminal(scored))
     sys.stdout.flush()
+    return completed
 
 
-def _length(trained: Trained, prompt: str) -> int:
-    return len(trained.tokenizer.encode(prompt))
-
-
-def _warn(trained: Trained, prompt: str) -> None:
-    """Say what the model can't read of a prompt, which is given as it reads it."""
-    if not prompt.strip():
+def _warn(trained: Trained, options: Options, prompt: str) -> None:
+    """Report what the model can't read of a prompt."""
+    text = prompt_for_model(trained.tokenizer, prompt, options.raw)
+    if not text.strip():
         note("the prompt is empty: starting at the beginning of a line")
-    if unseen := unseen_words(trained.tokenizer, prompt):
-        note(f"not in the vocabulary, read as <unk>: {', '.join(unseen)}")
-    length, context = _length(trained, prompt), trained.config.model.context
+    if unknown := unknown_words(trained.tokenizer, text):
+        note(f"not in the vocabulary, read as <unk>: {', '.join(unknown)}")
+    length, context = len(trained.tokenizer.encode(text)), trained.config.model.context
     if length > context:
         note(f"the prompt has {length:,} tokens and the context {context:,}: only the last {context:,} are read")
 
 
 def _draw(trained: Trained, prompt: str, completed: Completed, path: Path) -> None:
-    """The picture of the best text after the prompt as it was read; the text's words are the tokens."""
+    """The picture of the best text after `prompt`, which is given as the model reads it."""
     ids = completed.completions[0].ids
-    if not ids:
-        raise LmtrainError(f"there is no text to draw into {path}: the rules allowed no token")
     rows, columns, weights = pool_weights(trained.model, trained.tokenizer, prompt, ids)
     if len(rows) < len(ids):
-        note(f"{path} shows the first {MOST_WORDS} words of the text")
-    save(word_map(rows, columns, weights), path)
-    note(f"what the pool looked at: {path}")
+        note(f"{path} shows the first {MAX_ROWS} words of the text")
+    save_png(word_map(rows, columns, weights), path)
+    note(f"attention weights of the pool: {path}")
+
+
+def _ask() -> str | None:
+    """A line from the terminal, empty after Ctrl-C; None at its end."""
+    try:
+        if sys.stdout.isatty():
+            return input(ASK)
+        print(ASK, end="", file=sys.stderr, flush=True)
+        return input()
+    except KeyboardInterrupt:
+        forget()
+        print(file=sys.stderr)
+        return ""
+    except EOFError:
+        print(file=sys.stderr)
+        return None
+    except UnicodeDecodeError:
+        print("lmtrain: that is not UTF-8 text", file=sys.stderr)
+        return ""
+
+
+def _write(text: str) -> None:
+    if text:
+        print(for_terminal(text), end="", flush=True)

@@ -1,25 +1,31 @@
-"""`lmtrain eval`: its options, and what is made of them."""
+"""`lmtrain eval`: finds what is to be scored, scores it, and prints the perplexity."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lmtrain.cli.options import (
+    Checkpoint,
+    ConfigFile,
     DataDir,
     Device,
+    DeviceChoice,
     Json,
+    Overrides,
     Precision,
     Quiet,
     Run,
     TextColumn,
     Weights,
-    Which,
-    WhichDevice,
-    WhichWeights,
+    WeightsChoice,
     as_overrides,
+    run_folder,
 )
 from lmtrain.cli.output import floor, note, show
 from lmtrain.errors import LmtrainError, UsageError
@@ -31,139 +37,153 @@ if TYPE_CHECKING:
     from lmtrain.model.trained import Trained
 
 
+class SplitName(StrEnum):
+    """The parts of a corpus."""
+
+    train = "train"
+    valid = "valid"
+    test = "test"
+
+
 def evaluate(
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="eval.FIELD=VALUE", help="Fields of the sections eval and data to set."),
-    ] = None,
+    overrides: Overrides = None,
+    config: ConfigFile = None,
     run: Run = None,
-    split: Annotated[str | None, typer.Option(help="train, valid or test. [default: valid]")] = None,
+    split: Annotated[SplitName | None, typer.Option(help="[default: valid]")] = None,
     text: Annotated[
-        Path | None, typer.Option(help="A file of text to score in place of a split, by the run's own tokenizer.")
+        Path | None, typer.Option(help="Score a file of text instead of a split, with the run's own tokenizer.")
     ] = None,
-    checkpoint: Which = None,
-    weights: WhichWeights = Weights.auto,
-    stride: Annotated[int | None, typer.Option(min=1, help="Tokens scored per window; less = more context.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Windows per pass; changes the speed alone.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Score only so many tokens, the first ones.")] = None,
+    checkpoint: Checkpoint = None,
+    weights: WeightsChoice = Weights.auto,
+    stride: Annotated[int | None, typer.Option(help="Tokens scored per window; fewer = more context.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Windows per forward pass; changes only the speed.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Score only the first tokens, this many.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Divides the logits of the vocabulary.")] = None,
-    cache: Annotated[bool, typer.Option("--cache", help="Mix in a cache of the text's last words.")] = False,
+    cache: Annotated[bool, typer.Option("--cache", help="Mix in a cache of the latest words of the text.")] = False,
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Learn from each stride after it is scored.")] = False,
     text_column: TextColumn = None,
     data_dir: DataDir = None,
-    device: WhichDevice = Device.auto,
+    device: DeviceChoice = Device.auto,
     precision: Annotated[
-        Precision | None,
-        typer.Option(help="Arithmetic; int8, for a CPU, as `generate` has it. [default: the run's own]"),
+        Precision | None, typer.Option(help="Arithmetic; int8 is for a CPU. [default: that of the run]")
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure the perplexity of a trained model."""
-    from lmtrain.system.allocator import keep_heap
+    """Measure the perplexity of a trained model.
 
-    keep_heap()
-    from lmtrain.config.loader import environment_of
+    A configuration names the run and sets fields of eval and data; everything else is what the run was trained with.
+    """
+    from lmtrain.system.allocator import retain_heap
+
+    retain_heap()
     from lmtrain.evaluation.adaptive import settings_used
     from lmtrain.model.trained import open_trained, ready_to_generate
-    from lmtrain.system.runtime import choose_precision, enough_memory
+    from lmtrain.system.device import choose_precision
+    from lmtrain.system.memory import enough_memory
 
     if text is not None and split is not None:
         raise UsageError("--split and --text both say what is scored: give one of them")
-    _check_overrides(overrides or [])
-    trained = open_trained(run, checkpoint, weights.value, device.value, note)
+    options = {"eval.temperature": temperature, "eval.stride": stride, "eval.batch_size": batch_size}
+    source = {"data.dir": data_dir} if text is not None else {"data.dir": data_dir, "data.text_column": text_column}
+    overrides = [*_checked(overrides or []), *as_overrides(options), *as_overrides(source)]
+    trained = open_trained(run_folder(run, config, overrides), checkpoint, weights.value, device.value, note)
     if precision is Precision.int8:
-        trained = ready_to_generate(trained, "int8", compiled=False)
-    given = as_overrides({"eval.temperature": temperature, "eval.stride": stride, "eval.batch_size": batch_size})
-    given += as_overrides({"data.dir": data_dir} | ({"data.text_column": text_column} if text is None else {}))
-    config = _settings(trained, overrides or [], given)
-    scoring: dict[str, Any] = {
-        "given": {override.partition("=")[0].strip() for override in [*(overrides or []), *given]}
-        | ({"data.dir"} if environment_of("data.dir") else set()),
-        "needs_train": dynamic and config.eval.dynamic_rule == "rms",
-        "progress": not quiet,
-    }
+        trained = ready_to_generate(trained, "int8")
+    settings, given = _settings(trained, config, overrides)
+    arithmetic = choose_precision(precision.value if precision else settings.train.precision, trained.device)
+    find_store = partial(_store, trained, settings, given, not quiet)
+    needs_train = dynamic and settings.eval.dynamic_rule == "rms"
     if text is not None:
-        name = str(text)
-        scored = _text(trained, config, text, text_column, **scoring)
+        column = text_column or settings.data.text_column
+        scored = _text(trained, text, column, find_store if needs_train else None, not quiet)
     else:
-        name = split or "valid"
-        scored = _split(trained, config, name, **scoring)
-    arithmetic = choose_precision(precision.value if precision else config.train.precision, trained.device)
+        scored = _split(find_store(), (split or SplitName.valid).value, needs_train)
     with enough_memory("lower --batch-size or, with --cache, eval.cache_window"):
         score = _score(
-            trained, config, scored, arithmetic, limit=limit, cache=cache, dynamic=dynamic, hidden=quiet or None
+            trained, settings, scored, arithmetic, limit=limit, cache=cache, dynamic=dynamic, hidden=quiet or None
         )
-    used = settings_used(config.eval, dynamic=dynamic, cache=cache)
-    about = {
-        "run": str(trained.run_dir),
-        "step": trained.step,
-        "weights": trained.weights,
-        **({"text": name} if text is not None else {"split": name}),
-        "precision": arithmetic,
-        **used,
-    }
-    named = "".join(
-        f", {key.replace('_', ' ')} {value}" for key, value in used.items() if (key, value) != ("temperature", 1.0)
-    )
-    remarks = f"{scored.floor}{score.remark}"
-    table = (
-        f"{trained.run_dir} step {trained.step:,} ({trained.weights} weights, {arithmetic}) on {name}: "
-        f"context {score.context}, stride {score.stride}{named}\n"
-        f"  word perplexity   {score.word_perplexity:10.3f}   over {score.words:,.0f} words{remarks}\n"
-        f"  token perplexity  {score.token_perplexity:10.3f}   over {score.tokens:,} tokens"
-    )
-    if score.bits_per_byte is not None:
-        table += f"\n  bits per byte     {score.bits_per_byte:10.4f}   over {score.bytes:,.0f} bytes"
-    show({**about, **score.summary()}, table, as_json)
+    _print(trained, scored, score, arithmetic, settings_used(settings.eval, dynamic=dynamic, cache=cache), as_json)
 
 
 @dataclass(frozen=True)
 class _Scored:
-    """What is scored, the training split where gradients are measured on it, and the lowest that is possible."""
+    """What is scored, and the training split if gradients are measured on it."""
 
+    kind: str
+    """`split` or `text`."""
+    name: str
     part: "Split"
     train: "Split | None"
     floor: str = ""
+    """The lowest possible perplexity, for the built-in corpus."""
 
 
-def _split(
-    trained: "Trained", config: "Config", name: str, *, given: set[str], needs_train: bool, progress: bool
-) -> _Scored:
+def _split(store: "TokenStore", name: str, needs_train: bool) -> _Scored:
     """A split of the run's corpus."""
-    store = _store(trained, config, given, progress)
-    return _Scored(store.split(name), store.split("train") if needs_train else None, floor(store, name))
+    train = store.split("train") if needs_train else None
+    return _Scored("split", name, store.split(name), train, floor(store, name))
 
 
 def _text(
-    trained: "Trained",
-    config: "Config",
-    path: Path,
-    text_column: str | None,
-    *,
-    given: set[str],
-    needs_train: bool,
-    progress: bool,
+    trained: "Trained", path: Path, column: str, find_store: "Callable[[], TokenStore] | None", progress: bool
 ) -> _Scored:
-    """A file of text; the run's corpus is not needed but for its gradients."""
+    """A file of text; the run's corpus is needed only for the gradients of its training split."""
     from lmtrain.data.prepare import text_split
 
-    part = text_split(path, trained.tokenizer, text_column or config.data.text_column, progress=progress)
-    return _Scored(part, _store(trained, config, given, progress).split("train") if needs_train else None)
+    part = text_split(path, trained.tokenizer, column, progress=progress)
+    return _Scored("text", str(path), part, find_store().split("train") if find_store is not None else None)
+
+
+def _checked(overrides: list[str]) -> list[str]:
+    """`overrides`; raises UsageError unless all are fields of the sections that can be set here."""
+    from lmtrain.config.loader import shown
+
+    for override in overrides:
+        if not override.startswith(("eval.", "data.", "run.")):
+            hint = "" if "=" in override else "; a run is named by --run"
+            raise UsageError(
+                f"{shown(override)}: eval accepts only eval.field=value, data.field=value and run.name=NAME, because "
+                f"everything else is what the run was trained with{hint}"
+            )
+    return overrides
+
+
+def _settings(trained: "Trained", path: Path | None, overrides: list[str]) -> tuple["Config", set[str]]:
+    """The run's configuration with the user's settings, and the fields that the user has set.
+
+    The user's are, later ones first: the overrides, the environment, and of the file at `path` the section eval and
+    data.dir. The data folder that the run was trained with is not used, since the run may come from elsewhere.
+    """
+    from lmtrain.config.loader import change, environment_of, load
+
+    file = load(path, environment={})
+    environment = environment_of("eval", "data.dir")
+    evaluation = {field: getattr(file.eval, field) for field in file.eval.model_fields_set}
+    base = trained.config.model_copy(
+        update={
+            "eval": trained.config.eval.model_copy(update=evaluation),
+            "data": trained.config.data.model_copy(update={"dir": file.data.dir}),
+        }
+    )
+    given = {override.partition("=")[0].strip() for override in overrides}
+    if environment_of("data.dir") or "dir" in file.data.model_fields_set:
+        given.add("data.dir")
+    return change(base, overrides, environment), given
 
 
 def _store(trained: "Trained", config: "Config", given: set[str], progress: bool) -> "TokenStore":
-    """The token store that the run was trained on.
+    """The token store that the run was trained on, found by its hash.
 
-    It is recognized by its hash, whatever has become of its source. A missing one is made again where the user has
-    said from what (`given` has the fields that were set) or the corpus is a known one, and not from a path or a hub id
-    that only the run names: the run may come from a stranger.
+    A missing one is made again if the user has said from what (`given` has the fields that were set) or if the corpus
+    is one that lmtrain knows by name. A path or a hub id that only the run names is not read: the run may come from a
+    stranger.
     """
     from lmtrain.config.loader import shown
     from lmtrain.data.corpus import each, is_known
     from lmtrain.data.prepare import prepare_store
     from lmtrain.data.tokens import find_store
-    from lmtrain.storage.checkpoint import TOKENIZER
+    from lmtrain.storage.run_folder import TOKENIZER
 
     wanted, weights = trained.info.get("tokens"), [source.weight for source in config.data.sources or ()] or None
     may_make = not given.isdisjoint({"data.source", "data.sources"})
@@ -178,40 +198,17 @@ def _store(trained: "Trained", config: "Config", given: set[str], progress: bool
             f"data.dir=FOLDER, or what to make them from with data.source=... (the run says {sources}); --text scores "
             "any file as it is"
         )
-    if config.tokenizer.file is not None:  # which need not be there any more, and the run has its own copy
+    if config.tokenizer.file is not None:  # that file may be gone; the run has a copy
         own = config.tokenizer.model_copy(update={"file": trained.run_dir / TOKENIZER})
         config = config.model_copy(update={"tokenizer": own})
     store = prepare_store(config, note=note, progress=progress)
     if store.sha256 != wanted:
         raise LmtrainError(
-            f"{store.folder} is not what {trained.run_dir} was trained on: its corpus has changed, or is another one, "
-            "and what looks held out may have been learned; --text scores any file as it is, --data-dir names the "
-            "folder of the run's own token store, and data.source=... its own text"
+            f"{store.folder} is not what {trained.run_dir} was trained on: the corpus has changed or is another one, "
+            "so its test split may contain text that the run was trained on. --text scores any file as it is, "
+            "--data-dir names the folder of the run's own token store, and data.source=... its own text"
         )
     return store
-
-
-def _check_overrides(overrides: list[str]) -> None:
-    """Refuse what is no field of the evaluation or of where the corpus lies."""
-    from lmtrain.config.loader import shown
-
-    for override in overrides:
-        if not override.startswith(("eval.", "data.")):
-            hint = "" if "=" in override else "; a run is named by --run"
-            raise UsageError(
-                f"{shown(override)}: eval takes eval.field=value and data.field=value alone, the rest being what the "
-                f"run was made with{hint}"
-            )
-
-
-def _settings(trained: "Trained", overrides: list[str], options: list[str]) -> "Config":
-    """The run's configuration with the evaluation that was asked for, and not its own data folder."""
-    from lmtrain.config.loader import change, environment_of
-    from lmtrain.config.schema import DataConfig
-
-    data = trained.config.data.model_copy(update={"dir": DataConfig().dir})
-    own = trained.config.model_copy(update={"data": data})
-    return change(own, [*overrides, *options], environment_of("eval", "data.dir"))
 
 
 def _score(
@@ -225,7 +222,7 @@ def _score(
     dynamic: bool,
     hidden: bool | None,
 ) -> "Score":
-    """Score the text, a bar on the terminal; with `dynamic`, gradients are measured on the training split first."""
+    """Score the text, with a progress bar; with `dynamic`, measure gradients on the training split first."""
     from tqdm import tqdm
 
     from lmtrain.evaluation.adaptive import adapted
@@ -255,10 +252,36 @@ def _score(
             batch_size=1 if dynamic else config.eval.batch_size,
             first_token=trained.tokenizer.eos_id,
             device=trained.device,
-            precision="fp32" if precision == "int8" else precision,  # of what is no product of matrices
+            precision="fp32" if precision == "int8" else precision,  # for all but the matrix products
             limit=limit,
             advance=bar.update,
         )
     if dynamic and not math.isfinite(score.nats):
         raise LmtrainError("dynamic evaluation diverged: lower eval.dynamic_lr")
     return score
+
+
+def _print(
+    trained: "Trained", scored: _Scored, score: "Score", precision: str, used: "dict[str, float | str]", as_json: bool
+) -> None:
+    about = {
+        "run": str(trained.run_dir),
+        "step": trained.step,
+        "weights": trained.weights,
+        scored.kind: scored.name,
+        "precision": precision,
+        **used,
+    }
+    named = "".join(
+        f", {key.replace('_', ' ')} {value}" for key, value in used.items() if (key, value) != ("temperature", 1.0)
+    )
+    remarks = f"{scored.floor}{score.remark}"
+    table = (
+        f"{trained.run_dir} step {trained.step:,} ({trained.weights} weights, {precision}) on {scored.name}: "
+        f"context {score.context}, stride {score.stride}{named}\n"
+        f"  word perplexity   {score.word_perplexity:10.3f}   over {score.words:,.0f} words{remarks}\n"
+        f"  token perplexity  {score.token_perplexity:10.3f}   over {score.tokens:,} tokens"
+    )
+    if score.bits_per_byte is not None:
+        table += f"\n  bits per byte     {score.bits_per_byte:10.4f}   over {score.bytes:,.0f} bytes"
+    show({**about, **score.summary()}, table, as_json)

@@ -1,28 +1,48 @@
-"""`lmtrain generate`: its options, and what is made of them."""
+"""`lmtrain generate`: its options, checked and turned into those of the library."""
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from lmtrain.cli.options import BeamStopping, Device, Precision, Run, Stop, Weights, Which, WhichDevice, WhichWeights
+from lmtrain.cli.options import (
+    Checkpoint,
+    ConfigFile,
+    Device,
+    DeviceChoice,
+    Overrides,
+    Precision,
+    Run,
+    Weights,
+    WeightsChoice,
+    run_folder,
+    split_arguments,
+)
 from lmtrain.cli.output import note
 from lmtrain.errors import UsageError
 
-SEARCH, DRAW, BEAM, WORDS, OUTPUT = (
+LENGTH, SAMPLING, SEARCH, OUTPUT = (
     "Length and end",
-    "Sampling: any of these draws the text at random",
+    "Sampling: any of these but the repetition penalty samples",
     "Beam search and choice",
-    "Words",
     "Input and output",
 )
-BATCH = 16
+
+
+class Stop(StrEnum):
+    """Where a generated text ends before it has its full length."""
+
+    none = "none"
+    line = "line"
+    sentence = "sentence"
+    document = "document"
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help lists its options under the names of their groups."""
+    """A command whose help lists its options in groups."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and options, group after group, in the order of their first members."""
@@ -45,195 +65,134 @@ def generate(
     prompt: Annotated[
         str | None,
         typer.Argument(
-            help="The text to go on from. Without one, standard input is the prompt; on a terminal you are asked for "
-            "one after the other (Ctrl-C ends a text, Ctrl-D leaves)."
+            help="The text to continue. Without one, standard input is the prompt; on a terminal you are asked for one "
+            "after the other (Ctrl-C ends a text, Ctrl-D exits)."
         ),
     ] = None,
+    overrides: Overrides = None,
+    config: ConfigFile = None,
     run: Run = None,
-    checkpoint: Which = None,
-    weights: WhichWeights = Weights.auto,
-    device: WhichDevice = Device.auto,
+    checkpoint: Checkpoint = None,
+    weights: WeightsChoice = Weights.auto,
+    device: DeviceChoice = Device.auto,
     precision: Annotated[
         Precision,
         typer.Option(
-            help="How the matrices are kept: auto is bf16 where the machine computes in it, else fp16 on a GPU and "
-            "fp32 on a CPU; int8, for a CPU, is the quickest and the least exact."
+            help="How matrices are stored: auto is bf16 if the machine computes in it, else fp16 on a GPU and fp32 on "
+            "a CPU; int8 is for a CPU."
         ),
     ] = Precision.auto,
-    compiled: Annotated[
-        bool,
-        typer.Option(
-            "--compile",
-            help="Compile the steps for the CPU: a quarter of a minute, which pays after thousands of tokens.",
-        ),
-    ] = False,
-    max_tokens: Annotated[int, _option(SEARCH, "Tokens to generate at most.", "--max-tokens", "-n", min=1)] = 100,
-    min_tokens: Annotated[int, _option(SEARCH, "Tokens before a text may end.", min=0)] = 0,
-    stop: Annotated[Stop, _option(SEARCH, "End with the line, the sentence or the document.")] = Stop.none,
+    max_tokens: Annotated[
+        int, _option(LENGTH, "Largest number of tokens to generate.", "--max-tokens", "-n", min=1)
+    ] = 100,
+    stop: Annotated[Stop, _option(LENGTH, "End with the line, the sentence or the document.")] = Stop.none,
     stop_string: Annotated[
-        list[str] | None, _option(SEARCH, "End before this text; may be given many times.", "--stop-string")
+        list[str] | None, _option(LENGTH, "End before this text; may be repeated.", "--stop-string")
     ] = None,
-    draw: Annotated[bool, _option(DRAW, "Draw from the model's own probabilities.", "--sample")] = False,
+    sample: Annotated[bool, _option(SAMPLING, "Sample from the model's own probabilities.", "--sample")] = False,
     temperature: Annotated[
-        float | None, _option(DRAW, "Below 1 safer, above 1 wilder; 0 takes the likeliest. [default: 1]", min=0)
+        float | None, _option(SAMPLING, "Below 1 safer, above 1 more diverse; 0 is greedy. [default: 1]")
     ] = None,
-    top_k: Annotated[int | None, _option(DRAW, "Draw among the K likeliest tokens.", min=1)] = None,
+    top_k: Annotated[int | None, _option(SAMPLING, "Sample among the K most likely tokens; 0 = all.")] = None,
     top_p: Annotated[
-        float | None, _option(DRAW, "Draw among the likeliest tokens that together have probability P.", min=0, max=1)
+        float | None, _option(SAMPLING, "Sample among the most likely tokens that together have probability P.")
     ] = None,
     min_p: Annotated[
-        float | None,
-        _option(DRAW, "Draw among tokens of at least P times the likeliest one's probability.", min=0, max=1),
+        float | None, _option(SAMPLING, "Sample among tokens with at least P times the largest probability.")
     ] = None,
-    seed: Annotated[
-        int | None, _option(DRAW, "Another seed, another text; the same, the same text. [default: 0]")
-    ] = None,
+    seed: Annotated[int | None, _option(SAMPLING, "The same seed gives the same text. [default: 0]")] = None,
     samples: Annotated[
-        int | None, _option(DRAW, "Texts to draw for each prompt; the best by score are printed.", min=1, max=4096)
+        int | None,
+        _option(SAMPLING, "Texts to sample for each prompt; the best by score are printed.", min=1, max=4096),
     ] = None,
-    beams: Annotated[int, _option(BEAM, "Beam width; 1 = none.", "--beams", "-b", min=1, max=1024)] = 1,
-    beam_stopping: Annotated[
-        BeamStopping,
-        _option(BEAM, "exact: when nothing better can come; first: with enough finished texts; never: at full length."),
-    ] = BeamStopping.exact,
+    repetition_penalty: Annotated[float, _option(SAMPLING, "Above 1: tokens that occurred before become rarer.")] = 1.0,
+    beams: Annotated[int, _option(SEARCH, "Beam width; 1 = no beam search.", "--beams", "-b", min=1, max=1024)] = 1,
     results: Annotated[
         int,
         _option(
-            BEAM,
-            r"Texts to print, best first. Of several each is one line: its score, a tab, and the text with \n, \r, \t "
+            SEARCH,
+            r"Texts to print, best first. Of several, each is one line: its score, a tab, and the text with \n, \r, \t "
             r"and \\ for line ends, tabs and backslashes.",
-            min=1,
         ),
     ] = 1,
     length_penalty: Annotated[
-        float, _option(BEAM, "a in score = sum of log p / length^a; 0 = the sum itself, 1 = the mean.", min=-10, max=10)
+        float, _option(SEARCH, "a in score = sum of log p / length^a; 0 = the sum itself, 1 = the mean.")
     ] = 0.0,
-    repetition_penalty: Annotated[
-        float, _option(WORDS, "Above 1: words that were there already become rarer; not with beams.", min=0)
-    ] = 1.0,
-    no_repeat_ngram: Annotated[
-        int, _option(WORDS, "No N tokens in a row a second time, the prompt's included; 0 = off.", min=0)
-    ] = 0,
-    ban: Annotated[list[str] | None, _option(WORDS, "A word never to produce; may be given many times.")] = None,
-    bias: Annotated[
-        list[str] | None,
-        _option(WORDS, "Add NUMBER (nats) to a word's log-probability; many times.", metavar="WORD=NUMBER"),
-    ] = None,
-    allow_unknown: Annotated[bool, _option(WORDS, "Let <unk> be generated.", "--allow-unk")] = False,
     prompts: Annotated[
         Path | None,
-        _option(
-            OUTPUT, 'Many prompts: one a line, or JSON lines {"prompt": ...} in a .jsonl file; - = standard input.'
-        ),
+        _option(OUTPUT, 'Many prompts: one a line, or JSON lines {"prompt": ...} in a .jsonl file; - = stdin.'),
     ] = None,
-    batch_size: Annotated[int, _option(OUTPUT, "Prompts at a time; changes the speed alone.", min=1)] = BATCH,
-    as_json: Annotated[bool, _option(OUTPUT, "One line of JSON for each prompt.", "--json")] = False,
+    batch_size: Annotated[int, _option(OUTPUT, "Prompts per batch.", min=1)] = 16,
+    as_json: Annotated[bool, _option(OUTPUT, "Print one line of JSON for each prompt.", "--json")] = False,
     raw: Annotated[
         bool,
         _option(
-            OUTPUT,
-            "Leave a word-level text spaced out, as the corpus has it: ` @-@ `, ` , `; read the prompt as it is.",
-            "--raw",
+            OUTPUT, "Print a word-level text as the corpus has it: ` @-@ `, ` , `; and read the prompt so.", "--raw"
         ),
     ] = False,
     show_attention: Annotated[
         Path | None,
-        _option(OUTPUT, "Draw what the pool looked at for each word of the (best) text.", metavar="FILE.png"),
+        _option(OUTPUT, "Draw the pool's attention weights for each word of the (best) text.", metavar="FILE.png"),
     ] = None,
 ) -> None:
     """Continue prompts: greedily, by sampling, or by beam search.
 
-    The likeliest next word is taken, unless an option below says otherwise. A text for one prompt is written while it
-    is made, where it goes to a terminal.
+    Greedy is the default. A single text is printed word by word on a terminal. A configuration names the run.
     """
+    prompt, overrides = split_arguments(prompt, overrides)
+    _check_overrides(overrides)
     if prompt is not None and prompts is not None:
         raise UsageError("a prompt and --prompts exclude each other: leave out one of them")
     if show_attention is not None and (prompts is not None or show_attention.suffix.lower() != ".png"):
         raise UsageError("--show-attention draws one text into one picture: give one prompt, and a name FILE.png")
-    drawing = {"sample": draw or None, "temperature": temperature, "top-k": top_k, "top-p": top_p, "min-p": min_p}
-    drawing |= {"seed": seed, "samples": samples}
-    given = [f"--{name}" for name, value in drawing.items() if value is not None]
-    _check_choice(beams, beam_stopping, samples, results, repetition_penalty, given)
+    asks = prompt is None and prompts is None and sys.stdin.isatty()
+    if asks and (as_json or show_attention is not None):
+        raise UsageError("--json and --show-attention need a prompt: give one as an argument")
 
     from lmtrain.cli.answers import Output, answer, answer_all, converse
-    from lmtrain.generation.complete import rules_of
     from lmtrain.generation.options import Options
     from lmtrain.generation.prompts import read_all, read_prompts
     from lmtrain.generation.sampling import Sampling
-    from lmtrain.generation.stops import Stops
     from lmtrain.model.trained import open_trained, ready_to_generate
 
+    sampling = sample or any(value is not None for value in (temperature, top_k, top_p, min_p, seed, samples))
     try:
         options = Options(
             max_tokens=max_tokens,
-            min_tokens=min_tokens,
             sampling=Sampling(
-                temperature=(1.0 if temperature is None else temperature) if given else 0.0,
+                temperature=(1.0 if temperature is None else temperature) if sampling else 0.0,
                 top_k=top_k or 0,
                 top_p=1.0 if top_p is None else top_p,
                 min_p=min_p or 0.0,
                 repetition_penalty=repetition_penalty,
             ),
-            samples=samples or 1,
+            samples=1 if samples is None else samples,
             beams=beams,
-            stopping=beam_stopping.value,
             results=results,
-            alpha=length_penalty,
+            length_penalty=length_penalty,
             seed=seed or 0,
-            no_repeat=no_repeat_ngram,
             stop=stop.value,
             stop_strings=tuple(stop_string or ()),
-            allow_unknown=allow_unknown,
-            ban=tuple(ban or ()),
-            bias=tuple(_number(item) for item in bias or ()),
             raw=raw,
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
-    trained = open_trained(run, checkpoint, weights.value, device.value, note)
-    trained = ready_to_generate(trained, precision.value, compiled=compiled)
-    try:  # what can't be asked of this model is said at once
-        rules_of(trained.tokenizer, options, Stops(trained.tokenizer, options.stop, options.stop_strings))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    trained = open_trained(run_folder(run, config, overrides), checkpoint, weights.value, device.value, note)
+    trained = ready_to_generate(trained, precision.value)
     output = Output(as_json, batch_size, show_attention)
     if prompts is not None:
         answer_all(trained, options, read_prompts(prompts), output)
-    elif prompt is None and sys.stdin.isatty():
-        if as_json or show_attention is not None:
-            raise UsageError("--json and --show-attention need a prompt: give one as an argument")
+    elif asks:
         converse(trained, options)
     else:
         answer(trained, options, read_all(sys.stdin.buffer) if prompt is None else prompt, output)
 
 
-def _check_choice(
-    beams: int,
-    stopping: BeamStopping,
-    samples: int | None,
-    results: int,
-    repetition_penalty: float,
-    drawing: list[str],
-) -> None:
-    """Refuse options that exclude each other; `drawing` are those of sampling that were given."""
-    if beams > 1 and drawing:
-        raise UsageError(f"--beams {beams} searches and {drawing[0]} draws: leave out one of them")
-    if beams > 1 and repetition_penalty != 1:
-        raise UsageError("--repetition-penalty works without --beams alone: use --no-repeat-ngram with beams")
-    if beams == 1 and stopping is not BeamStopping.exact:
-        raise UsageError(f"--beam-stopping {stopping.value} is for --beams above 1: raise --beams or leave it out")
-    if drawing and results > (samples or 1):
-        raise UsageError(f"--results {results} is more than --samples {samples or 1} can give: raise --samples")
-    if not drawing and results > beams:
-        raise UsageError(f"--results {results} is more than --beams {beams} can give: raise --beams")
+def _check_overrides(overrides: list[str]) -> None:
+    """Raise UsageError unless all set fields of the section `run`, the only one that has an effect here."""
+    from lmtrain.config.loader import shown
 
-
-def _number(item: str) -> tuple[str, float]:
-    """A word and its number, from WORD=NUMBER; the word may hold a `=` itself."""
-    word, equals, number = item.rpartition("=")
-    try:
-        if word and equals:
-            return word, float(number)
-    except ValueError:
-        pass
-    raise UsageError(f"--bias {item!r} is not WORD=NUMBER: write for example --bias river=2.5")
+    for override in overrides:
+        if not override.startswith("run."):
+            hint = "put a prompt of several words in quotes" if "=" not in override else "use the options (-h)"
+            raise UsageError(f"{shown(override)}: generate accepts only run.name=NAME and run.dir=FOLDER: {hint}")

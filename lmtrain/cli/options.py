@@ -1,6 +1,7 @@
 """The arguments and options that the commands share."""
 
 import json
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -8,26 +9,32 @@ from typing import Annotated
 
 import typer
 
-ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="YAML configuration; see configs/.")]
+from lmtrain.errors import UsageError
+from lmtrain.system import launcher
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="SECTION.FIELD=VALUE", help="Configuration fields to set.")
+]
 Source = Annotated[
     str | None,
     typer.Argument(help="sample, wikitext-2, wikitext-2-raw, wikitext-103, a hub id (owner/name), a folder or a file."),
 ]
-Subset = Annotated[str | None, typer.Option(help="The hub data set's configuration name.")]
-Revision = Annotated[str | None, typer.Option(help="The hub data set's revision.")]
-TextColumn = Annotated[str | None, typer.Option(help="The column or key that holds the text. [default: text]")]
-DataDir = Annotated[Path | None, typer.Option(help="The folder for corpora and token stores. [default: data]")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="YAML configuration; see configs/.")]
+Subset = Annotated[str | None, typer.Option(help="Configuration name of the hub data set.")]
+Revision = Annotated[str | None, typer.Option(help="Revision of the hub data set.")]
+TextColumn = Annotated[str | None, typer.Option(help="Column or key that holds the text. [default: text]")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder for corpora and token stores. [default: data]")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
-Force = Annotated[bool, typer.Option("--force", help="Make it anew even where it is there and unchanged.")]
+Force = Annotated[bool, typer.Option("--force", help="Write it again even if it exists and is unchanged.")]
 Run = Annotated[Path | None, typer.Option("--run", "-r", help="A run folder. [default: the latest in runs/]")]
-Which = Annotated[
+Checkpoint = Annotated[
     str | None, typer.Option("--checkpoint", help="best, last, or a step number. [default: the best undamaged one]")
 ]
 
 
 class Device(StrEnum):
-    """Where to compute; `auto` takes a CUDA device where there is one."""
+    """Where to compute; `auto` uses CUDA if available."""
 
     auto = "auto"
     cpu = "cpu"
@@ -35,8 +42,8 @@ class Device(StrEnum):
 
 
 class Precision(StrEnum):
-    """The arithmetic of the matrices; `auto` takes bf16 where the hardware has it, else fp16 on a GPU and fp32 on a
-    CPU. int8 is not for training."""
+    """The arithmetic of matrix products; `auto` is bf16 if the hardware supports it, else fp16 on a GPU and fp32 on a
+    CPU. int8 is for inference only."""
 
     auto = "auto"
     fp32 = "fp32"
@@ -46,46 +53,60 @@ class Precision(StrEnum):
 
 
 class Weights(StrEnum):
-    """Which weights of a checkpoint to use; `auto` takes the averaged ones where they were kept."""
+    """Which weights of a checkpoint to use; `auto` prefers the averaged ones."""
 
     auto = "auto"
     raw = "raw"
     ema = "ema"
 
 
-class Stop(StrEnum):
-    """Where a generated text ends before it has its full length."""
+DeviceChoice = Annotated[Device, typer.Option("--device", help="auto uses CUDA if available.")]
+WeightsChoice = Annotated[Weights, typer.Option("--weights", help="auto uses the averaged weights if they were kept.")]
 
-    none = "none"
-    line = "line"
-    sentence = "sentence"
-    document = "document"
+_OVERRIDE = re.compile(r"[a-z_]+\.[a-z_]+=")
 
 
-class BeamStopping(StrEnum):
-    """When a beam search is over."""
-
-    exact = "exact"
-    first = "first"
-    never = "never"
-
-
-class Resume(StrEnum):
-    """What to do with a run folder that holds checkpoints."""
-
-    auto = "auto"
-    never = "never"
-
-
-WhichDevice = Annotated[Device, typer.Option("--device", help="auto takes CUDA where it is.")]
-WhichWeights = Annotated[Weights, typer.Option("--weights", help="auto takes the averaged ones where they were kept.")]
+def split_arguments(first: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
+    """The first argument of a command and the overrides after it; the first may be an override itself."""
+    if first is not None and _OVERRIDE.match(first):
+        return None, [first, *(overrides or [])]
+    return first, overrides or []
 
 
 def as_overrides(given: Mapping[str, str | Path | float | None]) -> list[str]:
-    """The options that were given, as `section.field=value`; texts in quotes: YAML would take some for a number or a
-    comment."""
+    """The options that were given, as `section.field=value`; text is quoted, since YAML reads some text as numbers."""
     return [
         f"{key}={value if isinstance(value, int | float) else json.dumps(str(value), ensure_ascii=False)}"
         for key, value in given.items()
         if value is not None
     ]
+
+
+def run_name(config: Path | None) -> str:
+    """The name of a run without `run.name`: that of its configuration file, if `run.name` could be set to it."""
+    from lmtrain.config.schema import RUN_NAME
+
+    if config is None:
+        return "default"
+    if re.match(RUN_NAME, config.stem) is None or not config.stem.isprintable():
+        raise UsageError(f"--config {config}: a run can't be named {config.stem!r} after it: set run.name")
+    return config.stem
+
+
+def run_folder(run: Path | None, config: Path | None, overrides: list[str]) -> Path:
+    """The run to use: `run`, or the one that `overrides`, the environment or a file name, or else the latest."""
+    from lmtrain.config.loader import environment_of, load
+    from lmtrain.storage.run_folder import find_run
+
+    settings = load(
+        config, [text for text in overrides if text.startswith("run.")], environment_of("run.dir", "run.name")
+    ).run
+    if run is None and (settings.name is not None or config is not None):
+        run = settings.dir / (settings.name or run_name(config))
+    return find_run(run, settings.dir)
+
+
+def require_single_process(command: str) -> None:
+    """Raise UsageError if torchrun started several processes: only `train` can use them."""
+    if launcher.is_distributed():
+        raise UsageError(f"{command} runs in one process: start it without torchrun, which has started several")

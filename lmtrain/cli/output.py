@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def note(message: str) -> None:
-    """A message, at once, as one line."""
+    """Print a message to stderr as one line, unbuffered."""
     print(escaped(message), file=sys.stderr, flush=True)
 
 
 def show(result: dict[str, Any], text: str, as_json: bool) -> None:
-    """A command's result: `text`, or `result` as one line of JSON."""
+    """Print the result of a command: `text`, or `result` as one line of JSON."""
     print(to_json(result) if as_json else for_terminal(text))
 
 
@@ -32,7 +32,7 @@ def table(counts: dict[str, dict[str, int]]) -> str:
 
 
 def floor(store: "TokenStore", split: str) -> str:
-    """The sample corpus's own entropy, to put beside a perplexity on it."""
+    """The perplexity of the generator of the built-in corpus, to print beside a perplexity on it; else empty."""
     floor = store.manifest.get("floor", {}).get(split)
     return f" (floor {floor['word_perplexity']:.3f})" if floor else ""
 

@@ -1,4 +1,4 @@
-"""What the sections of a configuration share: no unknown fields, no number too large, no path that none can be."""
+"""What all sections of a configuration share: no unknown fields, no number too large, no impossible path."""
 
 import os
 from pathlib import Path
@@ -14,16 +14,16 @@ def _expanded(path: Path) -> Path:
         raise ValueError(str(error)) from None
 
 
-Place = Annotated[Path, AfterValidator(_expanded)]
-"""A path in which `~` means the home folder, which no shell has put there in a file or after `data.dir=`."""
+UserPath = Annotated[Path, AfterValidator(_expanded)]
+"""A path in which `~` means the home folder, which a shell does not expand in a file or after `data.dir=`."""
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 LARGEST = 2**40
-"""No number may be larger: products of two still fit the integers that tensors are measured in."""
+"""No number may be larger, so that products of two fit into int64."""
 
 
 class Section(BaseModel):
-    """A section: frozen, every field known and bounded."""
+    """A section: immutable, without unknown fields or unbounded numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -34,7 +34,7 @@ class Section(BaseModel):
             if isinstance(value, int | float) and value > LARGEST:
                 raise ValueError(f"{section}.{name} is larger than 2**40")
             if isinstance(value, Path) and not _can_be_path(value):
-                raise ValueError(f"{section}.{name} holds a character that no path can")
+                raise ValueError(f"{section}.{name} holds a character that no path can contain")
         return self
 
 

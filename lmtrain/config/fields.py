@@ -1,5 +1,4 @@
-"""Every field of a configuration with its type, its default and its description, for `train --fields` and the page of
-the recipes."""
+"""Every field of a configuration with its type, default and description, for `train --fields` and configs/README.md."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -35,7 +34,7 @@ def fields(prefix: str = "") -> Iterator[FieldDescription]:
 
 
 def _type(annotation: Any) -> str:
-    """A type in plain words: `int`, `a | b` of choices, `list of ...`; null is left to the default and description."""
+    """A type in words: `int`, choices as `a | b`, `list of ...`; null is left to the description."""
     if get_origin(annotation) is Annotated:
         return _type(get_args(annotation)[0])
     arguments = get_args(annotation)
@@ -65,7 +64,7 @@ def as_text(prefix: str) -> str:
 
 
 def as_markdown() -> str:
-    """All fields as a table for each section."""
+    """All fields, with a table for each section."""
     lines: list[str] = []
     for section, described in groupby(fields(), lambda field: field.name.partition(".")[0]):
         lines += [f"### {section}", "", "| field | type | default | |", "| --- | --- | --- | --- |"]
@@ -77,7 +76,7 @@ def as_markdown() -> str:
 
 
 def main() -> None:
-    """Write the fields again into configs/README.md, below its heading for them."""
+    """Update the fields in configs/README.md."""
     page = Path("configs/README.md")
     above = page.read_text().partition("\n### ")[0].rstrip()
     page.write_text(f"{above}\n\n{as_markdown()}")

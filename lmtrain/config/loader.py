@@ -1,7 +1,7 @@
-"""The configuration, read from YAML, the environment and dotted overrides, and refused by name when wrong.
+"""Reads a configuration from YAML, the environment and dotted overrides; errors name the invalid field.
 
-Later sources win: the defaults below, then the YAML file, then `LMTRAIN_SECTION__FIELD` variables, then
-`section.field=value` overrides. A resolved configuration is stored with every run.
+Later sources win: the defaults, then the YAML file, then `LMTRAIN_SECTION__FIELD` variables, then
+`section.field=value` overrides. The resolved configuration is stored with every run.
 """
 
 import difflib
@@ -13,31 +13,34 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lmtrain.config import yaml_values as config_yaml
-from lmtrain.config.base import Place
+from lmtrain.config import yaml_values
+from lmtrain.config.base import UserPath
 from lmtrain.config.schema import RESOURCE_FIELDS, Config, SourceConfig
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.system import disk
 
 ENVIRONMENT_PREFIX = "LMTRAIN_"
 LARGEST_FILE = 1 << 18
-"""Bytes: far more than a configuration needs, and little enough for YAML's slowest corners."""
+"""Bytes: far more than a configuration needs, and few enough for the slowest constructs of YAML."""
 
 REMOVED: dict[str, tuple[object, str]] = {
     "data.deduplicate": (False, "remove repeated documents from the text before it is imported"),
+    "model.embedding_dropout": (0.0, "it made no measurable difference; use model.input_dropout"),
+    "train.adversarial_softmax": (0.0, "it made no measurable difference"),
+    "train.scheduled_sampling": (0.0, "it made perplexity worse; lmtrain.nn.seq2seq has it for sequence to sequence"),
     "train.spike_sigmas": (None, "a step whose gradient is not finite is left out without it"),
 }
-"""Fields that earlier versions had, such as "train.spike_sigmas": the default value, and why the field was removed or
-what replaces it. A file that has one at its default, as the stored configurations of older runs do, still loads."""
+"""Fields of earlier versions: the default value, and why the field was removed or what replaces it. All of them only
+affected training."""
 
 _MOST_MISTAKES = 5
 _LONGEST_VALUE = 200
-_TEXTS = (str, str | None, Path, Place | None)
+_TEXTS = (str, str | None, Path, UserPath | None)
 _COMMAND_LINE = "the command line"
 _KEY = re.compile(rf"\b({'|'.join(Config.model_fields)})\.(\w+)")
 
 Origins = dict[tuple[str, str], str]
-"""Of a section and a field: where its value was set, if not in the file."""
+"""Where the value of a (section, field) was set, if not in the file."""
 
 
 def load(
@@ -49,13 +52,13 @@ def load(
 ) -> Config:
     """Read a configuration: defaults, then the YAML file, then the environment, then `section.field=value` overrides.
 
-    `environment` defaults to the process's own. Raises UsageError naming the key, the value and the remedy, and
-    LmtrainError where the file can't be read.
-    `stored`: the configuration that a run was trained with, in which a removed field of `train` may have any value.
+    `environment` defaults to that of the process. If `stored`, the file is the configuration that a run was trained
+    with, in which removed fields may have any value.
+    Raises UsageError naming the key, the value and the remedy, and LmtrainError if the file can't be read.
     """
     values: dict[str, Any] = _read_yaml(path) if path is not None else {}
-    if stored and isinstance(train := values.get("train"), dict):
-        values["train"] = {field: value for field, value in train.items() if f"train.{field}" not in REMOVED}
+    if stored:
+        values = {section: _without_removed(section, fields) for section, fields in values.items()}
     origins = _override(values, overrides, os.environ if environment is None else environment)
     return parse(values, str(path) if path is not None else "the configuration", origins)
 
@@ -71,13 +74,13 @@ def change(config: Config, overrides: Iterable[str], environment: Mapping[str, s
 
 
 def environment_of(*keys: str) -> dict[str, str]:
-    """The variables of the process that set these fields, or those of these sections."""
+    """The environment variables that set these fields, or fields of these sections."""
     wanted = tuple(f"{ENVIRONMENT_PREFIX}{key.replace('.', '__')}".upper() for key in keys)
     return {name: text for name, text in os.environ.items() if name in wanted or name.partition("__")[0] in wanted}
 
 
 def _override(values: dict[str, Any], overrides: Iterable[str], environment: Mapping[str, str]) -> Origins:
-    """Put what the environment says into `values`, then the overrides."""
+    """Set the fields of `environment` in `values`, then those of `overrides`."""
     origins: Origins = {}
     for name, text in sorted(environment.items()):
         if name.startswith(ENVIRONMENT_PREFIX):
@@ -92,7 +95,7 @@ def _override(values: dict[str, Any], overrides: Iterable[str], environment: Map
             hint = ": a configuration file is given by --config" if key.endswith((".yaml", ".yml")) else ""
             raise UsageError(f"override {shown(override)} is not of the form section.field=value{hint}")
         section, separator, field = key.strip().partition(".")
-        origin = f"override {_named(key.strip())}"
+        origin = f"override {_cleaned(key.strip())}"
         if not separator:
             raise UsageError(f"{origin}: a key has the form section.field, for example model.dim")
         _assign(values, section, field, text, origin)
@@ -101,14 +104,16 @@ def _override(values: dict[str, Any], overrides: Iterable[str], environment: Map
 
 
 def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
-    """Check plain values (as from YAML) against the schema; `origin` names their source in messages, `origins` that of
-    single fields."""
-    values = _without_removed(values, origin, origins or {})
+    """Validate plain values (as from YAML); messages name their source, `origin`, or that of single fields, `origins`.
+
+    Raises UsageError.
+    """
+    values = _check_removed(values, origin, origins or {})
     try:
         return Config.model_validate(values)
     except ValidationError as error:
         mistakes = error.errors(include_url=False)
-        # Of a list with a wrong item pydantic may also say that it is too short.
+        # For a list with an invalid item pydantic may also report that it is too short.
         inner = {item["loc"][:depth] for item in mistakes for depth in range(len(item["loc"]))}
         mistakes = [item for item in mistakes if not item["loc"] or item["loc"] not in inner]
         sentences = [_sentence(item, _origin(item, origins or {}, origin)) for item in mistakes[:_MOST_MISTAKES]]
@@ -116,27 +121,33 @@ def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
         raise UsageError("; ".join(sentences) + (f"; and {more} more like these" if more else "")) from None
     except RecursionError:
         raise UsageError(f"{origin}: nested too deeply") from None
-    except UnicodeEncodeError:  # pydantic's own, on the sentence of a validator that quotes such a text
+    except UnicodeEncodeError:  # raised by pydantic if a validator's message quotes such a text
         raise UsageError(f"{origin}: a text has half a surrogate pair, which is no character") from None
 
 
-def _without_removed(values: Any, origin: str, origins: Origins) -> Any:
-    """`values` without the removed fields that a file has at their default. Raises LmtrainError where one is set."""
+def _without_removed(section: str, fields: Any) -> Any:
+    """The fields of a section that still exist."""
+    if not isinstance(fields, dict):
+        return fields
+    return {field: value for field, value in fields.items() if f"{section}.{field}" not in REMOVED}
+
+
+def _check_removed(values: Any, origin: str, origins: Origins) -> Any:
+    """`values` without removed fields that have their default. Raises UsageError if one is set otherwise."""
+    if not isinstance(values, dict):
+        return values
     for key, (default, reason) in REMOVED.items():
         section, _, field = key.partition(".")
-        fields = values.get(section) if isinstance(values, dict) else None
-        if not isinstance(fields, dict) or field not in fields:
-            continue
-        if fields[field] != default or (section, field) in origins:
+        fields = values.get(section)
+        if isinstance(fields, dict) and field in fields and (fields[field] != default or (section, field) in origins):
             place = origins.get((section, field), origin)
             raise UsageError(f"{place}: {key}={shown(fields[field])}: the field was removed: {reason}")
-        values = values | {section: {name: value for name, value in fields.items() if name != field}}
-    return values
+    return {section: _without_removed(section, fields) for section, fields in values.items()}
 
 
 def dump(config: Config) -> str:
-    """The configuration as YAML, every field written."""
-    return config_yaml.write(config.model_dump(mode="json"))
+    """The configuration as YAML, with every field."""
+    return yaml_values.write(config.model_dump(mode="json"))
 
 
 def flat(config: Config) -> dict[str, Any]:
@@ -146,7 +157,7 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def identity_difference(stored: Config, wanted: Config) -> list[str]:
-    """The identity fields in which two configurations differ, as readable lines; empty = one may continue the other."""
+    """The identity fields in which two configurations differ, as readable lines; if none, one can resume the other."""
     old, new = flat(stored), flat(wanted)
     return [f"{key}: {old[key]} -> {new[key]}" for key in old if key not in RESOURCE_FIELDS and old[key] != new[key]]
 
@@ -165,7 +176,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise LmtrainError(f"configuration {path} is not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise LmtrainError(f"configuration {path} can't be read: {error.strerror}") from None
-    values = config_yaml.read(text, str(path))
+    values = yaml_values.read(text, str(path))
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
@@ -175,7 +186,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 def _assign(values: dict[str, Any], section: str, field: str, text: str, origin: str) -> None:
     """Set a field to the value that `text` gives."""
-    if any("\ud800" <= sign <= "\udfff" for sign in text):  # how Python shows bytes that are not UTF-8
+    if any("\ud800" <= sign <= "\udfff" for sign in text):  # how Python represents bytes that are not UTF-8
         raise UsageError(f"{origin}: {shown(text)} is not UTF-8 text: rename what has this name, or use another path")
     fields = values.setdefault(section, {})
     if not isinstance(fields, dict):
@@ -183,11 +194,11 @@ def _assign(values: dict[str, Any], section: str, field: str, text: str, origin:
     part = Config.model_fields.get(section)
     known = part.annotation.model_fields.get(field) if part is not None else None  # type: ignore[union-attr]
     holds_text = known is not None and known.annotation in _TEXTS
-    fields[field] = config_yaml.read_value(text, origin, is_text=holds_text)
+    fields[field] = yaml_values.read_value(text, origin, is_text=holds_text)
 
 
 def _origin(error: Any, origins: Origins, otherwise: str) -> str:
-    """Where the value of a pydantic error was set; of what several fields do together, the one that is named first."""
+    """Where the value of a pydantic error was set; if several fields conflict, the one that is named first."""
     place = error["loc"][:2]
     if len(place) < 2 and error["type"] == "extra_forbidden":
         return next((origin for (section, _), origin in origins.items() if section == place[0]), otherwise)
@@ -197,11 +208,11 @@ def _origin(error: Any, origins: Origins, otherwise: str) -> str:
 
 
 def _sentence(error: Any, origin: str) -> str:
-    """One pydantic error as a sentence that names the key."""
+    """One pydantic error as a message that names the key."""
     location = error["loc"]
-    if len(location) > 2 and not isinstance(location[2], int):  # no item of a list: pydantic's name of a type
+    if len(location) > 2 and not isinstance(location[2], int):  # not an item of a list but pydantic's name of a type
         location = location[:2]
-    key = _named(".".join(map(str, location)))
+    key = _cleaned(".".join(map(str, location)))
     if error["type"] == "extra_forbidden":
         key, near = _known(error["loc"])
         return f"{origin}: unknown key {key}" + (f"; did you mean {near[0]}?" if near else "")
@@ -212,8 +223,8 @@ def _sentence(error: Any, origin: str) -> str:
 
 
 def _known(location: tuple[str | int, ...]) -> tuple[str, list[str]]:
-    """An unknown key as it is to be named, and the nearest one of its kind that there is, if any."""
-    key = _named(".".join(map(str, location)))
+    """An unknown key as messages name it, and the nearest known one, if any."""
+    key = _cleaned(".".join(map(str, location)))
     if len(location) == 1:
         known = list(Config.model_fields)
     elif len(location) == 2:
@@ -224,13 +235,13 @@ def _known(location: tuple[str | int, ...]) -> tuple[str, list[str]]:
 
 
 def shown(value: Any) -> str:
-    """A value as it may stand in a message: not too long, and without a user name and password in an address."""
+    """A value for a message: not too long, and without the user name and password of an address."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no number of more than 4,300 digits
+    except ValueError:  # Python formats no number of more than 4,300 digits
         return "a number too long to write"
-    return _named(text)
+    return _cleaned(text)
 
 
-def _named(text: str) -> str:
+def _cleaned(text: str) -> str:
     return re.sub(r"(?<=://)[^/\s]*@", "", text)[:_LONGEST_VALUE]

@@ -1,4 +1,4 @@
-"""The schema of a configuration: every field with its meaning, its bounds, and the contradictions that are refused."""
+"""The schema of a configuration: every field with its meaning and bounds, and the rejected combinations."""
 
 import warnings
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lmtrain.config.base import Place, Rate, Section
+from lmtrain.config.base import Rate, Section, UserPath
 from lmtrain.config.train import TrainConfig as TrainConfig  # noqa: PLC0414 -- for its importers
 
 RUN_NAME = r"^[\w][\w.-]*$"
@@ -14,14 +14,14 @@ Width = Annotated[int, Field(ge=1, le=2**20)]
 
 
 class RunConfig(Section):
-    """Where the run lives and what it is seeded with."""
+    """Where the run is stored, and its seed."""
 
     name: str | None = Field(None, pattern=RUN_NAME)
-    """The run's folder under `dir`; none = the configuration file's name."""
-    dir: Place = Path("runs")
-    """The folder that holds all runs."""
+    """The folder of the run under `dir`; null = the name of the configuration file."""
+    dir: UserPath = Path("runs")
+    """The folder of all runs."""
     seed: int = Field(1, ge=0, lt=2**31)
-    """Seeds the weights, the order of samples, and dropout."""
+    """Seed of the weights, the order of samples, and dropout."""
 
 
 class _Source(Section):
@@ -30,9 +30,9 @@ class _Source(Section):
     source: str = Field("sample", min_length=1)
     """`sample`, `wikitext-2`, `wikitext-2-raw`, `wikitext-103`, a hub id (`owner/name`), a folder, or a file."""
     subset: str | None = None
-    """The hub data set's configuration name."""
+    """Configuration name of the hub data set."""
     revision: str | None = None
-    """The hub data set's revision; the known names have theirs pinned."""
+    """Revision of the hub data set; the known names have pinned ones."""
     text_column: str = "text"
     """The column (parquet, hub) or key (JSON lines) that holds the text."""
 
@@ -40,8 +40,8 @@ class _Source(Section):
     def _no_address(self) -> Self:
         if "://" in self.source:
             raise ValueError(
-                "data.source is an address, and lmtrain fetches none: download the file and name its path, or name "
-                "a hub data set as owner/name"
+                "data.source is an address, which lmtrain does not download: download the file and give its path, or "
+                "name a hub data set as owner/name"
             )
         return self
 
@@ -57,8 +57,8 @@ class DataConfig(_Source):
     """The corpus, or several in a mixture."""
 
     sources: tuple[SourceConfig, ...] | None = Field(None, min_length=1, max_length=100)
-    """A mixture, in place of `source`: corpora with weights. Of validation and test texts the first one's are used."""
-    dir: Place = Path("data")
+    """A mixture of corpora with weights, instead of `source`. Validation and test texts are those of the first."""
+    dir: UserPath = Path("data")
     """The folder for corpora and token stores."""
     sample_tokens: int = Field(1_000_000, ge=1_000, le=10**9)
     """Training tokens of the built-in sample corpus; validation and test get a twentieth each."""
@@ -73,15 +73,15 @@ class DataConfig(_Source):
 
 
 class TokenizerConfig(Section):
-    """Text to ids; trained on the training split only."""
+    """How text becomes token ids."""
 
     kind: Literal["word", "bpe", "byte"] = "word"
     """Whole words with `<unk>`, byte-level BPE, or bytes."""
     vocab_size: int | None = Field(None, ge=4, le=1_000_000)
-    """Entries at most. None = every word of the training split, 16,384 for bpe; byte has its own size."""
-    file: Place | None = None
-    """A tokenizer.json to take as it is, a run's or a store's, in place of training one; `kind` and `vocab_size` then
-    are its own, whatever is said here."""
+    """Largest number of entries. null = every word of the training split, or 16,384 for bpe; byte has a fixed size."""
+    file: UserPath | None = None
+    """Use this tokenizer.json, of a run or a token store, instead of training one; `kind` and `vocab_size` then have no
+    effect."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -93,12 +93,12 @@ class TokenizerConfig(Section):
 
 
 MASKED_ATTENTION = ("full", "local", "strided", "global")
-"""Attention that differs in its mask alone."""
+"""Attention that differs only in its mask."""
 UNMASKABLE_ATTENTION = ("linformer", "induced")
-"""Attention whose keys are mixtures of the whole window, so that no mask can hide the future."""
+"""Attention whose keys mix the whole window, so that no mask can hide the future."""
 ATTENTION = (*MASKED_ATTENTION, "compressed", "linear", *UNMASKABLE_ATTENTION)
 
-# `copy` is the field's name in the literature; the deprecated method of pydantic that it hides is not used here.
+# pydantic has a deprecated method `copy`, which is not used here.
 warnings.filterwarnings("ignore", message='Field name "copy" in "ModelConfig" shadows', category=UserWarning)
 
 
@@ -106,69 +106,70 @@ class ModelConfig(Section):
     """The shape of the language model."""
 
     mode: Literal["causal", "windowed"] = "causal"
-    """`causal`: a prediction at every position. `windowed`: one prediction for each window, read in both directions."""
+    """`causal`: one prediction per position. `windowed`: one prediction per window, whose tokens are read in both
+    directions."""
     context: int = Field(128, ge=1, le=2**20)
-    """Tokens in a window: the longest context that a prediction has."""
+    """Tokens in a window: the longest context of a prediction."""
     dim: Width = 256
     """Width of the residual stream."""
     embed_dim: Width | None = None
-    """Width of the embedding and of the output layer's input; None = `dim`."""
+    """Width of the embedding and of the input of the output layer; null = `dim`."""
     layers: int = Field(4, ge=0, le=256)
     """Encoder blocks below the pooling head."""
     heads: int = Field(4, ge=1)
     """Attention heads, in the blocks and in the pooling head."""
     ff_dim: Width | None = None
-    """Hidden width of the feed-forward layers; None = 4 `dim`."""
+    """Hidden width of the feed-forward layers; null = 4 `dim`."""
     activation: Literal["relu", "relu2", "gelu", "swiglu"] = "gelu"
-    """Non-linearity of the feed-forward layers."""
+    """Activation function of the feed-forward layers."""
     norm: Literal["layer", "rms", "scale"] = "rms"
     """LayerNorm, RMSNorm or ScaleNorm."""
     norm_position: Literal["pre", "post"] = "pre"
-    """Norms before each sub-layer of the encoder blocks, or after the addition. The pooling head has them before."""
+    """Norm before each sublayer of the encoder blocks, or after the residual addition. The pooling head is always pre-
+    norm."""
     attention: str | tuple[str, ...] = "full"
-    """`full`, `local`, `strided`, `global`, unions of those (`local+global`), `compressed` or `linear`; and, where the
-    mode is windowed, `linformer` or `induced`. A list names one for each layer."""
+    """`full`, `local`, `strided`, `global`, unions of those (`local+global`), `compressed` or `linear`; if windowed,
+    also `linformer` or `induced`. A list has one for each layer."""
     attention_window: int = Field(32, ge=1)
-    """`local`: a token sees those less than so many positions away."""
+    """`local`: attend to tokens fewer than this many positions away."""
     attention_stride: int = Field(8, ge=1)
-    """`strided`: a token sees those at multiples of so many positions away."""
+    """`strided`: attend to tokens at multiples of this distance."""
     attention_globals: int = Field(4, ge=1)
-    """`global`: the first tokens of a window, so many, see all and are seen by all."""
+    """`global`: this many first tokens attend to all tokens, and all attend to them."""
     compression: int = Field(4, ge=2)
-    """`compressed`: tokens that are made into one key."""
+    """`compressed`: tokens per key."""
     projected_length: int = Field(32, ge=1)
-    """`linformer`: keys that the window's are projected to."""
+    """`linformer`: keys that the keys of a window are projected to."""
     inducing_points: int = Field(16, ge=1)
-    """`induced`: points that stand between a token and the others."""
+    """`induced`: number of inducing points."""
     qk_norm: bool = False
-    """RMS-normalise queries and keys per head."""
+    """Apply RMSNorm to the queries and keys of each head."""
     position: Literal["sinusoidal", "learned", "rotary", "alibi", "none"] = "rotary"
-    """How positions enter the encoder blocks."""
-    pool_query: Literal["seed", "recency", "position"] = "recency"
-    """The pooling query: a learned seed; with a learned recency slope per head; or also from the position's state."""
+    """Position encoding of the encoder blocks."""
+    pool_query: Literal["seed", "recency"] = "recency"
+    """The pooling query: a learned seed, or a seed with a learned recency slope per head."""
     pool_residual: Literal["seed", "state"] = "state"
     """What the pooled value is added to: the seed, or the state of the last position."""
     copy: bool = False  # type: ignore[assignment]
     """Mix a pointer over the tokens of the context into the prediction (pointer-generator)."""
     output: Literal["softmax", "adaptive"] = "softmax"
-    """`adaptive`: predict a rare word's cluster first and the word within it, so that training makes few logits."""
+    """`adaptive`: adaptive softmax, which predicts the cluster of a rare word, then the word; training computes fewer
+    logits."""
     output_cutoffs: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(None, min_length=1)
-    """`adaptive`: the token ids at which the clusters begin, the frequent tokens below the first being in none. None =
-    a sixteenth and a quarter of the vocabulary. It saves work where ids fall in frequency, as with word and bpe."""
+    """`adaptive`: the token ids at which the clusters begin; more frequent tokens have none. null = a sixteenth and a
+    quarter of the vocabulary."""
     tie_embeddings: bool = True
     """Share the embedding with the output layer."""
     output_bias: bool = True
-    """A bias on the logits, started at the log frequencies of the training tokens."""
+    """Bias of the logits, initialized to the log frequencies of the training tokens."""
     dropout: Rate = 0.0
-    """Dropout on the output of every sub-layer."""
+    """Dropout on the output of every sublayer."""
     attention_dropout: Rate = 0.0
     """Dropout on attention weights."""
-    embedding_dropout: Rate = 0.0
-    """Share of word types whose embedding is dropped whole, for a step."""
     input_dropout: Rate = 0.0
-    """Dropout on the embedded input, one mask for all positions of a sequence."""
+    """Dropout on the embedded input, with one mask for all positions of a sequence."""
     output_dropout: Rate = 0.0
-    """Dropout on the pooled state before the output layer, one mask for all positions of a sequence."""
+    """Dropout on the pooled state, with one mask for all positions of a sequence."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -200,12 +201,12 @@ class ModelConfig(Section):
                 raise ValueError(f"model.attention={name}: a union is made of local, strided and global, each once")
             if name in UNMASKABLE_ATTENTION and self.mode == "causal":
                 raise ValueError(
-                    f"model.attention={name} can't be causal, its keys being mixtures of the whole window: "
+                    f"model.attention={name} can't be causal, because its keys mix the whole window: "
                     "use model.mode=windowed or another attention"
                 )
             if self.position == "alibi" and not masked:
                 raise ValueError(
-                    f"model.position=alibi is a bias on scores, which model.attention={name} has no place for: "
+                    f"model.position=alibi is a bias on attention scores, which model.attention={name} does not have: "
                     "use rotary, sinusoidal or learned"
                 )
             if self.position == "rotary" and name == "induced":
@@ -219,25 +220,25 @@ class EvalConfig(Section):
     """How perplexity is measured."""
 
     stride: int | None = Field(None, ge=1)
-    """Tokens scored per window; the rest of the window is context. None = a quarter of the context (1 if windowed)."""
+    """Tokens scored per window; the other tokens are context. null = a quarter of the context, or 1 if windowed."""
     batch_size: int = Field(32, ge=1)
-    """Windows per forward pass; changes the speed and nothing else."""
+    """Windows per forward pass; changes only the speed."""
     temperature: float = Field(1.0, gt=0.0, le=100.0)
-    """`lmtrain eval` divides the logits of the vocabulary by it; the pointer of `model.copy` stays as it is."""
+    """Divides the logits in `lmtrain eval`; the pointer of `model.copy` is unchanged."""
     cache_weight: Rate = 0.1
-    """`eval --cache`: the share of the cache in the prediction."""
+    """`--cache`: weight of the cache in the prediction."""
     cache_theta: float = Field(20.0, ge=0.0)
-    """`eval --cache`: multiplies the cosine of two states, before the softmax over the earlier ones."""
+    """`--cache`: multiplies the cosine similarity of two states, before the softmax over earlier ones."""
     cache_window: int = Field(8_000, ge=1)
-    """`eval --cache`: the words that the cache remembers."""
+    """`--cache`: number of tokens in the cache."""
     dynamic_rule: Literal["rms", "sgd"] = "rms"
-    """`eval --dynamic`: gradients divided by their root mean square on the training split, or as they are."""
+    """`--dynamic`: `rms` divides gradients by their root mean square on the training split, `sgd` does not."""
     dynamic_lr: float | None = Field(None, ge=0.0)
-    """`eval --dynamic`: the learning rate; None = 1e-4 for rms, 0.02 for sgd."""
+    """`--dynamic`: learning rate; null = 1e-4 for rms, 0.02 for sgd."""
     dynamic_embedding: float | None = Field(None, ge=0.0)
-    """`eval --dynamic`: times that rate for the embedding and the output layer; None = 1."""
+    """`--dynamic`: factor of that rate for the embedding and the output layer; null = 1."""
     dynamic_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """`eval --dynamic`: how far each step goes back to the trained weights; rms: in proportion to a weight's RMS."""
+    """`--dynamic`: decay of each step toward the trained weights; with rms, in proportion to the RMS of a weight."""
 
 
 class Config(Section):
@@ -254,16 +255,6 @@ class Config(Section):
     def _consistent(self) -> Self:
         if self.eval.stride is not None and self.eval.stride > self.model.context:
             raise ValueError(f"eval.stride={self.eval.stride} is longer than model.context={self.model.context}")
-        if self.model.mode == "windowed" and self.train.scheduled_sampling:
-            raise ValueError(
-                f"train.scheduled_sampling={self.train.scheduled_sampling} needs a prediction at every position: "
-                "use model.mode=causal"
-            )
-        if self.model.output == "adaptive" and self.train.adversarial_softmax:
-            raise ValueError(
-                f"train.adversarial_softmax={self.train.adversarial_softmax} changes the one softmax that a target is "
-                "predicted by: use model.output=softmax"
-            )
         if self.model.mode == "windowed" and self.eval.stride not in (None, 1):
             raise ValueError(
                 f"eval.stride={self.eval.stride}: a windowed model predicts one token per window, so only 1 fits"
@@ -275,7 +266,7 @@ RESOURCE_FIELDS = frozenset(
     {
         "run.name",
         "run.dir",
-        *(f"data.{field}" for field in DataConfig.model_fields),  # content and weights are compared by a hash
+        *(f"data.{field}" for field in DataConfig.model_fields),  # the content and the weights are compared by a hash
         "tokenizer.file",  # its content is compared by a hash
         "train.device",
         "train.compile",
@@ -294,4 +285,4 @@ RESOURCE_FIELDS = frozenset(
         *(f"eval.{field}" for field in EvalConfig.model_fields),
     }
 )
-"""Fields that may change between the parts of a resumed run; every other field is the run's identity."""
+"""Fields that may change when a run is resumed; all others are the identity of the run."""

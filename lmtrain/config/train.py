@@ -1,111 +1,103 @@
-"""The `train` section of a configuration: the optimisation, its budget and its cadence."""
+"""The `train` section of a configuration."""
 
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lmtrain.config.base import Place, Rate, Section
+from lmtrain.config.base import Rate, Section, UserPath
 
 
 class TrainConfig(Section):
-    """The optimisation, its budget and its cadence."""
+    """Optimization, its budget, and how often to log, evaluate and save."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes a CUDA device where there is one."""
+    """`auto` uses CUDA if available."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Arithmetic of the forward and backward pass; weights stay in float32. `auto`: bf16 where the hardware has it,
-    else fp16 on a GPU and fp32 on a CPU."""
+    """Arithmetic of the forward and backward pass; weights are float32. `auto`: bf16 if the hardware supports it, else
+    fp16 on a GPU and fp32 on a CPU."""
     compile: Literal["auto"] | bool = "auto"
-    """torch.compile; `auto` compiles when the run is long enough to earn it back."""
+    """torch.compile; `auto` compiles if the run is long enough to save more time than compiling takes."""
     threads: int | None = Field(None, ge=1, le=1024)
-    """CPU threads; None = the physical cores. Part of what makes a run repeatable bit for bit."""
+    """CPU threads; null = the number of physical cores. Other values may change the last bits of results."""
 
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
-    """How several processes, started by torchrun, train one model. `ddp`: each has all of it; `fsdp`: each has a share;
-    `auto`: `ddp` where weights, gradients and optimizer fill less than half of the device. Without effect on one."""
+    """How processes started by torchrun share a model. `ddp`: replicas; `fsdp`: shards; `auto`: `ddp` if weights,
+    gradients and optimizer state fill less than half of the device."""
     timeout_minutes: float = Field(10.0, gt=0)
-    """Minutes that processes wait for one of them that does not answer, before all end."""
+    """Minutes that processes wait for one that does not answer, before all end."""
     activation_checkpointing: bool = False
-    """Keep no activations inside a block for the backward pass and compute them again: less memory, the same bits, a
-    third more time at most."""
+    """Recompute the activations of a block in the backward pass: less memory, more time, the same bits."""
 
     batch_size: int = Field(32, ge=1)
-    """Windows per optimizer step, of all processes together."""
+    """Windows per optimizer step, over all processes."""
     micro_batch: int | None = Field(None, ge=1)
-    """Windows per forward pass; gradients are accumulated up to `batch_size`. None = a process's share of the batch."""
+    """Windows per forward pass; gradients are accumulated up to `batch_size`. null = the share of a process."""
     loss_chunk: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
-    """Targets whose logits exist at once, for less memory. None = all of a forward pass; `auto` = all up to 1 GiB of
-    float32 logits, beyond that a sixteenth of the targets and at least 512."""
+    """Targets whose logits are computed at once, to save memory. null = all; `auto` = all up to 1 GiB of float32
+    logits, else a sixteenth but at least 512."""
     steps: int | None = Field(None, ge=1)
-    """Budget in optimizer steps. With no budget of any kind the run takes 10 epochs."""
+    """Budget in optimizer steps. Without any budget a run takes 10 epochs."""
     epochs: float | None = Field(None, gt=0)
     """Budget in passes over the training tokens."""
     max_minutes: float | None = Field(None, gt=0)
-    """Budget in minutes of wall-clock time, compiling included. The schedule then follows the clock too, from the first
-    step on."""
+    """Budget in minutes of wall-clock time, including compilation. The schedule then follows the clock too."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """`muon`: Muon for the matrices of the blocks and the pool, AdamW for all else, at one learning rate."""
+    """`muon`: Muon for the matrices of the blocks and the pool, AdamW for the rest, at one learning rate."""
     lr: float = Field(1e-3, gt=0)
     """Peak learning rate."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
-    """Shape after the warm-up; `wsd` is warm-up, stable, then linear decay."""
+    """Learning rate after the warmup; `wsd` is warmup, stable, linear decay."""
     warmup: Rate = 0.02
-    """Share of the run over which the learning rate rises from zero."""
+    """Fraction of the run over which the learning rate rises from zero."""
     decay: float = Field(0.2, gt=0, le=1)
-    """Share of the run over which `wsd` decays; at most what `warmup` leaves."""
+    """Fraction of the run over which `wsd` decays; at most 1 - `warmup`."""
     final_lr: float = Field(0.1, ge=0, le=1)
-    """Learning rate at the end, as a share of the peak."""
+    """Learning rate at the end, as a fraction of the peak."""
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled weight decay of matrices; norms, biases and slopes have none."""
     embedding_weight_decay: float | None = Field(None, ge=0)
-    """Weight decay of the embedding; None = `weight_decay`."""
+    """Weight decay of the embedding; null = `weight_decay`."""
     beta1: Rate = 0.9
-    """Decay of the mean of the gradient; `muon` has its own for the matrices, 0.95."""
+    """Decay of the mean of the gradient; Muon uses 0.95 for its matrices."""
     beta2: Rate = 0.95
-    """Decay of the mean of its square."""
+    """Decay of the mean of the squared gradient."""
     eps: float = Field(1e-8, gt=0)
     """Added to the root of that mean."""
     clip: float | None = Field(1.0, gt=0)
-    """Largest norm of the gradient; None = no clipping."""
-    scheduled_sampling: float = Field(0.0, ge=0.0, le=1.0)
-    """Share of the input tokens that are the model's own predictions at the end of the run, rising from none in a line;
-    costs a second forward pass."""
+    """Maximum norm of the gradient; null = no clipping."""
     token_noise: Rate = 0.0
-    """Share of the input tokens that are replaced by draws from all training tokens, while the targets stay (Xie et
+    """Fraction of the input tokens that are replaced by samples from all training tokens; targets are unchanged (Xie et
     al., 2017)."""
-    adversarial_softmax: Rate = 0.0
-    """Train against the worst change of the target's row of the output layer by this share of its length (Wang et al.,
-    2019). The training loss then is that of the changed row."""
-    init_from: Place | None = None
-    """A trained run, with whose best weights this one begins in place of random ones; it must have the same tokenizer
-    and the same model, up to dropout and, but for learned positions, `context`."""
-    teacher: Place | None = None
-    """A trained run, whose best checkpoint's predictions are learned beside the text; it must have the same tokenizer,
-    mode, and no shorter a context. The logits of all targets then exist at once, whatever `loss_chunk`."""
+    init_from: UserPath | None = None
+    """Start from the best weights of this run. It must have the same tokenizer and model, except for dropout and
+    (unless positions are learned) `context`."""
+    teacher: UserPath | None = None
+    """Distill from the best checkpoint of this run. It must have the same tokenizer and mode and at least this
+    `context`. All logits are then computed at once, regardless of `loss_chunk`."""
     teacher_weight: float = Field(0.5, gt=0, le=1)
-    """Their share of the loss: 1 = learn from them alone."""
+    """Weight of the distillation loss; 1 = learn only from the teacher."""
     ema: Rate | None = None
-    """Decay of an exponential moving average of the weights, evaluated and saved beside them; None = none."""
+    """Decay of an exponential moving average of the weights, which is evaluated and saved with them; null = none."""
 
     log_steps: int = Field(10, ge=1)
     """Steps between two logged points."""
     eval_steps: int | None = Field(None, ge=1)
     """Steps between two evaluations."""
     eval_epochs: float | None = Field(None, gt=0)
-    """Passes over the training tokens between two evaluations. Neither = once an epoch and at the end."""
+    """Passes over the training tokens between two evaluations. Without either, once per epoch and at the end."""
     eval_tokens: int | None = Field(None, ge=1)
-    """Validation tokens of the evaluations during training; None = all. The last evaluation always takes all."""
+    """Validation tokens per evaluation during training; null = all. The last evaluation always uses all."""
     patience: int | None = Field(None, ge=1)
-    """Stop after this many evaluations in a row without a new best; None = never."""
+    """Stop after this many evaluations in a row without a new best score; null = never."""
     save_minutes: float = Field(5.0, gt=0)
-    """Minutes between two checkpoints; one is also saved at each new best and at the end."""
+    """Minutes between two checkpoints; each new best score and the end are also saved."""
     keep: int = Field(2, ge=1)
-    """Checkpoints kept beside the best."""
+    """Latest checkpoints to keep, in addition to the best."""
     sample_prompts: tuple[str, ...] = ("The",)
-    """Prompts continued for TensorBoard at each evaluation."""
+    """Prompts that are continued for TensorBoard at each evaluation."""
     sample_tokens: int = Field(40, ge=1, le=1000)
-    """Tokens of each of those continuations."""
+    """Tokens of each of these continuations."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -115,13 +107,8 @@ class TrainConfig(Section):
             raise ValueError("train.eval_steps and train.eval_epochs contradict each other: give one")
         if self.schedule == "wsd" and self.warmup + self.decay > 1 + 1e-9:
             raise ValueError(
-                f"train.warmup={self.warmup} and train.decay={self.decay} are together more than the whole run, and "
-                "train.schedule=wsd would have to do both at once: lower one of them"
-            )
-        if self.teacher is not None and self.adversarial_softmax:
-            raise ValueError(
-                f"train.adversarial_softmax={self.adversarial_softmax} changes one word's probability, and "
-                "train.teacher is learned from by all: set train.adversarial_softmax=0"
+                f"train.warmup={self.warmup} and train.decay={self.decay} are together more than the whole run, "
+                "so that train.schedule=wsd would do both at once: lower one of them"
             )
         if self.micro_batch is not None and self.batch_size % self.micro_batch:
             raise ValueError(

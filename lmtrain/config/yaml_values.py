@@ -1,7 +1,7 @@
 """The YAML of configurations: the core schema of YAML 1.2, without aliases and with each key once.
 
-`0100` is 100 and `1e-3` a number; `1:30`, `1_000`, `2026-11-22` and `yes` are texts. An override is one such value: a
-list in brackets, a mapping in braces, a text in quotes, and anything else as it stands, `#` and `: ` included.
+`0100` is 100 and `1e-3` a number; `1:30`, `1_000`, `2026-11-22` and `yes` are strings. An override is one such value: a
+list in brackets, a mapping in braces, a string in quotes, and anything else is a scalar, including `#` and `: `.
 """
 
 import re
@@ -27,7 +27,7 @@ _CORE = {
 
 
 class _Loader(yaml.SafeLoader):
-    """Aliases can blow a small file up to gigabytes; of a key that is there twice one value would be lost."""
+    """Rejects aliases, which can expand a small file to gigabytes, and duplicate keys, which lose a value."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 -- as PyYAML declares it
     yaml_constructors: ClassVar[dict[str | None, Any]] = {}
@@ -83,8 +83,8 @@ _Loader.yaml_constructors |= {
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader`, and any other reader, reads: what either takes for something else than a text in quotes,
-    and unusual characters escaped."""
+    """Quotes every string that `_Loader` or another YAML reader would take for something else, and escapes unusual
+    characters."""
 
 
 for _name, (_pattern, _first) in _CORE.items():
@@ -101,13 +101,13 @@ def write(values: Any) -> str:
 
 
 def read(text: str, origin: str) -> Any:
-    """The values of a file. Raises UsageError with `origin` where it is no such YAML."""
+    """The values of a file. Raises UsageError, naming `origin`, if it is not such YAML."""
     return _checked(lambda: yaml.load(text, Loader=_Loader), origin)
 
 
 def read_value(text: str, origin: str, *, is_text: bool) -> Any:
-    """The value of an override or a variable; of a field that holds a text (`is_text`) all but `null`, nothing and
-    what is in quotes is taken as it stands. Raises UsageError with `origin` where it is no such value."""
+    """The value of an override or a variable. For a field of text (`is_text`) anything but `null`, nothing and a quoted
+    string is taken literally. Raises UsageError, naming `origin`, if it is no such value."""
     text = text.strip()
     quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
     if quoted or (text[:1] in ("[", "{") and not is_text):
@@ -135,10 +135,10 @@ def _checked(load: Callable[[], Any], origin: str) -> Any:
     try:
         return load()
     except yaml.MarkedYAMLError as error:
-        # The error's own text quotes the lines around it, which may hold what should not be shown.
+        # The text of the error quotes the lines around it, which may contain a secret.
         place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise UsageError(f"{origin} is not valid YAML: {place}{error.problem}") from None
     except (yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"{origin} is not valid YAML: {' '.join(str(error).split())}") from None
-    except (ValueError, LookupError):  # of `!!int x` and its like
+    except (ValueError, LookupError):  # for example of `!!int x`
         raise UsageError(f"{origin} is not valid YAML: a value is not of the kind that its tag says") from None

@@ -1,10 +1,10 @@
 """Perplexity by sums: total nats over a stated count, so that batch size and window cuts can't change the number.
 
 The split is one stream y_1 .. y_N, preceded by one `<eos>`, and every y_i is scored exactly once, in order: `stride`
-tokens at a time, each time with as many tokens before them as the model's context has room for. So each has at least
-`context - stride` tokens of context (less at the very start of the stream).
+tokens at a time, each time with as many tokens before them as fit into the model's context. So each has at least
+`context - stride` tokens of context (fewer at the start of the stream).
 
-B = windows in a batch, T = their length, the context's but for the first ones, S = targets in each, N = tokens scored
+Shapes: B windows in a batch, T tokens in each (the context, but fewer in the first windows), S targets in each.
 """
 
 import math
@@ -19,18 +19,19 @@ from torch import Tensor
 
 from lmtrain.data.tokens import Split
 from lmtrain.errors import LmtrainError
-from lmtrain.system.distributed import ALONE, Workers
-from lmtrain.system.runtime import autocast
+from lmtrain.system.device import autocast
+from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
 Forward = Callable[[Tensor, Tensor], Tensor]
-"""Inputs (B, T), targets (B, S) of their last S places, or (B,) if windowed -> nats of each target."""
+"""Inputs (B, T), targets (B, S) of their last S positions, or (B,) if windowed -> nats of each target."""
 Advance = Callable[[int], object]
+"""Called with the number of tokens of each batch, for a progress bar."""
 Batch = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a model paid for a stretch of text, in nats, and the counts to divide it by."""
+    """The nats of a text under a model, and the counts to divide them by."""
 
     nats: float
     tokens: int
@@ -40,6 +41,8 @@ class Score:
     stride: int
     unknown_share: float = 0.0
     """Share of the split's tokens that are `<unk>` in place of another word."""
+    words_estimated: bool = False
+    """Whether `words` is estimated, from the share of the split's tokens that was scored."""
 
     @property
     def loss(self) -> float:
@@ -65,11 +68,12 @@ class Score:
 
     @property
     def remark(self) -> str:
-        """What must be known of a perplexity, to be printed behind it."""
-        return f" (<unk> stands for {self.unknown_share:.2%} of the tokens)" if self.unknown_share else ""
+        """The qualifications of a perplexity, to be printed behind it."""
+        unknown = f" (<unk> stands for {self.unknown_share:.2%} of the tokens)" if self.unknown_share else ""
+        return unknown + " (word count estimated)" * self.words_estimated
 
     def figures(self) -> dict[str, float]:
-        """Every figure that there is under its own name."""
+        """The figures by name, without bits per byte where there are none."""
         bits = self.bits_per_byte
         return {
             "word_perplexity": self.word_perplexity,
@@ -79,8 +83,7 @@ class Score:
         }
 
     def summary(self) -> dict[str, Any]:
-        """The figures and all that they were made from; what is not finite is None, for which JSON has a word, and so
-        are bits per byte where there are none."""
+        """The figures and all that they are computed from, for JSON: None stands for what is not finite or missing."""
         return {
             "bits_per_byte": None,
             **{name: value if math.isfinite(value) else None for name, value in self.figures().items()},
@@ -117,14 +120,16 @@ def evaluate(
     precision: str,
     limit: int | None = None,
     advance: Advance | None = None,
-    workers: Workers = ALONE,
+    processes: ProcessGroup = SINGLE_PROCESS,
 ) -> Score:
     """Score the split (its first `limit` tokens; None = all) with `forward(inputs, targets) -> nats per target`.
 
-    The targets of one call after the other are the stream, row by row: a `forward` may remember what it has scored.
-    `first_token` stands before the stream as the context of its first token. `advance` hears of each batch's tokens.
-    Several `workers` take a batch each at a time; the nats are added in the order of the batches, whoever made them.
-    Word and byte counts of a limited stretch are the split's own, in proportion. Raises LmtrainError on an empty split.
+    The targets of successive calls are the stream, row by row, so a `forward` may remember what it has scored.
+    `first_token` precedes the stream as the context of its first token. Several `processes` compute a batch each at a
+    time; the nats are added in the order of the batches, so that their sum does not depend on the number of processes.
+    With a `limit`, the words and bytes are the split's own, times the share of its tokens that is scored.
+
+    Raises LmtrainError on an empty split.
     """
     count = split.tokens if limit is None else min(limit, split.tokens)
     if count < 1:
@@ -132,34 +137,44 @@ def evaluate(
     ids = split.ids[:count]
     stream = np.concatenate([np.array([first_token], ids.dtype), ids])
     nats = 0.0
-    for group in _groups(_batches(stream, context, stride, batch_size), workers.size):
-        # Who has no batch left takes the last one too: a sharded model's passes are made by all processes together.
-        inputs, following = group[min(workers.rank, len(group) - 1)]
+    for group in _groups(_batches(stream, context, stride, batch_size), processes.world_size):
+        # A process without a batch computes the last one too: all processes take part in a sharded model's passes.
+        inputs, following = group[min(processes.rank, len(group) - 1)]
         targets = following[:, -1] if mode == "windowed" else following
         with autocast(device, precision):
             losses = forward(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
-        for value in workers.gather(float(losses.double().sum()))[: len(group)]:
+        for value in processes.all_gather(float(losses.double().sum()))[: len(group)]:
             nats += value
         if advance is not None:
             advance(sum(following.size for _, following in group))
     share = count / split.tokens
-    return Score(nats, count, split.words * share, split.bytes * share, context, stride, split.replaced / split.tokens)
+    return Score(
+        nats,
+        count,
+        split.words * share,
+        split.bytes * share,
+        context,
+        stride,
+        unknown_share=split.replaced / split.tokens,
+        words_estimated=count < split.tokens and split.words != split.tokens,
+    )
 
 
 def _batches(stream: np.ndarray, context: int, stride: int, batch_size: int) -> Iterator[Batch]:
-    """Inputs (B, T) and the targets (B, S) of their last places: all but the stream's first token, each once.
+    """Inputs (B, T) and the targets (B, S) of their last positions: all but the stream's first token, each once.
 
-    The windows of a batch are alike, so the first ones, which grow to the context, and a shorter last one stand alone.
+    The windows of a batch have the same shape; the first ones, which grow to the context, and a shorter last one are
+    batches of their own.
     """
     ends = np.append(np.arange(stride, len(stream) - 1, stride), len(stream) - 1)  # where targets end: (windows,)
     counts = np.diff(ends, prepend=0)
     lengths = np.minimum(ends, context)
-    alike = np.flatnonzero((np.diff(counts) != 0) | (np.diff(lengths) != 0)) + 1
-    for group in np.split(np.arange(len(ends)), alike):
+    changes = np.flatnonzero((np.diff(counts) != 0) | (np.diff(lengths) != 0)) + 1
+    for group in np.split(np.arange(len(ends)), changes):
         for first in range(0, len(group), batch_size):
             chosen = group[first : first + batch_size]
-            places = ends[chosen, None] + np.arange(-lengths[chosen[0]], 1)
-            windows = stream[places].astype(np.int64)
+            positions = ends[chosen, None] + np.arange(-lengths[chosen[0]], 1)
+            windows = stream[positions].astype(np.int64)
             yield windows[:, :-1], windows[:, -counts[chosen[0]] :]
 
 

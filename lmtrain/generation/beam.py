@@ -1,22 +1,18 @@
-"""Beam search over many prompts at once, with a length penalty and a choice of when to stop.
+"""Beam search over many prompts at once, with a length penalty and an exact stopping rule.
 
-Shapes: P prompts, W places that the state holds for each prompt's texts, R = P W its rows, V vocabulary.
+Shapes: P prompts, W rows that the state holds for each prompt's texts, R = P W, V vocabulary.
 """
 
 import math
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lmtrain.generation.extensions import best_extensions
 from lmtrain.generation.search import Hypothesis, Rules, S, Step
-
-Stopping = Literal["exact", "first", "never"]
 
 
 @torch.no_grad()
@@ -28,93 +24,61 @@ def beam_search(
     *,
     beams: int,
     results: int = 1,
-    alpha: float = 0.0,
-    stopping: Stopping = "exact",
-    prompts: Sequence[Sequence[int]] | None = None,
+    length_penalty: float = 0.0,
 ) -> list[list[Hypothesis]]:
-    """The best texts that a beam of width `beams` finds for each prompt, best first, all different.
+    """The `results` (at most `beams`) best texts that a beam of width `beams` finds for each prompt, best first.
 
-    `log_probs` (P, V) and `state` are the model's after reading P prompts; `prompts` are their ids, which
-    `rules.no_repeat` looks at.
+    `log_probs` (P, V) and `state` are the model's after reading P prompts; both are overwritten.
 
-    The beam: a prompt's live texts begin with the empty one. At every step the `beams` best one-token extensions of
-    them all are kept, by their sum of log p + `rules.bias`; of equals, those of the better text, then the lowest id.
-    Those that are over by the rules are finished, the others are the live texts of the next step. A text which nothing
-    may follow ends there, and what lives at `max_tokens` is cut; both compete with the rest, and say `finished=False`.
-    With one beam this is greedy search; with as many beams as there are texts, it is exhaustive.
+    The beam: a prompt starts with the empty text. At each step the `beams` best one-token extensions of its live texts
+    are chosen by their sum of log p; ties go to the better text, then to the lowest id. Those that end by the rules
+    are finished, and the others are the live texts of the next step; at `max_tokens` these are cut and compete with
+    `finished=False`. One beam is greedy search; with as many beams as there are texts, the search is exhaustive.
 
-    The score: sum of (log p + bias) / length ** alpha, with length = number of generated ids, the one that ended the
-    text included. alpha = 0: the plain sum, which favours short texts; alpha = 1: the mean; above: longer ones yet;
-    below 0: shorter ones yet. (Where a positive bias makes sums positive, the other way round.) A text without ids has
-    score 0. Of equal scores, the text that ended first wins, then the one that was better in the beam.
-    `token_log_probs` are the model's own, without bias.
+    The score: sum of log p / length ** length_penalty, with length = number of generated ids, including the one that
+    ended the text. 0 is the plain sum, which favors short texts; 1 is the mean. Ties go to the text that ended first,
+    then to the one that ranked higher in the beam.
 
-    When to stop:
-    - "exact": a text is given up when it provably can't enter the best `results`, and the search of a prompt ends with
-      its last live text. No id being worth more than g = max(0, the highest bias), a text of sum s and length t comes
-      to a sum of at most u = s + (max_tokens - t) g, and so to a score of at most u / t ** alpha or
-      u / max_tokens ** alpha, whichever is more. Nothing is lost: what is given up could have pushed nothing out of
-      the beam that counts, so the result is that of "never". A positive bias lets little be given up.
-    - "first": the search of a prompt ends with the step in which the number of its finished texts reaches `results`.
-      Quicker, and may miss a better text.
-    - "never": it ends when nothing lives, or at `max_tokens`.
+    Stopping is exact: a text is dropped when it provably can't enter the best `results`, and a prompt's search ends
+    with its last live text. No later token raises a sum s <= 0 of length t, so the score of any extension is at most
+    s / t ** length_penalty or s / max_tokens ** length_penalty, whichever is higher. The bound also holds for whatever
+    replaces a dropped text in the beam, so the result is that of a search to full length.
 
-    Returns at most `results` hypotheses per prompt (fewer only when there are no more).
-    Raises LmtrainError when the model's probabilities are not numbers, and ValueError for wrong arguments.
+    Returns fewer than `results` hypotheses only where there are no more.
+    Raises LmtrainError when the model's probabilities are NaN.
 
-    Other programs differ. The penalty: here, in fairseq and in transformers a higher alpha favours longer texts (sums
-    being negative); Wu et al. (2016) and OpenNMT divide by ((5 + length) / 6) ** alpha, others add a reward per token.
-    Whether the ending token counts in the length varies (in transformers by version); here it does. Early stopping: in
-    transformers `True` is "first" with as many results as beams, `"never"` is closest to "exact" here, and `False` a
-    guess between them. They and fairseq draw 2 * beams candidates, so that `beams` texts go on beside those that
-    finish; here a finished text takes a place of its step, and the next step fills the beam again.
+    Other programs: fairseq and transformers also favor longer texts with a higher penalty; Wu et al. (2016) and
+    OpenNMT divide by ((5 + length) / 6) ** alpha. transformers' `early_stopping="never"` is closest to the stopping
+    rule here. Both consider 2 * beams candidates, so that `beams` texts continue beside those that finish; here a
+    finished text counts among the `beams` of its step, and the next step fills the beam again.
     """
-    _check(beams, results, alpha, stopping)
-    prompts = [()] * len(log_probs) if prompts is None else prompts
-    ended = [_Ended(results, alpha) for _ in range(len(log_probs))]
+    best = [_Best(results, length_penalty) for _ in range(len(log_probs))]
     live = [[_Text(row)] for row in range(len(log_probs))]
     layout = _Layout(list(range(len(log_probs))), width=1)
     for length in range(1, rules.max_tokens + 1):
         if not any(live):
             break
         if length > 1:
-            layout, source = _arrange(live, layout)
+            layout, source = _assign_rows(live, layout)
             if source != list(range(len(log_probs))):
                 state = state.select(torch.tensor(source, device=log_probs.device))
-            tokens = [ids[-1] for ids in layout.texts(live)]
-            log_probs, state = step(state, torch.tensor(tokens, device=log_probs.device))
-        row_prompts = [prompts[prompt] for prompt in layout.prompts for _ in range(layout.width)]
-        scores = rules.scores(log_probs, row_prompts, layout.texts(live))
-        extended, stuck = _extend(log_probs, scores, live, beams)
-        for prompt, text in stuck:
-            ended[prompt].add(text, finished=False)
-        live = [[] for _ in ended]
-        for prompt, text in extended:
-            over = rules.over(text.ids)
-            if over or length == rules.max_tokens:
-                ended[prompt].add(text, finished=over)
-            else:
-                live[prompt].append(text)
-        if stopping == "first":
-            live = [[] if end.finished >= results else beam for beam, end in zip(live, ended, strict=True)]
-        if stopping == "exact":
-            best = _highest_score(rules, alpha, length)
-            live = [[text for text in beam if best(text) > end.worst] for beam, end in zip(live, ended, strict=True)]
-    return [end.hypotheses for end in ended]
-
-
-def _check(beams: int, results: int, alpha: float, stopping: str) -> None:
-    if not 1 <= results <= beams:
-        raise ValueError(f"results={results} must lie between 1 and beams={beams}")
-    if not abs(alpha) <= 10:
-        raise ValueError(f"alpha={alpha} must lie between -10 and 10")
-    if stopping not in get_args(Stopping):
-        raise ValueError(f"stopping={stopping!r} must be one of {', '.join(get_args(Stopping))}")
+            log_probs, state = step(state, torch.tensor(layout.last_tokens(live), device=log_probs.device))
+        live = _extend(rules.block(log_probs), live, beams)
+        for prompt, beam in enumerate(live):
+            unfinished = []
+            for text in beam:
+                finished = rules.is_end(text.ids)
+                if finished or length == rules.max_tokens:
+                    best[prompt].add(text, finished)
+                else:
+                    unfinished.append(text)
+            live[prompt] = [text for text in unfinished if best[prompt].can_enter(text, rules.max_tokens)]
+    return [end.hypotheses for end in best]
 
 
 @dataclass(slots=True)
 class _Text:
-    """A text of the beam; `row` is where the state lies that has read it, or for a new one all but its last token."""
+    """A text of the beam. `row` of the state has read it; for a new text, all but its last token."""
 
     row: int
     ids: tuple[int, ...] = ()
@@ -123,80 +87,63 @@ class _Text:
 
 
 @dataclass
-class _Ended:
-    """The best of a prompt's texts that have ended, best first, and how many came to an end by the rules."""
+class _Best:
+    """The best of a prompt's texts that have ended, best first."""
 
     results: int
-    alpha: float
-    finished: int = 0
+    length_penalty: float
     hypotheses: list[Hypothesis] = field(default_factory=list)
 
-    @property
-    def worst(self) -> float:
-        """The score to exceed."""
-        return self.hypotheses[-1].score if len(self.hypotheses) == self.results else -math.inf
-
     def add(self, text: _Text, finished: bool) -> None:
-        self.finished += finished
-        score = text.total / len(text.ids) ** self.alpha if text.ids else 0.0
-        if score > self.worst:
+        score = text.total / len(text.ids) ** self.length_penalty
+        if score > self._worst():
             hypothesis = Hypothesis(text.ids, text.token_log_probs, score, finished)
             insort(self.hypotheses, hypothesis, key=lambda other: -other.score)
             del self.hypotheses[self.results :]
 
+    def can_enter(self, text: _Text, max_tokens: int) -> bool:
+        """Whether the text or an extension of it can have a better score than the worst result; see `beam_search`."""
+        bound: float = max(text.total / length**self.length_penalty for length in (len(text.ids), max_tokens))
+        return bound > self._worst()
 
-def _highest_score(rules: Rules, alpha: float, length: int) -> Callable[[_Text], float]:
-    """The score that a text of this length can come to at the most, by ending here or later.
-
-    The bound falls from a text to its extensions, and from a text to a worse one of its length: so what takes the place
-    of a text that was given up is given up as well.
-    """
-    gain = max(0.0, *(float(np.float32(bias)) for bias in rules.bias.values())) if rules.bias else 0.0
-    here, last = length**alpha, rules.max_tokens**alpha
-
-    def bound(text: _Text) -> float:
-        total = text.total + gain * (rules.max_tokens - length)
-        return float(max(total / here, total / last))
-
-    return bound
+    def _worst(self) -> float:
+        return self.hypotheses[-1].score if len(self.hypotheses) == self.results else -math.inf
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Whose the rows of the state are: prompt `prompts[i]` has those from i * width on, `width` in number.
+    """Which rows of the state belong to which prompt: `prompts[i]` has `width` rows from i * width on.
 
-    Some may be idle: they are stepped with the others, and nobody looks at them.
+    Some may be idle: they are stepped with the others, and their predictions are ignored.
     """
 
     prompts: list[int]
     width: int
 
-    def texts(self, live: list[list[_Text]]) -> list[tuple[int, ...]]:
-        """The ids that each row has read or is to read; for an idle one, some other row's."""
-        texts = [text for beam in live for text in beam]
-        found = [texts[0].ids] * (len(self.prompts) * self.width)
-        for text in texts:
-            found[text.row] = text.ids
-        return found
+    def last_tokens(self, live: Sequence[list[_Text]]) -> list[int]:
+        """The token that each row reads next; for an idle row, some other row's."""
+        last = {text.row: text.ids[-1] for beam in live for text in beam}
+        anything = next(iter(last.values()))
+        return [last.get(row, anything) for row in range(len(self.prompts) * self.width)]
 
 
-def _arrange(live: list[list[_Text]], layout: _Layout) -> tuple[_Layout, list[int]]:
-    """Find a row for every text, and set its `row`; also returns which old row each new one is to be taken from.
+def _assign_rows(live: Sequence[list[_Text]], layout: _Layout) -> tuple[_Layout, list[int]]:
+    """Set every text's `row` in a new layout; also returns the old row that each new row is copied from.
 
     Copying a row of a model's state may cost as much as several steps of it. Hence a text stays in its parent's row
-    where it can, and rows are given up only when no more than half are needed: a beam that narrows by the texts that
-    finish is as wide again at the next step.
+    where it can, and the layout shrinks only to half its rows or less: a beam that lost texts because they finished is
+    as wide again after the next step.
     """
-    going = [prompt for prompt in layout.prompts if live[prompt]]
-    most = max(len(live[prompt]) for prompt in going)
-    if most > layout.width or 2 * len(going) * most <= len(layout.prompts) * layout.width:
+    searching = [prompt for prompt in layout.prompts if live[prompt]]
+    widest = max(len(live[prompt]) for prompt in searching)
+    if widest > layout.width or 2 * len(searching) * widest <= len(layout.prompts) * layout.width:
         source = []
-        for prompt in going:
+        for prompt in searching:
             beam = live[prompt]
-            source += [text.row for text in beam] + [beam[0].row] * (most - len(beam))
-            for row, text in enumerate(beam, start=len(source) - most):
+            source += [text.row for text in beam] + [beam[0].row] * (widest - len(beam))
+            for row, text in enumerate(beam, start=len(source) - widest):
                 text.row = row
-        return _Layout(going, most), source
+        return _Layout(searching, widest), source
     source = list(range(len(layout.prompts) * layout.width))
     for i, prompt in enumerate(layout.prompts):
         free = dict.fromkeys(range(i * layout.width, (i + 1) * layout.width))
@@ -211,23 +158,29 @@ def _arrange(live: list[list[_Text]], layout: _Layout) -> tuple[_Layout, list[in
     return layout, source
 
 
-def _extend(
-    log_probs: Tensor, scores: Tensor, live: list[list[_Text]], beams: int
-) -> tuple[list[tuple[int, _Text]], list[tuple[int, _Text]]]:
-    """The best extensions of each prompt's texts, best first, and the texts that have none; each with its prompt.
-
-    `log_probs` and `scores` (R, V) are the model's, and those to choose by.
-    """
-    texts = [(prompt, text) for prompt, beam in enumerate(live) for text in beam]
-    rows = np.array([text.row for _, text in texts])
-    totals = np.array([text.total for _, text in texts])
-    found = best_extensions(scores, rows, totals, np.array([prompt for prompt, _ in texts]), beams)
-    places = torch.from_numpy(np.stack((rows[found.parents], found.tokens))).to(log_probs.device)
-    numbers = log_probs[places[0], places[1]].tolist()
+def _extend(log_probs: Tensor, live: Sequence[list[_Text]], beams: int) -> list[list[_Text]]:
+    """The `beams` best one-token extensions of each prompt's texts, best first, by total + log p (R, V) in float64."""
+    listed_values, listed_tokens = (
+        found.cpu().numpy() for found in log_probs.topk(min(beams + 1, log_probs.shape[-1]))
+    )
     extended = []
-    columns = (found.parents.tolist(), found.tokens.tolist(), found.totals.tolist(), numbers)
-    for parent, token, total, number in zip(*columns, strict=True):
-        prompt, text = texts[parent]
-        longer = _Text(text.row, (*text.ids, token), (*text.token_log_probs, number), total)
-        extended.append((prompt, longer))
-    return extended, [texts[i] for i in np.flatnonzero(found.stuck).tolist()]
+    for beam in live:
+        rows = [text.row for text in beam]
+        totals = np.array([text.total for text in beam])[:, None]
+        values, tokens = listed_values[rows], listed_tokens[rows]
+        sums = totals + values  # (texts, beams + 1)
+        lowest = np.finfo(np.float64).min  # above minus infinity, the value of blocked tokens
+        cutoff = max(lowest, np.partition(sums, -beams, axis=None)[-beams]) if sums.size >= beams else lowest
+        if (sums[:, -1] >= cutoff).any():  # `topk` may have omitted ties with its last entry: take all tokens
+            values = log_probs[rows].cpu().numpy()
+            tokens = np.broadcast_to(np.arange(values.shape[-1]), values.shape)
+            sums = totals + values
+        at = (sums >= cutoff).nonzero()
+        candidates = zip((-sums[at]).tolist(), at[0].tolist(), tokens[at].tolist(), values[at].tolist(), strict=True)
+        extended.append(
+            [
+                _Text(beam[rank].row, (*beam[rank].ids, token), (*beam[rank].token_log_probs, log_prob), -minus_sum)
+                for minus_sum, rank, token, log_prob in sorted(candidates)[:beams]
+            ]
+        )
+    return extended

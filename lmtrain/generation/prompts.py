@@ -1,4 +1,4 @@
-"""Prompts from a file or from standard input, read as they are needed."""
+"""Prompts from a file or from standard input, read one batch at a time."""
 
 import json
 import sys
@@ -7,19 +7,19 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from lmtrain.errors import LmtrainError
 
 LONGEST_PROMPT = 16 << 20
-"""Bytes of a line, or of a prompt that is all of standard input."""
+"""Bytes of a line, or of standard input read as one prompt."""
 _BOM = b"\xef\xbb\xbf"
 _SHAPE = '{"prompt": "text"}'
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt and what its results are called by: its own `id`, or the number of its line, from 1."""
+    """A prompt, and the `id` of its results: its own, or its line number, from 1."""
 
     id: str | int
     text: str
@@ -28,11 +28,11 @@ class Prompt:
 def read_prompts(path: Path) -> Iterator[Prompt]:
     """The prompts in a file, or with `-` those on standard input, one at a time.
 
-    A name that ends in .jsonl holds JSON lines, `{"prompt": text}` with an `id` (text or whole number) if wanted;
-    other keys are left alone. Every other file has a prompt a line. Standard input has JSON lines if its first
-    prompt begins with `{`. Empty lines are no prompts.
+    A file whose name ends in .jsonl holds JSON lines, `{"prompt": text}` with an optional `id` (text or whole number);
+    other keys are ignored. Every other file has one prompt per line. Standard input holds JSON lines if its first
+    prompt begins with `{`. Empty lines are skipped.
 
-    Raises LmtrainError, naming the line, for what is no such file, and where there is no prompt at all.
+    Raises LmtrainError, naming the line, for anything else, and where there is no prompt.
     """
     name = "standard input" if path == Path("-") else str(path)
     found = False
@@ -52,8 +52,7 @@ def read_prompts(path: Path) -> Iterator[Prompt]:
 
 
 def read_all(file: BinaryIO) -> str:
-    """All of standard input as one prompt, with the line ends of a corpus; one at its very end belongs to the shell and
-    is dropped.
+    """All of standard input as one prompt, with `\\n` as its line ends, without the last one.
 
     Raises LmtrainError when it is empty, too long or not UTF-8.
     """
@@ -70,7 +69,7 @@ def read_all(file: BinaryIO) -> str:
 
 
 def batches(prompts: Iterator[Prompt], size: int) -> Iterator[list[Prompt]]:
-    """`size` prompts at a time, the last batch perhaps fewer."""
+    """`size` prompts at a time; the last batch may have fewer."""
     while batch := list(islice(prompts, size)):
         yield batch
 
@@ -91,30 +90,23 @@ def _lines(file: BinaryIO, name: str) -> Iterator[tuple[int, str]]:
             ) from None
 
 
-def _parse(line: str, number: int, place: str) -> Prompt:
+def _parse(line: str, number: int, where: str) -> Prompt:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         reason = str(error)[:100]
-        raise LmtrainError(f"{place} is not JSON ({reason}): each line must be an object like {_SHAPE}") from None
+        raise LmtrainError(f"{where} is not JSON ({reason}): each line must be an object like {_SHAPE}") from None
     if not isinstance(row, dict) or "prompt" not in row:
         what = "has no 'prompt'" if isinstance(row, dict) else "is not a JSON object"
-        raise LmtrainError(f"{place} {what}: write it as {_SHAPE}")
-    name = row.get("id", number)
+        raise LmtrainError(f"{where} {what}: write it as {_SHAPE}")
+    text, name = row["prompt"], row.get("id", number)
+    if not isinstance(text, str):
+        raise LmtrainError(f"{where} has a 'prompt' that is {type(text).__name__}: give text")
     if isinstance(name, bool) or not isinstance(name, str | int):
-        raise LmtrainError(f"{place} has an 'id' that is {type(name).__name__}: give text or a whole number")
-    return Prompt(_unicode(name, place, "id"), _text(row["prompt"], place))
-
-
-def _text(value: Any, place: str) -> str:
-    if not isinstance(value, str):
-        raise LmtrainError(f"{place} has a 'prompt' that is {type(value).__name__}: give text")
-    return str(_unicode(value, place, "prompt")).replace("\r\n", "\n")
-
-
-def _unicode(value: str | int, place: str, key: str) -> str | int:
-    try:
-        str(value).encode()
-    except UnicodeEncodeError:
-        raise LmtrainError(f"{place} has half a character (a lone surrogate) in its {key!r}: remove it") from None
-    return value
+        raise LmtrainError(f"{where} has an 'id' that is {type(name).__name__}: give text or a whole number")
+    for key, value in (("prompt", text), ("id", str(name))):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise LmtrainError(f"{where} has half a character (a lone surrogate) in its {key!r}: remove it") from None
+    return Prompt(name, text.replace("\r\n", "\n"))

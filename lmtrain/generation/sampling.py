@@ -1,10 +1,9 @@
-"""One text for each row, token after token: the likeliest one, or one drawn at random.
+"""One text for each row, token by token: greedy search and sampling.
 
 Shapes: R rows, V vocabulary.
 """
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,25 +15,25 @@ from torch import Tensor
 from lmtrain.generation.search import Hypothesis, Rules, S, Step
 
 SORTED_FIRST = 1024
-"""Words to sort for `top_p` before more are: mostly enough, at a tenth of the cost of sorting all."""
+"""Tokens to sort for `top_p` before the whole vocabulary is sorted: usually enough."""
 
 BRANCHES, LEVELS = 64, 5
-"""`draw` looks a token up in at most so many levels, each of so many branches: enough for a billion tokens."""
+"""`sample_tokens` descends a tree of at most so many levels with so many branches: enough for a billion tokens."""
 
-Watch = Callable[[int, int], None]
-"""`watch(row, token)` hears of every token as it is generated."""
+OnToken = Callable[[int, int], None]
+"""`on_token(row, token)` is called with every token as it is generated."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn from the model's distribution.
+    """How a token is sampled from the model's distribution.
 
-    In this order: the log-probability of a token that prompt or text already holds is multiplied by
-    `repetition_penalty` (divided, where a bias made it positive; Keskar et al., 2019, who have it on logits; above 1 it
-    makes such tokens rarer); all are divided by `temperature`; the `top_k` likeliest are left (0: all; Fan et al.,
-    2018); of these, renormalised, the fewest that together have the probability `top_p` (Holtzman et al., 2020); of
-    these, those with at least `min_p` times the probability of the likeliest (Nguyen et al., 2024). What is as likely
-    as the last token that is left is left too. At temperature 0 the likeliest is taken, of equals the lowest id.
+    In this order: the log-probability of a token that the prompt or the text already holds is multiplied by
+    `repetition_penalty` (Keskar et al., 2019, apply it to logits; above 1, such tokens become rarer); all are divided
+    by `temperature`; the `top_k` most likely tokens stay (0: all; Fan et al., 2018); of these, renormalized, the fewest
+    that together have the probability `top_p` (Holtzman et al., 2020); of these, those with at least `min_p` times the
+    probability of the most likely one (Nguyen et al., 2024). Tokens that tie with the last one that stays, stay too.
+    At temperature 0 the most likely token is taken; ties go to the lowest id.
 
     Raises ValueError for a number out of its range.
     """
@@ -69,58 +68,52 @@ def sample(
     rules: Rules,
     sampling: Sampling = GREEDY,
     *,
-    streams: Sequence[str] | None = None,
+    seeds: Sequence[str] | None = None,
     prompts: Sequence[Sequence[int]] | None = None,
-    watch: Watch | None = None,
+    on_token: OnToken | None = None,
 ) -> list[Hypothesis]:
-    """Continue each row by one token at a time until it is over; by default greedily, of equals the lowest id.
+    """Continue each row until it ends: one hypothesis per row, whose score is the sum of its log-probabilities.
 
-    `log_probs` (R, V) and `state` are the model's after reading R prompts, and are used up; `prompts` are their ids,
-    which `no_repeat` and `repetition_penalty` look at. What is drawn at place t of a row depends on its stream's name,
-    on t and on the distribution alone, not on the other rows; the names default to "0", "1", ...
+    `log_probs` (R, V) and `state` are the model's after reading R prompts, and are overwritten. `prompts` are their
+    ids, which `repetition_penalty` applies to. The token sampled at position t of a row depends only on the row's seed,
+    on t, and on the distribution, not on the other rows; the default seeds are "0", "1", ...
 
-    Returns a hypothesis per row; its score is the sum of its log-probabilities. Raises as `Rules.scores` does.
+    Raises LmtrainError when the model's probabilities are NaN.
     """
     count = len(log_probs)
-    prompts = [()] * count if prompts is None else prompts
-    streams = [str(row) for row in range(count)] if streams is None else streams
-    if not len(prompts) == len(streams) == count:
-        raise ValueError(f"{count} rows need as many prompts (not {len(prompts)}) and streams (not {len(streams)})")
+    seeds = [str(row) for row in range(count)] if seeds is None else seeds
     penalty = sampling.repetition_penalty
-    penalties = _penalties(prompts, log_probs, penalty) if penalty != 1 else None
+    penalties = _penalties(prompts or [()] * count, log_probs, penalty) if penalty != 1 else None
     texts: list[list[int]] = [[] for _ in range(count)]
     token_log_probs: list[list[float]] = [[] for _ in range(count)]
     finished = [False] * count
     rows = list(range(count))  # the text that each row of the state belongs to
     while rows:
-        scores = rules.scores(log_probs, [prompts[row] for row in rows], [texts[row] for row in rows])
+        scores = rules.block(log_probs)
         if penalties is not None:
-            scores = _penalise(scores, penalties[rows])
+            scores = scores * penalties[rows]
         if sampling.temperature:
-            names = [f"{streams[row]} {len(texts[row])}" for row in rows]
-            tokens = draw(scores, sampling, _uniform(names).to(scores.device))
+            keys = [f"{seeds[row]} {len(texts[row])}" for row in rows]
+            tokens = sample_tokens(scores, sampling, _uniform(keys).to(scores.device))
         else:
-            tokens = _likeliest(scores)
+            tokens = _argmax(scores)
         if penalties is not None:
             penalties[rows, tokens] = penalty
-        allowed = _at(scores, tokens) > -math.inf  # False: there is nothing but minus infinity
-        found = zip(rows, tokens.tolist(), _at(log_probs, tokens).tolist(), allowed.tolist(), strict=True)
-        going = []
-        for i, (row, token, number, able) in enumerate(found):
-            if not able:
-                continue
+        chosen = log_probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        unfinished = []
+        for i, (row, token, log_prob) in enumerate(zip(rows, tokens.tolist(), chosen.tolist(), strict=True)):
             texts[row].append(token)
-            token_log_probs[row].append(number)
-            finished[row] = rules.over(texts[row])
-            if watch is not None:
-                watch(row, token)
+            token_log_probs[row].append(log_prob)
+            finished[row] = rules.is_end(texts[row])
+            if on_token is not None:
+                on_token(row, token)
             if not finished[row] and len(texts[row]) < rules.max_tokens:
-                going.append(i)
-        if not going:
+                unfinished.append(i)
+        if not unfinished:
             break
-        if len(going) < len(rows):
-            index = torch.tensor(going, device=tokens.device)
-            rows, tokens, state = [rows[i] for i in going], tokens[index], state.select(index)
+        if len(unfinished) < len(rows):
+            index = torch.tensor(unfinished, device=tokens.device)
+            rows, tokens, state = [rows[i] for i in unfinished], tokens[index], state.select(index)
         log_probs, state = step(state, tokens)
     return [
         Hypothesis(tuple(text), tuple(numbers), sum(numbers), end)
@@ -128,26 +121,21 @@ def sample(
     ]
 
 
-def _at(table: Tensor, tokens: Tensor) -> Tensor:
-    """Each row's entry for its token: (R, V), (R,) -> (R,)."""
-    return table.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+def sample_tokens(scores: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
+    """A token for each row from its random numbers: scores (R, V) in nats, uniform (R, LEVELS) in [0, 1) -> (R,) int64.
 
+    `scores` need not be normalized; a token at minus infinity is never sampled.
 
-def draw(scores: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
-    """A token for each row by its numbers from [0, 1): scores (R, V) in nats, uniform (R, LEVELS) -> (R,) int64.
-
-    `scores` need not be normalised; minus infinity is never drawn. A row of nothing else gives 0.
-
-    The token is looked up in a tree of sums of weights, downwards, with a number of its own at each level. One number
-    and one cumulative sum over the vocabulary would be slower, and less steady: the last digits of the scores, which
-    a model computes otherwise in another batch, move each of its V steps, and one in thousands of draws falls between.
+    The token is found in a tree of sums of probabilities, from the root, with a random number for each level. One
+    number and one cumulative sum over the vocabulary would depend more on rounding: the last digits of the scores,
+    which a model computes differently in another batch, move each of its V steps.
     """
-    weights = weigh(scores, sampling)
+    probs = filtered_probs(scores, sampling)
     levels = []
-    while weights.shape[-1] > 1:
-        padded = F.pad(weights, (0, -weights.shape[-1] % BRANCHES))
+    while probs.shape[-1] > 1:
+        padded = F.pad(probs, (0, -probs.shape[-1] % BRANCHES))
         levels.append(padded.view(len(padded), BRANCHES, -1))  # (R, BRANCHES, N): node n's branch b is token b N + n
-        weights = levels[-1].sum(-2)
+        probs = levels[-1].sum(-2)
     node = torch.zeros_like(uniform[:, 0], dtype=torch.long)
     for number, level in zip(uniform.unbind(-1), reversed(levels), strict=False):
         index = node.view(-1, 1, 1).expand(-1, BRANCHES, 1)
@@ -157,71 +145,66 @@ def draw(scores: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
     return node
 
 
-def weigh(scores: Tensor, sampling: Sampling) -> Tensor:
-    """What each token's probability is proportional to, 0 for what is left out: (R, V) -> (R, V)."""
+def filtered_probs(scores: Tensor, sampling: Sampling) -> Tensor:
+    """Each token's probability before renormalization, 0 for what the filters remove: (R, V) -> (R, V)."""
     probs = (scores / sampling.temperature).softmax(-1)
     if 0 < sampling.top_k < scores.shape[-1]:
         probs *= _at_least(scores, _highest(scores, sampling.top_k)[:, -1:])
     if sampling.top_p < 1:
         wanted = sampling.top_p * probs.sum(-1, keepdim=True, dtype=torch.float64)
-        probs *= _at_least(probs, _nucleus(probs, wanted, SORTED_FIRST))
+        probs *= _at_least(probs, _nucleus_threshold(probs, wanted, SORTED_FIRST))
     if sampling.min_p:
         probs *= _at_least(probs, sampling.min_p * probs.amax(-1, keepdim=True))
     return probs
 
 
-def _at_least(values: Tensor, least: Tensor) -> Tensor:
-    """1.0 where values (R, V) >= least (R, 1), else 0.0: several times as fast to make and use as booleans."""
-    return values.clone().ge_(least)
+def _at_least(values: Tensor, threshold: Tensor) -> Tensor:
+    """1.0 where values (R, V) >= threshold (R, 1), else 0.0: faster to compute and to multiply by than booleans."""
+    return values.clone().ge_(threshold)
 
 
-def _nucleus(probs: Tensor, wanted: Tensor, count: int) -> Tensor:
-    """The least of the fewest of `probs` (R, V) that together reach `wanted` (R, 1) float64: (R, 1).
+def _nucleus_threshold(probs: Tensor, wanted: Tensor, count: int) -> Tensor:
+    """The lowest of the fewest of `probs` (R, V) whose sum reaches `wanted` (R, 1) float64: (R, 1).
 
-    Looks among the `count` highest, and among all where those don't reach it.
+    Sorts the `count` highest, and all where their sum is too small.
     """
     count = min(count, probs.shape[-1])
     values = _highest(probs, count)
     needed = (values.cumsum(-1, dtype=torch.float64) < wanted).sum(-1, keepdim=True)  # and one more, which reaches it
-    least = values.gather(-1, needed.clamp_max(count - 1))
+    threshold = values.gather(-1, needed.clamp_max(count - 1))
     short = needed.squeeze(-1) == count
     if count < probs.shape[-1] and bool(short.any()):
-        least[short] = _nucleus(probs[short], wanted[short], probs.shape[-1])
-    return least
+        threshold[short] = _nucleus_threshold(probs[short], wanted[short], probs.shape[-1])
+    return threshold
 
 
 def _highest(values: Tensor, count: int) -> Tensor:
-    """The `count` highest of each row, highest first: (R, V) -> (R, count). On a CPU, NumPy is quicker."""
+    """The `count` highest of each row, highest first: (R, V) -> (R, count). On a CPU, NumPy is faster."""
     if not values.is_cpu:
         return values.topk(count).values
     highest = np.partition(values.detach().numpy(), -count, axis=-1)[:, -count:]
     return torch.from_numpy(np.sort(highest, axis=-1)[:, ::-1].copy())
 
 
-def _likeliest(scores: Tensor) -> Tensor:
-    """Where each row is highest, of equals the lowest id: (R, V) -> (R,). On a CPU, NumPy is quicker."""
+def _argmax(scores: Tensor) -> Tensor:
+    """The index of each row's maximum, of ties the lowest: (R, V) -> (R,). On a CPU, NumPy is faster."""
     if not scores.is_cpu:
         return scores.max(-1).indices
     return torch.from_numpy(scores.detach().numpy().argmax(-1))
 
 
-def _uniform(names: Sequence[str]) -> Tensor:
-    """Numbers from [0, 1) with 32 random bits that depend on a name alone: (R, LEVELS) float64.
+def _uniform(keys: Sequence[str]) -> Tensor:
+    """Numbers in [0, 1) with 32 random bits, each a function of its key only: (R, LEVELS) float64.
 
-    Times any total they stay below it, also in what rounding leaves of the product.
+    Their product with any total, even rounded, is below the total.
     """
-    digests = b"".join(hashlib.blake2b(name.encode(), digest_size=4 * LEVELS).digest() for name in names)
+    digests = b"".join(hashlib.blake2b(key.encode(), digest_size=4 * LEVELS).digest() for key in keys)
     return torch.from_numpy(np.frombuffer(digests, dtype="<u4").reshape(-1, LEVELS) / 2**32)
 
 
 def _penalties(prompts: Sequence[Sequence[int]], like: Tensor, penalty: float) -> Tensor:
-    """The penalty for the tokens that each prompt holds, 1 for the others: (R, V), of the device of `like` (R, V)."""
+    """The factor of each token's log-probability: `penalty` for those in the prompt, else 1: (R, V), as `like`."""
     penalties = torch.ones_like(like)
     for row, prompt in zip(penalties, prompts, strict=True):
         row[list(prompt)] = penalty
     return penalties
-
-
-def _penalise(scores: Tensor, penalties: Tensor) -> Tensor:
-    """The scores (R, V) made smaller by their penalties (R, V): multiplied below 0, divided above."""
-    return scores.clamp(max=0) * penalties + scores.clamp(min=0) / penalties

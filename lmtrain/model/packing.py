@@ -1,4 +1,4 @@
-"""A model's matrices in the form in which decoding reads them fastest: every one is read whole for each token.
+"""Packed weights for decoding, which reads every matrix whole for each token: layouts and types that are read faster.
 
 Shapes: ... any leading axes (R rows in all), K inputs, N outputs.
 """
@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.nn.attention import MultiHeadAttention
-from lmtrain.nn.blocks import EncoderBlock
+from lmtrain.nn.attention import SelfAttention
+from lmtrain.nn.pooling import AttentionPooling
 
 PREPACKED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-"""Whether oneDNN's own layout of a matrix can be kept. A plain bf16 matrix is brought into it anew by every call."""
+"""Whether matrices can be stored in oneDNN's own layout. A plain bf16 matrix is converted to it by every call."""
 
 BIG = 2**20
 """Elements of a float32 matrix from which oneDNN's layout pays: below, the call costs more than it saves."""
 
 
 class BatchLinear(nn.Module):
-    """x W^T + b in float32: one row by W as it is, more rows by a copy of it in oneDNN's layout, which is quicker."""
+    """x W^T + b in float32: one row by the plain W, more rows by a copy in oneDNN's layout, which is faster."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -38,15 +38,15 @@ class BatchLinear(nn.Module):
 
 
 class NarrowLinear(nn.Module):
-    """x W^T + b in the arithmetic of `dtype`, in which W is kept: (..., K) -> (..., N), of x's own type."""
+    """x W^T + b in the arithmetic of `dtype`, the type of W: (..., K) -> (..., N), of x's own type."""
 
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, prepack: bool = True) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
-        self.prepacked = prepack and PREPACKED and weight.device.type == "cpu" and dtype == torch.bfloat16
+        self.prepacked = PREPACKED and weight.device.type == "cpu" and dtype == torch.bfloat16
         weight = weight.detach().to(dtype)
         weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self.prepacked else weight
         self.register_buffer("weight", weight, persistent=False)
@@ -65,8 +65,8 @@ class NarrowLinear(nn.Module):
 class Int8Linear(nn.Module):
     """x W^T + b with each row of W and each row of x as 8-bit integers and one scale (Yao et al., 2022, ZeroQuant).
 
-    A scale is the row's largest absolute value / 127. The products are summed exactly, so that what comes of a row does
-    not depend on the rows beside it. (..., K) -> (..., N) of x's own type. Raises ValueError for K = 1, whose layout
+    A scale is the row's largest absolute value / 127. The products are summed exactly, so that the result of a row does
+    not depend on the other rows. (..., K) -> (..., N) of x's own type. Raises ValueError for K = 1, whose layout
     torch's kernel mistakes.
     """
 
@@ -77,7 +77,7 @@ class Int8Linear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         if weight.shape[1] == 1:
-            raise ValueError("a matrix of one column can't be kept as 8-bit integers")
+            raise ValueError("a matrix of one column can't be stored as 8-bit integers")
         scale, rows = _to_int8(weight.detach())
         self.register_buffer("scale", scale.squeeze(-1), persistent=False)  # (N,)
         self.register_buffer("weight", rows, persistent=False)
@@ -93,69 +93,120 @@ class Int8Linear(nn.Module):
 
 
 def _to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(R, K) to each row's scale, (R, 1) float32, and what it has to be multiplied by, (R, K) int8.
+    """(R, K) to each row's scale (R, 1) float32 and its integers (R, K) int8, whose product it is.
 
-    A row with NaN or infinity has such a scale, so that its products are NaN.
+    A row with NaN or infinity has a scale of that kind, so that its products are NaN.
     """
     x = x.float()
     scale = (x.abs().amax(-1, keepdim=True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
     return scale, (x / scale).round().to(torch.int8)
 
 
-@lru_cache
-def multiplies_int8() -> bool:
-    """Whether this CPU sums products of 8-bit integers exactly: older ones may cut them off at 16 bits."""
-    weight = torch.full((32, 64), 127, dtype=torch.int8)
-    products = [torch._int_mm(weight[:rows], weight.t()) for rows in (1, 16)]
-    return all(bool((product == 64 * 127**2).all()) for product in products)
+class FusedSelfAttention(SelfAttention):
+    """A trained `SelfAttention` whose queries, keys and values come from one product."""
+
+    def __init__(self, trained: SelfAttention) -> None:
+        nn.Module.__init__(self)
+        self.heads, self.dropout, self.pattern = trained.heads, trained.dropout, trained.pattern
+        self.query_key_value = _concatenated([trained.query, trained.key, trained.value])
+        self.output = trained.output
+        self.query_norm, self.key_norm = trained.query_norm, trained.key_norm
+        self.train(trained.training)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = self.query_key_value(x).chunk(3, dim=-1)
+        return query, key, value
 
 
-def pack(model: LanguageModel, weights: str, *, prepack: bool = True) -> None:
-    """Put every matrix of the model into the form `weights`, for good: it can no longer be trained or saved.
+class FoldedPooling(AttentionPooling):
+    """A trained `AttentionPooling` whose `score_weight` is computed once."""
 
-    fp32 keeps every number as it is, and on a CPU a second copy of the big matrices. bf16 and fp16 round the inputs,
+    def __init__(self, trained: AttentionPooling) -> None:
+        nn.Module.__init__(self)
+        self.heads, self.residual = trained.heads, trained.residual
+        self.attention_dropout, self.dropout = trained.attention_dropout, trained.dropout
+        self.norm, self.seed, self.slope = trained.norm, trained.seed, trained.slope
+        self.value, self.output = trained.value, trained.output
+        self.feed_forward_norm, self.feed_forward = trained.feed_forward_norm, trained.feed_forward
+        self.folded = trained.score_weight().detach()
+        self.train(trained.training)
+
+    def score_weight(self) -> Tensor:
+        """(H, H D)."""
+        return self.folded
+
+
+class PackedOutput(nn.Module):
+    """An output layer without a plain weight, so that losses are computed from its logits."""
+
+    weight = None
+
+    def __init__(self, linear: nn.Module) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(..., E) -> (..., V)."""
+        logits: Tensor = self.linear(hidden)
+        return logits
+
+
+def pack(model: LanguageModel, weights: str) -> None:
+    """Replace the model's layers by packed ones in the form `weights`: it can no longer be trained or saved.
+
+    fp32 changes no number, and on a CPU takes a second copy of the big matrices. bf16 and fp16 round the inputs,
     weights and results of every product, as autocast does; int8 rounds inputs and weights to 8-bit integers and scales.
-    All else stays float32. Without `prepack` the layout is left to a compiler. Raises ValueError for int8 on another
-    device than a CPU, and on a CPU that can't.
+    Everything else stays float32. Raises ValueError for int8 on another device than a CPU, and on a CPU that can't.
     """
-    device = model.output_weight.device.type
+    device = model.embedding.weight.device.type
     if weights == "int8" and device != "cpu":
         raise ValueError("int8 weights are for a CPU")
     if weights == "int8" and not multiplies_int8():
         raise ValueError("this CPU has no exact arithmetic for int8 weights")
-    for block in model.encoder.blocks:
-        for module in block.modules() if isinstance(block, EncoderBlock) else ():
-            if isinstance(module, MultiHeadAttention):
-                _join(module)
-    if model.pool.query is None:
-        model.pool.folded = model.pool.fold().detach()
-    if weights == "fp32" and not (prepack and PREPACKED and device == "cpu"):
+    model.pool = FoldedPooling(model.pool)
+    for module, name, child in _children(model):
+        if isinstance(child, SelfAttention):
+            setattr(module, name, FusedSelfAttention(child))
+    if weights == "fp32" and not (PREPACKED and device == "cpu"):
         return
-    model.packed_output = _packed(model.output_weight, None, weights, prepack) or model.packed_output
-    unread = model.pool.key if model.pool.query is None else None
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.Linear) and child is not model.output and child is not unread:
-                setattr(module, name, _packed(child.weight, child.bias, weights, prepack) or child)
+    weight: Tensor = model.output.weight  # type: ignore[assignment]
+    output = packed_linear(weight, None, weights)
+    for module, name, child in _children(model):
+        if isinstance(child, nn.Linear) and child is not model.output:
+            setattr(module, name, packed_linear(child.weight, child.bias, weights) or child)
+    if output is not None:
+        model.output = PackedOutput(output)
 
 
-@torch.no_grad()
-def _join(attention: MultiHeadAttention) -> None:
-    """Let a layer of self-attention get its queries, keys and values by one product."""
-    parts = [attention.query, attention.key, attention.value]
-    biased, place = attention.query.bias is not None, attention.query.weight.device
-    joined = nn.Linear(attention.query.in_features, sum(attention.widths), bias=biased, device=place)
-    joined.weight.copy_(torch.cat([part.weight for part in parts]))
-    if biased:
-        joined.bias.copy_(torch.cat([part.bias for part in parts]))
-    attention.joined = joined
-    del attention.query, attention.key, attention.value
-
-
-def _packed(weight: Tensor, bias: Tensor | None, weights: str, prepack: bool) -> nn.Module | None:
-    """The layer with these weights in the form wanted; None where they stay as they are."""
+def packed_linear(weight: Tensor, bias: Tensor | None, weights: str) -> nn.Module | None:
+    """The packed layer with this weight and bias; None where the plain one is as good."""
     if weights == "fp32":
         return BatchLinear(weight, bias) if weight.numel() >= BIG else None
     if weights == "int8" and weight.shape[1] > 1:
         return Int8Linear(weight, bias)
-    return NarrowLinear(weight, bias, torch.float16 if weights == "fp16" else torch.bfloat16, prepack=prepack)
+    return NarrowLinear(weight, bias, torch.float16 if weights == "fp16" else torch.bfloat16)
+
+
+def _children(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
+    """Every module below the model, with its parent and its name there."""
+    return [(module, name, child) for module in model.modules() for name, child in module.named_children()]
+
+
+@torch.no_grad()
+def _concatenated(layers: list[nn.Linear]) -> nn.Linear:
+    """One layer whose output is those of the given ones, one after the other."""
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+    joined = nn.Linear(weight.shape[1], weight.shape[0], bias=bool(biases), device=weight.device)
+    joined.weight.copy_(weight)
+    if biases:
+        joined.bias.copy_(torch.cat(biases))
+    return joined
+
+
+@lru_cache
+def multiplies_int8() -> bool:
+    """Whether this CPU sums products of 8-bit integers exactly: older ones may saturate at 16 bits."""
+    weight = torch.full((32, 64), 127, dtype=torch.int8)
+    products = [torch._int_mm(weight[:rows], weight.t()) for rows in (1, 16)]
+    return all(bool((product == 64 * 127**2).all()) for product in products)

@@ -1,4 +1,4 @@
-"""A trained run, read back: its model and its tokenizer."""
+"""A trained run, loaded: its model and its tokenizer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from lmtrain.config.loader import environment_of, load
-from lmtrain.config.schema import Config, ModelConfig
+from lmtrain.config.schema import Config
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError
+from lmtrain.model.build import build_uninitialized
+from lmtrain.model.cuda_graph import step_function
+from lmtrain.model.decoding_state import State
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.packing import pack
-from lmtrain.model.state import State
-from lmtrain.model.steps import steps
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.tensor_files import Stored
-from lmtrain.system.runtime import choose_device, choose_precision, lacks_to_compile
+from lmtrain.system.device import choose_device, choose_precision
 
 Note = Callable[[str], None]
 
@@ -28,7 +28,7 @@ _GROUPS = ("model", "ema")
 
 @dataclass(frozen=True)
 class TrainedWeights:
-    """A run's weights at one checkpoint, which has been verified; the tensors are read when they are asked for."""
+    """A run's weights at one verified checkpoint; each tensor is read on first use."""
 
     run_dir: Path
     config: Config
@@ -52,40 +52,40 @@ class Trained:
     device: torch.device
     info: dict[str, Any]
     take_step: Callable[[State, Tensor], tuple[Tensor, State]]
-    """How the model goes on in a text; `model.step`, or a quicker form of it."""
+    """`model.step`, or a faster form of it."""
 
 
 def trained_weights(run_dir: Path, which: str | None, weights: str, note: Note = lambda _: None) -> TrainedWeights:
-    """The checkpoint `which` (`best`, `last` or a step) with its `ema` or `raw` weights (`auto`: ema if kept).
+    """The checkpoint `which` (`best`, `last` or a step) with its `ema` or `raw` weights (`auto`: ema if it was saved).
 
     None is the best one that is not damaged; a note says where another one may be better.
     Raises LmtrainError when the checkpoint is damaged, has no such weights, or belongs to another tokenizer or model.
     """
-    config = checkpoint.run_config(run_dir)
-    tokenizer = Tokenizer.load(run_dir / checkpoint.TOKENIZER)
+    config = run_folder.run_config(run_dir)
+    tokenizer = Tokenizer.load(run_dir / run_folder.TOKENIZER)
     if which is None:
-        loaded = checkpoint.load_best(run_dir, _GROUPS, note)
+        loaded = run_checkpoints.load_best(run_dir, _GROUPS, note)
     else:
-        loaded = checkpoint.load(checkpoint.choose(run_dir, which), _GROUPS)
+        loaded = checkpoint.load(run_checkpoints.choose(run_dir, which), _GROUPS)
     folder = loaded.folder
     checkpoint.check_model(loaded, config.model)
     if weights == "ema" and "ema" not in loaded.tensors:
         raise LmtrainError(f"{folder} has no averaged weights: use --weights raw, or train with train.ema")
     if loaded.info.get("tokenizer") != tokenizer.sha256:
-        raise LmtrainError(f"{run_dir / checkpoint.TOKENIZER} is not the tokenizer that {folder} was trained with")
+        raise LmtrainError(f"{run_dir / run_folder.TOKENIZER} is not the tokenizer that {folder} was trained with")
     averaged = weights != "raw" and "ema" in loaded.tensors
     tensors = loaded.tensors["model"] | (loaded.tensors["ema"] if averaged else {})
     try:
-        checkpoint.check_fit(tensors, _wanted(config.model, tokenizer.vocab_size))
+        _check_width(tensors, config.model.dim)
+        checkpoint.check_fit(tensors, dict(build_uninitialized(config.model, tokenizer.vocab_size).named_parameters()))
     except (RuntimeError, ValueError) as error:
-        raise LmtrainError(f"{folder} does not fit {run_dir / checkpoint.CONFIG}: {error}") from error
+        raise LmtrainError(f"{folder} does not fit {run_dir / run_folder.CONFIG}: {error}") from error
     return TrainedWeights(run_dir, config, tokenizer, tensors, "ema" if averaged else "raw", loaded.info)
 
 
-def built(found: TrainedWeights, device: torch.device) -> Trained:
-    """The model with these weights."""
-    model = LanguageModel(found.config.model, found.tokenizer.vocab_size)
-    model.loss_chunk = found.config.train.loss_chunk
+def with_weights(found: TrainedWeights, device: torch.device) -> Trained:
+    """The model with these weights, in evaluation mode."""
+    model = build_uninitialized(found.config.model, found.tokenizer.vocab_size)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(found.tensors[name][...])  # one at a time, so that there is no second copy of the model
@@ -100,42 +100,31 @@ def load_trained(
     run_dir: Path, which: str | None, weights: str, device: torch.device, note: Note = lambda _: None
 ) -> Trained:
     """The model of the checkpoint that `trained_weights` finds, and raises as it does."""
-    return built(trained_weights(run_dir, which, weights, note), device)
+    return with_weights(trained_weights(run_dir, which, weights, note), device)
 
 
-def _wanted(config: ModelConfig, vocab_size: int) -> dict[str, Parameter]:
-    """The parameters that the configuration asks for, by name, without their memory: it may ask for any amount.
+def _check_width(tensors: dict[str, Stored], dim: int) -> None:
+    """Raise ValueError unless the model is as wide as its configuration says: its tables of positions will be."""
+    if "pool.seed" in tensors and tuple(tensors["pool.seed"].shape) != (dim,):
+        raise ValueError(f"pool.seed has shape {tuple(tensors['pool.seed'].shape)}, not {(dim,)}")
 
-    Tables of positions are no parameters. To compute them without memory would import torch's compiler, which takes
-    longer than all the rest of loading.
+
+def ready_to_generate(trained: Trained, precision: str) -> Trained:
+    """The same model for generation only, with packed weights and the fastest step function.
+
+    `precision` is one of `packing.pack`, or `auto`, which is that of training. Raises LmtrainError where the device
+    can't compute in it.
     """
-    if config.position != "learned":
-        config = config.model_copy(update={"position": "none"})
-    with torch.device("meta"):
-        return dict(LanguageModel(config, vocab_size).named_parameters())
-
-
-def ready_to_generate(trained: Trained, precision: str, *, compiled: bool) -> Trained:
-    """The same model for generating alone: its matrices packed, its steps in their quickest form.
-
-    `precision` is one of `packing.pack`, or `auto`, which takes what training would take; `compiled` is for a CPU.
-    Raises LmtrainError for what the device can't do.
-    """
-    if compiled and trained.device.type == "cuda":
-        raise LmtrainError("--compile is for a CPU: on a GPU the steps are recorded as graphs anyway")
-    lacking = lacks_to_compile(trained.device) if compiled else None
-    if lacking is not None:
-        raise LmtrainError(f"--compile can't be done: this machine has no {lacking}; leave it out")
     try:
-        pack(trained.model, choose_precision(precision, trained.device), prepack=not compiled)
+        pack(trained.model, choose_precision(precision, trained.device))
     except ValueError as error:
         raise LmtrainError(f"--precision {precision}: {error}; use another one") from error
-    return replace(trained, take_step=steps(trained.model, compiled=compiled))
+    return replace(trained, take_step=step_function(trained.model))
 
 
 def open_trained(
     run: Path | None, which: str | None, weights: str, device: str, note: Note = lambda _: None
 ) -> Trained:
-    """The run in the folder `run`, by default the latest one where runs are kept, on the device of that name."""
-    run_dir = checkpoint.find_run(run, load(None, [], environment_of("run.dir")).run.dir)
+    """The run in the folder `run`, by default the latest run, on the device of that name."""
+    run_dir = run_folder.find_run(run, load(None, [], environment_of("run.dir")).run.dir)
     return load_trained(run_dir, which, weights, choose_device(device), note)

@@ -1,21 +1,23 @@
-"""The multi-head attention layer, and its cache for decoding.
+"""Multi-head self-attention with its key-value cache, and multi-head cross-attention (Vaswani et al., 2017).
 
-Shapes: B rows, H heads, T positions (Tq of queries, Tk of keys), D features per head (Dv of values), N columns of a
-cache, W the width of an input or output.
+Shapes: B rows, H heads, T positions (Tq of queries, Tk of keys), D features per head (Dv of values), W the width of an
+input or output.
 """
 
-from dataclasses import dataclass
-from typing import Self
-
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.dot_product import attend, attention_weights
+from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
 from lmtrain.nn.norms import norm
 from lmtrain.nn.patterns import FULL, Pattern
-from lmtrain.nn.place import Place, take_rows
 from lmtrain.nn.positions import Rotation, rotate
+
+
+class ResidualProjection(nn.Linear):
+    """The last layer of a sub-layer, whose output is added to the residual stream.
+
+    Its type is a marker: a deep model initializes these layers with smaller weights.
+    """
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -28,61 +30,107 @@ def join_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(-2)
 
 
-@dataclass
-class KeyValueCache:
-    """Keys and values of the tokens read so far, in columns allocated ahead and written in place.
+class _Projections(nn.Module):
+    """The four linear layers of multi-head attention, and the optional norms of queries and keys."""
 
-    key (B, H, N, D), value (B, H, N, Dv). Rows may hold different numbers of tokens; what lies after a row's own is
-    meaningless (but finite), and after the first `used` columns no row has anything.
+    def __init__(
+        self,
+        query_dim: int,
+        heads: int,
+        key_dim: int,
+        value_dim: int,
+        output_dim: int,
+        head_dim: int | None,
+        value_head_dim: int | None,
+        bias: bool,
+        qk_norm: bool,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        head_dim = head_dim or width_per_head(query_dim, heads)
+        value_head_dim = value_head_dim or head_dim
+        self.heads = heads
+        self.dropout = dropout
+        self.query = nn.Linear(query_dim, heads * head_dim, bias=bias)
+        self.key = nn.Linear(key_dim, heads * head_dim, bias=bias)
+        self.value = nn.Linear(value_dim, heads * value_head_dim, bias=bias)
+        self.output = ResidualProjection(heads * value_head_dim, output_dim, bias=bias)
+        self.query_norm = norm("rms", head_dim) if qk_norm else nn.Identity()
+        self.key_norm = norm("rms", head_dim) if qk_norm else nn.Identity()
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, pattern: Pattern) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        result: Tensor = self.output(join_heads(attend(query, key, value, mask, pattern=pattern, dropout=dropout)))
+        return result
+
+
+def width_per_head(dim: int, heads: int) -> int:
+    """dim / heads. Raises ValueError where that is no integer."""
+    if dim % heads:
+        raise ValueError(f"a width of {dim} can't be divided among {heads} heads")
+    return dim // heads
+
+
+class SelfAttention(_Projections):
+    """Multi-head attention of a sequence to itself, for any pattern of positions.
+
+    `bias` gives all four projections a bias. `qk_norm` gives queries and keys unit mean square per head, with learned
+    gains (Henry et al., 2020). Raises ValueError when `dim` can't be divided among the heads.
     """
 
-    key: Tensor
-    value: Tensor
-    used: int
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        pattern: Pattern = FULL,
+        bias: bool = False,
+        qk_norm: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(dim, heads, dim, dim, dim, None, None, bias, qk_norm, dropout)
+        self.pattern = pattern
 
-    @classmethod
-    def filled(cls, key: Tensor, value: Tensor, columns: int) -> Self:
-        """Room for `columns` tokens, the first T of which are these: (B, H, T, D), (B, H, T, Dv)."""
-        room = columns - key.shape[-2]
-        return cls(F.pad(key, (0, 0, 0, room)), F.pad(value, (0, 0, 0, room)), key.shape[-2])
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
+        """(B, T, W) -> (B, T, W). `mask` is as for `attend`; see `padding_mask` for padded keys."""
+        return self._attend(*self.project(x, rotation), mask, self.pattern)
 
-    def grow(self, factor: int) -> None:
-        """Room for so many times as many tokens."""
-        more = (0, 0, 0, (factor - 1) * self.key.shape[-2])
-        self.key, self.value = F.pad(self.key, more), F.pad(self.value, more)
+    def prefill(
+        self, x: Tensor, lengths: Tensor, capacity: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
+    ) -> tuple[Tensor, KeyValueCache]:
+        """`forward`, and for `step` the cache of the first `lengths` (B,) tokens of each row of x (B, T, W)."""
+        query, key, value = self.project(x, rotation)
+        return self._attend(query, key, value, mask, self.pattern), KeyValueCache.allocate(key, value, capacity)
 
-    def write(self, key: Tensor, value: Tensor, column: Tensor | int, seen: int) -> None:
-        """Write one token's (B, H, 1, D) keys and (B, H, 1, Dv) values into each row's own `column` (B,), or into one
-        for all; every one of them lies in the first `seen`."""
-        self.used = max(self.used, seen)
-        if isinstance(column, int):
-            self.key[:, :, column : column + 1] = key
-            self.value[:, :, column : column + 1] = value
-            return
-        rows = torch.arange(len(column), device=column.device)
-        self.key[rows, :, column] = key.squeeze(2)
-        self.value[rows, :, column] = value.squeeze(2)
+    def step(self, x: Tensor, cache: KeyValueCache, at: CachePosition) -> Tensor:
+        """One token per row, (B, 1, W) -> (B, 1, W): it is written to the cache, and attends to what is cached."""
+        query, key, value = self.project(x, at.rotation)
+        cache.write(key, value, at.index, at.kv_len)
+        keys, values = cache.key[:, :, : at.kv_len], cache.value[:, :, : at.kv_len]
+        result: Tensor = self.output(join_heads(attend(query, keys, values, at.mask(self.pattern))))
+        return result
 
-    def replace(self, rows: Tensor, other: "KeyValueCache") -> None:
-        """Put all of the other, which has no more columns, in the place of these rows."""
-        columns = other.key.shape[-2]
-        self.key[rows, :, :columns] = other.key
-        self.value[rows, :, :columns] = other.value
+    def project(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, T, W) -> queries, keys and values, each (B, H, T, D)."""
+        # Normalized in the order of memory: after it is transposed, a compiler for a GPU makes two kernels of a norm.
+        split = (self.heads, -1)
+        query, key, value = (part.unflatten(-1, split) for part in self._project(x))  # type: ignore[no-untyped-call]
+        query, key, value = (part.transpose(1, 2) for part in (self.query_norm(query), self.key_norm(key), value))
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        return query.to(value.dtype), key.to(value.dtype), value
 
-    def select(self, rows: Tensor) -> "KeyValueCache":
-        """These rows, in this order; in this cache's own memory where they are as many."""
-        key, value = (take_rows(x, rows, self.used, axis=2) for x in (self.key, self.value))
-        return KeyValueCache(key, value, self.used)
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.query(x), self.key(x), self.value(x)
 
 
-class MultiHeadAttention(nn.Module):
-    """Attention in `heads` subspaces side by side, joined by an output projection (Vaswani et al., 2017).
+class CrossAttention(_Projections):
+    """Multi-head attention of queries to other vectors.
 
-    Queries have width `dim`, keys `key_dim`, values `value_dim`, the result `output_dim`; inside, a head has `head_dim`
-    features of queries and keys and `value_head_dim` of values. What is not given is `dim`, or its share of it; widths
-    of values default to those of keys. `bias` gives all four projections one. `qk_norm` gives queries and keys unit
-    mean square per head, with learned gains (Henry et al., 2020). Raises ValueError when `dim` must be divided among
-    the heads and can't.
+    Queries have width `dim`, keys `key_dim`, values `value_dim` and the result `output_dim`; a head has `head_dim`
+    features of queries and keys and `value_head_dim` of values. The widths default to `dim`, those of values to those
+    of keys, and `head_dim` to dim / heads. `bias` and `qk_norm` are those of `SelfAttention`. Raises ValueError when
+    `dim` must be divided among the heads and can't.
     """
 
     def __init__(
@@ -95,106 +143,51 @@ class MultiHeadAttention(nn.Module):
         output_dim: int | None = None,
         head_dim: int | None = None,
         value_head_dim: int | None = None,
-        pattern: Pattern = FULL,
         bias: bool = False,
         qk_norm: bool = False,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        if head_dim is None and dim % heads:
-            raise ValueError(f"a width of {dim} can't be divided among {heads} heads")
-        key_dim, head_dim = key_dim or dim, head_dim or dim // heads
-        value_dim, value_head_dim = value_dim or key_dim, value_head_dim or head_dim
-        self.heads = heads
-        self.pattern = pattern
-        self.dropout = dropout
-        self.query = nn.Linear(dim, heads * head_dim, bias=bias)
-        self.key = nn.Linear(key_dim, heads * head_dim, bias=bias)
-        self.value = nn.Linear(value_dim, heads * value_head_dim, bias=bias)
-        self.output = nn.Linear(heads * value_head_dim, output_dim or dim, bias=bias)
-        self.widths = (heads * head_dim, heads * head_dim, heads * value_head_dim)
-        self.joined: nn.Module | None = None  # see `pack`
-        self.query_norm = norm("rms", head_dim) if qk_norm else nn.Identity()
-        self.key_norm = norm("rms", head_dim) if qk_norm else nn.Identity()
+        key_dim = key_dim or dim
+        super().__init__(
+            dim,
+            heads,
+            key_dim,
+            value_dim or key_dim,
+            output_dim or dim,
+            head_dim,
+            value_head_dim,
+            bias,
+            qk_norm,
+            dropout,
+        )
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-        rotation: Rotation | None = None,
-    ) -> Tensor:
-        """(B, Tq, W), (B, Tk, W), (B, Tk, W) -> (B, Tq, W): keys default to the queries, values to the keys.
-
-        `mask` is as for `attend`; see `padding_mask` for padded keys. `rotation` turns queries and keys (Tq = Tk).
-        """
-        key = query if key is None else key
-        return self._pool(*self.project(query, key, key if value is None else value, rotation), mask)
-
-    def prefill(
-        self, x: Tensor, lengths: Tensor, columns: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
-    ) -> tuple[Tensor, KeyValueCache]:
-        """Self-attention over x (B, T, W), and the cache of its rows' first `lengths` (B,) tokens, for `step`."""
-        query, key, value = self.project(x, x, x, rotation)
-        return self._pool(query, key, value, mask), KeyValueCache.filled(key, value, columns)
-
-    def step(self, x: Tensor, cache: KeyValueCache, place: Place) -> Tensor:
-        """One token per row, (B, 1, W) -> (B, 1, W), over the cache, into which it goes at its `place`."""
-        query, key, value = self.project(x, x, x, place.rotation)
-        cache.write(key, value, place.at, place.seen)
-        keys, values = cache.key[:, :, : place.seen], cache.value[:, :, : place.seen]
-        pooled = attend(query, keys, values, place.mask(self.pattern))
-        result: Tensor = self.output(join_heads(pooled))
-        return result
+    def forward(self, query: Tensor, key: Tensor, value: Tensor | None = None, *, mask: Tensor | None = None) -> Tensor:
+        """(B, Tq, W), (B, Tk, W), (B, Tk, W) -> (B, Tq, W): values default to the keys. `mask` is as for `attend`."""
+        return self.recall(query, self.remember(key, value), mask=mask)
 
     def remember(self, key: Tensor, value: Tensor | None = None) -> KeyValueCache:
-        """Keys and values of (B, Tk, W), to be looked at many times with `recall`; values default to the keys."""
+        """Keys and values of (B, Tk, W), for many calls of `recall`."""
         keys = self.key_norm(split_heads(self.key(key), self.heads))
         return KeyValueCache(keys, split_heads(self.value(key if value is None else value), self.heads), keys.shape[-2])
 
     def recall(self, query: Tensor, memory: KeyValueCache, *, mask: Tensor | None = None) -> Tensor:
-        """`forward` over what `remember` gave: (B, Tq, W) -> (B, Tq, W)."""
-        queries = self.query_norm(split_heads(self.query(query), self.heads))
-        return self._pool(queries.to(memory.value.dtype), memory.key.to(memory.value.dtype), memory.value, mask)
+        """`forward` with the keys and values of `remember`: (B, Tq, W) -> (B, Tq, W)."""
+        return self._attend(*self._typed(query, memory), mask, FULL)
+
+    def pooled(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """The joined heads before the output projection: (B, Tq, W), (B, Tk, W) -> (B, Tq, H D)."""
+        dropout = self.dropout if self.training else 0.0
+        return join_heads(attend(*self._typed(query, self.remember(key)), mask, dropout=dropout))
 
     def weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """What each query looks at: (B, Tq, W), (B, Tk, W) -> (B, H, Tq, Tk), rows sum to one; without dropout."""
+        """The attention weights without dropout: (B, Tq, W), (B, Tk, W) -> (B, H, Tq, Tk), rows sum to one."""
+        query, key, _ = self._typed(query, self.remember(key))
+        return attention_weights(query, key, mask)
+
+    def _typed(self, query: Tensor, memory: KeyValueCache) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of one type: norms may compute in another than the products."""
         queries = self.query_norm(split_heads(self.query(query), self.heads))
-        keys = self.key_norm(split_heads(self.key(key), self.heads))
-        return attention_weights(queries, keys, mask, pattern=self.pattern)
-
-    def project(
-        self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs (B, T, W) to queries and keys (B, H, T, D) and values (B, H, T, Dv); where `joined`, one input."""
-        if self.joined is not None:
-            projected = self.joined(query).split(self.widths, dim=-1)
-        elif torch.compiler.is_compiling() and self.training and query is key and key is value:
-            projected = torch.split(self._project_together(query), list(self.widths), dim=-1)
-        else:
-            projected = self.query(query), self.key(key), self.value(value)
-        # Normalised in the order of memory: after it is transposed, a compiler for a GPU makes two kernels of a norm.
-        queries, keys, values = (x.unflatten(-1, (self.heads, -1)) for x in projected)  # (B, T, H, D)
-        queries, keys, values = (x.transpose(1, 2) for x in (self.query_norm(queries), self.key_norm(keys), values))
-        if rotation is not None:
-            queries, keys = rotate(queries, rotation), rotate(keys, rotation)
-        return queries.to(values.dtype), keys.to(values.dtype), values
-
-    def _project_together(self, x: Tensor) -> Tensor:
-        """All three projections of (B, T, W) by one product: three small ones would leave a GPU idle for longer.
-
-        For compiled training alone, since weights that several processes share are whole in their own layers only.
-        """
-        weight = torch.cat([self.query.weight, self.key.weight, self.value.weight])
-        biased = self.query.bias is not None
-        return F.linear(x, weight, torch.cat([self.query.bias, self.key.bias, self.value.bias]) if biased else None)
-
-    def _pool(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        dropout = self.dropout if self.training else 0.0
-        result: Tensor = self.output(join_heads(attend(query, key, value, mask, pattern=self.pattern, dropout=dropout)))
-        return result
+        return queries.to(memory.value.dtype), memory.key.to(memory.value.dtype), memory.value
 
 
 def padding_mask(valid: Tensor) -> Tensor:

@@ -9,17 +9,17 @@ from typing import Any, Literal, TypedDict, Unpack
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import KeyValueCache, MultiHeadAttention
+from lmtrain.nn.attention import CrossAttention, ResidualProjection, SelfAttention
 from lmtrain.nn.dropout import Dropout
+from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
 from lmtrain.nn.norms import NormKind, norm
-from lmtrain.nn.place import Place
 from lmtrain.nn.positions import Rotation
 
 Activation = Literal["relu", "relu2", "gelu", "swiglu"]
 NormPosition = Literal["pre", "post"]
 
 Cache = Any
-"""What an attention layer keeps of the tokens read so far: a dataclass of tensors whose first axis is the row."""
+"""What an attention layer stores of the tokens read so far: a dataclass of tensors whose first axis is the row."""
 
 
 class ResidualOptions(TypedDict, total=False):
@@ -41,7 +41,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation = activation
         self.hidden = nn.Linear(dim, 2 * ff_dim if activation == "swiglu" else ff_dim, bias=bias)
-        self.output = nn.Linear(ff_dim, dim, bias=bias)
+        self.output = ResidualProjection(ff_dim, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
@@ -60,7 +60,7 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """What stands around a sub-layer f, called as `residual(x, f)`, with dropout on f's result.
+    """The residual connection around a sub-layer f, called as `residual(x, f)`, with a norm, and dropout on f's result.
 
     `pre` is x + f(norm(x)) (Xiong et al., 2020), `post` is norm(x + f(x)), the original (Vaswani et al., 2017).
     """
@@ -78,11 +78,11 @@ class Residual(nn.Module):
         return self.leave(x, sublayer(self.enter(x)))
 
     def enter(self, x: Tensor) -> Tensor:
-        """What the sub-layer reads."""
+        """The input of the sub-layer."""
         return self.norm(x) if self.pre else x
 
     def leave(self, x: Tensor, result: Tensor) -> Tensor:
-        """What comes after the sub-layer that made `result` of `enter(x)`."""
+        """The output, given the sub-layer's `result` for `enter(x)`."""
         x = x + self.dropout(result)
         return x if self.pre else self.norm(x)
 
@@ -90,8 +90,8 @@ class Residual(nn.Module):
 class EncoderBlock(nn.Module):
     """Self-attention, then feed-forward, each in a residual (Vaswani et al., 2017).
 
-    `attention` is `MultiHeadAttention` or any layer with the same `forward(x, mask=, rotation=)`, and, to decode with
-    it, `prefill` and `step`. `options` are those of `Residual`.
+    `attention` is `SelfAttention` or any layer with the same `forward(x, mask=, rotation=)` and, for decoding,
+    `prefill` and `step`. `options` are those of `Residual`.
     """
 
     def __init__(self, dim: int, attention: nn.Module, feed_forward: FeedForward, **options: Unpack[ResidualOptions]):
@@ -108,18 +108,18 @@ class EncoderBlock(nn.Module):
         return result
 
     def prefill(
-        self, x: Tensor, lengths: Tensor, columns: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
+        self, x: Tensor, lengths: Tensor, capacity: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
     ) -> tuple[Tensor, Cache]:
-        """(B, T, D) -> (B, T, D), and the attention's cache; see `MultiHeadAttention.prefill`."""
-        read: Callable[..., tuple[Tensor, Cache]] = self.attention.prefill  # type: ignore[assignment]
-        attended, cache = read(self.attention_residual.enter(x), lengths, columns, mask=mask, rotation=rotation)
+        """(B, T, D) -> (B, T, D), and the attention's cache; see `SelfAttention.prefill`."""
+        prefill: Callable[..., tuple[Tensor, Cache]] = self.attention.prefill  # type: ignore[assignment]
+        attended, cache = prefill(self.attention_residual.enter(x), lengths, capacity, mask=mask, rotation=rotation)
         result = self.feed_forward_residual(self.attention_residual.leave(x, attended), self.feed_forward)
         return result, cache
 
-    def step(self, x: Tensor, cache: Cache, place: Place) -> Tensor:
-        """One token per row, (B, 1, D) -> (B, 1, D); see `MultiHeadAttention.step`."""
+    def step(self, x: Tensor, cache: Cache, at: CachePosition) -> Tensor:
+        """One token per row, (B, 1, D) -> (B, 1, D); see `SelfAttention.step`."""
         step: Callable[..., Tensor] = self.attention.step  # type: ignore[assignment]
-        x = self.attention_residual(x, lambda state: step(state, cache, place))
+        x = self.attention_residual(x, lambda state: step(state, cache, at))
         result: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return result
 
@@ -134,7 +134,7 @@ class CrossAttentionBlock(nn.Module):
     def __init__(
         self,
         dim: int,
-        attention: MultiHeadAttention,
+        attention: CrossAttention,
         feed_forward: FeedForward,
         *,
         memory_dim: int | None = None,
@@ -159,14 +159,14 @@ class CrossAttentionBlock(nn.Module):
 class DecoderBlock(nn.Module):
     """Masked self-attention, attention to a memory, then feed-forward, each in a residual (Vaswani et al., 2017).
 
-    The memory enters as it is: an encoder ends with a norm. `options` are those of `Residual`.
+    The memory has no norm here, since an encoder ends with one. `options` are those of `Residual`.
     """
 
     def __init__(
         self,
         dim: int,
-        self_attention: MultiHeadAttention,
-        cross_attention: MultiHeadAttention,
+        self_attention: SelfAttention,
+        cross_attention: CrossAttention,
         feed_forward: FeedForward,
         **options: Unpack[ResidualOptions],
     ) -> None:
@@ -192,15 +192,15 @@ class DecoderBlock(nn.Module):
         x: Tensor,
         memory: KeyValueCache,
         cache: KeyValueCache,
-        place: Place,
+        at: CachePosition,
         *,
         memory_mask: Tensor | None = None,
     ) -> Tensor:
-        """One token per row, (B, 1, D) -> (B, 1, D); see `MultiHeadAttention.step`.
+        """One token per row, (B, 1, D) -> (B, 1, D); see `SelfAttention.step`.
 
-        `memory` is what `cross_attention.remember` made of it.
+        `memory` comes from `cross_attention.remember`.
         """
-        x = self.self_residual(x, lambda state: self.self_attention.step(state, cache, place))
+        x = self.self_residual(x, lambda state: self.self_attention.step(state, cache, at))
         x = self.cross_residual(x, lambda state: self.cross_attention.recall(state, memory, mask=memory_mask))
         result: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return result

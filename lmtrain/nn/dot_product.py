@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: one function, computed in the way that its device and pattern ask for.
+"""Scaled dot-product attention: one function, with the kernel that suits the device and the pattern.
 
 Shapes: B rows, H heads, Tq positions of queries, Tk of keys, D features per head (Dv of values).
 """
@@ -17,7 +17,7 @@ from lmtrain.nn.dropout import drop
 from lmtrain.nn.patterns import CAUSAL, FULL, Pattern, key_blocks
 
 BLOCK = 128
-"""Queries and keys in a block, where whole blocks are skipped; in rows of up to two there is nothing to gain."""
+"""Queries and keys in a block, where whole blocks are skipped; rows of up to two blocks gain nothing."""
 FLEX_HEAD_DIM = 16
 """The narrowest head that FlexAttention's kernel takes."""
 
@@ -35,14 +35,14 @@ def attend(
 
     query (B, H, Tq, D), key (B, H, Tk, D), value (B, H, Tk, Dv) -> (B, H, Tq, Dv).
 
-    `mask` broadcasts to (B, H, Tq, Tk). Where bool, True lets the query look at the key, and a query that may look at
-    nothing gets zeros. Where float, it is added to the scores, and must leave every query a key. `pattern` forbids
-    further keys by position, the first query and the first key being at 0. `dropout` is the rate on the weights.
+    `mask` broadcasts to (B, H, Tq, Tk). A bool mask is True where the query may attend to the key, and a query
+    that may attend to none gets zeros. A float mask is added to the scores, and must leave every query a key. `pattern`
+    masks further keys by position, the first query and the first key being at 0. `dropout` is the rate on the weights.
 
-    A GPU takes FlexAttention for long rows under a sparse pattern alone, and torch's fused kernels for the rest, except
-    for a mask that is being learned, for which they have no gradient; where an added mask has a wider type than the
-    queries, they compute in that type. A CPU takes the plain form, which compiled is three times as fast as the fused
-    CPU kernel in bf16; in long rows it leaves out whole blocks that a pattern forbids.
+    A GPU uses FlexAttention for long rows under a sparse pattern, and torch's fused kernels otherwise, except for a
+    mask that requires a gradient, for which they have none; where an added mask has a wider type than the queries, they
+    compute in that type. A CPU uses the plain form, which compiled is faster than the fused CPU kernel in bf16; in long
+    rows it skips whole blocks that a pattern masks.
     """
     learned = mask is not None and mask.requires_grad
     skips = pattern != FULL and query.shape[-2] == key.shape[-2] > 2 * BLOCK
@@ -58,7 +58,7 @@ def attend(
         return F.scaled_dot_product_attention(query, key, value, mask)
     if skips:
         return _attend_blocks(query, key, value, mask, pattern, dropout)
-    empty = mask is not None or query.shape[-2] > key.shape[-2]  # a pattern alone leaves every query a key
+    empty = mask is not None or query.shape[-2] > key.shape[-2]  # a pattern always leaves every query a key
     mask = _with_pattern(mask, pattern, query.shape[-2], key.shape[-2], query.device)
     return _attend_plain(query, key, value, mask, dropout, empty=empty)
 
@@ -73,13 +73,13 @@ def _attend_fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 
 
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None = None, *, pattern: Pattern = FULL) -> Tensor:
-    """The weights that `attend` gives the values: (B, H, Tq, D), (B, H, Tk, D) -> (B, H, Tq, Tk), rows sum to one."""
+    """The attention weights of `attend`: (B, H, Tq, D), (B, H, Tk, D) -> (B, H, Tq, Tk), rows sum to one."""
     mask = _with_pattern(mask, pattern, query.shape[-2], key.shape[-2], query.device)
     return _weights(query, key, mask, empty=True)
 
 
 def attend_flex(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern) -> Tensor:
-    """`attend` by FlexAttention, which skips the blocks of keys that the pattern forbids (Dong et al., 2024).
+    """`attend` by FlexAttention, which skips the blocks of keys that the pattern masks (Dong et al., 2024).
 
     One kernel on CUDA, where it is compiled; elsewhere torch's own plain form of it.
     """
@@ -89,7 +89,7 @@ def attend_flex(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern) -> 
         kernel: Callable[..., Any] = flex_attention
     else:
         make, kernel = _cached_block_mask, _compiled_flex()
-    # Each pattern and length is compiled anew, and past the limit torch would fall back to the plain form.
+    # Each pattern and length is compiled separately, and past the limit torch would fall back to the plain form.
     with torch._dynamo.config.patch(recompile_limit=64) if kernel is not flex_attention else nullcontext():
         result: Tensor = kernel(query, key, value, block_mask=make(pattern, queries, keys, query.device))
     return result
@@ -113,20 +113,20 @@ _cached_block_mask = lru_cache(maxsize=64)(_block_mask)
 def _attend_blocks(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, pattern: Pattern, dropout: float
 ) -> Tensor:
-    """Block by block of queries, each with the blocks of keys that hold a permitted one (Tq = Tk).
+    """Block by block of queries, each with the blocks of keys that contain a permitted one (Tq = Tk).
 
-    All is split once and put together for each block: the gradient of a slice would be as long as what it is cut from.
+    Everything is split once and concatenated for each block: the gradient of a slice is as long as the whole tensor.
     """
     length, pooled = query.shape[-2], []
     if mask is not None:
         mask = mask.expand(*mask.shape[:-2], length, length)
-    places = torch.split(torch.arange(length, device=query.device), BLOCK)
+    positions = torch.split(torch.arange(length, device=query.device), BLOCK)
     queries, keys, values = (torch.split(x, BLOCK, dim=-2) for x in (query, key, value))
     for number, blocks in enumerate(key_blocks(pattern, length, BLOCK)):
-        columns = torch.cat([places[block] for block in blocks])
-        part = pattern(places[number].unsqueeze(-1), columns)
+        near = torch.cat([positions[block] for block in blocks])
+        part = pattern(positions[number].unsqueeze(-1), near)
         if mask is not None:
-            part = restrict(mask[..., places[number], :][..., columns], part)
+            part = restrict(mask[..., positions[number], :][..., near], part)
         near_keys = torch.cat([keys[block] for block in blocks], dim=-2)
         near_values = torch.cat([values[block] for block in blocks], dim=-2)
         pooled.append(_attend_plain(queries[number], near_keys, near_values, part, dropout, empty=mask is not None))
@@ -141,9 +141,9 @@ def _attend_plain(
 
 
 def _weights(query: Tensor, key: Tensor, mask: Tensor | None, *, empty: bool) -> Tensor:
-    """`empty`: a bool mask may forbid a query every key, whose softmax would be 0 / 0."""
+    """`empty`: a bool mask may leave a query no key, whose softmax would be 0 / 0."""
     scores: Tensor = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)  # (B, H, Tq, Tk)
-    # No cast to float32: softmax sums in float32 whatever its input, and bf16 halves what is kept for the gradient.
+    # No cast to float32: softmax sums in float32 whatever its input, and bf16 halves what is saved for the gradient.
     # A float32 mask makes the sum float32, as it must: bf16 can't tell position 257 from 256.
     if mask is None:
         return scores.softmax(-1)
@@ -166,5 +166,5 @@ def _with_pattern(
 
 
 def restrict(mask: Tensor, allowed: Tensor) -> Tensor:
-    """The mask (..., Tq, Tk), bool or added, with the keys that are not `allowed` (..., Tq, Tk) forbidden as well."""
+    """The mask (..., Tq, Tk), bool or added, with the keys that are not `allowed` (..., Tq, Tk) masked as well."""
     return mask.masked_fill(~allowed, float("-inf")) if mask.is_floating_point() else mask & allowed

@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al., 2014), whole or locked along the positions, at the speed of the arithmetic around it.
+"""Dropout (Srivastava et al., 2014), per element or locked along the positions.
 
 B: batch, T: positions, D: width.
 """
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 def drop(x: Tensor, rate: float, training: bool = True) -> Tensor:
     """Each element of x is 0 with probability `rate`, else divided by 1 - rate; x itself outside training.
 
-    Which ones is drawn from torch's generator. A compiled graph on a CPU makes the elements' random bits by hashing
-    their places in its vector loops, where torch's own generator would draw them one after the other.
+    The mask comes from torch's generator. A compiled graph on a CPU computes the random bits in its vector loops, as a
+    hash of each element's index, where torch's own generator would produce them one after the other.
     """
     if not training or not rate:
         return x
@@ -36,18 +36,18 @@ def locked_dropout(x: Tensor, rate: float, training: bool) -> Tensor:
 
 
 def hashed_keep(shape: torch.Size, rate: float) -> Tensor:
-    """A bool tensor that is True with probability 1 - rate: a hash of each place under a key of 64 drawn bits.
+    """A bool tensor that is True with probability 1 - rate: a hash of each index under a key of 64 random bits.
 
     The hash is two rounds of the 32-bit finalizer "lowbias32" (C. Wellons, 2018), a key of 32 bits before each, so
-    that masks of different keys are no shifted or reordered copies of each other.
+    that masks of different keys are not shifted or reordered copies of each other.
     """
     first, second = torch.randint(-(2**31), 2**31, (2,)).to(torch.int32)
-    places = torch.arange(shape.numel(), dtype=torch.int32).view(shape)
-    return _mixed(_mixed(places ^ first) + second) >= round(rate * 2**32) - 2**31
+    index = torch.arange(shape.numel(), dtype=torch.int32).view(shape)
+    return _mixed(_mixed(index ^ first) + second) >= round(rate * 2**32) - 2**31
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """lowbias32: shifts bring in zeros, which on signed numbers takes a mask; products wrap."""
+    """lowbias32: shifts fill with zeros, which needs a mask for signed numbers; products wrap."""
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
     x = (x ^ ((x >> 15) & 0x1FFFF)) * (0x846CA68B - 2**32)
     return x ^ ((x >> 16) & 0xFFFF)

@@ -1,6 +1,6 @@
-"""The parts that an encoder-decoder is made of (Vaswani et al., 2017): embedding, encoder, decoder and prediction.
+"""The parts of an encoder-decoder (Vaswani et al., 2017): embedding, encoder, decoder and prediction.
 
-Shapes: B rows, T places of the decoder, Ts positions of the source, D the model's width, H heads, L layers of the
+Shapes: B rows, T positions of the decoder, Ts positions of the source, D the model's width, H heads, L layers of the
 decoder, V target words.
 """
 
@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import KeyValueCache, MultiHeadAttention, padding_mask
+from lmtrain.nn.attention import CrossAttention, SelfAttention, padding_mask
 from lmtrain.nn.blocks import DecoderBlock, EncoderBlock, FeedForward, NormPosition, ResidualOptions
 from lmtrain.nn.dropout import Dropout
+from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
 from lmtrain.nn.norms import NormKind, norm
 from lmtrain.nn.patterns import Pattern
-from lmtrain.nn.place import Place
 from lmtrain.nn.pointer import PointerAttention, copy_log_probs
 from lmtrain.nn.positions import sinusoidal
 
@@ -26,8 +26,8 @@ from lmtrain.nn.positions import sinusoidal
 class Sizes:
     """The sizes of an encoder-decoder and of its vocabularies.
 
-    The last two of the `target_vocab` ids are END and BEGIN. With `copy`, source and target must share their ids: what
-    is copied is a source id, taken as a target id. `max_length` bounds sources and targets alike, END included.
+    The last two of the `target_vocab` ids are END and BEGIN. With `copy`, source and target must share their ids: a
+    copied source id becomes a target id. `max_length` bounds both sources and targets, END included.
     """
 
     source_vocab: int
@@ -65,7 +65,7 @@ class Sizes:
         return {"norm_kind": self.norm_kind, "norm_position": self.norm_position, "dropout": self.dropout}
 
     def last_norm(self) -> nn.Module:
-        """What a stack of blocks ends with: a norm, unless each block already does."""
+        """The end of a stack of blocks: a norm, unless each block already ends with one."""
         return norm(self.norm_kind, self.dim) if self.norm_position == "pre" else nn.Identity()
 
     def feed_forward(self) -> FeedForward:
@@ -94,13 +94,13 @@ class PositionedEmbedding(nn.Module):
 
 
 class SourceEncoder(nn.Module):
-    """Embedding and encoder blocks; in pre-norm a last norm."""
+    """Embedding and encoder blocks, followed by a norm if pre-norm."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.embedding = PositionedEmbedding(sizes.source_vocab, sizes)
         self.blocks = nn.ModuleList(
-            EncoderBlock(sizes.dim, MultiHeadAttention(sizes.dim, sizes.heads), sizes.feed_forward(), **sizes.residual)
+            EncoderBlock(sizes.dim, SelfAttention(sizes.dim, sizes.heads), sizes.feed_forward(), **sizes.residual)
             for _ in range(sizes.encoder_layers)
         )
         self.norm = sizes.last_norm()
@@ -116,9 +116,9 @@ class SourceEncoder(nn.Module):
 
 @dataclass
 class DecoderState:
-    """Where a decoder stands in B rows that have read equally many tokens.
+    """A decoder's caches for B rows that have read equally many tokens.
 
-    The caches are written in place: a state is used up by the step that it is given to.
+    They are written in place: a state must not be used again after a step.
     """
 
     source: Tensor
@@ -135,7 +135,7 @@ class DecoderState:
     """How many tokens have been read."""
 
     def select(self, index: Tensor) -> Self:
-        """The rows `index` (B',), in that order; rows may repeat. This state is used up."""
+        """The rows `index` (B',), in that order; rows may repeat. This state must not be used again."""
         return type(self)(
             self.source[index],
             self.valid[index],
@@ -147,16 +147,16 @@ class DecoderState:
 
 
 class Decoder(nn.Module):
-    """Decoder blocks, whose self-attention has this pattern; in pre-norm a last norm."""
+    """Decoder blocks, whose self-attention has this pattern, followed by a norm if pre-norm."""
 
     def __init__(self, sizes: Sizes, pattern: Pattern) -> None:
         super().__init__()
-        self.columns = sizes.max_length
+        self.capacity = sizes.max_length
         self.layers = nn.ModuleList(
             DecoderBlock(
                 sizes.dim,
-                MultiHeadAttention(sizes.dim, sizes.heads, pattern=pattern),
-                MultiHeadAttention(sizes.dim, sizes.heads),
+                SelfAttention(sizes.dim, sizes.heads, pattern=pattern),
+                CrossAttention(sizes.dim, sizes.heads),
                 sizes.feed_forward(),
                 **sizes.residual,
             )
@@ -177,7 +177,7 @@ class Decoder(nn.Module):
         return result
 
     def cross_weights(self, x: Tensor, memory: Tensor, valid: Tensor, mask: Tensor | None = None) -> Tensor:
-        """How `forward` weighs the memory in every layer: (L, B, H, T, Ts)."""
+        """The cross-attention weights of every layer in `forward`: (L, B, H, T, Ts)."""
         found = []
         for block in self.blocks:
             attended = block.self_residual(x, lambda states, block=block: block.self_attention(states, mask=mask))
@@ -190,24 +190,24 @@ class Decoder(nn.Module):
         """A state that has read nothing, for steps with inputs like x (B, 1, D)."""
         caches = []
         for block in self.blocks:
-            _, key, value = block.self_attention.project(x, x, x)  # for their shapes and types: a step overwrites them
-            caches.append(KeyValueCache.filled(key, value, self.columns))
+            _, key, value = block.self_attention.project(x)  # for their shapes and types: a step overwrites them
+            caches.append(KeyValueCache.allocate(key, value, self.capacity))
         memories = [block.cross_attention.remember(memory) for block in self.blocks]
         return DecoderState(source, valid, memory, memories, caches)
 
     def step(self, x: Tensor, state: DecoderState) -> Tensor:
-        """The next input of each row, (B, 1, D) -> (B, 1, D); `forward` of the whole gives its last place the same."""
-        column = torch.full(x.shape[:1], state.length, device=x.device)
+        """The next input of each row, (B, 1, D) -> (B, 1, D); the last position of `forward` on all inputs."""
+        position = torch.full(x.shape[:1], state.length, device=x.device)
         state.length += 1
-        place = Place(column, state.length, level=True)
+        at = CachePosition(position, state.length, uniform_length=True)
         for block, memory, cache in zip(self.blocks, state.memories, state.caches, strict=True):
-            x = block.step(x, memory, cache, place, memory_mask=padding_mask(state.valid))
+            x = block.step(x, memory, cache, at, memory_mask=padding_mask(state.valid))
         result: Tensor = self.norm(x)
         return result
 
 
 class Prediction(nn.Module):
-    """The distribution over target words, with `copy` mixed with a pointer to the source (See et al., 2017)."""
+    """The distribution over target words, with `copy` a mixture with a pointer to the source (See et al., 2017)."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()

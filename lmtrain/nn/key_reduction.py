@@ -1,44 +1,46 @@
 """Self-attention over fewer keys than tokens: blocks of keys compressed to one, or all projected to a fixed number.
 
-Shapes: B rows, H heads, T positions, D features per head, K blocks of S positions, W the layer's width, N columns of a
-cache, P projected keys.
+Shapes: B rows, H heads, T positions, D features per head, K blocks of S positions, W the layer's width, P projected
+keys.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import KeyValueCache, MultiHeadAttention, join_heads
+from lmtrain.nn.attention import SelfAttention, join_heads, width_per_head
 from lmtrain.nn.dot_product import attend
 from lmtrain.nn.dropout import drop
-from lmtrain.nn.linear_attention import refuse_mask, to_blocks
-from lmtrain.nn.place import Place
+from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
+from lmtrain.nn.linear_attention import reject_mask, to_blocks
 from lmtrain.nn.positions import Rotation
 
 
 class Compression(nn.Module):
     """Each block of S successive vectors to one, head by head: a convolution of width and stride S.
 
-    It starts as the block's mean: a mean of keys lies where keys lie, so that a query can tell from the first step on
-    whether it matches, and a mean of values likewise. A random map would start with unrelated vectors.
+    It starts as the mean of the block, which lies where keys (or values) lie, so that a query can match it from the
+    first step. A random map would start with unrelated vectors.
     """
 
     def __init__(self, heads: int, head_dim: int, stride: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.eye(head_dim).expand(heads, stride, -1, -1) / stride)  # (H, S, D, D)
+        self.weight = nn.Parameter(torch.empty(heads, stride, head_dim, head_dim))  # (H, S, D, D)
+        with torch.no_grad():
+            self.weight.copy_(torch.eye(head_dim) / stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, T, D) -> (B, H, K, D) with K = T / S, rounded up: the last block is filled up with zeros."""
+        """(B, H, T, D) -> (B, H, K, D) with K = T / S, rounded up: the last block is padded with zeros."""
         return torch.einsum("bhksd,hsde->bhke", to_blocks(x, self.weight.shape[1]), self.weight)
 
 
 class CompressedAttention(nn.Module):
     """Multi-head attention to one key and value per block of `stride` tokens: memory-compressed (Liu et al., 2018).
 
-    A query sees every block. With `causal` it sees the blocks that end before its own, and, of its own, the tokens up
-    to itself one by one, in one softmax; time is O(T^2 / S + T S). Rotation comes before the compression. `bias`,
-    `qk_norm` and `dropout` are those of `MultiHeadAttention`, whose projections these are. A mask or bias raises
-    ValueError: it has no key of its own for each token. So does a stride below one.
+    A query attends to every block. With `causal` it attends, in one softmax, to the blocks that end before its own and
+    to the tokens of its own block up to itself; time is O(T^2 / S + T S). Rotation comes before the compression.
+    `bias`, `qk_norm` and `dropout` are those of `SelfAttention`, whose projections are used. A mask or an attention
+    bias raises ValueError, since tokens have no keys of their own. So does a stride below one.
     """
 
     def __init__(
@@ -58,42 +60,42 @@ class CompressedAttention(nn.Module):
         self.stride = stride
         self.causal = causal
         self.dropout = dropout
-        self.projections = MultiHeadAttention(dim, heads, bias=bias, qk_norm=qk_norm)
-        self.compress_key = Compression(heads, dim // heads, stride)
-        self.compress_value = Compression(heads, dim // heads, stride)
+        self.projections = SelfAttention(dim, heads, bias=bias, qk_norm=qk_norm)
+        self.compress_key = Compression(heads, width_per_head(dim, heads), stride)
+        self.compress_value = Compression(heads, width_per_head(dim, heads), stride)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
         """(B, T, W) -> (B, T, W)."""
-        refuse_mask(mask, "compressed")
-        query, key, value = self.projections.project(x, x, x, rotation)
+        reject_mask(mask, "compressed")
+        query, key, value = self.projections.project(x, rotation)
         far_key, far_value = self.compress_key(key), self.compress_value(value)
         if self.causal:
             return self._join(self._attend_causal(query, key, value, far_key, far_value))
         return self._join(attend(query, far_key, far_value, dropout=self.dropout if self.training else 0.0))
 
     def prefill(
-        self, x: Tensor, lengths: Tensor, columns: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
+        self, x: Tensor, lengths: Tensor, capacity: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
     ) -> tuple[Tensor, KeyValueCache]:
         """Causal attention over x (B, T, W), and the cache of its rows' first `lengths` (B,) tokens, for `step`.
 
-        The cache's first S columns are the tokens of the row's unfinished block, the others one for each block.
+        The first S cache positions hold the tokens of the row's unfinished block, the others one key per block.
         """
-        refuse_mask(mask, "compressed")
-        query, key, value = self.projections.project(x, x, x, rotation)
+        reject_mask(mask, "compressed")
+        query, key, value = self.projections.project(x, rotation)
         far_key, far_value = self.compress_key(key), self.compress_value(value)
         pooled = self._attend_causal(query, key, value, far_key, far_value)
         keys = torch.cat((self._unfinished(key, lengths), far_key), dim=2)
         values = torch.cat((self._unfinished(value, lengths), far_value), dim=2)
-        blocks = -(-columns // self.stride)
-        return self._join(pooled), KeyValueCache.filled(keys, values, self.stride + blocks)
+        blocks = -(-capacity // self.stride)
+        return self._join(pooled), KeyValueCache.allocate(keys, values, self.stride + blocks)
 
-    def step(self, x: Tensor, cache: KeyValueCache, place: Place) -> Tensor:
+    def step(self, x: Tensor, cache: KeyValueCache, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, W) -> (B, 1, W), at its row's position."""
-        refuse_mask(place.slopes, "compressed")
-        query, key, value = self.projections.project(x, x, x, place.rotation)
-        block, within, blocks = place.column // self.stride, place.column % self.stride, (place.seen - 1) // self.stride
+        reject_mask(at.slopes, "compressed")
+        query, key, value = self.projections.project(x, at.rotation)
+        block, within, blocks = at.position // self.stride, at.position % self.stride, (at.kv_len - 1) // self.stride
         cache.write(key, value, within, self.stride)
-        # Right once the block's last token is there, and not looked at before.
+        # Complete once the block's last token is written, and masked until then.
         near_key, near_value = cache.key[:, :, : self.stride], cache.value[:, :, : self.stride]
         compressed = self.compress_key(near_key), self.compress_value(near_value)
         cache.write(*compressed, self.stride + block, self.stride + blocks + 1)
@@ -109,19 +111,19 @@ class CompressedAttention(nn.Module):
         query, key, value = (to_blocks(x, self.stride) for x in (query * query.shape[-1] ** -0.5, key, value))
         far = query.flatten(2, 3) @ far_key.transpose(-2, -1)  # (B, H, K S, K)
         near = query @ key.transpose(-2, -1)  # (B, H, K, S, S)
-        order, place = (torch.arange(size, device=query.device) for size in (blocks, self.stride))
+        order, offset = (torch.arange(size, device=query.device) for size in (blocks, self.stride))
         far = far.view(*near.shape[:-1], blocks).masked_fill(order >= order.view(-1, 1, 1), float("-inf"))
-        near = near.masked_fill(place > place.unsqueeze(-1), float("-inf"))
+        near = near.masked_fill(offset > offset.unsqueeze(-1), float("-inf"))
         weights = torch.cat((far, near), dim=-1).softmax(-1).to(value.dtype)  # (B, H, K, S, K + S)
         weights = drop(weights, self.dropout, self.training)
         pooled = weights[..., :blocks].flatten(2, 3) @ far_value + (weights[..., blocks:] @ value).flatten(2, 3)
         return pooled[:, :, :length]
 
     def _unfinished(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """The block in which each row's next token comes: (B, H, T, D), (B,) -> (B, H, S, D)."""
-        x = F.pad(x, (0, 0, 0, self.stride))  # where that block begins at the end
-        columns = (lengths // self.stride * self.stride).unsqueeze(-1) + torch.arange(self.stride, device=x.device)
-        return x.take_along_dim(columns[:, None, :, None], dim=2)
+        """The block that each row's next token belongs to: (B, H, T, D), (B,) -> (B, H, S, D)."""
+        x = F.pad(x, (0, 0, 0, self.stride))  # for a block that begins at the end
+        index = (lengths // self.stride * self.stride).unsqueeze(-1) + torch.arange(self.stride, device=x.device)
+        return x.take_along_dim(index[:, None, :, None], dim=2)
 
     def _join(self, pooled: Tensor) -> Tensor:
         result: Tensor = self.projections.output(join_heads(pooled))
@@ -132,9 +134,9 @@ class LinformerAttention(nn.Module):
     """Multi-head attention to `projected` learned mixtures of the keys and of the values (Wang et al., 2020).
 
     The mixtures, E of keys and F of values, both (projected, context), are shared by the heads; in a shorter row they
-    are those of the last T of `context` positions. Each mixes the whole row, so that nothing can be hidden from a
+    are those of the last T of `context` positions. Each mixes the whole row, so that no key can be hidden from a
     query: there is no causal form, and a mask raises ValueError. `bias`, `qk_norm` and `dropout` are those of
-    `MultiHeadAttention`, whose projections these are.
+    `SelfAttention`, whose projections are used.
     """
 
     def __init__(
@@ -151,19 +153,21 @@ class LinformerAttention(nn.Module):
         super().__init__()
         self.context = context
         self.dropout = dropout
-        self.projections = MultiHeadAttention(dim, heads, bias=bias, qk_norm=qk_norm)
+        self.projections = SelfAttention(dim, heads, bias=bias, qk_norm=qk_norm)
         # A sum of `context` independent keys, each with this weight, has the mean square of one: the scores, and what
         # the softmax makes of them, start as large as in attention to the tokens themselves.
-        self.mix_key = nn.Parameter(torch.randn(projected, context) * context**-0.5)
-        self.mix_value = nn.Parameter(torch.randn(projected, context) * context**-0.5)
+        self.mix_key = nn.Parameter(torch.empty(projected, context))
+        self.mix_value = nn.Parameter(torch.empty(projected, context))
+        nn.init.normal_(self.mix_key, std=context**-0.5)
+        nn.init.normal_(self.mix_value, std=context**-0.5)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
         """(B, T, W) -> (B, T, W). Raises ValueError for a row longer than the context, and for a mask."""
-        refuse_mask(mask, "linformer")
+        reject_mask(mask, "linformer")
         first = self.context - x.shape[1]
         if first < 0:
             raise ValueError(f"{x.shape[1]} positions are more than the context of {self.context}")
-        query, key, value = self.projections.project(x, x, x, rotation)
+        query, key, value = self.projections.project(x, rotation)
         key, value = self.mix_key[:, first:] @ key, self.mix_value[:, first:] @ value  # (B, H, P, D)
         pooled = attend(query, key, value, dropout=self.dropout if self.training else 0.0)
         result: Tensor = self.projections.output(join_heads(pooled))

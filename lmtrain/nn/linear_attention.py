@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import MultiHeadAttention, join_heads
-from lmtrain.nn.place import Place, take_rows
+from lmtrain.nn.attention import SelfAttention, join_heads
+from lmtrain.nn.kv_cache import CachePosition, take_rows
 from lmtrain.nn.positions import Rotation, rotate
 
 CHUNK = 64
@@ -29,14 +29,14 @@ def feature_map(x: Tensor) -> Tensor:
 
 @dataclass
 class LinearState:
-    """All that linear attention keeps of the keys and values read so far, whatever their number.
+    """The state of linear attention after any number of keys and values, of constant size.
 
-    total (B, H, D, Dv) is the sum of R phi(k) v^T, with R the rotation, if any; normaliser (B, H, D) that of phi(k). In
-    float32 at least, also under autocast: bf16 can't add one to 256, and fp16 ends at 65504.
+    total (B, H, D, Dv) is the sum of R phi(k) v^T, with R the rotation, if any; normalizer (B, H, D) that of phi(k).
+    Both are float32 at least, also under autocast: bf16 can't add one to 256, and fp16 ends at 65504.
     """
 
     total: Tensor
-    normaliser: Tensor
+    normalizer: Tensor
 
     @classmethod
     def of(
@@ -55,26 +55,26 @@ class LinearState:
         """Read further keys (B, H, T, D) and values (B, H, T, Dv)."""
         new = LinearState.of(key, value, rotation=rotation)
         self.total += new.total
-        self.normaliser += new.normaliser
+        self.normalizer += new.normalizer
 
     def grow(self, factor: int) -> None:
-        """There is always room."""
+        """The capacity is unlimited."""
 
     def read(self, query: Tensor, *, rotation: Rotation | None = None) -> Tensor:
-        """The mean value of all that was read, as each query (B, H, T, D) weighs it: (B, H, T, Dv)."""
+        """The mean of the values, weighted by each query (B, H, T, D): (B, H, T, Dv)."""
         query = feature_map(query)
         turned = query if rotation is None else rotate(query, rotation)
         with torch.autocast(query.device.type, enabled=False):
-            return _quotient(turned @ self.total, query @ self.normaliser.unsqueeze(-1))
+            return _quotient(turned @ self.total, query @ self.normalizer.unsqueeze(-1))
 
     def replace(self, rows: Tensor, other: "LinearState") -> None:
-        """Put all of the other in the place of these rows."""
+        """Overwrite these rows with all rows of `other`."""
         self.total[rows] = other.total
-        self.normaliser[rows] = other.normaliser
+        self.normalizer[rows] = other.normalizer
 
     def select(self, rows: Tensor) -> "LinearState":
-        """These rows, in this order; in this state's own memory where they are as many."""
-        return LinearState(take_rows(self.total, rows), take_rows(self.normaliser, rows))
+        """These rows, in this order; see `take_rows`."""
+        return LinearState(take_rows(self.total, rows), take_rows(self.normalizer, rows))
 
 
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, *, rotation: Rotation | None = None) -> Tensor:
@@ -89,8 +89,8 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor, *, rotation: Rot
 def causal_linear_attention(
     query: Tensor, key: Tensor, value: Tensor, *, rotation: Rotation | None = None, chunk: int = CHUNK
 ) -> Tensor:
-    """`linear_attention` of every position t over the keys i <= t alone, in O(T): the weights inside a chunk of
-    positions one by one, and the chunks before it as one sum."""
+    """`linear_attention` of every position t over the keys i <= t only, in O(T): one weight per pair inside a chunk of
+    positions, and one sum over the chunks before it."""
     query, key = feature_map(query), feature_map(key)
     with torch.autocast(query.device.type, enabled=False):
         lower = (query * key.cumsum(-2)).sum(-1, keepdim=True)
@@ -104,7 +104,7 @@ def _prefix_products(query: Tensor, key: Tensor, value: Tensor, chunk: int) -> T
     length = query.shape[2]
     query, key, value = (to_blocks(x, chunk) for x in (query, key, value))  # (B, H, K, C, D)
     own = key.transpose(-2, -1) @ value  # (B, H, K, D, Dv)
-    # Moved by one before the sum: a sum less its last term would let that term's rounding through.
+    # Shifted by one before the sum: subtracting a sum's last term would keep that term's rounding error.
     before = F.pad(own, (0, 0, 0, 0, 1, 0)).cumsum(2)[:, :, :-1]
     inside = (query @ key.transpose(-2, -1)).tril() @ value  # (B, H, K, C, Dv)
     return (inside + query @ before).flatten(2, 3)[:, :, :length]
@@ -118,8 +118,8 @@ def _quotient(upper: Tensor, lower: Tensor) -> Tensor:
 class LinearAttention(nn.Module):
     """Self-attention in `heads` subspaces with the weights of `linear_attention` (Katharopoulos et al., 2020).
 
-    `bias` and `qk_norm` are those of `MultiHeadAttention`, whose projections these are. A mask or bias raises
-    ValueError: no score is ever made that it could change.
+    `bias` and `qk_norm` are those of `SelfAttention`, whose projections are used. A mask or an attention bias raises
+    ValueError, since no score per pair of tokens is computed.
     """
 
     def __init__(
@@ -127,38 +127,38 @@ class LinearAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.causal = causal
-        self.projections = MultiHeadAttention(dim, heads, bias=bias, qk_norm=qk_norm)
+        self.projections = SelfAttention(dim, heads, bias=bias, qk_norm=qk_norm)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
         """(B, T, W) -> (B, T, W)."""
-        refuse_mask(mask, "linear")
-        query, key, value = self.projections.project(x, x, x)
+        reject_mask(mask, "linear")
+        query, key, value = self.projections.project(x)
         attention = causal_linear_attention if self.causal else linear_attention
         return self._join(attention(query, key, value, rotation=rotation), value.dtype)
 
     def prefill(
-        self, x: Tensor, lengths: Tensor, columns: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
+        self, x: Tensor, lengths: Tensor, capacity: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
     ) -> tuple[Tensor, LinearState]:
         """Causal attention over x (B, T, W), and the state after its rows' first `lengths` (B,) tokens, for `step`."""
-        refuse_mask(mask, "linear")
-        query, key, value = self.projections.project(x, x, x)
+        reject_mask(mask, "linear")
+        query, key, value = self.projections.project(x)
         pooled = causal_linear_attention(query, key, value, rotation=rotation)
         return self._join(pooled, value.dtype), LinearState.of(key, value, rotation=rotation, lengths=lengths)
 
-    def step(self, x: Tensor, cache: LinearState, place: Place) -> Tensor:
-        """One token per row, (B, 1, W) -> (B, 1, W), after those in the cache; its column does not matter."""
-        refuse_mask(place.slopes, "linear")
-        query, key, value = self.projections.project(x, x, x)
-        cache.add(key, value, rotation=place.rotation)
-        return self._join(cache.read(query, rotation=place.rotation), value.dtype)
+    def step(self, x: Tensor, cache: LinearState, at: CachePosition) -> Tensor:
+        """One token per row, (B, 1, W) -> (B, 1, W), after those in the cache; the cache position is not used."""
+        reject_mask(at.slopes, "linear")
+        query, key, value = self.projections.project(x)
+        cache.add(key, value, rotation=at.rotation)
+        return self._join(cache.read(query, rotation=at.rotation), value.dtype)
 
     def _join(self, pooled: Tensor, dtype: torch.dtype) -> Tensor:
         result: Tensor = self.projections.output(join_heads(pooled).to(dtype))
         return result
 
 
-def refuse_mask(mask: Tensor | None, attention: str) -> None:
-    """Raises ValueError if there is a mask, or a bias, for a kind of attention that has no score per pair of tokens."""
+def reject_mask(mask: Tensor | None, attention: str) -> None:
+    """Raise ValueError for a mask or bias given to a kind of attention that has no score per pair of tokens."""
     if mask is not None:
         raise ValueError(
             f"{attention} attention has no score for each pair of tokens that a mask or bias of shape "
@@ -167,6 +167,6 @@ def refuse_mask(mask: Tensor | None, attention: str) -> None:
 
 
 def to_blocks(x: Tensor, size: int) -> Tensor:
-    """(B, H, T, D) -> (B, H, K, C, D) for blocks of C = `size` positions, the last one filled up with zeros."""
+    """(B, H, T, D) -> (B, H, K, C, D) for blocks of C = `size` positions, the last one padded with zeros."""
     blocks = -(-x.shape[2] // size)
     return F.pad(x, (0, 0, 0, blocks * size - x.shape[2])).view(*x.shape[:2], blocks, size, x.shape[-1])

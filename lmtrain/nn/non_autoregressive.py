@@ -1,6 +1,6 @@
 """The non-autoregressive encoder-decoder: all target words at once, in one pass (Gu et al., 2018).
 
-Shapes: B rows, T places of the decoder, Ts positions of the source, D the model's width, H heads, L layers of the
+Shapes: B rows, T positions of the decoder, Ts positions of the source, D the model's width, H heads, L layers of the
 decoder, N = max_length, V target words.
 """
 
@@ -19,16 +19,17 @@ Length = Literal["predicted", "fixed"]
 
 
 class NonAutoregressive(nn.Module):
-    """A source of ids to a target of ids, every place from BEGIN and its position alone.
+    """A source of ids to a target of ids, every input of the decoder being BEGIN and its position.
 
-    No place sees what another chose, but all see each other's states. How long a target is comes with `length`:
+    No position depends on the word chosen at another, but all attend to each other's states. `length` determines how
+    many positions the decoder has:
 
-    | length      | places of the decoder                                  | what is learned                       |
-    | ----------- | ------------------------------------------------------ | ------------------------------------- |
-    | `predicted` | as many as a classifier of the mean of the memory says | the words, and the length             |
-    | `fixed`     | N                                                      | the words, then END to the last place |
+    | length      | positions of the decoder                             | what is learned                          |
+    | ----------- | ---------------------------------------------------- | ---------------------------------------- |
+    | `predicted` | predicted by a classifier of the mean of the memory  | the words, and the length                |
+    | `fixed`     | N                                                    | the words, then END to the last position |
 
-    Either way, what is decoded is cut at the first END. Rows are padded on the right, as in `Seq2Seq`.
+    Either way, the result is cut at the first END. Rows are padded on the right, as in `Seq2Seq`.
     """
 
     def __init__(self, sizes: Sizes, length: Length = "predicted") -> None:
@@ -54,12 +55,12 @@ class NonAutoregressive(nn.Module):
         labels = target if self.length is not None else F.pad(target, (0, self.sizes.max_length - target.shape[1]))
         own = torch.arange(labels.shape[1], device=target.device) < lengths.unsqueeze(-1)
         labels = labels.masked_fill(~own, self.sizes.end_id)
-        places = own if self.length is not None else torch.ones_like(own)
-        nats = mean_nats(self._predict(memory, source, valid, places), labels, places)
+        positions = own if self.length is not None else torch.ones_like(own)
+        nats = mean_nats(self._predict(memory, source, valid, positions), labels, positions)
         return nats if self.length is None else nats + F.cross_entropy(self._length_logits(memory, valid), lengths)
 
     def length_logits(self, source: Tensor, source_valid: Tensor | None = None) -> Tensor:
-        """What the classifier says of the lengths 0 .. N: source (B, Ts) -> (B, N + 1) float32.
+        """The classifier's logits of the lengths 0 .. N: source (B, Ts) -> (B, N + 1) float32.
 
         Raises ValueError for a model of fixed length.
         """
@@ -67,36 +68,36 @@ class NonAutoregressive(nn.Module):
 
     @torch.no_grad()
     def decode(self, source: Tensor, source_valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The likeliest word at every place: source (B, Ts) -> (B, T), END after the last word, and lengths (B,)."""
+        """The most likely words: source (B, Ts) -> (B, T), END after the last word, and their lengths (B,)."""
         memory, valid = self.encoder(source, source_valid)
         if self.length is None:
-            places = valid.new_ones(len(source), self.sizes.max_length)
+            positions = valid.new_ones(len(source), self.sizes.max_length)
         else:
             lengths = self._length_logits(memory, valid).argmax(-1)
-            places = torch.arange(int(lengths.max()), device=source.device) < lengths.unsqueeze(-1)
-        words = self._predict(memory, source, valid, places).argmax(-1)
-        own = (places & (words != self.sizes.end_id)).cumprod(1)
+            positions = torch.arange(int(lengths.max()), device=source.device) < lengths.unsqueeze(-1)
+        words = self._predict(memory, source, valid, positions).argmax(-1)
+        own = (positions & (words != self.sizes.end_id)).cumprod(1)
         return words.masked_fill(own == 0, self.sizes.end_id), own.sum(1)
 
-    def cross_weights(self, source: Tensor, places: Tensor, source_valid: Tensor | None = None) -> Tensor:
-        """Where each place looks at the source: (B, Ts), which `places` (B, T) bool are there -> (L, B, H, T, Ts)."""
+    def cross_weights(self, source: Tensor, positions: Tensor, source_valid: Tensor | None = None) -> Tensor:
+        """The cross-attention weights: source (B, Ts), which positions exist (B, T) bool -> (L, B, H, T, Ts)."""
         memory, valid = self.encoder(source, source_valid)
-        return self.decoder.cross_weights(self._inputs(places), memory, valid, padding_mask(places))
+        return self.decoder.cross_weights(self._inputs(positions), memory, valid, padding_mask(positions))
 
     def _length_logits(self, memory: Tensor, valid: Tensor) -> Tensor:
         if self.length is None:
-            raise ValueError("this model has a fixed length: there is no classifier to ask")
+            raise ValueError("this model has a fixed length, and no classifier")
         weights = (valid / valid.sum(1, keepdim=True).clamp_min(1)).unsqueeze(1)  # (B, 1, Ts)
         logits: Tensor = self.length((weights @ memory.float()).squeeze(1))
         return logits.float()
 
-    def _predict(self, memory: Tensor, source: Tensor, valid: Tensor, places: Tensor) -> Tensor:
-        """log p at the real ones of the `places` (B, T) bool: (B, T, V)."""
-        states = self.decoder(self._inputs(places), memory, valid, padding_mask(places))
+    def _predict(self, memory: Tensor, source: Tensor, valid: Tensor, positions: Tensor) -> Tensor:
+        """log p at the positions (B, T) bool that exist: (B, T, V)."""
+        states = self.decoder(self._inputs(positions), memory, valid, padding_mask(positions))
         result: Tensor = self.prediction(states, memory, source, valid)
         return result
 
-    def _inputs(self, places: Tensor) -> Tensor:
-        """BEGIN and the position, at every place: (B, T) bool -> (B, T, D)."""
-        inputs: Tensor = self.begin(torch.zeros_like(places, dtype=torch.long))
+    def _inputs(self, positions: Tensor) -> Tensor:
+        """BEGIN at every position: (B, T) bool -> (B, T, D)."""
+        inputs: Tensor = self.begin(torch.zeros_like(positions, dtype=torch.long))
         return inputs

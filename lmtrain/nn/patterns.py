@@ -1,34 +1,30 @@
-"""Attention patterns: which keys a query may look at, each one rule of two positions.
+"""Attention patterns: which keys a query may attend to, each a rule of two positions.
 
-The rule is all there is: the dense mask, the blocks of keys that a CPU skips and the block mask of FlexAttention are
-made from it.
+The dense mask and FlexAttention's block mask are computed from the rule; a CPU skips the blocks of keys that
+`key_blocks` leaves out.
 
 Shapes: Tq positions of queries, Tk of keys, C positions in a block.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import reduce
 from operator import or_
-from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
-
-Positions = TypeVar("Positions", Tensor, np.ndarray)
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """The union of the parts that are given, or every key where none is; with `causal`, none after the query.
+    """The union of the given parts, or every key if there is none; with `causal`, no key after the query.
 
-    | part            | query q sees key k where                                                                       |
+    | part            | query q attends to key k where                                                                 |
     | --------------- | ---------------------------------------------------------------------------------------------- |
     | `window`        | abs(q - k) < window: local or truncated attention (Luong et al., 2015; Beltagy et al., 2020)   |
     | `stride`        | (q - k) is a multiple of stride (Child et al., 2019)                                           |
-    | `global_tokens` | either is one of the first positions, so many of them (Ainslie et al., 2020; Beltagy et al.)   |
+    | `global_tokens` | either is one of the first `global_tokens` positions (Ainslie et al., 2020; Beltagy et al.)   |
 
-    With `window` or `stride` every query sees itself; with `global_tokens`, the first key.
+    With `window` or `stride` every query attends to itself; with `global_tokens`, to the first key.
     """
 
     causal: bool = False
@@ -42,8 +38,8 @@ class Pattern:
             if size is not None and size < 1:
                 raise ValueError(f"{name}={size} must be at least 1")
 
-    def __call__(self, query: Positions, key: Positions) -> Positions:
-        """Whether the query at one position may look at the key at another: two integer arrays, broadcast, -> bool."""
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        """Whether queries at these positions may attend to keys at those: two integer tensors, broadcast, -> bool."""
         parts = []
         if self.window is not None:
             parts.append(abs(query - key) < self.window)
@@ -58,11 +54,11 @@ class Pattern:
 
     @property
     def sparse(self) -> bool:
-        """Whether there is more to it than `causal`."""
+        """Whether it restricts more than `causal`."""
         return self.window is not None or self.stride is not None or self.global_tokens is not None
 
     def mask(self, queries: int, keys: int, device: torch.device) -> Tensor:
-        """The rule for positions 0 .. Tq - 1 and 0 .. Tk - 1: (Tq, Tk) bool, True = may look."""
+        """The rule for positions 0 .. Tq - 1 and 0 .. Tk - 1: (Tq, Tk) bool, True = may attend."""
         return self(torch.arange(queries, device=device).unsqueeze(-1), torch.arange(keys, device=device))
 
 
@@ -70,29 +66,29 @@ FULL = Pattern()
 CAUSAL = Pattern(causal=True)
 
 
-def key_blocks(pattern: Pattern, length: int, block: int) -> tuple[tuple[int, ...], ...]:
-    """For every block of C queries, the blocks of C keys that hold a key which one of them may look at."""
-    # In numbers: torch before 2.12 can't hand a pattern to a function that it does not trace.
-    return _key_blocks(length, block, pattern.causal, pattern.window, pattern.stride, pattern.global_tokens)
+def key_blocks(pattern: Pattern, length: int, block: int) -> list[list[int]]:
+    """For every block of C queries, the blocks of C keys that contain a permitted key.
+
+    Computed from the ends of the blocks in plain integers, which a compiler evaluates while it traces.
+    """
+    blocks = range(-(-length // block))
+    return [[keys for keys in blocks if _any_permitted(pattern, length, block, queries, keys)] for queries in blocks]
 
 
-def _key_blocks(*numbers: int | None) -> tuple[tuple[int, ...], ...]:
-    # A function of its own, as a compiler looks into one that has a cache.
-    return _found_blocks(*numbers)
-
-
-# What torch.compiler.assume_constant_result does, without its import of the compiler, which takes over a second.
-_key_blocks._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-@lru_cache(maxsize=64)
-def _found_blocks(
-    length: int, block: int, causal: bool, window: int | None, stride: int | None, global_tokens: int | None
-) -> tuple[tuple[int, ...], ...]:
-    # In numpy, so that tensors without data (an estimate of memory, a traced graph) can't get in here.
-    pattern, keys, found = Pattern(causal, window, stride, global_tokens), np.arange(length), []
-    for start in range(0, length, block):
-        queries = np.arange(start, min(start + block, length))
-        seen = pattern(queries[:, None], keys).any(axis=0)
-        found.append(tuple(np.unique(keys[seen] // block).tolist()))
-    return tuple(found)
+def _any_permitted(pattern: Pattern, length: int, block: int, queries: int, keys: int) -> bool:
+    first_query, last_query = queries * block, min(queries * block + block, length) - 1
+    first_key, last_key = keys * block, min(keys * block + block, length) - 1
+    nearest, farthest = first_query - last_key, last_query - first_key  # the differences q - k, all of them occur
+    if pattern.causal:
+        nearest = max(nearest, 0)
+    if nearest > farthest:
+        return False
+    if not pattern.sparse:
+        return True
+    window, stride, tokens = pattern.window, pattern.stride, pattern.global_tokens
+    return (
+        (window is not None and nearest < window and farthest > -window)
+        or (stride is not None and farthest // stride * stride >= nearest)
+        # Under a causal pattern a global query attends only to global keys.
+        or (tokens is not None and (first_key < tokens or (first_query < tokens and not pattern.causal)))
+    )

@@ -1,4 +1,4 @@
-"""Pointing: a distribution over the positions of an input, and its mixture with one over a vocabulary.
+"""Pointer attention: a distribution over the positions of an input, and its mixture with one over a vocabulary.
 
 Shapes: B rows, Tq positions of queries, Tk of keys, T of a decoder, D features, V words, W the width of an input.
 """
@@ -30,8 +30,8 @@ class PointerAttention(nn.Module):
 def point(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
     """log softmax(q.k / sqrt(D)) over the keys: (B, Tq, D), (B, Tk, D) -> (B, Tq, Tk), float32 at least.
 
-    `mask` bool broadcasts to (B, Tq, Tk): False is never pointed at and gets -inf. A query that may point at nothing
-    gets -inf everywhere: its probabilities sum to zero, and no gradient comes from it.
+    `mask` bool broadcasts to (B, Tq, Tk): False is never pointed to and gets -inf. A query without a key gets -inf
+    everywhere: its probabilities sum to zero, and it has no gradient.
     """
     scores = _wide((query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1))
     if mask is None:
@@ -43,19 +43,19 @@ def point(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
 def copy_log_probs(log_vocab: Tensor, log_pointer: Tensor, tokens: Tensor, gate_logit: Tensor) -> Tensor:
     """log[(1 - g) p_vocab(w) + g sum of p_pointer(i) over tokens_i = w] for every word w, with g = sigmoid(gate_logit).
 
-    The pointer-generator mixture (See et al., 2017; Merity et al., 2017), in logarithms and float32 throughout.
+    The pointer-generator mixture (See et al., 2017; Merity et al., 2017), computed in logarithms and float32.
 
     log_vocab (B, T, V), log_pointer (B, T, Tk), tokens (B, Tk) int, gate_logit (B, T) -> (B, T, V). Where a pointer is
-    -inf everywhere, g is taken as 0, so that every position's probabilities sum to one.
+    -inf everywhere, g is 0, so that every position's probabilities sum to one.
     """
     log_vocab, log_pointer = _wide(log_vocab), _wide(log_pointer)
     words = tokens.unsqueeze(1).expand_as(log_pointer)  # (B, T, Tk)
     never = torch.full_like(log_vocab, NEVER)
-    # Per word, the exponents are relative to the highest of its own pointers: no share is lost to underflow.
+    # Per word, the exponents are relative to the largest of its own pointers, against underflow.
     peak = never.scatter_reduce(-1, words, log_pointer.detach(), "amax")
     absent = peak == NEVER
     peak = peak.masked_fill(absent, 0.0)
-    # A word that nothing points at starts at one instead of zero, whose logarithm has no gradient.
+    # A word without a pointer starts at one instead of zero, whose logarithm has no gradient.
     total = absent.to(peak.dtype).scatter_add(-1, words, (log_pointer - peak.gather(-1, words)).exp())
     return _mixture(log_vocab, (total.log() + peak).masked_fill(absent, NEVER), log_pointer, gate_logit)
 
@@ -63,9 +63,9 @@ def copy_log_probs(log_vocab: Tensor, log_pointer: Tensor, tokens: Tensor, gate_
 def copy_target_log_prob(
     log_vocab_target: Tensor, log_pointer: Tensor, tokens: Tensor, gate_logit: Tensor, targets: Tensor
 ) -> Tensor:
-    """What `copy_log_probs` gives each position's target word, without a tensor over the vocabulary.
+    """`copy_log_probs` at each position's target word, without a tensor over the vocabulary.
 
-    log_vocab_target (B, T), the log-probability that the vocabulary gives the target; log_pointer (B, T, Tk),
+    log_vocab_target (B, T), the target's log-probability under the vocabulary; log_pointer (B, T, Tk),
     tokens (B, Tk) int, gate_logit (B, T), targets (B, T) int -> (B, T).
     """
     log_vocab_target, log_pointer = _wide(log_vocab_target), _wide(log_pointer)
@@ -88,5 +88,5 @@ def _mixture(log_vocab: Tensor, log_copied: Tensor, log_pointer: Tensor, gate_lo
 
 
 def _wide(x: Tensor) -> Tensor:
-    """bf16 keeps 8 bits: too few for logarithms that are to be summed."""
+    """bf16 has 8 bits: too few for sums of logarithms."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,13 +1,13 @@
 """Attention pooling: the Set Transformer's PMA with one seed (Lee et al., 2019), over a window or over every prefix.
 
-The pool of position t over the keys i <= t, per head h, with keys k, values v from the normalised states:
+The pool of position t over the keys i <= t, per head h, with keys k, values v from the normalized states:
 
-    score   a_i = q.k_i / sqrt(D) - m_h (t - i)      q = seed  (`seed` has m = 0; `recency` learns m_h >= 0)
-    pooled  O_h = sum_i softmax(a)_i v_i             q = seed + projection of state t, and the slope  (`position`)
+    score   a_i = seed.k_i / sqrt(D) - m_h (t - i)      `seed` has m = 0; `recency` learns m_h >= 0
+    pooled  O_h = sum_i softmax(a)_i v_i
     output  h = r + W_O [O_1 .. O_H],  out = h + FF(norm(h))        r = the seed or state t
 
-Where q does not depend on t, neither does q.k_i, and the part -m_h t cancels in the softmax: all prefixes together are
-a running mean, in O(T), and decoding needs O(1) state.
+The query does not depend on t, so neither does seed.k_i, and the part -m_h t cancels in the softmax: the pools of all
+prefixes are a running softmax mean, in O(T), and decoding needs O(1) state.
 
 Shapes: B rows, H heads, T positions, D features per head, H * D the model's width, K chunks of C positions.
 """
@@ -20,60 +20,57 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import KeyValueCache, join_heads, split_heads
+from lmtrain.nn.attention import ResidualProjection, join_heads, split_heads
 from lmtrain.nn.blocks import Activation, FeedForward
-from lmtrain.nn.dot_product import attend
 from lmtrain.nn.dropout import Dropout, drop
+from lmtrain.nn.kv_cache import take_rows
 from lmtrain.nn.norms import NormKind, norm
-from lmtrain.nn.patterns import CAUSAL
-from lmtrain.nn.place import Place, take_rows
-from lmtrain.nn.positions import alibi_bias
 
-PoolQuery = Literal["seed", "recency", "position"]
+PoolQuery = Literal["seed", "recency"]
 PoolResidual = Literal["seed", "state"]
 
 CHUNK = 32
-NOTHING = -1e30
-"""A score below all others that still leaves differences defined, as -inf does not."""
+MASKED = -1e30
+"""A score below all others that, unlike -inf, leaves differences defined."""
 
 
 def prefix_mean(score: Tensor, value: Tensor, slope: Tensor, chunk: int = CHUNK) -> Tensor:
     """For every t the mean of value_i over i <= t under softmax_i(score_i - slope (t - i)).
 
-    score (B, H, T), value (B, H, T, D), slope (H,) >= 0 -> (B, H, T, D). A mean within chunks and one over the chunks
-    before (Feng et al., 2024, arXiv 2405.13956, have the scan). Each exponent is relative to a maximum taken over just
-    the keys it is summed with, so none is above zero, at any slope, length or score.
+    score (B, H, T), value (B, H, T, D), slope (H,) >= 0 -> (B, H, T, D). A mean within each chunk is merged with one
+    over the chunks before it (Feng et al., 2024, arXiv 2405.13956, describe the scan). Each exponent is relative to a
+    maximum over the keys that it is summed with, so that none is above zero, at any slope, length or score.
     """
     length = score.shape[-1]
     chunk = min(chunk, length)
-    padding = -length % chunk  # after the last position, which no real position sees
+    padding = -length % chunk  # after the last position, where no real position attends to it
     score = F.pad(score, (0, padding)).view(*score.shape[:2], -1, chunk)  # (B, H, K, C)
     value = F.pad(value, (0, 0, 0, padding)).view(*value.shape[:2], -1, chunk, value.shape[-1])  # (B, H, K, C, D)
     slope = slope.view(-1, 1, 1)
-    place = torch.arange(chunk, device=score.device)
+    offset = torch.arange(chunk, device=score.device)
     order = torch.arange(score.shape[2], device=score.device)
 
-    # Each chunk by itself, seen from its last position. Maxima cancel in the mean, so they carry no gradient.
-    seen = score - slope * (chunk - 1 - place)  # (B, H, K, C)
-    peak = seen.detach().amax(-1)  # (B, H, K)
-    weight = (seen - peak.unsqueeze(-1)).exp()
+    # Each chunk by itself, relative to its last position. Maxima cancel in the mean, so they carry no gradient.
+    relative = score - slope * (chunk - 1 - offset)  # (B, H, K, C)
+    peak = relative.detach().amax(-1)  # (B, H, K)
+    weight = (relative - peak.unsqueeze(-1)).exp()
     total = weight.sum(-1)  # (B, H, K)
     summed = (weight.to(value.dtype).unsqueeze(-2) @ value).squeeze(-2)  # (B, H, K, D)
 
-    # All chunks before each chunk, seen from the end of the one just before it.
+    # All chunks before each chunk, relative to the end of the one just before it.
     gap = order.unsqueeze(-1) - 1 - order  # (K, K)
-    seen = (peak.unsqueeze(-2) - slope * (chunk * gap)).masked_fill(gap < 0, float("-inf"))  # (B, H, K, K)
-    carried = seen.detach().amax(-1).clamp_min(NOTHING)  # (B, H, K)
-    weight = (seen - carried.unsqueeze(-1)).exp()
+    relative = (peak.unsqueeze(-2) - slope * (chunk * gap)).masked_fill(gap < 0, float("-inf"))  # (B, H, K, K)
+    carried = relative.detach().amax(-1).clamp_min(MASKED)  # (B, H, K)
+    weight = (relative - carried.unsqueeze(-1)).exp()
     carried_total = (weight * total.unsqueeze(-2)).sum(-1)  # (B, H, K)
     carried_sum = weight.to(summed.dtype) @ summed  # (B, H, K, D)
 
     # Each position: the keys of its own chunk, and what is carried.
-    gap = place.unsqueeze(-1) - place  # (C, C)
-    seen = (score.unsqueeze(-2) - slope.unsqueeze(-1) * gap).masked_fill(gap < 0, float("-inf"))  # (B, H, K, C, C)
-    before = carried.unsqueeze(-1) - slope * (place + 1)  # (B, H, K, C)
-    highest = torch.maximum(seen.detach().amax(-1), before.detach())
-    weight = (seen - highest.unsqueeze(-1)).exp()
+    gap = offset.unsqueeze(-1) - offset  # (C, C)
+    relative = (score.unsqueeze(-2) - slope.unsqueeze(-1) * gap).masked_fill(gap < 0, float("-inf"))  # (B, H, K, C, C)
+    before = carried.unsqueeze(-1) - slope * (offset + 1)  # (B, H, K, C)
+    highest = torch.maximum(relative.detach().amax(-1), before.detach())
+    weight = (relative - highest.unsqueeze(-1)).exp()
     past = (before - highest).exp()
     denominator = weight.sum(-1) + past * carried_total.unsqueeze(-1)
     inside = weight.to(value.dtype) @ value  # (B, H, K, C, D)
@@ -83,7 +80,7 @@ def prefix_mean(score: Tensor, value: Tensor, slope: Tensor, chunk: int = CHUNK)
 
 @dataclass
 class RunningMean:
-    """The softmax mean so far of each row, seen from its last position: all that a constant query needs to go on.
+    """The softmax mean of each row up to its last position, relative to that position: the whole state of the pool.
 
     peak (B, H) the largest score, total (B, H) the sum of exp(score - peak), summed (B, H, D) the same sum of values.
     """
@@ -92,35 +89,32 @@ class RunningMean:
     total: Tensor
     summed: Tensor
 
-    def replace(self, rows: Tensor, other: "RunningMean") -> None:
-        """Put all of the other in the place of these rows."""
-        self.peak[rows] = other.peak
-        self.total[rows] = other.total
-        self.summed[rows] = other.summed
-
-    def select(self, rows: Tensor) -> "RunningMean":
-        """These rows, in this order; in this state's own memory where they are as many."""
-        return RunningMean(*(take_rows(x, rows) for x in (self.peak, self.total, self.summed)))
-
-    def grow(self, factor: int) -> None:
-        """There is always room."""
-
     def add(self, score: Tensor, value: Tensor, slope: Tensor) -> None:
-        """One position further: score (B, H), value (B, H, D), slope (H,)."""
+        """Advance by one position: score (B, H), value (B, H, D), slope (H,)."""
         before = self.peak - slope
         torch.maximum(before, score, out=self.peak)
         past, weight = (before - self.peak).exp_(), (score - self.peak).exp_()
         self.summed.mul_(past.unsqueeze(-1)).addcmul_(value.to(self.summed.dtype), weight.unsqueeze(-1))
         self.total.mul_(past).add_(weight)
 
+    def grow(self, factor: int) -> None:
+        """The capacity is unlimited."""
 
-PoolState = RunningMean | KeyValueCache
+    def replace(self, rows: Tensor, other: "RunningMean") -> None:
+        """Overwrite these rows with all rows of `other`."""
+        self.peak[rows] = other.peak
+        self.total[rows] = other.total
+        self.summed[rows] = other.summed
+
+    def select(self, rows: Tensor) -> "RunningMean":
+        """These rows, in this order; see `take_rows`."""
+        return RunningMean(*(take_rows(x, rows) for x in (self.peak, self.total, self.summed)))
 
 
 class AttentionPooling(nn.Module):
     """The pooling block described at the top of this file.
 
-    Dropout on the weights of a constant query is one mask per key and head, shared by all prefixes.
+    Dropout on the attention weights is one mask per key and head, shared by all prefixes.
     """
 
     def __init__(
@@ -142,31 +136,21 @@ class AttentionPooling(nn.Module):
         self.attention_dropout = attention_dropout
         self.norm = norm(norm_kind, dim)
         self.seed = nn.Parameter(torch.zeros(dim))
-        self.slope = nn.Parameter(torch.zeros(heads)) if query != "seed" else None
-        self.query = nn.Linear(dim, dim, bias=False) if query == "position" else None
+        self.slope = nn.Parameter(torch.zeros(heads)) if query == "recency" else None
         self.key = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(dim, dim, bias=False)
-        self.output = nn.Linear(dim, dim, bias=False)
+        self.output = ResidualProjection(dim, dim, bias=False)
         self.feed_forward_norm = norm(norm_kind, dim)
         self.feed_forward = FeedForward(dim, ff_dim, activation)
         self.dropout = Dropout(dropout)
-        self.folded: Tensor | None = None  # see `pack`
 
     def forward(self, x: Tensor) -> Tensor:
         """The pool of every prefix: (B, T, H D) -> (B, T, H D)."""
         states = self.norm(x)
         value = split_heads(self.value(states), self.heads)  # (B, H, T, D)
-        if self.query is None:
-            if self.training and self.attention_dropout:
-                value = value * drop(torch.ones_like(value[..., :1]), self.attention_dropout)
-            pooled = prefix_mean(self._score(states), value, self._slope())
-        else:
-            query, key = self._query(states), split_heads(self.key(states), self.heads)
-            place = torch.arange(x.shape[1], device=x.device)
-            bias = alibi_bias(self._slope(), place, place)  # (H, T, T)
-            dropout = self.attention_dropout if self.training else 0.0
-            pooled = attend(query, key, value, bias, pattern=CAUSAL, dropout=dropout)
-        return self._finish(x, pooled)
+        if self.training and self.attention_dropout:
+            value = value * drop(torch.ones_like(value[..., :1]), self.attention_dropout)
+        return self._finish(x, prefix_mean(self._score(states), value, self._slope()))
 
     def window(self, x: Tensor) -> Tensor:
         """The pool of the whole window, for its last position: (B, T, H D) -> (B, H D); see `weights`."""
@@ -177,39 +161,52 @@ class AttentionPooling(nn.Module):
         return self._finish(x[:, -1:], pooled).squeeze(1)
 
     def weights(self, x: Tensor) -> Tensor:
-        """The weights with which the last position pools: (B, T, H D) -> (B, H, T)."""
+        """The attention weights of the last position's pool: (B, T, H D) -> (B, H, T)."""
         return self._weights(self.norm(x))
 
-    def start(self, x: Tensor, lengths: Tensor, columns: int) -> PoolState:
-        """The state from which `step` goes on after the first `lengths` (B,) positions of x (B, T, H D).
-
-        `columns` is the room that a cache is given, where one is needed.
-        """
+    def prefill(self, x: Tensor, lengths: Tensor) -> RunningMean:
+        """The state for `step` after the first `lengths` (B,) positions of x (B, T, H D)."""
         states = self.norm(x)
         value = split_heads(self.value(states), self.heads)
-        if self.query is not None:
-            return KeyValueCache.filled(split_heads(self.key(states), self.heads), value, columns)
         age = lengths.unsqueeze(-1) - 1 - torch.arange(x.shape[1], device=x.device)  # (B, T), negative = padding
         score = self._score(states) - self._slope().unsqueeze(-1) * age.unsqueeze(1)
         score = score.masked_fill(age.unsqueeze(1) < 0, float("-inf"))  # (B, H, T)
-        peak = F.pad(score, (0, 1), value=NOTHING).amax(-1)
+        peak = F.pad(score, (0, 1), value=MASKED).amax(-1)
         weight = (score - peak.unsqueeze(-1)).exp()
         summed = (weight.unsqueeze(-1) * value).sum(-2)  # no product of matrices: autocast would make it bf16
         return RunningMean(peak, weight.sum(-1), summed)
 
-    def step(self, x: Tensor, state: PoolState, place: Place) -> Tensor:
-        """One position per row, x (B, 1, H D) -> (B, H D); the state goes on with it, a cache at its `place`."""
+    def step(self, x: Tensor, state: RunningMean) -> Tensor:
+        """One position per row, x (B, 1, H D) -> (B, H D); the state advances with it."""
         states = self.norm(x)
         value = split_heads(self.value(states), self.heads)  # (B, H, 1, D)
-        if isinstance(state, RunningMean):
-            state.add(self._score(states).squeeze(-1), value.squeeze(-2), self._slope())
-            pooled = (state.summed / state.total.unsqueeze(-1)).unsqueeze(-2)
-        else:
-            seen = place.seen
-            state.write(split_heads(self.key(states), self.heads), value, place.at, seen)
-            bias = Place(place.column, seen, place.level, slopes=self._slope()).mask(CAUSAL)  # (B, H, 1, seen)
-            pooled = attend(self._query(states), state.key[:, :, :seen], state.value[:, :, :seen], bias)
+        state.add(self._score(states).squeeze(-1), value.squeeze(-2), self._slope())
+        pooled = (state.summed / state.total.unsqueeze(-1)).unsqueeze(-2)
         return self._finish(x, pooled.to(value.dtype)).squeeze(1)
+
+    def score_weight(self) -> Tensor:
+        """W_K^T seed / sqrt(D), whose product with a state is its scores: (H, H D)."""
+        seed, key = self.seed.view(self.heads, -1), self.key.weight.view(self.heads, -1, len(self.seed))
+        weight: Tensor = (seed.unsqueeze(1) @ key).squeeze(1) * seed.shape[-1] ** -0.5
+        return weight
+
+    def _score(self, states: Tensor) -> Tensor:
+        """seed.k_i / sqrt(D) of normalized states (B, T, H D) -> (B, H, T), float32 under autocast.
+
+        seed.(W_K x) is computed as (W_K^T seed).x, so that no keys are needed.
+        """
+        with torch.autocast(states.device.type, enabled=False):
+            weight = self.score_weight()
+            return F.linear(states.to(weight.dtype), weight).transpose(1, 2)
+
+    def _slope(self) -> Tensor:
+        """(H,) slopes in nats per position, not negative."""
+        return self.seed.new_zeros(self.heads) if self.slope is None else F.softplus(self.slope)
+
+    def _weights(self, states: Tensor) -> Tensor:
+        age = states.shape[1] - 1 - torch.arange(states.shape[1], device=states.device)
+        score = self._score(states).to(self.seed.dtype) - self._slope().unsqueeze(-1) * age
+        return score.softmax(-1)
 
     def _finish(self, x: Tensor, pooled: Tensor) -> Tensor:
         """Output projection, residuals and feed-forward: x (B, T, H D), pooled (B, H, T, D) -> (B, T, H D)."""
@@ -218,48 +215,12 @@ class AttentionPooling(nn.Module):
         result: Tensor = h + self.dropout(self.feed_forward(self.feed_forward_norm(h)))
         return result
 
-    def _slope(self) -> Tensor:
-        """(H,) slopes in nats per position, not negative."""
-        if self.slope is None:
-            return self.seed.new_zeros(self.heads)
-        return F.softplus(self.slope)
-
-    def _score(self, states: Tensor) -> Tensor:
-        """seed.k_i / sqrt(D) of normalised states (B, T, H D) -> (B, H, T), float32 under autocast.
-
-        seed.(W_K x) is taken as (W_K^T seed).x, which spares the projection of the keys.
-        """
-        with torch.autocast(states.device.type, enabled=False):
-            folded = self.folded if self.folded is not None else self.fold()
-            return F.linear(states.to(folded.dtype), folded).transpose(1, 2)
-
-    def fold(self) -> Tensor:
-        """W_K^T seed / sqrt(D), what a state is multiplied by to get its scores: (H, H D)."""
-        seed, key = self.seed.view(self.heads, -1), self.key.weight.view(self.heads, -1, len(self.seed))
-        folded: Tensor = (seed.unsqueeze(1) @ key).squeeze(1) * seed.shape[-1] ** -0.5
-        return folded
-
-    def _query(self, states: Tensor) -> Tensor:
-        """seed + projection of the normalised states: (B, T, H D) -> (B, H, T, D)."""
-        assert self.query is not None
-        projected = self.query(states)
-        return split_heads(projected + self.seed.to(projected.dtype), self.heads)
-
-    def _weights(self, states: Tensor) -> Tensor:
-        if self.query is None:
-            score = self._score(states)
-        else:
-            query, key = self._query(states[:, -1:]), split_heads(self.key(states), self.heads)
-            score = ((query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)).squeeze(-2)  # (B, H, T)
-        age = states.shape[1] - 1 - torch.arange(states.shape[1], device=states.device)
-        score = score.to(self.seed.dtype) - self._slope().unsqueeze(-1) * age
-        return score.softmax(-1)
-
 
 def slope_parameters(heads: int) -> Tensor:
-    """(H,) values of the raw parameter for slopes spread log-evenly from 4 to 0.02 nats per position.
+    """(H,) initial values of `slope`, for slopes spread log-evenly from 4 to 0.02 nats per position.
 
-    4 sees little but the last token; 0.02 has a half-life of 35. A single head starts at their geometric mean.
+    A slope of 4 leaves little but the last token; 0.02 has a half-life of 35. A single head starts at their geometric
+    mean.
     """
     exponents = (
         torch.linspace(math.log(4.0), math.log(0.02), heads) if heads > 1 else torch.tensor([math.log(0.08) / 2])

@@ -1,4 +1,4 @@
-"""How positions enter: sinusoids added to the input, rotated queries and keys, or a bias on the attention scores.
+"""Position encodings: sinusoids added to the input, rotated queries and keys, or a bias on the attention scores.
 
 Shapes: B rows, H heads, T positions, D features (even), ... any leading axes.
 """
@@ -34,9 +34,9 @@ def rotation(positions: Tensor, head_dim: int) -> Rotation:
 def rotate(x: Tensor, by: Rotation) -> Tensor:
     """Rotate the feature pairs of `x` (..., T, D) by their position's angles (rotary embedding, Su et al., 2021).
 
-    Pair i is (x[i], x[i + D/2]): the two halves of the head, not neighbours. It goes to
-    (x[i] cos - x[i + D/2] sin, x[i + D/2] cos + x[i] sin), so that a rotated query times a rotated key depends on the
-    difference of their positions alone.
+    Pair i is (x[i], x[i + D/2]), from the two halves of the head. It becomes
+    (x[i] cos - x[i + D/2] sin, x[i + D/2] cos + x[i] sin), so that a rotated query times a rotated key depends only on
+    the difference of their positions.
     """
     cos, sin = by
     first, second = x.chunk(2, dim=-1)

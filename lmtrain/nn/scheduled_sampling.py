@@ -1,8 +1,8 @@
-"""Scheduled sampling in parallel: training on inputs some of which the model made itself.
+"""Parallel scheduled sampling: training on inputs some of which are the model's own predictions.
 
-A first pass reads the true inputs x_0 .. x_{T-1} and draws a token from every prediction. What is drawn at position
-t - 1, having read x_0 .. x_{t-1}, stands for input t in the second pass, the one that is learned from. The targets stay
-true (Bengio et al., 2015; in parallel: Mihaylova & Martins, 2019; Duckworth et al., 2019).
+A first pass reads the true inputs x_0 .. x_{T-1} and samples a token from every prediction. The sample at position
+t - 1, which has read x_0 .. x_{t-1}, replaces input t in the second pass, whose loss is minimized. The targets stay the
+same (Bengio et al., 2015; in parallel: Mihaylova & Martins, 2019; Duckworth et al., 2019).
 
 Shapes: B rows, T positions, V words.
 """
@@ -12,9 +12,10 @@ from torch import Tensor
 
 
 def choose(gold: Tensor, probability: float) -> Tensor:
-    """Which inputs (B, T) are to be replaced, each independently so probably: (B, T) bool.
+    """Which inputs (B, T) are replaced, each independently with this probability: (B, T) bool.
 
-    Column 0, the BEGIN or first token, which nothing predicts, never is. Raises ValueError unless it is a probability.
+    Position 0, BEGIN or the first token, has no prediction and is never replaced. Raises ValueError for a number that
+    is no probability.
     """
     if not 0 <= probability <= 1:
         raise ValueError(f"probability={probability} must lie between 0 and 1")
@@ -24,9 +25,9 @@ def choose(gold: Tensor, probability: float) -> Tensor:
 
 
 def mix(gold: Tensor, sampled: Tensor, probability: float) -> Tensor:
-    """The inputs of the second pass: `gold` (B, T), those that `choose` picks replaced by `sampled` (B, T).
+    """The inputs of the second pass: `gold` (B, T) with those that `choose` returns replaced by `sampled` (B, T).
 
-    sampled[:, t] is for the place of gold[:, t], so it must come from the prediction at t - 1.
+    sampled[:, t] replaces gold[:, t], so it must come from the prediction at t - 1.
     """
     return torch.where(choose(gold, probability), sampled, gold)
 
@@ -34,11 +35,11 @@ def mix(gold: Tensor, sampled: Tensor, probability: float) -> Tensor:
 def sample(logits: Tensor) -> Tensor:
     """A token from each distribution softmax(logits): (..., V) -> (...) int64, from torch's default generator.
 
-    One uniform number per distribution is looked up in its cumulative sum, taken in float64; noise for every word (the
-    Gumbel-max trick) would cost many times the softmax on a CPU. What has probability zero is never drawn.
+    One uniform number per distribution is searched in its cumulative sum, in float64; noise for every word (the
+    Gumbel-max trick) would cost many times the softmax on a CPU. A token of probability zero is never sampled.
     """
-    reached = logits.softmax(-1, dtype=torch.float32).cumsum(-1, dtype=torch.float64)
-    total = reached[..., -1:]
-    drawn = torch.rand(total.shape, dtype=torch.float64, device=logits.device) * total
-    drawn = torch.minimum(drawn, total.nextafter(torch.zeros_like(total)))
-    return torch.searchsorted(reached, drawn, right=True).squeeze(-1)
+    cumulative = logits.softmax(-1, dtype=torch.float32).cumsum(-1, dtype=torch.float64)
+    total = cumulative[..., -1:]
+    uniform = torch.rand(total.shape, dtype=torch.float64, device=logits.device) * total
+    uniform = torch.minimum(uniform, total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, uniform, right=True).squeeze(-1)

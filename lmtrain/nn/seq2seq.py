@@ -1,6 +1,6 @@
-"""The autoregressive encoder-decoder (Vaswani et al., 2017): each word is predicted from the source and those before.
+"""The autoregressive encoder-decoder (Vaswani et al., 2017): predictions from the source and previous words.
 
-Shapes: B rows, T places of the decoder, Ts positions of the source, H heads, L layers of the decoder, V target words.
+Shapes: B rows, T positions of the decoder, Ts of the source, H heads, L layers of the decoder, V target words.
 """
 
 import torch
@@ -15,10 +15,9 @@ from lmtrain.nn.scheduled_sampling import mix, sample
 class Seq2Seq(nn.Module):
     """A source of ids to a target of ids, word by word from BEGIN to END.
 
-    Rows are padded on the right: `source_valid` (B, Ts) bool, where it is given, is True on what is real. With
-    `Sizes.copy` a pointer to the source is mixed in, in training and decoding. `start` and `step` are what the searches
-    of `lmtrain.decoding` ask for; END and the limit of `max_length` words are theirs to watch, and BEGIN, which is a
-    target word like any other to this model, theirs to ban.
+    Rows are padded on the right: `source_valid` (B, Ts) bool, if given, is True on words. With `Sizes.copy` a pointer
+    to the source is mixed in, in training and decoding. `start` and `step` are the interface of the searches in
+    `lmtrain.generation`, which stop at END or `max_length` words, and must block BEGIN, an ordinary target word here.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -52,12 +51,12 @@ class Seq2Seq(nn.Module):
         inputs, labels, real = shift(target, lengths, self.sizes)
         if sampling:
             with torch.no_grad():
-                drawn = sample(self._predict(inputs, memory, source, valid))  # (B, T + 1), each one place too early
-            inputs = mix(inputs, torch.cat((inputs[:, :1], drawn[:, :-1]), dim=1), sampling)
+                sampled = sample(self._predict(inputs, memory, source, valid))  # (B, T + 1), each one position early
+            inputs = mix(inputs, torch.cat((inputs[:, :1], sampled[:, :-1]), dim=1), sampling)
         return mean_nats(self._predict(inputs, memory, source, valid), labels, real)
 
     def cross_weights(self, source: Tensor, inputs: Tensor, source_valid: Tensor | None = None) -> Tensor:
-        """Where each place looks at the source under teacher forcing: (L, B, H, T, Ts); a pass of its own."""
+        """The cross-attention weights under teacher forcing, by a separate pass: (L, B, H, T, Ts)."""
         memory, valid = self.encoder(source, source_valid)
         return self.decoder.cross_weights(self.embedding(inputs), memory, valid)
 
@@ -84,21 +83,21 @@ class Seq2Seq(nn.Module):
 
 
 def shift(target: Tensor, lengths: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, labels and which places are real, each (B, T + 1), of targets (B, T) of these lengths (B,), or all T.
+    """Inputs, labels and which labels are real, each (B, T + 1), of targets (B, T) of these lengths (B,), or all T.
 
     The inputs are BEGIN and the target, the labels the target and END; padding is END in both. A target of n words has
-    n + 1 real places.
+    n + 1 real labels.
     """
     width = target.shape[1]
     lengths = target.new_full((len(target),), width) if lengths is None else lengths
-    places = torch.arange(width + 1, device=target.device)
-    real = places <= lengths.unsqueeze(-1)
-    labels = F.pad(target, (0, 1)).masked_fill(places >= lengths.unsqueeze(-1), sizes.end_id)
+    order = torch.arange(width + 1, device=target.device)
+    real = order <= lengths.unsqueeze(-1)
+    labels = F.pad(target, (0, 1)).masked_fill(order >= lengths.unsqueeze(-1), sizes.end_id)
     return F.pad(labels[:, :-1], (1, 0), value=sizes.begin_id), labels, real
 
 
 def mean_nats(log_probs: Tensor, labels: Tensor, real: Tensor) -> Tensor:
-    """The mean of -log p of the labels (B, T) over the real places (B, T): log_probs (B, T, V) -> ()."""
+    """The mean of -log p of the labels (B, T) over the real ones (B, T): log_probs (B, T, V) -> ()."""
     nats = F.nll_loss(log_probs.transpose(1, 2), labels, reduction="none")
     return (nats * real).sum() / real.sum().clamp_min(1)
 
@@ -107,11 +106,11 @@ def guided_attention_loss(weights: Tensor, query_lengths: Tensor, key_lengths: T
     """The mean of w (1 - exp(-(n/N - t/T)^2 / (2 width^2))) over real positions (Tachibana et al., 2018).
 
     weights (..., B, H, Tq, Tk), w for query n of N and key t of T, where query_lengths (B,) are the N and key_lengths
-    (B,) the T -> (). Attention far off the diagonal costs; added to the loss, it pulls the weights to it.
+    (B,) the T -> (). Added to a loss, it penalizes attention far from the diagonal.
     """
     queries = torch.arange(weights.shape[-2], device=weights.device)
     keys = torch.arange(weights.shape[-1], device=weights.device)
-    # An empty row has no real position; its 0 / 0 would be NaN even where it is not counted.
+    # An empty row has no real position; its 0 / 0 would be NaN even though it is not counted.
     rows = (queries / query_lengths.clamp_min(1).unsqueeze(-1)).unsqueeze(-1)  # (B, Tq, 1)
     columns = (keys / key_lengths.clamp_min(1).unsqueeze(-1)).unsqueeze(-2)  # (B, 1, Tk)
     cost = 1 - (-((rows - columns) ** 2) / (2 * width**2)).exp()

@@ -2,14 +2,14 @@
 
     MAB(Q, V)  = O + ReLU(O W_O),  O = [O_1 .. O_H],  O_i = Attention(Q W_i^Q, V W_i^K, V W_i^V)      `plain`
                = the cross-attention block, with residuals and norms                                 `residual`
-    SAB(X)     = MAB(X, X)                  every element looks at every other: quadratic in their number
+    SAB(X)     = MAB(X, X)                  every element attends to every other: quadratic in their number
     ISAB(X)    = MAB(X, MAB(I, X))          through m inducing points I: linear
-    PMA(X)     = MAB(S, X)                  k seeds S ask: k vectors, in whatever order the elements come
+    PMA(X)     = MAB(S, X)                  k seeds S attend: k vectors, for any order of the elements
 
-Learned points start with unit variance, as a normalised element has it: at any width, an element's or a key's scores
-for them start at the scale of its scores for other elements, apart enough for the points to part ways.
+Learned points start with unit variance, like a normalized element: at any width, their scores start at the scale of
+scores between elements, so that the points can specialize.
 
-Shapes: B sets, T elements (Tq that ask), m inducing points, k seeds or queries, H heads, D the block's width, W of an
+Shapes: B sets, T elements (Tq of queries), m inducing points, k seeds or queries, H heads, D the block's width, W of an
 input.
 """
 
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import MultiHeadAttention, join_heads, padding_mask, split_heads
+from lmtrain.nn.attention import CrossAttention, join_heads, padding_mask, split_heads, width_per_head
 from lmtrain.nn.blocks import Activation, CrossAttentionBlock, FeedForward, ResidualOptions
 from lmtrain.nn.dot_product import attend
 
@@ -39,14 +39,13 @@ class FormOptions(ResidualOptions, total=False):
 class PlainBlock(nn.Module):
     """O + ReLU(O W_O) of the joined heads O: no residual from the queries, no norm."""
 
-    def __init__(self, attention: MultiHeadAttention) -> None:
+    def __init__(self, attention: CrossAttention) -> None:
         super().__init__()
         self.attention = attention
 
     def forward(self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """x (B, Tq, D), memory (B, T, W) -> (B, Tq, D). `mask` is as for `attend`."""
-        dropout = self.attention.dropout if self.training else 0.0
-        pooled = join_heads(attend(*self.attention.project(x, memory, memory), mask, dropout=dropout))
+        pooled = self.attention.pooled(x, memory, mask=mask)
         return pooled + F.relu(self.attention.output(pooled))
 
 
@@ -54,8 +53,8 @@ class MAB(nn.Module):
     """Multi-head attention block, in one of the forms at the top of this file.
 
     `residual` is the paper's own with `norm_position="post"`, `norm_kind="layer"` and `activation="relu"`. `ff_dim`
-    (default 4 `dim`), `activation` and `residual_options`, those of `Residual`, are of that form alone: ValueError
-    says so where the plain form is given one.
+    (default 4 `dim`), `activation` and `residual_options`, those of `Residual`, are of that form only: the plain form
+    raises ValueError for them.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class MAB(nn.Module):
         **residual_options: Unpack[ResidualOptions],
     ) -> None:
         super().__init__()
-        attention = MultiHeadAttention(dim, heads, key_dim=memory_dim, qk_norm=qk_norm, dropout=attention_dropout)
+        attention = CrossAttention(dim, heads, key_dim=memory_dim, qk_norm=qk_norm, dropout=attention_dropout)
         self.block: nn.Module
         if form == "residual":
             feed_forward = FeedForward(dim, ff_dim or 4 * dim, activation or "gelu")
@@ -84,7 +83,7 @@ class MAB(nn.Module):
         self.block = PlainBlock(attention)
 
     def forward(self, query: Tensor, values: Tensor, *, valid: Tensor | None = None) -> Tensor:
-        """query (B, Tq, D), values (B, T, W) -> (B, Tq, D). `valid` (B, T) bool: False = padding, not looked at."""
+        """query (B, Tq, D), values (B, T, W) -> (B, Tq, D). `valid` (B, T) bool: False = padding, never attended to."""
         result: Tensor = self.block(query, values, mask=None if valid is None else padding_mask(valid))
         return result
 
@@ -107,7 +106,8 @@ class ISAB(nn.Module):
 
     def __init__(self, dim: int, heads: int, inducing: int, **options: Unpack[FormOptions]) -> None:
         super().__init__()
-        self.inducing = nn.Parameter(torch.randn(inducing, dim))
+        self.inducing = nn.Parameter(torch.empty(inducing, dim))
+        nn.init.normal_(self.inducing)
         self.gather = MAB(dim, heads, **options)
         self.spread = MAB(dim, heads, **options)
 
@@ -129,7 +129,7 @@ class PMA(nn.Module):
         self.block = MAB(dim, heads, memory_dim=memory_dim, **options)
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
-        """(B, T, W) -> (B, k, D). `valid` (B, T) bool: False = padding, not looked at."""
+        """(B, T, W) -> (B, k, D). `valid` (B, T) bool: False = padding, never attended to."""
         result: Tensor = self.block(self.seeds.expand(len(x), -1, -1), x, valid=valid)
         return result
 
@@ -154,17 +154,15 @@ class LearnedQueryAttention(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        if head_dim is None and dim % heads:
-            raise ValueError(f"a width of {dim} can't be divided among {heads} heads")
         self.heads = heads
-        inner = heads * (head_dim or dim // heads)
+        inner = heads * (head_dim or width_per_head(dim, heads))
         self.queries = nn.Parameter(torch.randn(queries, inner))
         self.key = nn.Linear(memory_dim or dim, inner, bias=bias)
         self.value = nn.Linear(memory_dim or dim, inner, bias=bias)
         self.output = nn.Linear(inner, dim, bias=bias)
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
-        """(B, T, W) -> (B, k, D). `valid` (B, T) bool: False = padding, not looked at."""
+        """(B, T, W) -> (B, k, D). `valid` (B, T) bool: False = padding, never attended to."""
         key, value = split_heads(self.key(x), self.heads), split_heads(self.value(x), self.heads)
         queries = split_heads(self.queries.to(key.dtype).expand(len(x), -1, -1), self.heads)
         mask = None if valid is None else padding_mask(valid)

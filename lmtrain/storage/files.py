@@ -1,7 +1,7 @@
-"""The one file-writing protocol: folders that are whole or absent, with a manifest that names every byte in them.
+"""How files and folders are written: atomically, so that they are complete or absent, with a manifest of hashes.
 
-A folder (corpus, token store, checkpoint) is written under a temporary name beside its target, every file and the
-folder itself are flushed to disk, and only then it is renamed. A reader that finds the folder finds all of it.
+A folder (corpus, token store, checkpoint) is written under a temporary name beside its target; every file and the
+folder itself are flushed to disk; only then is it renamed. A reader that finds the folder finds all of it.
 """
 
 import errno
@@ -26,15 +26,15 @@ _SEAL = "sha256"
 _TEMPORARY = ".tmp-"
 _ASIDE = "~old"
 _OURS = re.compile(rf"{re.escape(_TEMPORARY)}(.+?)({_ASIDE})?-[0-9a-f]{{8}}", re.DOTALL)
-"""A name that `_temporary` or `_take_place` gave."""
+"""A name given by `_temporary` or `_take_place`."""
 _BLOCK = 1 << 20
 _LONGEST_NAME = 255
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, None)
-"""What the system says where a file is missing or something else has its name."""
+"""The errors of the system if a file is missing or its name belongs to something else."""
 
 
 def sha256_bytes(*data: bytes | memoryview) -> str:
-    """SHA-256 of `data`, one part after the other, in hexadecimal."""
+    """SHA-256 of the concatenation of `data`, in hexadecimal."""
     digest = hashlib.sha256()
     for part in data:
         digest.update(part)
@@ -42,7 +42,7 @@ def sha256_bytes(*data: bytes | memoryview) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of the file's content, in hexadecimal, read in blocks. Raises OSError where it is no regular file."""
+    """SHA-256 of the content of a file, in hexadecimal. Raises OSError unless it is a regular file."""
     disk.check_regular(path)
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -52,9 +52,9 @@ def sha256_file(path: Path) -> str:
 
 
 def write_file(path: Path, data: bytes | str) -> None:
-    """Replace `path` by `data` at once: readers see the old content or the new, never a part.
+    """Replace the content of `path` atomically: readers see the old content or the new, never a part.
 
-    Raises LmtrainError where the disk is full or the place can't be written.
+    Raises LmtrainError if the disk is full or `path` can't be written.
     """
     temporary = _temporary(path)
     try:
@@ -68,24 +68,21 @@ def write_file(path: Path, data: bytes | str) -> None:
 
 
 def make_folders(path: Path) -> None:
-    """Make a folder and those above it that are missing, durably. Raises LmtrainError where that can't be done."""
+    """Make a folder and its missing parents, and flush them to disk. Raises LmtrainError if that is impossible."""
     with writing(path):
         for folder in [*reversed(path.parents), path]:
-            if not folder.is_dir():
-                _make_folder(folder)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        disk.make_folder(folder)
-    except FileExistsError:
-        if not folder.is_dir():  # else another process was quicker
-            raise
-    disk.sync(folder.parent)
+            if folder.is_dir():
+                continue
+            try:
+                disk.make_folder(folder)
+            except FileExistsError:
+                if not folder.is_dir():  # else another process made it first
+                    raise
+            disk.sync(folder.parent)
 
 
 def write_error(path: Path, error: OSError) -> LmtrainError:
-    """The sentence for a write that failed, with its remedy."""
+    """The error for a failed write, with its remedy."""
     return LmtrainError(
         f"can't write {path}: {error.strerror or error}. Free some space or choose a folder that you may write to; "
         "what was there before is unharmed"
@@ -93,7 +90,7 @@ def write_error(path: Path, error: OSError) -> LmtrainError:
 
 
 def read_error(path: Path, error: OSError) -> LmtrainError:
-    """The sentence for a read that failed: UnreadableError unless the file is missing or is no file."""
+    """The error for a failed read: UnreadableError unless the file is missing or is no file."""
     if error.errno in _NO_FILE:
         return LmtrainError(f"{path} can't be read: {error.strerror or error}")
     return UnreadableError(f"{path} can't be read: {error.strerror}. Make it readable; nothing was changed")
@@ -101,7 +98,7 @@ def read_error(path: Path, error: OSError) -> LmtrainError:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the system says when `path` can't be written into LmtrainError."""
+    """Turn an OSError of writing `path` into LmtrainError."""
     try:
         yield
     except OSError as error:
@@ -112,20 +109,20 @@ def writing(path: Path) -> Iterator[None]:
 def new_folder(
     path: Path, kind: str, info: dict[str, Any], hashes: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Path]:
-    """Write a folder that appears at `path` whole or not at all.
+    """Write a folder that appears at `path` complete or not at all.
 
-    Yields a temporary folder beside `path` to write into. When the block ends well, the manifest (format `kind`, the
-    entries of `info`, which the block may still extend, the size and sha256 of every file, and a sha256 of all this) is
-    added, everything is flushed and the folder takes its name, in place of an older one. When the block raises, nothing
-    is left behind. A file is not read again whose sha256 the block has put into `hashes`, as of what it wrote.
+    Yields a temporary folder beside `path` to write into. When the block ends, the manifest is added: format `kind`,
+    the entries of `info`, which the block may extend, the size and SHA-256 of every file, and a SHA-256 of all this.
+    Then everything is flushed and the folder is renamed, replacing an older one. If the block raises, nothing is left.
+    The block may put the hashes of files that it wrote into `hashes`, so that they are not read again.
 
-    Raises LmtrainError where the disk is full or the place can't be written.
+    Raises LmtrainError if the disk is full or `path` can't be written.
     """
     temporary = _temporary(path)
     held: int | None = None
     try:
         make_folders(path.parent)
-        with alone_in(path.parent):
+        with folder_lock(path.parent):
             disk.make_folder(temporary)
             held = _lock(temporary, fcntl.LOCK_EX)  # while this process lives, `recover` leaves the folder alone
         yield temporary
@@ -140,7 +137,7 @@ def new_folder(
         for file in [*files.values(), temporary / MANIFEST]:
             disk.sync(file)
         disk.sync(temporary)
-        with alone_in(path.parent):
+        with folder_lock(path.parent):
             _take_place(temporary, path)
     except OSError as error:
         raise write_error(path, error) from error
@@ -152,7 +149,7 @@ def new_folder(
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder that readers may be looking for: it loses its name at once, and its content after that."""
+    """Delete a folder atomically for readers: it is renamed first, then its content is deleted."""
     doomed = _temporary(path)
     with writing(path):
         disk.rename(path, doomed)
@@ -164,9 +161,9 @@ def _temporary(path: Path) -> Path:
 
 
 def _take_place(temporary: Path, path: Path) -> None:
-    """Rename `temporary` to `path`; a folder already there steps aside first and is deleted after.
+    """Rename `temporary` to `path`; an older folder is first renamed, and deleted at the end.
 
-    Between the two renames nothing has the name; `recover` gives it back to the folder that stepped aside.
+    Between the two renames nothing has the name; `recover` gives it back to the older folder.
     """
     older = path.with_name(f"{_TEMPORARY}{path.name}{_ASIDE}-{uuid.uuid4().hex[:8]}")
     replaces = path.exists()
@@ -184,12 +181,12 @@ def _take_place(temporary: Path, path: Path) -> None:
 
 
 def recover(parent: Path) -> None:
-    """Put in order what a killed process left in `parent`, where others may be writing folders, but no single files.
+    """Clean up what a killed process left in `parent`, where other processes may be writing folders, but no files.
 
-    Half-written files and folders are deleted; a folder that had stepped aside for one that never came is put back.
-    Nothing else is touched, whatever it is called.
+    Half-written files and folders are deleted; an older folder whose replacement never got its name is renamed back.
+    Nothing else is touched.
     """
-    with alone_in(parent):
+    with folder_lock(parent):
         for leftover in sorted(parent.glob(f"{_TEMPORARY}*")):
             name = _OURS.fullmatch(leftover.name)
             if name is None:
@@ -198,7 +195,10 @@ def recover(parent: Path) -> None:
                 with writing(parent / name[1]):
                     disk.rename(leftover, parent / name[1])
                     disk.sync(parent)
-            elif not (leftover.is_dir() and _is_locked(leftover)):
+            elif not leftover.is_dir():
+                disk.remove(leftover)
+            elif (held := _lock(leftover, fcntl.LOCK_EX | fcntl.LOCK_NB)) is not None:  # no living process writes it
+                os.close(held)
                 disk.remove(leftover)
 
 
@@ -208,8 +208,8 @@ def is_temporary(name: str) -> bool:
 
 
 @contextmanager
-def alone_in(parent: Path) -> Iterator[None]:
-    """Let no other process make, replace or put in order a folder in `parent` meanwhile, where locks are to be had."""
+def folder_lock(parent: Path) -> Iterator[None]:
+    """Keep other processes from making, replacing or cleaning up folders in `parent`, if the file system has locks."""
     held = _lock(parent, fcntl.LOCK_EX)
     try:
         yield
@@ -218,15 +218,8 @@ def alone_in(parent: Path) -> Iterator[None]:
             os.close(held)
 
 
-def _is_locked(folder: Path) -> bool:
-    held = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if held is not None:
-        os.close(held)
-    return held is None
-
-
 def _lock(folder: Path, operation: int) -> int | None:
-    """Lock a folder until what is returned is closed, or the process ends; None where that can't be had."""
+    """Lock a folder until the returned descriptor is closed or the process ends; None if that is impossible."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -242,9 +235,9 @@ def _lock(folder: Path, operation: int) -> int | None:
 def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
     """The manifest of `folder`, which must be of format `kind`; the sizes of its files are checked, not their content.
 
-    The size check is what keeps a memory-mapped reader from a bus error on a truncated file.
-    Raises LmtrainError when the folder or a file in it is missing, foreign, or of another size, and UnreadableError
-    where the system does not let it be read.
+    A memory-mapped reader of a truncated file would die of a bus error; checking the sizes prevents that.
+    Raises LmtrainError if the folder or a file in it is missing, foreign, or of another size, and UnreadableError if
+    the system denies reading it.
     """
     manifest = parse_manifest(folder, kind)
     for name, entry in manifest["files"].items():
@@ -254,37 +247,37 @@ def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def parse_manifest(folder: Path, kind: str) -> dict[str, Any]:
-    """The manifest as `read_manifest` has it, whatever has become of the files that it names.
+    """The manifest as `read_manifest` returns it; the files that it names may be missing.
 
-    Its own sha256 is checked and taken off; one that was written before manifests had it is taken as it is.
+    Its own hash is verified and removed; a manifest that was written before there was one is accepted without it.
     """
+    path = folder / MANIFEST
     try:
-        disk.check_regular(folder / MANIFEST)
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        seal = manifest.pop(_SEAL, None) if isinstance(manifest, dict) else None
-        changed = seal is not None and seal != _content_hash(manifest)
+        disk.check_regular(path)
+        manifest: dict[str, Any] = json.loads(path.read_bytes())
+        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
+        if found != kind:
+            raise LmtrainError(f"{folder} has format {str(found)[:99]!r} where {kind!r} is needed")
+        is_sealed = manifest.pop(_SEAL, None) in (None, _content_hash(manifest))
     except OSError as error:
         if error.errno in _NO_FILE:
             raise LmtrainError(f"{folder} has no {MANIFEST}: it is not a folder that lmtrain wrote") from error
-        raise read_error(folder / MANIFEST, error) from error
+        raise read_error(path, error) from error
     except (ValueError, RecursionError) as error:
-        raise LmtrainError(f"{folder / MANIFEST} can't be read ({error}): delete {folder} and make it again") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != kind:
-        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-        raise LmtrainError(f"{folder} has format {str(found)[:99]!r} where {kind!r} is needed")
+        raise LmtrainError(f"{path} can't be read ({error}): delete {folder} and make it again") from error
     files = manifest.get("files")
     if not isinstance(files, dict) or not all(
         isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and isinstance(entry.get("sha256"), str)
         for entry in files.values()
     ):
-        raise LmtrainError(f"{folder / MANIFEST} is damaged: delete {folder} and make it again")
+        raise LmtrainError(f"{path} is damaged: delete {folder} and make it again")
     for name in files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise LmtrainError(f"{folder / MANIFEST} names {name[:99]!r}, which lies outside of {folder}")
+            raise LmtrainError(f"{path} names {name[:99]!r}, which lies outside of {folder}")
         if not name.isprintable() or len(name) > _LONGEST_NAME:
-            raise LmtrainError(f"{folder / MANIFEST} names {name[:99]!r}, which can be no file of lmtrain's")
-    if changed:
-        raise LmtrainError(f"{folder / MANIFEST} is damaged or was changed: delete {folder} and make it again")
+            raise LmtrainError(f"{path} names {name[:99]!r}, which lmtrain can't have written")
+    if not is_sealed:
+        raise LmtrainError(f"{path} is damaged or was changed: delete {folder} and make it again")
     return manifest
 
 
@@ -294,7 +287,7 @@ def _content_hash(manifest: dict[str, Any]) -> str:
 
 
 def _size(file: Path) -> int | None:
-    """The size of a regular file; None where there is none, or can be none under such a name."""
+    """The size of a regular file; None if there is none, or can be none with such a name."""
     try:
         status = file.stat()
     except OSError as error:
@@ -305,7 +298,7 @@ def _size(file: Path) -> int | None:
 
 
 def verify(folder: Path, manifest: dict[str, Any], sha256: Callable[[Path], str] = sha256_file) -> None:
-    """Check the content of every file that `manifest` lists against its sha256.
+    """Verify the content of every file that `manifest` lists by its hash.
 
     Raises LmtrainError naming the first file that differs or can't be read.
     """

@@ -1,4 +1,4 @@
-"""The run folder around its checkpoints: its configuration, its tokenizer, how it stands, and its lock."""
+"""The run folder around its checkpoints: its configuration, its tokenizer, its state, and its lock."""
 
 import fcntl
 import json
@@ -17,21 +17,21 @@ from lmtrain.system import disk
 CONFIG, TOKENIZER, STATE, METRICS = "config.yaml", "tokenizer.json", "state.json", "metrics.jsonl"
 _LOCK = ".lock"
 _BEFORE_CONFIG = {_LOCK, "checkpoints", "profile"}
-"""What a run folder may hold before its configuration is written."""
+"""What a run folder may contain before its configuration is written."""
 
 
 def create_run(run_dir: Path, config: Config, tokenizer: Path) -> None:
-    """Make the run's folder with its configuration and its tokenizer, or refresh them in an existing one."""
+    """Make a run folder with this configuration and tokenizer, or write them again into an existing one."""
     make_folders(run_dir / "checkpoints")
     write_file(run_dir / CONFIG, dump_config(config))
     write_file(run_dir / TOKENIZER, tokenizer.read_bytes())
 
 
 def run_config(run_dir: Path) -> Config:
-    """The configuration stored with a run, whatever the environment says."""
+    """The configuration that is stored with a run, regardless of the environment."""
     try:
         return load_config(run_dir / CONFIG, environment={}, stored=True)
-    except UsageError as error:  # the run is damaged, and not the command wrong
+    except UsageError as error:  # the run is damaged; the command is right
         raise LmtrainError(str(error)) from None
 
 
@@ -49,15 +49,16 @@ def find_run(path: Path | None, runs_dir: Path) -> Path:
 
 
 def write_state(run_dir: Path, status: str, **details: Any) -> None:
-    """Say in `state.json` how the run stands: running, finished, interrupted or failed."""
+    """Write `state.json`; `status` is running, finished, interrupted or failed."""
     write_file(run_dir / STATE, json.dumps({"status": status, **details}, indent=2) + "\n")
 
 
 @contextmanager
 def lock(run_dir: Path) -> Iterator[None]:
-    """Keep a second process out of the run, and put in order what one that was killed has left in it.
+    """Keep other processes out of a run, and clean up what a killed one left in it.
 
-    The system drops the lock when the process ends, however it ends. Raises LmtrainError where the folder is no run's.
+    The system releases the lock however the process ends. Raises LmtrainError if another process has it, or if the
+    folder has files in it that belong to no run.
     """
     make_folders(run_dir)
     _reject_foreign(run_dir)
@@ -81,7 +82,7 @@ def lock(run_dir: Path) -> Iterator[None]:
 
 
 def _reject_foreign(run_dir: Path) -> None:
-    """Raise LmtrainError where the folder holds other files than a run's, which a run would overwrite."""
+    """Raise LmtrainError if the folder has files that belong to no run, which a run could overwrite."""
     try:
         names = {path.name for path in run_dir.iterdir() if not is_temporary(path.name)}
         if CONFIG in names:

@@ -1,4 +1,4 @@
-"""Files of tensors (safetensors): written whole, or by several processes of which each has some rows; read by rows.
+"""Safetensors files: written by one process, or by several that each have some rows; read by rows.
 
 Rows 64 to 128 of the 256 of a tensor `weight` are stored as a tensor of the name `weight[64:128/256]`.
 """
@@ -30,7 +30,7 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What safetensors calls them."""
+"""The names of types in safetensors."""
 _TYPES = {name: dtype for dtype, name in _DTYPES.items()}
 _ROWS = re.compile(r"(.+)\[([0-9]{1,15}):([0-9]{1,15})/([0-9]{1,15})\]")
 
@@ -41,7 +41,7 @@ class _Piece:
 
     file: Path
     opened: Any
-    """The file, whose header is not to be parsed again for every tensor."""
+    """The open file, so that its header is parsed only once."""
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -50,7 +50,7 @@ class _Piece:
     total: int
 
     def read(self, rows: slice | EllipsisType) -> Tensor:
-        """Some of its rows, counted from `first`."""
+        """Read some of its rows, counted from `first`."""
         with _reading(self.file):
             tensor: Tensor = self.opened.get_slice(self.name)[rows]
         return tensor
@@ -58,7 +58,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor on the disk: `stored[...]` reads all of it, `stored[first:end]` these rows and no others."""
+    """A tensor on disk: `stored[...]` reads all of it, `stored[first:end]` only these rows."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -66,7 +66,7 @@ class Stored:
     """In the order of their rows."""
 
     def __getitem__(self, rows: slice | EllipsisType) -> Tensor:
-        """A tensor in memory of its own. Raises LmtrainError where a file can't be read."""
+        """A copy in memory. Raises LmtrainError if a file can't be read."""
         if not self.shape:
             return self.pieces[0].read(...).clone()
         first, end, _ = (slice(None) if isinstance(rows, EllipsisType) else rows).indices(self.shape[0])
@@ -89,10 +89,10 @@ def in_rows(names: Iterable[str]) -> bool:
 
 
 def serialize(named: Mapping[str, Tensor]) -> list[memoryview]:
-    """The parts of a safetensors file: a header, and the bytes of the tensors, as they lie in memory if on the CPU.
+    """The parts of a safetensors file: a header, and the bytes of the tensors, without a copy if on the CPU.
 
     The library's own function makes three copies of each. The header is JSON after its length; the widest types come
-    first, so that each tensor lies at a multiple of its type's size.
+    first, so that each tensor is aligned to the size of its type.
     """
     names = sorted(named, key=lambda name: (-named[name].itemsize, name))
     ends = list(accumulate((named[name].nbytes for name in names), initial=0))
@@ -109,7 +109,7 @@ def serialize(named: Mapping[str, Tensor]) -> list[memoryview]:
 def open_files(files: Iterable[Path]) -> dict[str, Stored]:
     """The tensors in some files that belong together; only their headers are read, and the files stay open.
 
-    Raises LmtrainError where one is no safetensors file, and where rows of a tensor are missing or are there twice.
+    Raises LmtrainError if one is no safetensors file, or if rows of a tensor are missing or stored twice.
     """
     pieces: dict[str, list[_Piece]] = {}
     for file in files:
@@ -119,7 +119,7 @@ def open_files(files: Iterable[Path]) -> dict[str, Stored]:
 
 
 def _pieces(file: Path) -> list[tuple[str, _Piece]]:
-    """What is in one file, each with the name of the tensor that it belongs to."""
+    """The pieces in one file, each with the name of its tensor."""
     found = []
     with _reading(file):
         opened: Any = safe_open(file, "pt")
@@ -136,7 +136,7 @@ def _pieces(file: Path) -> list[tuple[str, _Piece]]:
 
 
 def _joined(name: str, pieces: list[_Piece]) -> Stored:
-    """The tensor of which these are all the rows."""
+    """The tensor that consists of these pieces."""
     pieces = sorted(pieces, key=lambda piece: (piece.first, piece.end))
     one, last = pieces[0], pieces[-1]
     if len(pieces) == 1 and one.name == name:
@@ -148,13 +148,13 @@ def _joined(name: str, pieces: list[_Piece]) -> Stored:
         or any(piece.shape[:1] != (piece.end - piece.first,) for piece in pieces)
         or len({(piece.shape[1:], piece.dtype, piece.total) for piece in pieces}) > 1
     ):
-        raise LmtrainError(f"{one.file.parent} is damaged: rows of {name[:99]!r} are missing, or are there twice")
+        raise LmtrainError(f"{one.file.parent} is damaged: rows of {name[:99]!r} are missing or stored twice")
     return Stored((one.total, *one.shape[1:]), one.dtype, tuple(pieces))
 
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """Turn what the library says of a file into LmtrainError."""
+    """Turn the library's errors of reading `file` into LmtrainError."""
     try:
         yield
     except OSError as error:

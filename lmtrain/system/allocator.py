@@ -1,19 +1,19 @@
-"""The C allocator's settings, for CPU training. Imports nothing but the standard library: it must act before torch."""
+"""The C allocator's settings for CPU training. It must run before torch is imported."""
 
 import ctypes
 import os
 
 
-def keep_heap() -> None:
-    """Make large tensors cheap to allocate again and again on a CPU; call it before torch is imported.
+def retain_heap() -> None:
+    """Make it cheap to allocate large CPU tensors again and again; call this before torch is imported.
 
-    By default glibc maps every large tensor anew and returns it when freed, so each training step pays for page faults
-    on all of its memory. Huge pages cut their number, and a heap that is never trimmed avoids them.
+    By default glibc maps every large tensor afresh and unmaps it when freed (and trims the heap), so each training step
+    pays for page faults on all of its memory. Huge pages reduce their number, and a heap that is never trimmed avoids
+    them.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
-        libc = ctypes.CDLL(None)
-        mallopt = libc.mallopt
+        mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # not glibc
         return
     m_trim_threshold, m_top_pad, m_mmap_max = -1, -2, -4

@@ -1,6 +1,6 @@
-"""The calls by which whole files and folders come, go and become durable.
+"""The file-system calls that create, replace, delete and sync files and folders.
 
-All that must survive a crash goes through them, so that a test can record them and try every state of the disk that a
+Everything that must survive a crash uses them, so that a test can record them and check every state of the disk that a
 crash between two of them may leave.
 """
 
@@ -14,12 +14,12 @@ from typing import BinaryIO
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder that must not be there yet, in one that is."""
+    """Create a folder that must not exist, in one that does."""
     path.mkdir()
 
 
 def write(path: Path, data: bytes | list[memoryview]) -> None:
-    """Write a file that must not be there yet, whole or in parts; it is not on the disk before `sync`."""
+    """Write a file that must not exist, from one or several buffers; it is durable only after `sync`."""
     with path.open("xb") as file:
         file.writelines([data] if isinstance(data, bytes) else data)
 
@@ -34,7 +34,7 @@ def sync(path: Path) -> None:
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError where `path` is a pipe or a device, which may keep who opens it waiting for ever, or a folder."""
+    """Raise OSError if `path` is a folder, or a pipe or a device, on which opening may block for ever."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -44,7 +44,7 @@ def check_regular(path: Path) -> None:
 
 
 def open_in_place(path: Path) -> BinaryIO:
-    """Open a file to change it where it is, or make it. Raises OSError where it is not a regular file, or a link."""
+    """Open a file to modify it in place, or create it. Raises OSError if it is a link or not a regular file."""
     check_regular(path)
     try:
         return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
@@ -55,12 +55,12 @@ def open_in_place(path: Path) -> BinaryIO:
 
 
 def rename(path: Path, target: Path) -> None:
-    """Give a file or a folder another name at once; a file takes the place of another."""
+    """Rename a file or a folder atomically; a file replaces an existing one."""
     path.replace(target)
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a folder with all that is in it, as far as that can be done."""
+    """Delete a file, or a folder and its contents, as far as possible."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

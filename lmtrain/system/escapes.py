@@ -1,4 +1,4 @@
-"""Text from files and users as it may reach a terminal: no character of it may act as a control sequence."""
+"""Escaping of text from files and users, so that it can't act as a control sequence on a terminal."""
 
 import json
 import re
@@ -8,32 +8,31 @@ from collections.abc import Callable
 from typing import Any
 
 _JOINERS = "\u200c\u200d"
-"""Invisible, and part of how some scripts and emoji are written."""
+"""Invisible, and required by some scripts and emoji."""
 
 
 def escaped(message: str) -> str:
-    """A message in one line, with each character that is not printable as Python writes it."""
+    """A message on one line, with each character that is not printable as a Python escape sequence."""
     return _replaced(message, str.isprintable)
 
 
 def for_terminal(text: str) -> str:
-    """The same for a text that standard output shows on a terminal, with its line ends, tabs and spaces; elsewhere
-    the text as it is."""
+    """The same for a text on standard output, except its newlines and tabs; if that is no terminal, the text itself."""
     return with_lines(text) if sys.stdout.isatty() else text
 
 
 def with_lines(text: str) -> str:
-    """A text of several lines with its control characters as Python writes them."""
+    """A text of several lines, with its control characters as Python escape sequences."""
     return _replaced(text, _is_text)
 
 
 def in_one_line(text: str) -> str:
-    r"""A text with `\n`, `\r`, `\t` and `\\` in place of line ends, tabs and backslashes."""
+    r"""A text with `\n`, `\r`, `\t` and `\\` instead of newlines, carriage returns, tabs and backslashes."""
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
 
 
 def to_json(value: Any) -> str:
-    """One line of JSON, in which no control character is left: JSON itself allows those above U+007E."""
+    """One line of JSON without control characters: JSON itself allows those above U+007E."""
     return re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 

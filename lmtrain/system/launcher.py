@@ -1,21 +1,21 @@
-"""What torchrun, or another launcher, tells each process that it starts; read without torch, which imports slowly."""
+"""What torchrun, or another launcher, tells each process it starts. Does not import torch, which is slow to import."""
 
 import os
 
-STARTED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that torchrun sets, or another launcher that wants to be understood."""
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables that torchrun sets; another launcher must set them too."""
 
 
-def started() -> bool:
-    """Whether a launcher has started this process."""
-    return all(name in os.environ for name in STARTED)
+def is_launched() -> bool:
+    """Whether a launcher started this process."""
+    return all(name in os.environ for name in LAUNCHER_VARIABLES)
 
 
-def several() -> bool:
-    """Whether it has started others too."""
-    return started() and os.environ["WORLD_SIZE"] != "1"
+def is_distributed() -> bool:
+    """Whether the launcher started more than one process."""
+    return is_launched() and os.environ["WORLD_SIZE"] != "1"
 
 
-def leads() -> bool:
-    """Whether this process is the first of them, or alone."""
-    return not several() or os.environ["RANK"] == "0"
+def is_main_process() -> bool:
+    """Whether this process has rank 0, or is the only one."""
+    return not is_distributed() or os.environ["RANK"] == "0"

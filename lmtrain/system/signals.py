@@ -1,12 +1,15 @@
-"""SIGINT (Ctrl-C) and SIGUSR1 from the first moment of a command: the first ends it, a second one at once.
+"""Signals: while a command starts or runs, and while training, which saves a checkpoint first.
 
-No traceback is shown, whatever is imported or done meanwhile. Training saves instead, by handlers of its own. Only the
-standard library is imported here: this must act before anything else is loaded.
+Before training, from the first moment of a command on: the first SIGINT (Ctrl-C) or SIGUSR1 ends it without a
+traceback, the second at once. `catch_stop_signals` replaces these handlers while a model is trained.
+Imports only the standard library: `install` must run before anything else is loaded.
 """
 
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
@@ -17,7 +20,7 @@ _ending = False
 
 
 def install() -> None:
-    """Catch the signals, but for those that the process was started to ignore, as a shell's background jobs are."""
+    """Handle the signals, except those that the process was started to ignore, like a shell's background jobs."""
     sys.unraisablehook = _unraisable
     for number in (signal.SIGINT, signal.SIGUSR1):
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -25,24 +28,24 @@ def install() -> None:
 
 
 def ending() -> bool:
-    """Whether a signal has asked the command to end."""
+    """Whether a signal has requested the end of the command."""
     return _ending
 
 
 def forget() -> None:
-    """Let the command go on after a signal that was meant for a part of it."""
-    global _ending  # noqa: PLW0603 -- signals are the process's own
+    """Let the command continue after a signal that was meant for a part of it."""
+    global _ending  # noqa: PLW0603 -- signals belong to the process
     _ending = False
 
 
 def uninstall() -> None:
-    """Let signals end a process that is over but for its exit, in which Python would show a traceback."""
+    """Let signals end a process that only has to exit, where Python would print a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def end_at_once(message: str) -> NoReturn:
-    """Write a line to stderr, and exit without waiting for anything; no other signal is heard meanwhile."""
+    """Write a line to stderr and exit without waiting for anything, ignoring further interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     start = "\n" if os.isatty(2) else ""  # there may be a progress bar
     try:
@@ -62,7 +65,50 @@ def _handle(number: int, _frame: FrameType | None) -> None:
 
 
 def _unraisable(failure: "sys.UnraisableHookArgs") -> None:
-    """An interrupt that Python would report and forget, because it came while an object was deleted, still ends."""
+    """End the process on an interrupt that Python would only report, because it came while an object was deleted."""
     if isinstance(failure.exc_value, KeyboardInterrupt):
         os._exit(INTERRUPTED)
     sys.__unraisablehook__(failure)
+
+
+class Interrupted(Exception):  # noqa: N818 -- not an error
+    """Raised by `StopSignal.check`."""
+
+
+class StopSignal:
+    """A request to end training: the first SIGINT, SIGTERM or SIGUSR1 that any process of the run received.
+
+    `all_max` returns the maximum of a number over the processes, so that all of them stop at the same `check`.
+    """
+
+    def __init__(self, all_max: Callable[[int], int], abort: Callable[[], NoReturn]) -> None:
+        self.name: str | None = None
+        self._all_max = all_max
+        self._abort = abort
+
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        """The signal handler: records the signal; a SIGINT that is not the first signal calls `abort`."""
+        if self.name is not None and number == signal.SIGINT:
+            self._abort()
+        self.name = signal.Signals(number).name
+
+    def check(self) -> None:
+        """Raise Interrupted if any process has received a signal. Called by all processes."""
+        number = self._all_max(signal.Signals[self.name] if self.name is not None else 0)
+        if number:
+            self.name = signal.Signals(number).name
+            raise Interrupted(self.name)
+
+
+@contextmanager
+def catch_stop_signals(all_max: Callable[[int], int], abort: Callable[[], NoReturn]) -> Iterator[StopSignal]:
+    """Handle SIGINT, SIGTERM and SIGUSR1 inside the block; the previous handlers are restored after it."""
+    stop = StopSignal(all_max, abort)
+    previous = {
+        number: signal.signal(number, stop.handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""How long a run lasts, and how far along it is."""
+"""The budget of a run in steps or time, and its progress."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,25 +12,25 @@ DEFAULT_EPOCHS = 10.0
 
 @dataclass(frozen=True)
 class Budget:
-    """Steps, seconds, or whichever of the two ends first."""
+    """Steps, seconds, or both: then whichever is spent first."""
 
     steps: int | None
     seconds: float | None
     prepared: float = 0.0
-    """Seconds that were gone before the first step, compiling above all."""
+    """Seconds before the first step, mostly compilation."""
 
     def progress(self, step: int, seconds: float) -> float:
-        """The share of the run that is done, in [0, 1]. With a budget of time it follows the clock, from the first step
-        on: a schedule that had begun before it would have no warm-up where compiling takes as long."""
-        shares = [0.0]
+        """The fraction of the budget that is spent, in [0, 1]. A budget in time counts from the first step: from the
+        start, compiling could take up the whole warm-up."""
+        fractions = [0.0]
         if self.steps is not None:
-            shares.append(step / self.steps)
+            fractions.append(step / self.steps)
         if self.seconds is not None:
-            shares.append((seconds - self.prepared) / (self.seconds - self.prepared))
-        return min(1.0, max(shares))
+            fractions.append((seconds - self.prepared) / (self.seconds - self.prepared))
+        return min(1.0, max(fractions))
 
     def begun(self, seconds: float) -> Self:
-        """The same budget, its first step beginning after so many seconds. Raises LmtrainError if it is over then."""
+        """The same budget with the first step after so many seconds. Raises LmtrainError if it is spent by then."""
         if self.seconds is not None and seconds >= self.seconds:
             raise LmtrainError(
                 f"train.max_minutes={self.seconds / 60:g} is over before the first step, {seconds / 60:.2f} minutes "
@@ -40,7 +40,7 @@ class Budget:
 
 
 def make_budget(config: TrainConfig, samples_per_epoch: int) -> Budget:
-    """The configured budget, in steps and seconds; an epoch's last step may reach into the next epoch."""
+    """The configured budget in steps and seconds; the last step of an epoch may reach into the next one."""
     steps = config.steps
     epochs = config.epochs
     if steps is None and epochs is None and config.max_minutes is None:

@@ -1,108 +1,111 @@
-"""Time and means over the steps between two logged points."""
+"""Time, and means over the steps between two logged points."""
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
-
-from torch import Tensor
 
 from lmtrain.errors import LmtrainError
-from lmtrain.system.runtime import memory_bytes, peak_flops, synchronize
+from lmtrain.system.device import synchronize
+from lmtrain.system.machine import peak_flops
+from lmtrain.system.memory import memory_bytes
+from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.costs import step_flops
 from lmtrain.training.state import Training
 
 MAX_SKIPPED_IN_A_ROW = 20
 NAMED_WINDOWS = 8
-"""Windows of a bad batch that a message names."""
-
-
-class StepResult(NamedTuple):
-    """What a step was, left on the device: nats per target, the gradient's norm, whether nothing was changed."""
-
-    loss: Tensor
-    grad_norm: Tensor
-    skipped: Tensor
+"""How many windows of a bad batch an error message names."""
 
 
 class Clock:
-    """Seconds that the run has taken, over all its parts, evaluations included."""
+    """Seconds that the run has taken until the last `tick`, by the main process's clock.
 
-    def __init__(self, seconds: float = 0.0, time_now: Callable[[], float] = time.monotonic) -> None:
-        self._before, self._now = seconds, time_now
-        self._started = self._saved = time_now()
+    They include all parts of a resumed run, and evaluations.
+    """
+
+    def __init__(self, seconds: float = 0.0, processes: ProcessGroup = SINGLE_PROCESS) -> None:
+        self._before, self._processes = seconds, processes
+        self._now = self._started = self._saved = processes.broadcast(time.monotonic())
+
+    def tick(self) -> None:
+        """Read the time. Called by all processes, so that all have the same time until the next call."""
+        self._now = self._processes.broadcast(time.monotonic())
 
     def read(self) -> float:
-        """Seconds so far."""
-        return self._before + self._now() - self._started
+        """Seconds at the last `tick`."""
+        return self._before + self._now - self._started
 
     def since_save(self) -> float:
         """Seconds since the last checkpoint of this part of the run."""
-        return self._now() - self._saved
+        return self._now - self._saved
 
     def mark_saved(self) -> None:
-        """A checkpoint is being written now."""
-        self._saved = self._now()
+        """A checkpoint is written now."""
+        self._saved = self._now
 
 
-class Window:
-    """The steps since the last logged point. Their sums are part of the training's state, on the device, for which only
-    a logged step waits; the time is that of this part of the run."""
+class Meter:
+    """Means and rates over the steps since the last logged one. Only a logged step waits for the device.
+
+    The sums are part of the training's state, so they survive a resume; rates cover only this part of the run.
+    """
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._tokens_per_step = training.config.train.batch_size * training.targets_per_sample
-        self._flops_per_step = step_flops(training.model, training.config)
-        self._peak = peak_flops(training.device, training.precision) * training.parallel.workers.size
-        self._steps, self._began = 0, time.perf_counter()
+        self._peak = peak_flops(training.device, training.precision) * training.parallel.processes.world_size
+        self._steps, self._started = 0, time.perf_counter()
 
-    def count(self) -> None:
-        """A step was taken. Raises LmtrainError after too many in a row that were left out: on a GPU up to as many
-        later, so that the host does not wait for each."""
+    def count_step(self) -> None:
+        """Count a step. Raises LmtrainError after too many skipped steps in a row; on a GPU up to 20 steps late, so
+        that the host does not wait for every step."""
         self._steps += 1
         if self._training.device.type == "cpu" or self._training.counters.step % MAX_SKIPPED_IN_A_ROW == 0:
-            self._check()
+            self._check_divergence()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """The time in the block is not that of steps."""
-        began = time.perf_counter()
+        """Exclude the time spent in the block."""
+        started = time.perf_counter()
         yield
-        self._began += time.perf_counter() - began
-
-    def _check(self) -> None:
-        training = self._training
-        in_a_row = int(training.in_a_row)
-        if in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            size = training.config.train.batch_size
-            starts = training.order.starts((training.counters.step - 1) * size, min(size, NAMED_WINDOWS))
-            raise LmtrainError(
-                f"training diverged: {in_a_row} steps in a row up to step {training.counters.step} were "
-                "left out, their gradient being not finite (the last one's windows start at tokens "
-                f"{', '.join(map(str, starts))}{' ..' if size > NAMED_WINDOWS else ''}); the last checkpoint is good: "
-                "lower train.lr or raise train.warmup"
-            )
+        self._started += time.perf_counter() - started
 
     def metrics(self, lr: float, seconds: float) -> dict[str, float]:
-        """Means since the last call, also where the run was resumed between. Raises LmtrainError as `count` does."""
-        self._check()
+        """The metrics since the last call, also if the run was resumed in between. Raises LmtrainError as `count_step`.
+
+        The first call counts the operations of a step, which takes about a second.
+        """
+        self._check_divergence()
         training = self._training
-        losses, norms, steps = training.window.tolist()
-        training.window.zero_()
+        losses, norms, steps = training.statistics.sums.tolist()
+        training.statistics.sums.zero_()
         loss = losses / steps if steps else math.nan
         synchronize(training.device)
-        per_second = self._steps / (time.perf_counter() - self._began)
-        self._steps, self._began = 0, time.perf_counter()
+        steps_per_second = self._steps / (time.perf_counter() - self._started)
+        flops = step_flops(training.model, training.config)
+        self._steps, self._started = 0, time.perf_counter()
         return {
             "loss": loss,
             "perplexity": math.exp(min(loss, 700.0)),
             "lr": lr,
             "grad_norm": norms / steps if steps else math.nan,
-            "tokens_per_second": per_second * self._tokens_per_step,
-            "peak_share": per_second * self._flops_per_step / self._peak,
+            "tokens_per_second": steps_per_second * training.targets_per_step,
+            "peak_share": steps_per_second * flops / self._peak,
             "memory_gb": memory_bytes(training.device) / 1e9,
-            "epoch": training.counters.step * training.config.train.batch_size / training.order.per_epoch(),
+            "epoch": training.counters.step * training.config.train.batch_size / training.samples.order.per_epoch(),
             "minutes": seconds / 60,
-            "skipped_steps": float(training.skipped),
+            "skipped_steps": float(training.statistics.skipped),
         }
+
+    def _check_divergence(self) -> None:
+        training = self._training
+        in_a_row = int(training.statistics.in_a_row)
+        if in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            size = training.config.train.batch_size
+            starts = training.samples.order.starts((training.counters.step - 1) * size, min(size, NAMED_WINDOWS))
+            raise LmtrainError(
+                f"training diverged: {in_a_row} steps in a row up to step {training.counters.step} were skipped, "
+                "because their gradients were not finite (the last one's windows start at tokens "
+                f"{', '.join(map(str, starts))}{' ..' if size > NAMED_WINDOWS else ''}); the last checkpoint is good: "
+                "lower train.lr or raise train.warmup"
+            )

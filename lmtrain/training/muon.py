@@ -1,4 +1,4 @@
-"""Muon for the hidden matrices, AdamW for everything else: one optimizer, which leaves out a step whole or not at all.
+"""Muon for the hidden matrices, AdamW for everything else, as one optimizer.
 
 Shapes: N matrices of one shape, A rows, B columns.
 """
@@ -7,26 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from lmtrain.training.adamw import AdamW
 
 MOMENTUM = 0.95
 STEPS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic a x + b x^3 + c x^5, steep at zero: singular values end up between 0.7 and 1.2 and no nearer to 1."""
 EPS = 1e-7
-HIDDEN = ("encoder.", "pool.")
 
 
-def hidden_matrices(model: nn.Module) -> list[Tensor]:
-    """The weights of the linear layers inside the blocks and the pool, but for gates, which are few rows."""
-    return [
-        module.weight
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name.startswith(HIDDEN) and not name.endswith("gate")
-    ]
-
-
-def orthogonalised(matrices: Tensor, dtype: torch.dtype) -> Tensor:
+def orthogonalized(matrices: Tensor, dtype: torch.dtype) -> Tensor:
     """About U V^T of each matrix U S V^T, by five Newton-Schulz steps: (N, A, B) -> (N, A, B) in `dtype`."""
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
@@ -40,20 +32,18 @@ def orthogonalised(matrices: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon (Jordan et al. 2024): the step is the momentum, orthogonalised; with Nesterov's momentum.
+    """Muon (Jordan et al., 2024) with Nesterov momentum: the update is the orthogonalized momentum.
 
-    A step's elements have a root mean square of 0.2 times the learning rate, as AdamW's do (Liu et al. 2025), so that
-    one learning rate and one weight decay, decoupled as in AdamW, serve both. Matrices of one shape are computed
-    together, in `dtype`.
+    An update's elements have a root mean square of 0.2 times the learning rate, like AdamW's (Liu et al., 2025), so
+    that one learning rate and one decoupled weight decay serve both. Matrices of one shape are batched, in `dtype`.
 
-    `matrices` are groups of 2-D parameters with their `weight_decay`; `rest`, a fused AdamW, has all the others. Its
-    groups and its state are this optimizer's too. Where `found_inf` is 1 nothing changes, parameters and state of both,
-    and no host waits for the answer.
+    `matrices` are parameter groups of 2-D parameters with their `weight_decay`; `rest` optimizes all other parameters,
+    and its groups and state are also this optimizer's.
     """
 
-    _step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves it to `step` to heed `found_inf`
+    _step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves it to `step` to check `found_inf`
 
-    def __init__(self, matrices: list[dict[str, Any]], rest: torch.optim.AdamW, lr: float, dtype: torch.dtype) -> None:
+    def __init__(self, matrices: list[dict[str, Any]], rest: AdamW, lr: float, dtype: torch.dtype) -> None:
         super().__init__(matrices, {"lr": lr, "momentum": MOMENTUM})
         self._matrices = list(self.param_groups)
         self._dtype = dtype
@@ -63,33 +53,40 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         assert closure is None
-        found_inf = getattr(self, "found_inf", None)
-        self._rest.found_inf = found_inf  # type: ignore[attr-defined]
-        self._rest.step()
+        self._step(getattr(self, "found_inf", torch.zeros(())) > 0)  # GradScaler sets it
+
+    @torch.no_grad()
+    def step_unless(self, skip: Tensor) -> None:
+        """Take a step, or where `skip`, () bool on the device, leave parameters and state unchanged.
+
+        The host does not wait for the value.
+        """
+        self._step(skip)
+
+    def _step(self, skip: Tensor) -> None:
+        self._rest.step_unless(skip)
         for group in self._matrices:
             shapes: dict[torch.Size, list[Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     shapes.setdefault(parameter.shape, []).append(parameter)
             for parameters in shapes.values():
-                self._move(parameters, group, found_inf)
+                self._update(parameters, group, skip.to(parameters[0].device))
 
-    def _move(self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
+    def _update(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor) -> None:
         lr, momentum = group["lr"], group["momentum"]
         rows, columns = parameters[0].shape
-        device = parameters[0].device
-        skip = torch.zeros((), dtype=torch.bool, device=device) if found_inf is None else found_inf.to(device) > 0
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
-        # What is added to a sum in a step that is left out is 0, which keeps its bits, and never 0 x NaN.
+        # In a skipped step all sums get 0 added, which keeps their bits, and never 0 x NaN.
         gradients = torch.stack([_gradient(parameter) for parameter in parameters]).masked_fill_(skip, 0.0)  # (N, A, B)
         means = torch.stack(buffers).lerp_(gradients, torch.where(skip, 0.0, 1.0 - momentum))
         torch._foreach_copy_(buffers, list(means.unbind()))
-        update = orthogonalised(gradients.lerp_(means, momentum), self._dtype).float().masked_fill_(skip, 0.0)
+        update = orthogonalized(gradients.lerp_(means, momentum), self._dtype).float().masked_fill_(skip, 0.0)
         torch._foreach_mul_(parameters, torch.where(skip, 1.0, 1.0 - lr * group["weight_decay"]))
         torch._foreach_add_(parameters, list(update.unbind()), alpha=-0.2 * max(rows, columns) ** 0.5 * lr)
 

@@ -1,4 +1,4 @@
-"""Noise on what a model reads in training.
+"""Noise on the input tokens in training.
 
 Shapes: B rows, T positions.
 """
@@ -11,10 +11,10 @@ from lmtrain.data.ids import Ids
 
 
 def noisy(inputs: Tensor, ids: Ids, share: float) -> Tensor:
-    """Inputs (B, T), each replaced with probability `share` by a token drawn from all of `ids`: unigram noise
-    (Xie et al., 2017). Drawn from torch's default generator."""
+    """Inputs (B, T), each replaced with probability `share` by a random token of `ids`: unigram noise (Xie et al.,
+    2017). Uses torch's default generator."""
     chosen = torch.rand(inputs.shape) < share
-    places = torch.randint(len(ids), (int(chosen.sum()),))
+    positions = torch.randint(len(ids), (int(chosen.sum()),))
     result = inputs.clone()
-    result[chosen] = torch.from_numpy(ids.windows(places.numpy(), 1)[:, 0].astype(np.int64))
+    result[chosen] = torch.from_numpy(ids.windows(positions.numpy(), 1)[:, 0].astype(np.int64))
     return result

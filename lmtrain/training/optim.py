@@ -1,4 +1,4 @@
-"""The optimizer and its learning rate: AdamW, or Muon and AdamW, with grouped decay; schedules as pure functions."""
+"""The optimizer (AdamW, or Muon and AdamW), the learning-rate schedule, and the averaged weights."""
 
 import math
 from collections.abc import Mapping
@@ -7,21 +7,23 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.config.schema import TrainConfig
+from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage.tensor_files import Stored
-from lmtrain.system.runtime import choose_precision
-from lmtrain.training.muon import Muon, hidden_matrices
-from lmtrain.training.parallel import held, placed
+from lmtrain.system.device import choose_precision
+from lmtrain.training.adamw import AdamW
+from lmtrain.training.muon import Muon
+from lmtrain.training.sharding import local, shard_like
 
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 MUON_STATE = ("momentum_buffer",)
 
 
 def schedule(kind: str, progress: float, *, warmup: float, decay: float, final: float) -> float:
-    """Learning rate as a share of its peak, after a share `progress` in [0, 1] of the run.
+    """Learning rate as a fraction of its peak, at `progress` in [0, 1] of the run.
 
-    It rises linearly over the first `warmup`, then
-    `cosine` falls to `final` along half a cosine (Loshchilov & Hutter 2017), `linear` falls to it in a line,
-    `wsd` holds and falls in a line over the last `decay` (Hu et al. 2024), `constant` holds.
+    It rises linearly over the first `warmup`. Then `cosine` decays to `final` along half a cosine (Loshchilov & Hutter,
+    2017), `linear` decays to it linearly, `wsd` is constant and decays linearly over the last `decay` (Hu et al.,
+    2024), and `constant` stays constant.
     """
     if progress < warmup:
         return progress / warmup
@@ -38,19 +40,19 @@ def schedule(kind: str, progress: float, *, warmup: float, decay: float, final: 
 
 
 def learning_rate(config: TrainConfig, progress: float) -> float:
-    """The learning rate of the step that starts at `progress`; never zero, so that the first step moves."""
+    """The learning rate of the step that starts at `progress`; never zero, so that the first step has an effect."""
     share = schedule(config.schedule, progress, warmup=config.warmup, decay=config.decay, final=config.final_lr)
     return config.lr * max(share, 1e-3)
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov & Hutter 2019), fused; with `muon`, `Muon` for the hidden matrices and AdamW for the others.
+def make_optimizer(model: LanguageModel, config: TrainConfig) -> AdamW | Muon:
+    """AdamW (Loshchilov & Hutter, 2019), fused; with `muon`, `Muon` for the hidden matrices and AdamW for the others.
 
-    Matrices decay, the embedding by its own rate; vectors do not: norm gains, biases, seeds and slopes are few and set
-    a scale, and decay would only pull them off it.
+    Weight decay applies to matrices, with a rate of its own for the embedding, and not to vectors: norm gains, biases,
+    seeds and slopes are few and set a scale.
     """
     embedding = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    matrices = hidden_matrices(model) if config.optimizer == "muon" else []
+    matrices = model.hidden_matrices() if config.optimizer == "muon" else []
     decay = config.weight_decay
     embedding_decay = decay if config.embedding_weight_decay is None else config.embedding_weight_decay
     groups: dict[float, list[Tensor]] = {}
@@ -59,16 +61,15 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
         if id(parameter) not in hidden:
             rate = 0.0 if parameter.ndim < 2 else embedding_decay if id(parameter) in embedding else decay
             groups.setdefault(rate, []).append(parameter)
-    adamw = torch.optim.AdamW(
+    adamw = AdamW(
         [{"params": parameters, "weight_decay": rate} for rate, parameters in groups.items()],
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
-        fused=True,
     )
     if not matrices:
         return adamw
-    # Where bf16 is emulated, float32 is several times as fast, and no less exact.
+    # Where bf16 is emulated, float32 is several times faster and more accurate.
     native = choose_precision("auto", matrices[0].device) == "bf16"
     group = {"params": matrices, "weight_decay": decay}
     return Muon([group], adamw, config.lr, torch.bfloat16 if native else torch.float32)
@@ -86,9 +87,9 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 def load_optimizer_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor | Stored]
 ) -> None:
-    """Put back what `optimizer_tensors` gave, bit for bit (`Optimizer.load_state_dict` would cast).
+    """Restore what `optimizer_tensors` returned, bit for bit (`Optimizer.load_state_dict` would cast).
 
-    Raises ValueError for a name, shape or type that this optimizer's state of this model does not have.
+    Raises ValueError for a name, shape or dtype that this optimizer's state does not have.
     """
     parameters = dict(model.named_parameters())
     expected = _expected_state(optimizer)
@@ -96,7 +97,7 @@ def load_optimizer_tensors(
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
         if name not in parameters or entry not in expected[parameters[name]]:
-            raise ValueError(f"{key} is no part of its optimizer")
+            raise ValueError(f"{key} is not part of its optimizer")
         shape = torch.Size() if entry == "step" else parameters[name].shape
         if value.shape != shape or value.dtype != torch.float32:
             raise ValueError(f"{key} is {value.dtype} of shape {tuple(value.shape)}, not float32 of {tuple(shape)}")
@@ -106,7 +107,7 @@ def load_optimizer_tensors(
     for name, entries in state.items():
         parameter = parameters[name]
         optimizer.state[parameter] = {
-            entry: value[...].to(parameter.device) if entry == "step" else placed(value, parameter)
+            entry: value[...].to(parameter.device) if entry == "step" else shard_like(value, parameter)
             for entry, value in entries.items()
         }
 
@@ -122,11 +123,11 @@ def _expected_state(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[str,
 
 @torch.no_grad()
 def update_ema(ema: dict[str, Tensor], model: nn.Module, decay: float, step: int, skipped: Tensor) -> None:
-    """Move the averaged weights towards the model's by 1 - decay; early on faster, so that the start is forgotten.
+    """Exponential moving average: move the averaged weights towards the model's by 1 - decay, faster early on.
 
-    Where `skipped`, () bool, they stay as they are, and no host waits for the answer.
+    If `skipped`, () bool on the device, they stay unchanged; the host does not wait for its value.
     """
     rate = (1.0 - min(decay, (1 + step) / (10 + step))) * ~skipped
     parameters = dict(model.named_parameters())
     for name, value in ema.items():
-        held(value).lerp_(held(parameters[name].detach()), rate)
+        local(value).lerp_(local(parameters[name].detach()), rate)

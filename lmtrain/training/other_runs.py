@@ -1,4 +1,4 @@
-"""What a run takes from another, trained one: its predictions to learn from, or its weights to begin with."""
+"""What a run takes from another, trained run: its predictions as a teacher's, or its weights to start from."""
 
 import json
 from pathlib import Path
@@ -11,18 +11,18 @@ from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.tokens import TOKENIZER, TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.trained import TrainedWeights, built, trained_weights
-from lmtrain.storage.checkpoint import CONFIG
+from lmtrain.model.trained import TrainedWeights, trained_weights, with_weights
 from lmtrain.storage.files import sha256_bytes
-from lmtrain.system.distributed import ALONE, Workers
-from lmtrain.training.parallel import copy_all
+from lmtrain.storage.run_folder import CONFIG
+from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
+from lmtrain.training.sharding import copy_all
 
-_FREE = {"context", "dropout", "attention_dropout", "embedding_dropout", "input_dropout", "output_dropout"}
-"""Fields of a model that its weights have no part in; where positions are learned, `context` is none of them."""
+_FREE = {"context", "dropout", "attention_dropout", "input_dropout", "output_dropout"}
+"""Model fields that do not affect the weights' meaning; if positions are learned, `context` does."""
 
 
 def check_other_runs(config: Config, store: TokenStore) -> None:
-    """Raise LmtrainError where `load_teacher` or `begin_with` would, before anything is made for them."""
+    """Raise LmtrainError if `load_teacher` or `load_initial_weights` would, before anything is created."""
     if config.train.teacher is not None:
         _teacher(config.train.teacher, config, store)
     if config.train.init_from is not None:
@@ -30,30 +30,30 @@ def check_other_runs(config: Config, store: TokenStore) -> None:
 
 
 def load_teacher(
-    run_dir: Path, config: Config, store: TokenStore, device: torch.device, workers: Workers = ALONE
+    run_dir: Path, config: Config, store: TokenStore, device: torch.device, processes: ProcessGroup = SINGLE_PROCESS
 ) -> tuple[LanguageModel, str]:
-    """The best checkpoint's model of the run that `config` names as its teacher, and a hash of that checkpoint.
+    """The model of the best checkpoint of the run that `config` names as its teacher, and a hash of that checkpoint.
 
-    Raises LmtrainError where there is none, or where it can't be asked about the windows of this run.
+    Raises LmtrainError if there is none, or if it can't predict this run's windows.
     """
-    found = _teacher(run_dir, config, store, workers)
-    return built(found, device).model, sha256_bytes(json.dumps(found.info["files"], sort_keys=True).encode())
+    found = _teacher(run_dir, config, store, processes)
+    return with_weights(found, device).model, sha256_bytes(json.dumps(found.info["files"], sort_keys=True).encode())
 
 
-def begin_with(
+def load_initial_weights(
     run_dir: Path,
     config: Config,
     store: TokenStore,
     model: LanguageModel,
     ema: dict[str, Tensor] | None,
-    workers: Workers = ALONE,
+    processes: ProcessGroup = SINGLE_PROCESS,
 ) -> int:
-    """Put the best weights of another run into a model, and into its average; the step that they are of.
+    """Copy the best weights of another run into a model and its averaged weights; returns their step.
 
-    The averaged weights are taken where they were kept. Of a sharded model, each process reads the rows that it holds.
-    Raises LmtrainError where there are none, or where they are those of another model or of other words.
+    They are that run's averaged weights if it has them. Each process reads only its own rows of a sharded model.
+    Raises LmtrainError if there are none, or if they belong to a different model or tokenizer.
     """
-    found = _base(run_dir, config, store, workers)
+    found = _base(run_dir, config, store, processes)
     copy_all(found.tensors, dict(model.named_parameters()))
     if ema is not None:
         copy_all(found.tensors, ema)
@@ -61,8 +61,10 @@ def begin_with(
     return step
 
 
-def _teacher(run_dir: Path, config: Config, store: TokenStore, workers: Workers = ALONE) -> TrainedWeights:
-    found = _best("train.teacher", run_dir, config, store, {"mode"}, workers)
+def _teacher(
+    run_dir: Path, config: Config, store: TokenStore, processes: ProcessGroup = SINGLE_PROCESS
+) -> TrainedWeights:
+    found = _best("train.teacher", run_dir, config, store, {"mode"}, processes)
     context = found.config.model.context
     if context < config.model.context:
         raise LmtrainError(
@@ -71,17 +73,17 @@ def _teacher(run_dir: Path, config: Config, store: TokenStore, workers: Workers 
     return found
 
 
-def _base(run_dir: Path, config: Config, store: TokenStore, workers: Workers = ALONE) -> TrainedWeights:
+def _base(run_dir: Path, config: Config, store: TokenStore, processes: ProcessGroup = SINGLE_PROCESS) -> TrainedWeights:
     fixed = ModelConfig.model_fields.keys() - _FREE | ({"context"} if config.model.position == "learned" else set())
-    return _best("train.init_from", run_dir, config, store, fixed, workers)
+    return _best("train.init_from", run_dir, config, store, fixed, processes)
 
 
 def _best(
-    field: str, run_dir: Path, config: Config, store: TokenStore, same: set[str], workers: Workers
+    field: str, run_dir: Path, config: Config, store: TokenStore, same: set[str], processes: ProcessGroup
 ) -> TrainedWeights:
-    """The best weights of the run that `field` names, the same ones in all processes, though it may be training still.
+    """The best weights of the run that `field` names, the same in all processes, though that run may still be training.
 
-    It must have the tokenizer of `store` and the `same` model.
+    It must have the tokenizer of `store`, and equal values of the model fields `same`.
     """
     found: list[TrainedWeights] = []
 
@@ -89,7 +91,7 @@ def _best(
         found.append(_fitting(field, run_dir, "best", config, store, same))
         return str(found[0].info["step"])
 
-    step = workers.from_leader(find)
+    step = processes.on_main(find)
     return found[0] if found else _fitting(field, run_dir, step, config, store, same)
 
 
@@ -101,7 +103,7 @@ def _fitting(
     found = trained_weights(run_dir, which, "auto")
     if found.tokenizer.sha256 != store.tokenizer.sha256:
         raise LmtrainError(
-            f"{field}={run_dir} has another tokenizer, and so other words than this: give "
+            f"{field}={run_dir} has another tokenizer, and so another vocabulary: give "
             f"tokenizer.file={run_dir / TOKENIZER}"
         )
     theirs, ours = flat(found.config), flat(config)

@@ -1,13 +1,13 @@
-"""Where the time of a training step goes: by part of the step, by operator, and as a trace to look at.
+"""Where the time of a training step goes: by part of the step, by operator, and as a trace.
 
-Each is measured in steps of its own, so that no measurement weighs on another: whole steps, steps that wait for the
-device at the end of each part, and steps under torch's profiler.
+Each is measured in steps of its own, so that measurements do not slow each other: whole steps, steps that synchronize
+with the device after each part, and steps under torch's profiler.
 """
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +16,31 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
+from lmtrain.model.objective import Objective
 from lmtrain.storage.files import make_folders, write_file, writing
 from lmtrain.system import disk
-from lmtrain.system.runtime import enough_memory, machine, peak_flops, set_threads, synchronize
+from lmtrain.system.device import set_threads, synchronize
+from lmtrain.system.machine import machine, peak_flops
+from lmtrain.system.memory import enough_memory
+from lmtrain.training.compilation import Note
 from lmtrain.training.costs import step_flops
-from lmtrain.training.loop import MEMORY_REMEDY, train_step
+from lmtrain.training.loop import MEMORY_REMEDY, Part, train_step
 from lmtrain.training.optim import learning_rate
-from lmtrain.training.state import Part, Training, prepare
-from lmtrain.training.teacher import Taught
-
-Note = Callable[[str], None]
+from lmtrain.training.state import Training, prepare
 
 PARTS = ("data", "forward", "backward", "clip", "optimizer")
 WARM_UP, STEPS = 5, 5
 OPERATORS = 10
 MIDDLE = 0.5
-"""The share of the run at which its steps are looked at, where it changes with progress what a step does."""
+"""The progress at which steps are profiled, for what depends on progress."""
 REST = "rest"
 STEP = "lmtrain step"
 PREFIX = "lmtrain "
-"""Of the names that the trace has for parts of a step."""
+"""Of the names of a step's parts in the trace."""
 
 
 def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -> dict[str, Any]:
-    """Take the configuration's own steps from its initial weights, 5 to warm up and 3 times 5 that are measured.
+    """Take steps of the configured training from its initial weights: 5 to warm up, and 3 times 5 that are measured.
 
     Writes `trace.json.gz`, in Chrome's format, and `profile.txt` into `folder`, and no checkpoint. Times are in
     seconds per step. Raises LmtrainError where memory ends or the folder can't be written.
@@ -54,7 +55,7 @@ def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -
             _step(training)
         whole, parts = _timed(training)
         operators = _traced(training, trace)
-    tokens = config.train.batch_size * training.targets_per_sample
+    tokens = training.targets_per_step
     flops = step_flops(training.model, config)
     result = {
         "trace": str(trace),
@@ -67,7 +68,7 @@ def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -
         "operators": operators,
         "operators_on": "CPU" if training.device.type == "cpu" else "device",
         "precision": training.precision,
-        "compiled": training.forward is not training.model and not isinstance(training.forward, Taught),
+        "compiled": not isinstance(training.forward, Objective),
         "machine": machine(training.device),
     }
     write_file(text, profile_text(result) + "\n")
@@ -100,62 +101,48 @@ def profile_text(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _step(training: Training) -> None:
-    config = training.config.train
-    train_step(training, learning_rate(config, MIDDLE), config.scheduled_sampling * MIDDLE)
+def _step(training: Training, part: Part = lambda _name: nullcontext()) -> None:
+    train_step(training, learning_rate(training.config.train, MIDDLE), part)
 
 
-def _seconds(training: Training) -> float:
+def _seconds(training: Training, part: Part = lambda _name: nullcontext()) -> float:
     synchronize(training.device)
-    begun = time.perf_counter()
-    _step(training)
+    start = time.perf_counter()
+    _step(training, part)
     synchronize(training.device)
-    return time.perf_counter() - begun
-
-
-@contextmanager
-def _watched(training: Training, part: Part) -> Iterator[None]:
-    former, training.part = training.part, part
-    try:
-        yield
-    finally:
-        training.part = former
+    return time.perf_counter() - start
 
 
 def _timed(training: Training) -> tuple[float, dict[str, float]]:
-    """Mean seconds of a step, and of its parts; the rest is what it does beside them.
+    """Mean seconds of a step, and of its parts and the rest of it.
 
-    Whole steps and steps by parts take turns, so that what else runs on the machine weighs on both alike.
+    Whole steps and steps by parts alternate, so that other load on the machine affects both alike.
     """
     spent = dict.fromkeys(PARTS, 0.0)
 
     @contextmanager
     def timed(name: str) -> Iterator[None]:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         yield
         synchronize(training.device)
-        spent[name] += (time.perf_counter() - begun) / STEPS
+        spent[name] += (time.perf_counter() - start) / STEPS
 
     whole = by_parts = 0.0
     for _ in range(STEPS):
         whole += _seconds(training) / STEPS
-        with _watched(training, timed):
-            by_parts += _seconds(training) / STEPS
+        by_parts += _seconds(training, timed) / STEPS
     return whole, spent | {REST: by_parts - sum(spent.values())}
 
 
 def _traced(training: Training, path: Path) -> list[dict[str, Any]]:
-    """Write the trace; the operators that cost most, with seconds and calls per step."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the library below the profiler writes on stderr
+    """Write the trace; returns the most expensive operators, with seconds and calls per step."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler's library writes to stderr
     cuda = training.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with (
-        profile(activities=activities, acc_events=True) as profiler,
-        _watched(training, lambda name: record_function(PREFIX + name)),
-    ):
+    with profile(activities=activities, acc_events=True) as profiler:
         for _ in range(STEPS):
             with record_function(STEP):
-                _step(training)
+                _step(training, lambda name: record_function(PREFIX + name))
         synchronize(training.device)
     with writing(path):
         disk.remove(path)  # which may be a link to a file elsewhere
@@ -163,7 +150,7 @@ def _traced(training: Training, path: Path) -> list[dict[str, Any]]:
     rows = [
         (float(event.self_device_time_total if cuda else event.self_cpu_time_total) / 1e6, event)
         for event in profiler.key_averages()
-        # A kernel's time on the device is that of the operator that started it, and is not counted twice.
+        # A kernel's time is already counted in the operator that launched it.
         if not event.key.startswith(PREFIX) and event.device_type == DeviceType.CPU
     ]
     total = sum(seconds for seconds, _ in rows)

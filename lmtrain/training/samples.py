@@ -1,4 +1,4 @@
-"""What TensorBoard shows at each evaluation: text continued from prompts, and a picture of the pooling weights."""
+"""What TensorBoard shows at each evaluation: continuations of prompts, and an image of the pooling weights."""
 
 import torch
 
@@ -9,7 +9,7 @@ from lmtrain.generation.options import Options
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.training.monitor import Monitor
 
-PICTURE_TOKENS = 24
+IMAGE_TOKENS = 24
 
 
 @torch.no_grad()
@@ -20,7 +20,7 @@ def show(model: LanguageModel, store: TokenStore, config: Config, step: int, mon
     prompts, options = config.train.sample_prompts, Options(max_tokens=config.train.sample_tokens)
     for sample in complete(model, store.tokenizer, prompts, options):
         monitor.text(step, f"sample: {sample.prompt}", sample.shown + sample.completions[0].text)
-    ids = store.split("valid").ids[: min(PICTURE_TOKENS, config.model.context)]
+    ids = store.split("valid").ids[: min(IMAGE_TOKENS, config.model.context)]
     if len(ids):
         tokens = torch.tensor(ids.astype("int64"), device=device)[None]
         weights = model.pool_weights(tokens).float().cpu().numpy()

@@ -1,4 +1,4 @@
-"""Checkpoints written behind the loop's back: the loop waits for the copy of its tensors, and no longer."""
+"""Checkpoints written in the background: the training loop waits only until its tensors are copied."""
 
 import os
 from collections.abc import Mapping
@@ -12,26 +12,26 @@ import torch
 from torch import Tensor
 
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.tensor_files import in_rows, rows_name
-from lmtrain.system.distributed import ALONE, Workers
+from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.system.signals import INTERRUPTED, end_at_once
-from lmtrain.training.parallel import is_sharded, local_rows
+from lmtrain.training.sharding import is_sharded, local_rows
 
 
 class Saver:
-    """Writes one checkpoint at a time, in the order in which they are given, in a thread of its own.
+    """Writes one checkpoint at a time, in the order of the calls, in a thread of its own.
 
-    A whole tensor is written by the leader. Of a sharded one each process writes the rows that it holds; none are sent.
-    What can't be written is raised by the next call of any kind, and at the end of the block at the latest. Between a
-    `save` and the next `wait` the newest checkpoint on the disk is the one before.
+    The main process writes tensors that are not sharded. Each process writes its own rows of sharded tensors; none are
+    sent. A write error is raised by the next call of any method, and at the end of the block at the latest. Between
+    `save` and the next `wait` the newest complete checkpoint may be the previous one.
     """
 
-    def __init__(self, run_dir: Path, keep: int, workers: Workers = ALONE) -> None:
+    def __init__(self, run_dir: Path, keep: int, processes: ProcessGroup = SINGLE_PROCESS) -> None:
         self._run_dir = run_dir
         self._keep = keep
-        self._good: set[Path] = set()  # checkpoints that this process has written, or has compared with their hashes
-        self._workers = workers.apart()  # the loop's messages come and go meanwhile
+        self._good: set[Path] = set()  # checkpoints that this process wrote, or verified
+        self._processes = processes.new_group()  # the loop uses its own collectives at the same time
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
@@ -46,28 +46,30 @@ class Saver:
             self.wait()
 
     def save(self, step: int, tensors: checkpoint.Tensors, info: dict[str, Any]) -> None:
-        """Copy the tensors, and let the copy be written; waits for the checkpoint before it. All processes call it."""
+        """Copy the tensors and start writing the copy; waits for the previous checkpoint. Called by all processes."""
         self.wait()
-        copies = {group: _copies(named, self._workers.leads) for group, named in tensors.items()}
+        copies = {group: _copies(named, self._processes.is_main) for group, named in tensors.items()}
         sharded = any(in_rows(named) for named in copies.values())
-        if sharded or self._workers.leads:
-            self._pending = self._thread.submit(self._write, step, copies, info, self._workers if sharded else ALONE)
+        if sharded or self._processes.is_main:
+            self._pending = self._thread.submit(
+                self._write, step, copies, info, self._processes if sharded else SINGLE_PROCESS
+            )
 
     def check(self) -> None:
-        """Raise what went wrong with the last checkpoint, if that is known by now."""
+        """Raise the error of the last checkpoint if its write has failed by now."""
         if self._pending is not None and self._pending.done():
             self.wait()
 
     def wait(self) -> None:
-        """Return when all that was given is on the disk; the leader alone has then given it its place.
+        """Return when everything this process had to write is on disk; only the main process then knows it complete.
 
-        Raises LmtrainError when it could not be written.
+        Raises LmtrainError if it could not be written.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
-    def _write(self, step: int, tensors: checkpoint.Tensors, info: dict[str, Any], workers: Workers) -> None:
+    def _write(self, step: int, tensors: checkpoint.Tensors, info: dict[str, Any], processes: ProcessGroup) -> None:
         for group, named in tensors.items():
             for name, tensor in named.items():
                 if tensor.is_floating_point() and tensor.numel() and not _is_finite(tensor):
@@ -75,36 +77,36 @@ class Saver:
                         f"step {step}: {group} tensor {name} is not finite, so this checkpoint was not written; "
                         "the one before it is good: lower train.lr or raise train.warmup"
                     )
-        self._good.add(checkpoint.save(self._run_dir, step, tensors, info, workers))
-        if workers.leads:
-            checkpoint.prune(self._run_dir, self._keep, self._good)
+        self._good.add(checkpoint.save(self._run_dir, step, tensors, info, processes))
+        if processes.is_main:
+            run_checkpoints.prune(self._run_dir, self._keep, self._good)
 
 
-def abort(run_dir: Path, workers: Workers) -> NoReturn:
-    """Exit at once, with the newest checkpoint on the disk as the run's last; the leader says so, and in state.json."""
-    steps = [int(folder.name.removeprefix("step-")) for folder in checkpoint.folders(run_dir)]
-    if not workers.leads:
+def abort(run_dir: Path, processes: ProcessGroup) -> NoReturn:
+    """Exit at once, with the newest checkpoint on disk as the run's last; the main process reports it."""
+    steps = [int(folder.name.removeprefix("step-")) for folder in run_checkpoints.folders(run_dir)]
+    if not processes.is_main:
         os._exit(INTERRUPTED)
     with suppress(LmtrainError):
-        checkpoint.write_state(run_dir, "interrupted", step=steps[-1] if steps else 0, signal="SIGINT")
+        run_folder.write_state(run_dir, "interrupted", step=steps[-1] if steps else 0, signal="SIGINT")
     kept = "no checkpoint has been saved yet"
     if steps:
         kept = f"the checkpoint of step {steps[-1]:,} is good, and the same command resumes from it"
     end_at_once(f"interrupted again, so ended at once: {kept}")
 
 
-def _copies(named: Mapping[str, Tensor], leads: bool) -> dict[str, Tensor]:
-    """In the host's memory, what this process is to write: its rows of sharded tensors and, if it leads, whole ones."""
+def _copies(named: Mapping[str, Tensor], is_main: bool) -> dict[str, Tensor]:
+    """Host copies of what this process writes: its rows of sharded tensors, and in the main process all others."""
     copies = {}
     for name, tensor in named.items():
         if is_sharded(tensor):
-            rows, held = local_rows(tensor)
-            copies[rows_name(name, rows.start, rows.stop, len(tensor))] = held.to("cpu", copy=True)
-        elif leads:
+            rows, values = local_rows(tensor)
+            copies[rows_name(name, rows.start, rows.stop, len(tensor))] = values.to("cpu", copy=True)
+        elif is_main:
             copies[name] = tensor.detach().to("cpu", copy=True)
     return copies
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether all elements are finite, told from the least and the greatest: a fifth of the time of asking each."""
+    """Whether all elements are finite, by the minimum and maximum: five times faster than checking each element."""
     return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())

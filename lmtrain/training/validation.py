@@ -1,28 +1,32 @@
-"""Evaluation while training: the score that ranks one step against another, and the final one."""
+"""Evaluation during training: the score that compares steps, and the final score of the best checkpoint."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score, default_stride, evaluate
-from lmtrain.storage import checkpoint
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.tensor_files import Stored
-from lmtrain.system.distributed import Workers
-from lmtrain.system.runtime import Interrupts
+from lmtrain.system.process_group import ProcessGroup
+from lmtrain.system.signals import StopSignal
 from lmtrain.training import samples
 from lmtrain.training.monitor import Monitor
-from lmtrain.training.state import Training, averaged_weights, other_weights
+from lmtrain.training.sharding import shard_like
+from lmtrain.training.state import Training
 
 GROUPS = ("model", "ema")
-"""What of a checkpoint is scored."""
+"""The tensors of a checkpoint that scoring needs."""
 
 
-def validate(training: Training, store: TokenStore, stride: int, limit: int | None, asked: Interrupts) -> Score:
-    """Score the validation split with the model as it stands. Raises Interrupted when a signal comes."""
+def validate(training: Training, store: TokenStore, stride: int, limit: int | None, stop: StopSignal) -> Score:
+    """Score the validation split with the model's current weights. Raises Interrupted after a stop signal."""
     config = training.config
     training.model.eval()
     try:
@@ -37,32 +41,31 @@ def validate(training: Training, store: TokenStore, stride: int, limit: int | No
             device=training.device,
             precision=training.precision,
             limit=limit,
-            advance=asked.check,
-            workers=training.parallel.workers,
+            advance=lambda _tokens: stop.check(),
+            processes=training.parallel.processes,
         )
     finally:
         training.model.train()
 
 
-def evaluate_and_show(training: Training, store: TokenStore, monitor: Monitor, asked: Interrupts) -> float:
-    """Evaluate, judge, and show samples; returns the score (nats per token, of the averaged weights if kept).
+def evaluate_and_show(training: Training, store: TokenStore, monitor: Monitor, stop: StopSignal) -> float:
+    """Evaluate, update the best score, and show samples; returns nats per token (of the averaged weights, if any).
 
-    Raises Interrupted, having judged nothing, when a signal comes before there is a score.
-
-    Windows lie side by side here (stride = context), the cheapest way to rank one step against another.
+    Windows do not overlap (stride = context), which is the cheapest way to compare steps.
+    Raises Interrupted, with the counters unchanged, if a stop signal arrives before the evaluation is done.
     """
     config, counters = training.config, training.counters
     stride = 1 if config.model.mode == "windowed" else config.model.context
     metrics = {}
     if training.ema is not None:
-        metrics["raw_loss"] = validate(training, store, stride, config.train.eval_tokens, asked).loss
-    with averaged_weights(training):
-        score = validate(training, store, stride, config.train.eval_tokens, asked)
+        metrics["raw_loss"] = validate(training, store, stride, config.train.eval_tokens, stop).loss
+    with swapped_weights(training.model, training.ema):
+        score = validate(training, store, stride, config.train.eval_tokens, stop)
         if not math.isfinite(score.loss):
             raise LmtrainError(
                 f"the validation loss at step {counters.step} is not finite: lower train.lr, or raise train.warmup"
             )
-        if training.parallel.kind != "fsdp":  # a model in pieces reads whole windows, and can't go on from a state
+        if training.parallel.kind != "fsdp":  # a sharded model can't decode from a cached state
             samples.show(training.model, store, config, counters.step, monitor)
     counters.evaluated = counters.step
     if counters.best is None or score.loss < counters.best:
@@ -75,29 +78,48 @@ def evaluate_and_show(training: Training, store: TokenStore, monitor: Monitor, a
 
 
 def final_score(
-    training: Training, store: TokenStore, run_dir: Path, monitor: Monitor, asked: Interrupts
+    training: Training, store: TokenStore, run_dir: Path, monitor: Monitor, stop: StopSignal
 ) -> tuple[Score, int]:
-    """The best checkpoint on the whole validation split, with overlapping windows, and the step that it is of."""
+    """The score of the best checkpoint on the whole validation split, with overlapping windows, and its step."""
     config, step = training.config, training.counters.step
     weights: Mapping[str, Tensor | Stored] | None = training.ema
     if training.counters.best_step != step:
-        found = _best(run_dir, training.parallel.workers)
+        found = _best(run_dir, training.parallel.processes)
         weights, step = found.tensors["model" if training.ema is None else "ema"], found.info["step"]
     stride = config.eval.stride or default_stride(config.model.mode, config.model.context)
     monitor.note(f"scoring the best checkpoint (step {step:,}) on the validation split")
-    with other_weights(training.model, weights):
-        return validate(training, store, stride, None, asked), step
+    with swapped_weights(training.model, weights):
+        return validate(training, store, stride, None, stop), step
 
 
-def _best(run_dir: Path, workers: Workers) -> checkpoint.Checkpoint:
-    """The best checkpoint by the leader's choice, which alone knows that all are written; it compares the hashes."""
+def _best(run_dir: Path, processes: ProcessGroup) -> checkpoint.Checkpoint:
+    """The best checkpoint. The main process, which knows that all are written, chooses it and verifies its hashes."""
 
     def find() -> str:
-        best = checkpoint.choose(run_dir, "best")
+        best = run_checkpoints.choose(run_dir, "best")
         try:
             checkpoint.load(best, GROUPS)
         except LmtrainError as error:
             raise LmtrainError(f"{error}: move {best} away, and the best of the others is scored") from error
         return best.name.removeprefix("step-")
 
-    return checkpoint.load(checkpoint.choose(run_dir, workers.from_leader(find)), GROUPS, hashed=False)
+    return checkpoint.load(run_checkpoints.choose(run_dir, processes.on_main(find)), GROUPS, hashed=False)
+
+
+@contextmanager
+def swapped_weights(model: LanguageModel, weights: Mapping[str, Tensor | Stored] | None) -> Iterator[None]:
+    """The model with these weights inside the block; None = its own."""
+    if weights is None:
+        yield
+        return
+    parameters = dict(model.named_parameters())
+    own = {name: value.detach().clone() for name, value in parameters.items()}
+    try:
+        with torch.no_grad():
+            for name, value in weights.items():
+                parameters[name].copy_(shard_like(value, parameters[name]) if isinstance(value, Stored) else value)
+        yield
+    finally:
+        with torch.no_grad():
+            for name, value in own.items():
+                parameters[name].copy_(value)

@@ -1,36 +1,34 @@
 """Counting with attention: how many positions hold a symbol, and how many positions are there?
 
-    python scripts/examples/counting.py [--steps N] [--seed S] [--threads N] [--out DIR]
+    python scripts/examples/counting.py
 
-A sequence is 4 to 64 symbols, padded to 64; the question is one of the symbols, or "every position". One multi-head
-attention block (MAB; Lee et al., 2019) asks the sequence with it, and its feed-forward layer turns what it gets into a
-number.
+A sequence has 4 to 64 symbols, padded to 64; the question is one of the symbols, or "every position". In one multi-head
+attention block (MAB; Lee et al., 2019) the question attends to the sequence, and the feed-forward layer makes a number
+of the result.
 
-Attention takes averages, and an average knows a symbol's share of the positions but not how many they are: doubling a
-sequence changes nothing. So a BEGIN token, always there once, stands before the sequence. Where it scores 0 and each of
-n positions that answer the question scores s, the others far less, it keeps the weight 1 / (1 + n exp(s)) of the
-softmax, from which n can be read. That is learned from the counts alone; no position is encoded.
+Attention computes averages, and an average contains a symbol's share of the positions but not their number: doubling a
+sequence changes nothing. Therefore one BEGIN token stands before the sequence. If it scores 0, each of n positions that
+answer the question scores s, and the others far less, BEGIN has the weight 1 / (1 + n exp(s)) in the softmax, from
+which n can be read. That is learned from the counts only; no position is encoded.
 
-The same block is trained without BEGIN as well, to show that it is BEGIN that counts. `r2_without_begin` is what shares
-alone tell, and which symbols occur at all: in a long sequence, more of them do. The figures are of 4,096 unseen
-sequences; `exact` is how often the count, rounded, is right.
+The same block is also trained without BEGIN, to show that BEGIN is what counts: `r2_without_begin` is what the shares
+tell, and which symbols occur at all (more of them do in a long sequence). The results are for 4,096 unseen sequences;
+`exact` is how often the rounded count is right.
 
 Writes counting.png: predicted against true counts, with BEGIN and without.
 
 Shapes: B sequences, T = 65 tokens, D the model's width.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from example import Results, arguments, report, save, start, train
+from example import Results, arguments, parse, report, train
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from lmtrain.nn.sets import MAB
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SHORTEST, LONGEST = 4, 64
 SYMBOLS = 4
@@ -49,7 +47,7 @@ class Questions(NamedTuple):
 
 
 def draw(count: int) -> Questions:
-    """Fresh sequences, each with symbols of its own frequencies."""
+    """Random sequences, each with symbols of its own frequencies."""
     valid = torch.arange(LONGEST) < torch.randint(SHORTEST, LONGEST + 1, (count, 1))
     frequencies = torch.rand(count, SYMBOLS).log().neg()  # uniform among those that sum to one, but for the sum
     symbols = torch.multinomial(frequencies, LONGEST, replacement=True)
@@ -61,7 +59,7 @@ def draw(count: int) -> Questions:
 
 
 class Model(nn.Module):
-    """One attention block from the question to the sequence, with or without its BEGIN."""
+    """One attention block in which the question attends to the sequence, with or without its BEGIN."""
 
     def __init__(self, begin: bool, dim: int = 32, heads: int = 4) -> None:
         super().__init__()
@@ -80,30 +78,25 @@ class Model(nn.Module):
 
 
 def main(argv: list[str] | None = None) -> Results:
-    """Train with and without BEGIN, judge on unseen sequences, draw."""
-    options = arguments(__doc__, steps=1500).parse_args(argv)
-    start(options)
+    """Train with and without BEGIN, evaluate on unseen sequences, draw."""
+    options = parse(arguments(__doc__, steps=1500), argv)
     unseen = draw(UNSEEN)
     model, blind = Model(begin=True), Model(begin=False)
     seconds = fit(model, options.steps) + fit(blind, options.steps)
     with torch.no_grad():
         counted, guessed = model(unseen), blind(unseen)
-    picture = options.out / "counting.png"
     results = {
         "r2": r2(counted, unseen.answer),
         "exact": (counted.round() == unseen.answer).float().mean().item(),
         "r2_without_begin": r2(guessed, unseen.answer),
         "steps": options.steps,
-        "seconds": round(seconds, 1),
-        "picture": str(picture),
+        "seconds": seconds,
     }
-    save(show({"with BEGIN": counted, "without BEGIN": guessed}, unseen), picture)
-    report(results)
-    return results
+    return report("counting", results, show({"with BEGIN": counted, "without BEGIN": guessed}, unseen), options)
 
 
 def fit(model: Model, steps: int) -> float:
-    """Train on fresh sequences; the seconds that it took."""
+    """Train on random sequences; the seconds that it took."""
 
     def loss() -> Tensor:
         questions = draw(256)
@@ -117,10 +110,8 @@ def r2(predicted: Tensor, true: Tensor) -> float:
     return 1 - ((predicted - true).square().mean() / true.var(correction=0)).item()
 
 
-def show(predictions: dict[str, Tensor], questions: Questions) -> "Figure":
+def show(predictions: dict[str, Tensor], questions: Questions) -> Figure:
     """Predicted against true counts, side by side."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(12, 6), layout="constrained")
     every = questions.asked == EVERY
     for axes, (name, predicted) in zip(figure.subplots(1, 2, sharey=True), predictions.items(), strict=True):

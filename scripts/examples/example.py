@@ -1,40 +1,45 @@
-"""What the examples share: their command line, the line of results and the picture."""
+"""What the examples share: options, training, the picture, and the line of results."""
 
 import argparse
 import json
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 Results = dict[str, Any]
 
 
-def arguments(description: str | None, steps: int) -> argparse.ArgumentParser:
-    """A parser with the options that every example has; `steps` is the default number of training steps."""
+def arguments(description: str | None, steps: int = 0) -> argparse.ArgumentParser:
+    """A parser with the options that every example has; `steps` is the default number of training steps, if any."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=steps, help="training steps (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("runs/examples"), help="folder of the picture (%(default)s)")
+    parser.add_argument("--record", action="store_true", help="write a record to scripts/results/examples.json")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the data (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("runs/examples"), help="folder of pictures (%(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch (default: %(default)s)")
+    if steps:
+        parser.add_argument("--steps", type=int, default=steps, help="training steps (default: %(default)s)")
     return parser
 
 
-def start(options: argparse.Namespace) -> None:
-    """Seed torch and set its threads, as the options of `arguments` say."""
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the options; seed torch and set its threads."""
+    options = parser.parse_args(argv)
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
+    return options
 
 
 def train(loss_of_batch: Callable[[], Tensor], parameters: list[Tensor], steps: int, rate: float) -> float:
-    """Adam on a fresh batch per step, its rate falling in a straight line to zero; the seconds that it took."""
-    begin = time.monotonic()
+    """Adam on a new batch per step, its rate decreasing linearly to zero; the seconds that it took."""
+    start = time.monotonic()
     optimizer = torch.optim.Adam(parameters, lr=rate)
     for step in range(steps):
         for group in optimizer.param_groups:
@@ -43,15 +48,18 @@ def train(loss_of_batch: Callable[[], Tensor], parameters: list[Tensor], steps: 
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    return time.monotonic() - begin
+    return round(time.monotonic() - start, 1)
 
 
-def save(figure: "Figure", path: Path) -> None:
-    """Write the picture, and its folder where there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-
-
-def report(results: Results) -> None:
-    """Print the results as one line of JSON."""
+def report(name: str, results: Results, figure: Figure, options: argparse.Namespace) -> Results:
+    """Save the picture, print the results as one line of JSON, and write the record where that is asked for."""
+    picture = options.out / f"{name}.png"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=120, bbox_inches="tight")
+    results = results | {"picture": str(picture)}
     print(json.dumps(results), flush=True)
+    if options.record:
+        from record import write_record
+
+        write_record("examples", name, results, seeds=[options.seed])
+    return results

@@ -1,33 +1,31 @@
 """Sets of 2-D vectors: which element has the largest norm, and where is it?
 
-    python scripts/examples/largest.py [--attention isab | sab] [--steps N] [--seed S] [--threads N] [--out DIR]
+    python scripts/examples/largest.py [--attention isab|sab]
 
 A set is 8 to 32 Gaussian vectors, padded to 32. Two blocks of set attention (ISAB or SAB; Lee et al., 2019) compare
 each element with the others, ISAB through 8 inducing points. PMA with two seeds pools the set into two vectors: from
 one a linear layer regresses the largest element itself, the other is the query of a pointer (Vinyals et al., 2015),
-which says which element it is. The order of the elements enters nowhere.
+which says which element it is. The order of the elements has no influence.
 
-The figures are of 4,096 unseen sets. Where two norms are almost the same, the regression answers with a point between
-the two elements, whatever lies there, while the pointer takes one of them: `pointed_mse` is the error of answering with
-the element that is pointed at, for comparison with `regression_mse`. `mean_mse` is that of always answering the mean.
+The results are for 4,096 unseen sets. Where two norms are almost equal, the regression answers with a point between the
+two elements, while the pointer takes one of them: `pointed_mse` is the error of answering with the element that is
+pointed at, to compare with `regression_mse`. `mean_mse` is the error of always answering the mean.
 
 Writes largest.png: six sets, the element that is largest, what is regressed and where the pointer points.
 
 Shapes: B sets, T = 32 elements, D the model's width.
 """
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from example import Results, arguments, report, save, start, train
+from example import Results, arguments, parse, report, train
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from lmtrain.nn.pointer import PointerAttention
 from lmtrain.nn.sets import ISAB, PMA, SAB, FormOptions
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SMALLEST, LARGEST = 8, 32
 INDUCING = 8
@@ -35,7 +33,7 @@ UNSEEN = 4096
 
 
 class Sets(NamedTuple):
-    """x (B, T, 2), zeros where padded; valid (B, T) bool; target (B,), the place of the element of largest norm."""
+    """x (B, T, 2), zeros where padded; valid (B, T) bool; target (B,), the index of the element of largest norm."""
 
     x: Tensor
     valid: Tensor
@@ -47,7 +45,7 @@ class Sets(NamedTuple):
 
 
 def draw(count: int) -> Sets:
-    """Fresh sets."""
+    """Random sets."""
     valid = torch.arange(LARGEST) < torch.randint(SMALLEST, LARGEST + 1, (count, 1))
     x = torch.randn(count, LARGEST, 2) * valid.unsqueeze(-1)
     return Sets(x, valid, x.norm(dim=-1).argmax(-1))
@@ -79,11 +77,10 @@ class Model(nn.Module):
 
 
 def main(argv: list[str] | None = None) -> Results:
-    """Train, judge on unseen sets, draw."""
+    """Train, evaluate on unseen sets, draw."""
     parser = arguments(__doc__, steps=2000)
     parser.add_argument("--attention", choices=["isab", "sab"], default="isab", help="of the encoder (%(default)s)")
-    options = parser.parse_args(argv)
-    start(options)
+    options = parse(parser, argv)
     model = Model(options.attention)
 
     def loss() -> Tensor:
@@ -92,17 +89,13 @@ def main(argv: list[str] | None = None) -> Results:
         return F.mse_loss(regressed, sets.largest()) + F.nll_loss(pointed, sets.target)
 
     seconds = train(loss, list(model.parameters()), options.steps, 3e-3)
-    picture = options.out / "largest.png"
-    results = judge(model, draw(UNSEEN))
-    results |= {"steps": options.steps, "seconds": round(seconds, 1), "picture": str(picture)}
-    save(show(model, draw(6)), picture)
-    report(results)
-    return results
+    results = judge(model, draw(UNSEEN)) | {"steps": options.steps, "seconds": seconds}
+    return report("largest", results, show(model, draw(6)), options)
 
 
 @torch.no_grad()
 def judge(model: Model, sets: Sets) -> Results:
-    """How often the pointer is right, how far off the regression is, and both of who knows no set's elements."""
+    """Accuracy of the pointer and error of the regression, each beside that of an answer that ignores the set."""
     regressed, pointed = model(sets.x, sets.valid)
     chosen, best = pointed.argmax(-1), sets.largest()
     return {
@@ -115,10 +108,8 @@ def judge(model: Model, sets: Sets) -> Results:
 
 
 @torch.no_grad()
-def show(model: Model, sets: Sets) -> "Figure":
+def show(model: Model, sets: Sets) -> Figure:
     """Each set's elements in the colour of their probability, the largest ringed, and what is regressed."""
-    from matplotlib.figure import Figure
-
     regressed, pointed = model(sets.x, sets.valid)
     figure = Figure(figsize=(12, 8), layout="constrained")
     grid = figure.subplots(2, 3, sharex=True, sharey=True)

@@ -1,20 +1,18 @@
-"""Draw which keys each query may look at under the attention patterns, and what that comes to as texts grow.
+"""Draw which keys each query may attend to under the attention patterns, and how many they are as texts grow.
 
-    python scripts/examples/patterns.py [--out DIR]
+    python scripts/examples/patterns.py
 
 Writes patterns.png and prints the share of pairs of a query and a key that each pattern allows. Compressed attention
-and Linformer forbid no key; they look at fewer of them, which the lowest picture counts.
+and Linformer mask no key; they attend to fewer keys, which the lowest picture counts.
 
 Shapes: T positions of queries and of keys.
 """
 
-import argparse
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import torch
-from example import report, save
+from example import Results, arguments, parse, report
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
@@ -40,7 +38,7 @@ COLOURS = ListedColormap(["white", "#2b5c8a"])
 
 
 def share(pattern: Pattern, length: int) -> float:
-    """Of all pairs of a query and a key, those that the pattern allows."""
+    """The share of all pairs of a query and a key that the pattern allows."""
     return pattern.mask(length, length, torch.device("cpu")).double().mean().item()
 
 
@@ -92,14 +90,13 @@ def draw() -> Figure:
     return figure
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/examples"), help="folder of the picture (%(default)s)")
-    picture = parser.parse_args().out / "patterns.png"
-    save(draw(), picture)
+def main(argv: list[str] | None = None) -> Results:
+    """Draw, and print the shares."""
+    options = parse(arguments(__doc__), argv)
     shares = {name: share(pattern, T) for name, pattern in PATTERNS.items()}
     causal = {name: share(replace(pattern, causal=True), T) for name, pattern in PATTERNS.items()}
-    report({"picture": str(picture), "share": shares, "share_causal": causal})
+    rows = [{"pattern": name, "share": shares[name], "share_causal": causal[name]} for name in PATTERNS]
+    return report("patterns", {"rows": rows}, draw(), options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Draw how positions enter: sinusoids, rotations and ALiBi, each by position and by the offset of two positions.
+"""Draw how positions are encoded: sinusoids, rotations and ALiBi, each by position and by the offset of two positions.
 
-    python scripts/examples/positions.py [--out DIR]
+    python scripts/examples/positions.py
 
 Writes positions.png and prints how far each encoding is from its laws: sinusoids have the norm sqrt(D / 2), and their
 distances depend on the offset alone (Vaswani et al., 2017); rotations obey R(a)^T = R(-a) and R(a) R(b) = R(a + b), so
@@ -9,12 +9,10 @@ that scores depend on the offset alone (Su et al., 2021).
 Shapes: T positions, D features, H heads.
 """
 
-import argparse
 import math
-from pathlib import Path
 
 import torch
-from example import Results, report, save
+from example import Results, arguments, parse, report
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -24,17 +22,17 @@ from lmtrain.nn.positions import alibi_bias, alibi_slopes, rotate, rotation, sin
 
 T, D, H = 96, 64, 8
 STARTS = (0, 17, 40)
-"""Positions from which offsets are drawn: their curves lie on one another."""
+"""Positions from which offsets are drawn: their curves coincide."""
 
 
 def by_offset(pairs: Tensor) -> Tensor:
-    """What belongs to two positions, (T, T), as what belongs to a position and an offset: (T / 2, T / 2)."""
+    """A value for each pair of positions, (T, T), as one for each position and offset: (T / 2, T / 2)."""
     places = torch.arange(len(pairs) // 2)
     return pairs[places.unsqueeze(-1), places.unsqueeze(-1) + places]
 
 
 def spread(pairs: Tensor) -> float:
-    """The most by which pairs of the same offset differ."""
+    """The largest difference between pairs of the same offset."""
     table = by_offset(pairs)
     return (table.amax(0) - table.amin(0)).max().item()
 
@@ -46,7 +44,7 @@ def rotations(positions: Tensor) -> Tensor:
 
 
 def rotary_scores() -> Tensor:
-    """Of one query and one key, all ones, at every pair of positions: (T, T)."""
+    """The score of one query and one key, all ones, at every pair of positions: (T, T)."""
     turned = rotate(torch.ones(T, D, dtype=torch.float64), rotation(torch.arange(T), D))
     return turned @ turned.T / D
 
@@ -105,12 +103,10 @@ def draw() -> Figure:
     return figure
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/examples"), help="folder of the picture (%(default)s)")
-    picture = parser.parse_args().out / "positions.png"
-    save(draw(), picture)
-    report({"picture": str(picture), **figures()})
+def main(argv: list[str] | None = None) -> Results:
+    """Draw, and print the deviations."""
+    options = parse(arguments(__doc__), argv)
+    return report("positions", figures(), draw(), options)
 
 
 if __name__ == "__main__":

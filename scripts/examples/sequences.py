@@ -1,22 +1,22 @@
-"""Reverse or copy sequences with an encoder-decoder, word by word or all at once.
+"""Reverse or copy sequences with an encoder-decoder, token by token or in parallel.
 
     python scripts/examples/sequences.py [--task reverse|copy] [--decoding autoregressive|parallel]
 
-A sequence is 4 to 16 symbols out of 10, drawn at random. The autoregressive model (Vaswani et al., 2017) is decoded
-greedily over cached keys and values; the parallel one (Gu et al., 2018) says from the source how many words there are,
-and then all of them in one pass. `exact_match` is the share of sequences that are right from end to end, of sequences
-that are in no training batch: what is drawn for training and is one of them is left out.
+A sequence has 4 to 16 random symbols out of 10. The autoregressive model (Vaswani et al., 2017) decodes greedily with
+cached keys and values; the parallel one (Gu et al., 2018) predicts the number of tokens from the source, and then all
+of them in one pass. `exact_match` is the share of sequences that are right from end to end, over sequences that are in
+no training batch: a random sequence that is one of them is not trained on.
 
-Writes sequences-TASK-DECODING.png, where each word looked in the source, and prints the results.
+Writes sequences-TASK-DECODING.png, the attention of each token to the source, and prints the results.
 
-Shapes: B rows, Ts positions of the source, T places of the decoder, H heads.
+Shapes: B rows, Ts positions of the source, T positions of the decoder, H heads.
 """
 
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from example import Results, arguments, report, save, start, train
+from example import Results, arguments, parse, report, train
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from lmtrain.generation.sampling import sample
@@ -48,17 +48,17 @@ class Sequences(NamedTuple):
     lengths: Tensor
 
     def rows(self, index: Tensor) -> "Sequences":
-        """These rows alone."""
+        """These rows only."""
         return Sequences(*(tensor[index] for tensor in self))
 
     def keys(self) -> Tensor:
-        """A number for each source that no other has, (B,)."""
+        """A number that identifies each source, (B,)."""
         digits = (self.source + 1) * self.valid
         return (digits * (SYMBOLS + 1) ** torch.arange(LONGEST)).sum(-1)
 
 
 def draw(task: str, count: int) -> Sequences:
-    """Random sequences and what is to be made of them."""
+    """Random sequences and their targets."""
     lengths = torch.randint(SHORTEST, LONGEST + 1, (count,))
     places = torch.arange(LONGEST)
     valid = places < lengths.unsqueeze(-1)
@@ -69,11 +69,11 @@ def draw(task: str, count: int) -> Sequences:
 
 
 def decode(model: Seq2Seq | NonAutoregressive, sequences: Sequences) -> list[list[int]]:
-    """The words that the model makes of each source, without END."""
+    """The tokens that the model generates from each source, without END."""
     if isinstance(model, NonAutoregressive):
         words, lengths = model.decode(sequences.source, sequences.valid)
         return [row[:length] for row, length in zip(words.tolist(), lengths.tolist(), strict=True)]
-    rules = Rules(SIZES.max_length, end_ids=frozenset({SIZES.end_id}), banned=frozenset({SIZES.begin_id}))
+    rules = Rules(SIZES.max_length, lambda ids: ids[-1] == SIZES.end_id, blocked=frozenset({SIZES.begin_id}))
     found = sample(*model.start(sequences.source, sequences.valid), model.step, rules)
     return [list(text.ids[:-1] if text.finished else text.ids) for text in found]
 
@@ -89,17 +89,15 @@ def exact_match(model: Seq2Seq | NonAutoregressive, sequences: Sequences) -> flo
 
 @torch.no_grad()
 def cross_weights(model: Seq2Seq | NonAutoregressive, sequence: Sequences) -> Tensor:
-    """Where each word of one sequence (B = 1) looks in the last layer: (H, T, Ts)."""
+    """Attention of each token of one sequence (B = 1) to the source, in the last layer: (H, T, Ts)."""
     source, target = sequence.source[:, sequence.valid[0]], sequence.target[:, sequence.valid[0]]
     if isinstance(model, NonAutoregressive):
         return model.cross_weights(source, torch.ones_like(target, dtype=torch.bool))[-1, 0]
-    return model.cross_weights(source, shift(target, None, SIZES)[0])[-1, 0, :, :-1]  # the last place makes END
+    return model.cross_weights(source, shift(target, None, SIZES)[0])[-1, 0, :, :-1]  # the last position predicts END
 
 
-def draw_picture(weights: Tensor, sequence: Sequences, path: Path) -> None:
-    """The weights of every head and their mean as images, words downwards."""
-    from matplotlib.figure import Figure
-
+def draw_picture(weights: Tensor, sequence: Sequences) -> Figure:
+    """The weights of every head and their mean as images, a row for each token."""
     length = int(sequence.lengths[0])
     source, target = sequence.source[0, :length].tolist(), sequence.target[0, :length].tolist()
     figure = Figure(figsize=(4 * (len(weights) + 1), 4), layout="constrained")
@@ -109,18 +107,17 @@ def draw_picture(weights: Tensor, sequence: Sequences, path: Path) -> None:
         axes.set(title=title, xlabel="source", ylabel="target")
         axes.set_xticks(range(length), source)
         axes.set_yticks(range(length), target)
-    save(figure, path)
+    return figure
 
 
 def main(argv: list[str] | None = None) -> Results:
-    """Train, judge on unseen sequences, draw."""
+    """Train, evaluate on unseen sequences, draw."""
     parser = arguments(__doc__, steps=1000)
     parser.add_argument("--task", choices=["reverse", "copy"], default="reverse", help="(default: %(default)s)")
     parser.add_argument(
         "--decoding", choices=["autoregressive", "parallel"], default="autoregressive", help="(default: %(default)s)"
     )
-    options = parser.parse_args(argv)
-    start(options)
+    options = parse(parser, argv)
     unseen = draw(options.task, UNSEEN)
     keys = unseen.keys()
     model = Seq2Seq(SIZES) if options.decoding == "autoregressive" else NonAutoregressive(SIZES)
@@ -135,9 +132,8 @@ def main(argv: list[str] | None = None) -> Results:
 
     seconds = train(loss, list(model.parameters()), options.steps, 2e-3)
     model.eval()
-    picture = options.out / f"sequences-{options.task}-{options.decoding}.png"
     example = unseen.rows(unseen.lengths.argmax().unsqueeze(0))
-    draw_picture(cross_weights(model, example), example, picture)
+    figure = draw_picture(cross_weights(model, example), example)
     results = {
         "task": options.task,
         "decoding": options.decoding,
@@ -146,11 +142,9 @@ def main(argv: list[str] | None = None) -> Results:
         "first_loss": losses[0],
         "last_loss": losses[-1],
         "steps": options.steps,
-        "seconds": round(seconds, 1),
-        "picture": str(picture),
+        "seconds": seconds,
     }
-    report(results)
-    return results
+    return report(f"sequences-{options.task}-{options.decoding}", results, figure, options)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`lmtrain generate` on a terminal: text streams, prompts are asked for, Ctrl-C and Ctrl-D do what they should."""
+"""`lmtrain generate` on a terminal: streamed text, conversations, Ctrl-C and Ctrl-D."""
 
 import os
 import pty
@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli import terminal
+from lmtrain.cli import answers
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.generation.sampling import Sampling
 from lmtrain.model.trained import open_trained
 from tests.conftest import Lmtrain
-from tests.training.test_signals import hear_interrupts
 
 
 class Terminal:
@@ -29,25 +28,30 @@ class Terminal:
     def __init__(self, end: int, process: "subprocess.Popen[bytes]") -> None:
         self.end = end
         self.process = process
-        self.seen = ""
+        self.output = ""
 
     def type(self, keys: str) -> None:
         os.write(self.end, keys.encode())
 
     def wait_for(self, pattern: str, seconds: float = 60) -> str:
-        """What is on the screen up to the end of the first match, which is then taken as read."""
+        """What is on the screen up to the end of the first match; later calls search after it."""
         deadline = time.monotonic() + seconds
-        while (match := re.search(pattern, self.seen)) is None:
+        while (match := re.search(pattern, self.output)) is None:
             ready, _, _ = select.select([self.end], [], [], max(0, deadline - time.monotonic()))
-            assert ready, f"no {pattern!r} in {self.seen[-500:]!r}"
+            assert ready, f"no {pattern!r} in {self.output[-500:]!r}"
             try:
                 more = os.read(self.end, 4096).decode(errors="replace")
             except OSError:  # Linux says so when the other side has closed the terminal
                 more = ""
-            assert more, f"no {pattern!r} in {self.seen[-500:]!r}"
-            self.seen += more.replace("\r\n", "\n")
-        before, self.seen = self.seen[: match.end()], self.seen[match.end() :]
+            assert more, f"no {pattern!r} in {self.output[-500:]!r}"
+            self.output += more.replace("\r\n", "\n")
+        before, self.output = self.output[: match.end()], self.output[match.end() :]
         return before
+
+
+def accept_interrupts() -> None:
+    """A shell's background jobs ignore Ctrl-C, and so would their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
@@ -62,7 +66,7 @@ def on_terminal(*arguments: str) -> Iterator[Terminal]:
         stdout=theirs,
         stderr=theirs,
         env=environment,
-        preexec_fn=hear_interrupts,  # noqa: PLW1509 -- no other thread is at work here
+        preexec_fn=accept_interrupts,  # noqa: PLW1509 -- no other thread is running
     )
     os.close(theirs)
     try:
@@ -74,11 +78,11 @@ def on_terminal(*arguments: str) -> Iterator[Terminal]:
 
 
 def test_a_conversation(workdir: Path) -> None:
-    with on_terminal("-n", "100000", "--ban", "\n", "--temperature", "1") as screen:
+    with on_terminal("-n", "100000", "--temperature", "1") as screen:
         screen.wait_for("> ")
         screen.type("The river\n")
         screen.wait_for(r"The river\n")  # the echo
-        screen.wait_for(r"The river(\W*\w+){5}")  # words come long before the text is done
+        screen.wait_for(r"The river(\W*\w+){5}")  # words appear long before the text is complete
         screen.process.send_signal(signal.SIGINT)
         screen.wait_for("\n> ")
         screen.type("A xyzzy, the\n")
@@ -86,7 +90,7 @@ def test_a_conversation(workdir: Path) -> None:
         screen.wait_for(r"A xyzzy, the(\W*\w+){5}")
         screen.process.send_signal(signal.SIGINT)
         screen.wait_for("\n> ")
-        time.sleep(0.3)  # readline hears of a signal only a moment after it has shown the prompt
+        time.sleep(0.3)  # readline handles signals only a moment after it has shown the prompt
         screen.process.send_signal(signal.SIGINT)  # at the prompt: asked again
         screen.wait_for("\n> ")
         screen.type("\x04")
@@ -94,7 +98,7 @@ def test_a_conversation(workdir: Path) -> None:
 
 
 def test_beams_answer_in_a_conversation_too(workdir: Path) -> None:
-    with on_terminal("-n", "3", "--beams", "2", "--results", "2", "--ban", "\n") as screen:
+    with on_terminal("-n", "3", "--beams", "2", "--results", "2") as screen:
         screen.wait_for("> ")
         screen.type("The river\n")
         screen.wait_for(r"-\d+\.\d+\s+The river.*\n-\d+\.\d+\s+The river.*\n> ")
@@ -103,27 +107,27 @@ def test_beams_answer_in_a_conversation_too(workdir: Path) -> None:
 
 
 def test_an_interrupted_text_without_conversation_exits_with_130(workdir: Path) -> None:
-    with on_terminal("The river", "-n", "1000000", "--sample", "--ban", "\n") as screen:
+    with on_terminal("The river", "-n", "1000000", "--sample") as screen:
         screen.wait_for(r"The river(\W*\w+){5}")
         screen.process.send_signal(signal.SIGINT)
         assert screen.process.wait(30) == 130
 
 
 @pytest.mark.parametrize("sampling", [[], ["--temperature", "0.9", "--top-k", "30"]], ids=["greedy", "sampling"])
-def test_what_streams_is_what_is_printed_elsewhere(
+def test_streamed_text_is_what_is_printed_elsewhere(
     lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch, sampling: list[str]
 ) -> None:
     arguments = ["generate", "The river, (a", "-n", "60", "--stop", "document", "--stop-string", "of the", *sampling]
     printed = lmtrain(*arguments).out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     writes: list[str] = []
-    write = terminal._write
+    write = answers._write
 
-    def noted(text: str) -> None:
+    def recorded(text: str) -> None:
         writes.append(text)
         write(text)
 
-    monkeypatch.setattr(terminal, "_write", noted)
+    monkeypatch.setattr(answers, "_write", recorded)
     assert lmtrain(*arguments).out == printed
     assert len([text for text in writes if text]) > 3
 
@@ -131,11 +135,8 @@ def test_what_streams_is_what_is_printed_elsewhere(
 def test_the_streamed_text_is_the_completion(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained = open_trained(None, "best", "auto", "cpu")
     options = Options(max_tokens=40, sampling=Sampling(), stop="sentence")
-    streamed = terminal.stream(trained, "In 1950 ,", options, first=3)
+    streamed = answers.stream(trained, options, "In 1950 ,", number=3)
     (expected,) = complete(trained.model, trained.tokenizer, ["In 1950 ,"], options, first=3)
     assert streamed.completions == expected.completions
     text = expected.shown + expected.completions[0].text
     assert capsys.readouterr().out == text + ("" if text.endswith("\n") else "\n")
-    assert terminal.can_stream(options)
-    assert not terminal.can_stream(Options(beams=2))
-    assert not terminal.can_stream(Options(samples=2, sampling=Sampling()))

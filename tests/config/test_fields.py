@@ -1,4 +1,4 @@
-"""The descriptions of all fields, and the page that is made of them."""
+"""The descriptions of all fields, and the page that is generated from them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Hostile configurations: odd values of every field, and what once crashed or stalled the reader."""
+"""Hostile configurations: odd values of every field, and files that once crashed or stalled the reader."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.config import loader as config
-from lmtrain.config import yaml_values as config_yaml
+from lmtrain.config import yaml_values
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from tests.hostile.inputs import ODD_VALUES
 
 
 @pytest.mark.parametrize("key", config.flat(Config()))
-def test_odd_values_of_a_field_are_used_or_refused(key: str, tmp_path: Path) -> None:
+def test_odd_values_of_a_field_are_accepted_or_rejected(key: str, tmp_path: Path) -> None:
     section, _, field = key.partition(".")
     more = [1, 2.0, "1e-3", "true", "null", "a: b", "\u2028\x85\ufeff", ["full", 1], 1e308, -1e308, int("1" * 4000, 16)]
     path, sentences = tmp_path / "config.yaml", []
@@ -36,7 +36,7 @@ TEXTS = st.text() | st.from_regex(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+", full
 @settings(max_examples=25, derandomize=True, deadline=None, database=None)
 def test_any_text_survives_being_written_and_read(text: str, more: list[str]) -> None:
     loaded = Config.model_validate({"data": {"text_column": text}, "train": {"sample_prompts": [text, *more]}})
-    assert config.parse(config_yaml.read(config.dump(loaded), "copy"), "copy") == loaded
+    assert config.parse(yaml_values.read(config.dump(loaded), "copy"), "copy") == loaded
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The configuration: every field classified, every mistake named."""
+"""The configuration: its sources and their order, what is rejected, and what the messages name."""
 
 import re
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_later_sources_win(tmp_path: Path) -> None:
     "text", ["2026-11-22", "2026-22-11", "12", "1234567", "12345e7", "1.50", "true", "0x10", "1:30"]
 )
 def test_a_text_may_look_like_a_number_or_a_date(text: str, tmp_path: Path) -> None:
-    """A shell takes quotes away, so that the command line can't say which is meant; a file can."""
+    """A shell removes quotes, so the command line can't tell text from numbers; a file can."""
     keys = ["data.source", "data.revision", "data.dir", "train.teacher"]
     keys += ["run.name"] if ":" not in text else []
     loaded = config.load(None, [f"{key}={text}" for key in keys], {})
@@ -60,7 +60,7 @@ def test_a_text_may_look_like_a_number_or_a_date(text: str, tmp_path: Path) -> N
     assert config.load(None, ["data.revision=null"], {}).data.revision is None
 
 
-def test_a_mistake_is_put_down_to_where_it_was_made(tmp_path: Path) -> None:
+def test_a_message_names_the_source_of_the_value(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("model:\n  dim: wide\n  dimm: 3\n")
     with pytest.raises(LmtrainError) as caught:
@@ -81,7 +81,7 @@ def test_a_mistake_is_put_down_to_where_it_was_made(tmp_path: Path) -> None:
     with pytest.raises(LmtrainError, match=r"^LMTRAIN_MODEL_DIM: a variable is named LMTRAIN_SECTION__FIELD"):
         config.load(None, [], {"LMTRAIN_MODEL_DIM": "8"})
     path.write_text("model: {dim: 7, position: none}")
-    together = {  # what is wrong with several fields is put down to the one that is named first
+    together = {  # of several fields that conflict, the source of the one that is named first
         "model.heads=2": f"{path}: model.dim=7 can't be divided among model.heads=2",
         "model.attention=foo": "the command line: model.attention=foo: choose among",
         "train.lr=1e20": "the command line: train.lr is larger than",
@@ -96,27 +96,21 @@ def test_a_mistake_is_put_down_to_where_it_was_made(tmp_path: Path) -> None:
         config.load(None, [], {"LMTRAIN_EVAL__STRIDE": "999"})
 
 
-def test_a_removed_field_loads_at_its_default_and_is_rejected_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removed_field_loads_at_its_default_and_in_a_stored_run_with_any_value(tmp_path: Path) -> None:
     """A run that an earlier version stored has every field of that version."""
-    monkeypatch.setitem(config.REMOVED, "train.gone", (None, "use train.clip"))
     path = tmp_path / "config.yaml"
-    path.write_text("train: {gone: null, steps: 7}")
-    loaded = config.load(path, environment={})
-    assert loaded == config.load(None, ["train.steps=7"], {})
-    assert "gone" not in config.dump(loaded)
-    with pytest.raises(LmtrainError, match=r"^the command line: train\.gone=None: the field was removed: use"):
-        config.load(path, ["train.gone=null"], {})
-    path.write_text("train: {gone: 3}")
-    with pytest.raises(LmtrainError, match=rf"^{path}: train\.gone=3: the field was removed: use train\.clip$"):
-        config.load(path, environment={})
-
-
-def test_deduplicate_was_removed() -> None:
-    assert config.parse({"data": {"deduplicate": False}}, "an older run") == config.load(None, environment={})
-    with pytest.raises(LmtrainError, match=r"data\.deduplicate=True: the field was removed: remove repeated documents"):
-        config.load(None, ["data.deduplicate=true"], {})
+    for key, (default, reason) in config.REMOVED.items():
+        section, _, field = key.partition(".")
+        path.write_text(yaml.safe_dump({section: {field: default}, "eval": {"stride": 7}}))
+        loaded = config.load(path, environment={})
+        assert loaded == config.load(None, ["eval.stride=7"], {})
+        assert field not in config.dump(loaded)
+        with pytest.raises(UsageError, match=rf"^the command line: {key}=None: the field was removed: "):
+            config.load(path, [f"{key}=null"], {})
+        path.write_text(yaml.safe_dump({section: {field: 6.5}, "eval": {"stride": 7}}))
+        with pytest.raises(UsageError, match=re.escape(f"{path}: {key}=6.5: the field was removed: {reason}")):
+            config.load(path, environment={})
+        assert run_config(tmp_path) == loaded
 
 
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,10 +207,8 @@ def test_a_wrong_override_is_named(override: str, message: str) -> None:
         (["model.attention=full+local"], "a union is made of local, strided and global"),
         (["model.attention=local+local"], "each once"),
         (["model.attention=linear+local"], "a union is made of"),
-        (["model.attention=linear", "model.position=alibi"], "model.position=alibi is a bias on scores"),
+        (["model.attention=linear", "model.position=alibi"], "model.position=alibi is a bias on attention scores"),
         (["model.attention=induced", "model.mode=windowed"], "inducing points have none"),
-        (["model.mode=windowed", "train.scheduled_sampling=0.1"], "needs a prediction at every position"),
-        (["model.output=adaptive", "train.adversarial_softmax=0.01"], "use model.output=softmax"),
         (
             ["train.schedule=wsd", "train.warmup=0.5", "train.decay=0.6"],
             r"train.warmup=0.5 and train.decay=0.6 are together more than the whole run, .* lower one of them",
@@ -263,17 +255,6 @@ def test_a_bad_file_is_named(tmp_path: Path, content: bytes, message: str) -> No
         config.load(path, environment={})
 
 
-def test_a_removed_field_may_have_its_default_and_in_a_stored_run_any_value(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("train: {spike_sigmas: null, lr: 0.5}")
-    assert config.load(tmp_path / "config.yaml", [], {}).train.lr == 0.5
-    (tmp_path / "config.yaml").write_text("train: {spike_sigmas: 6.0, lr: 0.5}")
-    assert run_config(tmp_path).train.lr == 0.5
-    with pytest.raises(LmtrainError, match=r"config.yaml: train.spike_sigmas=6.0: the field was removed: a step whose"):
-        config.load(tmp_path / "config.yaml", [], {})
-    with pytest.raises(LmtrainError, match=r"^the command line: train.spike_sigmas=3: the field was removed"):
-        config.load(None, ["train.spike_sigmas=3"], {})
-
-
 def test_missing_file_and_empty_file(tmp_path: Path) -> None:
     with pytest.raises(LmtrainError, match="does not exist"):
         config.load(tmp_path / "none.yaml", environment={})
@@ -291,7 +272,7 @@ def test_missing_file_and_empty_file(tmp_path: Path) -> None:
         ),
     )
 )
-def test_any_values_are_accepted_or_refused_with_a_sentence(values: object) -> None:
+def test_any_values_are_accepted_or_rejected_with_a_message(values: object) -> None:
     try:
         accepted = config.parse(values, "values")
     except LmtrainError as error:
@@ -301,17 +282,8 @@ def test_any_values_are_accepted_or_refused_with_a_sentence(values: object) -> N
     assert message.startswith("values")
 
 
-def test_every_field_has_a_docstring_and_resource_fields_exist() -> None:
-    fields = {
-        f"{section}.{name}": field.description
-        for section, part in Config.model_fields.items()
-        for name, field in part.annotation.model_fields.items()  # type: ignore[union-attr]
-    }
-    assert fields.keys() >= RESOURCE_FIELDS
-    assert [name for name, text in fields.items() if not text] == []
-
-
-def test_identity_difference_ignores_resources_alone() -> None:
+def test_identity_difference_ignores_only_resource_fields() -> None:
     base = config.load(None, [], {})
+    assert config.flat(base).keys() >= RESOURCE_FIELDS
     assert config.identity_difference(base, config.load(None, ["train.micro_batch=4", "run.name=x"], {})) == []
     assert config.identity_difference(base, config.load(None, ["model.dim=64"], {})) == ["model.dim: 256 -> 64"]

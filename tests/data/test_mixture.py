@@ -115,10 +115,10 @@ def test_a_configured_mixture_trains_with_its_weights(tmp_path: Path) -> None:
     corpora = [download(data) for data in each(wanted.data)]
     store = tokenize(corpora, wanted.tokenizer, tmp_path, weights=[3, 1], note=lambda _: None, progress=False)
     training = prepare(wanted, store, lambda _: None)
-    starts = training.order.starts(0, 400)
+    starts = training.samples.order.starts(0, 400)
     assert (starts >= store.split("train").corpora[0]).sum() == 100
     words = store.tokenizer.decode(
-        training.ids.windows(starts[starts >= store.split("train").corpora[0]], 8)[0].tolist()
+        training.samples.ids.windows(starts[starts >= store.split("train").corpora[0]], 8)[0].tolist()
     )
     assert set(words.split()) <= {"one", "two", "three"}
 

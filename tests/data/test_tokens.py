@@ -21,7 +21,7 @@ from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokenizing import StoreSpec
 from lmtrain.data.tokens import TOKENIZER, TokenStore, find_store, open_store
 from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import MANIFEST, alone_in, sha256_bytes
+from lmtrain.storage.files import MANIFEST, folder_lock, sha256_bytes
 from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, flip, make_corpus, make_store, token_starts, tokenized
 
 FLOOR = {"valid": {"word_perplexity": 3.0, "nats": 1.0, "tokens": 1}}
@@ -157,11 +157,11 @@ def test_a_process_that_waited_for_another_one_takes_its_store(
     @contextmanager
     def waiting(parts: Path) -> Iterator[None]:
         with monkeypatch.context() as patch:
-            patch.setattr(tokenizing, "alone_in", alone_in)
+            patch.setattr(tokenizing, "folder_lock", folder_lock)
             others.append(tokenized(corpus, CONFIGS["word"]))
         yield
 
-    monkeypatch.setattr(tokenizing, "alone_in", waiting)
+    monkeypatch.setattr(tokenizing, "folder_lock", waiting)
     store = tokenized(corpus, CONFIGS["word"], notes.append)
     assert (store.sha256, notes) == (others[0].sha256, [])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny", store.folder.name]

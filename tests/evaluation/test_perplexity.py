@@ -1,4 +1,4 @@
-"""Perplexity by sums: every token once, with the context that is promised, whatever the batch."""
+"""Perplexity by sums: every token once, with the promised context, whatever the batch."""
 
 import dataclasses
 import json
@@ -13,17 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lmtrain.config.schema import Config, ModelConfig
-from lmtrain.data.ids import Ids
-from lmtrain.data.tokens import Split, TokenStore
+from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.evaluation.perplexity import Score, evaluate
+from lmtrain.evaluation.perplexity import Score
+from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
-
-CPU = torch.device("cpu")
-
-
-def split_of(ids: np.ndarray) -> Split:
-    return Split(Ids([ids]), len(ids), max(1, len(ids) // 2), 5 * len(ids))
+from tests.evaluation.scoring import score_of, split_of
 
 
 @given(
@@ -37,37 +32,28 @@ def test_every_token_is_scored_once_with_the_promised_context(
     count: int, context: int, share: float, batch_size: int, limit: int | None
 ) -> None:
     stride = max(1, int(context * share))
-    seen: list[tuple[int, int]] = []
+    found: list[tuple[int, int]] = []
 
     def forward(inputs: Tensor, targets: Tensor) -> Tensor:
-        """Token i of the stream is i, so a target tells its place and its row tells its context."""
+        """Token i of the stream is i, so a target tells its position and its row tells its context."""
         assert torch.equal(inputs[:, 1 - targets.shape[1] :], targets[:, :-1]) or targets.shape[1] == 1
         assert torch.equal(targets[:, -1], inputs[:, -1] + 1)
         contexts = torch.arange(inputs.shape[1] - targets.shape[1] + 1, inputs.shape[1] + 1).expand_as(targets)
-        seen.extend(zip(targets.flatten().tolist(), contexts.flatten().tolist(), strict=True))
+        found.extend(zip(targets.flatten().tolist(), contexts.flatten().tolist(), strict=True))
         return torch.full(targets.shape, math.log(3.0))
 
     split = split_of(np.arange(1, count + 1))
-    score = evaluate(
-        forward,
-        split,
-        mode="causal",
-        context=context,
-        stride=stride,
-        batch_size=batch_size,
-        first_token=0,
-        device=CPU,
-        precision="fp32",
-        limit=limit,
-    )
+    score = score_of(forward, split, context=context, stride=stride, batch_size=batch_size, limit=limit)
     scored = min(limit or count, count)
     assert score.tokens == scored
     assert score.token_perplexity == pytest.approx(3.0)
-    assert [target for target, _ in seen] == list(range(1, scored + 1))
-    assert all(min(target, context - stride + 1) <= have <= context for target, have in seen)
+    assert (score.words, score.bytes) == pytest.approx((split.words * scored / count, 5 * scored))
+    assert score.words_estimated == (scored < count)
+    assert [target for target, _ in found] == list(range(1, scored + 1))
+    assert all(min(target, context - stride + 1) <= have <= context for target, have in found)
 
 
-def _reference(model: LanguageModel, ids: np.ndarray, context: int, stride: int) -> float:
+def plain_loop(model: LanguageModel, ids: np.ndarray, context: int, stride: int) -> float:
     """Nats of a stream by one forward pass per token."""
     stream = [0, *ids.tolist()]
     total, reached, start = 0.0, 0, 0
@@ -75,8 +61,7 @@ def _reference(model: LanguageModel, ids: np.ndarray, context: int, stride: int)
         end = min(start + context, len(ids))
         begin = max(0, end - context)
         for target in range(max(begin, reached), end):
-            row = torch.tensor([stream[begin : target + 1]])
-            hidden = model.encode(row)
+            hidden = model.encode(torch.tensor([stream[begin : target + 1]]))
             log_probs = model.logits(hidden[:, -1] if model.causal else hidden).log_softmax(-1)
             total -= float(log_probs[0, stream[target + 1]])
         reached, start = end, end - context + stride if end < len(ids) else end
@@ -85,24 +70,13 @@ def _reference(model: LanguageModel, ids: np.ndarray, context: int, stride: int)
 
 @pytest.mark.parametrize(("mode", "stride"), [("causal", 2), ("causal", 6), ("windowed", 1)])
 @torch.no_grad()
-def test_equals_a_written_out_loop(mode: str, stride: int) -> None:
+def test_nats_equal_a_plain_loop(mode: str, stride: int) -> None:
     torch.manual_seed(0)
-    config = ModelConfig(mode=mode, context=6, dim=8, layers=1, heads=2)
-    model = LanguageModel(config, 11).eval()
+    model = build_model(ModelConfig(mode=mode, context=6, dim=8, layers=1, heads=2), 11).eval()
     ids = np.random.default_rng(0).integers(0, 11, 29)
     for batch_size in (1, 3, 64):
-        score = evaluate(
-            model,
-            split_of(ids),
-            mode=mode,
-            context=6,
-            stride=stride,
-            batch_size=batch_size,
-            first_token=0,
-            device=CPU,
-            precision="fp32",
-        )
-        assert score.nats == pytest.approx(_reference(model, ids, 6, stride), rel=1e-5)
+        score = score_of(model, split_of(ids), mode=mode, context=6, stride=stride, batch_size=batch_size)
+        assert score.nats == pytest.approx(plain_loop(model, ids, 6, stride), rel=1e-5)
         assert score.tokens == 29
 
 
@@ -114,17 +88,7 @@ def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(tiny: Config, stor
 
     for name in ("train", "valid"):
         part = store.split(name)
-        score = evaluate(
-            uniform,
-            part,
-            mode="causal",
-            context=16,
-            stride=4,
-            batch_size=8,
-            first_token=0,
-            device=CPU,
-            precision="fp32",
-        )
+        score = score_of(uniform, part, context=16, stride=4, batch_size=8)
         assert score.token_perplexity == pytest.approx(size)
         assert score.word_perplexity == pytest.approx(size ** (part.tokens / part.words))
         if name == "train":
@@ -143,17 +107,18 @@ def test_figures_under_their_own_names() -> None:
         "loss": 2.0, "nats": 200.0, "tokens": 100, "words": 50, "bytes": 400, "context": 8, "stride": 2,
         "unknown_share": 0.0,
     }  # fmt: skip
-    replaced = dataclasses.replace(score, unknown_share=0.25)  # bytes that were not predicted have no bits
+    replaced = dataclasses.replace(score, unknown_share=0.25)  # the bytes of unknown words were not predicted
     assert replaced.figures() == {key: value for key, value in score.figures().items() if key != "bits_per_byte"}
     assert replaced.summary() == score.summary() | {"bits_per_byte": None, "unknown_share": 0.25}
     assert (score.remark, replaced.remark) == ("", " (<unk> stands for 25.00% of the tokens)")
+    assert dataclasses.replace(score, words_estimated=True).remark == " (word count estimated)"
     huge = Score(1e9, 1, 1, 1, 1, 1)
     assert huge.word_perplexity == math.inf
     assert (huge.summary()["word_perplexity"], huge.summary()["nats"]) == (None, 1e9)
     assert json.dumps(Score(math.inf, 1, 1, 1, 1, 1).summary(), allow_nan=False)
 
 
-def test_a_large_split_is_not_copied_in_a_wider_type() -> None:
+def test_a_large_split_is_not_copied_to_int64() -> None:
     split = split_of((np.arange(400_000) % 50_000).astype(np.uint16))
     total = 0
 
@@ -165,17 +130,7 @@ def test_a_large_split_is_not_copied_in_a_wider_type() -> None:
 
     tracemalloc.start()
     try:
-        evaluate(
-            forward,
-            split,
-            mode="causal",
-            context=1000,
-            stride=1000,
-            batch_size=1,
-            first_token=0,
-            device=CPU,
-            precision="fp32",
-        )
+        score_of(forward, split, context=1000, stride=1000)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -183,16 +138,6 @@ def test_a_large_split_is_not_copied_in_a_wider_type() -> None:
     assert peak < 2 * 2 * 400_000  # bytes: one copy in two bytes per token, and batches
 
 
-def test_an_empty_split_is_refused() -> None:
+def test_an_empty_split_is_rejected() -> None:
     with pytest.raises(LmtrainError, match="nothing to evaluate"):
-        evaluate(
-            lambda inputs, targets: targets,
-            split_of(np.zeros(0, np.int64)),
-            mode="causal",
-            context=4,
-            stride=4,
-            batch_size=1,
-            first_token=0,
-            device=CPU,
-            precision="fp32",
-        )
+        score_of(lambda inputs, targets: targets, split_of(np.zeros(0, np.int64)), context=4, stride=4)

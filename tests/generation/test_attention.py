@@ -1,28 +1,28 @@
-"""The weights in the picture are those with which each word was chosen."""
+"""The weights in the picture are those with which each word was predicted."""
 
 import numpy as np
 import pytest
 import torch
 
-from lmtrain.generation.attention import MOST_COLUMNS, MOST_WORDS, pool_weights
-from tests.generation.test_complete import MANY, random_model
+from lmtrain.generation.attention import MAX_COLUMNS, MAX_ROWS, pool_weights
+from tests.generation.models import NUMBERED, random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.parametrize(("mode", "kept"), [("causal", 3), ("windowed", 6)])
-def test_each_row_is_the_pool_over_what_the_model_had_read(mode: str, kept: int) -> None:
-    model = random_model(mode, MANY)
-    ids = MANY.encode(" ".join(f"w{number}" for number in range(10, 25)))
-    rows, columns, weights = pool_weights(model, MANY, "w1 w2", ids)
+@pytest.mark.parametrize(("mode", "remaining"), [("causal", 3), ("windowed", 6)])
+def test_each_row_is_the_pool_over_what_the_model_had_read(mode: str, remaining: int) -> None:
+    model = random_model(mode, NUMBERED)
+    ids = NUMBERED.encode(" ".join(f"w{number}" for number in range(10, 25)))
+    rows, columns, weights = pool_weights(model, NUMBERED, "w1 w2", ids)
     assert rows == [f"w{number}" for number in range(10, 25)]
     assert columns == ["<eos>", "w1", "w2", *rows[:-1]]
     assert weights.shape == (2, 15, 17)
-    everything = [MANY.eos_id, *MANY.encode("w1 w2"), *ids]
+    everything = [NUMBERED.eos_id, *NUMBERED.encode("w1 w2"), *ids]
     read = everything[:3]
     for row, token in enumerate(ids):
         if len(read) > 6:
-            read = read[-kept:]
+            read = read[-remaining:]
         end = 3 + row
         expected = np.zeros((2, 17), np.float32)
         expected[:, end - len(read) : end] = model.pool_weights(torch.tensor([read])).numpy()
@@ -31,15 +31,15 @@ def test_each_row_is_the_pool_over_what_the_model_had_read(mode: str, kept: int)
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
 
 
-def test_what_no_word_could_see_is_left_out() -> None:
-    model = random_model("causal", MANY)
+def test_tokens_that_none_could_attend_to_are_omitted() -> None:
+    model = random_model("causal", NUMBERED)
     prompt = " ".join(f"w{number}" for number in range(30))
-    _, columns, _ = pool_weights(model, MANY, prompt, MANY.encode("w1"))
+    _, columns, _ = pool_weights(model, NUMBERED, prompt, NUMBERED.encode("w1"))
     assert columns == [f"w{number}" for number in range(24, 30)]
 
 
-def test_a_long_text_is_cut_to_what_can_be_read() -> None:
-    model = random_model("windowed", MANY, context=400)
-    rows, columns, weights = pool_weights(model, MANY, "w1 " * 300, MANY.encode("w2 " * 60))
-    assert (len(rows), len(columns)) == (MOST_WORDS, MOST_COLUMNS)
-    assert weights.shape == (2, MOST_WORDS, MOST_COLUMNS)
+def test_a_long_text_is_cut_to_a_readable_size() -> None:
+    model = random_model("windowed", NUMBERED, context=400)
+    rows, columns, weights = pool_weights(model, NUMBERED, "w1 " * 300, NUMBERED.encode("w2 " * 60))
+    assert (len(rows), len(columns)) == (MAX_ROWS, MAX_COLUMNS)
+    assert weights.shape == (2, MAX_ROWS, MAX_COLUMNS)

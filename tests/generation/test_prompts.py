@@ -1,4 +1,4 @@
-"""Prompts from files and standard input: in batches, one at a time, with a sentence for what is wrong and where."""
+"""Prompts from files and standard input: read one batch at a time, with errors that name the line."""
 
 import io
 import sys
@@ -58,7 +58,7 @@ WRONG = {
 @pytest.mark.parametrize(
     ("name", "content", "message"), [(name, *case) for name, cases in WRONG.items() for case in cases]
 )
-def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_errors_name_the_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(LmtrainError, match=f"{name}.*{message}") as raised:
         list(read_prompts(tmp_path / name))
@@ -71,7 +71,7 @@ def test_files_that_can_not_be_read(tmp_path: Path) -> None:
             list(read_prompts(path))
 
 
-def test_long_lines_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_lines_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "LONGEST_PROMPT", 8)
     (tmp_path / "a.txt").write_text("12345678\n")
     with pytest.raises(LmtrainError, match="line 1, is longer"):

@@ -1,4 +1,4 @@
-"""Sampling: draws against exact probabilities in plain floats, filters against their definition, the streams."""
+"""Sampling: samples against exact probabilities in plain floats, filters against their definition, seeds."""
 
 import math
 from collections import Counter
@@ -12,13 +12,13 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lmtrain.generation.sampling import BRANCHES, LEVELS, SORTED_FIRST, Sampling, draw, sample, weigh
+from lmtrain.generation.sampling import BRANCHES, LEVELS, SORTED_FIRST, Sampling, filtered_probs, sample, sample_tokens
 from lmtrain.generation.search import Hypothesis, Rules
-from tests.generation.toy import History, Toy
+from tests.generation.toy import History, Toy, ends_with
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 thorough = settings(deadline=None, max_examples=100, derandomize=True)
-DRAWS = 10_000
+SAMPLES = 10_000
 PROMPT = (2, 0)
 Text = tuple[int, ...]
 SETTINGS = {
@@ -34,28 +34,24 @@ SETTINGS = {
 }
 
 
-def penalised(score: float, penalty: float) -> float:
-    return score / penalty if score > 0 else score * penalty
-
-
 def exact(scores: Sequence[float], sampling: Sampling, held: Sequence[int] = ()) -> list[float]:
     """The distribution that `Sampling` describes, written out."""
-    scores = [penalised(s, sampling.repetition_penalty) if i in held else s for i, s in enumerate(scores)]
+    scores = [s * (sampling.repetition_penalty if i in held else 1) for i, s in enumerate(scores)]
     scores = [score / sampling.temperature for score in scores]
     if sampling.top_k:
         least = sorted(scores, reverse=True)[: sampling.top_k][-1]
         scores = [score if score >= least else -math.inf for score in scores]
     highest = max(scores)
-    probs = normalised([math.exp(score - highest) for score in scores])
+    probs = normalized([math.exp(score - highest) for score in scores])
     if sampling.top_p < 1:
         reached = 0.0
         for least in sorted(probs, reverse=True):
             reached += least
             if reached >= sampling.top_p:
                 break
-        probs = normalised([p if p >= least else 0.0 for p in probs])
+        probs = normalized([p if p >= least else 0.0 for p in probs])
     least = sampling.min_p * max(probs)
-    return normalised([p if p >= least else 0.0 for p in probs])
+    return normalized([p if p >= least else 0.0 for p in probs])
 
 
 def exact_texts(model: Toy, sampling: Sampling, length: int) -> dict[Text, float]:
@@ -70,26 +66,26 @@ def exact_texts(model: Toy, sampling: Sampling, length: int) -> dict[Text, float
     return probs
 
 
-def drawn_texts(model: Toy, sampling: Sampling, length: int) -> Counter[Text]:
-    """How often each text of this length is drawn after PROMPT, of DRAWS."""
-    prompts = [PROMPT] * DRAWS
+def sampled_texts(model: Toy, sampling: Sampling, length: int) -> Counter[Text]:
+    """How often each text of this length follows PROMPT, of SAMPLES."""
+    prompts = [PROMPT] * SAMPLES
     found = sample(*model.start(prompts), model.step, Rules(length), sampling, prompts=prompts)
     return Counter(text.ids for text in found)
 
 
-def normalised(weights: Sequence[float]) -> list[float]:
+def normalized(weights: Sequence[float]) -> list[float]:
     total = math.fsum(weights)
     return [weight / total for weight in weights]
 
 
 def chi_square(counts: Counter[Text], probs: dict[Text, float]) -> tuple[float, int]:
-    """Pearson's statistic and its degrees of freedom; infinite where something impossible was drawn."""
+    """Pearson's statistic and its degrees of freedom; infinite where something impossible was chosen."""
     total = sum(counts.values())
     if any(not probs.get(cell) for cell in counts):
         return math.inf, 0
     cells = [(counts[cell], total * p) for cell, p in probs.items() if p]
     assert min(expected for _, expected in cells) >= 5  # below, the statistic isn't chi-square distributed
-    return math.fsum((seen - expected) ** 2 / expected for seen, expected in cells), len(cells) - 1
+    return math.fsum((count - expected) ** 2 / expected for count, expected in cells), len(cells) - 1
 
 
 def critical(freedom: int) -> float:
@@ -108,10 +104,10 @@ def test_the_critical_values_are_those_of_the_tables() -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_draws_have_the_exact_probabilities(name: str) -> None:
+def test_samples_have_the_exact_probabilities(name: str) -> None:
     seven, five = Toy(7, 461, spread=1.5), Toy(5, 11, spread=0.8)
-    assert_fits(drawn_texts(seven, SETTINGS[name], 1), exact_texts(seven, SETTINGS[name], 1))
-    assert_fits(drawn_texts(five, SETTINGS[name], 2), exact_texts(five, SETTINGS[name], 2))
+    assert_fits(sampled_texts(seven, SETTINGS[name], 1), exact_texts(seven, SETTINGS[name], 1))
+    assert_fits(sampled_texts(five, SETTINGS[name], 2), exact_texts(five, SETTINGS[name], 2))
 
 
 @pytest.mark.parametrize(
@@ -126,18 +122,18 @@ def test_draws_have_the_exact_probabilities(name: str) -> None:
         ("all", {"temperature": 1.5}),
     ],
 )
-def test_slightly_wrong_settings_would_be_found_out(name: str, wrong: dict[str, Any]) -> None:
+def test_slightly_wrong_settings_would_be_detected(name: str, wrong: dict[str, Any]) -> None:
     model, right = Toy(7, 461, spread=1.5), SETTINGS[name]
-    counts, probs = drawn_texts(model, right, 1), exact_texts(model, replace(right, **wrong), 1)
+    counts, probs = sampled_texts(model, right, 1), exact_texts(model, replace(right, **wrong), 1)
     statistic, freedom = chi_square(counts, probs)
     assert statistic > 2 * critical(freedom or 1)
 
 
-def test_draws_from_a_large_vocabulary_have_the_exact_probabilities() -> None:
+def test_samples_from_a_large_vocabulary_have_the_exact_probabilities() -> None:
     """Three levels of sums, the last nodes of each padded: judged by the ids' first and last digits."""
-    vocab, draws = BRANCHES**2 + 1000, 4000
+    vocab, count = BRANCHES**2 + 1000, 4000
     log_probs = Toy(vocab, 2).predict(())
-    tokens = draw(log_probs.repeat(draws, 1), Sampling(), numbers(draws)).tolist()
+    tokens = sample_tokens(log_probs.repeat(count, 1), Sampling(), numbers(count)).tolist()
     probs = exact(log_probs.tolist(), Sampling())
     for digits in ([token // 200 for token in range(vocab)], [token % 30 for token in range(vocab)]):
         expected: dict[Text, float] = {}
@@ -150,14 +146,16 @@ def numbers(rows: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(3).random((rows, LEVELS)))
 
 
-def test_the_extreme_numbers_draw_nothing_impossible() -> None:
+def test_the_extreme_numbers_give_nothing_impossible() -> None:
     scores = torch.full((2, 3 * BRANCHES), -math.inf)
     scores[:, [5, 9, BRANCHES + 7, 2 * BRANCHES + 8]] = torch.tensor([0.3, -90.0, 0.1, -0.2])
     lowest, highest = torch.zeros(2, LEVELS), torch.full((2, LEVELS), 1 - 2**-32, dtype=torch.float64)
     possible = {5, 9, BRANCHES + 7, 2 * BRANCHES + 8}
-    assert {*draw(scores, Sampling(), lowest).tolist(), *draw(scores, Sampling(), highest).tolist()} <= possible
-    assert draw(torch.zeros(2, 1), Sampling(), highest).tolist() == [0, 0]
-    assert draw(torch.full((2, 9), -math.inf), Sampling(top_k=2, top_p=0.5, min_p=0.1), highest).tolist() == [0, 0]
+    assert {
+        *sample_tokens(scores, Sampling(), lowest).tolist(),
+        *sample_tokens(scores, Sampling(), highest).tolist(),
+    } <= possible
+    assert sample_tokens(torch.zeros(2, 1), Sampling(), highest).tolist() == [0, 0]
 
 
 samplings = st.builds(
@@ -172,25 +170,25 @@ samplings = st.builds(
 @settings(thorough, max_examples=250)
 @given(samplings, st.lists(st.integers(-12, 4), min_size=1, max_size=10), st.integers(0, 2), st.randoms())
 def test_filters_equal_their_definition_ties_included(
-    sampling: Sampling, levels: list[int], banned: int, random: Any
+    sampling: Sampling, levels: list[int], blocked: int, random: Any
 ) -> None:
     """Scores are multiples of 0.5, so that equals are frequent."""
-    scores = [level / 2 for level in levels] + [-math.inf] * banned
+    scores = [level / 2 for level in levels] + [-math.inf] * blocked
     random.shuffle(scores)
     expected = exact(scores, sampling)
     nearly = replace(sampling, top_p=min(1.0, sampling.top_p * (1 + 1e-5)), min_p=sampling.min_p * (1 - 1e-5))
     assume(expected == pytest.approx(exact(scores, nearly)))  # a threshold within rounding of a word: either is right
-    found = weigh(torch.tensor([scores, scores]), sampling).double()
+    found = filtered_probs(torch.tensor([scores, scores]), sampling).double()
     torch.testing.assert_close(
         found / found.sum(-1, keepdim=True), torch.tensor([expected] * 2, dtype=torch.float64), atol=1e-5, rtol=1e-4
     )
 
 
 @pytest.mark.parametrize("top_p", [0.05, 0.6, 0.97])
-def test_top_p_where_the_likeliest_words_are_not_enough(top_p: float) -> None:
-    """Rows whose nucleus lies within and without the words that are sorted first, in one batch."""
+def test_top_p_where_the_most_likely_tokens_are_not_enough(top_p: float) -> None:
+    """Rows whose nucleus lies within and beyond the tokens that are sorted first, in one batch."""
     flat, peaked = Toy(3 * SORTED_FIRST, 0, spread=0.1).predict(()), Toy(3 * SORTED_FIRST, 1, spread=4.0).predict(())
-    found = weigh(torch.stack([flat, peaked, flat]), Sampling(top_p=top_p))
+    found = filtered_probs(torch.stack([flat, peaked, flat]), Sampling(top_p=top_p))
     for row, log_probs in zip(found, [flat, peaked, flat], strict=True):
         expected = torch.tensor(exact(log_probs.tolist(), Sampling(top_p=top_p)))
         assert abs(int((row > 0).sum()) - int((expected > 0).sum())) <= 1  # rounding may move the threshold by a word
@@ -198,9 +196,9 @@ def test_top_p_where_the_likeliest_words_are_not_enough(top_p: float) -> None:
     assert int((found[0] > 0).sum()) > SORTED_FIRST or top_p < 0.1
 
 
-def sampled(model: Toy, prompts: Sequence[Text], streams: Sequence[str]) -> list[Hypothesis]:
-    rules = Rules(8, end_ids=frozenset({0}), banned=frozenset({3}), no_repeat=3)
-    return sample(*model.start(prompts), model.step, rules, SETTINGS["all"], streams=streams, prompts=prompts)
+def sampled(model: Toy, prompts: Sequence[Text], seeds: Sequence[str]) -> list[Hypothesis]:
+    rules = Rules(8, ends_with(0), frozenset({3}))
+    return sample(*model.start(prompts), model.step, rules, SETTINGS["all"], seeds=seeds, prompts=prompts)
 
 
 @thorough
@@ -210,50 +208,42 @@ def sampled(model: Toy, prompts: Sequence[Text], streams: Sequence[str]) -> list
         st.tuples(st.sampled_from([(), (1,), (2, 4), (1, 2, 1)]), st.sampled_from("abcd")), min_size=1, max_size=7
     ),
 )
-def test_a_row_depends_on_its_prompt_and_the_name_of_its_stream_alone(seed: int, rows: list[tuple[Text, str]]) -> None:
+def test_a_row_depends_only_on_its_prompt_and_its_seed(seed: int, rows: list[tuple[Text, str]]) -> None:
     model = Toy(5, seed)
     together = sampled(model, [prompt for prompt, _ in rows], [name for _, name in rows])
     assert together == [sampled(model, [prompt], [name])[0] for prompt, name in rows]
 
 
-def test_streams_and_places_are_independent_and_uniform() -> None:
-    """Of 16 equal words: each at each place, and each after each other, along streams, texts and 7 places apart."""
+def test_seeds_and_positions_are_independent_and_uniform() -> None:
+    """Of 16 equal tokens: each at each position, and each pair of them across seeds and 1 and 7 positions apart."""
     words, rows, length = 16, 400, 60
     flat = torch.full((rows, words), -math.log(words))
     rules = Rules(length)
     found = sample(flat.clone(), History([()] * rows), lambda state, _: (flat.clone(), state), rules, Sampling())
-    drawn = np.array([text.ids for text in found])
+    chosen = np.array([text.ids for text in found])
     uniform: dict[Text, float] = {(a, b): words**-2 for a in range(words) for b in range(words)}
-    for other in (np.roll(drawn, 1, axis=0), np.roll(drawn, 1, axis=1), np.roll(drawn, 7, axis=1), drawn[::-1, ::-1]):
-        assert_fits(Counter(zip(drawn.ravel().tolist(), other.ravel().tolist(), strict=True)), uniform)
-    for place in range(0, length, 7):
-        assert_fits(Counter((word,) for word in drawn[:, place].tolist()), {(a,): 1 / words for a in range(words)})
+    for other in (
+        np.roll(chosen, 1, axis=0),
+        np.roll(chosen, 1, axis=1),
+        np.roll(chosen, 7, axis=1),
+        chosen[::-1, ::-1],
+    ):
+        assert_fits(Counter(zip(chosen.ravel().tolist(), other.ravel().tolist(), strict=True)), uniform)
+    for position in range(0, length, 7):
+        assert_fits(Counter((word,) for word in chosen[:, position].tolist()), {(a,): 1 / words for a in range(words)})
 
 
-def test_the_levels_of_a_draw_are_independent() -> None:
+def test_the_levels_of_the_tree_are_independent() -> None:
     """All of one node's branches after each of another's: the branches of two levels, in sixteenths."""
     tokens = torch.zeros(1, BRANCHES**2)
     rows = [
-        sample(tokens.clone(), History([()]), Toy(1, 0).step, Rules(1), Sampling(), streams=[str(i)])
-        for i in range(4000)
+        sample(tokens.clone(), History([()]), Toy(1, 0).step, Rules(1), Sampling(), seeds=[str(i)]) for i in range(4000)
     ]
-    drawn = [text.ids[0] for (text,) in rows]
+    chosen = [text.ids[0] for (text,) in rows]
     pairs: Counter[Text] = Counter(
-        (token % BRANCHES * 16 // BRANCHES, token // BRANCHES * 16 // BRANCHES) for token in drawn
+        (token % BRANCHES * 16 // BRANCHES, token // BRANCHES * 16 // BRANCHES) for token in chosen
     )
     assert_fits(pairs, {(a, b): 1 / 256 for a in range(16) for b in range(16)})
-
-
-def test_the_best_of_several_streams_is_the_likeliest_of_them_alone() -> None:
-    model, rules = Toy(6, 4), Rules(7, end_ids=frozenset({0}))
-    log_probs, state = model.start([PROMPT])
-    several = torch.zeros(5, dtype=torch.long)
-    found = sample(log_probs[several], state.select(several), model.step, rules, Sampling(), streams=list("abcde"))
-    alone = [sample(*model.start([PROMPT]), model.step, rules, Sampling(), streams=[name])[0] for name in "abcde"]
-    assert found == alone
-    best = max(found, key=lambda text: text.score)
-    assert best.score == pytest.approx(max(sum(model.score_tokens(PROMPT, text.ids)) for text in alone))
-    assert len({text.score for text in found}) > 1
 
 
 @pytest.mark.parametrize(
@@ -272,6 +262,6 @@ def test_the_best_of_several_streams_is_the_likeliest_of_them_alone() -> None:
         ({"repetition_penalty": math.inf}, "repetition_penalty=inf"),
     ],
 )
-def test_numbers_out_of_their_range_are_refused(setting: dict[str, Any], message: str) -> None:
+def test_numbers_out_of_their_range_are_rejected(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Sampling(**setting)

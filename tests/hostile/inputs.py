@@ -1,4 +1,4 @@
-"""Hostile input: how it is made from honest input, and what is made of the answer to it."""
+"""Hostile input: made from valid input by edits, and fed to a parser within a memory limit."""
 
 import json
 import resource
@@ -19,23 +19,23 @@ FRAGMENTS = [
     *(struct.pack("<Q", value) for value in (0, 2**31, 2**63 - 1, 2**63, 2**64 - 1, 100_000_000)),
     *(struct.pack("<I", value) for value in (2**16, 2**31, 2**32 - 1)),
 ]
-"""What edits put in beside arbitrary bytes."""
+"""What edits insert besides arbitrary bytes."""
 
 
 @dataclass(frozen=True)
 class Parser:
-    """A way into lmtrain: honest inputs to start from, and the function that is fed others."""
+    """An entry into lmtrain: valid inputs, and a function that returns, or raises LmtrainError, on any input."""
 
     seeds: list[bytes]
     feed: Callable[[bytes], None]
 
 
 def attempt(feed: Callable[[bytes], None], data: bytes) -> tuple[str, str]:
-    """Feed `data`: `accepted`, `refused` with the sentence, or `crashed` with what escaped."""
+    """Feed `data`: `accepted`, `rejected` with the message, or `crashed` with the exception."""
     try:
         feed(data)
     except LmtrainError as error:
-        return "refused", str(error)
+        return "rejected", str(error)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 -- a panic in Rust derives from BaseException
@@ -45,7 +45,7 @@ def attempt(feed: Callable[[bytes], None], data: bytes) -> tuple[str, str]:
 
 @contextmanager
 def limited_memory(more: int) -> Iterator[None]:
-    """Let the process map so many more bytes of memory and none beyond."""
+    """Inside, the process can map at most `more` further bytes of memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, hard))
@@ -56,10 +56,10 @@ def limited_memory(more: int) -> Iterator[None]:
 
 
 def edited(seed: bytes, edits: Sequence[tuple[int, int, bytes]]) -> bytes:
-    """`seed` after edits (place, bytes removed there, bytes put there); places wrap around."""
+    """`seed` after edits (position, bytes removed there, bytes inserted there); positions wrap around."""
     data = bytearray(seed)
-    for place, removed, inserted in edits:
-        start = place % (len(data) + 1)
+    for position, removed, inserted in edits:
+        start = position % (len(data) + 1)
         data[start : start + removed] = inserted
     return bytes(data)
 
@@ -71,7 +71,7 @@ ODD_VALUES: list[Any] = [
 
 
 def variants(document: Any) -> Iterator[bytes]:
-    """A JSON document with one value at a time replaced by an odd one, taken out, or joined by another."""
+    """A JSON document with one value at a time replaced by an odd one, removed, or doubled under another key."""
     for path in list(_paths(document)):
         for value in ODD_VALUES:
             parent, key, copy = _copied(document, path)
@@ -93,7 +93,7 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def _copied(document: Any, path: tuple[Any, ...]) -> tuple[Any, Any, Any]:
-    """What holds the value at `path`, its key there, and the copy of the document that both are in."""
+    """The container of the value at `path`, its key there, and the copy of the document that both are in."""
     copy = json.loads(json.dumps(document))
     parent = copy
     for key in path[:-1]:

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lmtrain.model.decoding_state import DecodingState
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.state import CausalState
-from tests.model.test_language_model import POSITIONS, QUERIES, VOCABULARY, build, tokens
-from tests.model.test_variants import VARIANTS, WINDOWED_VARIANTS
+from tests.model.models import POSITIONS, QUERIES, VARIANTS, VOCABULARY, WINDOWED_VARIANTS, build, tokens
 
 
 def predict(model: LanguageModel, window: list[int]) -> Tensor:
@@ -28,10 +27,10 @@ def advance(model: LanguageModel, window: list[int], token: int) -> list[int]:
     return [*window, token][-context:]
 
 
-def read_anew(model: LanguageModel, text: Tensor, pads: Sequence[int]) -> Tensor:
+def reencoded(model: LanguageModel, text: Tensor, pads: Sequence[int]) -> Tensor:
     """(T - 4, B, V): log p after the first five tokens of each row and after each further one, with nothing cached.
 
-    Rows begin after their pads. Windows of one length are read together.
+    Rows begin after their pads. Windows of one length are computed together.
     """
     windows = []
     for row, pad in zip(text.tolist(), pads, strict=True):
@@ -40,37 +39,37 @@ def read_anew(model: LanguageModel, text: Tensor, pads: Sequence[int]) -> Tensor
     wanted = [window for step in zip(*windows, strict=True) for window in step]
     found = torch.empty(len(wanted), VOCABULARY)
     for length in {len(window) for window in wanted}:
-        places = [place for place, window in enumerate(wanted) if len(window) == length]
-        log_probs = model.predict(torch.tensor([wanted[place] for place in places]))
-        found[places] = (log_probs[:, -1] if model.causal else log_probs).detach()
+        rows = [row for row, window in enumerate(wanted) if len(window) == length]
+        log_probs = model.predict(torch.tensor([wanted[row] for row in rows]))
+        found[rows] = (log_probs[:, -1] if model.causal else log_probs).detach()
     return found.view(-1, len(pads), VOCABULARY)
 
 
 @pytest.mark.parametrize(
     ("mode", "position", "query"), [*itertools.product(("causal", "windowed"), POSITIONS, QUERIES)]
 )
-def test_steps_equal_reading_the_window_anew_over_three_contexts(mode: str, position: str, query: str) -> None:
+def test_steps_equal_reencoding_the_window_over_three_contexts(mode: str, position: str, query: str) -> None:
     model = build(mode=mode, position=position, pool_query=query, qk_norm=position == "rotary")
     text = tokens(3, 45)
     pads = [0, 2, 4]  # rows reach the end of the context at different steps
     valid = torch.arange(5) >= torch.tensor(pads).unsqueeze(-1)
     log_probs, state = model.start(text[:, :5], valid)
-    for t, expected in enumerate(read_anew(model, text, pads)[:-1], start=5):
+    for t, expected in enumerate(reencoded(model, text, pads)[:-1], start=5):
         torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=1e-5)
         log_probs, state = model.step(state, text[:, t])
 
 
-@pytest.mark.parametrize("pads", [(0, 2, 4), (0, 0, 0)], ids=["ragged", "level"])
+@pytest.mark.parametrize("pads", [(0, 2, 4), (0, 0, 0)], ids=["ragged", "uniform"])
 @pytest.mark.parametrize(
     "fields",
     [*VARIANTS, *WINDOWED_VARIANTS, *({"position": name} for name in POSITIONS), *({"pool_query": q} for q in QUERIES)],
     ids=str,
 )
-def test_steps_of_every_variant_equal_reading_the_window_anew(fields: dict[str, object], pads: tuple[int, ...]) -> None:
+def test_steps_of_every_variant_equal_reencoding_the_window(fields: dict[str, object], pads: tuple[int, ...]) -> None:
     model, text = build(**fields), tokens(3, 45)
     log_probs, state = model.start(text[:, :5], torch.arange(5) >= torch.tensor(pads).unsqueeze(-1))
     order = torch.arange(3)
-    for t, expected in enumerate(read_anew(model, text, pads)[:-1], start=5):
+    for t, expected in enumerate(reencoded(model, text, pads)[:-1], start=5):
         torch.testing.assert_close(log_probs, expected[order], atol=1e-5, rtol=1e-5)
         if t == 20:  # the state of the whole stack is reordered
             order = torch.tensor([2, 0, 1])
@@ -78,10 +77,10 @@ def test_steps_of_every_variant_equal_reading_the_window_anew(fields: dict[str, 
         log_probs, state = model.step(state, text[order, t])
 
 
-@pytest.fixture(autouse=True, params=[256, 2], ids=["roomy", "growing"])
-def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=[256, 2], ids=["large", "growing"])
+def capacity(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test also with states whose memory grows on the way to the context's twelve tokens."""
-    monkeypatch.setattr("lmtrain.model.state.LEAST_ROOM", request.param)
+    monkeypatch.setattr("lmtrain.model.decoding_state.SMALLEST_CAPACITY", request.param)
 
 
 @pytest.mark.parametrize(("mode", "context"), [*itertools.product(("causal", "windowed"), (1, 2, 3))])
@@ -121,11 +120,11 @@ def test_selecting_only_the_shorter_rows_of_a_full_cache() -> None:
     _, state = model.start(text[:, :12], torch.arange(12) >= torch.tensor([[0], [6]]))
     log_probs, state = model.step(state.select(torch.tensor([1])), text[1:, 12])
     torch.testing.assert_close(log_probs[0], predict(model, text[1, 6:].tolist()), atol=1e-5, rtol=1e-5)
-    assert isinstance(state, CausalState)
-    assert state.columns == 7
+    assert isinstance(state, DecodingState)
+    assert state.kv_len == 7
 
 
-def test_decoding_is_normalised_and_keeps_no_graph() -> None:
+def test_decoding_is_normalized_and_records_no_graph() -> None:
     model = build()
     log_probs, state = model.start(tokens(2, 3))
     log_probs, state = model.step(state, tokens(2))

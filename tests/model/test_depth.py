@@ -1,4 +1,4 @@
-"""Deep stacks at initialisation: the size of activations and gradients, from the first block to the 120th."""
+"""Deep stacks at initialization: the size of activations and gradients, from the first block to the 120th."""
 
 from itertools import product
 from typing import get_args
@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.config.schema import ModelConfig
+from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
+from lmtrain.nn.attention import ResidualProjection
 from lmtrain.nn.blocks import NormPosition
 from lmtrain.nn.norms import NormKind
 
@@ -21,7 +23,7 @@ every_norm = pytest.mark.parametrize(
 
 def build(kind: NormKind, position: NormPosition) -> LanguageModel:
     torch.manual_seed(0)
-    return LanguageModel(ModelConfig(layers=DEPTH, dim=64, heads=4, context=16, norm=kind, norm_position=position), 50)
+    return build_model(ModelConfig(layers=DEPTH, dim=64, heads=4, context=16, norm=kind, norm_position=position), 50)
 
 
 def sizes(model: LanguageModel) -> tuple[list[float], list[float]]:
@@ -59,8 +61,8 @@ def test_activations_and_gradients_keep_their_size_through_120_blocks(kind: Norm
 def test_without_scaled_last_projections_the_residual_stream_grows(kind: NormKind) -> None:
     model = build(kind, "pre")
     with torch.no_grad():
-        for name, weight in model.encoder.named_parameters():
-            if name.endswith("output.weight"):
-                weight.mul_((2 * (DEPTH + 1)) ** 0.5)
+        for module in model.encoder.modules():
+            if isinstance(module, ResidualProjection):
+                module.weight.mul_((2 * (DEPTH + 1)) ** 0.5)
     activations, _ = sizes(model)
     assert activations[-1] > 5

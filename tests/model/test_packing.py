@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.packing import BatchLinear, Int8Linear, NarrowLinear, multiplies_int8, pack
-from tests.model.test_language_model import build, tokens
-from tests.model.test_variants import VARIANTS, WINDOWED_VARIANTS
+from tests.model.models import VARIANTS, WINDOWED_VARIANTS, build, tokens
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -60,7 +59,7 @@ def test_int8_is_the_product_of_rounded_rows() -> None:
 
 
 @pytest.mark.parametrize("inputs", [2, 3, 17, 64, 200])
-def test_int8_gives_a_row_the_same_bits_whatever_stands_beside_it(inputs: int) -> None:
+def test_int8_results_do_not_depend_on_the_batch(inputs: int) -> None:
     torch.manual_seed(0)
     packed, x = Int8Linear(torch.randn(50, inputs), None), torch.randn(16, inputs)
     alone = torch.cat([packed(row.unsqueeze(0)) for row in x])
@@ -68,7 +67,7 @@ def test_int8_gives_a_row_the_same_bits_whatever_stands_beside_it(inputs: int) -
     assert torch.equal(packed(x[:3]), alone[:3])
 
 
-def test_int8_hides_no_overflow() -> None:
+def test_int8_propagates_nan_and_infinity() -> None:
     packed, x = Int8Linear(torch.ones(2, 8), None), torch.ones(3, 8)
     x[0, 0], x[1, 3] = torch.nan, torch.inf
     assert packed(x).isnan().tolist() == [[True, True], [True, True], [False, False]]
@@ -84,7 +83,7 @@ def follow(model: LanguageModel, text: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-OTHERS: list[dict[str, object]] = [{"pool_query": "position"}, {"tie_embeddings": False}, {"embed_dim": 8}]
+OTHERS: list[dict[str, object]] = [{"pool_query": "seed"}, {"tie_embeddings": False}, {"embed_dim": 8}]
 
 
 @pytest.mark.parametrize("fields", [*VARIANTS, *WINDOWED_VARIANTS, *OTHERS], ids=str)
@@ -101,7 +100,7 @@ def test_a_packed_model_is_close_to_the_plain_one(fields: dict[str, object], wei
 
 def test_float32_stays_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmtrain.model.packing.BIG", 100)
-    model, text = build(dim=32, copy=True), tokens(2, 30)
+    model, text = build(dim=32, copy=True, dropout=0.1, attention_dropout=0.1), tokens(2, 30)
     expected = follow(model, text)
     pack(model, "fp32")
     assert sum(isinstance(module, BatchLinear) for module in model.modules()) > 10
@@ -110,20 +109,17 @@ def test_float32_stays_exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_matrix_is_packed_and_small_ones_of_float32_stay() -> None:
     model = build(copy=True, qk_norm=True, output="adaptive")
-    before = {type(module) for module in model.modules()}
     pack(model, "fp32")
-    assert {type(module) for module in model.modules()} == before
+    assert not any(isinstance(module, BatchLinear) for module in model.modules())
     model = build(copy=True, qk_norm=True, output="adaptive")
     pack(model, "bf16")
-    left = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    assert left == ["pool.key"]
+    assert not any(isinstance(module, nn.Linear) for module in model.modules())
 
 
-def test_int8_is_refused_where_it_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_is_rejected_where_it_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="one column"):
         Int8Linear(torch.randn(4, 1), None)
-    with torch.device("meta"):
-        model = build()
+    model = build().to("meta")
     with pytest.raises(ValueError, match="int8 weights are for a CPU"):
         pack(model, "int8")
     assert multiplies_int8()

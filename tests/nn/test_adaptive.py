@@ -1,4 +1,4 @@
-"""The adaptive softmax against its definition written out and against torch's own, in whole models and alone."""
+"""The adaptive softmax against its definition written out and against torch's own, in whole models and by itself."""
 
 import itertools
 from typing import Any
@@ -8,14 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.config.loader import load
+from lmtrain.config.schema import ModelConfig
 from lmtrain.errors import LmtrainError
+from lmtrain.model.build import build_model, set_output_bias
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.packing import pack
-from lmtrain.nn import adaptive
 from lmtrain.nn.adaptive import AdaptiveSoftmax
+from lmtrain.nn.chunked_loss import _backward_chunks, _forward_chunks
 from lmtrain.nn.output_loss import Chunk
-from tests.model.test_language_model import VOCABULARY, build, tokens
-from tests.nn.test_output_loss import assert_near, largest_tensor
+from tests.model.models import VOCABULARY, build, tokens
+from tests.nn.measuring import assert_near, largest_tensor
 
 CUTOFFS: list[tuple[int, ...] | None] = [None, (4,), (1, 2, 22), (7, 15)]
 
@@ -40,7 +42,7 @@ def written_out(model: LanguageModel, hidden: Tensor) -> Tensor:
     edges = [*part.cutoffs, VOCABULARY]
     rows = []
     for state in hidden:
-        words = (model.output_weight @ state + bias).exp()
+        words = (model.output.weight @ state + bias).exp()
         clusters = (part.clusters.weight @ state + part.bias).exp()
         total = words[: edges[0]].sum() + clusters.sum()
         row = [words[: edges[0]] / total]
@@ -61,14 +63,13 @@ def test_loss_prediction_and_gradients_are_those_written_out(
     cutoffs: tuple[int, ...] | None, chunk: Chunk, fields: dict[str, object]
 ) -> None:
     model, text = made(output_cutoffs=cutoffs, **fields).double(), tokens(3, 7)
-    model.loss_chunk = chunk
     targets = tokens(3, 8)[:, 1:] if model.causal else tokens(3)
     expected = written_out(model, model.encode(text).flatten(0, -2))
     found = model.predict(text)
     torch.testing.assert_close(found.flatten(0, -2), expected)
     torch.testing.assert_close(found.exp().sum(-1), torch.ones(targets.shape, dtype=torch.float64))
     expected = -expected.gather(1, targets.reshape(-1, 1)).view_as(targets)
-    nats = model(text, targets)
+    nats = model(text, targets, chunk)
     torch.testing.assert_close(nats, expected)
     weights = torch.linspace(-1, 2, targets.numel(), dtype=torch.float64).view_as(targets)
     parameters = list(model.parameters())  # the embedding among them, which is the output's weight where tied
@@ -95,7 +96,7 @@ def test_equal_to_that_of_torch() -> None:
 
 
 @pytest.mark.parametrize("mode", ["causal", "windowed"])
-def test_copying_goes_on_over_it(mode: str) -> None:
+def test_copying_is_mixed_with_it(mode: str) -> None:
     model, text = made(mode=mode, copy=True, output_cutoffs=(4, 9)), tokens(2, 12)
     targets = tokens(2, 13)[:, 1:] if mode == "causal" else tokens(2)
     log_probs = model.predict(text)
@@ -107,7 +108,7 @@ def test_copying_goes_on_over_it(mode: str) -> None:
 def test_without_a_state_it_predicts_the_frequencies(bias: bool) -> None:
     model, counts = build(output="adaptive", output_cutoffs=(4, 9), output_bias=bias), torch.arange(VOCABULARY) ** 3
     if bias:
-        model.set_output_bias(counts)
+        set_output_bias(model, counts)
     expected = (counts + 1) / (counts + 1).sum() if bias else torch.full((VOCABULARY,), 1 / VOCABULARY)
     torch.testing.assert_close(model.logits(torch.zeros(8)).softmax(-1), expected)
     assert model.adaptive is not None
@@ -115,22 +116,22 @@ def test_without_a_state_it_predicts_the_frequencies(bias: bool) -> None:
     assert (model.logits(torch.zeros(8)).softmax(-1) - expected).abs().max() > 0.01
 
 
-def test_only_the_logits_of_a_tails_own_targets_are_made() -> None:
+def test_only_the_logits_of_a_tails_own_targets_are_computed() -> None:
     hidden, weight, targets = torch.randn(40, 3), torch.randn(30, 3), torch.tensor([-1] * 30 + [3] * 8 + [25] * 2)
     sizes = [10, 20]
     with largest_tensor() as seen:
-        nats, largest, log_sums = adaptive.forward(hidden, weight, None, targets, sizes, 40, torch.float32)
+        nats, largest, log_sums = _forward_chunks(hidden, weight, None, targets, sizes, 40, torch.float32)
     assert seen.largest == 8 * 10
     state = hidden, weight, None, targets, largest, log_sums
     with largest_tensor() as seen:
-        adaptive.backward(torch.ones(40), *state, sizes, 40, torch.float32)
+        _backward_chunks(torch.ones(40), *state, sizes, 40, torch.float32)
     assert seen.largest == 40 * 3  # the gradient of the states, which is larger than 8 x 10 and 2 x 20 logits
     assert (nats[:30] == 0).all()
     assert (nats[30:] > 0).all()
 
 
 @pytest.mark.parametrize("target", [0, 10, VOCABULARY - 1])
-def test_targets_of_one_cluster_alone(target: int) -> None:
+def test_targets_of_one_cluster(target: int) -> None:
     model, text = made(output_cutoffs=(4, 12)).double(), tokens(2, 5)
     nats = model(text, torch.full_like(text, target))
     torch.testing.assert_close(nats, -model.predict(text)[..., target])
@@ -143,7 +144,7 @@ def test_traced_as_one_graph_equals_eager() -> None:
     torch.compiler.reset()  # what other tests compiled counts
     compiled = torch.compile(model, dynamic=False, fullgraph=True, backend="aot_eager")
     with torch.autocast("cpu", torch.bfloat16), torch._dynamo.config.patch(recompile_limit=1):
-        for targets in (text.flip(1), one_cluster):  # other counts in each cluster: nothing is compiled anew
+        for targets in (text.flip(1), one_cluster):  # other counts in each cluster: nothing is compiled again
             found, expected = compiled(text, targets), model(text, targets)
             torch.testing.assert_close(found, expected, atol=0.05, rtol=1e-2)
             gradients = [torch.autograd.grad(nats.sum(), list(model.parameters())) for nats in (found, expected)]
@@ -174,8 +175,10 @@ def test_a_target_takes_the_logits_of_its_share_of_the_tails() -> None:
     ("cutoffs", "words", "message"),
     [((4, 10), 10, r"\(4, 10\): the last cluster would be empty, with 10 words"), (None, 15, "with 15 words: give")],
 )
-def test_cutoffs_beyond_the_vocabulary_are_refused(cutoffs: tuple[int, ...] | None, words: int, message: str) -> None:
+def test_cutoffs_beyond_the_vocabulary_are_rejected(cutoffs: tuple[int, ...] | None, words: int, message: str) -> None:
     with pytest.raises(LmtrainError, match=message):
+        build_model(ModelConfig(output="adaptive", output_cutoffs=cutoffs), words)
+    with pytest.raises(ValueError, match="would be empty"):
         AdaptiveSoftmax(3, words, cutoffs)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import MultiHeadAttention, padding_mask
+from lmtrain.nn.attention import CrossAttention, SelfAttention, padding_mask
 from lmtrain.nn.blocks import DecoderBlock, EncoderBlock, FeedForward, NormPosition
 from lmtrain.nn.patterns import CAUSAL, FULL
 
@@ -74,7 +74,7 @@ def of_decoder(theirs: nn.TransformerDecoderLayer, read: Read) -> dict[str, Tens
     )
 
 
-def randomise(module: nn.Module, dtype: torch.dtype) -> None:
+def randomize(module: nn.Module, dtype: torch.dtype) -> None:
     """Torch starts biases at 0 and gains at 1, where a wrong one would not show."""
     module.to(dtype)
     for name, parameter in module.named_parameters():
@@ -157,8 +157,10 @@ def test_multi_head_attention(widths: tuple[int, int] | None, masking: Masking, 
     torch.manual_seed(0)
     key_dim, value_dim = widths or (D, D)
     theirs = nn.MultiheadAttention(D, H, bias=bias, kdim=key_dim, vdim=value_dim, batch_first=True)
-    randomise(theirs, dtype)
-    ours = MultiHeadAttention(D, H, key_dim=key_dim, value_dim=value_dim, bias=bias)
+    randomize(theirs, dtype)
+    ours: nn.Module = SelfAttention(D, H, bias=bias)
+    if widths is not None:
+        ours = CrossAttention(D, H, key_dim=key_dim, value_dim=value_dim, bias=bias)
     x = torch.randn(B, T, D, dtype=dtype)
     inputs = [x] if widths is None else [x, *(torch.randn(B, TM, width, dtype=dtype) for width in widths)]
     our_mask, their_masks = masks(masking, T, T if widths is None else TM, dtype)
@@ -184,8 +186,8 @@ def test_multi_head_attention(widths: tuple[int, int] | None, masking: Masking, 
 def test_attention_weights(masking: Masking, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     theirs = nn.MultiheadAttention(D, H, batch_first=True)
-    randomise(theirs, dtype)
-    ours = MultiHeadAttention(D, H, bias=True)
+    randomize(theirs, dtype)
+    ours = CrossAttention(D, H, bias=True)
     load(ours, of_attention(theirs, value_of), dtype)
     query, key = torch.randn(B, T, D, dtype=dtype), torch.randn(B, TM, D, dtype=dtype)
     our_mask, their_masks = masks(masking, T, TM, dtype)
@@ -211,10 +213,10 @@ def test_encoder_block(
     theirs = nn.TransformerEncoderLayer(
         D, H, 3 * D, 0.0, activation, batch_first=True, norm_first=norm_position == "pre", bias=bias
     )
-    randomise(theirs, dtype)
+    randomize(theirs, dtype)
     ours = EncoderBlock(
         D,
-        MultiHeadAttention(D, H, pattern=CAUSAL if causal else FULL, bias=bias),
+        SelfAttention(D, H, pattern=CAUSAL if causal else FULL, bias=bias),
         FeedForward(D, 3 * D, activation, bias=bias),
         norm_kind="layer",
         norm_position=norm_position,
@@ -242,11 +244,11 @@ def test_decoder_block(
     theirs = nn.TransformerDecoderLayer(
         D, H, 3 * D, 0.0, activation, batch_first=True, norm_first=norm_position == "pre", bias=bias
     )
-    randomise(theirs, dtype)
+    randomize(theirs, dtype)
     ours = DecoderBlock(
         D,
-        MultiHeadAttention(D, H, pattern=CAUSAL if causal else FULL, bias=bias),
-        MultiHeadAttention(D, H, bias=bias),
+        SelfAttention(D, H, pattern=CAUSAL if causal else FULL, bias=bias),
+        CrossAttention(D, H, bias=bias),
         FeedForward(D, 3 * D, activation, bias=bias),
         norm_kind="layer",
         norm_position=norm_position,

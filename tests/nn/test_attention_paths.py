@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lmtrain.nn.attention import MultiHeadAttention, padding_mask
+from lmtrain.nn.attention import SelfAttention, padding_mask
 from lmtrain.nn.dot_product import BLOCK, attend, attend_flex
 from lmtrain.nn.patterns import Pattern
-from tests.nn.test_patterns import LONG, alibi, draw, every_pattern, every_sparse_pattern
+from tests.nn.patterns import LONG, alibi, every_pattern, every_sparse_pattern, random_qkv
 
 
 def assert_same(result: Tensor, expected: Tensor, leaves: list[Tensor], tolerance: float = 1e-10) -> None:
@@ -30,11 +30,11 @@ def assert_same(result: Tensor, expected: Tensor, leaves: list[Tensor], toleranc
 @pytest.mark.parametrize("kind", ["none", "float", "bool", "padding"])
 @pytest.mark.parametrize("length", [2 * BLOCK + 1, LONG])
 def test_block_by_block_equals_dense(pattern: Pattern, kind: str, length: int) -> None:
-    leaves = query, key, value = draw(length)
+    leaves = query, key, value = random_qkv(length)
     hidden = torch.rand(1, 2, length, length) < 0.5
     padding = (torch.arange(length) >= BLOCK + 7)[None]  # the first block, and its queries, have no key
     mask = {"none": None, "float": alibi(length), "bool": ~hidden, "padding": padding_mask(padding)}[kind]
-    # The reference: the pattern as a mask alone, which the dense path takes as it is.
+    # The reference: the pattern as a mask only, which the dense path takes as it is.
     allowed = pattern.mask(length, length, torch.device("cpu"))
     if kind == "float":
         dense = alibi(length).masked_fill(~allowed, float("-inf"))
@@ -44,7 +44,7 @@ def test_block_by_block_equals_dense(pattern: Pattern, kind: str, length: int) -
 
 
 def test_forbidden_blocks_are_skipped() -> None:
-    query, key, value = (x.detach() for x in draw(3 * BLOCK))
+    query, key, value = (x.detach() for x in random_qkv(3 * BLOCK))
     value[:, :, :BLOCK] = float("nan")  # 0 x nan would be nan
     out = attend(query, key, value, pattern=Pattern(causal=True, window=BLOCK))
     assert out[:, :, 2 * BLOCK :].isfinite().all()
@@ -64,7 +64,7 @@ def test_dropout_keeps_the_mean_under_a_pattern(length: int) -> None:
 @pytest.mark.parametrize("kind", ["none", "float", "bool"])
 def test_bf16_stays_close(pattern: Pattern, kind: str) -> None:
     torch.manual_seed(0)
-    layer, x = MultiHeadAttention(16, 2, pattern=pattern), torch.randn(1, LONG, 16)
+    layer, x = SelfAttention(16, 2, pattern=pattern), torch.randn(1, LONG, 16)
     mask = {"none": None, "float": alibi(LONG).float(), "bool": torch.rand(LONG, LONG) < 0.8}[kind]
     expected = layer(x, mask=mask)
     with torch.autocast("cpu", torch.bfloat16):
@@ -76,7 +76,7 @@ def test_bf16_stays_close(pattern: Pattern, kind: str) -> None:
 
 @pytest.mark.parametrize("pattern", [Pattern(causal=True, window=100), Pattern(stride=150, global_tokens=3)], ids=str)
 def test_traced_as_one_graph_equals_eager(pattern: Pattern) -> None:
-    leaves = draw(LONG)
+    leaves = random_qkv(LONG)
     compiled = torch.compile(attend, dynamic=False, fullgraph=True, backend="aot_eager")
     assert_same(compiled(*leaves, pattern=pattern), attend(*leaves, pattern=pattern), leaves)
 
@@ -90,13 +90,13 @@ def flex(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern) -> Tensor:
 @every_pattern
 @pytest.mark.parametrize("length", [50, LONG])
 def test_flex_equals_dense(pattern: Pattern, length: int) -> None:
-    query, key, value = (x.detach().float() for x in draw(length))
+    query, key, value = (x.detach().float() for x in random_qkv(length))
     dense = attend(query, key, value, pattern.mask(length, length, torch.device("cpu")))
     torch.testing.assert_close(flex(query, key, value, pattern), dense, atol=1e-5, rtol=1e-5)
 
 
 def test_flex_traced_as_one_graph_equals_dense() -> None:
-    query, key, value = (x.detach().float() for x in draw(LONG))
+    query, key, value = (x.detach().float() for x in random_qkv(LONG))
     pattern = Pattern(causal=True, window=100, global_tokens=2)
     compiled = torch.compile(attend_flex, dynamic=False, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
@@ -122,7 +122,7 @@ def test_a_bias_keeps_its_type_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def on_cuda() -> list[Tensor]:
-    return [x.detach().float().cuda().requires_grad_() for x in draw(LONG, dim=16)]
+    return [x.detach().float().cuda().requires_grad_() for x in random_qkv(LONG, dim=16)]
 
 
 @pytest.mark.gpu

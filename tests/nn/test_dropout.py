@@ -32,8 +32,8 @@ def test_the_hash_is_the_one_it_is_called_in_plain_integers() -> None:
     torch.manual_seed(5)
     first, second = torch.randint(-(2**31), 2**31, (2,)).tolist()
     threshold = round(RATE * 2**32) - 2**31
-    for place, keep in enumerate(kept):
-        inner = lowbias32(place ^ first % 2**32)
+    for index, keep in enumerate(kept):
+        inner = lowbias32(index ^ first % 2**32)
         assert keep == (signed(lowbias32((inner + second) % 2**32)) >= threshold)
     assert 200 < kept.count(False) < 400
 
@@ -45,12 +45,12 @@ def test_a_compiled_graph_drops_as_often_as_asked_and_scales_the_rest(compiled: 
     torch.testing.assert_close(y[~dropped], (x / (1 - RATE))[~dropped])
     deviation = (RATE * (1 - RATE) / x.numel()) ** 0.5
     assert abs(float(dropped.float().mean()) - RATE) < 5 * deviation
-    assert float((dropped.float().mean(0) - RATE).abs().max()) < 6 * deviation * 500**0.5  # no column apart
+    assert float((dropped.float().mean(0) - RATE).abs().max()) < 6 * deviation * 500**0.5  # no column differs
     assert float((dropped.float().mean(1) - RATE).abs().max()) < 6 * deviation * 400**0.5
 
 
 @pytest.mark.parametrize("shift", [1, 2, 64, 500])
-def test_hashed_masks_know_nothing_of_their_neighbours_or_of_each_other(shift: int) -> None:
+def test_hashed_masks_are_independent_of_shifts_and_of_each_other(shift: int) -> None:
     size = torch.Size((250_000,))
     one, other = (hashed_keep(size, 0.5).float() - 0.5 for _ in range(2))
     limit = 5 * 0.25 / size.numel() ** 0.5
@@ -67,7 +67,7 @@ def test_a_gradient_passes_where_its_element_did_and_nowhere_else(compiled: Call
     torch.testing.assert_close(x.grad, y.detach())
 
 
-def test_a_seed_repeats_a_mask_and_another_draws_another(compiled: Callable[[Tensor], Tensor]) -> None:
+def test_a_seed_repeats_a_mask_and_another_seed_changes_it(compiled: Callable[[Tensor], Tensor]) -> None:
     def of(seed: int) -> Tensor:
         torch.manual_seed(seed)
         return compiled(torch.ones(400, 500))

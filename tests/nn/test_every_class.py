@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import lmtrain.nn
-from lmtrain.config.schema import ModelConfig
-from lmtrain.model import copying, encoder, language_model, packing
 from lmtrain.nn import (
     adaptive,
     attention,
@@ -33,12 +31,11 @@ X = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
 MEMORY = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(1))
 TOKENS = torch.arange(12).view(2, 6)
 VALID = torch.ones(2, 6, dtype=torch.bool)
-CONFIG = ModelConfig(context=6, dim=8, layers=1, heads=2)
 SIZES = encoder_decoder.Sizes(source_vocab=12, target_vocab=12, dim=8, heads=2, ff_dim=16, max_length=6)
 
 
-def self_attention() -> attention.MultiHeadAttention:
-    return attention.MultiHeadAttention(8, 2)
+def self_attention() -> attention.SelfAttention:
+    return attention.SelfAttention(8, 2)
 
 
 def feed_forward() -> blocks.FeedForward:
@@ -47,34 +44,25 @@ def feed_forward() -> blocks.FeedForward:
 
 CASES: dict[type[nn.Module], tuple[Callable[[], Tensor], tuple[int, ...]]] = {
     adaptive.AdaptiveSoftmax: (lambda: adaptive.AdaptiveSoftmax(8, 12, (2, 5))(torch.ones(2, 6, 12), X), (2, 6, 12)),
-    attention.MultiHeadAttention: (
-        lambda: attention.MultiHeadAttention(8, 2, key_dim=4, output_dim=3)(X, MEMORY),
-        (2, 6, 3),
-    ),
+    attention.SelfAttention: (lambda: self_attention()(X), (2, 6, 8)),
+    attention.CrossAttention: (lambda: attention.CrossAttention(8, 2, key_dim=4, output_dim=3)(X, MEMORY), (2, 6, 3)),
+    attention.ResidualProjection: (lambda: attention.ResidualProjection(8, 3)(X), (2, 6, 3)),
     blocks.FeedForward: (lambda: feed_forward()(X), (2, 6, 8)),
-    packing.BatchLinear: (lambda: packing.BatchLinear(torch.ones(3, 8), None)(X), (2, 6, 3)),
-    packing.NarrowLinear: (lambda: packing.NarrowLinear(torch.ones(3, 8), None, torch.bfloat16)(X), (2, 6, 3)),
-    packing.Int8Linear: (lambda: packing.Int8Linear(torch.ones(3, 8), None)(X), (2, 6, 3)),
     blocks.Residual: (lambda: blocks.Residual(8, norm_position="post")(X, feed_forward()), (2, 6, 8)),
     blocks.EncoderBlock: (lambda: blocks.EncoderBlock(8, self_attention(), feed_forward())(X), (2, 6, 8)),
     blocks.CrossAttentionBlock: (
-        lambda: blocks.CrossAttentionBlock(
-            8, attention.MultiHeadAttention(8, 2, key_dim=4), feed_forward(), memory_dim=4
-        )(X, MEMORY),
-        (2, 6, 8),
-    ),
-    blocks.DecoderBlock: (
-        lambda: blocks.DecoderBlock(8, self_attention(), attention.MultiHeadAttention(8, 2, key_dim=4), feed_forward())(
+        lambda: blocks.CrossAttentionBlock(8, attention.CrossAttention(8, 2, key_dim=4), feed_forward(), memory_dim=4)(
             X, MEMORY
         ),
         (2, 6, 8),
     ),
-    copying.ContextCopy: (
-        lambda: copying.ContextCopy(8, "rms").log_probs(torch.zeros(2, 6, 12).log_softmax(-1), X, X, TOKENS),
-        (2, 6, 12),
+    blocks.DecoderBlock: (
+        lambda: blocks.DecoderBlock(8, self_attention(), attention.CrossAttention(8, 2, key_dim=4), feed_forward())(
+            X, MEMORY
+        ),
+        (2, 6, 8),
     ),
     dropout.Dropout: (lambda: dropout.Dropout(0.5)(X), (2, 6, 8)),
-    encoder.Encoder: (lambda: encoder.Encoder(CONFIG)(X, torch.arange(6)), (2, 6, 8)),
     encoder_decoder.PositionedEmbedding: (
         lambda: encoder_decoder.PositionedEmbedding(12, SIZES)(TOKENS),
         (2, 6, 8),
@@ -97,10 +85,6 @@ CASES: dict[type[nn.Module], tuple[Callable[[], Tensor], tuple[int, ...]]] = {
         lambda: key_reduction.LinformerAttention(8, 2, context=9, projected=3)(X),
         (2, 6, 8),
     ),
-    language_model.LanguageModel: (
-        lambda: language_model.LanguageModel(CONFIG, 12)(TOKENS, TOKENS),
-        (2, 6),
-    ),
     linear_attention.LinearAttention: (lambda: linear_attention.LinearAttention(8, 2, causal=True)(X), (2, 6, 8)),
     non_autoregressive.NonAutoregressive: (
         lambda: non_autoregressive.NonAutoregressive(SIZES, "fixed").decode(TOKENS)[0],
@@ -111,7 +95,7 @@ CASES: dict[type[nn.Module], tuple[Callable[[], Tensor], tuple[int, ...]]] = {
     pointer.PointerAttention: (lambda: pointer.PointerAttention(8, 4, 16)(X, MEMORY), (2, 6, 5)),
     pooling.AttentionPooling: (lambda: pooling.AttentionPooling(8, 2, 16)(X), (2, 6, 8)),
     seq2seq.Seq2Seq: (lambda: seq2seq.Seq2Seq(SIZES)(TOKENS, TOKENS), (2, 6, 12)),
-    sets.PlainBlock: (lambda: sets.PlainBlock(self_attention())(X, X[:, :3]), (2, 6, 8)),
+    sets.PlainBlock: (lambda: sets.PlainBlock(attention.CrossAttention(8, 2))(X, X[:, :3]), (2, 6, 8)),
     sets.MAB: (lambda: sets.MAB(8, 2, memory_dim=4)(X, MEMORY), (2, 6, 8)),
     sets.SAB: (lambda: sets.SAB(8, 2, form="residual")(X), (2, 6, 8)),
     sets.ISAB: (lambda: sets.ISAB(8, 2, 3)(X), (2, 6, 8)),

@@ -6,26 +6,26 @@ from torch import Tensor
 
 from lmtrain.nn.blocks import EncoderBlock, FeedForward
 from lmtrain.nn.key_reduction import CompressedAttention, Compression, LinformerAttention
-from lmtrain.nn.place import Place
+from lmtrain.nn.kv_cache import CachePosition
 from lmtrain.nn.positions import Rotation, rotation
 
 
 def compress(blocks: Compression, x: Tensor) -> list[Tensor]:
-    """One vector (B, H, D) for each block: the sum over its tokens of the token times the matrix of its place."""
+    """One vector (B, H, D) for each block: the sum over its tokens of the token times the matrix of its offset."""
     heads, stride, width, _ = blocks.weight.shape
     found = []
     for start in range(0, x.shape[2], stride):
         total = torch.zeros(x.shape[0], heads, width)
-        for place in range(min(stride, x.shape[2] - start)):
+        for offset in range(min(stride, x.shape[2] - start)):
             for h in range(heads):
-                total[:, h] = total[:, h] + x[:, h, start + place] @ blocks.weight[h, place]
+                total[:, h] = total[:, h] + x[:, h, start + offset] @ blocks.weight[h, offset]
         found.append(total)
     return found
 
 
-def compressed_loop(layer: CompressedAttention, x: Tensor, turn: Rotation | None = None) -> Tensor:
-    """Query by query over a list of the keys that it sees."""
-    query, key, value = layer.projections.project(x, x, x, turn)
+def compressed_loop(layer: CompressedAttention, x: Tensor, by: Rotation | None = None) -> Tensor:
+    """Query by query over a list of the keys that it attends to."""
+    query, key, value = layer.projections.project(x, by)
     far_keys, far_values = compress(layer.compress_key, key), compress(layer.compress_value, value)
     pooled = []
     for t in range(x.shape[1]):
@@ -54,8 +54,8 @@ def test_compressed_equals_loop_with_gradients(length: int, stride: int, causal:
     torch.manual_seed(0)
     layer = scrambled(CompressedAttention(8, 2, stride=stride, causal=causal, bias=True, qk_norm=True))
     x, weight = torch.randn(2, length, 8), torch.randn(2, length, 8)
-    for turn in (None, rotation(torch.arange(length), 4)):
-        out, expected = layer(x, rotation=turn), compressed_loop(layer, x, turn)
+    for by in (None, rotation(torch.arange(length), 4)):
+        out, expected = layer(x, rotation=by), compressed_loop(layer, x, by)
         torch.testing.assert_close(out, expected)
         wanted = [p for p in layer.parameters() if not (causal and length <= stride and p.dim() == 4)]
         gradients = torch.autograd.grad((expected * weight).sum(), wanted)
@@ -69,15 +69,15 @@ def test_compression_starts_as_the_mean_of_a_block() -> None:
     torch.testing.assert_close(Compression(2, 2, 4)(x)[:, :, 1], x[:, :, 4:].sum(2) / 4)
 
 
-def test_causal_compressed_does_not_see_the_future() -> None:
+def test_causal_compressed_does_not_depend_on_the_future() -> None:
     torch.manual_seed(0)
-    x, turn = torch.randn(1, 14, 8), rotation(torch.arange(14), 4)
+    x, by = torch.randn(1, 14, 8), rotation(torch.arange(14), 4)
     for causal in (True, False):
         layer = scrambled(CompressedAttention(8, 2, stride=4, causal=causal))
         for t in range(12):
             changed = x.clone()
             changed[:, t + 1] += 1
-            before, after = layer(x, rotation=turn), layer(changed, rotation=turn)
+            before, after = layer(x, rotation=by), layer(changed, rotation=by)
             assert torch.equal(before[:, : t + 1], after[:, : t + 1]) is causal
             assert (before[:, t + 1 :] - after[:, t + 1 :]).abs().amax(-1).gt(1e-6).all()
 
@@ -89,21 +89,23 @@ def test_prefill_and_steps_equal_forward_for_rows_of_different_length(stride: in
     layer = scrambled(CompressedAttention(8, 2, stride=stride, causal=True, qk_norm=True, dropout=0.5))
     block = EncoderBlock(8, layer, FeedForward(8, 16)).eval()
     x, lengths = torch.randn(6, 18, 8), torch.tensor([0, 1, 3, 4, 7, 8])
-    places, noise = torch.arange(18), torch.randn(6, 8, 8) * 100
-    padded = torch.where((places[:8] >= lengths.unsqueeze(-1)).unsqueeze(-1), noise, x[:, :8])
+    positions, noise = torch.arange(18), torch.randn(6, 8, 8) * 100
+    padded = torch.where((positions[:8] >= lengths.unsqueeze(-1)).unsqueeze(-1), noise, x[:, :8])
     tolerance = 1e-5 if precision == torch.float32 else 0.1
     with torch.no_grad():
-        full = block(x, rotation=rotation(places, 4))
+        full = block(x, rotation=rotation(positions, 4))
         with torch.autocast("cpu", precision, enabled=precision != torch.float32):
-            out, cache = block.prefill(padded, lengths, 18, rotation=rotation(places[:8], 4))
+            out, cache = block.prefill(padded, lengths, 18, rotation=rotation(positions[:8], 4))
             torch.testing.assert_close(out[-1].float(), full[-1, :8], atol=tolerance, rtol=tolerance)
             for i in range(10):
-                column = lengths + i
-                new = x.take_along_dim(column[:, None, None], dim=1)
+                position = lengths + i
+                new = x.take_along_dim(position[:, None, None], dim=1)
                 out = block.step(
-                    new, cache, Place(column, int(column.max()) + 1, rotation=rotation(column[:, None, None], 4))
+                    new,
+                    cache,
+                    CachePosition(position, int(position.max()) + 1, rotation=rotation(position[:, None, None], 4)),
                 )
-                expected = full.take_along_dim(column[:, None, None], dim=1)
+                expected = full.take_along_dim(position[:, None, None], dim=1)
                 torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
 
 
@@ -113,23 +115,23 @@ def test_compressed_empty_prefill_and_selected_rows() -> None:
     out, cache = layer.prefill(x[:, :0], torch.zeros(3, dtype=torch.long), 6)
     assert out.shape == (3, 0, 8)
     for t in range(3):
-        layer.step(x[:, t : t + 1], cache, Place(torch.full((3,), t), t + 1))
+        layer.step(x[:, t : t + 1], cache, CachePosition(torch.full((3,), t), t + 1))
     rows = torch.tensor([2, 0, 2])
     chosen = cache.select(rows)
     for t in range(3, 6):
-        out = layer.step(x[rows, t : t + 1], chosen, Place(torch.full((3,), t), t + 1))
+        out = layer.step(x[rows, t : t + 1], chosen, CachePosition(torch.full((3,), t), t + 1))
         torch.testing.assert_close(out, layer(x)[rows, t : t + 1])
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_compressed_bf16_autocast_is_close(causal: bool) -> None:
     torch.manual_seed(0)
-    x, turn = torch.randn(2, 21, 16), rotation(torch.arange(21), 4)
+    x, by = torch.randn(2, 21, 16), rotation(torch.arange(21), 4)
     layer = CompressedAttention(16, 4, stride=4, causal=causal, qk_norm=True)
     with torch.autocast("cpu", torch.bfloat16):
-        out = layer(x, rotation=turn)
+        out = layer(x, rotation=by)
         out.float().square().mean().backward()
-    torch.testing.assert_close(out.float(), layer(x, rotation=turn), atol=0.03, rtol=0.03)
+    torch.testing.assert_close(out.float(), layer(x, rotation=by), atol=0.03, rtol=0.03)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
 
 
@@ -144,22 +146,8 @@ def test_compressed_dropout_keeps_the_mean_and_is_off_in_eval(causal: bool) -> N
     torch.testing.assert_close(layer(x), compressed_loop(layer, x))
 
 
-def test_compiled_compressed_equals_eager() -> None:
-    torch.manual_seed(0)
-    layer = CompressedAttention(8, 2, stride=4, causal=True)
-    x, turn = torch.randn(2, 14, 8), rotation(torch.arange(14), 4)
-    # One graph, forward and backward, without the minute that generating code for it can take.
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    out, expected, wanted = compiled(x, rotation=turn), layer(x, rotation=turn), list(layer.parameters())
-    torch.testing.assert_close(out, expected)
-    gradients = torch.autograd.grad(expected.square().sum(), wanted)
-    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), wanted), gradients)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(compiled(x, rotation=turn), layer(x, rotation=turn))
-
-
-def linformer_loop(layer: LinformerAttention, x: Tensor, turn: Rotation | None = None) -> Tensor:
-    query, key, value = layer.projections.project(x, x, x, turn)
+def linformer_loop(layer: LinformerAttention, x: Tensor, by: Rotation | None = None) -> Tensor:
+    query, key, value = layer.projections.project(x, by)
     length, pooled = x.shape[1], []
     keys, values = [], []
     for e, f in zip(layer.mix_key, layer.mix_value, strict=True):  # the last weight belongs to the last position
@@ -177,8 +165,8 @@ def test_linformer_equals_loop_with_gradients(length: int) -> None:
     torch.manual_seed(0)
     layer = LinformerAttention(8, 2, context=9, projected=3, bias=True, qk_norm=True)
     x, weight = torch.randn(2, length, 8), torch.randn(2, length, 8)
-    for turn in (None, rotation(torch.arange(length), 4)):
-        out, expected = layer(x, rotation=turn), linformer_loop(layer, x, turn)
+    for by in (None, rotation(torch.arange(length), 4)):
+        out, expected = layer(x, rotation=by), linformer_loop(layer, x, by)
         torch.testing.assert_close(out, expected)
         gradients = torch.autograd.grad((expected * weight).sum(), list(layer.parameters()))
         found = torch.autograd.grad((out * weight).sum(), list(layer.parameters()))
@@ -203,7 +191,7 @@ def test_linformer_bf16_autocast_is_close_and_dropout_is_off_in_eval() -> None:
     torch.testing.assert_close(out.float(), linformer_loop(layer, x), atol=0.03, rtol=0.03)
 
 
-def test_wrong_arguments_are_refused() -> None:
+def test_wrong_arguments_are_rejected() -> None:
     x, mask, lengths = torch.randn(1, 3, 8), torch.zeros(3, 3), torch.tensor([3])
     compressed = CompressedAttention(8, 2, stride=2, causal=True)
     linformer = LinformerAttention(8, 2, context=4, projected=2)
@@ -215,7 +203,7 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="use rotary positions"):
         compressed.prefill(x, lengths, 4, mask=mask)
     with pytest.raises(ValueError, match=r"\(2,\)"):
-        compressed.step(x[:, :1], cache, Place(lengths, 4, slopes=torch.zeros(2)))
+        compressed.step(x[:, :1], cache, CachePosition(lengths, 4, slopes=torch.zeros(2)))
     with pytest.raises(ValueError, match="linformer attention has no score"):
         linformer(x, mask=mask)
     with pytest.raises(ValueError, match="5 positions are more than the context of 4"):

@@ -1,4 +1,4 @@
-"""Non-autoregressive decoding: one pass for all places, losses against loops, and where the texts end."""
+"""Non-autoregressive decoding: one pass for all positions, losses against loops, and where the texts end."""
 
 import math
 from dataclasses import replace
@@ -24,11 +24,11 @@ def make(length: Length, *, copy: bool = False) -> NonAutoregressive:
     return NonAutoregressive(replace(SIZES, copy=copy), length).eval()
 
 
-def table(model: NonAutoregressive, row: int, places: int) -> Tensor:
+def table(model: NonAutoregressive, row: int, positions: int) -> Tensor:
     """log p (T, V) of one source without padding, by the model's parts: there is no target in it."""
     source = SOURCE[row : row + 1, : LENGTHS[row]]
     memory, valid = model.encoder(source)
-    inputs = model.begin.words.weight + model.begin.sinusoids[:places]
+    inputs = model.begin.words.weight + model.begin.sinusoids[:positions]
     states = model.decoder(inputs.unsqueeze(0), memory, valid)
     log_probs: Tensor = model.prediction(states, memory, source, valid)[0]
     return log_probs
@@ -67,7 +67,7 @@ def test_loss_of_a_fixed_length_equals_a_loop(copy: bool) -> None:
 
 
 @pytest.mark.parametrize("length", ["predicted", "fixed"])
-def test_decoding_takes_the_likeliest_word_of_each_place(length: Length) -> None:
+def test_decoding_takes_the_most_likely_word_of_each_position(length: Length) -> None:
     model = make(length)
     bias = model.prediction.vocabulary.bias.data
     bias -= table(model, 0, 6).mean(0).detach()  # no word is likely everywhere
@@ -83,7 +83,7 @@ def test_decoding_takes_the_likeliest_word_of_each_place(length: Length) -> None
     assert len(set(words[1, : lengths[1]].tolist())) > 1
 
 
-def test_the_classifier_says_how_many_words_there_are() -> None:
+def test_the_classifier_determines_the_number_of_words() -> None:
     model = make("predicted")
     assert model.length is not None
     model.prediction.vocabulary.bias.data[END] = -100.0
@@ -116,15 +116,15 @@ def test_gradients_reach_every_parameter(length: Length, copy: bool) -> None:
         assert parameter.grad.abs().max() > 0, name
 
 
-def test_cross_weights_look_at_the_source_alone() -> None:
+def test_cross_weights_attend_to_the_source_only() -> None:
     model = make("predicted")
-    places = torch.arange(4) < torch.tensor(TARGET_LENGTHS).unsqueeze(-1)
-    weights = model.cross_weights(SOURCE, places, VALID)
+    positions = torch.arange(4) < torch.tensor(TARGET_LENGTHS).unsqueeze(-1)
+    weights = model.cross_weights(SOURCE, positions, VALID)
     assert weights.shape == (2, 3, 2, 4, 4)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 2, 4))
     assert weights[..., ~VALID[1]][:, 1].abs().max() == 0
-    for row, length in enumerate(TARGET_LENGTHS):  # neither padding nor absent places have a say
-        alone = model.cross_weights(SOURCE[row : row + 1, : LENGTHS[row]], places[row : row + 1, :length])
+    for row, length in enumerate(TARGET_LENGTHS):  # neither padding nor absent positions have an influence
+        alone = model.cross_weights(SOURCE[row : row + 1, : LENGTHS[row]], positions[row : row + 1, :length])
         torch.testing.assert_close(weights[:, row, :, :length, : LENGTHS[row]], alone[:, 0])
 
 
@@ -138,7 +138,7 @@ def test_bf16_autocast_trains_and_decodes() -> None:
     assert words.shape[1] == lengths.max()
 
 
-def test_wrong_arguments_are_refused() -> None:
+def test_wrong_arguments_are_rejected() -> None:
     with pytest.raises(ValueError, match="no classifier"):
         make("fixed").length_logits(SOURCE)
     with pytest.raises(ValueError, match="max_length=6"):

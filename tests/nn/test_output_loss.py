@@ -1,7 +1,5 @@
 """The loss, whole and in chunks, against F.cross_entropy: values, gradients, precision, memory, whole models."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,8 +9,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtrain.config.schema import ModelConfig
+from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.nn.output_loss import LARGE, Chunk, backward, forward, linear_cross_entropy, rows_at_once, target_nats
+from lmtrain.model.objective import Objective
+from lmtrain.nn.chunked_loss import _backward_chunks, _forward_chunks, linear_cross_entropy
+from lmtrain.nn.output_loss import LARGE, Chunk, rows_at_once, target_nats
+from tests.nn.measuring import assert_near, largest_tensor
 
 VOCABULARY = 230
 Case = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -20,11 +22,11 @@ Case = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def case(rows: int, width: int, classes: int, scale: float = 1.0) -> Case:
-    draw = torch.Generator().manual_seed(rows)
-    hidden = torch.randn(rows, width, generator=draw, dtype=torch.float64)
-    weight = torch.randn(classes, width, generator=draw, dtype=torch.float64) * scale
-    bias = torch.randn(classes, generator=draw, dtype=torch.float64)
-    return hidden, weight, bias, torch.randint(classes, (rows,), generator=draw)
+    generator = torch.Generator().manual_seed(rows)
+    hidden = torch.randn(rows, width, generator=generator, dtype=torch.float64)
+    weight = torch.randn(classes, width, generator=generator, dtype=torch.float64) * scale
+    bias = torch.randn(classes, generator=generator, dtype=torch.float64)
+    return hidden, weight, bias, torch.randint(classes, (rows,), generator=generator)
 
 
 def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
@@ -40,13 +42,6 @@ def results(loss: Any, inputs: Case, dtype: torch.dtype, *args: int | None, fact
     nats = loss(*leaves, targets, *args)
     weights = torch.linspace(-1, 2, len(targets), dtype=nats.dtype) * factor
     return [nats.detach(), *torch.autograd.grad((nats * weights).sum(), leaves)]
-
-
-def assert_near(found: list[Tensor], wanted: list[Tensor], tolerance: float) -> None:
-    """Relative to the largest element of each."""
-    for one, other in zip(found, wanted, strict=True):
-        largest = max(other.abs().flatten().tolist(), default=0.0)
-        torch.testing.assert_close(one, other, rtol=0, atol=tolerance * largest)
 
 
 CHUNKS: list[tuple[int, int | None]] = [(0, 2), (1, 1), (6, 6), (6, 100), (6, 2), (7, 3), (8, 7), (5, 1)]
@@ -96,9 +91,9 @@ def test_gradients_are_those_of_small_differences(at_once: int | None) -> None:
 
 @pytest.mark.parametrize("at_once", [4, None])
 def test_logits_of_ten_thousand_are_exact(at_once: int | None) -> None:
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     hidden = torch.eye(6, dtype=torch.float64)
-    weight = torch.randint(-1, 2, (12, 6), generator=draw) * 1e4
+    weight = torch.randint(-1, 2, (12, 6), generator=generator) * 1e4
     weight[1], weight[0] = 1e4, 1e4 - 1  # two that share all probability, and differ by one in 10,000
     inputs = hidden, weight, torch.zeros(12, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 0])
     found = results(our_loss, inputs, torch.float32, at_once)
@@ -122,32 +117,13 @@ def test_under_autocast_as_near_to_the_truth_as_the_plain_loss(dtype: torch.dtyp
         assert (ours - true).norm() <= 1.1 * (theirs - true).norm() + more * true.norm()
 
 
-class Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The size of the largest tensor that any operation makes."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, Tensor):
-                self.largest = max(self.largest, tensor.numel())
-        return result
-
-
-@contextmanager
-def largest_tensor() -> Iterator[Sizes]:
-    with Sizes() as sizes:  # type: ignore[no-untyped-call]
-        yield sizes
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_more_logits_than_those_of_a_chunk_exist(dtype: torch.dtype) -> None:
     hidden, weight, bias = (tensor.float() for tensor in case(64, 8, 50)[:3])
     targets = case(64, 8, 50)[3]
-    with largest_tensor() as sizes:  # which sees into these two, and not into the operators that they make up
-        nats, largest, log_sums = forward(hidden, weight, bias, targets, 11, dtype)
-        backward(torch.ones_like(nats), hidden, weight, bias, targets, largest, log_sums, 11, dtype)
+    with largest_tensor() as sizes:  # which is not called inside the operators made of these two
+        nats, largest, log_sums = _forward_chunks(hidden, weight, bias, targets, [], 11, dtype)
+        _backward_chunks(torch.ones_like(nats), hidden, weight, bias, targets, largest, log_sums, [], 11, dtype)
     assert sizes.largest == 11 * 50
     with largest_tensor() as sizes:
         results(plain, case(64, 8, 50), torch.float32)
@@ -180,46 +156,43 @@ def test_an_evaluation_makes_no_errors_of_the_logits() -> None:
     assert torch.equal(*found)
 
 
-def model(chunk: Chunk, **fields: object) -> LanguageModel:
+def model(**fields: object) -> LanguageModel:
     torch.manual_seed(0)
     values = {"context": 12, "dim": 8, "layers": 1, "heads": 2, "ff_dim": 16} | fields
-    made = LanguageModel(ModelConfig.model_validate(values), VOCABULARY)
-    made.loss_chunk = chunk
-    return made
+    return build_model(ModelConfig.model_validate(values), VOCABULARY)
 
 
-def trained(made: LanguageModel, call: Any) -> list[Tensor]:
+def trained(objective: Objective, call: Any = None) -> list[Tensor]:
     """Nats and the gradients of all parameters."""
-    draw = torch.Generator().manual_seed(1)
-    inputs, targets = torch.randint(VOCABULARY, (2, 3, 12), generator=draw)
-    if not made.causal:
+    generator = torch.Generator().manual_seed(1)
+    inputs, targets = torch.randint(VOCABULARY, (2, 3, 12), generator=generator)
+    if not objective.model.causal:
         targets = targets[:, 0]
-    nats = call(inputs, targets)
-    return [nats.detach(), *torch.autograd.grad(nats.sum(), list(made.parameters()), materialize_grads=True)]
+    nats = (objective if call is None else call)(inputs, targets)
+    return [nats.detach(), *torch.autograd.grad(nats.sum(), list(objective.parameters()), materialize_grads=True)]
 
 
 @pytest.mark.parametrize("mode", ["causal", "windowed"])
 @pytest.mark.parametrize("fields", [{}, {"copy": True}, {"tie_embeddings": False, "embed_dim": 6}], ids=str)
 def test_a_model_has_the_same_loss_and_gradients(mode: str, fields: dict[str, object]) -> None:
-    chunked, whole = model(2, mode=mode, **fields), model(None, mode=mode, **fields)
+    plain_model = model(mode=mode, **fields)
     with largest_tensor() as sizes:
-        found = trained(chunked, chunked)
+        found = trained(Objective(plain_model, 2))
     assert sizes.largest < 36 * VOCABULARY or mode == "windowed"
-    assert_near(found, trained(whole, whole), 2e-6)
-    whole.eval(), chunked.eval()
+    assert_near(found, trained(Objective(plain_model, None)), 2e-6)
     with torch.no_grad():
         text = torch.arange(12).view(2, 6)
         targets = text if mode == "causal" else text[:, 0]
-        expected = -whole.predict(text).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-        torch.testing.assert_close(chunked(text, targets), expected)
+        expected = -plain_model.eval().predict(text).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        torch.testing.assert_close(plain_model(text, targets, 2), expected)
 
 
 @pytest.mark.parametrize("chunk", [10, None])
 def test_a_compiled_model_is_one_graph_and_equal(chunk: Chunk) -> None:
-    made = model(chunk, layers=0)
-    compiled = torch.compile(made, dynamic=False, fullgraph=True, backend="aot_eager")
+    objective = Objective(model(layers=0), chunk)
+    compiled = torch.compile(objective, dynamic=False, fullgraph=True, backend="aot_eager")
     with torch.autocast("cpu", torch.bfloat16):
-        assert_near(trained(made, compiled), trained(made, made), 2e-2)
+        assert_near(trained(objective, compiled), trained(objective), 2e-2)
 
 
 @pytest.mark.parametrize(

@@ -12,32 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lmtrain.nn.attention import MultiHeadAttention, padding_mask
+from lmtrain.nn.attention import CrossAttention, SelfAttention, padding_mask
 from lmtrain.nn.dot_product import BLOCK, attend, attention_weights
+from lmtrain.nn.kv_cache import CachePosition
 from lmtrain.nn.patterns import CAUSAL, FULL, Pattern, key_blocks
-from lmtrain.nn.place import Place
-from lmtrain.nn.positions import alibi_bias, alibi_slopes, rotation
+from lmtrain.nn.positions import alibi_slopes, rotation
+from tests.nn.patterns import LONG, alibi, every_causal_pattern, every_pattern, every_sparse_pattern, random_qkv
 
-SPARSE = [
-    {"window": 3},
-    {"stride": 4},
-    {"global_tokens": 2},
-    {"window": 2, "stride": 5},
-    {"window": 2, "global_tokens": 1},
-    {"stride": 3, "global_tokens": 2},
-    {"window": 2, "stride": 5, "global_tokens": 1},
-]
-PATTERNS = [Pattern(causal=causal, **parts) for causal, parts in product((False, True), [{}, *SPARSE])]
-LONG = 2 * BLOCK + 45
-"""Long enough to go block by block on a CPU, and no multiple of the block."""
-
-every_pattern = pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-every_sparse_pattern = pytest.mark.parametrize("pattern", [p for p in PATTERNS if p.sparse], ids=str)
-every_causal_pattern = pytest.mark.parametrize("pattern", [p for p in PATTERNS if p.causal], ids=str)
 size = st.none() | st.integers(1, 6)
 
 
-def sees(pattern: Pattern, query: int, key: int) -> bool:
+def attends(pattern: Pattern, query: int, key: int) -> bool:
     """The definition, pair by pair."""
     if pattern.causal and key > query:
         return False
@@ -51,7 +36,7 @@ def sees(pattern: Pattern, query: int, key: int) -> bool:
 
 
 def written_out(pattern: Pattern, queries: int, keys: int) -> Tensor:
-    return torch.tensor([[sees(pattern, query, key) for key in range(keys)] for query in range(queries)])
+    return torch.tensor([[attends(pattern, query, key) for key in range(keys)] for query in range(queries)])
 
 
 def loop(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -69,16 +54,6 @@ def loop(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor |
     return out
 
 
-def draw(length: int, *, rows: int = 1, heads: int = 2, dim: int = 4) -> list[Tensor]:
-    torch.manual_seed(0)
-    return [torch.randn(rows, heads, length, dim, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-
-
-def alibi(length: int) -> Tensor:
-    places = torch.arange(length)
-    return alibi_bias(alibi_slopes(2), places, places).double()
-
-
 @pytest.mark.parametrize(
     ("pattern", "rows"),
     [
@@ -93,7 +68,7 @@ def alibi(length: int) -> Tensor:
     ],
     ids=str,
 )
-def test_patterns_as_drawn(pattern: Pattern, rows: list[str]) -> None:
+def test_patterns_as_pictures(pattern: Pattern, rows: list[str]) -> None:
     mask = pattern.mask(len(rows), len(rows[0]), torch.device("cpu"))
     assert ["".join("x" if seen else "." for seen in row) for row in mask.tolist()] == rows
 
@@ -115,15 +90,15 @@ def test_key_blocks_are_those_with_a_permitted_pair(
     causal: bool, window: int | None, stride: int | None, global_tokens: int | None, length: int, block: int
 ) -> None:
     pattern = Pattern(causal, window, stride, global_tokens)
-    permitted = {(q // block, k // block) for q, k in product(range(length), repeat=2) if sees(pattern, q, k)}
+    permitted = {(q // block, k // block) for q, k in product(range(length), repeat=2) if attends(pattern, q, k)}
     listed = key_blocks(pattern, length, block)
     assert len(listed) == math.ceil(length / block)
     assert [(q, k) for q, keys in enumerate(listed) for k in keys] == sorted(permitted)
 
 
 @every_pattern
-def test_one_query_of_many_keys_keeps_to_its_pattern(pattern: Pattern) -> None:
-    query, key, value = (x.detach() for x in draw(7))
+def test_one_query_of_many_keys_follows_its_pattern(pattern: Pattern) -> None:
+    query, key, value = (x.detach() for x in random_qkv(7))
     expected = loop(query[:, :, :1], key, value, written_out(pattern, 1, 7))
     for gradients in (False, True):
         with torch.set_grad_enabled(gradients):
@@ -131,13 +106,13 @@ def test_one_query_of_many_keys_keeps_to_its_pattern(pattern: Pattern) -> None:
 
 
 def test_one_query_has_dropout_without_gradients_too() -> None:
-    query, key, value = (x.detach() for x in draw(50))
+    query, key, value = (x.detach() for x in random_qkv(50))
     with torch.no_grad():
         assert not attend(query[:, :, :1], key, value, dropout=1.0).any()
 
 
 @pytest.mark.parametrize("wrong", [0, -1])
-def test_sizes_below_one_are_refused(wrong: int) -> None:
+def test_sizes_below_one_are_rejected(wrong: int) -> None:
     with pytest.raises(ValueError, match=f"window={wrong} must"):
         Pattern(window=wrong, stride=2)
     with pytest.raises(ValueError, match=f"stride={wrong} must"):
@@ -149,7 +124,7 @@ def test_sizes_below_one_are_refused(wrong: int) -> None:
 @every_pattern
 @pytest.mark.parametrize("biased", [False, True])
 def test_attend_equals_a_loop_of_softmaxes(pattern: Pattern, biased: bool) -> None:
-    query, key, value = (x.detach() for x in draw(9, rows=2))
+    query, key, value = (x.detach() for x in random_qkv(9, rows=2))
     bias = alibi(9) if biased else None
     expected = loop(query, key, value, written_out(pattern, 9, 9), bias)
     torch.testing.assert_close(attend(query, key, value, bias, pattern=pattern), expected)
@@ -159,8 +134,8 @@ def test_attend_equals_a_loop_of_softmaxes(pattern: Pattern, biased: bool) -> No
 
 
 @every_pattern
-def test_bool_mask_and_pattern_forbid_together_and_an_empty_row_gives_zeros(pattern: Pattern) -> None:
-    leaves = query, key, value = draw(9, rows=2)
+def test_bool_mask_and_pattern_combine_and_an_empty_row_gives_zeros(pattern: Pattern) -> None:
+    leaves = query, key, value = random_qkv(9, rows=2)
     valid = torch.tensor([[False] * 4 + [True] * 5, [False] * 9])  # padding on the left, and a row without tokens
     allowed = written_out(pattern, 9, 9) & padding_mask(valid)
     result = attend(query, key, value, padding_mask(valid), pattern=pattern)
@@ -172,8 +147,8 @@ def test_bool_mask_and_pattern_forbid_together_and_an_empty_row_gives_zeros(patt
 @every_sparse_pattern
 @pytest.mark.parametrize("queries", [4, 30])
 def test_queries_and_keys_of_different_number(pattern: Pattern, queries: int) -> None:
-    query = draw(queries)[0].detach()
-    key, value = (x.detach() for x in draw(9)[1:])
+    query = random_qkv(queries)[0].detach()
+    key, value = (x.detach() for x in random_qkv(9)[1:])
     expected = loop(query, key, value, written_out(pattern, queries, 9))
     torch.testing.assert_close(attend(query, key, value, pattern=pattern), expected)
 
@@ -182,13 +157,13 @@ def test_queries_and_keys_of_different_number(pattern: Pattern, queries: int) ->
 @pytest.mark.parametrize("length", [12, LONG])
 def test_a_token_changes_nothing_before_it(pattern: Pattern, length: int) -> None:
     torch.manual_seed(0)
-    layer, x = MultiHeadAttention(8, 2, pattern=pattern), torch.randn(1, length, 8)
-    turn = rotation(torch.arange(length), 4)
-    before = layer(x, rotation=turn)
+    layer, x = SelfAttention(8, 2, pattern=pattern), torch.randn(1, length, 8)
+    by = rotation(torch.arange(length), 4)
+    before = layer(x, rotation=by)
     for t in range(length - 1) if length < BLOCK else (BLOCK - 1, BLOCK, length - 2):
         changed = x.clone()
         changed[:, t + 1] += 1
-        after = layer(changed, rotation=turn)
+        after = layer(changed, rotation=by)
         assert torch.equal(after[:, : t + 1], before[:, : t + 1])
         assert not torch.equal(after[:, t + 1], before[:, t + 1])
 
@@ -198,9 +173,9 @@ def test_a_token_changes_nothing_before_it(pattern: Pattern, length: int) -> Non
 def test_prefill_and_steps_equal_forward_for_rows_of_different_lengths(pattern: Pattern, biased: bool) -> None:
     torch.manual_seed(0)
     length, lengths = 14, torch.tensor([0, 3, 8])
-    layer = MultiHeadAttention(12, 2, value_head_dim=5, pattern=pattern, bias=True, qk_norm=True).double()
-    x, places = torch.randn(3, length, 12, dtype=torch.float64), torch.arange(length)
-    cosines, sines = rotation(places, 6)
+    layer = SelfAttention(12, 2, pattern=pattern, bias=True, qk_norm=True).double()
+    x = torch.randn(3, length, 12, dtype=torch.float64)
+    cosines, sines = rotation(torch.arange(length), 6)
     bias = alibi(length) if biased else None
     expected = layer(x, mask=bias, rotation=(cosines, sines))
 
@@ -209,19 +184,18 @@ def test_prefill_and_steps_equal_forward_for_rows_of_different_lengths(pattern: 
     prefix, cache = layer.prefill(read, lengths, length, mask=start, rotation=(cosines[:8], sines[:8]))
     for row, count in enumerate(lengths.tolist()):
         torch.testing.assert_close(prefix[row, :count], expected[row, :count])
-    for column in (lengths + i for i in range(6)):
-        token = x[torch.arange(3), column].unsqueeze(1)
-        turn = (cosines[column][:, None, None], sines[column][:, None, None])
-        seen = int(column.max()) + 1
-        place = Place(column, seen, rotation=turn, slopes=alibi_slopes(2) if biased else None)
-        step = layer.step(token, cache, place)
-        torch.testing.assert_close(step.squeeze(1), expected[torch.arange(3), column])
+    for position in (lengths + i for i in range(6)):
+        token = x[torch.arange(3), position].unsqueeze(1)
+        by = (cosines[position][:, None, None], sines[position][:, None, None])
+        slopes = alibi_slopes(2) if biased else None
+        step = layer.step(token, cache, CachePosition(position, int(position.max()) + 1, rotation=by, slopes=slopes))
+        torch.testing.assert_close(step.squeeze(1), expected[torch.arange(3), position])
 
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_recall_of_what_is_remembered_equals_forward(padded: bool) -> None:
     torch.manual_seed(0)
-    layer = MultiHeadAttention(8, 2, key_dim=5, value_dim=6, qk_norm=True, bias=True).double()
+    layer = CrossAttention(8, 2, value_head_dim=3, key_dim=5, value_dim=6, qk_norm=True, bias=True).double()
     query, key, value = (torch.randn(2, n, w, dtype=torch.float64) for n, w in ((4, 8), (7, 5), (7, 6)))
     mask = padding_mask(torch.arange(7) < torch.tensor([[7], [3]])) if padded else None
     expected = layer(query, key, value, mask=mask)

@@ -101,7 +101,7 @@ def copy_loop(log_vocab: Tensor, log_pointer: Tensor, tokens: Tensor, gate_logit
 
 def test_copy_log_probs_equals_loop_and_sums_to_one() -> None:
     log_vocab, log_pointer, tokens, gate = case()
-    log_pointer[1, 1] = NEVER  # points nowhere: the vocabulary alone
+    log_pointer[1, 1] = NEVER  # points nowhere: only the vocabulary
     out = copy_log_probs(log_vocab, log_pointer, tokens, gate)
     torch.testing.assert_close(out, copy_loop(log_vocab, log_pointer, tokens, gate))
     torch.testing.assert_close(out.exp().sum(-1), torch.ones(2, 3, dtype=torch.float64))

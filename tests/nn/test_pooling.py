@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmtrain.nn.place import Place
 from lmtrain.nn.pooling import AttentionPooling, PoolQuery, PoolResidual, prefix_mean, slope_parameters
 
-QUERIES: tuple[PoolQuery, ...] = ("seed", "recency", "position")
+QUERIES: tuple[PoolQuery, ...] = ("seed", "recency")
 
 
 def pooling(query: PoolQuery, residual: PoolResidual = "state", dropout: float = 0.0) -> AttentionPooling:
@@ -91,8 +90,6 @@ def test_pool_equals_its_definition_written_out(query: PoolQuery, residual: Pool
             for h in range(2):
                 part = slice(4 * h, 4 * h + 4)
                 q = pool.seed[part]
-                if pool.query is not None:
-                    q = q + pool.query.weight[part] @ states[b, t]
                 keys = [pool.key.weight[part] @ states[b, i] for i in range(t + 1)]
                 scores = torch.stack([q @ k / 2 - slope[h] * (t - i) for i, k in enumerate(keys)])
                 values = torch.stack([pool.value.weight[part] @ states[b, i] for i in range(t + 1)])
@@ -120,10 +117,10 @@ def test_running_form_equals_prefix_form(query: PoolQuery) -> None:
     torch.manual_seed(0)
     x, lengths = torch.randn(3, 50, 8), torch.tensor([0, 5, 9])
     expected = pool(x)
-    state = pool.start(x[:, :9], lengths, 50)
+    state = pool.prefill(x[:, :9], lengths)
     for n in range(40):
         new = x[torch.arange(3), lengths + n].unsqueeze(1)
-        out = pool.step(new, state, Place(lengths + n, 10 + n))
+        out = pool.step(new, state)
         torch.testing.assert_close(out, expected[torch.arange(3), lengths + n], atol=1e-5, rtol=1e-5)
 
 

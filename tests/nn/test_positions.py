@@ -34,7 +34,7 @@ def test_sinusoids_have_the_norm_of_the_root_of_half_the_width(position: int, di
 
 @properties
 @given(POSITION, POSITION, st.integers(0, 1_000), EVEN)
-def test_distance_and_product_of_sinusoids_depend_on_the_offset_alone(
+def test_distance_and_product_of_sinusoids_depend_only_on_the_offset(
     first: int, second: int, offset: int, dim: int
 ) -> None:
     # sin(a + k) - sin a and cos(a + k) - cos a have the squares' sum 2 - 2 cos k = 4 sin^2(k / 2), whatever a.
@@ -49,11 +49,11 @@ def test_distance_and_product_of_sinusoids_depend_on_the_offset_alone(
 
 def test_rotation_is_two_by_two_rotation_of_the_documented_pairs() -> None:
     x = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    turned = rotate(x[None], rotation(torch.tensor([5]), 4))[0]
+    rotated = rotate(x[None], rotation(torch.tensor([5]), 4))[0]
     for i, angle in enumerate((5.0, 5.0 / 100)):
         pair = complex(x[i], x[i + 2]) * complex(math.cos(angle), math.sin(angle))
-        assert turned[i].item() == pytest.approx(pair.real, abs=1e-5)
-        assert turned[i + 2].item() == pytest.approx(pair.imag, abs=1e-5)
+        assert rotated[i].item() == pytest.approx(pair.real, abs=1e-5)
+        assert rotated[i + 2].item() == pytest.approx(pair.imag, abs=1e-5)
 
 
 def matrix(position: int, dim: int) -> Tensor:
@@ -79,7 +79,7 @@ def test_rotations_add_up(position: int, offset: int, dim: int) -> None:
 
 @properties
 @given(POSITION, POSITION, OFFSET, EVEN, st.integers(0, 1_000))
-def test_rotated_scores_depend_on_the_offset_alone(first: int, second: int, offset: int, dim: int, seed: int) -> None:
+def test_rotated_scores_depend_only_on_the_offset(first: int, second: int, offset: int, dim: int, seed: int) -> None:
     query, key = torch.randn(2, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     scores = [
         rotate(query[None], rotation(torch.tensor([at]), dim)) @ rotate(key, rotation(torch.tensor(at + offset), dim))
@@ -112,9 +112,7 @@ def test_alibi_slopes_are_a_geometric_series_down_to_one_256th(heads: int) -> No
 
 @properties
 @given(st.integers(0, 1_000), st.integers(0, 1_000), st.integers(0, 1_000), st.integers(1, 8))
-def test_alibi_depends_on_the_offset_alone_and_falls_in_a_straight_line(
-    query: int, key: int, shift: int, heads: int
-) -> None:
+def test_alibi_depends_only_on_the_offset_and_is_linear(query: int, key: int, shift: int, heads: int) -> None:
     slopes = alibi_slopes(heads)
     bias = alibi_bias(slopes, torch.tensor([query, query + shift]), torch.tensor([key, key + shift]))
     torch.testing.assert_close(bias[:, 0, 0], bias[:, 1, 1])

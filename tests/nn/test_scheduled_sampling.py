@@ -9,7 +9,7 @@ GOLD = torch.arange(12).view(3, 4)
 SAMPLED = GOLD + 100
 
 
-def test_probability_nought_keeps_all_and_one_keeps_the_first_alone() -> None:
+def test_probability_zero_keeps_all_and_one_keeps_only_the_first() -> None:
     assert torch.equal(mix(GOLD, SAMPLED, 0.0), GOLD)
     assert mix(GOLD, SAMPLED, 1.0).tolist() == [[0, 101, 102, 103], [4, 105, 106, 107], [8, 109, 110, 111]]
 
@@ -20,15 +20,15 @@ def test_each_place_is_replaced_independently_at_the_rate() -> None:
     for probability in (0.5, 0.1):
         replaced = mix(gold, gold + 1, probability)
         assert not replaced[:, 0].any()
-        drawn = replaced[:, 1:].float()  # 40,000 places: a standard error of at most 0.0025
-        assert drawn.mean().item() == pytest.approx(probability, abs=0.01)
-        both = (drawn[:, 1:] * drawn[:, :-1]).mean().item()
+        sampled = replaced[:, 1:].float()  # 40,000 places: a standard error of at most 0.0025
+        assert sampled.mean().item() == pytest.approx(probability, abs=0.01)
+        both = (sampled[:, 1:] * sampled[:, :-1]).mean().item()
         assert both == pytest.approx(probability**2, abs=0.01)
-        assert (drawn[1:] * drawn[:-1]).mean().item() == pytest.approx(probability**2, abs=0.01)
+        assert (sampled[1:] * sampled[:-1]).mean().item() == pytest.approx(probability**2, abs=0.01)
 
 
 @pytest.mark.parametrize("probability", [-0.1, 1.1, float("nan")])
-def test_a_probability_out_of_range_is_refused(probability: float) -> None:
+def test_a_probability_out_of_range_is_rejected(probability: float) -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
         mix(GOLD, SAMPLED, probability)
 
@@ -38,28 +38,28 @@ def test_samples_follow_the_softmax(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     logits = torch.tensor([2.0, 0.0, -1.0, 1.5, -float("inf"), -3.0], dtype=dtype)
     count = 40_000
-    drawn = sample(logits.expand(count, 6)).bincount(minlength=6).double()
+    sampled = sample(logits.expand(count, 6)).bincount(minlength=6).double()
     expected = logits.double().softmax(-1) * count
-    assert drawn[4] == 0
+    assert sampled[4] == 0
     seen = expected > 0
-    chi_square = ((drawn - expected)[seen] ** 2 / expected[seen]).sum().item()
+    chi_square = ((sampled - expected)[seen] ** 2 / expected[seen]).sum().item()
     assert chi_square < 18.5  # 4 degrees of freedom: above with a probability of 0.1 %
-    assert (drawn.roll(1) - expected)[seen].square().sum() > 1e6  # the test can fail
+    assert (sampled.roll(1) - expected)[seen].square().sum() > 1e6  # the test can fail
 
 
 def test_samples_have_the_leading_shape_and_leave_the_logits() -> None:
     torch.manual_seed(0)
     logits = torch.randn(2, 3, 4, 7, requires_grad=True)
     before = logits.detach().clone()
-    drawn = sample(logits)
-    assert drawn.shape == (2, 3, 4)
-    assert drawn.dtype == torch.long
+    sampled = sample(logits)
+    assert sampled.shape == (2, 3, 4)
+    assert sampled.dtype == torch.long
     assert torch.equal(logits.detach(), before)
     certain = torch.full((2, 5), -1e4).scatter(1, torch.tensor([[3], [1]]), 0.0)
     assert sample(certain).tolist() == [3, 1]
 
 
-def test_rows_are_drawn_independently() -> None:
+def test_rows_are_sampled_independently() -> None:
     torch.manual_seed(0)
-    drawn = sample(torch.zeros(20_000, 2, 2)).float()
-    assert (drawn[:, 0] * drawn[:, 1]).mean().item() == pytest.approx(0.25, abs=0.015)
+    sampled = sample(torch.zeros(20_000, 2, 2)).float()
+    assert (sampled[:, 0] * sampled[:, 1]).mean().item() == pytest.approx(0.25, abs=0.015)

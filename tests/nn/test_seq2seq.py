@@ -17,7 +17,7 @@ from lmtrain.nn.seq2seq import Seq2Seq
 
 SIZES = Sizes(source_vocab=5, target_vocab=7, dim=16, heads=2, ff_dim=24, max_length=9)
 END, BEGIN = 5, 6
-RULES = Rules(9, end_ids=frozenset({END}), banned=frozenset({BEGIN}))
+RULES = Rules(9, lambda ids: ids[-1] == END, blocked=frozenset({BEGIN}))
 SOURCE = torch.tensor([[0, 1, 2, 3, 4, 0], [4, 4, 3, 0, 0, 0], [2, 0, 0, 0, 0, 0]])
 LENGTHS = (6, 3, 1)
 VALID = torch.arange(6) < torch.tensor(LENGTHS).unsqueeze(-1)
@@ -55,7 +55,7 @@ def test_padding_has_no_influence(copy: bool) -> None:
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_sources_without_words(copy: bool) -> None:
-    """Of no width at all, or nothing but padding: each place still has a distribution, from its target alone."""
+    """Of no width at all, or nothing but padding: each position still has a distribution, from its target only."""
     model = make(replace(SIZES, copy=copy))
     expected = model(SOURCE, INPUTS, torch.zeros_like(VALID))
     torch.testing.assert_close(expected.exp().sum(-1), torch.ones(3, 7))
@@ -138,8 +138,8 @@ def test_a_full_beam_is_exhaustive() -> None:
     model = make(sizes)
     model.prediction.vocabulary.weight.data.mul_(3)
     source, valid = torch.tensor([[0, 1, 1], [1, 0, 0]]), torch.tensor([[True] * 3, [True, False, False]])
-    rules = Rules(4, end_ids=frozenset({sizes.end_id}), banned=frozenset({sizes.begin_id}))
-    found = beam_search(*model.start(source, valid), model.step, rules, beams=81, results=81, alpha=0.6)
+    rules = Rules(4, lambda ids: ids[-1] == sizes.end_id, blocked=frozenset({sizes.begin_id}))
+    found = beam_search(*model.start(source, valid), model.step, rules, beams=81, results=81, length_penalty=0.6)
     for row, hypotheses in enumerate(found):
         expected = []
         for length in range(1, 5):
@@ -157,7 +157,7 @@ def test_a_full_beam_is_exhaustive() -> None:
         assert hypotheses[0].ids == expected[0][1]
 
 
-def test_a_selected_state_goes_on_and_a_full_one_is_refused() -> None:
+def test_a_selected_state_continues_and_a_full_one_is_rejected() -> None:
     model = make(replace(SIZES, copy=True))
     _, state = model.start(SOURCE, VALID)
     chosen: DecoderState = state.select(torch.tensor([2, 2, 0]))
@@ -215,7 +215,7 @@ def test_bf16_autocast_trains_and_decodes() -> None:
     assert len(found) == 3
 
 
-def test_dropout_acts_in_training_alone() -> None:
+def test_dropout_is_for_training_only() -> None:
     model = make(replace(SIZES, dropout=0.5))
     assert sum(isinstance(module, nn.Dropout) and module.p == 0.5 for module in model.modules()) == 2 + 2 * 2 + 2 * 3
     assert torch.equal(model(SOURCE, INPUTS, VALID), model(SOURCE, INPUTS, VALID))

@@ -41,15 +41,15 @@ def test_loss_equals_a_loop(copy: bool) -> None:
 
 
 def test_scheduled_sampling_reads_what_the_first_pass_predicted() -> None:
-    """At probability one input t is what was drawn from the prediction at t - 1, and the labels stay true."""
+    """At probability one input t is what was sampled from the prediction at t - 1, and the labels stay true."""
     model = make()
     lengths = torch.tensor(TARGET_LENGTHS)
     torch.manual_seed(3)
     loss = model.loss(SOURCE, TARGET, VALID, lengths, sampling=1.0)
     torch.manual_seed(3)
     inputs, _, _ = shift(TARGET, lengths, SIZES)
-    drawn = sample(model(SOURCE, inputs, VALID))
-    rows = [[int(drawn[b, t - 1]) for t in range(1, 5)] for b in range(3)]
+    sampled = sample(model(SOURCE, inputs, VALID))
+    rows = [[int(sampled[b, t - 1]) for t in range(1, 5)] for b in range(3)]
     assert loss.item() == pytest.approx(mean_loss(model, rows), abs=1e-5)
     assert abs(mean_loss(model, rows) - mean_loss(model, TARGET.tolist())) > 1e-3
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lmtrain.nn.attention import MultiHeadAttention
+from lmtrain.nn.attention import CrossAttention, SelfAttention
 from lmtrain.nn.blocks import EncoderBlock, FeedForward
 from lmtrain.nn.sets import ISAB, MAB, PMA, SAB, LearnedQueryAttention
 
@@ -36,7 +36,7 @@ def heads_loop(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
     return out
 
 
-def attention_loop(layer: MultiHeadAttention, query: Tensor, values: Tensor) -> Tensor:
+def attention_loop(layer: CrossAttention, query: Tensor, values: Tensor) -> Tensor:
     """Joined heads before the output projection: (Tq, D), (T, W) -> (Tq, D)."""
     projected = query @ layer.query.weight.T, values @ layer.key.weight.T, values @ layer.value.weight.T
     return heads_loop(*projected, layer.heads)
@@ -44,7 +44,7 @@ def attention_loop(layer: MultiHeadAttention, query: Tensor, values: Tensor) -> 
 
 def plain_loop(layer: MAB, query: Tensor, values: Tensor) -> Tensor:
     attention = layer.block.attention
-    assert isinstance(attention, MultiHeadAttention)
+    assert isinstance(attention, CrossAttention)
     joined = attention_loop(attention, query, values)
     return joined + (joined @ attention.output.weight.T).clamp(min=0)
 
@@ -52,7 +52,7 @@ def plain_loop(layer: MAB, query: Tensor, values: Tensor) -> Tensor:
 def residual_loop(layer: MAB, query: Tensor, values: Tensor) -> Tensor:
     """Layer norm after the sum, as in the paper."""
     attention, feed_forward = layer.block.attention, layer.block.feed_forward
-    assert isinstance(attention, MultiHeadAttention)
+    assert isinstance(attention, CrossAttention)
     assert isinstance(feed_forward, FeedForward)
     h = F.layer_norm(query + attention_loop(attention, query, values) @ attention.output.weight.T, (DIM,))
     hidden = (h @ feed_forward.hidden.weight.T).clamp(min=0)
@@ -78,14 +78,14 @@ def test_pre_norm_mab_adds_to_the_query() -> None:
         return F.normalize(x, dim=-1) * math.sqrt(x.shape[-1])
 
     attention, feed_forward = layer.block.attention, layer.block.feed_forward
-    assert isinstance(attention, MultiHeadAttention)
+    assert isinstance(attention, CrossAttention)
     assert isinstance(feed_forward, FeedForward)
     joined = torch.stack([attention_loop(attention, scaled(q), scaled(v)) for q, v in zip(query, values, strict=True)])
     h = query + joined @ attention.output.weight.T
     torch.testing.assert_close(layer(query, values), h + feed_forward(scaled(h)))
 
 
-def test_plain_form_refuses_what_it_has_no_use_for() -> None:
+def test_plain_form_rejects_options_of_the_other() -> None:
     with pytest.raises(ValueError, match=r"the plain form has no ff_dim=12, norm_kind='rms'"):
         MAB(DIM, HEADS, ff_dim=12, norm_kind="rms")
 
@@ -110,7 +110,7 @@ def test_learned_queries_take_the_place_of_projected_ones() -> None:
     torch.testing.assert_close(layer(x), expected)
 
 
-def test_learned_queries_refuse_an_uneven_split() -> None:
+def test_an_uneven_split_is_rejected() -> None:
     with pytest.raises(ValueError, match="a width of 8 can't be divided among 3 heads"):
         LearnedQueryAttention(2, 8, 3)
 
@@ -143,7 +143,7 @@ def test_padding_has_no_influence(options: dict[str, Any]) -> None:
         torch.testing.assert_close(padded[1:], layer(x[1:]))
 
 
-def test_a_set_of_padding_alone_gives_no_nan() -> None:
+def test_a_set_of_padding_only_gives_no_nan() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, DIM, requires_grad=True)
     valid = torch.tensor([[True, True, False], [False, False, False]])
@@ -170,12 +170,12 @@ def test_cost_of_isab_is_linear_and_of_sab_quadratic(options: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("dim", [16, 256])
-def test_learned_points_start_apart_and_on_the_scale_of_the_elements(dim: int) -> None:
+def test_learned_points_start_different_and_on_the_scale_of_the_elements(dim: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(8, 20, dim)
     isab, queries = ISAB(dim, 4, 16), LearnedQueryAttention(16, dim, 4)
     attention = isab.gather.block.attention
-    assert isinstance(attention, MultiHeadAttention)
+    assert isinstance(attention, CrossAttention)
 
     def scores(query: Tensor) -> float:
         """The spread over the elements of the scores that these queries (.., D) give."""
@@ -184,7 +184,7 @@ def test_learned_points_start_apart_and_on_the_scale_of_the_elements(dim: int) -
 
     assert scores(isab.inducing) == pytest.approx(scores(x), rel=0.15)
     weights = attention.weights(isab.inducing.expand(8, -1, -1), x)
-    assert weights.std(-2).mean() > 0.1 * weights.mean()  # the points differ in what they look at
+    assert weights.std(-2).mean() > 0.1 * weights.mean()  # the points differ in what they attend to
     pooled = queries(x)
     assert pooled.std(1).mean() > 0.1 * pooled.std()
 
@@ -195,14 +195,14 @@ def test_isab_stacks_with_encoder_blocks_at_their_scale(options: dict[str, Any])
     x = torch.randn(4, 20, 64)
     induced = ISAB(64, 4, 8, **options)
     norms = {name: options[name] for name in ("norm_kind", "norm_position")}
-    block = EncoderBlock(64, MultiHeadAttention(64, 4), FeedForward(64, 256), **norms)
+    block = EncoderBlock(64, SelfAttention(64, 4), FeedForward(64, 256), **norms)
     y = block(induced(block(x)))
     assert y.shape == x.shape
     assert induced(x).std().item() == pytest.approx(block(x).std().item(), rel=0.2)
 
 
 @pytest.mark.parametrize("options", FORMS)
-def test_attention_dropout_is_of_training_alone(options: dict[str, Any]) -> None:
+def test_attention_dropout_is_for_training_only(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     x, layer = torch.randn(2, 7, DIM), SAB(DIM, HEADS, attention_dropout=0.5, **options)
     without = SAB(DIM, HEADS, **options)

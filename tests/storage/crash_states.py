@@ -1,8 +1,8 @@
-"""A small model of a file system that says what a crash, such as a loss of power, may leave of it.
+"""A small model of a file system, and of what a crash, such as a loss of power, may leave of it.
 
-The content of a file is on the disk for certain once the file was synced, and the names in a folder once the folder
-was. Until then a file may hold all, nothing, a part, or zeros, and of the changes to a folder's names (created,
-renamed, removed) any may be missing. One rename is done wholly or not at all, as on every file system with a journal.
+The content of a file is safe once the file was synced, and the names in a folder once the folder was. Until then a file
+may have all of its content, nothing, a part, or zeros, and any of the changes to the names in a folder (created,
+renamed, removed) may be missing. A rename is atomic, as on every file system with a journal.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +18,7 @@ from lmtrain.system import disk
 CALLS = ("make_folder", "write", "sync", "rename", "remove")
 
 Tree: TypeAlias = "bytes | tuple[tuple[str, Tree], ...]"
-"""A file's content, or a folder's names in order, each with what it stands for."""
+"""The content of a file, or the sorted names in a folder, each with its own tree."""
 
 
 class Call(NamedTuple):
@@ -36,7 +36,7 @@ class File:
 
 
 class Change(NamedTuple):
-    """A node of a folder gets a name, gets another one, or loses its name."""
+    """A node of a folder is named, renamed or removed."""
 
     node: "File | Folder"
     before: str | None
@@ -46,12 +46,12 @@ class Change(NamedTuple):
 @dataclass(eq=False)
 class Folder:
     names: dict[str, "File | Folder"] = field(default_factory=dict)
-    """As on the disk for certain."""
+    """Those that are safe on the disk."""
     changes: list[Change] = field(default_factory=list)
     """Since the last sync."""
 
     def after(self, changes: Iterable[Change]) -> dict[str, "File | Folder"]:
-        """The names if these changes are on the disk and no others."""
+        """The names if exactly these changes are on the disk."""
         names = dict(self.names)
         for node, before, after in changes:
             if before is not None and names.get(before) is node:
@@ -61,7 +61,7 @@ class Folder:
         return names
 
     def now(self) -> dict[str, "File | Folder"]:
-        """The names as a running process sees them."""
+        """The names that a running process finds."""
         return self.after(self.changes)
 
 
@@ -84,14 +84,14 @@ def record(patch: pytest.MonkeyPatch, root: Path) -> list[Call]:
 
 
 def read_tree(path: Path) -> Tree:
-    """What lies at a real path."""
+    """The tree at a real path."""
     if path.is_file():
         return path.read_bytes()
     return tuple((child.name, read_tree(child)) for child in sorted(path.iterdir()))
 
 
 def build(tree: Tree, path: Path) -> None:
-    """Make `tree` at a real path."""
+    """Write `tree` to a real path."""
     if isinstance(tree, bytes):
         path.write_bytes(tree)
         return
@@ -101,9 +101,9 @@ def build(tree: Tree, path: Path) -> None:
 
 
 def crash_states(start: Tree, calls: list[Call], lost: Callable[[Call], bool] = lambda call: False) -> dict[Tree, int]:
-    """Every tree that a crash during or after `calls` may leave, each with the last number of calls that allows it.
+    """Every tree that a crash during or after `calls` may leave, with the largest number of calls that may leave it.
 
-    The calls that `lost` picks are counted, yet do nothing: what the disk would be like had the program left them out.
+    Calls that `lost` selects are counted but have no effect, as if the program had omitted them.
     """
     root = _model(start)
     assert isinstance(root, Folder)
@@ -116,7 +116,7 @@ def crash_states(start: Tree, calls: list[Call], lost: Callable[[Call], bool] = 
 
 
 def _model(tree: Tree) -> File | Folder:
-    """`tree` with all of it synced."""
+    """`tree`, all of it synced."""
     if isinstance(tree, bytes):
         return File(tree, synced=True)
     return Folder({name: _model(child) for name, child in tree})
@@ -130,7 +130,7 @@ def _find(root: File | Folder, path: Path) -> File | Folder:
 
 
 def _play(root: Folder, call: Call) -> None:
-    """Do in the model what the call did."""
+    """Apply a call to the model."""
     if call.name == "sync":
         node = _find(root, call.path)
         if isinstance(node, File):
@@ -143,7 +143,7 @@ def _play(root: Folder, call: Call) -> None:
     if call.name == "remove":
         _remove(folder, name)
     elif call.name == "rename":
-        assert call.argument.parent == call.path.parent, "the model knows renames within one folder alone"
+        assert call.argument.parent == call.path.parent, "the model has renames only within a folder"
         folder.changes.append(Change(folder.now()[name], name, call.argument.name))
     else:
         node = Folder() if call.name == "make_folder" else File(call.argument)

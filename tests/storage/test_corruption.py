@@ -1,4 +1,4 @@
-"""Damage to a checkpoint: it is refused, and a restart goes on from the one before, or nothing in it has changed."""
+"""Damage to a checkpoint: it is rejected, and a restart uses the one before; or what is read is unchanged."""
 
 import random
 import shutil
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import MANIFEST
 from tests.reading import Content, content, read
 
@@ -58,19 +58,19 @@ def same(left: Content, right: Content) -> bool:
 
 
 def outcome(run_dir: Path, original: Content) -> str:
-    """What becomes of the damaged checkpoint: refused, unchanged, or WRONG."""
+    """What reading the damaged checkpoint gives: rejected, unchanged, or WRONG."""
     try:
         return "unchanged" if same(read(original.folder), original) else "WRONG"
     except LmtrainError as error:
-        return "refused" if str(original.folder) in str(error) else "WRONG message"
+        return "rejected" if str(original.folder) in str(error) else "WRONG message"
 
 
 def restart(run_dir: Path, bad: Path, before: Content) -> str:
-    """What a restart does about the damaged checkpoint; its folder is put back under its name."""
+    """What a restart does with the damaged checkpoint; its folder then gets its name back."""
     notes: list[str] = []
     aside = bad.with_name(f"{bad.name}.damaged")
-    with checkpoint.lock(run_dir):
-        found = checkpoint.last(run_dir, notes.append)
+    with run_folder.lock(run_dir):
+        found = run_checkpoints.last(run_dir, notes.append)
     if found is None or not same(content(found), before) or found.folder != before.folder:
         return "WRONG"
     if len(notes) != 1 or aside.name not in notes[0] or not aside.is_dir() or bad.exists():
@@ -84,12 +84,12 @@ def changed(content: bytes, offset: int, value: int) -> bytes:
 
 
 def header_size(content: bytes) -> int:
-    """Bytes before the tensors' own in a safetensors file: a length, and JSON of that length."""
+    """Bytes before the tensors in a safetensors file: a length, and JSON of that length."""
     return 8 + int.from_bytes(content[:8], "little")
 
 
 def test_every_bit_of_the_manifest(run_dir: Path, record_property: Callable[[str, object], None]) -> None:
-    before, original = (read(folder) for folder in checkpoint.folders(run_dir))
+    before, original = (read(folder) for folder in run_checkpoints.folders(run_dir))
     path = original.folder / MANIFEST
     sound = path.read_bytes()
     found: Counter[str] = Counter()
@@ -99,31 +99,31 @@ def test_every_bit_of_the_manifest(run_dir: Path, record_property: Callable[[str
             path.write_bytes(changed(sound, offset, byte ^ 1 << bit))
             result = outcome(run_dir, original)
             found[result] += 1
-            if result == "refused" and bit == offset % 8:
+            if result == "rejected" and bit == offset % 8:
                 restarts[restart(run_dir, original.folder, before)] += 1
     path.write_bytes(sound)
     record_property("damages", found.total())
-    assert found.keys() == {"refused", "unchanged"}
-    assert found["refused"] > 20 * found["unchanged"]
+    assert found.keys() == {"rejected", "unchanged"}
+    assert found["rejected"] > 20 * found["unchanged"]
     assert restarts.keys() == {"the one before"}
     assert restarts.total() > 500
 
 
 @pytest.mark.parametrize("entry", ['"score": 2.5', '"step": 2', '"stale": 2', '"threads": 1'])
-def test_a_figure_in_the_manifest_is_not_taken_for_another(run_dir: Path, entry: str) -> None:
-    folder = checkpoint.folders(run_dir)[-1]
+def test_a_changed_number_in_the_manifest_is_found(run_dir: Path, entry: str) -> None:
+    folder = run_checkpoints.folders(run_dir)[-1]
     manifest = (folder / MANIFEST).read_text()
     assert manifest.count(entry) >= 1
     (folder / MANIFEST).write_text(manifest.replace(entry, entry[:-1] + "3"))
     with pytest.raises(LmtrainError, match="is damaged or was changed"):
         checkpoint.load(folder)
-    best = checkpoint.best_folder(run_dir)
+    best = run_checkpoints.best_folder(run_dir)
     assert best is not None
     assert best.name == "step-00000001"
 
 
 def test_every_byte_of_the_headers(run_dir: Path, record_property: Callable[[str, object], None]) -> None:
-    before, original = (read(folder) for folder in checkpoint.folders(run_dir))
+    before, original = (read(folder) for folder in run_checkpoints.folders(run_dir))
     generator = random.Random(0)
     found: Counter[str] = Counter()
     for group in GROUPS:
@@ -134,9 +134,9 @@ def test_every_byte_of_the_headers(run_dir: Path, record_property: Callable[[str
             found[outcome(run_dir, original)] += 1
             found[restart(run_dir, original.folder, before)] += 1
         path.write_bytes(sound)
-    record_property("damages", found["refused"])
-    assert found.keys() == {"refused", "the one before"}
-    assert found["refused"] > 500
+    record_property("damages", found["rejected"])
+    assert found.keys() == {"rejected", "the one before"}
+    assert found["rejected"] > 500
 
 
 def damages(path: Path, twin: Path, offset: int, generator: random.Random) -> Iterator[Callable[[], object]]:
@@ -153,7 +153,7 @@ def damages(path: Path, twin: Path, offset: int, generator: random.Random) -> It
 
 
 def test_damage_anywhere_in_the_tensors(run_dir: Path, record_property: Callable[[str, object], None]) -> None:
-    before, original = (read(folder) for folder in checkpoint.folders(run_dir))
+    before, original = (read(folder) for folder in run_checkpoints.folders(run_dir))
     generator = random.Random(1)
     found: Counter[str] = Counter()
     for number in range(OFFSETS):
@@ -169,23 +169,24 @@ def test_damage_anywhere_in_the_tensors(run_dir: Path, record_property: Callable
             found[outcome(run_dir, original)] += 1
             found[restart(run_dir, original.folder, before)] += 1
             path.write_bytes(sound)
-    record_property("damages", found["refused"])
-    assert found.keys() <= {"refused", "the one before", "no damage"}
-    assert found["refused"] > 5.9 * OFFSETS
-    assert found["the one before"] == found["refused"]
+    record_property("damages", found["rejected"])
+    assert found.keys() <= {"rejected", "the one before", "no damage"}
+    assert found["rejected"] > 5.9 * OFFSETS
+    assert found["the one before"] == found["rejected"]
 
 
 def test_a_manifest_of_another_step_or_none(run_dir: Path) -> None:
-    before, original = (read(folder) for folder in checkpoint.folders(run_dir))
+    before, original = (read(folder) for folder in run_checkpoints.folders(run_dir))
     path = original.folder / MANIFEST
     for damage in (lambda: shutil.copyfile(before.folder / MANIFEST, path), path.unlink, lambda: path.write_bytes(b"")):
         damage()
-        assert outcome(run_dir, original) == "refused"
+        assert outcome(run_dir, original) == "rejected"
         assert restart(run_dir, original.folder, before) == "the one before"
 
 
-def test_a_manifest_from_before_it_had_a_hash_is_read(run_dir: Path) -> None:
-    original = read(checkpoint.folders(run_dir)[-1])
+def test_a_manifest_without_a_hash_is_read(run_dir: Path) -> None:
+    """Manifests had no hash of their own at first."""
+    original = read(run_checkpoints.folders(run_dir)[-1])
     path = original.folder / MANIFEST
     lines = path.read_text().splitlines()
     assert lines[-2].startswith('  "sha256": ')
@@ -200,10 +201,10 @@ def test_hashes_left_unchecked_would_be_found(run_dir: Path, monkeypatch: pytest
         def __ne__(self, other: object) -> bool:
             return False
 
-    original = read(checkpoint.folders(run_dir)[-1])
+    original = read(run_checkpoints.folders(run_dir)[-1])
     path = original.folder / "model.safetensors"
     sound = path.read_bytes()
     path.write_bytes(changed(sound, len(sound) - 2, sound[-2] ^ 1))
-    assert outcome(run_dir, original) == "refused"
+    assert outcome(run_dir, original) == "rejected"
     monkeypatch.setattr(checkpoint, "sha256_file", lambda path: Anything())
     assert outcome(run_dir, original) == "WRONG"

@@ -1,7 +1,7 @@
-"""Loss of power at any moment: every state of the disk that it may leave is one that a restart puts in order.
+"""Loss of power at any moment: a restart recovers from every state of the disk that it may leave.
 
-The calls by which checkpoints and files are written are recorded, and `crash_states` lists what each beginning of them
-may leave. Calls that are left out on purpose show that the states are hard enough to find a missing one.
+The calls by which checkpoints and files are written are recorded, and `crash_states` lists what each prefix of them may
+leave. Omitting calls on purpose shows that these states would reveal a missing one.
 """
 
 import os
@@ -16,14 +16,14 @@ import pytest
 import torch
 
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint, files, run_folder
+from lmtrain.storage import checkpoint, files, run_checkpoints, run_folder
 from tests.reading import Content, content, read
 from tests.storage.crash_states import Call, Tree, build, crash_states, read_tree, record
 
 
 @dataclass(frozen=True)
 class Save:
-    """A save as it was recorded, from the tree before it."""
+    """A recorded save, and the tree before it."""
 
     start: Tree
     calls: list[Call]
@@ -35,7 +35,7 @@ class Save:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder in which states are made: in memory, where the system offers that, since they are thousands."""
+    """A folder for thousands of states, in memory if possible."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
         yield Path(folder)
@@ -58,12 +58,12 @@ def recorded_save(base: Path, kind: str) -> Save:
         folder = save(run_dir, 1 if kind == "same step" else 2, seed=2)
         returned = len(calls)
         if kind == "pruned":
-            checkpoint.prune(run_dir, keep=1)
+            run_checkpoints.prune(run_dir, keep=1)
     return Save(start, calls, returned, old, read(folder))
 
 
 def same(left: Content | None, right: Content | None) -> bool:
-    """Equal in every bit of every tensor and in all that stands beside them."""
+    """Whether all tensors are equal, bit for bit, and so is everything else."""
     if left is None or right is None:
         return left is right
     if left.info != right.info or left.tensors.keys() != right.tensors.keys():
@@ -76,16 +76,16 @@ def same(left: Content | None, right: Content | None) -> bool:
 
 
 def complaint(run_dir: Path, saved: Save, *, returned: bool) -> str:
-    """What is wrong with what a restart finds; empty if nothing is."""
+    """What is wrong with what a restart finds, or nothing."""
     notes: list[str] = []
     try:
-        with checkpoint.lock(run_dir):
-            newest = checkpoint.last(run_dir, notes.append)
+        with run_folder.lock(run_dir):
+            newest = run_checkpoints.last(run_dir, notes.append)
             found = content(newest) if newest is not None else None
     except LmtrainError as error:
-        return f"refused: {error}"
+        return f"rejected: {error}"
     if list(run_dir.rglob(".tmp-*")):
-        return "litter"
+        return "leftovers"
     if notes:
         return "a damaged folder had the name of a checkpoint"
     if same(found, saved.new) or (same(found, saved.old) and not returned):
@@ -139,7 +139,7 @@ def _names_of_the_run(call: Call) -> bool:
         ("same step", _names_of_the_checkpoints, "neither old nor new"),
     ],
 )
-def test_a_sync_left_out_would_be_found(
+def test_an_omitted_sync_would_be_found(
     tmp_path: Path, place: Path, kind: str, lost: Callable[[Call], bool], expected: str
 ) -> None:
     saved = recorded_save(tmp_path / "recorded", kind)
@@ -159,16 +159,16 @@ def test_hashes_left_unchecked_would_be_found(tmp_path: Path, place: Path, monke
     assert "neither old nor new" in complaints(saved, states, place)
 
 
-def test_a_restart_that_puts_nothing_in_order_would_be_found(
+def test_a_restart_that_cleans_nothing_up_would_be_found(
     tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = recorded_save(tmp_path / "recorded", "same step")
     monkeypatch.setattr(run_folder, "recover", lambda parent: None)
-    assert "litter" in complaints(saved, crash_states(saved.start, saved.calls), place)
+    assert "leftovers" in complaints(saved, crash_states(saved.start, saved.calls), place)
 
 
 def test_a_crash_of_the_restart_harms_nothing(tmp_path: Path, place: Path) -> None:
-    """Two crashes in a row: one leaves a folder that had stepped aside, the other comes while it is put back."""
+    """Two crashes in a row: one leaves an older folder renamed, the other happens while it is renamed back."""
     saved = recorded_save(tmp_path / "recorded", "same step")
     tried = 0
     for tree in crash_states(saved.start, saved.calls):
@@ -198,7 +198,7 @@ def recorded_file(base: Path) -> tuple[Tree, list[Call]]:
 
 
 def bad_files(states: dict[Tree, int], calls: int, place: Path) -> int:
-    """In how many states a restart finds neither the old file nor the new one, or the old one too late."""
+    """In how many states a restart finds neither the old file nor the new one, or the old one after the last call."""
     bad = 0
     for tree, done in states.items():
         build(tree, place / "state")

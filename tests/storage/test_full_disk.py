@@ -1,4 +1,4 @@
-"""A disk that is full or fails at any moment of a save: one sentence, and the checkpoint before is unharmed."""
+"""A disk that is full or fails at any moment of a save: one message, and the checkpoint before is unharmed."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint, files
+from lmtrain.storage import checkpoint, files, run_checkpoints, run_folder
 from lmtrain.system import disk
 from tests.children import Child
 from tests.storage.crash_states import CALLS
@@ -32,22 +32,22 @@ def is_whole(folder: Path, factor: int) -> bool:
 
 
 def restart(run_dir: Path) -> Path:
-    """The checkpoint that a restart finds, with nothing else lying about."""
+    """The checkpoint that a restart finds, once nothing else is left."""
     notes: list[str] = []
-    with checkpoint.lock(run_dir):
-        found = checkpoint.last(run_dir, notes.append)
+    with run_folder.lock(run_dir):
+        found = run_checkpoints.last(run_dir, notes.append)
     assert found is not None
     assert notes == []
-    assert litter(run_dir) == []
+    assert leftovers(run_dir) == []
     return found.folder
 
 
-def litter(run_dir: Path) -> list[str]:
+def leftovers(run_dir: Path) -> list[str]:
     return [path.name for path in run_dir.rglob(".tmp-*")]
 
 
 def save_within(run_dir: Path, most: int, say: Callable[[str], None]) -> None:
-    """Save where no file may grow larger than this."""
+    """Save while no file may grow larger than `most`."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     try:
         save(run_dir, 2)
@@ -60,16 +60,16 @@ def test_a_file_that_cannot_grow_harms_nothing(tmp_path: Path, tenth: int) -> No
     old = save(tmp_path, 1)
     largest = max(path.stat().st_size for path in old.iterdir())
     child = Child(partial(save_within, tmp_path, largest * tenth // 10))
-    sentence = child.hear()
+    message = child.hear()
     assert child.end() == 0
-    assert f"can't write {tmp_path / 'checkpoints' / 'step-00000002'}: File too large. Free some space" in sentence
-    assert litter(tmp_path) == []
+    assert f"can't write {tmp_path / 'checkpoints' / 'step-00000002'}: File too large. Free some space" in message
+    assert leftovers(tmp_path) == []
     assert restart(tmp_path) == old
     assert is_whole(old, 1)
 
 
 class FailingDisk:
-    """Lets so many calls of `lmtrain.system.disk` pass, and fails the one after them, or all from there on."""
+    """Lets `passing` calls of `lmtrain.system.disk` succeed, and fails the next one, or all after them."""
 
     def __init__(self, patch: pytest.MonkeyPatch, passing: int, number: int, *, for_good: bool) -> None:
         self.made, self.failed, self.wrote = 0, 0, False
@@ -82,7 +82,7 @@ class FailingDisk:
         if made == self._passing or (made > self._passing and self._for_good):
             self.failed += 1
             if name == "remove":
-                return  # which never complains
+                return  # which ignores errors
             if name == "write" and not self._for_good:
                 real(path, rest[0][: len(rest[0]) // 2])
             raise OSError(self._number, os.strerror(self._number))
@@ -100,24 +100,24 @@ def test_an_error_of_any_call_harms_nothing(
             run_dir = tmp_path / f"{number}-{passing}"
             old = None if kind == "first" else save(run_dir, 1)
             step = 1 if kind == "same step" else 2
-            sentence = ""
+            message = ""
             with pytest.MonkeyPatch.context() as patch:
                 failing = FailingDisk(patch, passing, number, for_good=for_good)
                 try:
                     checkpoint.save(run_dir, step, {"model": {"w": torch.arange(1000.0) * 2}}, {"score": 0.1})
-                    checkpoint.prune(run_dir, keep=1)
+                    run_checkpoints.prune(run_dir, keep=1)
                 except LmtrainError as error:
-                    sentence = str(error)
+                    message = str(error)
             if not failing.failed:
                 break
             tried += 1
-            if sentence:
-                assert str(run_dir) in sentence
-                assert os.strerror(number) in sentence
+            if message:
+                assert str(run_dir) in message
+                assert os.strerror(number) in message
             if not for_good:
-                # Where the last sync failed, what stepped aside stays until a restart has read the new one.
-                assert all("~old-" in name for name in litter(run_dir) if sentence)
-                assert old is None or checkpoint.folders(run_dir)
+                # If the last sync failed, the older folder stays until a restart has read the new one.
+                assert all("~old-" in name for name in leftovers(run_dir) if message)
+                assert old is None or run_checkpoints.folders(run_dir)
             if old is None and not list(run_dir.glob("checkpoints/step-*")):
                 continue
             found = restart(run_dir)
@@ -137,32 +137,32 @@ def test_an_error_in_a_single_file_keeps_the_old_one(tmp_path: Path, for_good: b
                 FailingDisk(patch, passing, number, for_good=for_good)
                 with pytest.raises(LmtrainError, match=f"can't write {path}: {os.strerror(number)}"):
                     files.write_file(path, b"new")
-            assert for_good or litter(tmp_path) == []
+            assert for_good or leftovers(tmp_path) == []
             files.recover(tmp_path)
             assert list(tmp_path.iterdir()) == [path]
             assert path.read_bytes() == expected
 
 
 def test_a_file_that_cannot_be_removed_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+    def fail(path: Path, *, missing_ok: bool = False) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(Path, "unlink", fail)
     FailingDisk(monkeypatch, 1, errno.EIO, for_good=False)
     with pytest.raises(LmtrainError, match="Input/output error"):
         files.write_file(tmp_path / "state.json", b"new")
-    assert len(litter(tmp_path)) == 1
+    assert len(leftovers(tmp_path)) == 1
 
 
-def test_a_failed_restart_is_a_sentence_and_the_next_one_works(tmp_path: Path) -> None:
-    """Its every call fails once, with a folder to be put back and a damaged checkpoint to be set aside."""
+def test_a_failed_restart_is_one_message_and_the_next_one_works(tmp_path: Path) -> None:
+    """Each of its calls fails once, with a folder to be renamed back and a damaged checkpoint to be set aside."""
 
     def start() -> Path | None:
-        with checkpoint.lock(run_dir):
-            found = checkpoint.last(run_dir, lambda note: None)
+        with run_folder.lock(run_dir):
+            found = run_checkpoints.last(run_dir, lambda note: None)
         return found.folder if found is not None else None
 
-    sentences = []
+    messages = []
     for passing in range(100):
         run_dir = tmp_path / str(passing)
         folder, damaged = save(run_dir, 1), save(run_dir, 2)
@@ -173,10 +173,10 @@ def test_a_failed_restart_is_a_sentence_and_the_next_one_works(tmp_path: Path) -
             try:
                 assert start() == folder
             except LmtrainError as error:
-                sentences.append(str(error))
+                messages.append(str(error))
         assert start() == folder
         assert is_whole(folder, 1)
         if not failing.failed:
             break
-    assert len(sentences) == 3
-    assert all(f"can't write {tmp_path}" in sentence for sentence in sentences)
+    assert len(messages) == 3
+    assert all(f"can't write {tmp_path}" in message for message in messages)

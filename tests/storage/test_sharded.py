@@ -1,4 +1,4 @@
-"""Checkpoints that several processes write, each its rows: read by rows, and refused where rows are missing."""
+"""Checkpoints that several processes write, each its rows: read by rows, and rejected if rows are missing."""
 
 import json
 import struct
@@ -14,24 +14,24 @@ import torch
 from torch import Tensor
 
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.checkpoint import Tensors
 from lmtrain.storage.files import MANIFEST
 from lmtrain.storage.tensor_files import rows_name, serialize
 from lmtrain.system import disk
-from lmtrain.system.distributed import Workers
+from lmtrain.system.process_group import ProcessGroup
 from tests.hostile.folders import sign
 from tests.reading import content, read
 
 
-class Threads(Workers):
+class Threads(ProcessGroup):
     """Threads in the place of processes."""
 
     def __init__(self, rank: int, said: list[str], barrier: threading.Barrier) -> None:
-        self.rank, self.size = rank, len(said)
+        super().__init__(rank, len(said))
         self._said, self._barrier = said, barrier
 
-    def texts(self, text: str) -> list[str]:
+    def all_gather_text(self, text: str) -> list[str]:
         self._said[self.rank] = text
         self._barrier.wait(20)
         told = list(self._said)
@@ -47,7 +47,7 @@ def example(seed: int) -> Tensors:
 
 
 def part(named: dict[str, Tensor], rank: int, size: int, whole: Callable[[str], bool]) -> dict[str, Tensor]:
-    """What a process has of tensors that are cut into rows as `torch.chunk` cuts them, and of those that are not."""
+    """What one process has of tensors that are split by rows as `torch.chunk` does, and of whole ones."""
     held = {}
     for name, tensor in named.items():
         if not whole(name):
@@ -98,9 +98,9 @@ def test_rows_are_read_as_they_were_cut(tmp_path: Path, size: int) -> None:
 def test_the_same_step_is_written_again_by_fewer_and_older_ones_are_pruned(tmp_path: Path) -> None:
     for step, size in ((1, 4), (2, 3), (3, 2), (3, 4), (3, 1)):
         save(tmp_path, step, size)
-        checkpoint.prune(tmp_path, keep=1)
-    assert [folder.name for folder in checkpoint.folders(tmp_path)] == ["step-00000001", "step-00000003"]
-    assert len(list(checkpoint.choose(tmp_path, "last").iterdir())) == 4
+        run_checkpoints.prune(tmp_path, keep=1)
+    assert [folder.name for folder in run_checkpoints.folders(tmp_path)] == ["step-00000001", "step-00000003"]
+    assert len(list(run_checkpoints.choose(tmp_path, "last").iterdir())) == 4
 
 
 def test_each_flushes_what_it_wrote_before_the_folder_has_its_name(
@@ -133,7 +133,7 @@ def _rewritten(folder: Path, file: str, data: bytes) -> None:
 
 
 def _forget(folder: Path, file: str) -> None:
-    """Take a file out of the folder and out of its manifest, which then has no complaint."""
+    """Remove a file from the folder and from its manifest."""
     (folder / file).unlink()
     manifest = json.loads((folder / MANIFEST).read_text())
     del manifest["files"][file], manifest["sha256"]
@@ -163,14 +163,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda folder: (folder / SECOND).unlink(), "missing or truncated"),
     "flipped": (lambda folder: _flip(folder, SECOND), "is damaged"),
     "forgotten": (lambda folder: _forget(folder, SECOND), "rows of .* are missing"),
-    "twice": (_twice, "there twice"),
+    "twice": (_twice, "stored twice"),
     "hole": (lambda folder: _change(folder, "w8[5:8/8]", slice(1, 4)), "rows of 'w8' are missing"),
     "short": (lambda folder: _change(folder, "w8[4:7/8]", slice(0, 3)), "rows of 'w8' are missing"),
-    "overlap": (lambda folder: _change(folder, "w8[3:8/8]", slice(0, 4)), "there twice"),
+    "overlap": (lambda folder: _change(folder, "w8[3:8/8]", slice(0, 4)), "stored twice"),
     "fewer rows than said": (lambda folder: _change(folder, "w8[4:8/8]", slice(0, 3)), "rows of 'w8'"),
     "another total": (lambda folder: _change(folder, "w8[4:8/9]", slice(0, 4)), "rows of 'w8'"),
     "another width": (lambda folder: _change(folder, "w8[4:8/8]", slice(0, 4), columns=2), "rows of 'w8'"),
-    "whole as well": (lambda folder: _change(folder, "w8", slice(0, 4)), "there twice"),
+    "whole as well": (lambda folder: _change(folder, "w8", slice(0, 4)), "stored twice"),
 }
 
 
@@ -183,7 +183,7 @@ def test_damage_is_found_and_the_checkpoint_before_it_is_used(tmp_path: Path, da
     with pytest.raises(LmtrainError, match=sentence):
         checkpoint.load(bad)
     notes: list[str] = []
-    found = checkpoint.last(tmp_path, notes.append)
+    found = run_checkpoints.last(tmp_path, notes.append)
     assert found is not None
     assert found.folder == before.folder
     for group, named in content(found).tensors.items():
@@ -195,7 +195,7 @@ def test_damage_is_found_and_the_checkpoint_before_it_is_used(tmp_path: Path, da
     ("name", "shape"),
     [("w[0:0/0]", [0, 2**62]), ("w[3:1/1]", [1]), ("w[0:1/999999999999999]", [1]), ("w[1:1/1]", [0]), ("w[0:1/1]", [])],
 )
-def test_rows_that_lie_about_themselves_are_refused(tmp_path: Path, name: str, shape: list[int]) -> None:
+def test_rows_with_a_wrong_name_are_rejected(tmp_path: Path, name: str, shape: list[int]) -> None:
     folder = checkpoint.save(tmp_path, 1, {"model": {"w": torch.zeros(1)}}, {"score": None})
     _rewritten(folder, "model.safetensors", _header(name, {"dtype": "F32", "shape": shape}, 4 * (0 not in shape)))
     with pytest.raises((LmtrainError, ValueError)):
@@ -203,13 +203,11 @@ def test_rows_that_lie_about_themselves_are_refused(tmp_path: Path, name: str, s
 
 
 def test_who_does_not_see_the_others_files_says_so(tmp_path: Path) -> None:
-    class Elsewhere(Workers):
-        size = 2
-
-        def texts(self, text: str) -> list[str]:
+    class Elsewhere(ProcessGroup):
+        def all_gather_text(self, text: str) -> list[str]:
             return [text, json.dumps({SECOND: "0" * 64})]
 
     rows = {"w[0:1/2]": torch.zeros(1)}
     with pytest.raises(LmtrainError, match=r"run\.dir must be a shared folder"):
-        checkpoint.save(tmp_path, 1, {"model": rows}, {"score": None}, Elsewhere())
+        checkpoint.save(tmp_path, 1, {"model": rows}, {"score": None}, Elsewhere(0, 2))
     assert list((tmp_path / "checkpoints").iterdir()) == []

@@ -1,4 +1,4 @@
-"""What the tests of training share: a smaller text, signals in a given step, event files in order."""
+"""Fixtures of the tests of training: a smaller text, a signal after a given step, event files in order."""
 
 import itertools
 import signal
@@ -7,19 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from lmtrain.config.loader import parse
 from lmtrain.config.schema import Config
 from lmtrain.data.corpus import download
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
 from lmtrain.training import loop, state
-from lmtrain.training.loop import train_step
-from lmtrain.training.meter import StepResult
+from lmtrain.training.loop import StepResult, train_step
+from tests.training.helpers import change, silent
 
 
 @pytest.fixture(autouse=True)
 def event_files_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Event files are read in the order of their names, which hold the second: give each a second of its own."""
+    """Event files are read in the order of their names, which contain the second: give each a second of its own."""
     from tensorboard.summary.writer import event_file_writer
 
     seconds = itertools.count(1_700_000_000)
@@ -29,27 +28,25 @@ def event_files_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def little(tiny: Config) -> Config:
     """The tiny configuration on a third of its text."""
-    values = tiny.model_dump(mode="json")
-    values["data"]["sample_tokens"] = 1000
-    return parse(values, "little")
+    return change(tiny, data__sample_tokens=1000)
 
 
 @pytest.fixture(scope="session")
 def little_store(little: Config) -> TokenStore:
-    corpus = download(little.data, note=lambda message: None, progress=False)
-    return tokenize([corpus], little.tokenizer, little.data.dir, note=lambda message: None, progress=False)
+    corpus = download(little.data, note=silent, progress=False)
+    return tokenize([corpus], little.tokenizer, little.data.dir, note=silent, progress=False)
 
 
 @pytest.fixture
 def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """Send a signal at the end of the n-th step that is taken from now on."""
+    """Send a signal at the end of the n-th step from now on."""
 
     def arm(steps: int, number: int) -> None:
         taken = 0
 
-        def step(training: state.Training, lr: float, sampling: float) -> StepResult:
+        def step(training: state.Training, lr: float) -> StepResult:
             nonlocal taken
-            result = train_step(training, lr, sampling)
+            result = train_step(training, lr)
             taken += 1
             if taken == steps:
                 signal.raise_signal(number)

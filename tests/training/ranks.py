@@ -1,4 +1,4 @@
-"""Several processes that train together: forked from this one, and told of each other as torchrun would tell them."""
+"""Several processes that train together, forked from this one, with the environment that torchrun would set."""
 
 import os
 import signal
@@ -9,20 +9,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch.distributed.fsdp  # imported once, for all that are forked
+import torch.distributed.fsdp  # imported once for all children
 
 from lmtrain.cli import app as cli
-from lmtrain.system.distributed import Workers, connected
+from lmtrain.system.distributed import join_processes
+from lmtrain.system.process_group import ProcessGroup
 from tests.children import Child
 
 TIMEOUT_MINUTES = 0.5
-Work = Callable[[Workers], None]
+Work = Callable[[ProcessGroup], None]
 
 
 class Ranks:
-    """Processes that do `work`; what one of them prints or raises is in `folder`/<rank>.
+    """Processes that run `work`; the output of each, tracebacks included, is in `folder`/<rank>.
 
-    They meet at a process of its own: its threads in this one would hold locks that a fork copies and nobody opens.
+    The store is in a process of its own: its threads in this one could hold locks that a fork would copy.
     """
 
     def __init__(self, size: int, work: Work, folder: Path, timeout_minutes: float = TIMEOUT_MINUTES) -> None:
@@ -40,12 +41,12 @@ class Ranks:
 
 
 def together(size: int, work: Work, folder: Path) -> list[int]:
-    """The exit statuses of processes that did `work`; see `Ranks`."""
+    """The exit statuses of processes that ran `work`; see `Ranks`."""
     return Ranks(size, work, folder).end()
 
 
 def commands(size: int, arguments: dict[int, list[str]], folder: Path) -> dict[int, int]:
-    """The exit statuses of the command line in those of `size` processes that have `arguments`, by rank."""
+    """The exit statuses, by rank, of the command line in those of `size` processes that have `arguments`."""
     folder.mkdir(parents=True, exist_ok=True)
     host = Child(_host)
     port = int(host.hear())
@@ -57,7 +58,7 @@ def commands(size: int, arguments: dict[int, list[str]], folder: Path) -> dict[i
 
 
 def meeting_place() -> Any:
-    """Where processes meet, on a port that was free."""
+    """A store on a free port, through which processes connect."""
     return torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
@@ -67,13 +68,13 @@ def _host(say: Callable[[str], None]) -> None:
     signal.pause()
 
 
-def said(folder: Path, rank: int) -> str:
-    """What a process printed and raised."""
+def output(folder: Path, rank: int) -> str:
+    """What a process printed, tracebacks included."""
     return (folder / str(rank)).read_text()
 
 
 def variables(rank: int, size: int, port: int) -> dict[str, str]:
-    """What torchrun puts into the environment."""
+    """The environment variables that torchrun sets."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -90,8 +91,8 @@ def _rank(
 ) -> None:
     _start(rank, size, port, folder)
     try:
-        with connected("cpu", minutes) as workers:
-            work(workers)
+        with join_processes("cpu", minutes) as processes:
+            work(processes)
     except BaseException:
         traceback.print_exc()
         raise
@@ -102,11 +103,13 @@ def _rank(
 def _command(rank: int, size: int, port: int, arguments: list[str], folder: Path, _say: Callable[[str], None]) -> None:
     _start(rank, size, port, folder)
     sys.argv = ["lmtrain", *arguments]
+    status: object = 0
     try:
         cli.main()
     except SystemExit as end:
-        sys.stdout.flush()
-        os._exit(end.code if isinstance(end.code, int) else 0)
+        status = end.code
+    sys.stdout.flush()
+    os._exit(status if isinstance(status, int) else 0)
 
 
 def _start(rank: int, size: int, port: int, folder: Path) -> None:

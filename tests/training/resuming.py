@@ -1,4 +1,4 @@
-"""What the tests of resuming share: a reference, the comparison with it, and what a kill leaves behind."""
+"""The tests of resuming: a reference run, the comparison of a resumed run with it, and copies for every kill."""
 
 import dataclasses
 import itertools
@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
 from lmtrain.config.schema import Config
@@ -25,43 +24,48 @@ from lmtrain.storage import checkpoint
 from lmtrain.storage.files import sha256_bytes
 from lmtrain.training import loop, state
 from lmtrain.training.budget import make_budget
-from lmtrain.training.loop import train_step
-from lmtrain.training.meter import StepResult
-from lmtrain.training.monitor import Monitor
+from lmtrain.training.checkpoint_info import Counters
+from lmtrain.training.compilation import Forward
+from lmtrain.training.loop import StepResult, train_step
+from lmtrain.training.monitor import RunMonitor
 from lmtrain.training.optim import learning_rate
 from lmtrain.training.saving import Saver
-from lmtrain.training.state import Counters, Training
+from lmtrain.training.state import Training
+from tests.training.helpers import start, with_forward
 
 BATCH = 15
 FOLLOWED = 3
-"""Steps that a resumed training is followed for."""
-TROUBLE = {6: 1e30}
-"""Factors on the loss of a step: this one overflows in any arithmetic."""
+"""Steps for which a resumed training is compared."""
+OVERFLOW = {6: 1e30}
+"""Factors on the loss of a step: this one overflows in any precision."""
 
 SMALL = {"model__dim": 8, "model__layers": 0, "train__batch_size": BATCH, "train__micro_batch": None}
 MATRIX: dict[str, dict[str, Any]] = {
-    f"{precision}, {'ema' if ema else 'no ema'}, {parts} part{'s' if parts > 1 else ''}": {
+    f"{precision}, {'ema' if ema else 'no ema'}, {micros} micro-batch{'es' if micros > 1 else ''}": {
         "train__precision": precision,
         "train__ema": ema,
-        "train__micro_batch": BATCH // parts,
+        "train__micro_batch": BATCH // micros,
     }
-    for precision, ema, parts in itertools.product(("fp32", "bf16", "fp16"), (0.9, None), (1, 3))
+    for precision, ema, micros in itertools.product(("fp32", "bf16", "fp16"), (0.9, None), (1, 3))
 }
 MATRIX |= {
-    "scheduled sampling": {"train__scheduled_sampling": 0.8},
     "token noise": {"train__token_noise": 0.3, "train__micro_batch": BATCH // 3},
     "copying": {"model__layers": 1, "model__copy": True, "model__tie_embeddings": False},
     "adaptive": {"model__layers": 1, "model__output": "adaptive", "train__precision": "bf16"},
     "linear attention": {"model__layers": 1, "model__attention": "linear", "train__schedule": "wsd"},
     "windowed": {"model__layers": 1, "model__mode": "windowed", "train__schedule": "linear"},
     "muon": {"model__layers": 1, "train__optimizer": "muon"},
-    "muon, fp16, 3 parts": {"train__optimizer": "muon", "train__precision": "fp16", "train__micro_batch": BATCH // 3},
+    "muon, fp16, 3 micro-batches": {
+        "train__optimizer": "muon",
+        "train__precision": "fp16",
+        "train__micro_batch": BATCH // 3,
+    },
     "muon, bf16": {"train__optimizer": "muon", "train__precision": "bf16"},
 }
 
 
 class Step(NamedTuple):
-    """A training after a step: a digest of each item of its state, and the windows that the step saw."""
+    """A training after a step: a digest of each item of its state, and the windows that the step read."""
 
     state: dict[str, str]
     windows: list[int]
@@ -79,7 +83,7 @@ class Reference:
 
 
 def state_of(training: Training) -> dict[str, str]:
-    """Digests of all that decides how training goes on, gathered without the help of what saves it."""
+    """Digests of everything that determines how training continues, collected without the code that saves it."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in training.model.named_parameters():
         tensors[f"model/{name}"] = parameter.detach()
@@ -91,25 +95,27 @@ def state_of(training: Training) -> dict[str, str]:
     }
     counters = dataclasses.asdict(training.counters) | {
         "scaler": training.scaler.state_dict(),
-        "skipped": int(training.skipped),
-        "in_a_row": int(training.in_a_row),
-        "window": training.window.tolist(),
+        "skipped": int(training.statistics.skipped),
+        "in_a_row": int(training.statistics.in_a_row),
+        "window": training.statistics.sums.tolist(),
     }
     return digests | {f"counters/{name}": json.dumps(value, sort_keys=True) for name, value in counters.items()}
 
 
 def begin(config: Config, store: TokenStore) -> Training:
-    """A training that meets trouble on its way."""
-    training = state.prepare(config, store, lambda message: None)
-    honest = training.forward
-    training.forward = lambda tokens, targets: honest(tokens, targets) * TROUBLE.get(training.counters.step, 1.0)
-    return training
+    """A training whose loss overflows in one step."""
+    training = start(config, store)
+
+    def overflowing(forward: Forward) -> Forward:
+        return lambda tokens, targets: forward(tokens, targets) * OVERFLOW.get(training.counters.step, 1.0)
+
+    return with_forward(training, overflowing)
 
 
-def go_on(training: Training, count: int) -> list[Step]:
+def take_steps(training: Training, count: int) -> list[Step]:
     """Take steps as the loop does."""
     config, steps = training.config.train, []
-    budget = make_budget(config, training.order.per_epoch())
+    budget = make_budget(config, training.samples.order.per_epoch())
     with pytest.MonkeyPatch.context() as patch:
         windows: list[int] = []
 
@@ -122,7 +128,7 @@ def go_on(training: Training, count: int) -> list[Step]:
             windows.clear()
             progress = budget.progress(training.counters.step, 0.0)
             lr = learning_rate(config, progress)
-            result = train_step(training, lr, config.scheduled_sampling * progress)
+            result = train_step(training, lr)
             steps.append(Step(state_of(training), list(windows), bool(result.skipped)))
     return steps
 
@@ -135,10 +141,10 @@ def save(training: Training, store: TokenStore, run_dir: Path) -> Path:
 def refer(config: Config, store: TokenStore, run_dir: Path, count: int) -> Reference:
     """Train without an interruption, and save after every step."""
     training = begin(config, store)
-    training.counters = Counters(evaluated=2, best=4.5, best_step=1, stale=1)  # as after some evaluations
+    training.counters.load(Counters(evaluated=2, best=4.5, best_step=1, stale=1))  # as after some evaluations
     reference = Reference(config, store, [], [])
     for _ in range(count):
-        reference.steps += go_on(training, 1)
+        reference.steps += take_steps(training, 1)
         reference.folders.append(save(training, store, run_dir))
     return reference
 
@@ -153,7 +159,9 @@ def departures(reference: Reference, number: int) -> list[str]:
     torch.rand(number)
     found = [f"at once: {name}" for name in _differing(reference.steps[number - 1].state, state_of(training))]
     followed = reference.steps[number : number + FOLLOWED]
-    for later, (old, new) in enumerate(zip(followed, go_on(training, len(followed)), strict=True), start=number + 1):
+    for later, (old, new) in enumerate(
+        zip(followed, take_steps(training, len(followed)), strict=True), start=number + 1
+    ):
         found += [f"step {later}: windows"] * (old.windows != new.windows)
         found += [f"step {later}: {name}" for name in _differing(old.state, new.state)]
     return found
@@ -172,10 +180,10 @@ def photographed(run_dir: Path, folder: Path) -> Iterator[list[Path]]:
         copies.append(folder / f"{len(copies)}")
         shutil.copytree(run_dir, copies[-1])
 
-    step, record, save_ = loop.train_step, Monitor._record, Saver.save
+    step, record, save_ = loop.train_step, RunMonitor._record, Saver.save
 
-    def stepped(training: Training, lr: float, sampling: float) -> StepResult:
-        result = step(training, lr, sampling)
+    def stepped(training: Training, lr: float) -> StepResult:
+        result = step(training, lr)
         photograph()
         return result
 
@@ -190,39 +198,6 @@ def photographed(run_dir: Path, folder: Path) -> Iterator[list[Path]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "train_step", stepped)
-        patch.setattr(Monitor, "_record", recorded)
+        patch.setattr(RunMonitor, "_record", recorded)
         patch.setattr(Saver, "save", saved)
         yield copies
-
-
-WATCHED = ("loss", "perplexity", "word_perplexity", "raw_loss", "lr", "grad_norm", "epoch")
-"""Metrics that no clock has a part in."""
-LOGGED: dict[str, Any] = {
-    "model__dim": 8,
-    "model__layers": 0,
-    "train__steps": 6,
-    "train__log_steps": 1,
-    "train__eval_steps": 2,
-    "train__eval_tokens": 50,
-    "eval__batch_size": 256,
-    "eval__stride": 16,
-}
-
-
-def curves(run_dir: Path) -> list[Any]:
-    """All that metrics.jsonl and TensorBoard show of a run, but for the times."""
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    shown: list[Any] = [(row["kind"], row["step"], [row[name] for name in WATCHED if name in row]) for row in rows]
-    events = EventAccumulator(str(run_dir / "tensorboard"))
-    events.Reload()
-    tags = sorted(tag for tag in events.Tags()["scalars"] if tag.partition("/")[2] in WATCHED)
-    return shown + [(tag, [(event.step, event.value) for event in events.Scalars(tag)]) for tag in tags]
-
-
-def worsen(training: Training, lr: float, sampling: float) -> StepResult:
-    """A step that does harm from the third on."""
-    result = train_step(training, 0.5 if training.counters.step >= 2 else 1e-2)
-    assert training.ema is not None
-    for name, value in training.model.named_parameters():
-        training.ema[name].copy_(value.detach())
-    return result

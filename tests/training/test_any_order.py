@@ -1,5 +1,6 @@
 """Whatever happens to a run, in any order: its steps stay those of an uninterrupted one, and so does its end."""
 
+import dataclasses
 import errno
 import os
 import shutil
@@ -22,14 +23,12 @@ from lmtrain.errors import LmtrainError
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.model.trained import load_trained
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.system import disk
-from lmtrain.training import loop, samples
-from lmtrain.training.loop import train_step
-from lmtrain.training.meter import StepResult
+from lmtrain.training import loop, opening, samples
+from lmtrain.training.loop import StepResult, train_step
 from lmtrain.training.state import Training, restore
-from tests.training.resuming import LOGGED
-from tests.training.test_loop import change, last_hash, run
+from tests.training.helpers import LOGGED, change, cpu, flip_bit, last_hash, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,14 +59,15 @@ def whole(little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch:
     every = change(config, train__keep=100)
     run(every, little_store, tmp_path / "whole")
     tensors = {
-        checkpoint.load(folder).info["step"]: tensor_hashes(folder) for folder in checkpoint.folders(tmp_path / "whole")
+        checkpoint.load(folder).info["step"]: tensor_hashes(folder)
+        for folder in run_checkpoints.folders(tmp_path / "whole")
     }
     assert list(tensors) == list(range(1, 13))
     return Whole(config, little_store, tmp_path, tensors, last_hash(tmp_path / "whole"))
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """A run, and what may happen to it."""
+    """A run and the events that may happen to it."""
 
     whole: ClassVar[Whole]
 
@@ -77,17 +77,17 @@ class AnyOrder(RuleBasedStateMachine):
         self.run_dir = self.folder / "run"
 
     def teardown(self) -> None:
-        self.go_on(lambda training, step: None)
+        self.train(lambda training, step: None)
         assert last_hash(self.run_dir) == self.whole.end
         shutil.rmtree(self.folder)
 
-    def go_on(self, after: Callable[[Training, int], None]) -> None:
-        """Go on with the run; `after` is told of each step, with its number in this part."""
+    def train(self, after: Callable[[Training, int], None]) -> None:
+        """Train to the end; `after` is called after each step with its number in this part."""
         first: list[int] = []
 
-        def step(training: Training, lr: float, sampling: float) -> StepResult:
+        def step(training: Training, lr: float) -> StepResult:
             first.append(training.counters.step)
-            result = train_step(training, lr, sampling)
+            result = train_step(training, lr)
             after(training, len(first))
             return result
 
@@ -95,18 +95,18 @@ class AnyOrder(RuleBasedStateMachine):
             patch.setattr(loop, "train_step", step)
             run(self.whole.config, self.whole.store, self.run_dir)
 
-    def go_on_or_fail(self, after: Callable[[Training, int], None], sentence: str) -> None:
-        """Go on with a run that may end in this sentence, or before what causes it."""
-        said = sentence
+    def train_or_fail(self, after: Callable[[Training, int], None], message: str) -> None:
+        """Train until this error, or to the end if that comes before its cause."""
+        found = message
         try:
-            self.go_on(after)
+            self.train(after)
         except LmtrainError as error:
-            said = str(error)
-        assert sentence in said
+            found = str(error)
+        assert message in found
 
     @rule(steps=STEPS, number=st.sampled_from([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]))
     def interrupt(self, steps: int, number: int) -> None:
-        self.go_on(lambda training, step: signal.raise_signal(number) if step == steps else None)
+        self.train(lambda training, step: signal.raise_signal(number) if step == steps else None)
 
     @rule(steps=STEPS)
     def run_out_of_memory(self, steps: int) -> None:
@@ -114,7 +114,7 @@ class AnyOrder(RuleBasedStateMachine):
             if step == steps:
                 raise torch.OutOfMemoryError("no more")
 
-        self.go_on_or_fail(fail, "out of memory: lower train.micro_batch")
+        self.train_or_fail(fail, "out of memory: lower train.micro_batch")
 
     @rule(steps=STEPS)
     def fill_the_disk(self, steps: int) -> None:
@@ -122,36 +122,34 @@ class AnyOrder(RuleBasedStateMachine):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         with pytest.MonkeyPatch.context() as patch:
-            self.go_on_or_fail(
+            self.train_or_fail(
                 lambda training, step: patch.setattr(disk, "write", full) if step == steps else None,
                 "No space left on device",
             )
 
-    @precondition(lambda self: len(checkpoint.folders(self.run_dir)) > 1)
+    @precondition(lambda self: len(run_checkpoints.folders(self.run_dir)) > 1)
     @rule(place=st.integers(0, 10**6), name=st.sampled_from(["model", "optimizer", "ema"]))
     def damage_the_newest(self, place: int, name: str) -> None:
-        path = checkpoint.choose(self.run_dir, "last") / f"{name}.safetensors"
-        content = bytearray(path.read_bytes())
-        content[place % len(content)] ^= 1
-        path.write_bytes(content)
+        path = run_checkpoints.choose(self.run_dir, "last") / f"{name}.safetensors"
+        flip_bit(path, place % path.stat().st_size)
         notes: list[str] = []
-        checkpoint.last(self.run_dir, notes.append)
+        run_checkpoints.last(self.run_dir, notes.append)
         assert "is damaged; it was set aside" in notes[0]
 
-    @precondition(lambda self: bool(checkpoint.folders(self.run_dir)))
+    @precondition(lambda self: bool(run_checkpoints.folders(self.run_dir)))
     @rule()
     def generate(self) -> None:
-        trained = load_trained(self.run_dir, "last", "auto", torch.device("cpu"))
+        trained = load_trained(self.run_dir, "last", "auto", cpu())
         assert complete(trained.model, trained.tokenizer, ["The"], Options(max_tokens=3))
 
     @invariant()
-    def every_checkpoint_is_one_of_the_whole_run(self) -> None:
-        for folder in checkpoint.folders(self.run_dir):
+    def every_checkpoint_is_one_of_the_uninterrupted_run(self) -> None:
+        for folder in run_checkpoints.folders(self.run_dir):
             assert tensor_hashes(folder) == self.whole.tensors[checkpoint.load(folder).info["step"]]
 
 
-def assert_one_end(whole: Whole, examples: int) -> None:
-    """Whatever happens on the way, in so many histories: `AnyOrder` asserts it after every event and at the end."""
+def assert_same_end(whole: Whole, examples: int) -> None:
+    """Random histories of a run: `AnyOrder` checks it after every event and at the end."""
     AnyOrder.whole = whole
     options = settings(
         max_examples=examples,
@@ -165,17 +163,14 @@ def assert_one_end(whole: Whole, examples: int) -> None:
     run_state_machine_as_test(AnyOrder, settings=options)
 
 
-def test_in_any_order_a_run_comes_to_the_same_end(whole: Whole) -> None:
-    assert_one_end(whole, examples=25)
+def test_any_sequence_of_events_leads_to_the_same_end(whole: Whole) -> None:
+    assert_same_end(whole, examples=15)
 
 
-def test_a_forgotten_average_would_be_found(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_averages_that_are_not_restored_are_detected(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
     def forgetful(training: Training, found: checkpoint.Checkpoint) -> None:
-        average = training.ema
-        training.ema = None
-        restore(training, found)
-        training.ema = average
+        restore(dataclasses.replace(training, ema=None), found)
 
-    monkeypatch.setattr(loop, "restore", forgetful)
+    monkeypatch.setattr(opening, "restore", forgetful)
     with pytest.raises(AssertionError):
-        assert_one_end(whole, examples=3)
+        assert_same_end(whole, examples=3)

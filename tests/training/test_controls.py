@@ -1,4 +1,4 @@
-"""The tests of resuming can fail: each item of the state, left out on purpose, is missed at once and by its name."""
+"""Negative controls of the tests of resuming: each item of the state, omitted on purpose, is detected by its name."""
 
 import dataclasses
 import re
@@ -13,24 +13,23 @@ from lmtrain.config.schema import Config
 from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint
-from lmtrain.system.runtime import step_seed
-from lmtrain.training import loop, samples, state
-from lmtrain.training.state import Counters, Past, Training, past, restore, snapshot
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
+from lmtrain.system.seeds import step_seed
+from lmtrain.training import loop, opening, samples, state
+from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, read_info
+from lmtrain.training.state import Samples, Training, restore, snapshot
+from tests.training.helpers import LOGGED, change, curves, run, start
 from tests.training.resuming import (
     BATCH,
-    LOGGED,
     MATRIX,
     SMALL,
     Reference,
     begin,
-    curves,
     departures,
     photographed,
     refer,
     save,
 )
-from tests.training.test_loop import change, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -41,7 +40,7 @@ PARTS = ("model", "optimizer", "ema", "counters")
 
 
 class Shifted(SampleOrder):
-    """An order that has forgotten how far a training was."""
+    """A sample order that starts again at the beginning."""
 
     def starts(self, first: int, count: int) -> Any:
         return super().starts(first - CUT * BATCH, count)
@@ -64,27 +63,24 @@ def _one_moment(training: Training, fresh: Training) -> None:
 
 
 def _averages(training: Training, fresh: Training) -> None:
-    training.ema = fresh.ema
+    assert training.ema is not None
+    assert fresh.ema is not None
+    for name, value in training.ema.items():
+        value.copy_(fresh.ema[name])
 
 
-def _averages_of_now(training: Training, fresh: Training) -> None:
-    training.ema = {name: value.detach().clone() for name, value in training.model.named_parameters()}
+def _averages_from_weights(training: Training, fresh: Training) -> None:
+    assert training.ema is not None
+    for name, value in training.model.named_parameters():
+        training.ema[name].copy_(value)
 
 
 def _scaler(training: Training, fresh: Training) -> None:
-    training.scaler = fresh.scaler
+    training.scaler.load_state_dict(fresh.scaler.state_dict())
 
 
-def _skipped(training: Training, fresh: Training) -> None:
-    training.skipped = fresh.skipped
-
-
-def _in_a_row(training: Training, fresh: Training) -> None:
-    training.in_a_row = fresh.in_a_row
-
-
-def _window(training: Training, fresh: Training) -> None:
-    training.window = fresh.window
+def _statistic(name: str) -> Callable[[Training, Training], None]:
+    return lambda training, fresh: getattr(training.statistics, name).zero_()
 
 
 def _counter(name: str) -> Callable[[Training, Training], None]:
@@ -95,7 +91,8 @@ def _counter(name: str) -> Callable[[Training, Training], None]:
 
 
 def _order(training: Training, fresh: Training) -> None:
-    training.order = Shifted(**vars(training.order))
+    samples = Samples(training.samples.ids, Shifted(**vars(training.samples.order)))
+    object.__setattr__(training, "samples", samples)
 
 
 FORGOTTEN: dict[str, tuple[Callable[[Training, Training], None], str]] = {
@@ -105,14 +102,14 @@ FORGOTTEN: dict[str, tuple[Callable[[Training, Training], None], str]] = {
     "steps of the optimizer": (_moment("step"), "at once: optimizer/.*/step$"),
     "one mean of one parameter": (_one_moment, "at once: optimizer/.*/exp_avg$"),
     "averages": (_averages, "at once: ema/"),
-    "averages taken from the weights": (_averages_of_now, "at once: ema/"),
+    "averages copied from the weights": (_averages_from_weights, "at once: ema/"),
     "scaler": (_scaler, "at once: counters/scaler$"),
     **{name: (_counter(name), f"at once: counters/{name}$") for name in ("step", "evaluated", "best", "best_step")},
     "stale": (_counter("stale"), "at once: counters/stale$"),
-    "skipped": (_skipped, "at once: counters/skipped$"),
-    "skipped in a row": (_in_a_row, "at once: counters/in_a_row$"),
-    "sums to be logged": (_window, "at once: counters/window$"),
-    "place in the data": (_order, f"step {CUT + 1}: windows$"),
+    "skipped": (_statistic("skipped"), "at once: counters/skipped$"),
+    "skipped in a row": (_statistic("in_a_row"), "at once: counters/in_a_row$"),
+    "sums of the meter": (_statistic("sums"), "at once: counters/window$"),
+    "position in the data": (_order, f"step {CUT + 1}: windows$"),
 }
 
 
@@ -132,10 +129,10 @@ def refer_to(
     little_store: TokenStore,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Refer:
-    """A reference in which the item matters, and in which nothing is amiss."""
+    """A reference run in which the item matters, and from which an honest resume does not depart."""
 
     def find(item: str) -> Reference:
-        variant = {"scaler": "fp16, ema, 1 part"}.get(item, "fp32, ema, 1 part")
+        variant = {"scaler": "fp16, ema, 1 micro-batch"}.get(item, "fp32, ema, 1 micro-batch")
         if variant not in references:
             config = change(little, **SMALL | MATRIX[variant] | {"train__steps": STEPS})
             references[variant] = refer(config, little_store, tmp_path_factory.mktemp("reference"), STEPS)
@@ -146,14 +143,14 @@ def refer_to(
 
 
 @pytest.mark.parametrize("item", FORGOTTEN)
-def test_what_is_not_restored_is_missed(refer_to: Refer, monkeypatch: pytest.MonkeyPatch, item: str) -> None:
+def test_an_item_that_is_not_restored_is_detected(refer_to: Refer, monkeypatch: pytest.MonkeyPatch, item: str) -> None:
     forget, expected = FORGOTTEN[item]
     reference = refer_to(item)
 
     def forgetful(training: Training, found: checkpoint.Checkpoint) -> None:
         restore(training, found)
         with torch.no_grad():
-            forget(training, state.prepare(reference.config, reference.store, lambda message: None))
+            forget(training, start(reference.config, reference.store))
 
     monkeypatch.setattr(state, "restore", forgetful)
     found = departures(reference, CUT)
@@ -162,7 +159,7 @@ def test_what_is_not_restored_is_missed(refer_to: Refer, monkeypatch: pytest.Mon
     assert [line for line in at_once if not re.match(expected, line)] == []
 
 
-def test_a_forgotten_place_in_the_random_numbers_is_missed(refer_to: Refer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_seed_is_detected(refer_to: Refer, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = refer_to("dropout")
     monkeypatch.setattr(loop, "step_seed", lambda seed, step, micro: step_seed(seed, step - CUT, micro))
     found = departures(reference, CUT)
@@ -183,10 +180,10 @@ def test_a_forgotten_place_in_the_random_numbers_is_missed(refer_to: Refer, monk
         *((name, "LmtrainError") for name in ("model", "ema", "scaler")),
     ],
 )
-def test_what_is_not_saved_is_missed(
+def test_an_item_that_is_not_saved_is_detected(
     refer_to: Refer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, item: str, expected: str
 ) -> None:
-    """By the comparison, or, where `restore` can tell, by a refusal."""
+    """By the comparison, or by an error of `restore`."""
     reference = refer_to(item)
 
     def forgetful(*arguments: Any) -> tuple[checkpoint.Tensors, dict[str, Any]]:
@@ -210,7 +207,7 @@ def test_what_is_not_saved_is_missed(
 
 
 @pytest.mark.parametrize("forgotten", [0, 10**9])
-def test_a_forgotten_place_in_the_metrics_is_missed(
+def test_a_wrong_length_of_the_metrics_is_detected(
     little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: int
 ) -> None:
     monkeypatch.setattr(samples, "show", lambda *arguments: None)
@@ -220,18 +217,18 @@ def test_a_forgotten_place_in_the_metrics_is_missed(
     ahead = [copy for copy in copies if (copy / "checkpoints").is_dir() and _lines_after_the_checkpoint(copy)]
     killed = ahead[len(ahead) // 2]
 
-    def amnesiac(found: checkpoint.Checkpoint) -> Past:
-        return dataclasses.replace(past(found), metrics_bytes=forgotten)
+    def amnesiac(found: checkpoint.Checkpoint) -> CheckpointInfo:
+        return dataclasses.replace(read_info(found), metrics_bytes=forgotten)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "past", amnesiac)
+        patch.setattr(opening, "read_info", amnesiac)
         run(config, little_store, killed)
     assert curves(killed) != curves(tmp_path / "whole")
 
 
 def _lines_after_the_checkpoint(run_dir: Path) -> bool:
-    folders = checkpoint.folders(run_dir)
+    folders = run_checkpoints.folders(run_dir)
     if not folders:
         return False
-    written = (run_dir / checkpoint.METRICS).stat().st_size
+    written = (run_dir / run_folder.METRICS).stat().st_size
     return bool(written > checkpoint.load(folders[-1]).info["metrics_bytes"])

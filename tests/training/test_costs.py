@@ -1,4 +1,4 @@
-"""What training costs: counts against literal ones, the memory estimate against what autograd really keeps."""
+"""Operations against torch's counter over a real step, and the memory estimate against what autograd saves."""
 
 from pathlib import Path
 
@@ -10,14 +10,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.storage import checkpoint
-from lmtrain.system.runtime import autocast
+from lmtrain.model.objective import Objective
+from lmtrain.storage import run_folder
+from lmtrain.system.device import autocast
 from lmtrain.training.costs import blank_batch, costs, memory_estimate, step_flops
 from lmtrain.training.loop import train_step
 from lmtrain.training.optim import make_optimizer
-from lmtrain.training.state import prepare
-from lmtrain.training.teacher import Taught
-from tests.training.test_loop import change
+from tests.training.helpers import change, start
 
 KINDS: dict[str, dict[str, object]] = {
     "causal": {},
@@ -43,27 +42,16 @@ KINDS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_operations_are_those_of_a_step(tiny: Config, store: TokenStore, kind: str) -> None:
     config = change(tiny, train__batch_size=4, train__micro_batch=2, **KINDS[kind])
-    training = prepare(config, store, lambda message: None)
+    training = start(config, store)
     with FlopCounterMode(display=False) as counter:
         train_step(training, 1e-3)
     assert step_flops(training.model, config) == counter.get_total_flops() > 0
 
 
-def test_what_is_computed_again_counts_once(tiny: Config) -> None:
+def test_recomputation_is_not_counted(tiny: Config) -> None:
     model = LanguageModel(tiny.model, 100)
     expected = step_flops(model, tiny)
     assert step_flops(model, change(tiny, train__loss_chunk=5, train__activation_checkpointing=True)) == expected
-
-
-def test_operations_are_counted_by_hand(tiny: Config) -> None:
-    """T = 16 tokens, width 16, 2 heads of 8, a feed-forward layer of 64, 100 words."""
-    config = change(tiny, model__mode="windowed", train__batch_size=1, train__micro_batch=1)
-    block = 16 * (4 * 16 * 16 + 2 * 16 * 64) + 2 * 16 * 16 * 16  # its matrices, scores and means of values
-    pooled_tokens = 16 * 16 * 16 + 16 * 16 * 2  # values, and scores by the key matrix folded into the seed
-    once = 16 * 16 + 16 * 16 + 16 * 16 + 2 * 16 * 64 + 16 * 100  # folding, the mean, output, feed-forward, words
-    assert (
-        step_flops(LanguageModel(config.model, 100), config) == 6 * (block + pooled_tokens + once) + 2 * 100
-    )  # of the output bias
 
 
 @pytest.mark.parametrize("mode", ["causal", "windowed"])
@@ -76,24 +64,24 @@ def test_an_adaptive_output_counts_by_the_shares_of_its_tails(tiny: Config, stor
     targets = 2 * (16 if mode == "causal" else 1)
     saved = 2 * targets * (6 * 16 * (size - logits) + 2 * (size - 22))  # the bias's gradient is a product too
     expected = step_flops(LanguageModel(plain.model, size), plain) - saved
-    assert step_flops(prepare(config, store, lambda message: None).model, config) == pytest.approx(expected)
+    assert step_flops(start(config, store).model, config) == pytest.approx(expected)
     assert costs(config, store)["flops_per_step"] == pytest.approx(expected)
     assert costs(config, store)["memory_bytes"]["logits"] == 4 * targets * 22
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("output", ["softmax", "adaptive", "taught"])
+@pytest.mark.parametrize("output", ["softmax", "adaptive", "teacher"])
 def test_the_activations_are_those_that_autograd_keeps(
     tiny: Config, precision: str, output: str, tmp_path: Path
 ) -> None:
-    config = change(tiny, train__micro_batch=4, model__output="softmax" if output == "taught" else output)
+    config = change(tiny, train__micro_batch=4, model__output="softmax" if output == "teacher" else output)
     plain = memory_estimate(config, 500, precision)
     model: torch.nn.Module = LanguageModel(config.model, 500)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    if output == "taught":
-        checkpoint.create_run(tmp_path, config, Path(__file__))  # the tokenizer is not looked at
+    if output == "teacher":
+        run_folder.create_run(tmp_path, config, Path(__file__))  # the tokenizer is not read
         config = change(config, train__teacher=str(tmp_path))
-        model = Taught(LanguageModel(config.model, 500), LanguageModel(config.model, 500), 0.5)
+        model = Objective(LanguageModel(config.model, 500), "auto", LanguageModel(config.model, 500))
     kept, seen = 0, {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -113,7 +101,7 @@ def test_the_activations_are_those_that_autograd_keeps(
     estimate = memory_estimate(config, 500, precision)
     assert estimate["activations"] == pytest.approx(kept, rel=0.05)
     assert (estimate["weights"], estimate["optimizer"]) == (4 * parameters, 8 * parameters)
-    if output == "taught":
+    if output == "teacher":
         assert estimate["teacher"] == 4 * parameters
         assert estimate["logits"] == 3 * plain["logits"]
 

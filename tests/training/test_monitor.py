@@ -1,4 +1,4 @@
-"""The monitor: what it leaves in metrics.jsonl and in TensorBoard (by TensorBoard's own reader), and on stderr."""
+"""The monitor: the contents of metrics.jsonl and of TensorBoard (read by TensorBoard itself), and stderr."""
 
 import fcntl
 import html
@@ -22,7 +22,7 @@ from PIL import Image
 
 from lmtrain.errors import LmtrainError
 from lmtrain.generation.picture import heatmap
-from lmtrain.training.monitor import Monitor
+from lmtrain.training.monitor import RunMonitor
 
 
 class Clock:
@@ -33,7 +33,7 @@ class Clock:
         return self.now
 
 
-def monitor(run_dir: Path, **changes: Any) -> Monitor:
+def monitor(run_dir: Path, **changes: Any) -> RunMonitor:
     arguments: dict[str, Any] = {
         "step": 0,
         "progress": 0.0,
@@ -42,16 +42,16 @@ def monitor(run_dir: Path, **changes: Any) -> Monitor:
         "hyperparameters": {"train.lr": 0.001, "model.norm": "rms", "train.ema": None, "model.qk_norm": True},
         "quiet": False,
     }
-    return Monitor(run_dir, **{**arguments, **changes})
+    return RunMonitor(run_dir, **{**arguments, **changes})
 
 
 def records(run_dir: Path) -> list[dict[str, Any]]:
-    def refuse(constant: str) -> None:
+    def reject(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
     text = (run_dir / "metrics.jsonl").read_text()
     assert text.endswith("\n")
-    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+    return [json.loads(line, parse_constant=reject) for line in text.splitlines()]
 
 
 def events(run_dir: Path) -> Any:
@@ -68,13 +68,14 @@ def curve(run_dir: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in events(run_dir).Scalars(tag)]
 
 
-def test_metrics_reach_the_file_and_tensorboard(tmp_path: Path) -> None:
-    watch = monitor(tmp_path)
-    watch.train(1, {"loss": 2.5, "lr": 0.125})
-    watch.evaluation(1, {"perplexity": 8.0})
-    watch.train(2, {"loss": math.nan, "lr": math.inf})
-    watch.advance(2, 0.2)
-    watch.close({"perplexity": 7.0})
+def test_metrics_are_written_to_the_file_and_to_tensorboard(tmp_path: Path) -> None:
+    reports = monitor(tmp_path)
+    reports.train(1, {"loss": 2.5, "lr": 0.125})
+    reports.evaluation(1, {"perplexity": 8.0})
+    reports.train(2, {"loss": math.nan, "lr": math.inf})
+    reports.advance(2, 0.2)
+    reports.final({"perplexity": 7.0})
+    reports.close()
     assert records(tmp_path) == [
         {"step": 1, "kind": "train", "loss": 2.5, "lr": 0.125},
         {"step": 1, "kind": "valid", "perplexity": 8.0},
@@ -86,22 +87,23 @@ def test_metrics_reach_the_file_and_tensorboard(tmp_path: Path) -> None:
     assert curve(tmp_path, "final/perplexity") == [(3, 7.0)]
 
 
-def test_a_resumed_run_leaves_one_curve(tmp_path: Path) -> None:
-    """Points after the checkpoint are written anew, with other values: neither lost nor there twice."""
-    watch = monitor(tmp_path)
+def test_a_resumed_run_continues_its_curves(tmp_path: Path) -> None:
+    """Points after the checkpoint are written again, here with other values: neither lost nor duplicated."""
+    reports = monitor(tmp_path)
     length = 0
     for step in range(1, 7):
-        watch.train(step, {"loss": float(step)})
+        reports.train(step, {"loss": float(step)})
         if step == 4:
-            watch.evaluation(step, {"loss": 40.0})
-            length = watch.metrics_bytes()
-    watch.close(None)
+            reports.evaluation(step, {"loss": 40.0})
+            length = reports.metrics_bytes()
+    reports.close()
     assert length == len("".join((tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)[:5]))
 
-    watch = monitor(tmp_path, step=4, progress=0.4, metrics_bytes=length)
+    reports = monitor(tmp_path, step=4, progress=0.4, metrics_bytes=length)
     for step in range(5, 9):
-        watch.train(step, {"loss": 10.0 * step})
-    watch.close({"loss": 1.0})
+        reports.train(step, {"loss": 10.0 * step})
+    reports.final({"loss": 1.0})
+    reports.close()
 
     expected = [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 50.0), (6, 60.0), (7, 70.0), (8, 80.0)]
     assert curve(tmp_path, "train/loss") == expected
@@ -110,21 +112,21 @@ def test_a_resumed_run_leaves_one_curve(tmp_path: Path) -> None:
     assert [r["kind"] for r in records(tmp_path)].count("valid") == 1
 
 
-def test_a_run_begun_again_forgets_the_first_try(tmp_path: Path) -> None:
+def test_a_run_that_starts_again_drops_its_first_metrics(tmp_path: Path) -> None:
     for value in (1.0, 2.0):
-        watch = monitor(tmp_path)
-        watch.train(3, {"loss": value})
-        watch.close(None)
+        reports = monitor(tmp_path)
+        reports.train(3, {"loss": value})
+        reports.close()
     assert records(tmp_path) == [{"step": 3, "kind": "train", "loss": 2.0}]
     assert curve(tmp_path, "train/loss") == [(3, 2.0)]
 
 
-def test_a_shortened_metrics_file_is_cut_at_its_last_whole_line(tmp_path: Path) -> None:
+def test_a_truncated_metrics_file_is_cut_at_its_last_complete_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"ste')
-    watch = monitor(tmp_path, step=2, metrics_bytes=5000)
-    watch.train(3, {"loss": 1.0})
-    assert watch.metrics_bytes() == (tmp_path / "metrics.jsonl").stat().st_size
-    watch.close(None)
+    reports = monitor(tmp_path, step=2, metrics_bytes=5000)
+    reports.train(3, {"loss": 1.0})
+    assert reports.metrics_bytes() == (tmp_path / "metrics.jsonl").stat().st_size
+    reports.close()
     assert records(tmp_path) == [{"step": 1}, {"step": 3, "kind": "train", "loss": 1.0}]
 
 
@@ -137,26 +139,27 @@ def test_a_metrics_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_hyperparameters_are_the_runs_own(tmp_path: Path) -> None:
     from tensorboard.plugins.hparams import metadata
 
-    watch = monitor(tmp_path)
-    watch.flush()
+    reports = monitor(tmp_path)
+    reports.flush()
     content = events(tmp_path).PluginTagToContent("hparams")
     start = metadata.parse_session_start_info_plugin_data(content[metadata.SESSION_START_INFO_TAG])
     assert start.hparams["train.lr"].number_value == 0.001
     assert start.hparams["model.norm"].string_value == "rms"
     assert start.hparams["train.ema"].string_value == "None"
     assert metadata.SESSION_END_INFO_TAG not in content
-    watch.close({"perplexity": 7.0})
+    reports.final({"perplexity": 7.0})
+    reports.close()
     assert metadata.SESSION_END_INFO_TAG in events(tmp_path).PluginTagToContent("hparams")
 
 
 @pytest.mark.filterwarnings("ignore:html5lib:DeprecationWarning")
-def test_text_is_shown_as_it_stands(tmp_path: Path) -> None:
+def test_text_is_shown_literally(tmp_path: Path) -> None:
     from tensorboard.plugin_util import markdown_to_safe_html
 
     text = "= A <unk> title =\n# not a heading\n1. *x* _y_ @-@ `z` | & &amp; \\ [a](b)\n- <script>é</script>\n===\nend"
-    watch = monitor(tmp_path)
-    watch.text(5, "sample", text)
-    watch.close(None)
+    reports = monitor(tmp_path)
+    reports.text(5, "sample", text)
+    reports.close()
     (event,) = events(tmp_path).Tensors("sample/text_summary")
     assert event.step == 5
     shown = markdown_to_safe_html(event.tensor_proto.string_val[0])
@@ -167,11 +170,11 @@ def test_text_is_shown_as_it_stands(tmp_path: Path) -> None:
     assert [html.unescape(line) for line in lines] == text.splitlines()
 
 
-def test_weights_become_a_picture(tmp_path: Path) -> None:
+def test_weights_become_an_image(tmp_path: Path) -> None:
     weights = np.array([[0.1, 0.2, 0.7], [1.0, 0.0, 0.0]], dtype=np.float32)
-    watch = monitor(tmp_path)
-    watch.weights(4, "pool", ["a", "<unk>", "b"], weights)
-    watch.close(None)
+    reports = monitor(tmp_path)
+    reports.weights(4, "pool", ["a", "<unk>", "b"], weights)
+    reports.close()
     (event,) = events(tmp_path).Images("pool")
     picture = np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))
     assert event.step == 4
@@ -179,49 +182,18 @@ def test_weights_become_a_picture(tmp_path: Path) -> None:
     np.testing.assert_array_equal(picture, heatmap(["a", "<unk>", "b"], weights))
 
 
-def cell_colours(picture: np.ndarray, heads: int, words: int) -> np.ndarray:
-    """The brightness near the corner of each cell, found from the grid lines' own colour: (heads, words)."""
-    grid = (picture == 226).all(axis=2)
-    rows = np.flatnonzero(grid.sum(axis=1) > 40 * words)[: heads + 1]
-    columns = np.flatnonzero(grid[rows[0] : rows[-1]].sum(axis=0) > 30 * heads)[: words + 1]
-    return np.array([[int(picture[y + 3, x + 3].sum()) for x in columns[:-1]] for y in rows[:-1]])
-
-
-def test_the_picture_orders_weights_by_darkness() -> None:
-    weights = np.array([[0.0, 0.1, 0.2, 0.7], [0.4, 0.3, 0.25, 0.05]])
-    colours = cell_colours(heatmap(["one", "two", "three", "four"], weights), 2, 4)
-    order = np.argsort(weights.ravel())
-    assert (np.diff(colours.ravel()[order]) < 0).all()
-
-
-def test_the_picture_has_room_for_long_texts_and_odd_words() -> None:
-    words = ["w" * 200, "", "\n", "日本", "\u2013", "café"] + ["word"] * 60
-    weights = np.full((3, len(words)), 1 / len(words))
-    one_band = heatmap(words[:24], weights[:, :24])
-    picture = heatmap(words, weights)
-    assert picture.dtype == np.uint8
-    assert picture.shape[1] == one_band.shape[1] < 1500
-    assert picture.shape[0] > 2 * (one_band.shape[0] - 100)
-    border = np.concatenate(
-        [picture[:8].ravel(), picture[-8:].ravel(), picture[:, :8].ravel(), picture[:, -8:].ravel()]
-    )
-    assert (border == 255).all()  # nothing runs over the edge
-    with pytest.raises(ValueError, match="words"):
-        heatmap(["a"], np.ones((1, 2)))
-
-
 def test_without_a_terminal_there_are_plain_lines_at_most_every_ten_seconds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Clock()
-    watch = monitor(tmp_path, total_steps=1000, step=100, progress=0.1, clock=clock)
+    reports = monitor(tmp_path, total_steps=1000, step=100, progress=0.1, clock=clock)
     for step in range(101, 201):
         clock.now += 0.3
-        watch.advance(step, step / 1000)
-        watch.train(step, {"loss": 2.0, "perplexity": 1234.5, "tokens_per_second": 9876.5, "lr": 1.0})
-    watch.evaluation(200, {"word_perplexity": 1234.5, "bits_per_byte": 1.23456})
-    watch.note("saved")
-    watch.close(None)
+        reports.advance(step, step / 1000)
+        reports.train(step, {"loss": 2.0, "perplexity": 1234.5, "tokens_per_second": 9876.5, "lr": 1.0})
+    reports.evaluation(200, {"word_perplexity": 1234.5, "bits_per_byte": 1.23456})
+    reports.note("saved")
+    reports.close()
     out, err = capsys.readouterr()
     assert out == ""
     assert "\r" not in err
@@ -232,17 +204,17 @@ def test_without_a_terminal_there_are_plain_lines_at_most_every_ten_seconds(
 
 
 def test_quiet_keeps_evaluations_and_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    watch = monitor(tmp_path, quiet=True)
-    watch.train(1, {"loss": 2.0})
-    watch.evaluation(1, {"loss": 2.0})
-    watch.note("saved")
-    watch.close(None)
+    reports = monitor(tmp_path, quiet=True)
+    reports.train(1, {"loss": 2.0})
+    reports.evaluation(1, {"loss": 2.0})
+    reports.note("saved")
+    reports.close()
     assert capsys.readouterr().err.splitlines() == ["step 1 valid:  loss 2", "saved"]
 
 
 @contextmanager
 def terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> Iterator[Callable[[], str]]:
-    """A terminal as stderr; gives a function that tells what has appeared on it."""
+    """A terminal as stderr; yields a function that returns what was printed."""
     master, slave = pty.openpty()
     os.set_blocking(master, False)
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
@@ -256,21 +228,21 @@ def test_on_a_terminal_there_is_a_bar_with_the_share_of_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with terminal(monkeypatch, columns=100) as screen:
-        watch = monitor(tmp_path, total_steps=None, step=10, progress=0.25)
-        watch.train(12, {"loss": 2.0, "perplexity": 7.4, "tokens_per_second": 5000.0})
-        watch.advance(1234, 0.5)
-        watch.note("a note")
-        watch.close(None)
+        reports = monitor(tmp_path, total_steps=None, step=10, progress=0.25)
+        reports.train(12, {"loss": 2.0, "perplexity": 7.4, "tokens_per_second": 5000.0})
+        reports.advance(1234, 0.5)
+        reports.note("a note")
+        reports.close()
         seen = screen()
     assert re.search(r"step 10: +25%\|", seen)
     assert re.search(r"step 1,234: +50%\|.*00:00<.*loss 2\.000, ppl 7\.4, 5,000 tok/s", seen)
-    assert re.search(r"\r +\ra note\r?\n", seen)  # the bar is wiped before the line
+    assert re.search(r"\r +\ra note\r?\n", seen)  # the bar is erased before the line
 
 
 def test_a_terminal_without_a_width_gets_plain_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch, columns=0) as screen:
-        watch = monitor(tmp_path)
-        watch.train(1, {"loss": 2.0})
-        watch.close(None)
+        reports = monitor(tmp_path)
+        reports.train(1, {"loss": 2.0})
+        reports.close()
         seen = screen()
     assert seen.startswith("step 0/10 (0%)  loss 2.000  ETA ?")

@@ -1,4 +1,4 @@
-"""Noise on the inputs: how much, drawn from where, and what it leaves alone."""
+"""Noise on the input tokens: its share and distribution, and that targets stay unchanged."""
 
 import numpy as np
 import pytest
@@ -11,10 +11,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.training.compilation import Forward
 from lmtrain.training.loop import train_step
 from lmtrain.training.noise import noisy
-from lmtrain.training.state import prepare
-from tests.training.test_loop import change
-
-Pairs = list[tuple[Tensor, Tensor]]
+from tests.training.helpers import change, start, with_forward
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -32,19 +29,19 @@ def test_share_and_distribution() -> None:
 
 
 def test_only_inputs_are_noisy(tiny: Config, store: TokenStore) -> None:
-    """The step reads noise and is judged by the text; without noise it reads the text."""
-    seen: dict[float, Pairs] = {}
-    for share in (0.0, 0.5):
-        training = prepare(change(tiny, train__token_noise=share), store, lambda message: None)
-        plain, pairs = training.forward, seen.setdefault(share, [])
+    """A step reads noise and is scored on the text; without noise it reads the text."""
+    pairs: dict[float, list[tuple[Tensor, Tensor]]] = {0.0: [], 0.5: []}
+    for share, seen in pairs.items():
 
-        def forward(inputs: Tensor, targets: Tensor, plain: Forward = plain, pairs: Pairs = pairs) -> Tensor:
-            pairs.append((inputs, targets))
-            return plain(inputs, targets)
+        def recorded(forward: Forward, seen: list[tuple[Tensor, Tensor]] = seen) -> Forward:
+            def call(inputs: Tensor, targets: Tensor) -> Tensor:
+                seen.append((inputs, targets))
+                return forward(inputs, targets)
 
-        training.forward = forward
-        train_step(training, 0.0)
-    for (clean, targets), (noised, same) in zip(seen[0.0], seen[0.5], strict=True):
+            return call
+
+        train_step(with_forward(start(change(tiny, train__token_noise=share), store), recorded), 0.0)
+    for (clean, targets), (noised, same) in zip(pairs[0.0], pairs[0.5], strict=True):
         assert torch.equal(targets, same)
         assert torch.equal(clean[:, 1:], targets[:, :-1])
         assert 0.3 < (clean != noised).float().mean() < 0.6

@@ -1,28 +1,28 @@
-"""Resuming: from the checkpoint of any step, any number of times, a run goes on as if nothing had happened."""
+"""A run resumed from the checkpoint of any step, any number of times, equals an uninterrupted run bit for bit."""
 
 import dataclasses
 import functools
 import json
-import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
+from lmtrain.evaluation.perplexity import Score, evaluate
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
-from lmtrain.storage import checkpoint
-from lmtrain.system.runtime import lacks_to_compile
-from lmtrain.training import loop, samples, state
-from lmtrain.training.loop import train_step
-from lmtrain.training.meter import StepResult
+from lmtrain.storage import checkpoint, run_checkpoints
+from lmtrain.system.device import lacks_to_compile
+from lmtrain.training import loop, samples, state, validation
+from lmtrain.training.loop import StepResult, train_step
 from lmtrain.training.state import Training
-from tests.training.resuming import BATCH, LOGGED, MATRIX, SMALL, begin, curves, departures, photographed, refer, worsen
-from tests.training.test_loop import change, last_hash, run
+from tests.training.helpers import LOGGED, change, cpu, curves, last_hash, logged, run, worsen
+from tests.training.resuming import BATCH, MATRIX, SMALL, begin, departures, photographed, refer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -30,16 +30,15 @@ EPOCHS, MORE = 2, 5
 
 
 @pytest.mark.parametrize("variant", MATRIX)
-def test_every_step_can_be_resumed_from(little: Config, little_store: TokenStore, tmp_path: Path, variant: str) -> None:
+def test_every_step_can_be_resumed(little: Config, little_store: TokenStore, tmp_path: Path, variant: str) -> None:
     config = change(little, **SMALL | MATRIX[variant])
     if config.model.mode == "windowed":  # its epochs are sixteen times as long
-        config = change(config, train__steps=15)
         length = 15
     else:
-        per_epoch = begin(config, little_store).order.per_epoch()
+        per_epoch = begin(config, little_store).samples.order.per_epoch()
         length = -(-EPOCHS * per_epoch // BATCH) + MORE
-        config = change(config, train__steps=length)
-        assert EPOCHS * per_epoch % BATCH, "the edges of epochs are to fall inside of steps"
+        assert EPOCHS * per_epoch % BATCH, "an epoch must end inside a step"
+    config = change(config, train__steps=length)
     reference = refer(config, little_store, tmp_path, length)
     skipped = [number for number, step in enumerate(reference.steps) if step.skipped]
     assert skipped == [6]
@@ -47,23 +46,17 @@ def test_every_step_can_be_resumed_from(little: Config, little_store: TokenStore
     assert [departures(reference, number) for number in range(1, length + 1)] == [[]] * length
 
 
-def test_a_compiled_training_is_resumed_with_the_same_bits(
-    little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_training_can_be_resumed(
+    little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    if backend == "inductor" and lacks_to_compile(cpu()) is not None:
+        pytest.skip("nothing can be compiled here")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     monkeypatch.setattr("lmtrain.training.compilation.lacks_to_compile", lambda device: None)
     config = change(little, **SMALL, train__compile=True, train__steps=10)
-    reference = refer(config, little_store, tmp_path, 10)
-    assert not any("_orig_mod" in name for name in reference.steps[-1].state)
-    assert [departures(reference, number) for number in (4, 8)] == [[], []]
-
-
-@pytest.mark.skipif(lacks_to_compile(torch.device("cpu")) is not None, reason="nothing can be compiled here")
-def test_a_training_compiled_by_inductor_is_resumed_with_the_same_bits(
-    little: Config, little_store: TokenStore, tmp_path: Path
-) -> None:
-    config = change(little, **SMALL, train__compile=True, train__steps=10)
     reference = refer(config, little_store, tmp_path, 8)
+    assert not any("_orig_mod" in name for name in reference.steps[-1].state)
     assert departures(reference, 5) == []
 
 
@@ -71,7 +64,7 @@ def test_a_training_compiled_by_inductor_is_resumed_with_the_same_bits(
 def test_a_kill_at_any_moment_leaves_no_trace(
     little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
-    """The same bits, the same end, the same best checkpoint, and curves without gaps and without doubles."""
+    """The same bits, status, best checkpoint and final score, and curves without gaps or duplicates."""
     config = change(little, **LOGGED)
     if variant == "stopping early":
         monkeypatch.setattr(loop, "train_step", worsen)
@@ -90,53 +83,69 @@ def test_a_kill_at_any_moment_leaves_no_trace(
         assert curves(copy) == expected
 
 
-def test_means_over_several_steps_are_logged_as_if_never_interrupted(
+def test_signals_after_some_steps(
     little: Config, little_store: TokenStore, tmp_path: Path, interrupt_after: Callable[[int, int], None]
 ) -> None:
-    """To the bit, also where an evaluation comes between."""
+    """Also between two logged steps, whose means are to the bit those of an uninterrupted run."""
     config = change(little, **LOGGED | {"train__steps": 12, "train__log_steps": 4, "train__eval_steps": 3})
-    run(config, little_store, tmp_path / "whole")
-    for steps in (1, 1, 5, 3):
-        interrupt_after(steps, signal.SIGTERM)
-        assert run(config, little_store, tmp_path / "parts")[0].status == "interrupted"
+    whole, _ = run(config, little_store, tmp_path / "whole")
+    step = 0
+    for steps, number in ((1, signal.SIGTERM), (1, signal.SIGINT), (5, signal.SIGUSR1), (3, signal.SIGTERM)):
+        interrupt_after(steps, number)
+        outcome, _ = run(config, little_store, tmp_path / "parts")
+        step += steps
+        assert (outcome.status, outcome.step) == ("interrupted", step)
     interrupt_after(1000, signal.SIGTERM)
-    run(config, little_store, tmp_path / "parts")
+    parts, notes = run(config, little_store, tmp_path / "parts")
+    assert "step 10" in notes[0]
+    assert (parts.score, parts.best_step) == (whole.score, whole.best_step)
+    assert last_hash(tmp_path / "whole") == last_hash(tmp_path / "parts")
     assert curves(tmp_path / "parts") == curves(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("variant", ["fp16, ema, 3 parts", "muon, bf16", "windowed"])
-def test_chains_of_three_kills(
-    little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+@pytest.mark.parametrize("when", ["before", "during", "final"])
+def test_an_interrupted_evaluation_is_repeated(
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    config = change(
-        little, **SMALL | MATRIX[variant] | LOGGED | {"train__steps": 9, "train__log_steps": 2, "eval__stride": None}
-    )
-    monkeypatch.setattr(samples, "show", lambda *arguments: None)
-    draw = random.Random(variant)
-    run_dir, hashes, scores, shown = tmp_path / "whole", [], [], []
-    for part in range(4):
-        with photographed(run_dir, tmp_path / f"part {part}") as copies:
-            outcome, _ = run(config, little_store, run_dir)
-        hashes.append(last_hash(run_dir))
-        scores.append(outcome.score)
-        shown.append(curves(run_dir))
-        run_dir = draw.choice(copies)
-    assert hashes == hashes[:1] * 4
-    assert scores == scores[:1] * 4
-    assert shown == shown[:1] * 4
+    whole, _ = run(tiny, store, tmp_path / "whole")
+    calls = 0
+
+    def interrupted(*arguments: Any, advance: Callable[[int], object], **options: Any) -> Score:
+        nonlocal calls
+        calls += 1
+        batches = 0
+
+        def send(count: int) -> None:
+            nonlocal batches
+            batches += 1
+            if calls == {"before": 1, "during": 3, "final": 7}[when] and batches == (1 if when == "before" else 2):
+                signal.raise_signal(signal.SIGTERM)
+            advance(count)
+
+        return evaluate(*arguments, advance=send, **{**options, "batch_size": 2})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(validation, "evaluate", interrupted)
+        stopped, _ = run(tiny, store, tmp_path / "parts")
+    assert stopped.status == "interrupted"
+    assert stopped.step == {"before": 5, "during": 10, "final": 12}[when]
+    parts, _ = run(tiny, store, tmp_path / "parts")
+    assert parts.score == whole.score
+    assert last_hash(tmp_path / "whole") == last_hash(tmp_path / "parts")
+    assert logged(tmp_path / "parts") == logged(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("variant", ["fp16, no ema, 3 parts", "scheduled sampling"])
-def test_watching_changes_nothing(
-    little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+def test_observing_a_run_changes_nothing(
+    little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Evaluating, generating, logging and saving at every step, or never: the same state at the end."""
-    never = change(little, **SMALL | MATRIX[variant], train__log_steps=1000, train__eval_steps=1000, train__steps=6)
+    """Evaluating, generating, logging and saving at every step, or never: the same final state."""
+    fields = SMALL | MATRIX["fp16, no ema, 3 micro-batches"]
+    never = change(little, **fields, train__log_steps=1000, train__eval_steps=1000, train__steps=6)
     often = {"log_steps": 1, "eval_steps": 1, "save_minutes": 1e-9, "sample_prompts": ["The", "A"]}
     run(never, little_store, tmp_path / "never")
 
-    def distracted(training: Training, lr: float, sampling: float) -> StepResult:
-        result = train_step(training, lr, sampling)
+    def distracted(training: Training, lr: float) -> StepResult:
+        result = train_step(training, lr)
         torch.rand(17)
         training.model.eval()
         complete(training.model, little_store.tokenizer, ["The"], Options(max_tokens=5))
@@ -145,21 +154,34 @@ def test_watching_changes_nothing(
 
     monkeypatch.setattr(loop, "train_step", distracted)
     run(change(never, **{f"train__{name}": value for name, value in often.items()}), little_store, tmp_path / "often")
-    ends = [checkpoint.load(checkpoint.choose(tmp_path / name, "last")) for name in ("never", "often")]
+    ends = [checkpoint.load(run_checkpoints.choose(tmp_path / name, "last")) for name in ("never", "often")]
     assert ends[0].info["files"] == ends[1].info["files"]
     assert ends[0].info["counters"]["scaler"] == ends[1].info["counters"]["scaler"]
     assert len(curves(tmp_path / "often")) > 2 * len(curves(tmp_path / "never"))
 
 
-def test_a_run_resumed_in_another_precision_says_so(
+def test_another_precision_is_reported(
     tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`auto` chooses by the machine, and the configuration then is the same."""
-    config = change(tiny, train__precision="auto")
-    monkeypatch.setattr(state, "choose_precision", lambda name, device: "bf16")
-    run(config, store, tmp_path)
-    _, notes = run(config, store, tmp_path)
-    assert not any("bf16" in note for note in notes)
-    monkeypatch.setattr(state, "choose_precision", lambda name, device: "fp32")
-    _, notes = run(config, store, tmp_path)
-    assert "fp32 instead of bf16: train.precision=auto is another one on this machine" in notes
+    """`auto` depends on the machine, and is the same configuration."""
+    config = change(tiny, train__precision="auto", train__steps=1)
+    notes = []
+    for precision in ("bf16", "bf16", "fp32"):
+        monkeypatch.setattr(state, "choose_precision", lambda name, device, precision=precision: precision)
+        notes.append([note for note in run(config, store, tmp_path)[1] if "bf16" in note])
+    assert notes == [[], [], ["fp32 instead of bf16: train.precision=auto differs on this machine"]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_resume_on_cuda_gives_the_same_bits(
+    tiny: Config, store: TokenStore, tmp_path: Path, interrupt_after: Callable[[int, int], None], precision: str
+) -> None:
+    config = change(tiny, train__device="cuda", train__precision=precision)
+    run(config, store, tmp_path / "whole")
+    interrupt_after(7, signal.SIGTERM)
+    run(config, store, tmp_path / "parts")
+    interrupt_after(1000, signal.SIGTERM)
+    run(config, store, tmp_path / "parts")
+    assert last_hash(tmp_path / "whole") == last_hash(tmp_path / "parts")

@@ -1,0 +1,108 @@
+"""`lmtrain download` and `lmtrain tokenize`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lmtrain.cli.options import (
+    ConfigFile,
+    DataDir,
+    Force,
+    Json,
+    Overrides,
+    Quiet,
+    Revision,
+    Source,
+    Subset,
+    TextColumn,
+    as_overrides,
+    split_arguments,
+)
+from lmtrain.cli.output import note, show, table
+from lmtrain.errors import UsageError
+
+UNITS = ("tokens", "words", "lines", "bytes", "documents")
+
+
+class Kind(StrEnum):
+    """The kinds of tokenizer."""
+
+    word = "word"
+    bpe = "bpe"
+    byte = "byte"
+
+
+def download(
+    source: Source = None,
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    subset: Subset = None,
+    revision: Revision = None,
+    text_column: TextColumn = None,
+    data_dir: DataDir = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a corpus from the hub, from local files, or the built-in one into the data folder.
+
+    Does nothing if the corpus exists and is unchanged.
+    """
+    from lmtrain.config.loader import load
+    from lmtrain.data.corpus import download as make_corpus
+    from lmtrain.data.corpus import each
+
+    for data in each(load(config, _overrides(source, overrides, subset, revision, text_column, data_dir)).data):
+        corpus = make_corpus(data, force=force, note=note, progress=not quiet)
+        counts = {split: corpus.manifest["splits"][split] for split in corpus.splits}
+        show({"folder": str(corpus.folder), **corpus.manifest}, f"{corpus.folder}\n{table(counts)}", as_json)
+
+
+def tokenize(
+    source: Source = None,
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    subset: Subset = None,
+    revision: Revision = None,
+    text_column: TextColumn = None,
+    kind: Annotated[Kind | None, typer.Option(help="[default: word]")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Largest number of entries.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Use this tokenizer.json, of a run for example, instead of training one.")
+    ] = None,
+    data_dir: DataDir = None,
+    force: Force = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check every file, even those checked before.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a tokenizer on the training split, or use an existing one, and write the corpus as token ids.
+
+    Downloads the corpus first if it is missing. Does nothing if the ids exist and are unchanged.
+    """
+    from lmtrain.config.loader import load
+    from lmtrain.data.prepare import prepare_store
+
+    if tokenizer is not None and (kind, vocab_size) != (None, None):
+        raise UsageError("--tokenizer has a kind and a vocabulary of its own: leave --kind and --vocab-size out")
+    given = _overrides(source, overrides, subset, revision, text_column, data_dir)
+    given += as_overrides({"tokenizer.kind": kind, "tokenizer.vocab_size": vocab_size, "tokenizer.file": tokenizer})
+    store = prepare_store(load(config, given), force=force, verify=verify, note=note, progress=not quiet)
+    counts = {split: {unit: store.manifest["splits"][split][unit] for unit in UNITS} for split in store.splits}
+    heading = f"{store.folder}\n{store.tokenizer.vocab_size:,} {store.tokenizer.kind} entries"
+    show({"folder": str(store.folder), **store.manifest}, f"{heading}\n{table(counts)}", as_json)
+
+
+def _overrides(
+    source: str | None,
+    overrides: list[str] | None,
+    subset: str | None,
+    revision: str | None,
+    text_column: str | None,
+    data_dir: Path | None,
+) -> list[str]:
+    source, overrides = split_arguments(source, overrides)
+    given = {"source": source, "subset": subset, "revision": revision, "text_column": text_column, "dir": data_dir}
+    return [*overrides, *as_overrides({f"data.{key}": value for key, value in given.items()})]

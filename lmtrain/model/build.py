@@ -1,0 +1,113 @@
+"""A language model from its configuration: the checks that need the vocabulary, construction, initial weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from lmtrain.config.schema import ModelConfig
+from lmtrain.errors import LmtrainError
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.nn.attention import ResidualProjection
+from lmtrain.nn.pooling import slope_parameters
+
+
+def build_model(config: ModelConfig, vocab_size: int, *, recompute_blocks: bool = False) -> LanguageModel:
+    """The model of a configuration at its initial weights, which come from torch's default generator.
+
+    `recompute_blocks` is activation checkpointing. Raises LmtrainError where the vocabulary is too small.
+    """
+    _check_vocabulary(config, vocab_size)
+    model = LanguageModel(config, vocab_size, recompute_blocks=recompute_blocks)
+    initialize(model)
+    return model
+
+
+def build_uninitialized(config: ModelConfig, vocab_size: int) -> LanguageModel:
+    """As `build_model`, with arbitrary weights: for loading, or to read shapes. Large weights occupy no memory until
+    they are written."""
+    _check_vocabulary(config, vocab_size)
+    with _SkipInitialization():
+        return LanguageModel(config, vocab_size)
+
+
+class _SkipInitialization(TorchFunctionMode):
+    """Inside, layers do not write the initial values of their weights."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Tensor.copy_):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+def _check_vocabulary(config: ModelConfig, vocab_size: int) -> None:
+    if config.output != "adaptive":
+        return
+    cutoffs = config.output_cutoffs
+    if cutoffs is not None and cutoffs[-1] >= vocab_size:
+        raise LmtrainError(
+            f"model.output_cutoffs={cutoffs}: the last cluster would be empty, with {vocab_size} words; lower the last "
+            "cutoff"
+        )
+    if cutoffs is None and vocab_size < 16:
+        raise LmtrainError(f"model.output=adaptive with {vocab_size} words: give model.output_cutoffs, or use softmax")
+
+
+@torch.no_grad()
+def initialize(model: LanguageModel) -> None:
+    """Draw all initial weights from torch's default generator. Width n = a matrix's inputs, N = blocks and pool.
+
+    | parameter                           | initial value             | reason                                        |
+    | ----------------------------------- | ------------------------- | --------------------------------------------- |
+    | inner projections, in/out projection | normal, 1 / sqrt(n)       | keeps unit mean square                        |
+    | `ResidualProjection`                | that / sqrt(2 N)          | 2 N sub-layers add up to unit mean square     |
+    | embedding, untied output layer      | normal, 1 / E             | a state of unit mean square then gives logits |
+    |                                     |                           | of one at most, even for its own token's row: |
+    |                                     |                           | the first prediction is the output bias. The  |
+    |                                     |                           | input is scaled to 1/2, which learns fastest  |
+    | learned positions                   | normal, 1/2               | as large as the scaled embedding              |
+    | pooling seed                        | normal, 1 / sqrt(d_head)  | the pool starts close to a plain mean, or one |
+    |                                     |                           | weighted by recency only                      |
+    | pooling slopes                      | 4 .. 0.02, log-spaced     | several time scales from the start            |
+    | output bias                         | 0                         | `set_output_bias` knows better                |
+    | clusters of an adaptive output      | 0, their bias log(words)  | a cluster is as probable as its words         |
+    | copying gate                        | 0, its bias -2            | an eighth of the prediction is the pointer's  |
+    | norms                               | identity up to scale      |                                               |
+    """
+    config = model.config
+    depth = 2 * (config.layers + 1)
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module is not model.output:
+            scale = depth if isinstance(module, ResidualProjection) else 1
+            module.weight.normal_(std=(module.in_features * scale) ** -0.5)
+    model.embedding.weight.normal_(std=1 / model.embedding.embedding_dim)
+    if isinstance(model.output, nn.Linear):
+        model.output.weight.normal_(std=1 / model.output.in_features)
+    if model.position is not None:
+        model.position.weight.normal_(std=0.5)
+    if model.adaptive is not None:
+        model.adaptive.clusters.weight.zero_()
+    if model.copying is not None:
+        model.copying.gate.weight.zero_()
+    model.pool.seed.normal_(std=(config.dim // config.heads) ** -0.5)
+    if model.pool.slope is not None:
+        model.pool.slope.copy_(slope_parameters(config.heads))
+
+
+@torch.no_grad()
+def set_output_bias(model: LanguageModel, counts: Tensor) -> None:
+    """Set the output bias to log((counts + 1) / their sum): counts (V,), how often each type occurs in training.
+
+    Raises ValueError for a model without an output bias.
+    """
+    if model.output_bias is None:
+        raise ValueError("the model has no output bias: model.output_bias is off")
+    smoothed = counts.to(model.output_bias.device, torch.float64) + 1
+    model.output_bias.copy_((smoothed / smoothed.sum()).log())
+    if model.adaptive is not None:
+        model.adaptive.set_bias(model.output_bias)

@@ -1,0 +1,66 @@
+"""The copy mechanism of the language model: a pointer over the tokens of the context, mixed into its prediction.
+
+Shapes: B rows, T positions that predict, the last of the Tk tokens of the context, D the model's width, V word types.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from lmtrain.nn.norms import NormKind, norm
+from lmtrain.nn.pointer import PointerAttention, copy_log_probs, copy_target_log_prob, point
+
+GATE_BIAS = -2.0
+"""The pointer starts with an eighth of the probability: enough to learn from, too little to disturb."""
+
+
+class ContextCopy(nn.Module):
+    """p(w) = (1 - g) p_vocabulary(w) + g sum of the pointer's weights of the tokens equal to w (See et al., 2017;
+    Merity et al., 2017), with g the sigmoid of a learned function of the pooled state.
+
+    The query is the pooled state, the key of a token is the encoder's state at its position. A `pooled` of (B, T, D)
+    points to its own token and those before; one of (B, D) to all tokens, or to those up to `position` (B,).
+    """
+
+    def __init__(self, dim: int, norm_kind: NormKind) -> None:
+        super().__init__()
+        self.query_norm = norm(norm_kind, dim)
+        self.key_norm = norm(norm_kind, dim)
+        self.pointer = PointerAttention(dim, dim, dim)
+        self.gate = nn.Linear(dim, 1)
+        nn.init.zeros_(self.gate.weight)
+        nn.init.constant_(self.gate.bias, GATE_BIAS)
+
+    def keys(self, states: Tensor) -> Tensor:
+        """The encoder's states (B, Tk, D) -> keys (B, Tk, D)."""
+        keys: Tensor = self.pointer.key(self.key_norm(states))
+        return keys
+
+    def target_log_prob(
+        self, log_target: Tensor, pooled: Tensor, keys: Tensor, tokens: Tensor, targets: Tensor
+    ) -> Tensor:
+        """log p of each target, given the vocabulary's: log_target and targets (B, T) or (B,), tokens (B, Tk)."""
+        pointer, gate = self._point(pooled, keys, None)
+        shape = gate.shape
+        mixed = copy_target_log_prob(log_target.view(shape), pointer, tokens, gate, targets.view(shape))
+        return mixed.view_as(targets)
+
+    def log_probs(
+        self, log_vocabulary: Tensor, pooled: Tensor, keys: Tensor, tokens: Tensor, position: Tensor | None = None
+    ) -> Tensor:
+        """log p of every word: log_vocabulary (B, T, V) or (B, V), tokens (B, Tk) -> the same shape."""
+        pointer, gate = self._point(pooled, keys, position)
+        mixed = copy_log_probs(log_vocabulary.view(*gate.shape, -1), pointer, tokens, gate)
+        return mixed.view_as(log_vocabulary)
+
+    def _point(self, pooled: Tensor, keys: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The pointer's log-probabilities (B, T, Tk) and the gate's logits (B, T)."""
+        order = torch.arange(keys.shape[1], device=keys.device)
+        if pooled.dim() == 3:
+            allowed = order <= order[-pooled.shape[1] :].unsqueeze(-1)  # (T, Tk)
+        elif position is not None:
+            pooled, allowed = pooled.unsqueeze(1), (order <= position.unsqueeze(-1)).unsqueeze(1)  # (B, 1, Tk)
+        else:
+            pooled, allowed = pooled.unsqueeze(1), torch.ones_like(order, dtype=torch.bool)
+        states = self.query_norm(pooled)
+        pointer = point(self.pointer.query(states), keys, allowed)
+        return pointer, self.gate(states).squeeze(-1).float()

@@ -1,0 +1,67 @@
+"""Decoding steps on a GPU, recorded as a CUDA graph.
+
+A recorded step has the same shapes every time, so it attends to the whole capacity of a state, under a mask.
+
+Shapes: B rows, V vocabulary.
+"""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lmtrain.model.decoding_state import DecodingState, State
+from lmtrain.model.language_model import LanguageModel
+
+
+def step_function(model: LanguageModel) -> Callable[[State, Tensor], tuple[Tensor, State]]:
+    """`model.step`, recorded for a causal model on CUDA."""
+    if model.causal and model.embedding.weight.device.type == "cuda":
+        return GraphedSteps(model).step
+    return model.step
+
+
+class GraphedSteps:
+    """`LanguageModel.step` of a causal model by replaying a recorded step, for one state at a time.
+
+    A step is recorded again for another state, for another number of rows, and when the texts outgrow the capacity,
+    which then becomes four times as large, so that this happens rarely. Between two steps the state may be reordered
+    (`select` with as many rows), which leaves its memory in place. The next step overwrites the log-probabilities.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self.recorded: Tensor | None = None
+        self.graph = torch.cuda.CUDAGraph()
+        self.tokens = torch.empty(0, dtype=torch.long)
+        self.log_probs = torch.empty(0)
+
+    @torch.no_grad()
+    def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
+        """As `LanguageModel.step`."""
+        assert isinstance(state, DecodingState)
+        self.model.ensure_capacity(state)
+        if state.tokens is not self.recorded:  # referenced, so that no other state is allocated at its address
+            self._record(state, tokens)
+            self.recorded = state.tokens
+        self.tokens.copy_(tokens)
+        self.graph.replay()
+        state.kv_len += 1
+        return self.log_probs, state
+
+    def _record(self, state: DecodingState, tokens: Tensor) -> None:
+        """Record a step on this state, without computing it."""
+        self.tokens = tokens.clone()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # libraries initialize themselves in the first calls, which can't be recorded
+            trial = copy.deepcopy(state)
+            trial.lengths.zero_()  # two steps of a nearly full row would exceed the capacity
+            for _ in range(2):
+                self.model.advance(trial, self.tokens, state.capacity, uniform_length=False)
+        torch.cuda.current_stream().wait_stream(side)
+        del trial
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.log_probs = self.model.advance(state, self.tokens, state.capacity, uniform_length=False)

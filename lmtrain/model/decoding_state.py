@@ -1,0 +1,101 @@
+"""The state of a language model in the middle of a text, for decoding.
+
+Shapes: B rows, T tokens, N tokens of capacity, D the model's width.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmtrain.nn.blocks import Cache
+from lmtrain.nn.kv_cache import take_rows
+from lmtrain.nn.pooling import RunningMean
+
+SMALLEST_CAPACITY = 256
+
+
+def capacity_for(tokens: int, context: int) -> int:
+    """The capacity to allocate for `tokens` tokens: 256, 1,024, 4,096 and so on, and never more than the context.
+
+    A short text then does not pay for a long context, and few sizes occur.
+    """
+    capacity = SMALLEST_CAPACITY
+    while capacity < tokens:
+        capacity *= 4
+    return min(context, capacity)
+
+
+def align_left(tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Move padding (B, T) from the left end to the right, where a causal model ignores it; and the lengths (B,)."""
+    lengths = valid.sum(1)
+    pads = tokens.shape[1] - lengths
+    index = torch.arange(tokens.shape[1], device=tokens.device) + pads.unsqueeze(-1)
+    return tokens.gather(1, index.clamp_max(tokens.shape[1] - 1)), lengths
+
+
+@dataclass
+class DecodingState:
+    """A causal model's caches after reading B rows of text. Everything is written in place.
+
+    tokens (B, N) read so far, each row from cache position 0; lengths (B,) how many of them are valid; `kv_len` at
+    least the largest length, and with `uniform_length` every row's; copy_keys (B, N, D) the pointer's, for a model that
+    copies.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    kv_len: int
+    uniform_length: bool
+    caches: list[Cache]
+    pool: RunningMean
+    copy_keys: Tensor | None = None
+
+    @property
+    def capacity(self) -> int:
+        """How many tokens a row can hold."""
+        return self.tokens.shape[1]
+
+    def select(self, index: Tensor) -> "DecodingState":
+        """The rows `index` (B',), in that order; rows may repeat. This state must not be used again."""
+        self.tokens = take_rows(self.tokens, index, self.kv_len)
+        self.lengths = take_rows(self.lengths, index)
+        self.caches = [cache.select(index) for cache in self.caches]
+        self.pool = self.pool.select(index)
+        if self.copy_keys is not None:
+            self.copy_keys = take_rows(self.copy_keys, index, self.kv_len)
+        return self
+
+    def grow(self, capacity: int) -> None:
+        """Increase the capacity, in new memory."""
+        padding = capacity - self.capacity
+        for cache in [*self.caches, self.pool]:
+            cache.grow(-(-capacity // self.capacity))
+        self.tokens = F.pad(self.tokens, (0, padding))
+        if self.copy_keys is not None:
+            self.copy_keys = F.pad(self.copy_keys, (0, 0, 0, padding))
+
+    def replace(self, rows: Tensor, other: "DecodingState") -> None:
+        """Overwrite these rows with all rows of `other`."""
+        self.tokens[rows] = other.tokens
+        self.lengths[rows] = other.lengths
+        if self.copy_keys is not None and other.copy_keys is not None:
+            self.copy_keys[rows] = other.copy_keys
+        for mine, new in zip([*self.caches, self.pool], [*other.caches, other.pool], strict=True):
+            mine.replace(rows, new)
+
+
+@dataclass
+class WindowState:
+    """The last tokens of B rows, (B, T) and aligned to the right, and which of them are valid, (B, T) bool."""
+
+    tokens: Tensor
+    valid: Tensor
+
+    def select(self, index: Tensor) -> "WindowState":
+        """The rows `index` (B',), in that order; rows may repeat."""
+        return WindowState(self.tokens[index], self.valid[index])
+
+
+State = DecodingState | WindowState

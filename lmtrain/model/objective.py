@@ -1,0 +1,46 @@
+"""The training objective: the loss of a language model on the text, optionally mixed with a teacher's predictions.
+
+Shapes: B windows, T tokens per window, S predictions per window (T, or no axis if windowed), V word types.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.nn.output_loss import Chunk
+
+
+class Objective(nn.Module):
+    """-log p of each target in nats, or with a `teacher` the distillation loss (Hinton et al., 2015; Furlanello et al.,
+    2018, for a teacher of the same size).
+
+    That is (1 - weight) * -log p(target) + weight * KL(the teacher's distribution || the model's). The teacher reads
+    the same tokens, without dropout, and is not trained. `loss_chunk` applies without a teacher only: the divergence
+    needs the logits of all targets.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        loss_chunk: Chunk = "auto",
+        teacher: LanguageModel | None = None,
+        teacher_weight: float = 0.5,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_chunk = loss_chunk
+        self.teacher = None if teacher is None else teacher.eval().requires_grad_(False)
+        self.teacher_weight = teacher_weight
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Tokens (B, T), targets (B, S) -> (B, S)."""
+        if self.teacher is None:
+            nats: Tensor = self.model(tokens, targets, self.loss_chunk)
+            return nats
+        with torch.no_grad():
+            teacher_log_probs = self.teacher.predict(tokens)
+        log_probs = self.model.predict(tokens)
+        nats = F.nll_loss(log_probs.flatten(0, -2), targets.flatten(), reduction="none").view_as(targets)
+        divergence = (teacher_log_probs.exp() * (teacher_log_probs - log_probs)).sum(-1)
+        return (1 - self.teacher_weight) * nats + self.teacher_weight * divergence

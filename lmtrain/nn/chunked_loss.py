@@ -1,0 +1,160 @@
+"""The cross-entropy of a linear layer from a few rows' logits at a time, which the backward pass computes again.
+
+Both passes are custom operators, which a compiler takes as they are: it would compile each chunk separately.
+
+Shapes: N rows, R of them in a chunk, E their width, V classes, in clusters of given sizes.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, library
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int) -> Tensor:
+    """-log p of each target, in nats, with p the softmax of hidden W^T + bias, from at most `rows` x V logits at once.
+
+    hidden (N, E), weight (V, E), bias (V,), targets (N,) int64 -> (N,), float32 or float64 if they are.
+
+    Exact: it differs from F.cross_entropy of all logits by rounding only. The backward pass computes the logits again
+    (Chen et al., 2016), a fourth product beside three, because only then is each row's weight in the loss known. Under
+    autocast the products have its type, as F.linear's would; bias, softmax, and sums over chunks are in float32. It has
+    no second derivative.
+    """
+    nats: Tensor = _forward(hidden, weight, bias, targets, [], rows, product_type(hidden))[0]
+    return nats
+
+
+def clustered_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, sizes: Sequence[int], rows: int
+) -> Tensor:
+    """-log p of each target within its own cluster of classes, in nats, and 0 for a negative target.
+
+    As `linear_cross_entropy`, of consecutive clusters of these `sizes`, which sum to V. Logits are computed only for a
+    cluster's own targets.
+    """
+    nats: Tensor = _forward(hidden, weight, bias, targets, sizes, rows, product_type(hidden))[0]
+    return nats
+
+
+def product_type(hidden: Tensor) -> torch.dtype:
+    """The type of matrix products with `hidden`: autocast's, where it is enabled."""
+    kind = hidden.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+
+
+def linear_logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """(R, E) -> (R, V), a new tensor, float32 or float64 whatever the type of the product."""
+    logits = F.linear(x, weight)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits if bias is None else logits.add_(bias)
+
+
+def _forward_chunks(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    sizes: Sequence[int],
+    rows: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Nats, the largest logit of each row, and the log of the row's sum of exponentials relative to it: (N,) each.
+
+    The last two stay apart, since their sum would round small losses away.
+    """
+    narrow = weight.to(dtype)
+    nats, largest, log_sums = (vector.zero_() for vector in _results(hidden, dtype))
+    for classes, part, own_targets in _chunks(targets, sizes, rows):
+        own_bias = None if bias is None else bias[classes]
+        logits = linear_logits(hidden[part].to(dtype), narrow[classes], own_bias)
+        peak = logits.amax(-1)
+        logits.sub_(peak.unsqueeze(-1))
+        target = logits.gather(1, own_targets.unsqueeze(-1)).squeeze(-1)
+        log_sum = logits.exp_().sum(-1).log()
+        nats[part], largest[part], log_sums[part] = log_sum - target, peak, log_sum
+    return nats, largest, log_sums
+
+
+def _backward_chunks(
+    upstream: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    largest: Tensor,
+    log_sums: Tensor,
+    sizes: Sequence[int],
+    rows: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of hidden, weight and bias; the last is empty where there is no bias."""
+    narrow = weight.to(dtype)
+    grad_hidden, grad_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
+    grad_bias = weight.new_zeros(0) if bias is None else torch.zeros_like(bias)
+    for classes, part, own_targets in _chunks(targets, sizes, rows):
+        x = hidden[part].to(dtype)
+        error = linear_logits(x, narrow[classes], None if bias is None else bias[classes])
+        error = error.sub_(largest[part].unsqueeze(-1)).sub_(log_sums[part].unsqueeze(-1)).exp_()
+        error[torch.arange(len(x), device=x.device), own_targets] -= 1  # p - 1 at the target, p elsewhere: (R, V)
+        error.mul_(upstream[part].unsqueeze(-1))
+        if bias is not None:
+            grad_bias[classes].add_(error.sum(0))
+        error = error.to(dtype)
+        grad_hidden[part] = (error @ narrow[classes]).to(hidden.dtype)
+        if dtype == weight.dtype:
+            grad_weight[classes].addmm_(error.t(), x)
+        else:
+            grad_weight[classes].add_(error.t() @ x)
+    return grad_hidden, grad_weight, grad_bias
+
+
+def _chunks(targets: Tensor, sizes: Sequence[int], rows: int) -> Iterator[tuple[slice, slice | Tensor, Tensor]]:
+    """The classes of each cluster, R of its rows, and their targets in it; without sizes, of all classes and rows."""
+    if not sizes:
+        for first in range(0, len(targets), rows):
+            part = slice(first, first + rows)
+            yield slice(None), part, targets[part]
+    start = 0
+    for size in sizes:
+        members = ((targets >= start) & (targets < start + size)).nonzero().squeeze(-1)
+        for own in torch.split(members, rows):
+            if len(own):
+                yield slice(start, start + size), own, targets[own] - start
+        start += size
+
+
+def _results(hidden: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    exact = torch.promote_types(dtype, torch.float32)
+    nats, largest, log_sums = (hidden.new_empty(len(hidden), dtype=exact) for _ in range(3))
+    return nats, largest, log_sums
+
+
+_forward = library.custom_op("lmtrain::linear_cross_entropy", _forward_chunks, mutates_args=())
+_backward = library.custom_op("lmtrain::linear_cross_entropy_backward", _backward_chunks, mutates_args=())
+
+
+@_forward.register_fake
+def _(hidden: Tensor, weight: Any, bias: Any, targets: Any, sizes: Any, rows: int, dtype: torch.dtype) -> Any:
+    return _results(hidden, dtype)
+
+
+@_backward.register_fake
+def _(upstream: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
+    grad_bias = weight.new_empty(0) if bias is None else torch.empty_like(bias)
+    return torch.empty_like(hidden), torch.empty_like(weight), grad_bias
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    hidden, weight, bias, targets, ctx.sizes, ctx.rows, ctx.dtype = inputs
+    ctx.save_for_backward(hidden, weight, bias, targets, *output[1:])
+
+
+def _gradients(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    hidden, weight, bias = _backward(upstream, *ctx.saved_tensors, ctx.sizes, ctx.rows, ctx.dtype)
+    return hidden, weight, bias if ctx.needs_input_grad[2] else None, None, None, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_save)

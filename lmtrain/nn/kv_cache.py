@@ -1,0 +1,128 @@
+"""The key-value cache of incremental decoding, and the cache position at which a step writes.
+
+Shapes: B rows, H heads, N cache positions (the capacity), D features per head (Dv of values).
+"""
+
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmtrain.nn.dot_product import restrict
+from lmtrain.nn.patterns import Pattern
+from lmtrain.nn.positions import Rotation, alibi_bias
+
+
+@dataclass
+class CachePosition:
+    """Where one decoding step reads and writes every cache.
+
+    The new token of each row is written at its own `position` (B,), and attends to the first `kv_len` cache positions
+    up to there. With `uniform_length` all rows have the same length, every position is kv_len - 1, and no mask is
+    needed. `rotation` rotates the new query and key; `slopes` (H,) are ALiBi's.
+    """
+
+    position: Tensor
+    kv_len: int
+    uniform_length: bool = False
+    rotation: Rotation | None = None
+    slopes: Tensor | None = None
+    _masks: dict[Pattern, Tensor | None] = field(default_factory=dict)
+
+    @property
+    def index(self) -> Tensor | int:
+        """The cache position of each row (B,), or the one that all rows share."""
+        return self.kv_len - 1 if self.uniform_length else self.position
+
+    def write(self, buffer: Tensor, new: Tensor) -> None:
+        """Write new (B, ...) into buffer (B, N, ...), each row at its cache position."""
+        if self.uniform_length:
+            buffer[:, self.kv_len - 1 : self.kv_len] = new.unsqueeze(1)
+        else:
+            buffer[torch.arange(len(new), device=new.device), self.position] = new
+
+    def mask(self, pattern: Pattern) -> Tensor | None:
+        """The mask of `attend` for layers with this pattern, with Tk = kv_len: None, or
+        (B, 1, 1, Tk) bool, or (B, H, 1, Tk) float. It is computed once for all layers."""
+        if pattern not in self._masks:
+            self._masks[pattern] = self._mask(pattern)
+        return self._masks[pattern]
+
+    def _mask(self, pattern: Pattern) -> Tensor | None:
+        query, keys = self.position.unsqueeze(-1), torch.arange(self.kv_len, device=self.position.device)
+        allowed = None
+        if pattern.sparse or not self.uniform_length:
+            allowed = (pattern(query, keys) & (keys <= query))[:, None, None]
+        if self.slopes is None:
+            return allowed
+        bias = alibi_bias(self.slopes, query, keys)
+        return bias if allowed is None else restrict(bias, allowed)
+
+
+@dataclass
+class KeyValueCache:
+    """Keys and values of the tokens read so far, in memory allocated ahead and written in place.
+
+    key (B, H, N, D), value (B, H, N, Dv). Rows may hold different numbers of tokens: entries past a row's own length
+    are finite and meaningless, and no row has any past the first `kv_len`.
+    """
+
+    key: Tensor
+    value: Tensor
+    kv_len: int
+
+    @classmethod
+    def allocate(cls, key: Tensor, value: Tensor, capacity: int) -> Self:
+        """A cache for `capacity` tokens whose first T are given: (B, H, T, D), (B, H, T, Dv)."""
+        padding = (0, 0, 0, capacity - key.shape[-2])
+        return cls(F.pad(key, padding), F.pad(value, padding), key.shape[-2])
+
+    def grow(self, factor: int) -> None:
+        """Multiply the capacity by `factor`, in new memory."""
+        padding = (0, 0, 0, (factor - 1) * self.key.shape[-2])
+        self.key, self.value = F.pad(self.key, padding), F.pad(self.value, padding)
+
+    def write(self, key: Tensor, value: Tensor, index: Tensor | int, kv_len: int) -> None:
+        """Write one token's keys (B, H, 1, D) and values (B, H, 1, Dv) at each row's cache position (B,), or at one for
+        all rows; every one of them is below `kv_len`."""
+        self.kv_len = max(self.kv_len, kv_len)
+        if isinstance(index, int):
+            self.key[:, :, index : index + 1] = key
+            self.value[:, :, index : index + 1] = value
+            return
+        rows = torch.arange(len(index), device=index.device)
+        self.key[rows, :, index] = key.squeeze(2)
+        self.value[rows, :, index] = value.squeeze(2)
+
+    def replace(self, rows: Tensor, other: "KeyValueCache") -> None:
+        """Overwrite these rows with all rows of `other`, whose capacity is no larger."""
+        capacity = other.key.shape[-2]
+        self.key[rows, :, :capacity] = other.key
+        self.value[rows, :, :capacity] = other.value
+
+    def select(self, rows: Tensor) -> "KeyValueCache":
+        """These rows, in this order; see `take_rows`."""
+        key, value = (take_rows(x, rows, self.kv_len, axis=2) for x in (self.key, self.value))
+        return KeyValueCache(key, value, self.kv_len)
+
+
+def take_rows(x: Tensor, rows: Tensor, kv_len: int | None = None, axis: int = 1) -> Tensor:
+    """x[rows] of x (B, ...), where `rows` (B',) may repeat and drop some; if B' = B, in the memory of x.
+
+    With `kv_len` only the first `kv_len` entries along `axis` matter; those past them are left as they are, or zero.
+    """
+    part = x if kv_len is None else x.narrow(axis, 0, kv_len)
+    if len(rows) == len(x):
+        # On a GPU, finding the rows that move would take longer than copying all of them.
+        order = torch.arange(len(x), device=x.device)
+        moved = (rows != order).nonzero().squeeze(-1) if x.is_cpu else order
+        part.index_copy_(0, moved, part.index_select(0, rows[moved]))
+        return x
+    chosen = part.index_select(0, rows)
+    if kv_len is None:
+        return chosen
+    result = x.new_zeros(len(rows), *x.shape[1:])  # not left empty: zero weights times NaN would be NaN
+    result.narrow(axis, 0, kv_len).copy_(chosen)
+    return result

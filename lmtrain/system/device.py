@@ -1,0 +1,85 @@
+"""Device, precision, CPU threads, and what torch.compile needs of the machine."""
+
+import importlib.util
+import os
+import shutil
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmtrain.errors import LmtrainError
+
+NATIVE_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def choose_device(name: str) -> torch.device:
+    """The device for `auto`, `cpu` or `cuda`. Raises LmtrainError if CUDA is requested but not available."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise LmtrainError("PyTorch sees no CUDA device: use cpu or auto in place of cuda (train.device or --device)")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def choose_precision(name: str, device: torch.device) -> str:
+    """`fp32`, `bf16` or `fp16` for a configured precision; `auto` is bf16 where the hardware supports it natively, else
+    fp16 on a GPU and fp32 on a CPU.
+
+    Emulated bf16 is slower than float32, so this reads the hardware's flags, not whether PyTorch can run bf16.
+    """
+    if name != "auto":
+        return name
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
+    return "bf16" if NATIVE_BF16_FLAGS & _cpu_flags() else "fp32"
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return frozenset(flags.partition(":")[2].split())
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """The context in which the forward pass runs at `precision`."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a CPU tensor to the device; on CUDA asynchronously, through pinned memory."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def set_threads(count: int | None) -> None:
+    """Use `count` CPU threads; None = PyTorch's own choice."""
+    if count is not None:
+        torch.set_num_threads(count)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until all work queued on the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def lacks_to_compile(device: torch.device) -> str | None:
+    """What torch.compile needs but this machine lacks: a C++ compiler, or for CUDA a C compiler and Triton; else None.
+
+    On a CPU also PyTorch 2.13: earlier versions compile a maximum over a transposed matrix with few rows, as in the
+    pool, to code that writes past the end of its result, which can crash the process.
+    """
+    cuda = device.type == "cuda"
+    if not cuda and torch.__version__ < "2.13":
+        return f"PyTorch 2.13 (what {torch.__version__} compiles for a CPU can crash)"
+    names = (os.environ.get("CC") or "gcc", "clang") if cuda else (os.environ.get("CXX") or "g++", "c++", "clang++")
+    if not any(shutil.which(name) for name in names):
+        return f"{'C' if cuda else 'C++'} compiler"
+    return "Triton" if cuda and importlib.util.find_spec("triton") is None else None

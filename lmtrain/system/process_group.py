@@ -1,0 +1,145 @@
+"""The processes of a run and the collectives they use: a single process, or several that torchrun started.
+
+The main process has rank 0: only it prints, and it writes everything except the other processes' rows of a sharded
+model. Numbers on the host go over gloo; gradients on CUDA devices go over NCCL.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lmtrain.errors import AlreadyReported
+
+POLL_SECONDS = 0.1
+
+
+class ProcessGroup:
+    """A single process: every collective in its trivial form."""
+
+    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
+        self.rank, self.world_size = rank, world_size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process prints and writes."""
+        return self.rank == 0
+
+    def shard(self, count: int) -> range:
+        """This process's share of `count` items; `count` must be a multiple of the number of processes."""
+        each = count // self.world_size
+        return range(self.rank * each, (self.rank + 1) * each)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Replace the tensor by its sum over all processes."""
+
+    def all_gather(self, value: float) -> list[float]:
+        """The value of each process, by rank."""
+        return [value]
+
+    def all_gather_text(self, text: str) -> list[str]:
+        """The text of each process, by rank."""
+        return [text]
+
+    def all_max(self, number: int) -> int:
+        """The largest of the processes' numbers."""
+        return number
+
+    def broadcast(self, value: float) -> float:
+        """The value of the main process."""
+        return value
+
+    def barrier(self) -> None:
+        """Wait until all processes have reached this call."""
+
+    def new_group(self) -> "ProcessGroup":
+        """The same processes with collectives of their own, for use in another thread."""
+        return self
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """The main process runs the block before the others do, who raise AlreadyReported if it fails.
+
+        However long it takes: the others poll the store, where a collective would time out.
+        """
+        yield
+
+    def on_main(self, find: Callable[[], str]) -> str:
+        """The result of `find`, which only the main process calls. The others raise AlreadyReported if it fails."""
+        text = ""
+        with self.main_first():
+            if self.is_main:
+                text = find()
+        return self.all_gather_text(text)[0]
+
+
+SINGLE_PROCESS = ProcessGroup()
+
+
+class DistributedGroup(ProcessGroup):
+    """Several processes. All of them must call every method except `shard`."""
+
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: timedelta, group: Any = None) -> None:
+        super().__init__(rank, world_size)
+        self._store = store
+        self._timeout = timeout
+        self._group = group
+        self._turns = 0
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        dist.all_reduce(tensor, group=self._group)
+
+    def all_gather(self, value: float) -> list[float]:
+        values = [torch.zeros(1, dtype=torch.float64) for _ in range(self.world_size)]
+        dist.all_gather(values, torch.tensor([value], dtype=torch.float64), group=self._group)
+        return torch.cat(values).tolist()
+
+    def all_gather_text(self, text: str) -> list[str]:
+        data = torch.tensor(list(text.encode()), dtype=torch.uint8)  # never as pickled objects
+        lengths = [int(length) for length in self.all_gather(len(data))]
+        rows = [torch.zeros(max(lengths), dtype=torch.uint8) for _ in lengths]
+        dist.all_gather(rows, torch.nn.functional.pad(data, (0, max(lengths) - len(data))), group=self._group)
+        return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths, strict=True)]
+
+    def all_max(self, number: int) -> int:
+        numbers = torch.tensor([number])
+        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group)
+        return int(numbers)
+
+    def broadcast(self, value: float) -> float:
+        values = torch.tensor([value], dtype=torch.float64)
+        dist.broadcast(values, 0, group=self._group)
+        return float(values)
+
+    def barrier(self) -> None:
+        self.all_max(0)  # on the host: `dist.barrier` would use NCCL where there are CUDA devices
+
+    def new_group(self) -> ProcessGroup:
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        group = dist.new_group(timeout=self._timeout, backend="gloo")
+        store = PrefixStore(group.group_name, self._store)
+        return DistributedGroup(store, self.rank, self.world_size, self._timeout, group)
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        self._turns += 1
+        key = f"turn {self._turns}"
+        if not self.is_main:
+            while not self._store.check([key]):
+                time.sleep(POLL_SECONDS)
+            if self._store.get(key) != b"done":
+                raise AlreadyReported
+            yield
+            return
+        try:
+            yield
+        except BaseException:
+            self._store.set(key, "failed")
+            raise
+        self._store.set(key, "done")

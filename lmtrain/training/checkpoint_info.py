@@ -1,0 +1,74 @@
+"""What a checkpoint of a run stores beside its tensors."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from lmtrain.errors import LmtrainError
+from lmtrain.storage.checkpoint import Checkpoint
+
+Count = Annotated[int, Field(ge=0, le=2**48)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass
+class Counters:
+    """The numbers that a checkpoint must restore for a resumed run to equal an uninterrupted one."""
+
+    step: Count = 0
+    evaluated: Count = 0
+    """The step of the last evaluation."""
+    best: Finite | None = None
+    """Nats per token of the best evaluation."""
+    best_step: Count = 0
+    stale: Count = 0
+    """Evaluations in a row without a new best."""
+    scaler: dict[str, int | Finite] = field(default_factory=dict)
+    """`GradScaler.state_dict()` at the time of saving."""
+    skipped: Count = 0
+    """`StepStatistics.skipped` at the time of saving."""
+    in_a_row: Count = 0
+    """`StepStatistics.in_a_row` at the time of saving."""
+    window: tuple[Finite, Finite, Count] = (0.0, 0.0, 0)
+    """`StepStatistics.sums` at the time of saving."""
+
+    def load(self, other: "Counters") -> None:
+        """Copy all fields from another object."""
+        vars(self).update(vars(other))
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """The counters of a checkpoint, and the circumstances in which it was written."""
+
+    counters: Counters
+    seconds: Seconds
+    """Time that the run had taken."""
+    metrics_bytes: Count
+    """Length of metrics.jsonl."""
+    threads: int
+    tokenizer: str
+    """Hash of the tokenizer."""
+    tokens: str
+    """Hash of the token store."""
+    processes: Annotated[int, Field(ge=1)] = 1
+    teacher: str | None = None
+    """Hash of the teacher's checkpoint."""
+    prepared: Seconds = 0.0
+    """Seconds before the first step."""
+    precision: str | None = None
+
+
+def read_info(found: Checkpoint) -> CheckpointInfo:
+    """Parse and validate `found.info`. Raises LmtrainError if a field is missing or invalid."""
+    try:
+        return TypeAdapter(CheckpointInfo).validate_json(json.dumps(found.info), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"][:2])
+        raise LmtrainError(f"{found.folder} can't be resumed: {field} in its manifest: {first['msg']}") from None
+    except RecursionError:
+        raise LmtrainError(f"{found.folder} can't be resumed: its manifest is nested too deeply") from None

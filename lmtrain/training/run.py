@@ -1,0 +1,121 @@
+"""An open run: the state of training together with everything that accompanies it, and what happens between steps."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmtrain.data.tokens import TokenStore
+from lmtrain.evaluation.perplexity import Score
+from lmtrain.system.signals import StopSignal
+from lmtrain.training.budget import Budget, evaluation_steps
+from lmtrain.training.meter import Clock, Meter
+from lmtrain.training.monitor import Monitor
+from lmtrain.training.saving import Saver
+from lmtrain.training.state import Training, snapshot
+from lmtrain.training.validation import evaluate_and_show, final_score
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    status: str
+    """finished, stopped early, or interrupted."""
+    step: int
+    minutes: float
+    score: Score | None
+    """The best checkpoint on the whole validation split; None if interrupted."""
+    best_step: int
+
+
+class Run:
+    """A run that is being trained. `evaluate`, `after_step` and `finish` raise Interrupted after a stop signal."""
+
+    def __init__(
+        self,
+        training: Training,
+        store: TokenStore,
+        run_dir: Path,
+        *,
+        budget: Budget,
+        clock: Clock,
+        monitor: Monitor,
+        saver: Saver,
+        stop: StopSignal,
+    ) -> None:
+        self.training = training
+        self._store, self._run_dir = store, run_dir
+        self._budget, self._clock = budget, clock
+        self._monitor, self._saver, self._stop = monitor, saver, stop
+        self._meter = Meter(training)
+        self._counters = training.counters
+        self._saved_step = training.counters.step  # a resumed run's checkpoint exists
+        self._eval_steps = evaluation_steps(training.config.train, training.samples.order.per_epoch())
+
+    def progress(self) -> float:
+        """The fraction of the budget that is spent, in [0, 1]."""
+        return self._budget.progress(self._counters.step, self._clock.read())
+
+    def out_of_patience(self) -> bool:
+        """Whether `train.patience` evaluations in a row were no new best."""
+        patience = self.training.config.train.patience
+        return patience is not None and self._counters.stale >= patience
+
+    def evaluation_was_interrupted(self) -> bool:
+        """Whether the run is at a step that must be evaluated and was not: a signal stopped it there."""
+        step = self._counters.step
+        return step > 0 and step % self._eval_steps == 0 and self._counters.evaluated != step
+
+    def evaluate(self) -> None:
+        """Evaluate, and save a checkpoint with the score."""
+        with self._meter.paused():
+            self._save(evaluate_and_show(self.training, self._store, self._monitor, self._stop))
+
+    def after_step(self, lr: float) -> None:
+        """Log, evaluate and save when that is due, then check for a stop signal."""
+        config, step = self.training.config.train, self._counters.step
+        self._clock.tick()
+        self._meter.count_step()
+        self._saver.check()
+        progress = self.progress()
+        self._monitor.advance(step, progress)
+        if step % config.log_steps == 0:
+            self._monitor.train(step, self._meter.metrics(lr, self._clock.read()))
+        if step % self._eval_steps == 0:
+            self.evaluate()
+        elif self._clock.since_save() > 60 * config.save_minutes and progress < 1.0:
+            self._save(None)
+        if progress < 1.0:
+            self._stop.check()
+
+    def finish(self) -> Outcome:
+        """Evaluate the last step, wait for its checkpoint, and score the best checkpoint."""
+        if self._counters.evaluated != self._counters.step:
+            self.evaluate()
+        self._saver.wait()
+        minutes, step = self._clock.read() / 60, self._counters.step
+        score, best_step = final_score(self.training, self._store, self._run_dir, self._monitor, self._stop)
+        self._monitor.final(score.figures())
+        self._monitor.state("finished", step=step, minutes=minutes, best_step=best_step, valid=score.summary())
+        status = "stopped early" if self.out_of_patience() else "finished"
+        return Outcome(status, step, minutes, score, best_step)
+
+    def save_interrupted(self) -> Outcome:
+        """Save a checkpoint of the current step, unless an evaluation has saved one, with its score."""
+        step = self._counters.step
+        if self._saved_step != step:
+            self._save(None)
+        self._saver.wait()
+        self._monitor.state("interrupted", step=step, signal=self._stop.name)
+        return Outcome("interrupted", step, self._clock.read() / 60, None, self._counters.best_step)
+
+    def _save(self, score: float | None) -> None:
+        self._saved_step = self._counters.step
+        self._monitor.flush()
+        self._clock.tick()
+        self._clock.mark_saved()
+        times = {
+            "seconds": self._clock.read(),
+            "prepared": self._budget.prepared,
+            "metrics_bytes": self._monitor.metrics_bytes(),
+        }
+        self._saver.save(self._counters.step, *snapshot(self.training, self._store, score, times))

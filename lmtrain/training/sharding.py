@@ -1,0 +1,61 @@
+"""Tensors that may be sharded by rows over the processes (FSDP2's DTensor), or whole."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmtrain.storage.checkpoint import check_fit
+from lmtrain.storage.tensor_files import Stored
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether each process holds a part of the rows."""
+    return hasattr(tensor, "full_tensor")
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The full tensor, sharded or not. For a sharded tensor all processes must call this."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def local_rows(tensor: Tensor) -> tuple[slice, Tensor]:
+    """The rows of a sharded tensor that this process holds: their range, which is that of `torch.chunk`, and values."""
+    sharded: Any = tensor.detach()
+    assert [placement.is_shard(0) for placement in sharded.placements] == [True]
+    rows = local(sharded)
+    count, mesh = len(tensor), sharded.device_mesh
+    first = min(count, mesh.get_local_rank() * -(-count // mesh.size()))
+    return slice(first, first + len(rows)), rows
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's rows of a sharded tensor, or a tensor that is not sharded; shares its memory."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def shard_like(source: Tensor | Stored, like: Tensor) -> Tensor:
+    """A full tensor on the device of `like` and sharded like it; reads only this process's rows, and sends none."""
+    if not is_sharded(like):
+        return source[...].to(like.device)
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(like, DTensor)
+    rows, _ = local_rows(like)
+    return DTensor.from_local(
+        source[rows].to(like.device),
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
+@torch.no_grad()
+def copy_all(source: Mapping[str, Stored], target: dict[str, Tensor]) -> None:
+    """Copy a checkpoint's tensors into targets, which may be sharded. Raises ValueError if names or shapes differ."""
+    check_fit(source, target)
+    for name, value in source.items():
+        target[name].copy_(shard_like(value, target[name]))

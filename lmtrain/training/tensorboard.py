@@ -1,0 +1,86 @@
+"""TensorBoard event files of a run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmtrain.generation.picture import heatmap
+from lmtrain.storage.files import write_error
+
+
+class TensorBoard:
+    """Writes event files to `folder` for a run that resumes from `step` (0: a new one).
+
+    TensorBoard drops the points that an earlier part of the run wrote after `step`. The hyperparameters are written to
+    the run itself; `SummaryWriter.add_hparams` would create a second run. The experiment description is omitted: with
+    it TensorBoard's table would treat every scalar of all runs as a metric. Raises LmtrainError if it can't write.
+    """
+
+    def __init__(self, folder: Path, step: int, hyperparameters: dict[str, Any]) -> None:
+        from torch.utils import tensorboard  # takes seconds to import, so only training does it
+
+        untyped: Any = tensorboard
+        self._folder = folder
+        plain = {name: _plain(value) for name, value in hyperparameters.items()}
+        with self._naming_folder():
+            self._writer = untyped.SummaryWriter(folder, purge_step=step + 1 if step else 0, flush_secs=30)
+            _, session_start, self._session_end = untyped.summary.hparams(plain, {})
+            self._writer.file_writer.add_summary(session_start, step)
+
+    def scalars(self, kind: str, metrics: dict[str, float], step: int) -> None:
+        """Write each metric as `kind`/name."""
+        with self._naming_folder():
+            for name, value in metrics.items():
+                self._writer.add_scalar(f"{kind}/{name}", value, step)
+
+    def text(self, title: str, text: str, step: int) -> None:
+        """Show `text` literally, whatever characters it contains."""
+        with self._naming_folder():
+            self._writer.add_text(title, _escape(text), step)
+
+    def weights(self, title: str, tokens: list[str], weights: np.ndarray, step: int) -> None:
+        """Show attention weights (H heads, T tokens) as an image."""
+        with self._naming_folder():
+            self._writer.add_image(title, heatmap(tokens, weights), step, dataformats="HWC")
+
+    def mark_finished(self, step: int) -> None:
+        """Record that the run is complete."""
+        with self._naming_folder():
+            self._writer.file_writer.add_summary(self._session_end, step)
+
+    def flush(self) -> None:
+        """Write everything to the files now."""
+        with self._naming_folder():
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Flush and close the files."""
+        with self._naming_folder():
+            self._writer.close()
+
+    @contextmanager
+    def _naming_folder(self) -> Iterator[None]:
+        """Name the folder in the error, which comes from TensorBoard's thread and does not."""
+        try:
+            yield
+        except OSError as error:
+            raise write_error(self._folder, error) from error
+
+
+def _plain(value: Any) -> Any:
+    """A value of a type that TensorBoard's table accepts."""
+    return value if isinstance(value, str | int | float) else str(value)
+
+
+def _escape(text: str) -> str:
+    """Markdown that renders as `text`: punctuation as character references, so that none is read as markup or HTML."""
+    lines = ("".join(_reference(character) for character in line.strip()) for line in text.splitlines())
+    return "  \n".join(lines)
+
+
+def _reference(character: str) -> str:
+    plain = character.isalnum() or character == " " or not character.isascii()
+    return character if plain else f"&#{ord(character)};"

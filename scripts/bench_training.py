@@ -1,0 +1,195 @@
+"""`scripts/benchmark train`: speed and memory of training, beside other programs' models of the same size.
+
+Every measurement is a process of its own, so that its memory and the settings of its allocator are its own. lmtrain is
+measured by its own command line, from the metrics that a run logs. The others run a plain loop, in this file:
+
+python scripts/bench_training.py SIDE        # as JSON; prints tokens per second and peak bytes
+"""
+
+import argparse
+import importlib
+import importlib.util
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from record import ROOT, Row, last_json, lmtrain, run_python
+
+from lmtrain.system.device import autocast, choose_device, choose_precision, synchronize
+from lmtrain.system.memory import memory_bytes
+
+SEED, WORDS, BLOCKS = 0, 500_000, 5
+RETAINED_HEAP = {
+    "THP_MEM_ALLOC_ENABLE": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+"""What lmtrain sets for itself on glibc, as an environment for the others."""
+
+
+def training(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
+    """Metrics and settings of every side: lmtrain as configured, then each peer and lmtrain, compiled and not."""
+    recipe = recipe_options(arguments.recipe)
+    common = [*arguments.overrides, *random_corpus(folder, arguments.vocab_size)]
+    costs = lmtrain("train", *recipe, *common, "--dry-run")
+    config = costs["config"]
+    device = choose_device(config["train"]["device"])
+    precision = choose_precision(config["train"]["precision"], device)
+    rows: list[Row] = []
+
+    def lmtrain_row(compiled: bool, *changes: str) -> None:
+        changes = (f"train.compile={str(compiled).lower()}", *changes)
+        estimate = lmtrain("train", *recipe, *common, *changes, "--dry-run")["memory_bytes"]["total"]
+        found = measure_lmtrain([*recipe, *common, *changes], folder / f"runs-{len(rows)}", arguments.steps)
+        form = {"program": "lmtrain", "precision": precision, "compiled": compiled, "heap": "retained"}
+        rows.append({**form, **found, "estimated_bytes": round(estimate)})
+        print(rows[-1], file=sys.stderr)
+
+    peers = [("nanoGPT", str(arguments.nanogpt))] if arguments.nanogpt else []
+    peers += [("transformers GPT-2", "")] if arguments.transformers else []
+    compiled = config["train"]["compile"] is not False  # "auto" would depend on the length of the run
+    if arguments.vary:
+        field, _, values = arguments.vary.partition("=")
+        for value in values.split(","):
+            lmtrain_row(compiled, f"{field}={value}")
+            rows[-1] = {field: value, **rows[-1]}
+    elif not peers:
+        lmtrain_row(compiled)
+    else:
+        model = config["model"]
+        shape = {name: model[name] for name in ("dim", "layers", "heads", "context")}
+        shape |= {"vocab_size": costs["vocabulary"], "batch": config["train"]["batch_size"]}
+        for compiled in (True, False):
+            lmtrain_row(compiled)
+            for program, source in peers:
+                form = {"program": program, "precision": precision, "compiled": compiled, "heap": "retained"}
+                side = {**form, "source": source, "steps": arguments.steps, "device": device.type, **shape}
+                rows.append(form | last_json(run_python([__file__, json.dumps(side)], RETAINED_HEAP)))
+                print(rows[-1], file=sys.stderr)
+    settings = {"recipe": arguments.recipe, "overrides": arguments.overrides, "vocab_size": arguments.vocab_size}
+    metrics = {"parameters": costs["parameters"], "tokens_per_step": tokens_per_step(config), "rows": rows}
+    return metrics, settings | {"config": config}
+
+
+def recipe_options(name: str | None) -> list[str]:
+    """`--config` of a recipe."""
+    return ["--config", str(ROOT / "configs" / f"{name}.yaml")] if name else []
+
+
+def tokens_per_step(config: dict[str, Any]) -> int:
+    """Predictions that one optimizer step learns from."""
+    per_window = 1 if config["model"]["mode"] == "windowed" else config["model"]["context"]
+    return int(config["train"]["batch_size"] * per_window)
+
+
+def random_corpus(folder: Path, vocab_size: int) -> list[str]:
+    """Write random words, each of the vocabulary at least once, their frequencies by Zipf's law as in a real text.
+
+    Returns the overrides that train on it.
+    """
+    random, texts = np.random.default_rng(SEED), folder / "texts"
+    words = vocab_size - 2  # beside <unk> and <eos>
+    texts.mkdir()
+    for split, count in (("train", WORDS), ("valid", 2000)):
+        ids = random.zipf(1.1, count) % words
+        ids = np.concatenate([random.permutation(words), ids]) if split == "train" else ids
+        lines = [" ".join(f"w{index}" for index in part) for part in np.array_split(ids, len(ids) // 50)]
+        (texts / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    kind = ["tokenizer.kind=word", "tokenizer.vocab_size=null", "tokenizer.file=null"]
+    return [f"data.source={texts}", f"data.dir={folder / 'data'}", *kind]
+
+
+def measure_lmtrain(options: list[str], folder: Path, steps: int) -> Row:
+    """Train twice `steps`, and take the median of the second half from what the run logged."""
+    budget = [f"train.steps={2 * steps}", "train.epochs=null", "train.max_minutes=null"]
+    quiet = ["train.sample_prompts=[]", f"train.eval_steps={2 * steps}", "train.eval_epochs=null"]
+    quiet += ["train.eval_tokens=500", "eval.stride=null", "train.save_minutes=1000", "train.keep=1"]
+    logged = [f"train.log_steps={max(1, steps // BLOCKS)}", f"run.dir={folder}", "run.name=run", "run.seed=0"]
+    lmtrain("train", *options, *budget, *quiet, *logged, "-q")
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    points = [point for point in map(json.loads, lines) if point["kind"] == "train"]
+    late = [point for point in points if point["step"] > steps]
+    return {
+        "tokens_per_second": statistics.median(point["tokens_per_second"] for point in late),
+        "peak_share": statistics.median(point["peak_share"] for point in late),
+        "peak_bytes": round(1e9 * max(point["memory_gb"] for point in points)),
+    }
+
+
+def measure_peer(side: Row) -> Row:
+    """A plain loop: random windows, forward, backward, clipping, AdamW; the median of `BLOCKS` blocks of steps."""
+    device = torch.device(side["device"])
+    torch.manual_seed(SEED)
+    build = nanogpt_model if side["program"] == "nanoGPT" else gpt2_model
+    model, loss_of = build(side)
+    model.to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    forward = torch.compile(model) if side["compiled"] else model
+    random = np.random.default_rng(SEED)
+    ids = random.zipf(1.1, WORDS) % side["vocab_size"]
+
+    def step() -> None:
+        starts = random.integers(0, len(ids) - side["context"] - 1, side["batch"])
+        windows = torch.from_numpy(np.stack([ids[start : start + side["context"] + 1] for start in starts])).to(device)
+        with autocast(device, side["precision"]):
+            loss = loss_of(forward, windows)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def rate(steps: int) -> float:
+        synchronize(device)
+        start = time.perf_counter()
+        for _ in range(steps):
+            step()
+        synchronize(device)
+        return float(steps * side["batch"] * side["context"] / (time.perf_counter() - start))
+
+    rate(side["steps"])  # compiles and warms up
+    rates = [rate(max(1, side["steps"] // BLOCKS)) for _ in range(BLOCKS)]
+    return {"tokens_per_second": statistics.median(rates), "peak_bytes": memory_bytes(device)}
+
+
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+def load_source(folder: str) -> Any:
+    """The module `model.py` of a program whose source is in `folder`."""
+    path = Path(folder) / "model.py"
+    spec = importlib.util.spec_from_file_location("peer_source", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise SystemExit(f"{folder} has no model.py: give the folder of the program's source")
+    module: Any = importlib.util.module_from_spec(spec)
+    sys.modules["peer_source"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def nanogpt_model(side: Row) -> tuple[Any, Loss]:
+    """nanoGPT's model by its own source, without dropout."""
+    module = load_source(side["source"])
+    shape = {"n_layer": side["layers"], "n_head": side["heads"], "n_embd": side["dim"], "block_size": side["context"]}
+    model = module.GPT(module.GPTConfig(**shape, vocab_size=side["vocab_size"], dropout=0.0, bias=False))
+    return model, lambda forward, windows: forward(windows[:, :-1], windows[:, 1:].contiguous())[1]
+
+
+def gpt2_model(side: Row) -> tuple[Any, Loss]:
+    """transformers' GPT-2, without dropout. It shifts the labels by itself."""
+    transformers: Any = importlib.import_module("transformers")
+    shape = {"n_layer": side["layers"], "n_head": side["heads"], "n_embd": side["dim"], "n_positions": side["context"]}
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    config = transformers.GPT2Config(**shape, **dropout, vocab_size=side["vocab_size"], use_cache=False)
+    model = transformers.GPT2LMHeadModel(config)
+    return model, lambda forward, windows: forward(input_ids=windows[:, :-1], labels=windows[:, :-1]).loss
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure_peer(json.loads(sys.argv[1]))))

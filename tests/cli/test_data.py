@@ -1,0 +1,66 @@
+"""`lmtrain download` and `lmtrain tokenize`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Lmtrain
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_download_and_tokenize(lmtrain: Lmtrain, folder: Path) -> None:
+    (folder / "corpus").mkdir()
+    (folder / "corpus/train.txt").write_text("a b c\nb c d\n")
+    (folder / "corpus/valid.txt").write_text("a z\n")
+    done = lmtrain("download", "corpus", "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["splits"]["train"]["words"] == 6
+    assert "no test split" in done.err
+    result = json.loads(lmtrain("tokenize", "corpus", "--json").out)
+    assert result["vocab_size"] == 6
+    assert result["splits"]["train"]["tokens"] == 8
+    again = lmtrain("tokenize", "corpus")
+    assert "8" in again.out
+    assert "training a" not in again.err
+
+
+def test_several_corpora_are_one_object_each(lmtrain: Lmtrain, folder: Path) -> None:
+    for name in ("one.txt", "two.txt"):
+        (folder / name).write_text(f"{name[:3]} a b\n" * 100)
+    done = lmtrain("download", "data.sources=[{source: one.txt}, {source: two.txt}]", "--json")
+    assert [json.loads(line)["splits"]["train"]["words"] for line in done.out.splitlines()] == [270, 270]
+
+
+def test_a_configuration_and_overrides_say_what_to_do(lmtrain: Lmtrain, folder: Path) -> None:
+    (folder / "own.txt").write_text("a b c\n" * 100)
+    (folder / "c.yaml").write_text("data: {source: own.txt, dir: there}\ntokenizer: {kind: bpe, vocab_size: 258}")
+    assert json.loads(lmtrain("download", "-c", "c.yaml", "--json").out)["folder"].startswith("there/own-")
+    for arguments in (["-c", "c.yaml"], ["own.txt", "-c", "c.yaml", "tokenizer.vocab_size=257"]):
+        result = json.loads(lmtrain("tokenize", *arguments, "--json").out)
+        assert (result["kind"], result["vocab_size"]) == ("bpe", 258 if len(arguments) == 2 else 257)
+    done = lmtrain("tokenize", "data.source=own.txt", "tokenizer.kind=byte", "--json")
+    assert json.loads(done.out)["kind"] == "byte"
+
+
+def test_a_column_can_be_named_at_every_step(lmtrain: Lmtrain, folder: Path) -> None:
+    (folder / "own.jsonl").write_text('{"body": "a b c"}\n' * 100)
+    done = lmtrain("tokenize", "own.jsonl")
+    assert (done.code, "set data.text_column or --text-column to one of its columns (body)" in done.err) == (1, True)
+    assert lmtrain("download", "own.jsonl", "--text-column", "body").code == 0
+    assert lmtrain("tokenize", "own.jsonl", "--text-column", "body").code == 0
+
+
+def test_options_are_taken_literally(lmtrain: Lmtrain, folder: Path) -> None:
+    """For example a revision of digits only, and a path that is not valid YAML."""
+    text = folder / "a: b #1 [é].txt"
+    text.write_text("a b c\n" * 100)
+    done = lmtrain("download", text.name, "--revision", "1234567", "--subset", "null", "--data-dir", "0x10")
+    assert (done.code, done.err.count("lmtrain: data.")) == (0, 0)
+    assert lmtrain("tokenize", text.name, "--data-dir", "0x10", "--kind", "bpe", "--vocab-size", "260").code == 0
+    assert len(list((folder / "0x10").iterdir())) == 2

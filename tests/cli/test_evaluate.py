@@ -1,0 +1,231 @@
+"""`lmtrain eval`: which run, which text, and what a run may and may not decide."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import TINY, Lmtrain
+
+
+def test_eval_of_a_copied_run(lmtrain: Lmtrain, workdir: Path) -> None:
+    done = lmtrain("eval", "--json")
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    state = json.loads((workdir / "runs/default/state.json").read_text())
+    assert result["word_perplexity"] == pytest.approx(state["valid"]["word_perplexity"], rel=1e-5)
+    assert (result["weights"], result["context"], result["stride"], result["split"]) == ("ema", 16, 4, "valid")
+    raw = json.loads(lmtrain("eval", "--json", "--weights", "raw", "--batch-size", "3").out)
+    assert raw["nats"] != result["nats"]
+    rounded = json.loads(lmtrain("eval", "--json", "--precision", "int8").out)
+    assert (rounded["precision"], result["precision"]) == ("int8", "fp32")
+    assert rounded["nats"] != result["nats"]
+    assert rounded["word_perplexity"] == pytest.approx(result["word_perplexity"], rel=0.02)
+    text = lmtrain("eval", "--split", "test", "--stride", "16", "--checkpoint", "last").out
+    assert "word perplexity" in text
+    assert "(floor " in text
+    assert "context 16, stride 16" in text
+
+
+def test_a_text_is_scored_as_the_split_that_it_was_by_the_run_alone(lmtrain: Lmtrain, workdir: Path) -> None:
+    """The file of the validation split gives the figures of the split, with the data gone and the run elsewhere."""
+    plain = json.loads(lmtrain("eval", "--json").out)
+    adapted = ["--cache", "--dynamic", "--limit", "200"]
+    both = json.loads(lmtrain("eval", "--json", *adapted).out)
+    (text,) = (workdir / "data").glob("sample-*/valid.txt")
+    text = text.rename(workdir / "own.txt")
+    found = json.loads(lmtrain("eval", "--json", "--text", text, *adapted).out)
+    assert (found.pop("text"), both.pop("split")) == (str(text), "valid")
+    assert found == both
+    shutil.rmtree(workdir / "data")
+    moved = (workdir / "runs/default").rename(workdir / "elsewhere")
+    assert lmtrain("generate", "The river", "--run", moved, "-n", "2").code == 0
+    done = lmtrain("eval", "--json", "--run", moved, "--text", text)
+    found = json.loads(done.out)
+    assert (found.pop("text"), plain.pop("split")) == (str(text), "valid")
+    assert (found.pop("run"), plain.pop("run")) == (str(moved), "runs/default")
+    assert found == plain
+
+
+def test_bits_per_byte_are_those_of_text_whose_bytes_were_predicted(lmtrain: Lmtrain, workdir: Path) -> None:
+    """`<unk>` in the text is a word like any other; where it stands for other words, their share is printed instead."""
+    (train,) = (workdir / "data").glob("sample-*/train.txt")
+    known = "".join(train.read_text().splitlines(keepends=True)[:20])
+    tokens = len(known.split()) + known.count("\n")
+    (workdir / "own.txt").write_text(f"{known}{'<unk> ' * tokens}")
+    done = lmtrain("eval", "--text", "own.txt")
+    assert "bits per byte" in done.out
+    assert "stands for" not in done.out
+    assert json.loads(lmtrain("eval", "--text", "own.txt", "--json").out)["unknown_share"] == 0
+    (workdir / "own.txt").write_text(f"{known}{'xyzzy <unk> ' * tokens}")
+    done = lmtrain("eval", "--text", "own.txt", "--limit", "50")
+    assert f" words (<unk> stands for {tokens / (3 * tokens + 1):.2%} of the tokens)\n" in done.out
+    assert "bits per byte" not in done.out
+    assert " on own.txt: context 16, stride 4\n" in done.out
+    assert "(floor" not in done.out
+    result = json.loads(lmtrain("eval", "--text", "own.txt", "--json").out)
+    assert (result["bits_per_byte"], result["unknown_share"]) == (None, pytest.approx(tokens / (3 * tokens + 1)))
+
+
+def test_a_text_in_a_column_is_scored_beside_a_corpus_of_another(lmtrain: Lmtrain, workdir: Path) -> None:
+    """The column is that of the file; the rule `sgd` needs no gradients of the corpus, so the corpus may be gone."""
+    (train,) = (workdir / "data").glob("sample-*/train.txt")
+    lines = train.read_text().splitlines()[:20]
+    (workdir / "own.txt").write_text("".join(f"{line}\n" for line in lines))
+    (workdir / "own.jsonl").write_text("".join(json.dumps({"body": line}) + "\n" for line in lines))
+    for rule in ("rms", "sgd"):
+        if rule == "sgd":
+            shutil.rmtree(workdir / "data")
+        options = ["--dynamic", f"eval.dynamic_rule={rule}", "--json"]
+        plain = json.loads(lmtrain("eval", "--text", "own.txt", *options).out)
+        found = json.loads(lmtrain("eval", "--text", "own.jsonl", "--text-column", "body", *options).out)
+        assert found["nats"] == plain["nats"]
+        assert (workdir / "data").is_dir() == (rule == "rms")
+
+
+def test_options_say_where_the_corpus_is_now(lmtrain: Lmtrain, workdir: Path) -> None:
+    (workdir / "own.txt").write_text("a b c d e f\n" * 200)
+    assert lmtrain("train", *TINY[1:], "run.name=own", "data.source=own.txt", "--quiet").code == 0
+    before = json.loads(lmtrain("eval", "--run", "runs/own", "--json").out)
+    (workdir / "own.txt").rename(workdir / "moved.txt")
+    assert json.loads(lmtrain("eval", "--run", "runs/own", "--json").out) == before
+    done = lmtrain("eval", "--run", "runs/own", "--data-dir", "other")
+    assert "are not in other: say where they are with data.dir=FOLDER" in done.err
+    assert "(the run says 'own.txt')" in done.err
+    done = lmtrain("eval", "--run", "runs/own", "data.source=moved.txt", "--data-dir", "other", "--json")
+    assert json.loads(done.out) == before
+    assert (workdir / "other").is_dir()
+    (workdir / "data").rename(workdir / "elsewhere")
+    assert json.loads(lmtrain("eval", "--run", "runs/own", "data.dir=elsewhere", "--json").out) == before
+
+
+def test_a_configuration_names_the_run_and_sets_what_concerns_evaluation(lmtrain: Lmtrain, workdir: Path) -> None:
+    """The file that a run was trained with serves to evaluate it; the name of the run is given or that of the file."""
+    (workdir / "own.yaml").write_text("model: {dim: 64}\neval: {stride: 8}\ndata: {dir: elsewhere}")
+    shutil.copytree(workdir / "runs/default", workdir / "runs/own")
+    (workdir / "data").rename(workdir / "elsewhere")
+    for arguments, run, stride in (
+        (["-c", "own.yaml"], "runs/own", 8),
+        (["-c", "own.yaml", "run.name=default", "eval.stride=16"], "runs/default", 16),
+        (["run.name=own", "data.dir=elsewhere"], "runs/own", 4),
+        (["-c", "own.yaml", "--run", "runs/default"], "runs/default", 8),
+    ):
+        done = lmtrain("eval", *arguments, "--json")
+        assert done.code == 0, done.err
+        result = json.loads(done.out)
+        assert (result["run"], result["stride"]) == (run, stride)
+    for arguments in (["The", "run.name=own"], ["-c", "own.yaml", "The"], ["The", "-r", "runs/own"]):
+        assert json.loads(lmtrain("generate", *arguments, "-n", "2", "--json").out)["run"] == "runs/own"
+
+
+@pytest.mark.parametrize("field", ["source", "dir", "sources"])
+def test_eval_takes_no_location_from_a_run(lmtrain: Lmtrain, workdir: Path, field: str) -> None:
+    """A stranger's run names files of the user: nothing is read from them, and nothing is written there."""
+    secret = workdir / "secret"
+    secret.mkdir()
+    (secret / "own.txt").write_text("a b c d e f\n" * 200)
+    config = workdir / "runs/default/config.yaml"
+    values = yaml.safe_load(config.read_text())
+    values["data"] |= {
+        "source": {"source": str(secret / "own.txt")},
+        "dir": {"dir": str(secret)},
+        "sources": {"sources": [{"source": "someone/corpus"}, {"source": str(secret / "own.txt")}]},
+    }[field]
+    config.write_text(yaml.safe_dump(values))
+    shutil.rmtree(workdir / "data")
+    done = lmtrain("eval")
+    assert done.code == (0 if field == "dir" else 1)
+    assert [path.name for path in secret.iterdir()] == ["own.txt"]
+    if field == "dir":  # the built-in sample is made where the user keeps data
+        assert (workdir / "data").is_dir()
+    else:
+        assert "are not in data: say where they are with data.dir=FOLDER, or what to make them from" in done.err
+        assert not (workdir / "data").exists()
+
+
+def test_eval_finds_the_store_in_the_folder_that_training_used(lmtrain: Lmtrain, workdir: Path) -> None:
+    (workdir / "own.txt").write_text("a b c d e f\n" * 200)
+    arguments = [*TINY[1:], "run.name=own", "data.source=own.txt", f"data.dir={workdir / 'big'}", "--quiet"]
+    assert lmtrain("train", *arguments).code == 0
+    (workdir / "own.txt").write_text("changed\n" * 200)
+    before = sorted((workdir / "big").rglob("*"))
+    done = lmtrain("eval", "--run", "runs/own")
+    assert done.code == 0, done.err
+    assert sorted((workdir / "big").rglob("*")) == before
+
+
+def test_a_damaged_best_checkpoint_is_named_or_an_error(lmtrain: Lmtrain, workdir: Path) -> None:
+    found = json.loads(lmtrain("eval", "--json").out)
+    best = workdir / f"runs/default/checkpoints/step-{found['step']:08d}"
+    path = best / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    for command in (["eval"], ["generate", "x"]):
+        done = lmtrain(*command)
+        assert done.code == 0, done.err
+        assert f"{best.name} may be the best checkpoint and is damaged" in done.err
+        assert "is used instead" in done.err
+        for which in ("best", str(found["step"])):
+            done = lmtrain(*command, "--checkpoint", which)
+            assert (done.code, done.out) == (1, "")
+            assert f"{best.name}/optimizer.safetensors is missing or truncated" in done.err
+
+
+def test_the_environment_sets_what_concerns_evaluation(
+    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variables of all other sections are not read, so an invalid one among them does not matter."""
+    monkeypatch.setenv("LMTRAIN_MODEL__HEADS", "7")
+    monkeypatch.setenv("LMTRAIN_EVAL__STRIDE", "8")
+    (workdir / "runs").rename(workdir / "kept")
+    monkeypatch.setenv("LMTRAIN_RUN__DIR", "kept")
+    found = json.loads(lmtrain("eval", "--json").out)
+    assert (found["run"], found["stride"]) == ("kept/default", 8)
+    assert json.loads(lmtrain("eval", "--json", "--stride", "16").out)["stride"] == 16
+    shutil.copytree("kept/default", "kept/own")
+    monkeypatch.setenv("LMTRAIN_RUN__NAME", "own")
+    found = json.loads(lmtrain("generate", "the", "--max-tokens", "2", "--json").out)
+    assert found["run"] == "kept/own"
+
+
+@pytest.mark.parametrize("damage", ["weights", "config", "tokenizer", "foreign", "other shape"])
+def test_a_damaged_or_foreign_run_is_rejected(lmtrain: Lmtrain, workdir: Path, damage: str) -> None:
+    run = workdir / "runs/default"
+    if damage == "weights":
+        for path in run.glob("checkpoints/*/ema.safetensors"):
+            path.write_bytes(path.read_bytes()[:-1] + b"x")
+    elif damage == "config":
+        (run / "config.yaml").write_text("model: {")
+    elif damage == "tokenizer":
+        (run / "tokenizer.json").write_text("{}")
+    elif damage == "foreign":
+        for path in run.glob("checkpoints/*/manifest.json"):
+            path.write_text(json.dumps({"format": "other"}))
+    else:
+        text = (run / "config.yaml").read_text()
+        (run / "config.yaml").write_text(text.replace("dim: 16", "dim: 32"))
+    for command in (["eval"], ["generate", "x"]):
+        done = lmtrain(*command)
+        assert done.code == 1
+        assert "runs/default" in done.err
+        assert "Traceback" not in done.err
+
+
+def test_a_corpus_changed_under_a_run_is_rejected(lmtrain: Lmtrain, workdir: Path) -> None:
+    (workdir / "own.txt").write_text("a b c d e f\n" * 200)
+    arguments = ["train", *TINY[1:], "run.name=own", "data.source=own.txt", "--quiet"]
+    assert lmtrain(*arguments).code == 0
+    before = {path: path.read_bytes() for path in workdir.glob("data/own-*/*")}
+    score = lmtrain("eval", "--run", "runs/own", "--json").out
+    (workdir / "own.txt").write_text("a b c d e g\n" * 200)
+    done = lmtrain(*arguments)
+    assert done.code == 1
+    assert "choose another run.name" in done.err
+    assert {path: path.read_bytes() for path in before} == before
+    assert lmtrain("eval", "--run", "runs/own", "--json").out == score
+    for folder in {path.parent for path in before}:
+        shutil.rmtree(folder)
+    done = lmtrain("eval", "--run", "runs/own")
+    assert done.code == 1
+    assert "are not in data" in done.err

@@ -1,0 +1,130 @@
+"""Every mistake that a user can make with the commands ends in one clear message, and in the right exit code."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import TINY, Lmtrain
+
+FILES = {
+    "empty.txt": b"",
+    "blank.txt": b"\n\n\n",
+    "short.txt": b"one two three\n" * 30,
+    "latin.txt": b"caf\xe9\n" * 100,
+    "own.txt": b"a b c d e f\n" * 200,
+    "bad.yaml": b"model:\n  dimm: 5\n",
+    "type.yaml": b"model:\n  dim: wide\n",
+    "bad.jsonl": b'\n{"prompt": \n',
+}
+TRAIN = ["train", "run.name=new", "train.steps=1", "--quiet"]
+WRONG_USAGE = {
+    "unknown command": (["trian"], "No such command 'trian'"),
+    "unknown option": (["train", "--confg", "x"], "--confg"),
+    "no number": (["eval", "--stride", "x"], "'--stride'"),
+    "unknown precision": (["eval", "--precision", "fp12"], "'--precision'"),
+    "unknown device": (["generate", "x", "--device", "tpu"], "'--device'"),
+    "unknown kind": (["tokenize", "--kind", "words"], "'--kind'"),
+    "unknown split": (["eval", "--split", "dev"], "'--split'"),
+    "unknown stop": (["generate", "x", "--stop", "word"], "'--stop'"),
+    "unknown checkpoint": (["eval", "--checkpoint", "newest"], "neither best, last nor a step number"),
+    "no tokens": (["generate", "x", "-n", "0"], "'-n'"),
+    "no beams": (["generate", "x", "--beams", "0"], "'--beams'"),
+    "unknown key": ([*TRAIN, "-c", "bad.yaml"], "did you mean model.dim?"),
+    "unknown override": ([*TRAIN, "train.ler=1"], "did you mean train.lr?"),
+    "unknown override of a download": (["download", "own.txt", "data.dri=x"], "did you mean data.dir?"),
+    "two sources": (["tokenize", "own.txt", "short.txt"], "not of the form section.field=value"),
+    "wrong type": ([*TRAIN, "-c", "type.yaml"], "model.dim='wide'"),
+    "vocabulary too large": (["tokenize", "sample", "--vocab-size", "5000000000"], "tokenizer.vocab_size"),
+    "stride too long": (["eval", "--stride", "17"], "eval.stride=17"),
+    "learning backwards": (["eval", "eval.dynamic_lr=-1"], "eval.dynamic_lr=-1"),
+    "the model of a run": (["eval", "model.dim=8"], "eval accepts only eval.field=value"),
+    "a run as an override": (["eval", "runs/default"], "a run is named by --run"),
+    "a configuration as an override": (["train", "type.yaml"], "a configuration file is given by --config"),
+    "a prompt without quotes": (["generate", "The", "river"], "put a prompt of several words in quotes"),
+    "a field without an effect": (["generate", "The", "eval.stride=1"], "use the options"),
+    "a split and a text": (["eval", "--split", "test", "--text", "short.txt"], "give one of them"),
+    "a dry run with a profile": (["train", "--dry-run", "--profile"], "give one of them"),
+    "no such field": (["train", "--fields", "modell"], "the sections are run, data, tokenizer, model, train, eval"),
+    "a tokenizer and its kind": (["tokenize", "--tokenizer", "x.json", "--kind", "bpe"], "leave --kind and"),
+    "prompt and prompts": (["generate", "x", "--prompts", "own.txt"], "exclude each other"),
+    "more results than beams": (["generate", "x", "--results", "2"], "results=2"),
+    "more results than samples": (["generate", "x", "--sample", "--results", "2"], "results=2"),
+    "beams that sample": (["generate", "x", "--beams", "2", "--top-p", "0.9"], "beam"),
+    "beams with a seed": (["generate", "x", "--beams", "2", "--seed", "0"], "beam"),
+    "beams and repetition": (["generate", "x", "--beams", "2", "--repetition-penalty", "1.2"], "beam"),
+    "samples of one text": (["generate", "x", "--samples", "2", "--temperature", "0"], "temperature 0"),
+    "temperature": (["generate", "x", "--temperature", "inf"], "temperature=inf"),
+    "top-p": (["generate", "x", "--top-p", "0"], "top_p=0"),
+    "repetition": (["generate", "x", "--repetition-penalty", "0"], "repetition_penalty=0"),
+    "length penalty": (["generate", "x", "--length-penalty", "nan"], "length_penalty=nan"),
+    "empty stop string": (["generate", "x", "--stop-string", ""], "stop string is empty"),
+    "half a stop character": (["generate", "x", "--stop-string", "a\udcff"], "a stop string has a lone surrogate"),
+    "picture of many": (["generate", "--prompts", "own.txt", "--show-attention", "x.png"], "--show-attention"),
+    "picture of no kind": (["generate", "x", "--show-attention", "x.txt"], "FILE.png"),
+}
+"""The command or the configuration is wrong: exit code 2."""
+FAILURES = {
+    "missing corpus": (["download", "nowhere/corpus.txt"], "nowhere/corpus.txt"),
+    "missing configuration": (["train", "-c", "nowhere.yaml"], "nowhere.yaml does not exist"),
+    "empty corpus": ([*TRAIN, "data.source=empty.txt"], "empty.txt"),
+    "blank corpus": ([*TRAIN, "data.source=blank.txt"], "blank.txt"),
+    "corpus shorter than a window": ([*TRAIN, "data.source=short.txt"], "model.context=128"),
+    "not UTF-8": ([*TRAIN, "data.source=latin.txt"], "byte 3"),
+    "a file in the way": ([*TRAIN, *TINY[:6], "run.dir=empty.txt"], "empty.txt"),
+    "CUDA on a machine without": ([*TRAIN, *TINY[:6], "train.device=cuda"], "use cpu or auto in place of cuda"),
+    "no run": (["eval", "--run", "nowhere"], "nowhere is not a run folder"),
+    "no run of this name": (["eval", "run.name=nowhere"], "runs/nowhere is not a run folder"),
+    "no such checkpoint": (["eval", "--checkpoint", "77"], "no checkpoint '77'"),
+    "no such text": (["eval", "--text", "nowhere.txt"], "nowhere.txt is no file of text"),
+    "a text that is a folder": (["eval", "--text", "runs"], "runs is no file of text"),
+    "a text without words": (["eval", "--text", "blank.txt"], "has no words"),
+    "another corpus": (
+        ["eval", "data.source=own.txt"],
+        "or is another one, so its test split may contain text that the run was trained on. --text",
+    ),
+    "no prompt at all": (["generate"], "no prompt: give one"),
+    "missing prompts": (["generate", "--prompts", "nowhere.txt"], "nowhere.txt can't be read"),
+    "damaged prompts": (["generate", "--prompts", "bad.jsonl"], "bad.jsonl, line 2, is not JSON"),
+    "picture nowhere": (["generate", "x", "--show-attention", "nowhere/x.png"], "the folder of nowhere/x.png"),
+    "half a character": (["generate", "\ud800"], "lone surrogate"),
+}
+"""The command is right, and what it names or reads is not: exit code 1."""
+MISTAKES = {name: (2, *mistake) for name, mistake in WRONG_USAGE.items()}
+MISTAKES |= {name: (1, *mistake) for name, mistake in FAILURES.items()}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_gets_one_clear_message(
+    lmtrain: Lmtrain, workdir: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file, content in FILES.items():
+        (workdir / file).write_bytes(content)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    code, arguments, message = MISTAKES[name]
+    done = lmtrain(*arguments)
+    assert (done.code, done.out) == (code, ""), done
+    assert message in done.err
+    assert "Traceback" not in done.err
+    assert done.err.count("lmtrain: ") == 1 or "Error: " in done.err
+
+
+def test_an_output_that_cannot_hold_the_text(lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    done = lmtrain("generate", "né", "-n", "1")
+    assert done.code == 1
+    assert done.err.endswith("lmtrain: 'é' can't be written in ascii: set PYTHONIOENCODING=utf-8\n")
+
+
+@pytest.mark.parametrize("arguments", [["eval"], ["train", "--profile"]])
+def test_only_training_runs_in_several_processes(
+    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setattr("lmtrain.system.launcher.is_distributed", lambda: True)
+    monkeypatch.setattr("lmtrain.system.distributed.report_once", lambda message, say: say(message))
+    done = lmtrain(*arguments)
+    assert done.code == 2
+    assert "runs in one process" in done.err

@@ -1,0 +1,74 @@
+"""The commands that the documentation prints are accepted, and those for one's own text are run."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+
+from lmtrain.cli import app as cli
+from lmtrain.cli.options import split_arguments
+from lmtrain.config.fields import as_text
+from lmtrain.config.loader import load
+from tests.conftest import TINY, Lmtrain
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "configs/README.md", *ROOT.glob("lmtrain/*/*.md")])
+GROUP: Any = typer.main.get_command(cli.app)
+COMMAND = re.compile(r"^(?:\$ )?(?:torchrun .* -m )?lmtrain (.*)", re.MULTILINE)
+OPTION = re.compile(r"`(--?[a-z][a-z-]*)(?:[ =][^`]*)?`")
+FOREIGN = {"--nproc-per-node", "--nnodes", "--max-restarts", "--standalone", "--rdzv-endpoint", "--tune"}
+"""Options of torchrun, and of scripts/reproduce."""
+
+
+class Printed(NamedTuple):
+    page: Path
+    arguments: list[str]
+
+
+def printed() -> Iterator[Printed]:
+    """The arguments of the commands in the code blocks of all pages, without comments, redirections and `...`."""
+    for page in PAGES:
+        for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+            for line in COMMAND.findall(block.replace("\\\n", " ")):
+                words = shlex.split(line.partition(" > ")[0], comments=True)
+                yield Printed(page, [word for word in words if word != "..." and not word.endswith("=...")])
+
+
+@pytest.mark.parametrize("command", list(printed()), ids=lambda command: f"{command.page.parent.name}: {command[1]}")
+def test_a_printed_command_is_accepted(command: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    name, *arguments = command.arguments
+    given = GROUP.commands[name].make_context(name, arguments).params
+    first, overrides = split_arguments(given.get("source") or given.get("prompt"), given["overrides"])
+    config: Path | None = given["config"]
+    if given.get("fields"):
+        assert all(as_text(prefix) for prefix in overrides)
+        return
+    if config is not None and not config.exists():
+        assert config.parts[0] == "runs", f"{config} is no file of the repository"
+        config = None
+    assert load(config, [*overrides, *([f"data.source={first}"] if "source" in given else [])], {})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_described_option_exists(page: Path) -> None:
+    known = {name for command in [GROUP, *GROUP.commands.values()] for option in command.params for name in option.opts}
+    assert set(OPTION.findall(page.read_text())) <= known | {"-h", "--help"} | FOREIGN
+
+
+def test_the_commands_for_own_text_run(lmtrain: Lmtrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a tiny model, of a few steps."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("Once upon a time there was a small river in the north.\n" * 300)
+    section = (ROOT / "README.md").read_text().partition("## Train on your own text")[2].partition("\n## ")[0]
+    commands = [shlex.split(line, comments=True) for line in COMMAND.findall(section)]
+    assert [command[0] for command in commands] == ["train", "generate"]
+    for command in commands:
+        tiny = [*TINY, "train.steps=2", "tokenizer.vocab_size=300"] if command[0] == "train" else ["-n", "5"]
+        done = lmtrain(*command, *tiny)
+        assert done.code == 0, done.err
+    assert done.out.startswith("Once")

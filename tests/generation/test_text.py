@@ -1,0 +1,117 @@
+"""Streamed text: only what is final, and all of it at the end."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmtrain.config.schema import TokenizerConfig
+from lmtrain.data.detokenizer import Detokenizer
+from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.generation.options import StopKind
+from lmtrain.generation.stops import Stops
+from lmtrain.generation.text import TextStreamer, decode, has_wikitext_spacing, prompt_for_model, unknown_words
+
+LINES = ["= Title =", "", 'a b , c @-@ d " e " . ( f ) /', "= = Part = =", "é € g 's @.@"]
+WORD = Tokenizer.train(LINES, TokenizerConfig())
+PLAIN = Tokenizer.train(["a b, c-d"], TokenizerConfig())
+BPE = Tokenizer.train(LINES * 3, TokenizerConfig(kind="bpe", vocab_size=280))
+BYTE = Tokenizer.train([], TokenizerConfig(kind="byte"))
+TOKENIZERS = [WORD, PLAIN, BPE, BYTE]
+PROMPTS = ["", "a b", "a b ", "a\n", 'a " b', "(", "a-b", 'a, "b', '"', "c-"]
+STRINGS = ["d e", " a", "é", "b", "\n", ", c", "-"]
+
+
+def run(
+    tokenizer: Tokenizer,
+    prompt: str,
+    ids: list[int],
+    kind: StopKind = "none",
+    strings: Sequence[str] = (),
+    raw: bool = False,
+) -> tuple[list[str], TextStreamer]:
+    """What is final after each token until the text ends, and the rest."""
+    streamer = TextStreamer(tokenizer, prompt, Stops(tokenizer, kind, strings), raw)
+    final = []
+    for token in ids:
+        final.append(streamer.push(token))
+        if streamer.ending:
+            break
+    final.append(streamer.close())
+    return final, streamer
+
+
+@given(
+    number=st.integers(0, len(TOKENIZERS) - 1),
+    prompt=st.sampled_from(PROMPTS),
+    numbers=st.lists(st.integers(0, 10**6), min_size=1, max_size=30),
+    strings=st.lists(st.sampled_from(STRINGS), max_size=2, unique=True),
+    stop=st.sampled_from(["none", "line", "sentence", "document"]),
+    raw=st.booleans(),
+)
+def test_streamed_pieces_join_to_the_final_text(
+    number: int, prompt: str, numbers: list[int], strings: list[str], stop: StopKind, raw: bool
+) -> None:
+    tokenizer = TOKENIZERS[number]
+    ids = [value % tokenizer.vocab_size for value in numbers]
+    final, streamer = run(tokenizer, prompt, ids, stop, strings, raw)
+    used = ids[: len(final) - 1]
+    # The definition: the pieces, what the ending cuts off taken away, and no space where there is one.
+    pieces = [tokenizer.piece(before, token) for before, token in zip([None, *used], used, strict=False)]
+    whole = b"".join(pieces)
+    whole = whole[: len(whole) - (streamer.ending.cut if streamer.ending else 0)]
+    if tokenizer.kind == "word" and (not prompt or prompt[-1].isspace()):
+        whole = whole.removeprefix(b" ")
+    expected = whole.decode(errors="replace")
+    if not raw and has_wikitext_spacing(tokenizer):
+        detokenizer = Detokenizer()
+        detokenizer.feed(prompt_for_model(tokenizer, prompt, raw))
+        detokenizer.pause()
+        expected = detokenizer.feed(expected)
+    assert "".join(final) == expected
+    assert decode(tokenizer, prompt, used, Stops(tokenizer, stop, strings), raw) == (streamer.prompt, expected)
+
+
+def test_words_are_final_at_once_and_the_beginning_of_a_stop_string_waits() -> None:
+    assert run(WORD, "a", WORD.encode("a b d e"), strings=["d f"])[0] == [" a", " b", "", " d e", ""]
+    assert run(WORD, "a", WORD.encode("a d f"), strings=["d f"])[0] == [" a", "", "", ""]
+    assert run(BYTE, "", BYTE.encode("é!"))[0] == ["", "é", "!", ""]
+
+
+def test_a_heading_waits_until_its_level_is_known() -> None:
+    assert run(WORD, "a", WORD.encode("b\n= = Part"), "document")[0] == [" b", "", "", "\n==", " Part", ""]
+    assert "".join(run(WORD, "a", WORD.encode("b\n= Title"), "document")[0]) == " b\n"
+
+
+def test_prompt_and_text_are_joined_as_one_text() -> None:
+    ids = WORD.encode("@-@ d \" . ( f ) 's")
+    assert decode(WORD, 'a " b ,', ids, Stops(WORD), raw=False) == ('a "b,', "-d\". (f)'s")
+    assert decode(WORD, 'a " b ,', ids, Stops(WORD), raw=True) == ('a " b ,', " @-@ d \" . ( f ) 's")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "expected"),
+    [
+        ("a-b", "@-@ c", "-c"),
+        ("a/b-", "d", "d"),
+        ('"a, b', '" . d', '". d'),
+        ('("', "a", "a"),
+        ("a  b, ", "c", "c"),
+    ],
+)
+def test_a_plain_prompt_is_displayed_as_given_and_read_as_words(prompt: str, text: str, expected: str) -> None:
+    assert decode(WORD, prompt, WORD.encode(text), Stops(WORD), raw=False) == (prompt, expected)
+    assert prompt_for_model(WORD, prompt, raw=True) == prompt
+    assert WORD.unk_id not in WORD.encode(prompt_for_model(WORD, prompt, raw=False))
+
+
+@pytest.mark.parametrize(("tokenizer", "spaced"), [(WORD, True), (PLAIN, False), (BPE, False), (BYTE, False)])
+def test_only_a_wikitext_vocabulary_changes_the_spacing(tokenizer: Tokenizer, spaced: bool) -> None:
+    assert has_wikitext_spacing(tokenizer) is spaced
+    assert prompt_for_model(tokenizer, "a,b (c)", raw=False) == ("a , b ( c )" if spaced else "a,b (c)")
+
+
+def test_unknown_words_are_named() -> None:
+    assert unknown_words(WORD, "a xyzzy <unk> b <eos> xyzzy") == ["xyzzy", "<eos>"]
+    assert unknown_words(BYTE, "anything") == []

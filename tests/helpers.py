@@ -1,0 +1,106 @@
+"""What the tests of several packages share: a tiny configuration, results of commands, forked children, checkpoints."""
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from torch import Tensor
+
+from lmtrain.storage import checkpoint
+from lmtrain.storage.checkpoint import Checkpoint
+
+TINY = [
+    "data.sample_tokens=3000",
+    "model.context=16",
+    "model.dim=16",
+    "model.layers=1",
+    "model.heads=2",
+    "model.dropout=0.1",
+    "model.attention_dropout=0.1",
+    "model.input_dropout=0.1",
+    "model.output_dropout=0.1",
+    "train.threads=1",
+    "train.device=cpu",
+    "train.precision=fp32",
+    "train.batch_size=4",
+    "train.micro_batch=2",
+    "train.steps=12",
+    "train.log_steps=2",
+    "train.eval_steps=5",
+    "train.eval_tokens=200",
+    "train.ema=0.9",
+    "train.sample_tokens=3",
+    "eval.batch_size=256",
+]
+"""Overrides for a model that trains in a second; dropout everywhere, so that a lost seed shows."""
+
+
+@dataclass
+class Result:
+    """What a command returned and printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+Lmtrain = Callable[..., Result]
+"""The fixture that runs a command in this process."""
+
+
+class Child:
+    """A forked process that runs `work`, which gets a function that sends a line to the parent.
+
+    It may end in any way: by an exception, by a signal, by os._exit.
+    """
+
+    def __init__(self, work: Callable[[Callable[[str], None]], None]) -> None:
+        receiver, sender = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: the child uses none of them
+            self.process = os.fork()
+        if self.process == 0:
+            _run(work, sender)
+        os.close(sender)
+        self._pipe = os.fdopen(receiver)
+
+    def hear(self) -> str:
+        """The next line that the child sends; empty when it has ended."""
+        return self._pipe.readline().rstrip("\n")
+
+    def end(self) -> int:
+        """Wait for the end: the exit status, or minus the number of the signal."""
+        self._pipe.close()
+        return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+
+
+def _run(work: Callable[[Callable[[str], None]], None], sender: int) -> NoReturn:
+    def send(line: str) -> None:
+        os.write(sender, f"{line}\n".encode())
+
+    status = 1
+    try:
+        work(send)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+class Content(NamedTuple):
+    """A checkpoint whose tensors are in memory, so that it can be compared after its files are gone."""
+
+    folder: Path
+    tensors: dict[str, dict[str, Tensor]]
+    info: dict[str, Any]
+
+
+def content(found: Checkpoint) -> Content:
+    tensors = {group: {name: stored[...] for name, stored in named.items()} for group, named in found.tensors.items()}
+    return Content(found.folder, tensors, found.info)
+
+
+def read(folder: Path) -> Content:
+    return content(checkpoint.load(folder))

@@ -1,0 +1,49 @@
+"""Small language models of every kind, for the tests of everything that runs one."""
+
+import torch
+from torch import Tensor
+
+from lmtrain.config.schema import ModelConfig
+from lmtrain.model.build import build_model
+from lmtrain.model.language_model import LanguageModel
+
+VOCABULARY = 23
+POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "none")
+QUERIES = ("seed", "recency")
+NORMS = ("layer", "rms", "scale")
+SIZES: dict[str, object] = {
+    "attention_window": 3,
+    "attention_stride": 4,
+    "attention_globals": 2,
+    "compression": 3,
+    "projected_length": 5,
+    "inducing_points": 3,
+}
+CAUSAL = ("full", "local", "strided", "global", "local+strided", "local+strided+global", "compressed", "linear")
+WINDOWED = (*CAUSAL, "linformer", "induced")
+VARIANTS: list[dict[str, object]] = [
+    *({**SIZES, "attention": kind} for kind in CAUSAL),
+    *({**SIZES, "attention": kind, "position": "learned", "copy": True} for kind in ("full", "linear")),
+    {**SIZES, "attention": ["compressed", "local"], "norm_position": "post", "position": "sinusoidal"},
+    {**SIZES, "attention": "local+global", "position": "alibi", "copy": True, "qk_norm": True},
+    {"output": "adaptive"},
+    {"output": "adaptive", "output_cutoffs": [4, 9, 15], "embed_dim": 6, "copy": True},
+]
+WINDOWED_VARIANTS: list[dict[str, object]] = [
+    *({**SIZES, "mode": "windowed", "position": "learned", "attention": kind} for kind in WINDOWED),
+    {**SIZES, "mode": "windowed", "attention": ["linformer", "compressed"], "copy": True},
+    {**SIZES, "mode": "windowed", "attention": "induced", "position": "sinusoidal", "norm_position": "post"},
+    {"mode": "windowed", "output": "adaptive", "copy": True},
+]
+
+
+def build(**fields: object) -> LanguageModel:
+    """A model of two blocks of width 8, with these fields of its configuration."""
+    torch.manual_seed(0)
+    config = ModelConfig.model_validate({"context": 12, "dim": 8, "layers": 2, "heads": 2, "ff_dim": 16} | fields)
+    return build_model(config, VOCABULARY).eval()
+
+
+def tokens(*shape: int) -> Tensor:
+    """The same random tokens for the same shape."""
+    return torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(1))

@@ -1,0 +1,145 @@
+"""Seeds, device and precision, signals, memory."""
+
+import importlib.util
+import shutil
+import signal
+import subprocess
+import sys
+from typing import NoReturn
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.torch_version import TorchVersion
+
+from lmtrain.errors import LmtrainError
+from lmtrain.system import device as devices
+from lmtrain.system.device import choose_device, choose_precision, lacks_to_compile
+from lmtrain.system.machine import peak_flops
+from lmtrain.system.memory import enough_memory, memory_bytes
+from lmtrain.system.seeds import step_seed
+from lmtrain.system.signals import Interrupted, catch_stop_signals
+
+NUMBER = st.integers(0, 2**31 - 1)
+
+
+@given(NUMBER, NUMBER, st.integers(0, 1000))
+def test_step_seeds_differ_if_one_of_their_arguments_does(seed: int, step: int, micro: int) -> None:
+    own = step_seed(seed, step, micro)
+    others = {
+        step_seed(seed + 1, step, micro),
+        step_seed(seed, step + 1, micro),
+        step_seed(seed, step, micro + 1),
+    }
+    assert 0 <= own < 2**63
+    assert len(others | {own}) == 4
+
+
+def test_step_seeds_do_not_change_between_versions() -> None:
+    assert [step_seed(1, step, micro) for step, micro in ((0, 0), (0, 1), (1, 0))] == [
+        6396520470166291297,
+        3903436636966207257,
+        3150992677718134148,
+    ]
+
+
+def test_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    for flags, expected in (({"avx512_bf16"}, "bf16"), ({"avx2", "f16c"}, "fp32")):
+        monkeypatch.setattr(devices, "_cpu_flags", lambda flags=flags: frozenset(flags))
+        assert choose_precision("auto", cpu) == expected
+        assert choose_precision("fp32", cpu) == "fp32"
+    for capability, expected in (((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, have=capability: have)
+        assert choose_precision("auto", cuda) == expected
+
+
+def test_a_missing_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto").type == "cpu"
+    with pytest.raises(LmtrainError, match="use cpu or auto in place of cuda"):
+        choose_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [choose_device(name).type for name in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
+
+
+def test_what_compiling_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    found: set[str] = {"g++"}
+    triton: list[object] = []
+    monkeypatch.setattr(shutil, "which", lambda name: name if name in found else None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: next(iter(triton), None))
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1+cpu"))
+    assert str(lacks_to_compile(cpu)).startswith("PyTorch 2.13 (what 2.12.1+cpu compiles")
+    assert lacks_to_compile(cuda) == "C compiler"
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0"))
+    assert (lacks_to_compile(cpu), lacks_to_compile(cuda)) == (None, "C compiler")
+    found = {"clang"}
+    assert (lacks_to_compile(cpu), lacks_to_compile(cuda)) == ("C++ compiler", "Triton")
+    triton.append(object())
+    assert lacks_to_compile(cuda) is None
+    monkeypatch.setenv("CC", "mycc")
+    found = {"mycc"}
+    assert lacks_to_compile(cuda) is None
+
+
+def test_the_first_signal_is_recorded_and_a_second_ctrl_c_aborts() -> None:
+    def abort() -> NoReturn:
+        raise KeyboardInterrupt
+
+    previous = signal.getsignal(signal.SIGINT)
+    with catch_stop_signals(lambda number: number, abort) as stop:
+        stop.check()
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.name == "SIGTERM"
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            stop.check()
+    assert signal.getsignal(signal.SIGINT) is previous
+    with catch_stop_signals(lambda number: signal.SIGUSR1, abort) as stop, pytest.raises(Interrupted, match="SIGUSR1"):
+        stop.check()  # the signal of another process
+
+
+def test_an_interrupt_that_python_would_ignore_ends_the_process() -> None:
+    """One that arrives while an object is deleted."""
+    code = (
+        "import signal, time; from lmtrain.system import signals; signals.install()\n"
+        "class Held:\n    def __del__(self): signal.raise_signal(signal.SIGINT)\n"
+        "held = Held(); del held; print('not ended')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_peak_is_that_of_a_matrix_product() -> None:
+    assert 1e8 < peak_flops(torch.device("cpu"), "fp32") < 1e14
+
+
+def test_peak_memory_includes_an_allocated_tensor() -> None:
+    before = memory_bytes(torch.device("cpu"))
+    tensor = torch.ones(300 << 20, dtype=torch.uint8)
+    assert memory_bytes(torch.device("cpu")) >= max(before, tensor.numel())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+    ],
+)
+def test_exhausted_memory_is_an_error_with_the_remedy(error: BaseException) -> None:
+    with pytest.raises(LmtrainError, match="out of memory: buy more"), enough_memory("buy more"):
+        raise error
+    with pytest.raises(RuntimeError, match="something else"), enough_memory("buy more"):
+        raise RuntimeError("something else")
+
+
+def test_a_real_allocation_failure() -> None:
+    with pytest.raises(LmtrainError, match="out of memory"), enough_memory("buy more"):
+        torch.empty(1 << 60, dtype=torch.uint8)

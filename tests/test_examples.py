@@ -1,0 +1,130 @@
+"""The examples, for a few steps: they learn, their results follow from the definitions, and a picture is written."""
+
+import importlib.util
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+EXAMPLES = Path(__file__).parent.parent / "scripts" / "examples"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    def load_example(name: str) -> ModuleType:
+        monkeypatch.syspath_prepend(EXAMPLES)
+        spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    threads = torch.get_num_threads()
+    yield load_example
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def run(load: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Call an example's `main`; its results, after checking what it printed and drew."""
+
+    def call(name: str, *arguments: str, **changes: object) -> dict[str, Any]:
+        module = load(name)
+        for constant, value in changes.items():
+            setattr(module, constant, value)
+        results: dict[str, Any] = module.main([*arguments, "--out", str(tmp_path / "new")])
+        assert json.loads(capsys.readouterr().out) == results
+        assert all(math.isfinite(value) for value in results.values() if isinstance(value, float))
+        with Image.open(results["picture"]) as picture:
+            assert picture.format == "PNG"
+            assert min(picture.size) > 300
+            assert len(picture.convert("RGB").getcolors(2**24) or ()) > 50
+        return results
+
+    return call
+
+
+@pytest.mark.parametrize("attention", ["isab", "sab"])
+def test_largest(run: Any, attention: str) -> None:
+    results = run("largest", "--steps", "50", "--attention", attention)
+    assert 0 < results["chance_accuracy"] < 0.1
+    assert results["pointing_accuracy"] > 0.7
+    assert results["regression_mse"] < 0.4 * results["mean_mse"]
+
+
+def test_counting(run: Any) -> None:
+    results = run("counting", "--steps", "80")
+    assert results["r2"] > results["r2_without_begin"] + 0.1
+    assert results["r2"] > 0.7
+
+
+def test_positions(run: Any) -> None:
+    deviations = [value for name, value in run("positions").items() if name.endswith("_deviation")]
+    assert len(deviations) == 7
+    assert all(0 <= deviation < 1e-5 for deviation in deviations)
+
+
+def test_patterns(run: Any) -> None:
+    rows = {row["pattern"]: (row["share"], row["share_causal"]) for row in run("patterns")["rows"]}
+    pairs = 32 * 32
+    assert rows["full"] == (1, 32 * 33 / 2 / pairs)
+    assert rows["local"] == ((32 * 7 - 2 * (1 + 2 + 3)) / pairs, (32 * 4 - (1 + 2 + 3)) / pairs)
+    assert rows["strided"][0] == (4 * 5 * 5 + 2 * 6 * 6) / pairs  # 32 positions leave 5 or 6 of each of 6 remainders
+    assert rows["global"] == ((pairs - 30 * 30) / pairs, (1 + 2 * 31) / pairs)
+    for name in ("local + strided", "local + global"):
+        for causal in (0, 1):
+            parts = [rows[part][causal] for part in name.split(" + ")]
+            assert max(parts) < rows[name][causal] < sum(parts)
+
+
+@pytest.mark.parametrize(("task", "decoding"), [("reverse", "autoregressive"), ("copy", "parallel")])
+def test_sequences(run: Any, task: str, decoding: str) -> None:
+    results = run("sequences", "--task", task, "--decoding", decoding, "--steps", "8", UNSEEN=32)
+    assert results["last_loss"] < 0.95 * results["first_loss"]
+    assert 0 <= results["exact_match"] <= 1
+
+
+def test_sequences_are_reversed_or_copied_and_counted_whole(
+    load: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = load("sequences")
+    torch.manual_seed(0)
+    for task, step in (("reverse", -1), ("copy", 1)):
+        sequences = script.draw(task, 200)
+        lengths = sequences.lengths.tolist()
+        assert {min(lengths), max(lengths)} == {4, 16}
+        rows = zip(sequences.source.tolist(), sequences.target.tolist(), sequences.valid.tolist(), lengths, strict=True)
+        for source, target, valid, length in rows:
+            assert target[:length] == source[:length][::step]
+            assert target[length:] == source[length:] == [0] * (16 - length)
+            assert valid == [True] * length + [False] * (16 - length)
+    many = script.draw("copy", 20_000)  # of 10,000 sequences of length 4 some come twice
+    distinct = {tuple(row[:length]) for row, length in zip(many.source.tolist(), many.lengths.tolist(), strict=True)}
+    assert len(set(many.keys().tolist())) == len(distinct) < 20_000
+    some = script.draw("copy", 4)
+    right = [row[:length] for row, length in zip(some.target.tolist(), some.lengths.tolist(), strict=True)]
+    wrong = [right[0], right[1][:-1], [*right[2], 0], [(right[3][0] + 1) % 10, *right[3][1:]]]
+    monkeypatch.setattr(script, "decode", lambda model, sequences: wrong)
+    assert script.exact_match(None, some) == 0.25
+
+
+def test_no_unseen_sequence_is_trained_on(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one symbol there are 13 sequences, all of them unseen: no row is left to train on."""
+    kept: list[int] = []
+    isin = torch.isin
+
+    def watch(keys: torch.Tensor, unseen: torch.Tensor) -> torch.Tensor:
+        found = isin(keys, unseen)
+        kept.append(int((~found).sum()))
+        return found
+
+    monkeypatch.setattr(torch, "isin", watch)
+    run("sequences", "--steps", "2", SYMBOLS=1, UNSEEN=500)
+    assert kept == [0, 0]

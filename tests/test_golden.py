@@ -1,0 +1,112 @@
+"""Golden values: each recipe, shrunk to a second of training, gives the losses and the text that it gave before.
+
+    python -m tests.test_golden
+
+rewrites tests/golden.json, after a change that is meant to change the numbers. The values hold for any CPU and any
+version of torch to about 1e-6: fp32, one thread, and no dropout, whose random bits depend on torch's build.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.helpers import Result
+
+ROOT = Path(__file__).parent.parent
+GOLDEN = Path(__file__).parent / "golden.json"
+RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
+SMALL: dict[str, dict[str, Any]] = {
+    "data": {"source": "sample", "sample_tokens": 3000},
+    "model": {"context": 16, "dim": 24, "ff_dim": 32, "heads": 2},
+    "train": {
+        **{"device": "cpu", "precision": "fp32", "compile": False, "threads": 1},
+        **{"batch_size": 4, "steps": 3, "epochs": None, "max_minutes": None, "warmup": 0.0},
+        **{"log_steps": 1, "eval_steps": 3, "eval_epochs": None, "eval_tokens": 50, "sample_prompts": []},
+    },
+    "eval": {"batch_size": 64},
+}
+"""Sizes that replace those of every recipe."""
+REPLACED: dict[str, dict[str, Any]] = {
+    "tokenizer": {"vocab_size": 300},
+    "model": {"embed_dim": 12} | dict.fromkeys(("dropout", "attention_dropout", "input_dropout", "output_dropout"), 0),
+    "eval": {"stride": None},
+}
+"""Values that replace those of the recipes that set them."""
+Lmtrain = Callable[..., str]
+
+
+def overrides(recipe: str) -> list[str]:
+    """What shrinks a recipe, as overrides."""
+    given = yaml.safe_load((ROOT / "configs" / f"{recipe}.yaml").read_text())
+    fields = [(section, *item) for section, items in SMALL.items() for item in items.items()]
+    fields += [("model", "layers", given["model"]["layers"] // 2)]
+    for section, items in REPLACED.items():
+        fields += [(section, *item) for item in items.items() if item[0] in given.get(section, {})]
+    return [f"{section}.{field}={json.dumps(value)}" for section, field, value in fields]
+
+
+def measure(lmtrain: Lmtrain, recipe: str) -> dict[str, Any]:
+    """The losses of the first three steps, the evaluation after them, and a greedy text that avoids repetition.
+
+    `lmtrain` runs a command in the working directory and returns its output.
+    """
+    lmtrain("train", "--config", str(ROOT / "configs" / f"{recipe}.yaml"), "-q", *overrides(recipe))
+    (metrics,) = Path().glob("runs/*/metrics.jsonl")
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    options = ["--device", "cpu", "--precision", "fp32", "--max-tokens", "8", "--repetition-penalty", "2", "--json"]
+    (completion,) = json.loads(lmtrain("generate", "The", *options))["completions"]
+    return {
+        "losses": [row["loss"] for row in rows if row["kind"] == "train"],
+        "valid": [row["loss"] for row in rows if row["kind"] == "valid"],
+        "text": completion["text"],
+        "log_probs": completion["token_log_probs"],
+    }
+
+
+def test_every_recipe_has_golden_values() -> None:
+    assert sorted(json.loads(GOLDEN.read_text())) == RECIPES
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_gives_its_golden_losses_and_text(
+    recipe: str, lmtrain: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(*arguments: str) -> str:
+        done = lmtrain(*arguments)
+        assert done.code == 0, done.err
+        return done.out
+
+    monkeypatch.chdir(tmp_path)
+    golden, found = json.loads(GOLDEN.read_text())[recipe], measure(call, recipe)
+    assert len(found["losses"]) == 3
+    for name in ("losses", "valid", "log_probs"):
+        assert found[name] == pytest.approx(golden[name], rel=1e-5), name
+    assert found["text"] == golden["text"]
+
+
+def main() -> None:
+    """Write tests/golden.json again from the present code."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def call(*arguments: str) -> str:
+        command = [sys.executable, "-m", "lmtrain", *arguments]
+        return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    found = {}
+    for recipe in RECIPES:
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            found[recipe] = measure(call, recipe)
+    GOLDEN.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

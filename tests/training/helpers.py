@@ -1,0 +1,194 @@
+"""What the tests of training share: changed configurations, short runs, curves, signals at a given moment."""
+
+import dataclasses
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
+
+from lmtrain.config.loader import parse
+from lmtrain.config.schema import Config
+from lmtrain.data.tokens import TokenStore
+from lmtrain.evaluation.perplexity import Score, evaluate
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
+from lmtrain.storage.files import read_manifest, verify
+from lmtrain.system import disk
+from lmtrain.training import loop, validation
+from lmtrain.training.compilation import Forward
+from lmtrain.training.loop import StepResult, fit, train_step
+from lmtrain.training.monitor import RunMonitor
+from lmtrain.training.run import Outcome
+from lmtrain.training.state import Training, prepare
+
+LOGGED: dict[str, Any] = {
+    "model__dim": 8,
+    "model__layers": 0,
+    "train__steps": 6,
+    "train__log_steps": 1,
+    "train__eval_steps": 2,
+    "train__eval_tokens": 50,
+    "eval__batch_size": 256,
+    "eval__stride": 16,
+}
+"""A very small run that logs every step."""
+TIMELESS = ("loss", "perplexity", "word_perplexity", "raw_loss", "lr", "grad_norm", "epoch", "skipped_steps")
+"""Metrics that do not depend on a clock."""
+
+
+def change(config: Config, **fields: Any) -> Config:
+    """The configuration with fields changed, given as section__field."""
+    values = config.model_dump(mode="json")
+    for name, value in fields.items():
+        section, _, field = name.partition("__")
+        values[section][field] = value
+    return parse(values, "test")
+
+
+def without_dropout(config: Config) -> Config:
+    fields = [name for name in config.model_dump()["model"] if name.endswith("dropout")]
+    return change(config, **{f"model__{name}": 0.0 for name in fields})
+
+
+def silent(_message: str) -> None:
+    """A note that nobody reads."""
+
+
+def start(config: Config, store: TokenStore) -> Training:
+    return prepare(config, store, silent)
+
+
+def run(config: Config, store: TokenStore, run_dir: Path, *, resume: bool = True) -> tuple[Outcome, list[str]]:
+    notes: list[str] = []
+    return fit(config, store, run_dir, resume=resume, note=notes.append, quiet=True), notes
+
+
+def with_forward(training: Training, wrap: Callable[[Forward], Forward]) -> Training:
+    """The same training, its state shared, with another forward pass."""
+    return dataclasses.replace(training, forward=wrap(training.forward))
+
+
+def scaled_loss(factor: float) -> Callable[[Forward], Forward]:
+    return lambda forward: lambda tokens, targets: forward(tokens, targets) * factor
+
+
+def worsen(training: Training, _lr: float) -> StepResult:
+    """A step that makes the model worse from the third on."""
+    result = train_step(training, 0.5 if training.counters.step >= 2 else 1e-2)
+    assert training.ema is not None
+    for name, value in training.model.named_parameters():
+        training.ema[name].copy_(value.detach())
+    return result
+
+
+def gradients(training: Training) -> dict[str, Tensor]:
+    """The gradients that a step passes to its optimizer."""
+    found: dict[str, Tensor] = {}
+
+    def record(_skip: Tensor) -> None:
+        found.update({name: value.grad.clone() for name, value in training.model.named_parameters()})  # type: ignore[union-attr]
+
+    training.optimizer.step_unless = record  # type: ignore[assignment, method-assign]
+    train_step(training, 1e-3)
+    return found
+
+
+def last_hash(run_dir: Path) -> str:
+    return checkpoint.state_hash(checkpoint.load(run_checkpoints.choose(run_dir, "last")))
+
+
+def verified_steps(run_dir: Path) -> list[int]:
+    """The steps of a run's checkpoints, all of them whole."""
+    for folder in run_checkpoints.folders(run_dir):
+        verify(folder, read_manifest(folder, checkpoint.FORMAT))
+    return [int(folder.name.removeprefix("step-")) for folder in run_checkpoints.folders(run_dir)]
+
+
+def run_state(run_dir: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((run_dir / run_folder.STATE).read_text())
+    return loaded
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def logged(run_dir: Path) -> list[tuple[str, int, list[float]]]:
+    """What metrics.jsonl contains, except for times."""
+    return [(row["kind"], row["step"], [row[name] for name in TIMELESS if name in row]) for row in metrics(run_dir)]
+
+
+def curves(run_dir: Path) -> list[Any]:
+    """What metrics.jsonl and TensorBoard show of a run, except for times."""
+    events = EventAccumulator(str(run_dir / "tensorboard"))
+    events.Reload()
+    tags = sorted(tag for tag in events.Tags()["scalars"] if tag.partition("/")[2] in TIMELESS)
+    shown = [(tag, [(event.step, event.value) for event in events.Scalars(tag)]) for tag in tags]
+    return [*logged(run_dir), *shown]
+
+
+def flip_bit(path: Path, place: int = -1) -> None:
+    """Damage a file."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def default_interrupts() -> None:
+    """For the start of a child: a shell's background jobs ignore Ctrl-C, and so would their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def observed(heard: Callable[[str], None]) -> Iterator[None]:
+    """Report the moments of a run whose handlers are installed: step, log, batch (of an evaluation), disk (call)."""
+
+    def reporting(kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+                heard(kind)
+            return real(*arguments, **options)
+
+        return call
+
+    def evaluated(*arguments: Any, advance: Callable[[int], object], **options: Any) -> Score:
+        return evaluate(*arguments, advance=reporting("batch", advance), **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validation, "evaluate", evaluated)
+        patch.setattr(loop, "train_step", reporting("step", loop.train_step))
+        patch.setattr(RunMonitor, "_record", reporting("log", RunMonitor._record))
+        for name in ("make_folder", "write", "sync", "rename", "remove"):
+            patch.setattr(disk, name, reporting("disk", getattr(disk, name)))
+        yield
+
+
+class Sender:
+    """Sends this process a signal at the n-th moment of one kind."""
+
+    def __init__(self, kind: str, count: int, number: int, announcement: str = "") -> None:
+        self._kind, self._left, self._number, self._announcement = kind, count, number, announcement
+        self._sent = False
+        self.after: list[str] = []
+
+    def __call__(self, kind: str) -> None:
+        if self._sent:
+            self.after.append(kind)
+        elif kind == self._kind:
+            self._left -= 1
+            if self._left == 0:
+                if self._announcement:
+                    print(self._announcement, file=sys.stderr, flush=True)
+                signal.raise_signal(self._number)
+                self._sent = True
+
+
+def cpu() -> torch.device:
+    return torch.device("cpu")

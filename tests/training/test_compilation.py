@@ -1,0 +1,104 @@
+"""torch.compile: when it is used, that it changes nothing but speed, and what happens if it fails."""
+
+import re
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmtrain.config.schema import Config
+from lmtrain.data.tokens import TokenStore
+from lmtrain.errors import LmtrainError
+from lmtrain.model.objective import Objective
+from lmtrain.system.device import lacks_to_compile
+from lmtrain.training import state
+from lmtrain.training.loop import train_step
+from tests.training.helpers import change, cpu, silent, without_dropout
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.skipif(lacks_to_compile(cpu()) is not None, reason="nothing can be compiled here")
+def test_the_compiled_model_trains_like_the_plain_one(tiny: Config, store: TokenStore) -> None:
+    notes: list[str] = []
+    losses = []
+    for wanted in (False, "auto", True):
+        training = state.prepare(change(without_dropout(tiny), train__compile=wanted), store, notes.append)
+        losses.append([float(train_step(training, 1e-2).loss) for _ in range(3)])
+    assert len(notes) == 1, "auto must not compile so short a run"
+    assert losses[0] == losses[1]
+    assert losses[2] == pytest.approx(losses[0], rel=1e-4)
+
+
+class Failing:
+    """A `torch.compile` that fails in the first forward pass or, if `late`, in the first backward pass."""
+
+    def __init__(self, error: Exception, late: bool) -> None:
+        self.error, self.late = error, late
+
+    def __call__(self, model: Callable[..., Tensor], **_: object) -> Callable[..., Tensor]:
+        def forward(*inputs: Tensor) -> Tensor:
+            return self.hooked(model(*inputs)) if self.late else self.fail()
+
+        return forward
+
+    def hooked(self, nats: Tensor) -> Tensor:
+        nats.register_hook(self.fail)  # type: ignore[no-untyped-call]
+        return nats
+
+    def fail(self, *_: object) -> Tensor:
+        raise self.error
+
+
+@pytest.fixture
+def long_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` compiles every run."""
+    monkeypatch.setattr("lmtrain.training.compilation.PAYS_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("lmtrain.training.compilation.lacks_to_compile", lambda device: None)
+
+
+@pytest.mark.usefixtures("long_run")
+@pytest.mark.parametrize(
+    ("error", "reason", "late"),
+    [
+        (RuntimeError("no compiler\nmore"), "no compiler", False),
+        (RuntimeError("backend='inductor' raised:\nCalledProcessError: gcc\n"), "CalledProcessError: gcc", True),
+        (subprocess.CalledProcessError(1, "gcc"), "Command 'gcc' returned non-zero exit status 1.", False),
+        (AssertionError(), "AssertionError", True),
+    ],
+)
+def test_a_compiler_that_fails(
+    tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str, late: bool
+) -> None:
+    monkeypatch.setattr(torch, "compile", Failing(error, late))
+    notes: list[str] = []
+    training = state.prepare(tiny, store, notes.append)
+    assert isinstance(training.forward, Objective)
+    assert notes[1:] == [f"torch.compile failed and is not used, which only costs speed ({reason})"]
+    assert all(parameter.grad is None for parameter in training.model.parameters())
+    with pytest.raises(LmtrainError, match=rf"{re.escape(reason)}.*set train\.compile=false"):
+        state.prepare(change(tiny, train__compile=True), store, silent)
+
+
+@pytest.mark.usefixtures("long_run")
+@pytest.mark.parametrize("wanted", ["auto", True])
+def test_memory_exhausted_while_compiling_is_not_a_compiler_error(
+    tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch, wanted: Any
+) -> None:
+    monkeypatch.setattr(torch, "compile", Failing(torch.OutOfMemoryError("CUDA out of memory"), late=False))
+    with pytest.raises(torch.OutOfMemoryError):
+        state.prepare(change(tiny, train__compile=wanted), store, silent)
+
+
+def test_a_machine_without_a_compiler(
+    tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch, long_run: None
+) -> None:
+    monkeypatch.setattr("lmtrain.training.compilation.lacks_to_compile", lambda device: "C++ compiler")
+    notes: list[str] = []
+    assert isinstance(state.prepare(tiny, store, notes.append).forward, Objective)
+    assert notes == ["not compiling the model, which only costs speed: this machine has no C++ compiler"]
+    with pytest.raises(LmtrainError, match=r"train\.compile=true, but .* no C\+\+ compiler: set train\.compile=false"):
+        state.prepare(change(tiny, train__compile=True), store, silent)

@@ -1,0 +1,189 @@
+"""Processes that die, hang, disagree or get a signal: all of them end, and the run resumes from a good checkpoint."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtrain.config.schema import Config
+from lmtrain.data.tokens import TokenStore
+from lmtrain.errors import LmtrainError
+from lmtrain.storage import run_checkpoints, run_folder
+from lmtrain.system.process_group import ProcessGroup
+from lmtrain.training import loop
+from lmtrain.training.loop import StepResult, fit, train_step
+from lmtrain.training.saving import Saver
+from lmtrain.training.state import Training
+from tests.children import Child
+from tests.conftest import TINY
+from tests.training.helpers import change, last_hash, run, run_state, verified_steps
+from tests.training.ranks import Ranks, output, together
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def harmed(
+    config: Config, store: TokenStore, run_dir: Path, harm: Callable[[], None]
+) -> Callable[[ProcessGroup], None]:
+    """Training in whose fourth step the last process is harmed; every step before it is saved."""
+
+    def work(processes: ProcessGroup) -> None:
+        def step(training: Training, lr: float) -> StepResult:
+            if training.counters.step == 3 and processes.rank == processes.world_size - 1:
+                harm()
+            return train_step(training, lr)
+
+        save = Saver.save
+
+        def saved(saver: Saver, *arguments: Any) -> None:
+            save(saver, *arguments)
+            saver.wait()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "train_step", step)
+            patch.setattr(Saver, "save", saved)
+            fit(config, store, run_dir, resume=True, note=print, quiet=True, processes=processes)
+
+    return work
+
+
+def fail() -> None:
+    raise RuntimeError("a fault")
+
+
+@pytest.mark.parametrize(("number", "timeout"), [(signal.SIGKILL, 30.0), (signal.SIGSTOP, 2.0), (None, 30.0)])
+def test_if_a_process_dies_hangs_or_fails_all_end(
+    tiny: Config, store: TokenStore, tmp_path: Path, number: int | None, timeout: float
+) -> None:
+    config = change(tiny, train__steps=6, train__eval_steps=3, train__save_minutes=1e-9)
+    whole = run(config, store, tmp_path / "whole")[0]
+    harm = fail if number is None else lambda: os.kill(os.getpid(), number)
+    ranks = Ranks(2, harmed(config, store, tmp_path / "run", harm), tmp_path / "log", timeout / 60)
+    assert ranks.children[0].end() == 1
+    if number == signal.SIGSTOP:
+        os.kill(ranks.children[1].process, signal.SIGKILL)
+    ranks.children.pop(0)
+    ranks.end()
+    assert "another process of this run has ended, or has not answered" in output(tmp_path / "log", 0)
+    assert verified_steps(tmp_path / "run")[-1] == 3
+    assert run_state(tmp_path / "run")["status"] == "failed"
+    assert run(config, store, tmp_path / "run")[0].score == whole.score
+    assert last_hash(tmp_path / "run") == last_hash(tmp_path / "whole")
+
+
+def test_processes_that_disagree_are_rejected(
+    tiny: Config, store: TokenStore, little: Config, little_store: TokenStore, tmp_path: Path
+) -> None:
+    """In configuration, in data, about the run folder; and so are processes whose run is in use."""
+    attempts: list[tuple[Config, TokenStore, str, str]] = [
+        (change(tiny, train__lr=0.5), store, "run", "process 1 has train.lr=0.5 where process 0 has 0.001"),
+        (change(tiny, eval__batch_size=3), store, "run", "process 1 has eval.batch_size=3 where process 0 has 256"),
+        (little, little_store, "run", "process 1 has its token"),
+        (tiny, store, "used", "in use by another process"),
+        (tiny, store, "elsewhere", "run.dir must be a folder that all nodes share"),
+    ]
+
+    def work(processes: ProcessGroup) -> None:
+        errors = []
+        for theirs, their_store, name, _ in attempts:
+            config, tokens, folder = theirs, their_store, tmp_path / name
+            if processes.is_main:
+                config, tokens, folder = tiny, store, tmp_path / ("here" if name == "elsewhere" else name)
+            with pytest.raises(LmtrainError) as error:
+                fit(config, tokens, folder, resume=True, note=print, quiet=True, processes=processes)
+            errors.append([type(error.value).__name__, str(error.value)])
+        (tmp_path / f"{processes.rank}.json").write_text(json.dumps(errors))
+
+    with run_folder.lock(tmp_path / "used"):
+        assert together(2, work, tmp_path / "log") == [0, 0], output(tmp_path / "log", 0)
+    main, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    for (_, message), (*_, expected) in zip(main, attempts, strict=True):
+        assert expected in message
+    assert [name for name, _ in other] == ["AlreadyReported"] * 4 + ["LmtrainError"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_whose_torchrun_is_killed_save_and_end(
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = change(tiny, train__steps=10**6, train__eval_steps=10**6)
+
+    def work(processes: ProcessGroup) -> None:
+        outcome = fit(config, store, tmp_path / "run", resume=True, note=print, quiet=True, processes=processes)
+        (tmp_path / f"{processes.rank}.json").write_text(json.dumps([outcome.status, outcome.step]))
+
+    def torchrun(say: Callable[[str], None]) -> None:
+        ranks = Ranks(2, work, tmp_path / "log")
+        say(" ".join(str(child.process) for child in (*ranks.children, ranks.host)))
+        signal.pause()
+
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    parent = Child(torchrun)
+    processes = [int(number) for number in parent.hear().split()]
+    metrics, ended = tmp_path / "run" / run_folder.METRICS, [tmp_path / f"{rank}.json" for rank in range(2)]
+    try:
+        _wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
+        os.kill(parent.process, signal.SIGKILL)
+        parent.end()
+        _wait_for(lambda: all(path.exists() and path.stat().st_size for path in ended))
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+    step = run_checkpoints.folders(tmp_path / "run")[-1].name.removeprefix("step-")
+    assert [json.loads(path.read_text()) for path in ended] == [["interrupted", int(step)]] * 2
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+SCRIPT = """
+import os, signal, sys
+from lmtrain.training import loop
+
+step = loop.train_step
+
+def stepped(training, *rest):
+    result = step(training, lr)
+    if training.counters.step == 7 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+
+loop.train_step = stepped
+sys.argv[0] = "lmtrain"
+from lmtrain.cli.app import main
+main()
+"""
+
+
+def test_torchrun_restarts_a_run(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--max-restarts", "1", "--monitor-interval", "0.1", "script.py", "train", *TINY, "--json", "--quiet"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"} | {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)  # only one process prints
+    assert (result["status"], result["step"]) == ("finished", 12)
+    assert "resuming runs/default from step 5" in done.stderr
+    assert last_hash(tmp_path / "runs" / "default") == last_hash(trained / "runs" / "default")
