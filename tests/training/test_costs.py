@@ -54,17 +54,6 @@ def test_recomputation_is_not_counted(tiny: Config) -> None:
     assert step_flops(model, change(tiny, train__loss_chunk=5, train__activation_checkpointing=True)) == expected
 
 
-def test_operations_are_counted_by_hand(tiny: Config) -> None:
-    """T = 16 tokens, width 16, 2 heads of 8, a feed-forward layer of 64, 100 words."""
-    config = change(tiny, model__mode="windowed", train__batch_size=1, train__micro_batch=1)
-    block = 16 * (4 * 16 * 16 + 2 * 16 * 64) + 2 * 16 * 16 * 16  # its matrices, scores and means of values
-    pooled_tokens = 16 * 16 * 16 + 16 * 16 * 2  # values, and scores by the key matrix folded into the seed
-    once = 16 * 16 + 16 * 16 + 16 * 16 + 2 * 16 * 64 + 16 * 100  # folding, the mean, output, feed-forward, words
-    assert (
-        step_flops(LanguageModel(config.model, 100), config) == 6 * (block + pooled_tokens + once) + 2 * 100
-    )  # of the output bias
-
-
 @pytest.mark.parametrize("mode", ["causal", "windowed"])
 def test_an_adaptive_output_counts_by_the_shares_of_its_tails(tiny: Config, store: TokenStore, mode: str) -> None:
     plain = change(tiny, model__mode=mode)

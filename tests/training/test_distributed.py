@@ -70,7 +70,7 @@ def distribute(size: int, work: Work, folder: Path) -> list[Any]:
 def train(
     config: Config, store: TokenStore, run_dir: Path, processes: ProcessGroup, stop: int | None = None
 ) -> dict[str, Any]:
-    """Train, recording the windows of each micro-batch; the last process alone gets a signal in step `stop`."""
+    """Train, recording the windows of each micro-batch; only the last process gets a signal, in step `stop`."""
     windows: list[list[int]] = []
     taken = 0
 

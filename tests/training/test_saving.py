@@ -42,13 +42,6 @@ def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path, monkeypatch: pytest
     assert weight(tmp_path, 2) == [2.0] * 4
 
 
-def test_older_checkpoints_are_pruned(tmp_path: Path) -> None:
-    with Saver(tmp_path, keep=1) as saver:
-        for step in range(1, 6):
-            saver.save(step, state(step), {"score": 1.0 if step == 2 else 2.0})
-    assert [folder.name for folder in run_checkpoints.folders(tmp_path)] == ["step-00000002", "step-00000005"]
-
-
 @pytest.mark.parametrize("call", ["check", "save", "wait", "end"])
 def test_a_failed_write_is_raised_and_leaves_the_previous_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str

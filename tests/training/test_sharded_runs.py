@@ -56,7 +56,7 @@ def forbid_gathering(patch: pytest.MonkeyPatch) -> None:
 
 
 def copying(config: Config, store: TokenStore, source: Path, target: Path, kind: str) -> Callable[[ProcessGroup], None]:
-    """Restore the last checkpoint of `source` and save it in `target`; `target`-<rank>.json says what was read."""
+    """Restore the last checkpoint of `source` and save it in `target`; `target`-<rank>.json records what it read."""
 
     def work(processes: ProcessGroup) -> None:
         training = prepare(change(config, train__parallel=kind), store, silent, processes)
