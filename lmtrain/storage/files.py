@@ -292,9 +292,13 @@ def verify(folder: Path, manifest: dict[str, Any], sha256: Callable[[Path], str]
     Raises LmtrainError naming the first file that differs or can't be read.
     """
     for name, entry in manifest["files"].items():
-        try:
-            found = sha256(folder / name)
-        except OSError as error:
-            raise read_error(folder / name, error) from error
-        if found != entry["sha256"]:
+        if not has_hash(folder / name, entry["sha256"], sha256):
             raise LmtrainError(f"{folder / name} is damaged or was changed: delete {folder} and make it again")
+
+
+def has_hash(file: Path, expected: str, sha256: Callable[[Path], str] = sha256_file) -> bool:
+    """Whether the content of a file has this hash. Raises LmtrainError if it can't be read."""
+    try:
+        return sha256(file) == expected
+    except OSError as error:
+        raise read_error(file, error) from error
