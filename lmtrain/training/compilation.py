@@ -11,7 +11,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.model.objective import Objective
 from lmtrain.system.device import autocast, lacks_to_compile
 from lmtrain.training.budget import Budget
-from lmtrain.training.costs import blank_batch, step_flops
+from lmtrain.training.costs import blank_batch
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 Note = Callable[[str], None]
@@ -67,10 +67,14 @@ def _reason(error: Exception) -> str:
 
 
 def _is_long(objective: Objective, config: Config, budget: Budget, device: torch.device) -> bool:
-    work = float("inf")
+    """Whether the run is estimated to take longer than PAYS_AFTER_SECONDS, at 6 operations per parameter and token
+    (Kaplan et al., 2020): counting them would take a second."""
+    seconds = budget.seconds or float("inf")
     if budget.steps is not None:
-        work = budget.steps * step_flops(objective.model, config) / ASSUMED_FLOPS[device.type]
-    return min(work, budget.seconds or float("inf")) > PAYS_AFTER_SECONDS
+        parameters = sum(parameter.numel() for parameter in objective.model.parameters())
+        tokens = budget.steps * config.train.batch_size * config.model.context
+        seconds = min(seconds, 6.0 * parameters * tokens / ASSUMED_FLOPS[device.type])
+    return seconds > PAYS_AFTER_SECONDS
 
 
 def _try_step(forward: Forward, config: Config, device: torch.device, precision: str) -> None:

@@ -1,5 +1,6 @@
 """What training costs: operations, memory and tokens; for `train --dry-run` and the fraction of peak performance."""
 
+from collections import Counter
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +16,7 @@ from lmtrain.model.build import build_uninitialized
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
 from lmtrain.nn.output_loss import rows_at_once
-from lmtrain.storage.checkpoint import run_config
+from lmtrain.storage.run_folder import run_config
 from lmtrain.system.device import autocast, choose_device, choose_precision
 from lmtrain.training.budget import make_budget
 
@@ -27,9 +28,8 @@ def step_flops(model: LanguageModel, config: Config) -> float:
     """Floating-point operations of the matrix products of a training step, two per multiply-add.
 
     Counts the forward and backward passes over the text of a batch, as a CPU computes them: in long rows whole blocks
-    of keys that a mask excludes, such as a causal one, are skipped. Other operations are not counted, nor are the
-    optimizer, recomputed activations and the teacher's forward pass. A tail of an adaptive output counts by
-    the share of targets that its module knows.
+    of keys that a mask excludes, such as a causal one, are skipped. Not counted are other operations, the optimizer,
+    recomputation of activations, and the teacher. A tail of an adaptive output counts by its share of the targets.
     """
     rows = config.train.micro_batch or config.train.batch_size
     flops = float(_matrix_products(config.model, model.vocab_size, rows))
@@ -40,9 +40,18 @@ def step_flops(model: LanguageModel, config: Config) -> float:
     return flops * config.train.batch_size / rows
 
 
-@lru_cache
 def _matrix_products(config: ModelConfig, vocab_size: int, rows: int) -> int:
-    """Of both passes of one micro-batch, counted by torch on fake tensors; an adaptive output's tails are not."""
+    """Of one micro-batch. Layers of a kind are alike, so one of each is counted, which is faster."""
+    outside = _count(config.model_copy(update={"layers": 0, "attention": "full"}), vocab_size, rows)
+    return outside + sum(
+        layers * (_count(config.model_copy(update={"layers": 1, "attention": kind}), vocab_size, rows) - outside)
+        for kind, layers in Counter(config.layer_attention).items()
+    )
+
+
+@lru_cache
+def _count(config: ModelConfig, vocab_size: int, rows: int) -> int:
+    """What torch counts of both passes on fake tensors, without an adaptive output's tails."""
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         objective = Objective(LanguageModel(config, vocab_size), None)
         tokens = torch.zeros(rows, config.context, dtype=torch.int64)

@@ -73,7 +73,7 @@ class Meter:
     def metrics(self, lr: float, seconds: float) -> dict[str, float]:
         """The metrics since the last call, also if the run was resumed in between. Raises LmtrainError as `count_step`.
 
-        The first call counts the operations of a step, which takes a few tenths of a second.
+        The first call counts the operations of a step, which takes about a second.
         """
         self._check_divergence()
         training = self._training

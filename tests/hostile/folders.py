@@ -22,7 +22,7 @@ from lmtrain.data.tokens import TokenStore, open_store
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.model.trained import load_trained
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import MANIFEST, new_folder, sha256_bytes, verify
 from lmtrain.training.loop import fit
 from lmtrain.training.state import prepare, restore
@@ -81,7 +81,7 @@ def checkpoints(folder: Path) -> Parser:
     """The files of a checkpoint; from an accepted one, training resumes and the model generates."""
     run, settings, store = trained_run(folder)
     training = prepare(settings, store, _nothing)
-    last = checkpoint.choose(run, "last")
+    last = run_checkpoints.choose(run, "last")
 
     def use() -> None:
         try:
@@ -98,11 +98,11 @@ def runs(folder: Path) -> Parser:
     run, _, _ = trained_run(folder)
 
     def use() -> None:
-        found = checkpoint.find_run(None, run.parent)
-        assert checkpoint.best_folder(found) is not None
+        found = run_folder.find_run(None, run.parent)
+        assert run_checkpoints.best_folder(found) is not None
         _generate(found)
 
-    names = [checkpoint.CONFIG, checkpoint.TOKENIZER, checkpoint.STATE, checkpoint.METRICS]
+    names = [run_folder.CONFIG, run_folder.TOKENIZER, run_folder.STATE, run_folder.METRICS]
     return _files(run, names, None, use)
 
 

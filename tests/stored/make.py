@@ -18,7 +18,7 @@ from lmtrain.data.corpus import download
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.trained import load_trained
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.training.loop import fit
 
 HERE = Path(__file__).parent
@@ -66,10 +66,10 @@ def main() -> None:
         os.chdir(temporary)
         fit(*example(), Path("run"), resume=False, note=print, quiet=True)
         shutil.rmtree(target, ignore_errors=True)
-        names = (".lock", checkpoint.STATE, checkpoint.METRICS, "tensorboard")
+        names = (".lock", run_folder.STATE, run_folder.METRICS, "tensorboard")
         shutil.copytree("run", target, ignore=shutil.ignore_patterns(*names))
         os.chdir(HERE)
-    found = checkpoint.state_hash(checkpoint.load(checkpoint.choose(target, "last")))
+    found = checkpoint.state_hash(checkpoint.load(run_checkpoints.choose(target, "last")))
     print(f'    "{target.name}": ("{found}", {loss(target):.6f}),')
 
 

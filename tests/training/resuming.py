@@ -1,4 +1,4 @@
-"""The tests of resuming: a reference run, the comparison of a resumed run with it, and what a kill leaves behind."""
+"""The tests of resuming: a reference run, the comparison of a resumed run with it, and copies for every kill."""
 
 import dataclasses
 import itertools

@@ -11,7 +11,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
-from lmtrain.storage import checkpoint
+from lmtrain.storage import run_folder
 from lmtrain.system.device import autocast
 from lmtrain.training.costs import blank_batch, costs, memory_estimate, step_flops
 from lmtrain.training.loop import train_step
@@ -54,17 +54,6 @@ def test_recomputation_is_not_counted(tiny: Config) -> None:
     assert step_flops(model, change(tiny, train__loss_chunk=5, train__activation_checkpointing=True)) == expected
 
 
-def test_operations_are_counted_by_hand(tiny: Config) -> None:
-    """T = 16 tokens, width 16, 2 heads of 8, a feed-forward layer of 64, 100 words."""
-    config = change(tiny, model__mode="windowed", train__batch_size=1, train__micro_batch=1)
-    block = 16 * (4 * 16 * 16 + 2 * 16 * 64) + 2 * 16 * 16 * 16  # its matrices, scores and means of values
-    pooled_tokens = 16 * 16 * 16 + 16 * 16 * 2  # values, and scores by the key matrix folded into the seed
-    once = 16 * 16 + 16 * 16 + 16 * 16 + 2 * 16 * 64 + 16 * 100  # folding, the mean, output, feed-forward, words
-    assert (
-        step_flops(LanguageModel(config.model, 100), config) == 6 * (block + pooled_tokens + once) + 2 * 100
-    )  # of the output bias
-
-
 @pytest.mark.parametrize("mode", ["causal", "windowed"])
 def test_an_adaptive_output_counts_by_the_shares_of_its_tails(tiny: Config, store: TokenStore, mode: str) -> None:
     plain = change(tiny, model__mode=mode)
@@ -90,7 +79,7 @@ def test_the_activations_are_those_that_autograd_keeps(
     model: torch.nn.Module = LanguageModel(config.model, 500)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if output == "teacher":
-        checkpoint.create_run(tmp_path, config, Path(__file__))  # the tokenizer is not read
+        run_folder.create_run(tmp_path, config, Path(__file__))  # the tokenizer is not read
         config = change(config, train__teacher=str(tmp_path))
         model = Objective(LanguageModel(config.model, 500), "auto", LanguageModel(config.model, 500))
     kept, seen = 0, {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}

@@ -1,4 +1,4 @@
-"""Processes that are killed while they write, and processes that want the same run folder."""
+"""Processes that are killed while they write, and processes that lock the same run folder."""
 
 import os
 import re
@@ -18,7 +18,7 @@ import torch
 
 import lmtrain
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint, files
+from lmtrain.storage import checkpoint, files, run_checkpoints, run_folder
 from lmtrain.system import disk
 from tests.children import Child
 from tests.storage.crash_states import CALLS
@@ -26,7 +26,7 @@ from tests.storage.crash_states import CALLS
 KILLED = 137
 OLD, NEW = b"old" * 1000, b"new" * 1000
 SYSTEM_CALLS = "write,fsync,?rename,?renameat,renameat2,?mkdir,mkdirat,openat,?unlink,unlinkat,?rmdir"
-"""A question mark stands before those that some processors lack."""
+"""strace ignores those with a question mark where the processor lacks them."""
 
 SCRIPT = """
 import sys
@@ -50,7 +50,7 @@ def make_old(place: Path) -> None:
 
 
 def run_traced(place: Path, *options: str) -> "subprocess.CompletedProcess[str]":
-    """Run the script on a copy of what is old, with these options of strace."""
+    """Run the script on existing files, with these options of strace."""
     make_old(place)
     command = ["strace", "-f", *options, sys.executable, "-B", "-S", "-E", "-s", "-c", SCRIPT, str(place)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -66,7 +66,7 @@ def run_traced(place: Path, *options: str) -> "subprocess.CompletedProcess[str]"
 
 
 def system_calls(log: Path) -> tuple[Counter[str], Counter[str]]:
-    """How often the script made which system call before it was ready, and from then on."""
+    """The numbers of system calls that the script made before it was ready, and after."""
     lines = log.read_text().splitlines()
     ready = next(number for number, line in enumerate(lines) if 'write(1, "ready' in line)
     done = next(number for number, line in enumerate(lines) if 'write(1, "done' in line)
@@ -75,7 +75,7 @@ def system_calls(log: Path) -> tuple[Counter[str], Counter[str]]:
 
 
 def after_a_kill(place: Path, call: str, number: int) -> str:
-    """Kill the script at its call of this number; what is wrong then, empty if nothing is."""
+    """Kill the script at its n-th call; returns what is wrong then, empty if nothing is."""
     inject = f"inject={call}:signal=KILL:when={number}"
     process = run_traced(place, "-o", "/dev/null", "-e", f"trace={call}", "-e", inject)
     if process.stdout != "ready\n" or process.returncode == 0:
@@ -117,10 +117,10 @@ def save(run_dir: Path, step: int) -> Path:
 
 
 def saved_step(run_dir: Path) -> int:
-    """The step that a restart goes on from; what it finds must be whole, and nothing else may lie about."""
+    """The step that a restart resumes from; its checkpoint must be complete, and no temporary files may remain."""
     notes: list[str] = []
-    with checkpoint.lock(run_dir):
-        found = checkpoint.last(run_dir, notes.append)
+    with run_folder.lock(run_dir):
+        found = run_checkpoints.last(run_dir, notes.append)
     assert found is not None
     assert notes == []
     assert list(run_dir.rglob(".tmp-*")) == []
@@ -134,7 +134,7 @@ def saved_step(run_dir: Path) -> int:
 
 
 def die_at(number: int, work: Callable[[], object], say: Callable[[str], None]) -> None:
-    """Do `work`, but end the process without a word at the disk call of this number, in the middle if it writes."""
+    """Do `work`, but end the process at its n-th disk call, in the middle of it if it writes."""
     made = 0
 
     def deadly(name: str, real: Callable[..., None], path: Path, *rest: Any) -> None:
@@ -161,7 +161,7 @@ def test_a_kill_at_any_disk_call_leaves_the_old_or_the_new(tmp_path: Path, again
 
         def work(run_dir: Path = run_dir) -> None:
             save(run_dir, 2)
-            checkpoint.prune(run_dir, keep=1)
+            run_checkpoints.prune(run_dir, keep=1)
 
         status = Child(partial(die_at, number, work)).end()
         found.append(saved_step(run_dir))
@@ -175,31 +175,31 @@ def test_a_kill_at_any_disk_call_leaves_the_old_or_the_new(tmp_path: Path, again
 
 
 def hold(run_dir: Path, go: int, say: Callable[[str], None]) -> None:
-    """Wait for the start, try for the folder, and keep it until killed."""
+    """Wait for the start, lock the folder, and hold the lock until killed."""
     os.read(go, 1)
     try:
-        with checkpoint.lock(run_dir):
+        with run_folder.lock(run_dir):
             say("held")
-            signal.alarm(60)  # should the test itself end before
+            signal.alarm(60)  # in case the test itself ends first
             signal.pause()
     except LmtrainError as error:
         say(str(error))
 
 
-def test_one_of_two_processes_gets_the_folder_and_the_other_a_sentence(tmp_path: Path) -> None:
+def test_one_of_two_processes_gets_the_lock_and_the_other_an_error(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     save(run_dir, 1)
     for _ in range(20):
         start, go = os.pipe()
         children = [Child(partial(hold, run_dir, start)) for _ in range(2)]
         os.write(go, b"ab")
-        words = [child.hear() for child in children]  # the loser speaks while the winner still holds
-        assert words.count("held") == 1
-        (sentence,) = [word for word in words if word != "held"]
+        answers = [child.hear() for child in children]  # the loser fails while the winner holds the lock
+        assert answers.count("held") == 1
+        (sentence,) = [word for word in answers if word != "held"]
         assert sentence == f"{run_dir} is in use by another process: wait for it or set run.name"
-        with pytest.raises(LmtrainError, match="in use by another process"), checkpoint.lock(run_dir):
+        with pytest.raises(LmtrainError, match="in use by another process"), run_folder.lock(run_dir):
             pass
-        winner, loser = (children[words.index(word)] for word in ("held", sentence))
+        winner, loser = (children[answers.index(word)] for word in ("held", sentence))
         os.kill(winner.process, signal.SIGKILL)
         assert winner.end() == -signal.SIGKILL
         assert loser.end() == 0
@@ -208,8 +208,8 @@ def test_one_of_two_processes_gets_the_folder_and_the_other_a_sentence(tmp_path:
         os.close(go)
 
 
-def test_without_the_lock_both_would_have_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above can fail: it is the lock that it sees."""
+def test_without_the_lock_both_would_get_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A negative control of the test above."""
     monkeypatch.setattr("fcntl.flock", lambda file, operation: None)
     save(tmp_path / "run", 1)
     start, go = os.pipe()

@@ -46,12 +46,12 @@ def monitor(run_dir: Path, **changes: Any) -> RunMonitor:
 
 
 def records(run_dir: Path) -> list[dict[str, Any]]:
-    def refuse(constant: str) -> None:
+    def reject(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
     text = (run_dir / "metrics.jsonl").read_text()
     assert text.endswith("\n")
-    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+    return [json.loads(line, parse_constant=reject) for line in text.splitlines()]
 
 
 def events(run_dir: Path) -> Any:

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.evaluation.perplexity import Score, evaluate
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.system.device import lacks_to_compile
 from lmtrain.training import loop, samples, state, validation
 from lmtrain.training.loop import StepResult, train_step
@@ -82,22 +81,6 @@ def test_a_kill_at_any_moment_leaves_no_trace(
         assert dataclasses.replace(resumed, minutes=0.0) == dataclasses.replace(whole, minutes=0.0)
         assert last_hash(copy) == last_hash(tmp_path / "whole")
         assert curves(copy) == expected
-
-
-def test_chains_of_three_kills(
-    little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fields = MATRIX["fp16, ema, 3 micro-batches"] | LOGGED | {"train__steps": 9, "train__log_steps": 2}
-    config = change(little, **SMALL | fields)
-    monkeypatch.setattr(samples, "show", lambda *arguments: None)
-    choice = random.Random(1)
-    run_dir, ends = tmp_path / "whole", []
-    for part in range(4):
-        with photographed(run_dir, tmp_path / f"part {part}") as copies:
-            outcome, _ = run(config, little_store, run_dir)
-        ends.append((last_hash(run_dir), outcome.score, curves(run_dir)))
-        run_dir = choice.choice(copies)
-    assert ends == ends[:1] * 4
 
 
 def test_signals_after_some_steps(
@@ -171,7 +154,7 @@ def test_observing_a_run_changes_nothing(
 
     monkeypatch.setattr(loop, "train_step", distracted)
     run(change(never, **{f"train__{name}": value for name, value in often.items()}), little_store, tmp_path / "often")
-    ends = [checkpoint.load(checkpoint.choose(tmp_path / name, "last")) for name in ("never", "often")]
+    ends = [checkpoint.load(run_checkpoints.choose(tmp_path / name, "last")) for name in ("never", "often")]
     assert ends[0].info["files"] == ends[1].info["files"]
     assert ends[0].info["counters"]["scaler"] == ends[1].info["counters"]["scaler"]
     assert len(curves(tmp_path / "often")) > 2 * len(curves(tmp_path / "never"))
