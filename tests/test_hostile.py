@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from lmtrain.data.corpus import open_corpus
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.files import MANIFEST
 from tests.hostile.folders import sign, unsealed
 from tests.hostile.inputs import FRAGMENTS, Parser, attempt, edited, limited_memory, variants
@@ -138,16 +138,16 @@ def test_a_manifest_with_a_name_outside_its_folder_is_rejected(folder: Path, nam
 def test_a_score_of_another_kind_does_not_hide_the_other_checkpoints(tmp_path: Path, score: Any) -> None:
     for step, found in enumerate((1.0, score, 1.0), start=1):
         checkpoint.save(tmp_path, step, {"model": {"w": torch.zeros(1)}}, {"score": found})
-    assert checkpoint.best_folder(tmp_path) == tmp_path / "checkpoints/step-00000001"
+    assert run_checkpoints.best_folder(tmp_path) == tmp_path / "checkpoints/step-00000001"
 
 
 def test_folders_whose_names_have_no_step_are_not_checkpoints(folder: Path, tmp_path: Path) -> None:
     for name in ("step-²", "step-x", "step-", "step-" + "9" * 200):
         (tmp_path / "checkpoints" / name).mkdir()
-    assert checkpoint.folders(tmp_path) == [folder]
+    assert run_checkpoints.folders(tmp_path) == [folder]
     for which in ("²", "9" * 5_000, "-1", ""):
         with pytest.raises(LmtrainError, match="neither best, last nor a step number"):
-            checkpoint.choose(tmp_path, which)
+            run_checkpoints.choose(tmp_path, which)
 
 
 def test_a_pipe_in_place_of_a_manifest_is_rejected(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from lmtrain.data.corpus import download
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import load_trained
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import MANIFEST
 from lmtrain.training.loop import fit
 from lmtrain.training.run import Outcome
@@ -35,7 +35,7 @@ class Run(NamedTuple):
     store: TokenStore
 
     def last(self) -> Path:
-        return checkpoint.choose(self.folder, "last")
+        return run_checkpoints.choose(self.folder, "last")
 
     def resume(self, config: Config | None = None, folder: Path | None = None) -> Outcome:
         target = folder or self.folder
@@ -112,7 +112,7 @@ def a_link(name: str) -> Damage:
 
 
 def no_weights(run: Run) -> None:
-    for folder in checkpoint.folders(run.folder):
+    for folder in run_checkpoints.folders(run.folder):
         (folder / "model.safetensors").write_bytes(b"")
 
 
@@ -181,7 +181,7 @@ def test_weights_of_another_type_are_rejected(run: Run, group: str) -> None:
 
 
 def change_model(run: Run, field: str, value: int | str) -> None:
-    path = run.folder / checkpoint.CONFIG
+    path = run.folder / run_folder.CONFIG
     values = yaml.safe_load(path.read_text())
     values["model"][field] = value
     path.write_text(yaml.safe_dump(values))
@@ -201,20 +201,18 @@ def test_a_stored_configuration_cannot_ask_for_memory_that_its_weights_do_not_fi
 @pytest.mark.parametrize(("field", "value"), [("context", 72), ("position", "alibi"), ("norm", "layer")])
 def test_a_changed_model_section_is_rejected(run: Run, field: str, value: int | str) -> None:
     change_model(run, field, value)
-    message = (
-        rf"config.yaml has model.{field}={value}, and .*step-\d+ was trained with {getattr(run.config.model, field)}"
-    )
+    message = rf"config.yaml has model.{field}={value}, .*step-\d+ was trained with {getattr(run.config.model, field)}"
     with pytest.raises(LmtrainError, match=message):
         run.load()
     with pytest.raises(LmtrainError, match=message):
-        run.resume(checkpoint.run_config(run.folder))
+        run.resume(run_folder.run_config(run.folder))
 
 
 def test_a_model_field_that_a_stored_run_lacks_had_its_default(run: Run) -> None:
     found = checkpoint.load(run.last())
     del found.info["model"]["qk_norm"]
     checkpoint.check_model(found, run.config.model)
-    with pytest.raises(LmtrainError, match=r"model\.qk_norm=True, and .* was trained with False"):
+    with pytest.raises(LmtrainError, match=r"model\.qk_norm=True, .* was trained with False"):
         checkpoint.check_model(found, run.config.model.model_copy(update={"qk_norm": True}))
 
 
@@ -261,7 +259,7 @@ def test_a_checkpoints_folder_that_cannot_be_listed_is_an_error(run: Run, monkey
     listdir = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: fail(path) if Path(path).name == "checkpoints" else listdir(path))
     with pytest.raises(LmtrainError, match="checkpoints can't be read: Permission denied"):
-        checkpoint.folders(run.folder)
+        run_checkpoints.folders(run.folder)
 
 
 def test_a_pipe_in_place_of_a_text_is_rejected(tmp_path: Path) -> None:
@@ -275,5 +273,5 @@ def test_a_folder_that_cannot_be_locked_is_rejected(tmp_path: Path, monkeypatch:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("fcntl.flock", fail)
-    with pytest.raises(LmtrainError, match=r"\(No locks available\): set run.dir"), checkpoint.lock(tmp_path):
+    with pytest.raises(LmtrainError, match=r"\(No locks available\): set run.dir"), run_folder.lock(tmp_path):
         pass

@@ -94,11 +94,13 @@ def run_name(config: Path | None) -> str:
 
 
 def run_folder(run: Path | None, config: Path | None, overrides: list[str]) -> Path:
-    """The run to use: `run`, or the one that these `overrides` or this configuration file name, or else the latest."""
+    """The run to use: `run`, or the one that `overrides`, the environment or a file name, or else the latest."""
     from lmtrain.config.loader import environment_of, load
     from lmtrain.storage.run_folder import find_run
 
-    settings = load(config, [text for text in overrides if text.startswith("run.")], environment_of("run.dir")).run
+    settings = load(
+        config, [text for text in overrides if text.startswith("run.")], environment_of("run.dir", "run.name")
+    ).run
     if run is None and (settings.name is not None or config is not None):
         run = settings.dir / (settings.name or run_name(config))
     return find_run(run, settings.dir)

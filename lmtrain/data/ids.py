@@ -1,6 +1,7 @@
 """Arrays in .npy files, and the token ids in several of them, read as one sequence. Shapes: B windows."""
 
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -9,23 +10,29 @@ import numpy as np
 from lmtrain.errors import LmtrainError
 
 _BLOCK = 1 << 22
+_HEADER_BYTES = 128
 
 
 def load_array(path: Path, dtype: np.dtype[Any], length: int | None = None) -> np.ndarray:
     """The one-dimensional array in a .npy file, memory-mapped.
 
-    Raises LmtrainError where the file has no such array, of `length` elements if that is given.
+    The header is compared with the expected one instead of parsed: numpy's parser compiles it, and raises more than
+    ValueError on damaged ones. Raises LmtrainError where the file has no such array, of `length` elements if given.
     """
-    wanted = f"an array of {dtype.name}" if length is None else f"an array of {length:,} {dtype.name}"
     try:
-        with np.errstate(over="raise"):
-            array: np.ndarray = np.lib.format.open_memmap(path, mode="r")
-    except (OSError, ValueError, ArithmeticError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"it isn't {wanted}"
-        raise LmtrainError(f"{path} can't be read: {reason}. Delete {path.parent} and make it again") from error
-    if array.dtype != dtype or array.ndim != 1 or length not in (None, len(array)):
-        raise LmtrainError(f"{path} can't be read: it isn't {wanted}. Delete {path.parent} and make it again")
-    return np.asarray(array)
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            found = file.read(_HEADER_BYTES)
+    except OSError as error:
+        raise LmtrainError(f"{path} can't be read: {error.strerror or error}") from error
+    count = max(0, size - _HEADER_BYTES) // dtype.itemsize if length is None else length
+    header = BytesIO()
+    write_header(header, dtype, count)
+    # The size is compared too, since to map a file that is shorter than its array would end in a bus error.
+    if found != header.getvalue() or size != _HEADER_BYTES + count * dtype.itemsize:
+        shown = dtype.name if length is None else f"{length:,} {dtype.name}"
+        raise LmtrainError(f"{path} isn't an array of {shown}: delete {path.parent} and make it again")
+    return np.asarray(np.memmap(path, dtype, "r", offset=_HEADER_BYTES, shape=(count,)))
 
 
 def write_header(file: BinaryIO, dtype: np.dtype[Any], length: int) -> None:

@@ -27,7 +27,7 @@ from lmtrain.data.tokenizer import DEFAULT_BPE_SIZE, Tokenizer
 from lmtrain.data.tokens import FORMAT, TokenStore, open_store
 from lmtrain.data.verified import Hashes
 from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import MANIFEST, alone_in, make_folders, new_folder, sha256_bytes, verify, writing
+from lmtrain.storage.files import MANIFEST, folder_lock, make_folders, new_folder, sha256_bytes, verify, writing
 from lmtrain.system import disk
 
 MOST_WORDS = 1_500_000
@@ -125,7 +125,7 @@ def tokenize(
         verify(corpus.folder, corpus.manifest, hashes.sha256)
     parts = _parts_folder(folder, spec)
     make_folders(parts)
-    with alone_in(parts):
+    with folder_lock(parts):
         if not parts.exists():  # another process has finished, and deleted it, while this one waited
             found = _current_store(folder, spec, weights, hashes)
             if isinstance(found, TokenStore):

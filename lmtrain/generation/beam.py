@@ -160,28 +160,27 @@ def _assign_rows(live: Sequence[list[_Text]], layout: _Layout) -> tuple[_Layout,
 
 def _extend(log_probs: Tensor, live: Sequence[list[_Text]], beams: int) -> list[list[_Text]]:
     """The `beams` best one-token extensions of each prompt's texts, best first, by total + log p (R, V) in float64."""
-    highest = log_probs.topk(min(beams, log_probs.shape[-1])).values.cpu().numpy()
-    # The lowest log p in each row that makes an extension one of the best; all ties are candidates.
-    thresholds = np.full(len(log_probs), np.inf, np.float32)
-    for beam in filter(None, live):
+    listed_values, listed_tokens = (
+        found.cpu().numpy() for found in log_probs.topk(min(beams + 1, log_probs.shape[-1]))
+    )
+    extended = []
+    for beam in live:
         rows = [text.row for text in beam]
-        totals = np.array([text.total for text in beam])[:, None] + highest[rows]  # (texts, candidates)
-        cutoff = np.partition(totals, -beams, axis=None)[-beams] if totals.size >= beams else -np.inf
-        thresholds[rows] = np.where(totals >= cutoff, highest[rows], np.inf).min(1)
-    thresholds = np.maximum(thresholds, np.finfo(np.float32).min)  # above minus infinity: blocked
-    chosen = log_probs >= torch.from_numpy(thresholds).to(log_probs.device).unsqueeze(-1)
-    rows_of_chosen, tokens = chosen.nonzero(as_tuple=True)
-    values = log_probs[rows_of_chosen, tokens]
-    texts = {text.row: (prompt, rank) for prompt, beam in enumerate(live) for rank, text in enumerate(beam)}
-    candidates: list[list[tuple[float, int, int, float]]] = [[] for _ in live]
-    for row, token, log_prob in zip(rows_of_chosen.tolist(), tokens.tolist(), values.tolist(), strict=True):
-        prompt, rank = texts[row]
-        candidates[prompt].append((-(live[prompt][rank].total + log_prob), rank, token, log_prob))
-    return [
-        [_extended(beam[rank], token, log_prob) for _, rank, token, log_prob in sorted(found)[:beams]]
-        for beam, found in zip(live, candidates, strict=True)
-    ]
-
-
-def _extended(text: _Text, token: int, log_prob: float) -> _Text:
-    return _Text(text.row, (*text.ids, token), (*text.token_log_probs, log_prob), text.total + log_prob)
+        totals = np.array([text.total for text in beam])[:, None]
+        values, tokens = listed_values[rows], listed_tokens[rows]
+        sums = totals + values  # (texts, beams + 1)
+        lowest = np.finfo(np.float64).min  # above minus infinity, the value of blocked tokens
+        cutoff = max(lowest, np.partition(sums, -beams, axis=None)[-beams]) if sums.size >= beams else lowest
+        if (sums[:, -1] >= cutoff).any():  # `topk` may have omitted ties with its last entry: take all tokens
+            values = log_probs[rows].cpu().numpy()
+            tokens = np.broadcast_to(np.arange(values.shape[-1]), values.shape)
+            sums = totals + values
+        at = (sums >= cutoff).nonzero()
+        candidates = zip((-sums[at]).tolist(), at[0].tolist(), tokens[at].tolist(), values[at].tolist(), strict=True)
+        extended.append(
+            [
+                _Text(beam[rank].row, (*beam[rank].ids, token), (*beam[rank].token_log_probs, log_prob), -minus_sum)
+                for minus_sum, rank, token, log_prob in sorted(candidates)[:beams]
+            ]
+        )
+    return extended

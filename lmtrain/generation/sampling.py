@@ -15,7 +15,7 @@ from torch import Tensor
 from lmtrain.generation.search import Hypothesis, Rules, S, Step
 
 SORTED_FIRST = 1024
-"""Tokens to sort for `top_p` before the whole vocabulary is sorted: usually enough, at a tenth of the cost."""
+"""Tokens to sort for `top_p` before the whole vocabulary is sorted: usually enough."""
 
 BRANCHES, LEVELS = 64, 5
 """`sample_tokens` descends a tree of at most so many levels with so many branches: enough for a billion tokens."""

@@ -17,7 +17,7 @@ from lmtrain.model.cuda_graph import step_function
 from lmtrain.model.decoding_state import State
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.packing import pack
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.tensor_files import Stored
 from lmtrain.system.device import choose_device, choose_precision
 
@@ -61,25 +61,25 @@ def trained_weights(run_dir: Path, which: str | None, weights: str, note: Note =
     None is the best one that is not damaged; a note says where another one may be better.
     Raises LmtrainError when the checkpoint is damaged, has no such weights, or belongs to another tokenizer or model.
     """
-    config = checkpoint.run_config(run_dir)
-    tokenizer = Tokenizer.load(run_dir / checkpoint.TOKENIZER)
+    config = run_folder.run_config(run_dir)
+    tokenizer = Tokenizer.load(run_dir / run_folder.TOKENIZER)
     if which is None:
-        loaded = checkpoint.load_best(run_dir, _GROUPS, note)
+        loaded = run_checkpoints.load_best(run_dir, _GROUPS, note)
     else:
-        loaded = checkpoint.load(checkpoint.choose(run_dir, which), _GROUPS)
+        loaded = checkpoint.load(run_checkpoints.choose(run_dir, which), _GROUPS)
     folder = loaded.folder
     checkpoint.check_model(loaded, config.model)
     if weights == "ema" and "ema" not in loaded.tensors:
         raise LmtrainError(f"{folder} has no averaged weights: use --weights raw, or train with train.ema")
     if loaded.info.get("tokenizer") != tokenizer.sha256:
-        raise LmtrainError(f"{run_dir / checkpoint.TOKENIZER} is not the tokenizer that {folder} was trained with")
+        raise LmtrainError(f"{run_dir / run_folder.TOKENIZER} is not the tokenizer that {folder} was trained with")
     averaged = weights != "raw" and "ema" in loaded.tensors
     tensors = loaded.tensors["model"] | (loaded.tensors["ema"] if averaged else {})
     try:
         _check_width(tensors, config.model.dim)
         checkpoint.check_fit(tensors, dict(build_uninitialized(config.model, tokenizer.vocab_size).named_parameters()))
     except (RuntimeError, ValueError) as error:
-        raise LmtrainError(f"{folder} does not fit {run_dir / checkpoint.CONFIG}: {error}") from error
+        raise LmtrainError(f"{folder} does not fit {run_dir / run_folder.CONFIG}: {error}") from error
     return TrainedWeights(run_dir, config, tokenizer, tensors, "ema" if averaged else "raw", loaded.info)
 
 
@@ -126,5 +126,5 @@ def open_trained(
     run: Path | None, which: str | None, weights: str, device: str, note: Note = lambda _: None
 ) -> Trained:
     """The run in the folder `run`, by default the latest run, on the device of that name."""
-    run_dir = checkpoint.find_run(run, load(None, [], environment_of("run.dir")).run.dir)
+    run_dir = run_folder.find_run(run, load(None, [], environment_of("run.dir")).run.dir)
     return load_trained(run_dir, which, weights, choose_device(device), note)

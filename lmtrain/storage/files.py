@@ -122,7 +122,7 @@ def new_folder(
     held: int | None = None
     try:
         make_folders(path.parent)
-        with alone_in(path.parent):
+        with folder_lock(path.parent):
             disk.make_folder(temporary)
             held = _lock(temporary, fcntl.LOCK_EX)  # while this process lives, `recover` leaves the folder alone
         yield temporary
@@ -137,7 +137,7 @@ def new_folder(
         for file in [*files.values(), temporary / MANIFEST]:
             disk.sync(file)
         disk.sync(temporary)
-        with alone_in(path.parent):
+        with folder_lock(path.parent):
             _take_place(temporary, path)
     except OSError as error:
         raise write_error(path, error) from error
@@ -186,7 +186,7 @@ def recover(parent: Path) -> None:
     Half-written files and folders are deleted; an older folder whose replacement never got its name is renamed back.
     Nothing else is touched.
     """
-    with alone_in(parent):
+    with folder_lock(parent):
         for leftover in sorted(parent.glob(f"{_TEMPORARY}*")):
             name = _OURS.fullmatch(leftover.name)
             if name is None:
@@ -208,7 +208,7 @@ def is_temporary(name: str) -> bool:
 
 
 @contextmanager
-def alone_in(parent: Path) -> Iterator[None]:
+def folder_lock(parent: Path) -> Iterator[None]:
     """Keep other processes from making, replacing or cleaning up folders in `parent`, if the file system has locks."""
     held = _lock(parent, fcntl.LOCK_EX)
     try:

@@ -16,7 +16,7 @@ from lmtrain.model.build import build_uninitialized
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
 from lmtrain.nn.output_loss import rows_at_once
-from lmtrain.storage.checkpoint import run_config
+from lmtrain.storage.run_folder import run_config
 from lmtrain.system.device import autocast, choose_device, choose_precision
 from lmtrain.training.budget import make_budget
 

@@ -11,7 +11,7 @@ from lmtrain.config.loader import flat, identity_difference
 from lmtrain.config.schema import RESOURCE_FIELDS, Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.system.device import set_threads
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import catch_stop_signals
@@ -61,7 +61,7 @@ def open_run(
             note(f"starting from the weights of {base} at step {step:,}")
         with processes.main_first():
             if processes.is_main:
-                checkpoint.create_run(run_dir, config, store.folder / checkpoint.TOKENIZER)
+                run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
         check_shared(run_dir, info.counters.step if info is not None else -1, processes)
         clock.tick()
         budget = make_budget(config.train, training.samples.order.per_epoch())
@@ -99,13 +99,15 @@ def _lock_and_find(
 
     with processes.main_first():
         if processes.is_main:
-            stack.enter_context(checkpoint.lock(run_dir))
-        return checkpoint.last(run_dir, note, hashed=processes.is_main, check=check)  # one process verifies the hashes
+            stack.enter_context(run_folder.lock(run_dir))
+        return run_checkpoints.last(
+            run_dir, note, hashed=processes.is_main, check=check
+        )  # one process verifies the hashes
 
 
 def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: checkpoint.Checkpoint) -> None:
     """Raise LmtrainError if the configuration or the data differs from what the checkpoint was trained with."""
-    changed = identity_difference(checkpoint.run_config(run_dir), config)
+    changed = identity_difference(run_folder.run_config(run_dir), config)
     if changed:
         raise LmtrainError(
             f"{run_dir} was started with another configuration ({'; '.join(changed)}): "

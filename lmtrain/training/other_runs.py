@@ -12,8 +12,8 @@ from lmtrain.data.tokens import TOKENIZER, TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.trained import TrainedWeights, trained_weights, with_weights
-from lmtrain.storage.checkpoint import CONFIG
 from lmtrain.storage.files import sha256_bytes
+from lmtrain.storage.run_folder import CONFIG
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.sharding import copy_all
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.tensor_files import in_rows, rows_name
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.system.signals import INTERRUPTED, end_at_once
@@ -79,16 +79,16 @@ class Saver:
                     )
         self._good.add(checkpoint.save(self._run_dir, step, tensors, info, processes))
         if processes.is_main:
-            checkpoint.prune(self._run_dir, self._keep, self._good)
+            run_checkpoints.prune(self._run_dir, self._keep, self._good)
 
 
 def abort(run_dir: Path, processes: ProcessGroup) -> NoReturn:
     """Exit at once, with the newest checkpoint on disk as the run's last; the main process reports it."""
-    steps = [int(folder.name.removeprefix("step-")) for folder in checkpoint.folders(run_dir)]
+    steps = [int(folder.name.removeprefix("step-")) for folder in run_checkpoints.folders(run_dir)]
     if not processes.is_main:
         os._exit(INTERRUPTED)
     with suppress(LmtrainError):
-        checkpoint.write_state(run_dir, "interrupted", step=steps[-1] if steps else 0, signal="SIGINT")
+        run_folder.write_state(run_dir, "interrupted", step=steps[-1] if steps else 0, signal="SIGINT")
     kept = "no checkpoint has been saved yet"
     if steps:
         kept = f"the checkpoint of step {steps[-1]:,} is good, and the same command resumes from it"

@@ -12,7 +12,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score, default_stride, evaluate
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.tensor_files import Stored
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import StopSignal
@@ -96,14 +96,14 @@ def _best(run_dir: Path, processes: ProcessGroup) -> checkpoint.Checkpoint:
     """The best checkpoint. The main process, which knows that all are written, chooses it and verifies its hashes."""
 
     def find() -> str:
-        best = checkpoint.choose(run_dir, "best")
+        best = run_checkpoints.choose(run_dir, "best")
         try:
             checkpoint.load(best, GROUPS)
         except LmtrainError as error:
             raise LmtrainError(f"{error}: move {best} away, and the best of the others is scored") from error
         return best.name.removeprefix("step-")
 
-    return checkpoint.load(checkpoint.choose(run_dir, processes.on_main(find)), GROUPS, hashed=False)
+    return checkpoint.load(run_checkpoints.choose(run_dir, processes.on_main(find)), GROUPS, hashed=False)
 
 
 @contextmanager

@@ -183,7 +183,10 @@ def test_the_environment_sets_what_concerns_evaluation(
     found = json.loads(lmtrain("eval", "--json").out)
     assert (found["run"], found["stride"]) == ("kept/default", 8)
     assert json.loads(lmtrain("eval", "--json", "--stride", "16").out)["stride"] == 16
-    assert lmtrain("generate", "the", "--max-tokens", "2").code == 0
+    shutil.copytree("kept/default", "kept/own")
+    monkeypatch.setenv("LMTRAIN_RUN__NAME", "own")
+    found = json.loads(lmtrain("generate", "the", "--max-tokens", "2", "--json").out)
+    assert found["run"] == "kept/own"
 
 
 @pytest.mark.parametrize("damage", ["weights", "config", "tokenizer", "foreign", "other shape"])

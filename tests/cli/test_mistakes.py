@@ -29,6 +29,7 @@ WRONG_USAGE = {
     "unknown kind": (["tokenize", "--kind", "words"], "'--kind'"),
     "unknown split": (["eval", "--split", "dev"], "'--split'"),
     "unknown stop": (["generate", "x", "--stop", "word"], "'--stop'"),
+    "unknown checkpoint": (["eval", "--checkpoint", "newest"], "neither best, last nor a step number"),
     "no tokens": (["generate", "x", "-n", "0"], "'-n'"),
     "no beams": (["generate", "x", "--beams", "0"], "'--beams'"),
     "unknown key": ([*TRAIN, "-c", "bad.yaml"], "did you mean model.dim?"),
@@ -86,9 +87,7 @@ FAILURES = {
     ),
     "no prompt at all": (["generate"], "no prompt: give one"),
     "missing prompts": (["generate", "--prompts", "nowhere.txt"], "nowhere.txt can't be read"),
-    "no prompts": (["generate", "--prompts", "blank.txt"], "blank.txt has no prompts"),
     "damaged prompts": (["generate", "--prompts", "bad.jsonl"], "bad.jsonl, line 2, is not JSON"),
-    "latin prompts": (["generate", "--prompts", "latin.txt"], "latin.txt, line 1, is not UTF-8"),
     "picture nowhere": (["generate", "x", "--show-attention", "nowhere/x.png"], "the folder of nowhere/x.png"),
     "half a character": (["generate", "\ud800"], "lone surrogate"),
 }

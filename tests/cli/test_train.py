@@ -23,8 +23,8 @@ def test_train_prints_its_outcome_and_resumes(lmtrain: Lmtrain, workdir: Path) -
     assert result["valid"]["nats"] == first["valid"]["nats"]
     text = lmtrain("train", *TINY, "run.name=again").out
     assert "finished at step 12" in text
-    refused = lmtrain("train", *TINY, "run.name=again", "--resume", "never")
-    assert (refused.code, refused.out) == (1, "")
+    rejected = lmtrain("train", *TINY, "run.name=again", "--resume", "never")
+    assert (rejected.code, rejected.out) == (1, "")
 
 
 def test_a_small_vocabulary_prints_no_misleading_figures(lmtrain: Lmtrain, workdir: Path) -> None:

@@ -1,4 +1,4 @@
-"""Single files as parsers: each returns with a sound value in use, or raises LmtrainError, whatever the bytes."""
+"""Parsers of single files: each uses the value that it reads, or raises LmtrainError, whatever the bytes."""
 
 import json
 from pathlib import Path
@@ -34,13 +34,13 @@ SMALL = [
     "eval.batch_size=256",
     "eval.stride=8",
 ]
-"""Overrides for the smallest run that has every file a run can have."""
+"""Overrides for the smallest run that has every file of a run."""
 
 LINES = ["= One =", "", "the cat sat on the mat", "the dog <unk> é", ""]
 
 
 def configuration(folder: Path) -> Parser:
-    """A configuration file; one that is accepted is written and read back."""
+    """A configuration file; an accepted one is written and read back."""
     path = folder / "config.yaml"
 
     def feed(data: bytes) -> None:
@@ -53,7 +53,7 @@ def configuration(folder: Path) -> Parser:
 
 
 def overrides(folder: Path) -> Parser:
-    """Overrides, one a line."""
+    """Overrides, one per line."""
 
     def feed(data: bytes) -> None:
         config.load(None, data.decode(errors="surrogateescape").splitlines(), {})
@@ -117,7 +117,7 @@ def _prompts(suffix: str, seeds: list[bytes], folder: Path) -> Parser:
 
 
 def prompt_lines(folder: Path) -> Parser:
-    """A file of prompts, one a line."""
+    """A file of prompts, one per line."""
     return _prompts(".txt", ["\n".join(LINES).encode(), b"\xef\xbb\xbfone\r\ntwo\r\n"], folder)
 
 
@@ -129,7 +129,7 @@ def prompt_json(folder: Path) -> Parser:
 
 
 def tokenizer(folder: Path) -> Parser:
-    """A tokenizer.json of each kind; one that is accepted encodes and decodes."""
+    """A tokenizer.json of each kind; an accepted one encodes and decodes."""
     path = folder / "tokenizer.json"
     kinds: tuple[Kind, ...] = ("word", "bpe", "byte")
     seeds = []

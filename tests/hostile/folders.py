@@ -1,6 +1,6 @@
-"""Folders as parsers: each returns with a sound value in use, or raises LmtrainError, whatever the bytes.
+"""Parsers of folders: each uses the value that it reads, or raises LmtrainError, whatever the bytes.
 
-Where a manifest holds hashes, they are made to agree with the bytes, so that what lies behind the hashes is reached.
+Hashes in a manifest are updated to match the bytes, so that the code after the check of the hashes is reached.
 """
 
 import json
@@ -22,7 +22,7 @@ from lmtrain.data.tokens import TokenStore, open_store
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.model.trained import load_trained
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import MANIFEST, new_folder, sha256_bytes, verify
 from lmtrain.training.loop import fit
 from lmtrain.training.state import prepare, restore
@@ -30,7 +30,7 @@ from tests.hostile.files import LINES, SMALL
 from tests.hostile.inputs import Parser
 
 HEADER = "+header"
-"""Ends the name of a safetensors file of which the header alone is fed: its length and the tensors stay right."""
+"""Ends the name of a safetensors file of which only the header is fed: its length and the tensors stay valid."""
 
 
 def _nothing(_message: str) -> None:
@@ -38,7 +38,7 @@ def _nothing(_message: str) -> None:
 
 
 def corpus(folder: Path) -> Parser:
-    """The files of a corpus folder; one that is accepted is tokenized."""
+    """The files of a corpus folder; an accepted one is tokenized."""
     made = folder / "corpus"
     text = "".join(f"{line}\n" for line in LINES).encode()
     counts = {"lines": len(LINES), "words": 13, "bytes": len(text), "documents": 1}
@@ -56,7 +56,7 @@ def corpus(folder: Path) -> Parser:
 
 
 def tokens(folder: Path) -> Parser:
-    """The files of a token store; one that is accepted gives batches."""
+    """The files of a token store; an accepted one gives batches."""
     source = folder / "text"
     source.mkdir()
     for split in ("train", "valid"):
@@ -78,36 +78,36 @@ def tokens(folder: Path) -> Parser:
 
 
 def checkpoints(folder: Path) -> Parser:
-    """The files of a checkpoint; one that is accepted is gone on from, and generates."""
+    """The files of a checkpoint; from an accepted one, training resumes and the model generates."""
     run, settings, store = trained_run(folder)
     training = prepare(settings, store, _nothing)
-    place = checkpoint.choose(run, "last")
+    last = run_checkpoints.choose(run, "last")
 
     def use() -> None:
         try:
-            restore(training, checkpoint.load(place))
+            restore(training, checkpoint.load(last))
         finally:
             _generate(run)
 
     groups = [f"{group}.safetensors" for group in ("model", "optimizer", "ema")]
-    return _files(place, [MANIFEST, *groups, *(name + HEADER for name in groups)], place, use)
+    return _files(last, [MANIFEST, *groups, *(name + HEADER for name in groups)], last, use)
 
 
 def runs(folder: Path) -> Parser:
-    """The other files of a run folder: it is looked for, and its model generates."""
+    """The other files of a run folder: it is found as the latest run, and its model generates."""
     run, _, _ = trained_run(folder)
 
     def use() -> None:
-        found = checkpoint.find_run(None, run.parent)
-        assert checkpoint.best_folder(found) is not None
+        found = run_folder.find_run(None, run.parent)
+        assert run_checkpoints.best_folder(found) is not None
         _generate(found)
 
-    names = [checkpoint.CONFIG, checkpoint.TOKENIZER, checkpoint.STATE, checkpoint.METRICS]
+    names = [run_folder.CONFIG, run_folder.TOKENIZER, run_folder.STATE, run_folder.METRICS]
     return _files(run, names, None, use)
 
 
 def trained_run(folder: Path) -> tuple[Path, Config, TokenStore]:
-    """A trained run with its configuration and its data."""
+    """A trained run, its configuration and its token store."""
     settings = config.load(None, [*SMALL, f"data.dir={folder / 'data'}"], {})
     store = tokenize([download(settings.data)], settings.tokenizer, settings.data.dir, note=_nothing, progress=False)
     fit(settings, store, folder / "runs" / "default", resume=False, note=_nothing, quiet=True)
@@ -122,37 +122,37 @@ def _generate(run: Path) -> None:
 
 
 def _files(folder: Path, names: list[str], signed: Path | None, use: Callable[[], None]) -> Parser:
-    """A parser of the files `names` in `folder`: the first byte of the input says which, the rest is its content.
+    """A parser of the files `names` in `folder`: the first byte of the input chooses one, the rest is its content.
 
-    The manifest in `signed` is made to agree, unless it is the manifest itself that is fed.
+    The manifest in `signed` is updated, unless the manifest itself is fed.
     """
-    honest = {name: (folder / name).read_bytes() for name in names if not name.endswith(HEADER)}
+    valid = {name: (folder / name).read_bytes() for name in names if not name.endswith(HEADER)}
 
     def feed(data: bytes) -> None:
         choice = names[data[0] % len(names)] if data else names[0]
         name, content = choice.removesuffix(HEADER), data[1:]
         if choice.endswith(HEADER):
-            content = struct.pack("<Q", len(content)) + content + _split(honest[name])[1]
+            content = struct.pack("<Q", len(content)) + content + _split(valid[name])[1]
         (folder / name).write_bytes(content)
         if signed is not None and name != MANIFEST:
             sign(signed, name)
         try:
             use()
         finally:
-            (folder / name).write_bytes(honest[name])
+            (folder / name).write_bytes(valid[name])
             if signed is not None:
-                (signed / MANIFEST).write_bytes(honest[MANIFEST])
+                (signed / MANIFEST).write_bytes(valid[MANIFEST])
 
     def seed(name: str) -> bytes:
         if name == MANIFEST:
-            return json.dumps(unsealed(honest[name])).encode()
-        return _split(honest[name.removesuffix(HEADER)])[0] if name.endswith(HEADER) else honest[name]
+            return json.dumps(unsealed(valid[name])).encode()
+        return _split(valid[name.removesuffix(HEADER)])[0] if name.endswith(HEADER) else valid[name]
 
     return Parser([bytes([number]) + seed(name) for number, name in enumerate(names)], feed)
 
 
 def sign(folder: Path, name: str) -> None:
-    """Make the manifest of `folder` agree with the file `name` as it is now."""
+    """Update the entry of the file `name` in the manifest of `folder`."""
     content = (folder / name).read_bytes()
     manifest = unsealed((folder / MANIFEST).read_bytes())
     manifest["files"][name] = {"bytes": len(content), "sha256": sha256_bytes(content)}
@@ -160,7 +160,7 @@ def sign(folder: Path, name: str) -> None:
 
 
 def unsealed(manifest: bytes) -> dict[str, Any]:
-    """A manifest without the hash of itself, so that it may be changed."""
+    """A manifest without its own hash, so that it can be changed."""
     document: dict[str, Any] = json.loads(manifest)
     document.pop("sha256", None)
     return document

@@ -1,4 +1,4 @@
-"""All parsers."""
+"""All parsers, by name."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,4 +20,4 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
     "checkpoint": folders.checkpoints,
     "run": folders.runs,
 }
-"""By name, what makes the parser in an empty folder."""
+"""Functions that make a parser in an empty folder."""

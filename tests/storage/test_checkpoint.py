@@ -11,7 +11,7 @@ import torch
 
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint, tensor_files
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder, tensor_files
 from lmtrain.storage.files import sha256_bytes
 
 
@@ -62,8 +62,8 @@ def test_the_state_hash_depends_on_tensors_and_counters_and_no_time(tmp_path: Pa
 def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     for step, score in enumerate((3.0, 1.0, 2.0, None, 4.0), start=1):
         _save(tmp_path, step, score)
-    checkpoint.prune(tmp_path, keep=2)
-    assert [folder.name for folder in checkpoint.folders(tmp_path)] == [
+    run_checkpoints.prune(tmp_path, keep=2)
+    assert [folder.name for folder in run_checkpoints.folders(tmp_path)] == [
         "step-00000002",
         "step-00000004",
         "step-00000005",
@@ -72,14 +72,14 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
 
 
 def test_best_of_equals_is_the_first_and_unscored_ones_come_last(tmp_path: Path) -> None:
-    assert checkpoint.best_folder(tmp_path) is None
+    assert run_checkpoints.best_folder(tmp_path) is None
     _save(tmp_path, 1)
     newest = _save(tmp_path, 2)
-    assert checkpoint.best_folder(tmp_path) == newest
+    assert run_checkpoints.best_folder(tmp_path) == newest
     first = _save(tmp_path, 3, 2.0)
     _save(tmp_path, 4, 2.0)
     _save(tmp_path, 5)
-    assert checkpoint.best_folder(tmp_path) == first
+    assert run_checkpoints.best_folder(tmp_path) == first
 
 
 def _trained(run_dir: Path) -> list[Path]:
@@ -96,36 +96,36 @@ def test_a_damaged_best_is_named_or_an_error(tmp_path: Path, file: str) -> None:
     _, best, newest = _trained(tmp_path)
     (best / file).write_bytes((best / file).read_bytes()[:-5])
     notes: list[str] = []
-    assert checkpoint.load_best(tmp_path, ("model",), notes.append).folder == newest
+    assert run_checkpoints.load_best(tmp_path, ("model",), notes.append).folder == newest
     assert len(notes) == 1
     assert str(best / file) in notes[0]
     assert f"{newest.name} is used instead" in notes[0]
-    assert checkpoint.choose(tmp_path, "best") == best
+    assert run_checkpoints.choose(tmp_path, "best") == best
     with pytest.raises(LmtrainError, match=best.name):
-        checkpoint.load(checkpoint.choose(tmp_path, "best"))
-    assert checkpoint.best_folder(tmp_path) == newest
+        checkpoint.load(run_checkpoints.choose(tmp_path, "best"))
+    assert run_checkpoints.best_folder(tmp_path) == newest
 
 
 def test_a_damaged_manifest_of_the_newest_may_be_that_of_the_best(tmp_path: Path) -> None:
     first, best, newest = _trained(tmp_path)
     (newest / "manifest.json").write_bytes(b"{}")
     (first / "manifest.json").write_bytes(b"{}")
-    assert checkpoint.best_first(tmp_path) == [newest, best]
+    assert run_checkpoints.best_first(tmp_path) == [newest, best]
 
 
 def test_choosing_by_name(tmp_path: Path) -> None:
     _save(tmp_path, 3, 1.0)
     _save(tmp_path, 10, 2.0)
-    assert checkpoint.choose(tmp_path, "best").name == "step-00000003"
-    assert checkpoint.choose(tmp_path, "last").name == "step-00000010"
-    assert checkpoint.choose(tmp_path, "10").name == "step-00000010"
+    assert run_checkpoints.choose(tmp_path, "best").name == "step-00000003"
+    assert run_checkpoints.choose(tmp_path, "last").name == "step-00000010"
+    assert run_checkpoints.choose(tmp_path, "10").name == "step-00000010"
     _save(tmp_path, 99_999_999)
     _save(tmp_path, 100_000_000)
-    assert checkpoint.choose(tmp_path, "last").name == "step-100000000"
+    assert run_checkpoints.choose(tmp_path, "last").name == "step-100000000"
     with pytest.raises(LmtrainError, match="it has 3, 10, 99999999, 100000000"):
-        checkpoint.choose(tmp_path, "4")
+        run_checkpoints.choose(tmp_path, "4")
     with pytest.raises(LmtrainError, match="neither best, last nor a step number"):
-        checkpoint.choose(tmp_path, "newest")
+        run_checkpoints.choose(tmp_path, "newest")
 
 
 @pytest.mark.parametrize("damage", ["foreign", "not safetensors"])
@@ -140,7 +140,7 @@ def test_last_skips_damaged_checkpoints(tmp_path: Path, damage: str) -> None:
         manifest["files"]["model.safetensors"] = {"bytes": 10, "sha256": sha256_bytes(b"x" * 10)}
     (bad / "manifest.json").write_text(json.dumps(manifest))
     notes: list[str] = []
-    found = checkpoint.last(tmp_path, notes.append)
+    found = run_checkpoints.last(tmp_path, notes.append)
     assert found is not None
     assert found.folder == good
     assert len(notes) == 1
@@ -150,17 +150,17 @@ def test_last_skips_damaged_checkpoints(tmp_path: Path, damage: str) -> None:
 
 def test_finding_runs(tmp_path: Path, tiny: Config) -> None:
     with pytest.raises(LmtrainError, match="train one with"):
-        checkpoint.find_run(None, tmp_path)
+        run_folder.find_run(None, tmp_path)
     with pytest.raises(LmtrainError, match="not a run folder"):
-        checkpoint.find_run(tmp_path, tmp_path)
+        run_folder.find_run(tmp_path, tmp_path)
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_text("{}")
     for name in ("older", "newer"):
-        checkpoint.create_run(tmp_path / name, tiny, tokenizer)
+        run_folder.create_run(tmp_path / name, tiny, tokenizer)
         _save(tmp_path / name, 1)
-        checkpoint.write_state(tmp_path / name, "finished")
-    os.utime(tmp_path / "older" / checkpoint.STATE, (1, 1))
-    assert checkpoint.find_run(None, tmp_path).name == "newer"
-    assert checkpoint.run_config(tmp_path / "newer") == tiny
+        run_folder.write_state(tmp_path / name, "finished")
+    os.utime(tmp_path / "older" / run_folder.STATE, (1, 1))
+    assert run_folder.find_run(None, tmp_path).name == "newer"
+    assert run_folder.run_config(tmp_path / "newer") == tiny
     shutil.move(tmp_path / "newer", tmp_path / "elsewhere")
-    assert checkpoint.load(checkpoint.choose(tmp_path / "elsewhere", "best"))
+    assert checkpoint.load(run_checkpoints.choose(tmp_path / "elsewhere", "best"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import MANIFEST
 from tests.reading import Content, content, read
 
@@ -69,8 +69,8 @@ def restart(run_dir: Path, bad: Path, before: Content) -> str:
     """What a restart does with the damaged checkpoint; its folder then gets its name back."""
     notes: list[str] = []
     aside = bad.with_name(f"{bad.name}.damaged")
-    with checkpoint.lock(run_dir):
-        found = checkpoint.last(run_dir, notes.append)
+    with run_folder.lock(run_dir):
+        found = run_checkpoints.last(run_dir, notes.append)
     if found is None or not same(content(found), before) or found.folder != before.folder:
         return "WRONG"
     if len(notes) != 1 or aside.name not in notes[0] or not aside.is_dir() or bad.exists():
@@ -89,7 +89,7 @@ def header_size(content: bytes) -> int:
 
 
 def test_every_bit_of_the_manifest(run_dir: Path, record_property: Callable[[str, object], None]) -> None:
-    before, original = (read(folder) for folder in checkpoint.folders(run_dir))
+    before, original = (read(folder) for folder in run_checkpoints.folders(run_dir))
     path = original.folder / MANIFEST
     sound = path.read_bytes()
     found: Counter[str] = Counter()
@@ -111,19 +111,19 @@ def test_every_bit_of_the_manifest(run_dir: Path, record_property: Callable[[str
 
 @pytest.mark.parametrize("entry", ['"score": 2.5', '"step": 2', '"stale": 2', '"threads": 1'])
 def test_a_changed_number_in_the_manifest_is_found(run_dir: Path, entry: str) -> None:
-    folder = checkpoint.folders(run_dir)[-1]
+    folder = run_checkpoints.folders(run_dir)[-1]
     manifest = (folder / MANIFEST).read_text()
     assert manifest.count(entry) >= 1
     (folder / MANIFEST).write_text(manifest.replace(entry, entry[:-1] + "3"))
     with pytest.raises(LmtrainError, match="is damaged or was changed"):
         checkpoint.load(folder)
-    best = checkpoint.best_folder(run_dir)
+    best = run_checkpoints.best_folder(run_dir)
     assert best is not None
     assert best.name == "step-00000001"
 
 
 def test_every_byte_of_the_headers(run_dir: Path, record_property: Callable[[str, object], None]) -> None:
-    before, original = (read(folder) for folder in checkpoint.folders(run_dir))
+    before, original = (read(folder) for folder in run_checkpoints.folders(run_dir))
     generator = random.Random(0)
     found: Counter[str] = Counter()
     for group in GROUPS:
@@ -153,7 +153,7 @@ def damages(path: Path, twin: Path, offset: int, generator: random.Random) -> It
 
 
 def test_damage_anywhere_in_the_tensors(run_dir: Path, record_property: Callable[[str, object], None]) -> None:
-    before, original = (read(folder) for folder in checkpoint.folders(run_dir))
+    before, original = (read(folder) for folder in run_checkpoints.folders(run_dir))
     generator = random.Random(1)
     found: Counter[str] = Counter()
     for number in range(OFFSETS):
@@ -176,7 +176,7 @@ def test_damage_anywhere_in_the_tensors(run_dir: Path, record_property: Callable
 
 
 def test_a_manifest_of_another_step_or_none(run_dir: Path) -> None:
-    before, original = (read(folder) for folder in checkpoint.folders(run_dir))
+    before, original = (read(folder) for folder in run_checkpoints.folders(run_dir))
     path = original.folder / MANIFEST
     for damage in (lambda: shutil.copyfile(before.folder / MANIFEST, path), path.unlink, lambda: path.write_bytes(b"")):
         damage()
@@ -186,7 +186,7 @@ def test_a_manifest_of_another_step_or_none(run_dir: Path) -> None:
 
 def test_a_manifest_without_a_hash_is_read(run_dir: Path) -> None:
     """Manifests had no hash of their own at first."""
-    original = read(checkpoint.folders(run_dir)[-1])
+    original = read(run_checkpoints.folders(run_dir)[-1])
     path = original.folder / MANIFEST
     lines = path.read_text().splitlines()
     assert lines[-2].startswith('  "sha256": ')
@@ -201,7 +201,7 @@ def test_hashes_left_unchecked_would_be_found(run_dir: Path, monkeypatch: pytest
         def __ne__(self, other: object) -> bool:
             return False
 
-    original = read(checkpoint.folders(run_dir)[-1])
+    original = read(run_checkpoints.folders(run_dir)[-1])
     path = original.folder / "model.safetensors"
     sound = path.read_bytes()
     path.write_bytes(changed(sound, len(sound) - 2, sound[-2] ^ 1))

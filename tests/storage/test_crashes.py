@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint, files, run_folder
+from lmtrain.storage import checkpoint, files, run_checkpoints, run_folder
 from tests.reading import Content, content, read
 from tests.storage.crash_states import Call, Tree, build, crash_states, read_tree, record
 
@@ -58,7 +58,7 @@ def recorded_save(base: Path, kind: str) -> Save:
         folder = save(run_dir, 1 if kind == "same step" else 2, seed=2)
         returned = len(calls)
         if kind == "pruned":
-            checkpoint.prune(run_dir, keep=1)
+            run_checkpoints.prune(run_dir, keep=1)
     return Save(start, calls, returned, old, read(folder))
 
 
@@ -79,8 +79,8 @@ def complaint(run_dir: Path, saved: Save, *, returned: bool) -> str:
     """What is wrong with what a restart finds, or nothing."""
     notes: list[str] = []
     try:
-        with checkpoint.lock(run_dir):
-            newest = checkpoint.last(run_dir, notes.append)
+        with run_folder.lock(run_dir):
+            newest = run_checkpoints.last(run_dir, notes.append)
             found = content(newest) if newest is not None else None
     except LmtrainError as error:
         return f"rejected: {error}"

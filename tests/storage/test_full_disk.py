@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint, files
+from lmtrain.storage import checkpoint, files, run_checkpoints, run_folder
 from lmtrain.system import disk
 from tests.children import Child
 from tests.storage.crash_states import CALLS
@@ -34,8 +34,8 @@ def is_whole(folder: Path, factor: int) -> bool:
 def restart(run_dir: Path) -> Path:
     """The checkpoint that a restart finds, once nothing else is left."""
     notes: list[str] = []
-    with checkpoint.lock(run_dir):
-        found = checkpoint.last(run_dir, notes.append)
+    with run_folder.lock(run_dir):
+        found = run_checkpoints.last(run_dir, notes.append)
     assert found is not None
     assert notes == []
     assert leftovers(run_dir) == []
@@ -105,7 +105,7 @@ def test_an_error_of_any_call_harms_nothing(
                 failing = FailingDisk(patch, passing, number, for_good=for_good)
                 try:
                     checkpoint.save(run_dir, step, {"model": {"w": torch.arange(1000.0) * 2}}, {"score": 0.1})
-                    checkpoint.prune(run_dir, keep=1)
+                    run_checkpoints.prune(run_dir, keep=1)
                 except LmtrainError as error:
                     message = str(error)
             if not failing.failed:
@@ -117,7 +117,7 @@ def test_an_error_of_any_call_harms_nothing(
             if not for_good:
                 # If the last sync failed, the older folder stays until a restart has read the new one.
                 assert all("~old-" in name for name in leftovers(run_dir) if message)
-                assert old is None or checkpoint.folders(run_dir)
+                assert old is None or run_checkpoints.folders(run_dir)
             if old is None and not list(run_dir.glob("checkpoints/step-*")):
                 continue
             found = restart(run_dir)
@@ -144,10 +144,10 @@ def test_an_error_in_a_single_file_keeps_the_old_one(tmp_path: Path, for_good: b
 
 
 def test_a_file_that_cannot_be_removed_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+    def fail(path: Path, *, missing_ok: bool = False) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(Path, "unlink", fail)
     FailingDisk(monkeypatch, 1, errno.EIO, for_good=False)
     with pytest.raises(LmtrainError, match="Input/output error"):
         files.write_file(tmp_path / "state.json", b"new")
@@ -158,8 +158,8 @@ def test_a_failed_restart_is_one_message_and_the_next_one_works(tmp_path: Path) 
     """Each of its calls fails once, with a folder to be renamed back and a damaged checkpoint to be set aside."""
 
     def start() -> Path | None:
-        with checkpoint.lock(run_dir):
-            found = checkpoint.last(run_dir, lambda note: None)
+        with run_folder.lock(run_dir):
+            found = run_checkpoints.last(run_dir, lambda note: None)
         return found.folder if found is not None else None
 
     messages = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.config.loader import identity_difference
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.training.loop import train_step
 from lmtrain.training.state import prepare, restore
 from tests.stored.make import HERE, example, loss
@@ -23,9 +23,9 @@ STORED: dict[str, tuple[str, float]] = {
 @pytest.mark.parametrize("name", STORED)
 def test_a_stored_run_is_read_as_it_was_written(name: str) -> None:
     state_hash, expected = STORED[name]
-    folder = checkpoint.choose(HERE / name, "last")
+    folder = run_checkpoints.choose(HERE / name, "last")
     assert checkpoint.state_hash(checkpoint.load(folder)) == state_hash
-    assert checkpoint.best_folder(HERE / name) == folder
+    assert run_checkpoints.best_folder(HERE / name) == folder
     assert loss(HERE / name) == pytest.approx(expected, abs=1e-5)
     assert sum(path.stat().st_size for path in (HERE / name).rglob("*") if path.is_file()) < 50_000
 
@@ -35,8 +35,8 @@ def test_a_stored_run_can_be_resumed(name: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     config, store = example()
     shutil.copytree(HERE / name, tmp_path / "run")
-    training = prepare(checkpoint.run_config(tmp_path / "run"), store, lambda message: None)
-    stored = checkpoint.load(checkpoint.choose(tmp_path / "run", "last"))
+    training = prepare(run_folder.run_config(tmp_path / "run"), store, lambda message: None)
+    stored = checkpoint.load(run_checkpoints.choose(tmp_path / "run", "last"))
     restore(training, stored)
     assert training.counters.step == stored.info["step"] == 10
     assert identity_difference(training.config, config) == []

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.checkpoint import Tensors
 from lmtrain.storage.files import MANIFEST
 from lmtrain.storage.tensor_files import rows_name, serialize
@@ -98,9 +98,9 @@ def test_rows_are_read_as_they_were_cut(tmp_path: Path, size: int) -> None:
 def test_the_same_step_is_written_again_by_fewer_and_older_ones_are_pruned(tmp_path: Path) -> None:
     for step, size in ((1, 4), (2, 3), (3, 2), (3, 4), (3, 1)):
         save(tmp_path, step, size)
-        checkpoint.prune(tmp_path, keep=1)
-    assert [folder.name for folder in checkpoint.folders(tmp_path)] == ["step-00000001", "step-00000003"]
-    assert len(list(checkpoint.choose(tmp_path, "last").iterdir())) == 4
+        run_checkpoints.prune(tmp_path, keep=1)
+    assert [folder.name for folder in run_checkpoints.folders(tmp_path)] == ["step-00000001", "step-00000003"]
+    assert len(list(run_checkpoints.choose(tmp_path, "last").iterdir())) == 4
 
 
 def test_each_flushes_what_it_wrote_before_the_folder_has_its_name(
@@ -183,7 +183,7 @@ def test_damage_is_found_and_the_checkpoint_before_it_is_used(tmp_path: Path, da
     with pytest.raises(LmtrainError, match=sentence):
         checkpoint.load(bad)
     notes: list[str] = []
-    found = checkpoint.last(tmp_path, notes.append)
+    found = run_checkpoints.last(tmp_path, notes.append)
     assert found is not None
     assert found.folder == before.folder
     for group, named in content(found).tensors.items():

@@ -1,12 +1,11 @@
-"""Makes the stored run of the current checkpoint format, and writes what it must give into the test that reads it.
+"""Makes the stored run of the current checkpoint format, and prints its entry for tests/storage/test_old_formats.py.
 
     python -m tests.stored.make
 
-Only for a new format: the example of an old one stays as it is, so that what reads it can be seen to read it.
+It is for a new format: the stored runs of old formats stay as they are, to show that they can still be read.
 """
 
 import os
-import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -19,7 +18,7 @@ from lmtrain.data.corpus import download
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.trained import load_trained
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.training.loop import fit
 
 HERE = Path(__file__).parent
@@ -54,7 +53,7 @@ def example() -> tuple[Config, TokenStore]:
 
 
 def loss(run_dir: Path) -> float:
-    """Nats per token of the start of the text, by the stored averages."""
+    """Nats per token of the start of the text under the stored averaged weights."""
     trained = load_trained(run_dir, "last", "auto", torch.device("cpu"))
     ids = torch.tensor([trained.tokenizer.encode(TEXT[:33])]).view(3, 11)
     with torch.no_grad():
@@ -67,15 +66,11 @@ def main() -> None:
         os.chdir(temporary)
         fit(*example(), Path("run"), resume=False, note=print, quiet=True)
         shutil.rmtree(target, ignore_errors=True)
-        names = (".lock", checkpoint.STATE, checkpoint.METRICS, "tensorboard")
+        names = (".lock", run_folder.STATE, run_folder.METRICS, "tensorboard")
         shutil.copytree("run", target, ignore=shutil.ignore_patterns(*names))
         os.chdir(HERE)
-    found = checkpoint.state_hash(checkpoint.load(checkpoint.choose(target, "last")))
-    test = HERE.parent / "test_old_formats.py"
-    text = test.read_text()
-    entry = f'    "{target.name}": ("{found}", {loss(target):.6f}),\n'
-    kept = re.sub(rf'    "{target.name}": .*\n', "", text)
-    test.write_text(kept.replace("] = {\n", "] = {\n" + entry, 1))
+    found = checkpoint.state_hash(checkpoint.load(run_checkpoints.choose(target, "last")))
+    print(f'    "{target.name}": ("{found}", {loss(target):.6f}),')
 
 
 if __name__ == "__main__":

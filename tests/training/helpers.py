@@ -18,7 +18,7 @@ from lmtrain.config.loader import parse
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.evaluation.perplexity import Score, evaluate
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import read_manifest, verify
 from lmtrain.system import disk
 from lmtrain.training import loop, validation
@@ -101,18 +101,18 @@ def gradients(training: Training) -> dict[str, Tensor]:
 
 
 def last_hash(run_dir: Path) -> str:
-    return checkpoint.state_hash(checkpoint.load(checkpoint.choose(run_dir, "last")))
+    return checkpoint.state_hash(checkpoint.load(run_checkpoints.choose(run_dir, "last")))
 
 
 def verified_steps(run_dir: Path) -> list[int]:
     """The steps of a run's checkpoints, all of them whole."""
-    for folder in checkpoint.folders(run_dir):
+    for folder in run_checkpoints.folders(run_dir):
         verify(folder, read_manifest(folder, checkpoint.FORMAT))
-    return [int(folder.name.removeprefix("step-")) for folder in checkpoint.folders(run_dir)]
+    return [int(folder.name.removeprefix("step-")) for folder in run_checkpoints.folders(run_dir)]
 
 
 def run_state(run_dir: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((run_dir / checkpoint.STATE).read_text())
+    loaded: dict[str, Any] = json.loads((run_dir / run_folder.STATE).read_text())
     return loaded
 
 

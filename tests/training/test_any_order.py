@@ -23,7 +23,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.model.trained import load_trained
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.system import disk
 from lmtrain.training import loop, opening, samples
 from lmtrain.training.loop import StepResult, train_step
@@ -59,7 +59,8 @@ def whole(little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch:
     every = change(config, train__keep=100)
     run(every, little_store, tmp_path / "whole")
     tensors = {
-        checkpoint.load(folder).info["step"]: tensor_hashes(folder) for folder in checkpoint.folders(tmp_path / "whole")
+        checkpoint.load(folder).info["step"]: tensor_hashes(folder)
+        for folder in run_checkpoints.folders(tmp_path / "whole")
     }
     assert list(tensors) == list(range(1, 13))
     return Whole(config, little_store, tmp_path, tensors, last_hash(tmp_path / "whole"))
@@ -126,16 +127,16 @@ class AnyOrder(RuleBasedStateMachine):
                 "No space left on device",
             )
 
-    @precondition(lambda self: len(checkpoint.folders(self.run_dir)) > 1)
+    @precondition(lambda self: len(run_checkpoints.folders(self.run_dir)) > 1)
     @rule(place=st.integers(0, 10**6), name=st.sampled_from(["model", "optimizer", "ema"]))
     def damage_the_newest(self, place: int, name: str) -> None:
-        path = checkpoint.choose(self.run_dir, "last") / f"{name}.safetensors"
+        path = run_checkpoints.choose(self.run_dir, "last") / f"{name}.safetensors"
         flip_bit(path, place % path.stat().st_size)
         notes: list[str] = []
-        checkpoint.last(self.run_dir, notes.append)
+        run_checkpoints.last(self.run_dir, notes.append)
         assert "is damaged; it was set aside" in notes[0]
 
-    @precondition(lambda self: bool(checkpoint.folders(self.run_dir)))
+    @precondition(lambda self: bool(run_checkpoints.folders(self.run_dir)))
     @rule()
     def generate(self) -> None:
         trained = load_trained(self.run_dir, "last", "auto", cpu())
@@ -143,7 +144,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def every_checkpoint_is_one_of_the_uninterrupted_run(self) -> None:
-        for folder in checkpoint.folders(self.run_dir):
+        for folder in run_checkpoints.folders(self.run_dir):
             assert tensor_hashes(folder) == self.whole.tensors[checkpoint.load(folder).info["step"]]
 
 

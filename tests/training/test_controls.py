@@ -13,7 +13,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.system.seeds import step_seed
 from lmtrain.training import loop, opening, samples, state
 from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, read_info
@@ -227,8 +227,8 @@ def test_a_wrong_length_of_the_metrics_is_detected(
 
 
 def _lines_after_the_checkpoint(run_dir: Path) -> bool:
-    folders = checkpoint.folders(run_dir)
+    folders = run_checkpoints.folders(run_dir)
     if not folders:
         return False
-    written = (run_dir / checkpoint.METRICS).stat().st_size
+    written = (run_dir / run_folder.METRICS).stat().st_size
     return bool(written > checkpoint.load(folders[-1]).info["metrics_bytes"])

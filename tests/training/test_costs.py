@@ -11,7 +11,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
-from lmtrain.storage import checkpoint
+from lmtrain.storage import run_folder
 from lmtrain.system.device import autocast
 from lmtrain.training.costs import blank_batch, costs, memory_estimate, step_flops
 from lmtrain.training.loop import train_step
@@ -79,7 +79,7 @@ def test_the_activations_are_those_that_autograd_keeps(
     model: torch.nn.Module = LanguageModel(config.model, 500)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if output == "teacher":
-        checkpoint.create_run(tmp_path, config, Path(__file__))  # the tokenizer is not read
+        run_folder.create_run(tmp_path, config, Path(__file__))  # the tokenizer is not read
         config = change(config, train__teacher=str(tmp_path))
         model = Objective(LanguageModel(config.model, 500), "auto", LanguageModel(config.model, 500))
     kept, seen = 0, {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}

@@ -18,7 +18,7 @@ from lmtrain.data.order import Mode, batch
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.system.distributed import join_processes
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training import loop
@@ -104,7 +104,7 @@ def assert_close_runs(one: Path, other: Path) -> None:
     for (kind, step, figures), (*place, others) in zip(logged(one), logged(other), strict=True):
         assert [kind, step] == place
         assert others == pytest.approx(figures, rel=ROUNDING), (kind, step)
-    ours, theirs = (read(checkpoint.choose(folder, "last")) for folder in (one, other))
+    ours, theirs = (read(run_checkpoints.choose(folder, "last")) for folder in (one, other))
     assert ours.info["step"] == theirs.info["step"]
     for group, named in ours.tensors.items():
         checkpoint.check_fit(theirs.tensors[group], named)
@@ -125,8 +125,8 @@ def windows_by_step(found: list[dict[str, Any]], per_step: int) -> list[list[int
 def test_two_ddp_processes_give_the_same_bits_as_one(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
     """Weights, metrics, windows and final score; from another run's weights, with a teacher, in a time budget."""
     run(tiny, store, tmp_path / "base")
-    older = checkpoint.folders(tmp_path / "base")[0]
-    assert older != checkpoint.best_folder(tmp_path / "base")
+    older = run_checkpoints.folders(tmp_path / "base")[0]
+    assert older != run_checkpoints.best_folder(tmp_path / "base")
     plain = change(tiny, **SHORT, train__parallel="ddp")
     variants = {
         "plain": plain,
@@ -138,7 +138,7 @@ def test_two_ddp_processes_give_the_same_bits_as_one(tiny: Config, store: TokenS
     assert plain.train.micro_batch == plain.train.batch_size // 2
     timed = change(plain, train__steps=None, train__max_minutes=0.05, train__eval_steps=1000)
     late = change(plain, train__steps=3, train__eval_steps=1)
-    best_folder, save = checkpoint.best_folder, checkpoint.save
+    best_folder, save = run_checkpoints.best_folder, checkpoint.save
 
     def another_best(run_dir: Path) -> Path | None:
         """The base may be training still, and another process then sees another best checkpoint."""
@@ -154,7 +154,7 @@ def test_two_ddp_processes_give_the_same_bits_as_one(tiny: Config, store: TokenS
         folder = tmp_path / str(processes.world_size)
         with pytest.MonkeyPatch.context() as patch:
             if not processes.is_main:
-                patch.setattr(checkpoint, "best_folder", another_best)
+                patch.setattr(run_checkpoints, "best_folder", another_best)
             found = {name: train(config, store, folder / name, processes) for name, config in variants.items()}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("tests.training.test_distributed.train_step", worsen)

@@ -16,7 +16,7 @@ import pytest
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint
+from lmtrain.storage import run_checkpoints, run_folder
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training import loop
 from lmtrain.training.loop import StepResult, fit, train_step
@@ -104,7 +104,7 @@ def test_processes_that_disagree_are_rejected(
             errors.append([type(error.value).__name__, str(error.value)])
         (tmp_path / f"{processes.rank}.json").write_text(json.dumps(errors))
 
-    with checkpoint.lock(tmp_path / "used"):
+    with run_folder.lock(tmp_path / "used"):
         assert together(2, work, tmp_path / "log") == [0, 0], output(tmp_path / "log", 0)
     main, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     for (_, message), (*_, expected) in zip(main, attempts, strict=True):
@@ -130,7 +130,7 @@ def test_processes_whose_torchrun_is_killed_save_and_end(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
     parent = Child(torchrun)
     processes = [int(number) for number in parent.hear().split()]
-    metrics, ended = tmp_path / "run" / checkpoint.METRICS, [tmp_path / f"{rank}.json" for rank in range(2)]
+    metrics, ended = tmp_path / "run" / run_folder.METRICS, [tmp_path / f"{rank}.json" for rank in range(2)]
     try:
         _wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
         os.kill(parent.process, signal.SIGKILL)
@@ -140,7 +140,7 @@ def test_processes_whose_torchrun_is_killed_save_and_end(
         for process in processes:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-    step = checkpoint.folders(tmp_path / "run")[-1].name.removeprefix("step-")
+    step = run_checkpoints.folders(tmp_path / "run")[-1].name.removeprefix("step-")
     assert [json.loads(path.read_text()) for path in ended] == [["interrupted", int(step)]] * 2
 
 

@@ -12,7 +12,7 @@ from lmtrain.data.corpus import download
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore, open_store
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import remove_folder
 from lmtrain.training.opening import check_same_run
 from lmtrain.training.state import snapshot
@@ -53,7 +53,7 @@ RESOURCES: dict[str, Any] = {
 def started(tiny: Config, store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run with one checkpoint."""
     run_dir = tmp_path_factory.mktemp("started")
-    checkpoint.create_run(run_dir, tiny, store.folder / checkpoint.TOKENIZER)
+    run_folder.create_run(run_dir, tiny, store.folder / run_folder.TOKENIZER)
     save(tiny, store, run_dir)
     return run_dir
 
@@ -63,7 +63,7 @@ def save(config: Config, store: TokenStore, run_dir: Path) -> None:
 
 
 def check(config: Config, store: TokenStore, run_dir: Path) -> None:
-    check_same_run(config, store, run_dir, checkpoint.load(checkpoint.choose(run_dir, "last")))
+    check_same_run(config, store, run_dir, checkpoint.load(run_checkpoints.choose(run_dir, "last")))
 
 
 def test_every_field_but_the_resources_is_part_of_the_identity(tiny: Config) -> None:
@@ -85,11 +85,11 @@ def test_a_field_of_the_identity_is_rejected_by_name(tiny: Config, store: TokenS
 
 def test_a_run_resumes_with_other_resources(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
     assert run(tiny, store, tmp_path)[0].step == 12
-    for folder in checkpoint.folders(tmp_path)[1:]:
+    for folder in run_checkpoints.folders(tmp_path)[1:]:
         remove_folder(folder)
     changed = change(tiny, **RESOURCES | {"train__threads": 1})
     assert run(changed, store, tmp_path)[0].step == 12
-    assert checkpoint.run_config(tmp_path) == changed
+    assert run_folder.run_config(tmp_path) == changed
 
 
 TEXT = "the the the cat cat rat\n" * 120
@@ -124,7 +124,7 @@ def test_one_changed_byte_is_rejected(tmp_path: Path) -> None:
     """Of the text with a byte tokenizer, and of the stored tokens."""
     config, run_dir = own(tmp_path, kind="byte"), tmp_path / "run"
     store = store_of(config)
-    checkpoint.create_run(run_dir, config, store.folder / checkpoint.TOKENIZER)
+    run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
     save(config, store, run_dir)
     check(config, store, run_dir)
     for path in sorted(store.folder.glob("*.npy")):

@@ -18,7 +18,7 @@ import torch
 
 import lmtrain
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint, files
+from lmtrain.storage import checkpoint, files, run_checkpoints, run_folder
 from lmtrain.system import disk
 from tests.children import Child
 from tests.storage.crash_states import CALLS
@@ -119,8 +119,8 @@ def save(run_dir: Path, step: int) -> Path:
 def saved_step(run_dir: Path) -> int:
     """The step that a restart resumes from; its checkpoint must be complete, and no temporary files may remain."""
     notes: list[str] = []
-    with checkpoint.lock(run_dir):
-        found = checkpoint.last(run_dir, notes.append)
+    with run_folder.lock(run_dir):
+        found = run_checkpoints.last(run_dir, notes.append)
     assert found is not None
     assert notes == []
     assert list(run_dir.rglob(".tmp-*")) == []
@@ -161,7 +161,7 @@ def test_a_kill_at_any_disk_call_leaves_the_old_or_the_new(tmp_path: Path, again
 
         def work(run_dir: Path = run_dir) -> None:
             save(run_dir, 2)
-            checkpoint.prune(run_dir, keep=1)
+            run_checkpoints.prune(run_dir, keep=1)
 
         status = Child(partial(die_at, number, work)).end()
         found.append(saved_step(run_dir))
@@ -178,7 +178,7 @@ def hold(run_dir: Path, go: int, say: Callable[[str], None]) -> None:
     """Wait for the start, lock the folder, and hold the lock until killed."""
     os.read(go, 1)
     try:
-        with checkpoint.lock(run_dir):
+        with run_folder.lock(run_dir):
             say("held")
             signal.alarm(60)  # in case the test itself ends first
             signal.pause()
@@ -197,7 +197,7 @@ def test_one_of_two_processes_gets_the_lock_and_the_other_an_error(tmp_path: Pat
         assert answers.count("held") == 1
         (sentence,) = [word for word in answers if word != "held"]
         assert sentence == f"{run_dir} is in use by another process: wait for it or set run.name"
-        with pytest.raises(LmtrainError, match="in use by another process"), checkpoint.lock(run_dir):
+        with pytest.raises(LmtrainError, match="in use by another process"), run_folder.lock(run_dir):
             pass
         winner, loser = (children[answers.index(word)] for word in ("held", sentence))
         os.kill(winner.process, signal.SIGKILL)

@@ -13,7 +13,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score, evaluate
 from lmtrain.model.trained import load_trained
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.system.signals import Interrupted
 from lmtrain.training import loop, noise, opening, state
 from lmtrain.training import run as run_module
@@ -93,7 +93,7 @@ def test_divergence_stops_the_run_and_leaves_a_good_checkpoint(
     monkeypatch.setattr(loop, "train_step", diverge)
     with pytest.raises(LmtrainError, match=r"diverged: 20 steps in a row up to step 26 were.*lower train\.lr"):
         run(change(tiny, train__steps=60, train__eval_steps=5, train__log_steps=1000), store, tmp_path)
-    loaded = checkpoint.load(checkpoint.choose(tmp_path, "last"))
+    loaded = checkpoint.load(run_checkpoints.choose(tmp_path, "last"))
     assert all(torch.isfinite(value[...]).all() for group in loaded.tensors.values() for value in group.values())
     assert run_state(tmp_path)["status"] == "failed"
 
@@ -107,8 +107,8 @@ def test_early_stopping_and_the_best_checkpoint(
     assert outcome.status == "stopped early"
     assert outcome.step == outcome.best_step + 6
     assert verified_steps(tmp_path) == [outcome.best_step, outcome.step]
-    best = checkpoint.choose(tmp_path, str(outcome.best_step))
-    assert checkpoint.best_folder(tmp_path) == best
+    best = run_checkpoints.choose(tmp_path, str(outcome.best_step))
+    assert run_checkpoints.best_folder(tmp_path) == best
     flip_bit(best / "model.safetensors")
     with pytest.raises(LmtrainError, match=r"is damaged: move .* away, and the best of the others is scored"):
         run(config, store, tmp_path)
@@ -170,7 +170,7 @@ def test_a_finished_run_is_only_scored_and_a_damaged_checkpoint_replaced(
     before = last_hash(tmp_path)
     second, _ = run(tiny, store, tmp_path)
     assert (second.score, second.step, last_hash(tmp_path)) == (first.score, 12, before)
-    newest = checkpoint.choose(tmp_path, "last")
+    newest = run_checkpoints.choose(tmp_path, "last")
     flip_bit(newest / "model.safetensors", -3)
     _, notes = run(tiny, store, tmp_path)
     assert "is damaged; it was set aside as step-00000012.damaged" in notes[0]
@@ -178,7 +178,7 @@ def test_a_finished_run_is_only_scored_and_a_damaged_checkpoint_replaced(
     assert last_hash(tmp_path) == before
     with pytest.raises(LmtrainError, match="holds a run already"):
         run(tiny, store, tmp_path, resume=False)
-    with checkpoint.lock(tmp_path), pytest.raises(LmtrainError, match="in use by another process"):
+    with run_folder.lock(tmp_path), pytest.raises(LmtrainError, match="in use by another process"):
         run(tiny, store, tmp_path)
 
 
@@ -236,7 +236,7 @@ def test_an_error_before_the_first_step_writes_no_state(
         patch.setattr(opening, "RunMonitor", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(tiny, store, tmp_path)
-    assert not (tmp_path / checkpoint.STATE).exists()
+    assert not (tmp_path / run_folder.STATE).exists()
 
 
 def test_bf16_and_float32_train_alike(tiny: Config, store: TokenStore) -> None:

@@ -13,7 +13,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import load_trained
-from lmtrain.storage import checkpoint
+from lmtrain.storage import run_checkpoints
 from lmtrain.training.other_runs import check_other_runs, load_initial_weights
 from tests.conftest import Lmtrain
 from tests.training.helpers import change, cpu, flip_bit, last_hash, run, start
@@ -105,7 +105,7 @@ def test_another_model_is_rejected(
 ) -> None:
     with pytest.raises(LmtrainError, match=message):
         run(change(continued, **fields), store, tmp_path / "run")
-    assert not checkpoint.folders(tmp_path / "run")
+    assert not run_checkpoints.folders(tmp_path / "run")
     with pytest.raises(LmtrainError, match=message):
         check_other_runs(change(continued, **fields), store)
 
@@ -120,7 +120,7 @@ def test_learned_positions_need_the_same_context(tiny: Config, store: TokenStore
 
 def test_a_damaged_base_is_rejected(continued: Config, store: TokenStore, base: Path, tmp_path: Path) -> None:
     shutil.copytree(base, tmp_path / "base")
-    flip_bit(checkpoint.choose(tmp_path / "base", "best") / "ema.safetensors")
+    flip_bit(run_checkpoints.choose(tmp_path / "base", "best") / "ema.safetensors")
     with pytest.raises(LmtrainError, match=r"ema\.safetensors is damaged"):
         run(change(continued, train__init_from=str(tmp_path / "base")), store, tmp_path / "run")
 

@@ -16,7 +16,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.evaluation.perplexity import Score, evaluate
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.system.device import lacks_to_compile
 from lmtrain.training import loop, samples, state, validation
 from lmtrain.training.loop import StepResult, train_step
@@ -154,7 +154,7 @@ def test_observing_a_run_changes_nothing(
 
     monkeypatch.setattr(loop, "train_step", distracted)
     run(change(never, **{f"train__{name}": value for name, value in often.items()}), little_store, tmp_path / "often")
-    ends = [checkpoint.load(checkpoint.choose(tmp_path / name, "last")) for name in ("never", "often")]
+    ends = [checkpoint.load(run_checkpoints.choose(tmp_path / name, "last")) for name in ("never", "often")]
     assert ends[0].info["files"] == ends[1].info["files"]
     assert ends[0].info["counters"]["scaler"] == ends[1].info["counters"]["scaler"]
     assert len(curves(tmp_path / "often")) > 2 * len(curves(tmp_path / "never"))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.files import sha256_file
 from lmtrain.system import disk
 from lmtrain.training.saving import Saver
@@ -19,7 +19,7 @@ def state(value: float) -> checkpoint.Tensors:
 
 
 def weight(run_dir: Path, step: int) -> list[float]:
-    return checkpoint.load(checkpoint.choose(run_dir, str(step))).tensors["model"]["weight"][...].tolist()
+    return checkpoint.load(run_checkpoints.choose(run_dir, str(step))).tensors["model"]["weight"][...].tolist()
 
 
 def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,7 @@ def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path, monkeypatch: pytest
         saver.save(1, tensors, {"score": None})
         tensors["model"]["weight"].fill_(2.0)  # the next step
         saver.check()
-        assert not checkpoint.folders(tmp_path)  # nothing is there until all of it is
+        assert not run_checkpoints.folders(tmp_path)  # nothing is there until all of it is
         go.set()
         saver.save(2, tensors, {"score": None})
     assert weight(tmp_path, 1) == [1.0] * 4
@@ -86,7 +86,7 @@ def test_a_checkpoint_that_was_written_or_read_is_not_read_again(
             saver.save(step, state(float(step)), {"score": None})
     assert set(hashed) == {"step-00000001"}  # by another process, and once
     assert len(hashed) == len(state(1.0))
-    assert [folder.name[-1] for folder in checkpoint.folders(tmp_path)] == ["3", "4", "5"]
+    assert [folder.name[-1] for folder in run_checkpoints.folders(tmp_path)] == ["3", "4", "5"]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -94,18 +94,18 @@ def test_tensors_that_are_not_finite_are_never_written(tmp_path: Path, value: fl
     tensors = {**state(1.0), "optimizer": {"weight/exp_avg": torch.tensor([0.0, value])}}
     with pytest.raises(LmtrainError, match="weight/exp_avg is not finite"), Saver(tmp_path, keep=1) as saver:
         saver.save(1, tensors, {"score": None})
-    assert not checkpoint.folders(tmp_path)
+    assert not run_checkpoints.folders(tmp_path)
 
 
 def test_a_damaged_checkpoint_does_not_count_when_pruning(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         checkpoint.save(tmp_path, step, state(step), {"score": None})
     for step in (2, 3):
-        flip_bit(checkpoint.choose(tmp_path, str(step)) / "model.safetensors")
-    checkpoint.prune(tmp_path, keep=1)
-    assert [folder.name[-1] for folder in checkpoint.folders(tmp_path)] == ["1", "2", "3"]
+        flip_bit(run_checkpoints.choose(tmp_path, str(step)) / "model.safetensors")
+    run_checkpoints.prune(tmp_path, keep=1)
+    assert [folder.name[-1] for folder in run_checkpoints.folders(tmp_path)] == ["1", "2", "3"]
     notes: list[str] = []
-    found = checkpoint.last(tmp_path, notes.append)
+    found = run_checkpoints.last(tmp_path, notes.append)
     assert found is not None
     assert found.info["step"] == 1
     assert len(notes) == 2

@@ -16,7 +16,7 @@ from torch import Tensor
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.trained import load_trained
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.tensor_files import _Piece
 from lmtrain.system import disk
 from lmtrain.system.process_group import ProcessGroup
@@ -63,7 +63,7 @@ def copying(config: Config, store: TokenStore, source: Path, target: Path, kind:
         if kind == "fsdp":
             most = max(local(value).numel() / value.numel() for value in training.model.parameters())
             assert most < 1, "a process holds all of a parameter"
-        found = checkpoint.load(checkpoint.choose(source, "last"))
+        found = checkpoint.load(run_checkpoints.choose(source, "last"))
         elements, read_piece = 0, _Piece.read
 
         def counted(piece: _Piece, rows: slice | EllipsisType) -> Tensor:
@@ -91,7 +91,7 @@ def test_a_state_moves_between_any_numbers_of_processes(tiny: Config, store: Tok
     run(tiny, store, tmp_path / "run")
     before = tmp_path / "run"
     expected = last_hash(before)
-    tensors = read(checkpoint.choose(before, "last")).tensors
+    tensors = read(run_checkpoints.choose(before, "last")).tensors
     total = sum(tensor.numel() for named in tensors.values() for tensor in named.values())
     steps = sum(name.endswith("/step") for name in tensors["optimizer"])
     optimizer_bytes = memory_estimate(tiny, store.tokenizer.vocab_size, "fp32")["optimizer"]
@@ -100,7 +100,7 @@ def test_a_state_moves_between_any_numbers_of_processes(tiny: Config, store: Tok
         log = tmp_path / f"log-{after.name}"
         assert together(size, copying(tiny, store, before, after, kind), log) == [0] * size, output(log, 0)
         assert last_hash(after) == expected
-        files = {path.name for path in checkpoint.choose(after, "last").glob("model*")}
+        files = {path.name for path in run_checkpoints.choose(after, "last").glob("model*")}
         parts = {f"model-{number:05d}-of-{size:05d}.safetensors" for number in range(1, size + 1)}
         assert files == (parts if kind == "fsdp" else {"model.safetensors"})
         found = [json.loads((tmp_path / f"{after.name}-{rank}.json").read_text()) for rank in range(size)]
@@ -119,10 +119,10 @@ def test_a_sharded_run_can_be_loaded_and_resumed_by_one_process(
         fit(config, store, tmp_path / "run", resume=True, note=print, quiet=True, processes=processes)
 
     assert together(2, work, tmp_path / "log") == [0, 0], output(tmp_path / "log", 0)
-    assert len(checkpoint.folders(tmp_path / "run")) <= 2
+    assert len(run_checkpoints.folders(tmp_path / "run")) <= 2
     trained = load_trained(tmp_path / "run", "last", "auto", cpu())
     assert trained.weights == "ema"
-    stored = read(checkpoint.choose(tmp_path / "run", "last")).tensors["ema"]
+    stored = read(run_checkpoints.choose(tmp_path / "run", "last")).tensors["ema"]
     assert all(torch.equal(value, stored[name]) for name, value in trained.model.named_parameters())
     run(change(config, train__parallel="auto"), store, tmp_path / "run")
 
@@ -171,8 +171,8 @@ def test_a_failed_save_leaves_the_previous_checkpoint(
     other = "AlreadyReported" if harm is _full else "another process of this run has ended"
     assert other in output(tmp_path / "log", 1 - victim)
     notes: list[str] = []
-    with checkpoint.lock(tmp_path / "run"):
-        found = checkpoint.last(tmp_path / "run", notes.append)
+    with run_folder.lock(tmp_path / "run"):
+        found = run_checkpoints.last(tmp_path / "run", notes.append)
     assert found is not None
     assert (found.info["step"], notes) == (1, [])
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000001"]

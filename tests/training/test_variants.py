@@ -10,7 +10,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.model.trained import load_trained
-from lmtrain.storage import checkpoint
+from lmtrain.storage import run_folder
 from tests.training.helpers import change, cpu, run, start, without_dropout
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -63,4 +63,4 @@ def test_a_short_run_learns_and_generates(
     trained = load_trained(tmp_path / "run", "best", "auto", cpu())
     (done,) = complete(trained.model, trained.tokenizer, ["The river"], Options(max_tokens=20))
     assert len(done.completions[0].ids) == 20
-    assert checkpoint.run_config(tmp_path / "run").model == config.model
+    assert run_folder.run_config(tmp_path / "run").model == config.model

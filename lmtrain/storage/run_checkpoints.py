@@ -1,0 +1,186 @@
+"""The checkpoints of a run: the last, the best, and which to delete."""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from lmtrain.errors import LmtrainError, UnreadableError, UsageError
+from lmtrain.storage.checkpoint import FORMAT, Checkpoint, load, verify_files
+from lmtrain.storage.files import parse_manifest, read_error, read_manifest, remove_folder, writing
+from lmtrain.system import disk
+
+Note = Callable[[str], None]
+
+_STEP = re.compile(r"[0-9]{1,18}")
+
+
+def folders(run_dir: Path) -> list[Path]:
+    """The checkpoint folders of a run, oldest first, verified or not."""
+    return sorted((folder for folder in _all_folders(run_dir) if _STEP.fullmatch(folder.name[5:])), key=_step)
+
+
+def _all_folders(run_dir: Path) -> list[Path]:
+    """The folders that are named as checkpoints are, including damaged ones that were set aside."""
+    try:
+        found = [*(run_dir / "checkpoints").iterdir()]
+        return [folder for folder in found if folder.name.startswith("step-") and folder.is_dir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise read_error(run_dir / "checkpoints", error) from error
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
+Damaged = list[tuple[Path, LmtrainError]]
+
+
+def _first_good(candidates: Iterable[Path], groups: tuple[str, ...] | None = None) -> tuple[Checkpoint | None, Damaged]:
+    """The first of the `candidates` that is undamaged, and those before it, each with its error.
+
+    Raises UnreadableError if one before it can't be read, since nothing says that it is damaged.
+    """
+    damaged: Damaged = []
+    for folder in candidates:
+        try:
+            return load(folder, groups), damaged
+        except UnreadableError:
+            raise
+        except LmtrainError as error:
+            damaged.append((folder, error))
+    return None, damaged
+
+
+def last(
+    run_dir: Path, note: Note, *, hashed: bool = True, check: Callable[[Checkpoint], None] = lambda _: None
+) -> Checkpoint | None:
+    """The newest undamaged checkpoint; newer ones are reported and renamed to `<name>.damaged`. None = none yet.
+
+    Nothing is renamed if `check` raises LmtrainError. With `hashed` False another process has just done all this, so
+    the newest checkpoint must be good.
+    Raises LmtrainError if all are damaged, and UnreadableError if one can't be read; then nothing is changed.
+    """
+    newest_first = folders(run_dir)[::-1]
+    damaged: Damaged = []
+    if hashed:
+        found, damaged = _first_good(newest_first)
+    else:
+        found = load(newest_first[0], hashed=False) if newest_first else None
+    if found is None:
+        if lost := sorted(folder.name for folder in _all_folders(run_dir)):
+            why = f" ({damaged[0][1]})" if damaged else ""
+            raise LmtrainError(
+                f"{run_dir} has no good checkpoint{why}: {', '.join(lost)} can't be resumed from. To start over, "
+                "delete or move this folder, or choose another run.name"
+            )
+        return None
+    check(found)
+    for folder, error in damaged:
+        _set_aside(folder, error, note)
+    return found
+
+
+def _set_aside(folder: Path, error: LmtrainError, note: Note) -> None:
+    names = (folder.with_name(f"{folder.name}.damaged{number}") for number in ["", *range(2, 1000)])
+    aside = next(name for name in names if not name.exists())
+    with writing(folder):
+        disk.rename(folder, aside)
+    note(f"{error}; it was set aside as {aside.name}, and the checkpoint before it is used")
+
+
+def best_first(run_dir: Path) -> list[Path]:
+    """The checkpoints of a run by score, the lowest first, of equals the oldest; then those without one, newest first.
+
+    One with a damaged manifest comes before all others if it may be the best, and is left out otherwise.
+    """
+    ranked, damaged = [], []
+    newest, best_step = -1, None
+    for folder in folders(run_dir):
+        step = _step(folder)
+        try:
+            manifest = parse_manifest(folder, FORMAT)
+        except UnreadableError:
+            raise
+        except LmtrainError:
+            damaged.append(folder)
+            continue
+        counters = manifest.get("counters")
+        newest, best_step = step, counters.get("best_step") if isinstance(counters, dict) else None
+        score = manifest.get("score")
+        if score is None:
+            ranked.append((math.inf, -step, folder))
+        elif isinstance(score, float | int) and math.isfinite(score):
+            ranked.append((score, step, folder))
+    unknown = [bad for bad in damaged if best_step is None or _step(bad) > newest or _step(bad) == best_step]
+    return [*reversed(unknown), *(folder for _, _, folder in sorted(ranked))]
+
+
+def best_folder(run_dir: Path) -> Path | None:
+    """The best checkpoint that has all its files; None = there is none."""
+    for folder in best_first(run_dir):
+        try:
+            read_manifest(folder, FORMAT)
+        except UnreadableError:
+            raise
+        except LmtrainError:
+            continue
+        return folder
+    return None
+
+
+def load_best(run_dir: Path, groups: tuple[str, ...], note: Note) -> Checkpoint:
+    """The best undamaged checkpoint; damaged ones that may be better are reported. Raises LmtrainError if none is good,
+    and UnreadableError if a better one can't be read."""
+    found, damaged = _first_good(best_first(run_dir), groups)
+    if found is None:
+        return load(choose(run_dir, "best"), groups)  # raises what is wrong with it
+    for folder, error in damaged:
+        note(f"{folder} may be the best checkpoint and is damaged ({error}): {found.folder.name} is used instead")
+    return found
+
+
+def choose(run_dir: Path, which: str) -> Path:
+    """The folder of the `best` or the `last` checkpoint, or of a step number, damaged or not.
+
+    Raises LmtrainError if there is none, and UsageError if `which` is none of these.
+    """
+    if which == "best":
+        chosen = next(iter(best_first(run_dir)), None)
+    elif which == "last":
+        chosen = next(reversed(folders(run_dir)), None)
+    elif _STEP.fullmatch(which):
+        chosen = run_dir / "checkpoints" / f"step-{int(which):08d}"
+    else:
+        raise UsageError(f"checkpoint {which!r} is neither best, last nor a step number")
+    if chosen is None or not chosen.is_dir():
+        steps = ", ".join(str(_step(folder)) for folder in folders(run_dir)) or "none yet"
+        raise LmtrainError(f"{run_dir} has no checkpoint {which!r}: it has {steps}")
+    return chosen
+
+
+def prune(run_dir: Path, keep: int, good: set[Path] | None = None) -> None:
+    """Delete all checkpoints but the newest `keep` good ones and the best.
+
+    Good ones are readable and have their hashes. A damaged one does not count, and stays for `last` to set aside.
+    Checkpoints in `good` are not read again; those that are found to be good are added to it.
+    """
+    good = set() if good is None else good
+    best, kept = best_folder(run_dir), 0
+    for folder in reversed(folders(run_dir)):
+        if kept < keep:
+            if folder in good or _is_good(folder):
+                good.add(folder)
+                kept += 1
+        elif folder != best:
+            remove_folder(folder)
+
+
+def _is_good(folder: Path) -> bool:
+    try:
+        verify_files(folder, read_manifest(folder, FORMAT)["files"])
+    except LmtrainError:
+        return False
+    return True

@@ -1,0 +1,66 @@
+"""A file of text as a split: the same as in a corpus with that file."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from lmtrain.config.schema import DataConfig
+from lmtrain.data import shards
+from lmtrain.data.corpus import download
+from lmtrain.data.prepare import text_split
+from lmtrain.data.tokens import Split, TokenStore
+from lmtrain.errors import LmtrainError
+from tests.data.helpers import CONFIGS, KINDS, tokenized, write
+
+TRAIN = [f"line {number} says {number % 7} times é" for number in range(60)]
+VALID = ["\ufeff of  a line 3\r", "", "\u2028 é never seen <eos> <unk>", *TRAIN[::3], "the last, without an end"]
+
+
+def content(split: Split) -> tuple[list[int], int, int, int, int]:
+    return split.ids[:].tolist(), split.tokens, split.words, split.bytes, split.replaced
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["one shard", "several shards"])
+@pytest.mark.parametrize("name", ["valid.txt.gz", "valid.jsonl"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_is_the_split_that_a_corpus_makes_of_it(
+    kind: str, name: str, small: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if small:
+        monkeypatch.setattr(shards, "SHARD_BYTES", 100)
+    source = tmp_path / "corpus"
+    source.mkdir()
+    write(source / "train.txt", "".join(f"{line}\n" for line in TRAIN))
+    if name == "valid.jsonl":
+        path = write(source / name, "".join(json.dumps({"body": f"{line}\nmore"}) + "\n" for line in VALID))
+    else:
+        path = write(source / name, gzip.compress("\n".join(VALID).encode()))
+    store = tokenized(download(DataConfig(source=str(source), dir=tmp_path, text_column="body")), CONFIGS[kind])
+    split = text_split(path, store.tokenizer, "body", progress=False)
+    assert content(split) == content(store.split("valid"))
+    if (kind, name) == ("word", "valid.txt.gz"):
+        known = {word for line in TRAIN for word in line.split()} | {"<unk>"}
+        words = [word for line in VALID for word in line.removeprefix("\ufeff").split()]
+        assert split.replaced == sum(word not in known for word in words)
+    assert (len(split.ids.parts) > 3) == small
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "message"),
+    [
+        ("nothing.txt", None, "nothing.txt is no file of text: name an existing one that ends in one of .txt, "),
+        ("picture.png", b"\x89PNG", "picture.png is no file of text"),
+        ("blank.txt", b" \n\t\n", "blank.txt has no words: give it some text"),
+        ("other.jsonl", b'{"text": "a"}\n', "has no column 'body'"),
+    ],
+)
+def test_other_files_are_rejected(
+    name: str, written: bytes | None, message: str, tmp_path: Path, store: TokenStore
+) -> None:
+    if written is not None:
+        write(tmp_path / name, written)
+    for path in (tmp_path / name, tmp_path):
+        with pytest.raises(LmtrainError, match=message if path != tmp_path else "is no file of text"):
+            text_split(path, store.tokenizer, "body", progress=False)
