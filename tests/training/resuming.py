@@ -172,11 +172,11 @@ def _differing(old: dict[str, str], new: dict[str, str]) -> list[str]:
 
 
 @contextmanager
-def photographed(run_dir: Path, folder: Path) -> Iterator[list[Path]]:
+def copied_for_every_kill(run_dir: Path, folder: Path) -> Iterator[list[Path]]:
     """Copies of a run's folder, made in the block at every moment at which a kill would leave another one behind."""
     copies: list[Path] = []
 
-    def photograph() -> None:
+    def copy() -> None:
         copies.append(folder / f"{len(copies)}")
         shutil.copytree(run_dir, copies[-1])
 
@@ -184,17 +184,17 @@ def photographed(run_dir: Path, folder: Path) -> Iterator[list[Path]]:
 
     def stepped(training: Training, lr: float) -> StepResult:
         result = step(training, lr)
-        photograph()
+        copy()
         return result
 
     def recorded(*arguments: Any) -> None:
         record(*arguments)
-        photograph()
+        copy()
 
     def saved(saver: Saver, *arguments: Any) -> None:
         save_(saver, *arguments)
         saver.wait()
-        photograph()
+        copy()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "train_step", stepped)

@@ -25,8 +25,8 @@ from tests.training.resuming import (
     SMALL,
     Reference,
     begin,
+    copied_for_every_kill,
     departures,
-    photographed,
     refer,
     save,
 )
@@ -212,7 +212,7 @@ def test_a_wrong_length_of_the_metrics_is_detected(
 ) -> None:
     monkeypatch.setattr(samples, "show", lambda *arguments: None)
     config = change(little, **LOGGED)
-    with photographed(tmp_path / "whole", tmp_path / "copies") as copies:
+    with copied_for_every_kill(tmp_path / "whole", tmp_path / "copies") as copies:
         run(config, little_store, tmp_path / "whole")
     ahead = [copy for copy in copies if (copy / "checkpoints").is_dir() and _lines_after_the_checkpoint(copy)]
     killed = ahead[len(ahead) // 2]

@@ -87,7 +87,7 @@ def test_a_run_resumes_with_other_resources(tiny: Config, store: TokenStore, tmp
     assert run(tiny, store, tmp_path)[0].step == 12
     for folder in run_checkpoints.folders(tmp_path)[1:]:
         remove_folder(folder)
-    changed = change(tiny, **RESOURCES, **{"train__threads": 1})
+    changed = change(tiny, **RESOURCES | {"train__threads": 1})
     assert run(changed, store, tmp_path)[0].step == 12
     assert run_folder.run_config(tmp_path) == changed
 

@@ -22,7 +22,7 @@ from lmtrain.training import loop, samples, state, validation
 from lmtrain.training.loop import StepResult, train_step
 from lmtrain.training.state import Training
 from tests.training.helpers import LOGGED, change, cpu, curves, last_hash, logged, run, worsen
-from tests.training.resuming import BATCH, MATRIX, SMALL, begin, departures, photographed, refer
+from tests.training.resuming import BATCH, MATRIX, SMALL, begin, copied_for_every_kill, departures, refer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -71,7 +71,7 @@ def test_a_kill_at_any_moment_leaves_no_trace(
         fields = {"train__steps": 50, "train__eval_steps": 1, "train__patience": 2, "train__keep": 1}
         config = change(little, **LOGGED | fields)
     monkeypatch.setattr(samples, "show", lambda *arguments: None)
-    with photographed(tmp_path / "whole", tmp_path / "copies") as copies:
+    with copied_for_every_kill(tmp_path / "whole", tmp_path / "copies") as copies:
         whole, _ = run(config, little_store, tmp_path / "whole")
     assert len(copies) > 15
     assert whole.status == ("finished" if variant == "to the end" else "stopped early")
