@@ -8,29 +8,20 @@ which may contain credentials.
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from lmtrain.data.local import SPLIT_NAMES, no_column, text_row
+from lmtrain.data.local import SPLIT_NAMES, no_column, row_lines, text_row
+from lmtrain.data.splits import Text
 from lmtrain.errors import LmtrainError
 
 _BATCH = 1024
 _CARD = "README.md"
 _SHARDS = "data/*-?????-of-?????*.*"
 """Where a card names no files, those of such names are the data set, whatever else the repository holds."""
-
-
-@dataclass(frozen=True)
-class HubData:
-    """A data set: its commit, its licence where its card names one, and the rows of its splits."""
-
-    revision: str
-    licence: str | None
-    splits: dict[str, Iterator[str]]
 
 
 class _SplitFiles(BaseModel):
@@ -61,7 +52,7 @@ class _Card(BaseModel):
     configs: list[_Subset] | None = None
 
 
-def fetch(dataset: str, subset: str | None, revision: str | None, text_column: str, *, progress: bool) -> HubData:
+def fetch(dataset: str, subset: str | None, revision: str | None, text_column: str, *, progress: bool) -> Text:
     """Download the files of `dataset` (`owner/name`) into the hub's cache; their rows are read when they are iterated.
 
     Raises LmtrainError with the cause and the remedy, also while rows are read.
@@ -83,9 +74,15 @@ def fetch(dataset: str, subset: str | None, revision: str | None, text_column: s
         if not any(folder.glob(_SHARDS)):
             _download(dataset, commit, None)
     splits = _open(dataset, folder, chosen)
-    licence = ", ".join(card.license) if isinstance(card.license, list) else card.license
+    about = {
+        "source": dataset,
+        "subset": subset,
+        "revision": commit,
+        "licence": ", ".join(card.license) if isinstance(card.license, list) else card.license,
+        "text_column": text_column,
+    }
     rows = {split: _rows(dataset, folder, split, splits[split], text_column) for split in splits}
-    return HubData(commit, licence, rows)
+    return Text({split: row_lines(rows[split]) for split in splits}, about)
 
 
 def _quiet(*, bars: bool) -> None:

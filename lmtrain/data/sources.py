@@ -4,9 +4,8 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from lmtrain.config.schema import DataConfig
 from lmtrain.data import local
 from lmtrain.data.sample import SampleSplit
 from lmtrain.data.split_files import find_splits, listed
-from lmtrain.data.splits import Lines
+from lmtrain.data.splits import Text
 from lmtrain.data.verified import Hashes
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import sha256_bytes
@@ -41,15 +40,6 @@ _SAMPLE_SEEDS = {"train": 1, "valid": 2, "test": 3}
 _SAMPLE_LEAST = 5_000
 
 Note = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Text:
-    """The text of a source: the lines of its splits, and entries `about` it for the manifest of the corpus."""
-
-    splits: Mapping[str, Lines]
-    about: dict[str, Any]
-    is_one_file: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,19 +140,12 @@ def _hub(data: DataConfig, dataset: str, subset: str | None, revision: str | Non
     variant = (data.revision, data.text_column)
     if variant != (None, _COLUMN):
         name = f"{name}-{sha256_bytes(repr(variant).encode())[:8]}"
-    about = {"dataset": dataset, "subset": subset, "revision": revision, "text_column": data.text_column}
-    return Source(name, about, partial(_read_hub, dataset, subset, revision, data.text_column))
+    origin = {"dataset": dataset, "subset": subset, "revision": revision, "text_column": data.text_column}
 
+    def read(progress: bool) -> Text:
+        from lmtrain.data.hub import fetch
 
-def _read_hub(dataset: str, subset: str | None, revision: str | None, text_column: str, progress: bool) -> Text:
-    from lmtrain.data.hub import fetch
+        text = fetch(dataset, subset, revision, data.text_column, progress=progress)
+        return Text(text.splits, text.about | ({"licence": _WIKITEXT_LICENCE} if dataset == _WIKITEXT else {}))
 
-    found = fetch(dataset, subset, revision, text_column, progress=progress)
-    about = {
-        "source": dataset,
-        "subset": subset,
-        "revision": found.revision,
-        "licence": _WIKITEXT_LICENCE if dataset == _WIKITEXT else found.licence,
-        "text_column": text_column,
-    }
-    return Text({split: local.row_lines(rows) for split, rows in found.splits.items()}, about)
+    return Source(name, origin, read)

@@ -7,9 +7,10 @@ import re
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -31,6 +32,15 @@ SplitName = Literal["train", "valid", "test"]
 
 Lines = Iterable[tuple[str, bool]]
 """Lines of text without their ends, and whether a document is known to start there."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text of a source: the lines of its splits, and entries `about` it for the manifest of the corpus."""
+
+    splits: Mapping[str, Lines]
+    about: dict[str, Any]
+    is_one_file: bool = False
 
 
 class Counts(BaseModel, strict=True):
