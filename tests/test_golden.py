@@ -3,7 +3,7 @@
     python -m tests.test_golden
 
 rewrites tests/golden.json, after a change that is meant to change the numbers. The values hold for any CPU and any
-version of torch to about 1e-6: fp32, one thread, and no dropout, whose random bits depend on torch's build.
+version of torch to about 1e-5: fp32, one thread, and no dropout, whose random bits depend on torch's build.
 """
 
 import contextlib
@@ -88,8 +88,8 @@ def test_a_recipe_gives_its_golden_losses_and_text(
     monkeypatch.chdir(tmp_path)
     golden, found = json.loads(GOLDEN.read_text())[recipe], measure(call, recipe)
     assert len(found["losses"]) == 3
-    for name in ("losses", "valid", "log_probs"):
-        assert found[name] == pytest.approx(golden[name], rel=1e-5), name
+    for name, tolerance in (("losses", 1e-5), ("valid", 1e-5), ("log_probs", 1e-4)):
+        assert found[name] == pytest.approx(golden[name], rel=tolerance), name
     assert found["text"] == golden["text"]
 
 
