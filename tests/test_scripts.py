@@ -346,8 +346,8 @@ def test_a_script_that_is_interrupted_lets_its_command_save(
     """Ctrl-C reaches the script and its command, other signals the script only; it ends after the command."""
     command = tmp_path / "python"
     command.write_text(
-        f"#!/bin/sh\ncd {tmp_path}\ntrap 'sleep 0.6; touch saved; exit 130' INT TERM USR1\ntouch started\n"
-        "while :; do sleep 0.02; done\n"
+        f"#!/bin/sh\ncd {tmp_path}\ntrap 'sleep 0.6; touch saved; exit 130' INT TERM USR1\n"
+        "sleep 0.3\ntouch started\nwhile :; do sleep 0.02; done\n"  # by then the script waits for it
     )
     command.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(command))

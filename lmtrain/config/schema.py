@@ -57,7 +57,8 @@ class DataConfig(_Source):
     """The corpus, or several in a mixture."""
 
     sources: tuple[SourceConfig, ...] | None = Field(None, min_length=1, max_length=100)
-    """A mixture of corpora with weights, instead of `source`. Validation and test texts are those of the first."""
+    """A mixture of corpora instead of `source`: `[{source: a, weight: 3}, {source: b}]`, also with `subset`,
+    `revision` and `text_column`. Validation and test texts are those of the first."""
     dir: UserPath = Path("data")
     """The folder for corpora and token stores."""
     sample_tokens: int = Field(1_000_000, ge=1_000, le=10**9)

@@ -18,11 +18,11 @@ from torch import Tensor
 from lmtrain.config.schema import ModelConfig
 from lmtrain.errors import AlreadyReported, LmtrainError
 from lmtrain.storage.files import (
+    has_hash,
     new_folder,
     read_manifest,
     sha256_bytes,
     sha256_file,
-    verify,
     writing,
 )
 from lmtrain.storage.run_folder import CONFIG
@@ -125,10 +125,14 @@ def load(folder: Path, groups: tuple[str, ...] | None = None, *, hashed: bool = 
 
 
 def verify_files(folder: Path, files: dict[str, Any]) -> None:
-    """Verify the hashes of `files`, entries of a manifest; many files in parallel."""
+    """Verify the hashes of `files`, entries of a manifest; many files in parallel. Raises LmtrainError."""
+
+    def check(name: str) -> None:
+        if not has_hash(folder / name, files[name]["sha256"], sha256_file):
+            raise LmtrainError(f"{folder / name} is damaged")
+
     with ThreadPoolExecutor() as pool:
-        each = pool.map if len(files) > FEW else map
-        list(each(lambda name: verify(folder, {"files": {name: files[name]}}, sha256_file), files))
+        list(pool.map(check, files) if len(files) > FEW else map(check, files))
 
 
 def check_model(found: Checkpoint, model: ModelConfig) -> None:

@@ -25,9 +25,8 @@ MANIFEST = "manifest.json"
 _SEAL = "sha256"
 _TEMPORARY = ".tmp-"
 _ASIDE = "~old"
-_OURS = re.compile(rf"{re.escape(_TEMPORARY)}(.+?)({_ASIDE})?-[0-9a-f]{{8}}", re.DOTALL)
+TEMPORARY_NAME = re.compile(rf"{re.escape(_TEMPORARY)}(.+?)({_ASIDE})?-[0-9a-f]{{8}}", re.DOTALL)
 """A name given by `_temporary` or `_take_place`."""
-_BLOCK = 1 << 20
 _LONGEST_NAME = 255
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, None)
 """The errors of the system if a file is missing or its name belongs to something else."""
@@ -44,11 +43,8 @@ def sha256_bytes(*data: bytes | memoryview) -> str:
 def sha256_file(path: Path) -> str:
     """SHA-256 of the content of a file, in hexadecimal. Raises OSError unless it is a regular file."""
     disk.check_regular(path)
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_file(path: Path, data: bytes | str) -> None:
@@ -183,12 +179,11 @@ def _take_place(temporary: Path, path: Path) -> None:
 def recover(parent: Path) -> None:
     """Clean up what a killed process left in `parent`, where other processes may be writing folders, but no files.
 
-    Half-written files and folders are deleted; an older folder whose replacement never got its name is renamed back.
-    Nothing else is touched.
+    Half-written ones are deleted; an older folder whose replacement never got its name is renamed back.
     """
     with folder_lock(parent):
         for leftover in sorted(parent.glob(f"{_TEMPORARY}*")):
-            name = _OURS.fullmatch(leftover.name)
+            name = TEMPORARY_NAME.fullmatch(leftover.name)
             if name is None:
                 continue
             if name[2] and not (parent / name[1]).exists():
@@ -200,11 +195,6 @@ def recover(parent: Path) -> None:
             elif (held := _lock(leftover, fcntl.LOCK_EX | fcntl.LOCK_NB)) is not None:  # no living process writes it
                 os.close(held)
                 disk.remove(leftover)
-
-
-def is_temporary(name: str) -> bool:
-    """Whether `recover` would delete or rename a file or folder of this name."""
-    return _OURS.fullmatch(name) is not None
 
 
 @contextmanager
@@ -272,10 +262,9 @@ def parse_manifest(folder: Path, kind: str) -> dict[str, Any]:
     ):
         raise LmtrainError(f"{path} is damaged: delete {folder} and make it again")
     for name in files:
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise LmtrainError(f"{path} names {name[:99]!r}, which lies outside of {folder}")
-        if not name.isprintable() or len(name) > _LONGEST_NAME:
-            raise LmtrainError(f"{path} names {name[:99]!r}, which lmtrain can't have written")
+        inside = not Path(name).is_absolute() and ".." not in Path(name).parts
+        if not inside or not name.isprintable() or len(name) > _LONGEST_NAME:
+            raise LmtrainError(f"{path} names {name[:99]!r}, which is outside of {folder} or invalid")
     if not is_sealed:
         raise LmtrainError(f"{path} is damaged or was changed: delete {folder} and make it again")
     return manifest
@@ -303,9 +292,13 @@ def verify(folder: Path, manifest: dict[str, Any], sha256: Callable[[Path], str]
     Raises LmtrainError naming the first file that differs or can't be read.
     """
     for name, entry in manifest["files"].items():
-        try:
-            found = sha256(folder / name)
-        except OSError as error:
-            raise read_error(folder / name, error) from error
-        if found != entry["sha256"]:
+        if not has_hash(folder / name, entry["sha256"], sha256):
             raise LmtrainError(f"{folder / name} is damaged or was changed: delete {folder} and make it again")
+
+
+def has_hash(file: Path, expected: str, sha256: Callable[[Path], str] = sha256_file) -> bool:
+    """Whether the content of a file has this hash. Raises LmtrainError if it can't be read."""
+    try:
+        return sha256(file) == expected
+    except OSError as error:
+        raise read_error(file, error) from error

@@ -11,7 +11,7 @@ from lmtrain.config.loader import dump as dump_config
 from lmtrain.config.loader import load as load_config
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError, UsageError
-from lmtrain.storage.files import is_temporary, make_folders, read_error, recover, write_error, write_file
+from lmtrain.storage.files import TEMPORARY_NAME, make_folders, read_error, recover, write_error, write_file
 from lmtrain.system import disk
 
 CONFIG, TOKENIZER, STATE, METRICS = "config.yaml", "tokenizer.json", "state.json", "metrics.jsonl"
@@ -84,7 +84,7 @@ def lock(run_dir: Path) -> Iterator[None]:
 def _reject_foreign(run_dir: Path) -> None:
     """Raise LmtrainError if the folder has files that belong to no run, which a run could overwrite."""
     try:
-        names = {path.name for path in run_dir.iterdir() if not is_temporary(path.name)}
+        names = {path.name for path in run_dir.iterdir() if not TEMPORARY_NAME.fullmatch(path.name)}
         if CONFIG in names:
             run_config(run_dir)
         elif foreign := names - _BEFORE_CONFIG:

@@ -351,8 +351,6 @@ def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
 
 MISTAKES = {
     "int8": (["--dynamic", "--precision", "int8"], "--dynamic needs gradients"),
-    "another section": (["model.dim=8"], "model.dim=8': eval takes eval.field=value and data."),
-    "unknown field": (["eval.cache_size=8"], "unknown key eval.cache_size"),
     "all cache": (["--cache", "eval.cache_weight=1"], "eval.cache_weight=1"),
     "no temperature": (["--temperature", "0"], "eval.temperature=0.0"),
 }
