@@ -100,7 +100,9 @@ def _best(run_dir: Path, processes: ProcessGroup) -> checkpoint.Checkpoint:
         try:
             checkpoint.load(best, GROUPS)
         except LmtrainError as error:
-            raise LmtrainError(f"{error}: move {best} away, and the best of the others is scored") from error
+            raise LmtrainError(
+                f"the best checkpoint, {best}, is damaged: move it away, and the best of the others is scored"
+            ) from error
         return best.name.removeprefix("step-")
 
     return checkpoint.load(run_checkpoints.choose(run_dir, processes.on_main(find)), GROUPS, hashed=False)

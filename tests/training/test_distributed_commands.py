@@ -35,7 +35,7 @@ def log(tmp_path: Path) -> Path:
 )
 def test_work_for_one_process_is_rejected(folder: Path, log: Path, name: str, arguments: list[str]) -> None:
     assert commands(2, {0: arguments, 1: arguments}, log) == {0: 2, 1: 2}
-    message = f"lmtrain: {name} is work for one process: start it without torchrun, which has started several\n"
+    message = f"lmtrain: {name} runs in one process: start it without torchrun, which has started several\n"
     assert [output(log, rank) for rank in (0, 1)] == [message, ""]
     assert list(folder.iterdir()) == []
 

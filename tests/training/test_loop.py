@@ -110,7 +110,7 @@ def test_early_stopping_and_the_best_checkpoint(
     best = run_checkpoints.choose(tmp_path, str(outcome.best_step))
     assert run_checkpoints.best_folder(tmp_path) == best
     flip_bit(best / "model.safetensors")
-    with pytest.raises(LmtrainError, match=r"is damaged: move .* away, and the best of the others is scored"):
+    with pytest.raises(LmtrainError, match=r"step-\d+, is damaged: move it away, and the best of the others"):
         run(config, store, tmp_path)
     best.rename(tmp_path / "away")
     again, _ = run(config, store, tmp_path)
@@ -173,7 +173,7 @@ def test_a_finished_run_is_only_scored_and_a_damaged_checkpoint_replaced(
     newest = run_checkpoints.choose(tmp_path, "last")
     flip_bit(newest / "model.safetensors", -3)
     _, notes = run(tiny, store, tmp_path)
-    assert "is damaged; it was set aside as step-00000012.damaged" in notes[0]
+    assert "it was set aside as step-00000012.damaged" in notes[0]
     assert "step 10" in notes[1]
     assert last_hash(tmp_path) == before
     with pytest.raises(LmtrainError, match="holds a run already"):
