@@ -158,7 +158,7 @@ from lmtrain.training import loop
 step = loop.train_step
 
 def stepped(training, *rest):
-    result = step(training, lr)
+    result = step(training, *rest)
     if training.counters.step == 7 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
     return result
