@@ -23,8 +23,6 @@ from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
 from tests.helpers import TINY, Lmtrain, Result
 
-__all__ = ["TINY", "Lmtrain", "Result"]
-
 MEMORY = Path("/dev/shm")
 FREE_BYTES = 2 << 30
 """What must be free there; the tests use far less at once."""

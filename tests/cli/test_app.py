@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from lmtrain.cli import app as cli
-from tests.conftest import Lmtrain
+from tests.helpers import Lmtrain
 
 COMMANDS: dict[str, Any] = dict(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
 ESCAPE = "\x1b]0;owned\x07\x9b2J"

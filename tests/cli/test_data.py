@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Lmtrain
+from tests.helpers import Lmtrain
 
 
 @pytest.fixture(autouse=True)

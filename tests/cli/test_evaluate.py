@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import TINY, Lmtrain
+from tests.helpers import TINY, Lmtrain
 
 
 def test_eval_of_a_copied_run(lmtrain: Lmtrain, workdir: Path) -> None:

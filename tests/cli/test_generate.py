@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from lmtrain.system.escapes import in_one_line
-from tests.conftest import Lmtrain
+from tests.helpers import Lmtrain
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

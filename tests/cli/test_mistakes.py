@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import TINY, Lmtrain
+from tests.helpers import TINY, Lmtrain
 
 FILES = {
     "empty.txt": b"",

@@ -13,7 +13,7 @@ from lmtrain.cli import app as cli
 from lmtrain.cli.options import split_arguments
 from lmtrain.config.fields import as_text
 from lmtrain.config.loader import load
-from tests.conftest import TINY, Lmtrain
+from tests.helpers import TINY, Lmtrain
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "configs/README.md", *ROOT.glob("lmtrain/*/*.md")])

@@ -19,7 +19,7 @@ from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.generation.sampling import Sampling
 from lmtrain.model.trained import open_trained
-from tests.conftest import Lmtrain
+from tests.helpers import Lmtrain
 
 
 class Terminal:

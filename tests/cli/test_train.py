@@ -11,7 +11,7 @@ import pytest
 
 from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config
-from tests.conftest import TINY, Lmtrain
+from tests.helpers import TINY, Lmtrain
 
 
 def test_train_prints_its_outcome_and_resumes(lmtrain: Lmtrain, workdir: Path) -> None:

@@ -11,8 +11,8 @@ from lmtrain.data.corpus import Corpus
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokens import TOKENIZER
 from lmtrain.errors import LmtrainError
-from tests.conftest import Lmtrain
 from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, make_corpus, tokenized
+from tests.helpers import Lmtrain
 
 OTHER = {
     "train": [["the new cat sat", "", "on <unk> 7 hats"], ["a é hat"]],

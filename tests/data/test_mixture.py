@@ -16,8 +16,8 @@ from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.training.state import prepare
-from tests.conftest import TINY
 from tests.data.helpers import make_corpus, token_starts
+from tests.helpers import TINY
 
 WEIGHTS = st.lists(st.integers(1, 7), min_size=2, max_size=4)
 

@@ -30,8 +30,8 @@ from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage.files import sha256_bytes
-from tests.conftest import Lmtrain
 from tests.evaluation.scoring import CPU, score_of, split_of
+from tests.helpers import Lmtrain
 
 Update = Callable[[str, Tensor, Tensor, Tensor], Tensor]
 VOCABULARY, CONTEXT, SEGMENT = 13, 8, 3

@@ -12,7 +12,7 @@ import torch
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import MANIFEST
-from tests.reading import Content, content, read
+from tests.helpers import Content, content, read
 
 GROUPS = ("model", "optimizer", "ema")
 OFFSETS = 300

@@ -17,7 +17,7 @@ import torch
 
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, files, run_checkpoints, run_folder
-from tests.reading import Content, content, read
+from tests.helpers import Content, content, read
 from tests.storage.crash_states import Call, Tree, build, crash_states, read_tree, record
 
 

@@ -12,7 +12,7 @@ import pytest
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import files
 from lmtrain.system import disk
-from tests.children import Child
+from tests.helpers import Child
 
 
 def _write(path: Path, content: bytes = b"content") -> None:

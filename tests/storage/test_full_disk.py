@@ -14,7 +14,7 @@ import torch
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, files, run_checkpoints, run_folder
 from lmtrain.system import disk
-from tests.children import Child
+from tests.helpers import Child
 from tests.storage.crash_states import CALLS
 
 ERRORS = [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT]

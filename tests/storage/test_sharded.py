@@ -20,8 +20,8 @@ from lmtrain.storage.files import MANIFEST
 from lmtrain.storage.tensor_files import rows_name, serialize
 from lmtrain.system import disk
 from lmtrain.system.process_group import ProcessGroup
+from tests.helpers import content, read
 from tests.hostile.folders import sign
-from tests.reading import content, read
 
 
 class Threads(ProcessGroup):

@@ -14,7 +14,7 @@ import torch.distributed.fsdp  # imported once for all children
 from lmtrain.cli import app as cli
 from lmtrain.system.distributed import join_processes
 from lmtrain.system.process_group import ProcessGroup
-from tests.children import Child
+from tests.helpers import Child
 
 TIMEOUT_MINUTES = 0.5
 Work = Callable[[ProcessGroup], None]

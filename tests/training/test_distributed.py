@@ -25,7 +25,7 @@ from lmtrain.training import loop
 from lmtrain.training.loop import StepResult, fit, train_step
 from lmtrain.training.parallel import choose_kind, share_batch
 from lmtrain.training.state import Training, prepare
-from tests.reading import read
+from tests.helpers import read
 from tests.training.helpers import (
     change,
     cpu,

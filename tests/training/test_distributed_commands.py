@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.system import distributed
-from tests.conftest import TINY
+from tests.helpers import TINY
 from tests.training.ranks import commands, output
 
 

@@ -22,8 +22,7 @@ from lmtrain.training import loop
 from lmtrain.training.loop import StepResult, fit, train_step
 from lmtrain.training.saving import Saver
 from lmtrain.training.state import Training
-from tests.children import Child
-from tests.conftest import TINY
+from tests.helpers import TINY, Child
 from tests.training.helpers import change, last_hash, run, run_state, verified_steps
 from tests.training.ranks import Ranks, output, together
 

@@ -12,7 +12,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.training.costs import memory_estimate
 from lmtrain.training.loop import train_step
-from tests.children import Child
+from tests.helpers import Child
 from tests.training.helpers import change, run, start
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -16,7 +16,7 @@ from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import remove_folder
 from lmtrain.training.opening import check_same_run
 from lmtrain.training.state import snapshot
-from tests.conftest import TINY
+from tests.helpers import TINY
 from tests.training.helpers import change, flip_bit, run, silent, start
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -20,7 +20,7 @@ import lmtrain
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, files, run_checkpoints, run_folder
 from lmtrain.system import disk
-from tests.children import Child
+from tests.helpers import Child
 from tests.storage.crash_states import CALLS
 
 KILLED = 137

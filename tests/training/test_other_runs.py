@@ -15,7 +15,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import load_trained
 from lmtrain.storage import run_checkpoints
 from lmtrain.training.other_runs import check_other_runs, load_initial_weights
-from tests.conftest import Lmtrain
+from tests.helpers import Lmtrain
 from tests.training.helpers import change, cpu, flip_bit, last_hash, run, start
 
 pytestmark = pytest.mark.usefixtures("one_thread")

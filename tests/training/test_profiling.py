@@ -14,7 +14,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.training.loop import train_step
 from lmtrain.training.profiling import PARTS, STEPS, profile_steps, profile_text
-from tests.conftest import TINY, Lmtrain
+from tests.helpers import TINY, Lmtrain
 from tests.training.helpers import silent, start
 
 pytestmark = pytest.mark.usefixtures("one_thread")

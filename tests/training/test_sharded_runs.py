@@ -25,7 +25,7 @@ from lmtrain.training.loop import fit, train_step
 from lmtrain.training.saving import Saver
 from lmtrain.training.sharding import local
 from lmtrain.training.state import prepare, restore, snapshot
-from tests.reading import read
+from tests.helpers import read
 from tests.training.helpers import change, cpu, last_hash, run, silent
 from tests.training.ranks import output, together
 

@@ -15,7 +15,7 @@ import pytest
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.training import loop
-from tests.conftest import TINY
+from tests.helpers import TINY
 from tests.training.helpers import (
     Sender,
     change,

@@ -19,7 +19,7 @@ from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.loop import train_step
 from lmtrain.training.other_runs import check_other_runs, load_teacher
 from lmtrain.training.parallel import choose_kind
-from tests.conftest import Lmtrain
+from tests.helpers import Lmtrain
 from tests.training.helpers import change, cpu, last_hash, run, start, without_dropout
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -1,5 +1,0 @@
-"""Checkpoints in memory, under their former address."""
-
-from tests.helpers import Content, content, read
-
-__all__ = ["Content", "content", "read"]
