@@ -20,7 +20,7 @@ def respace(text: str, known: Callable[[str], bool]) -> str:
     A piece between spaces that is known is unchanged, so spaced text stays as it is. Any other is split into units, of
     which the longest runs that are known words are joined again. A hyphen at the end of `text` is one inside a word.
     """
-    if re.search(r"\w-$", text) and not known(text.split()[-1]):
+    if re.search(r"\w-$", text) and not known(text.rsplit(maxsplit=1)[-1]):
         return respace(f"{text}x", known).removesuffix("x").removesuffix(" ")
     return re.sub(r"\S+", lambda piece: piece[0] if known(piece[0]) else " ".join(_words(piece[0], known)), text)
 
