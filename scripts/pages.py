@@ -20,17 +20,17 @@ SECTIONS = {
     "recipes": (
         "Recipes",
         "Validation scores of recipes trained by `scripts/reproduce`. `plain` scores each token once, by sliding "
-        "windows; the other methods adapt to the text that has been scored, and are another quantity. Rows with the "
-        "same number of tokens can be compared.",
+        "windows; the other methods adapt to the text that has been scored, and are not comparable with plain results "
+        "elsewhere. Rows with the same number of tokens can be compared.",
     ),
     "peers": (
         "Perplexity beside other programs",
         "Validation word perplexity after the same minutes on the same data, each program by its own source "
-        "(`scripts/benchmark peers`). In bf16 where the processor computes in it; word_language_model supports float32 "
-        "only. nanoGPT is compiled, word_language_model is not; all have the retained heap. Machines with the same "
-        "processor name differed in speed: lmtrain's figure beside 167.4 and 239.2 in 10 minutes is the recipe "
-        "`wikitext2-cpu` above, beside the 60 minutes of two threads `wikitext2-cpu-hour` with 74.13, and beside those "
-        "of one thread with 86.40.",
+        "(`scripts/benchmark peers`, or the version of it at the record's commit). In bf16 where the processor "
+        "computes in it; word_language_model supports float32 only. nanoGPT is compiled, word_language_model is not; "
+        "all run with glibc's heap retained. Machines with the same processor name differed in speed: lmtrain's "
+        "figure beside 167.4 and 239.2 in 10 minutes is the recipe `wikitext2-cpu` above, beside the 60 minutes of "
+        "two threads `wikitext2-cpu-hour` with 74.13, and beside those of one thread with 86.40.",
     ),
     "benchmarks": (
         "Speed and memory",
@@ -44,9 +44,9 @@ SECTIONS = {
         "Sweeps",
         "One recipe with different overrides at one budget. Small models, most with one or two seeds on one or two "
         "CPU cores: differences within the spread say nothing. Most sweeps ran beside other work, so their tokens/s "
-        "are no comparison; `attention`, `equal-time` and `windowed` ran alone. Steps of 6 windows "
-        "of 128 tokens are 1.1 passes over the text of these sweeps per hundred: 4,800 are 52 passes. Fields that have "
-        "been removed since then appear under their old names.",
+        "are no comparison; `attention` and `windowed` ran alone, `equal-time` two trials at a time. A hundred steps "
+        "of 6 windows of 128 tokens are about 1.1 passes over the text of these sweeps, 4,800 about 52. Fields that "
+        "have been removed since then appear under their old names.",
     ),
     "tuning": (
         "Settings of adaptive evaluation",
@@ -120,7 +120,8 @@ def _origin(entry: Record) -> Row:
     machine = entry["machine"]
     cores = f"{machine['cores']} core{'s' * (machine['cores'] > 1)}"
     name = f"{machine['processor']}, {cores}" if machine["device"] == "cpu" else machine["device"]
-    return {"machine": f"{name}, torch {machine['torch']}", "date": entry["date"], "commit": entry["commit"][:7]}
+    commit = entry["commit"][:7] + "+changes" * entry["commit"].endswith("+changes")
+    return {"machine": f"{name}, torch {machine['torch']}", "date": entry["date"], "commit": commit}
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -56,7 +56,9 @@ def evaluate(
     checkpoint: Checkpoint = None,
     weights: WeightsChoice = Weights.auto,
     stride: Annotated[int | None, typer.Option(help="Tokens scored per window; fewer = more context.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Windows per forward pass; changes only the speed.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Windows per forward pass; changes speed and rounding only.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Score only the first tokens, this many.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Divides the logits of the vocabulary.")] = None,
     cache: Annotated[bool, typer.Option("--cache", help="Mix in a cache of the latest words of the text.")] = False,
@@ -175,9 +177,9 @@ def _settings(trained: "Trained", path: Path | None, overrides: list[str]) -> tu
 def _store(trained: "Trained", config: "Config", given: set[str], progress: bool) -> "TokenStore":
     """The token store that the run was trained on, found by its hash.
 
-    A missing one is made again if the user has said from what (`given` has the fields that were set) or if the corpus
-    is one that lmtrain knows by name. A path or a hub id that only the run names is not read: the run may come from a
-    stranger.
+    A missing one is created again if the user has said from what (`given` has the fields that were set) or if the
+    corpus is one that lmtrain knows by name. A path or a hub id that only the run names is not read: the run may come
+    from a stranger.
     """
     from lmtrain.config.loader import shown
     from lmtrain.data.corpus import each, is_known

@@ -24,7 +24,7 @@ Subset = Annotated[str | None, typer.Option(help="Configuration name of the hub 
 Revision = Annotated[str | None, typer.Option(help="Revision of the hub data set.")]
 TextColumn = Annotated[str | None, typer.Option(help="Column or key that holds the text. [default: text]")]
 DataDir = Annotated[Path | None, typer.Option(help="Folder for corpora and token stores. [default: data]")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 Force = Annotated[bool, typer.Option("--force", help="Write it again even if it exists and is unchanged.")]
 Run = Annotated[Path | None, typer.Option("--run", "-r", help="A run folder. [default: the latest in runs/]")]

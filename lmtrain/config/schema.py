@@ -126,8 +126,8 @@ class ModelConfig(Section):
     norm: Literal["layer", "rms", "scale"] = "rms"
     """LayerNorm, RMSNorm or ScaleNorm."""
     norm_position: Literal["pre", "post"] = "pre"
-    """Norm before each sublayer of the encoder blocks, or after the residual addition. The pooling head is always pre-
-    norm."""
+    """Norm before each sublayer of the encoder blocks, or after the residual addition. The pooling head is always
+    pre-norm."""
     attention: str | tuple[str, ...] = "full"
     """`full`, `local`, `strided`, `global`, unions of those (`local+global`), `compressed` or `linear`; if windowed,
     also `linformer` or `induced`. A list has one for each layer."""
@@ -223,7 +223,7 @@ class EvalConfig(Section):
     stride: int | None = Field(None, ge=1)
     """Tokens scored per window; the other tokens are context. null = a quarter of the context, or 1 if windowed."""
     batch_size: int = Field(32, ge=1)
-    """Windows per forward pass; changes only the speed."""
+    """Windows per forward pass; changes speed and rounding only."""
     temperature: float = Field(1.0, gt=0.0, le=100.0)
     """Divides the logits in `lmtrain eval`; the pointer of `model.copy` is unchanged."""
     cache_weight: Rate = 0.1

@@ -18,7 +18,7 @@ class TrainConfig(Section):
     compile: Literal["auto"] | bool = "auto"
     """torch.compile; `auto` compiles if the run is long enough to save more time than compiling takes."""
     threads: int | None = Field(None, ge=1, le=1024)
-    """CPU threads; null = the number of physical cores. Other values may change the last bits of results."""
+    """CPU threads; null = PyTorch's default. Other values may change the last bits of results."""
 
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """How processes started by torchrun share a model. `ddp`: replicas; `fsdp`: shards; `auto`: `ddp` if weights,
@@ -87,7 +87,7 @@ class TrainConfig(Section):
     eval_epochs: float | None = Field(None, gt=0)
     """Passes over the training tokens between two evaluations. Without either, once per epoch and at the end."""
     eval_tokens: int | None = Field(None, ge=1)
-    """Validation tokens per evaluation during training; null = all. The last evaluation always uses all."""
+    """Validation tokens per evaluation during training; null = all. The final score always uses all."""
     patience: int | None = Field(None, ge=1)
     """Stop after this many evaluations in a row without a new best score; null = never."""
     save_minutes: float = Field(5.0, gt=0)

@@ -57,7 +57,7 @@ class Ids:
         return int(self._ends[-1])
 
     def __getitem__(self, span: slice) -> np.ndarray:
-        """The ids of a slice of step 1: a view where it lies in one array, else a copy."""
+        """The ids of a slice of step 1: a view if it is within one array, else a copy."""
         first, last, step = span.indices(len(self))
         if step != 1:
             raise ValueError(f"ids are read in steps of 1, not of {step}")

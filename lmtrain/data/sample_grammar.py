@@ -1,6 +1,6 @@
 """The articles of the sample corpus, in the notation of `sample.parse`.
 
-Two alternatives may not begin with pools or facts that share a word; `sample.Grammar` refuses them.
+Two alternatives may not begin with pools or facts that share a word; `sample.Grammar` rejects them.
 """
 
 import re

@@ -1,7 +1,8 @@
 """The training loop: `fit` trains a configuration until its budget is spent, and `train_step` is one of its steps.
 
 All randomness is a function of (seed, step, micro-batch) and the learning rate is a function of progress, so the state
-of a run consists of its tensors and the numbers in `Counters`, and a resumed run equals an uninterrupted one.
+of a run consists of its tensors and the numbers in `Counters`, and a resumed run equals an uninterrupted one if its
+budget is in steps or epochs.
 """
 
 import math
