@@ -1,6 +1,7 @@
 """What the tests of several packages share: a tiny configuration, results of commands, forked children, checkpoints."""
 
 import os
+import signal
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -104,3 +105,8 @@ def content(found: Checkpoint) -> Content:
 
 def read(folder: Path) -> Content:
     return content(checkpoint.load(folder))
+
+
+def default_interrupts() -> None:
+    """For the start of a child: a shell's background jobs ignore Ctrl-C, and so would their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

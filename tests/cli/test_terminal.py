@@ -19,7 +19,7 @@ from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.generation.sampling import Sampling
 from lmtrain.model.trained import open_trained
-from tests.helpers import Lmtrain
+from tests.helpers import Lmtrain, default_interrupts
 
 
 class Terminal:
@@ -49,11 +49,6 @@ class Terminal:
         return before
 
 
-def accept_interrupts() -> None:
-    """A shell's background jobs ignore Ctrl-C, and so would their children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @contextmanager
 def on_terminal(*arguments: str) -> Iterator[Terminal]:
     """The command, with a terminal for its input and both outputs."""
@@ -66,7 +61,7 @@ def on_terminal(*arguments: str) -> Iterator[Terminal]:
         stdout=theirs,
         stderr=theirs,
         env=environment,
-        preexec_fn=accept_interrupts,  # noqa: PLW1509 -- no other thread is running
+        preexec_fn=default_interrupts,  # noqa: PLW1509 -- no other thread is running
     )
     os.close(theirs)
     try:

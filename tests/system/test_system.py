@@ -20,6 +20,7 @@ from lmtrain.system.machine import peak_flops
 from lmtrain.system.memory import enough_memory, memory_bytes
 from lmtrain.system.seeds import step_seed
 from lmtrain.system.signals import Interrupted, catch_stop_signals
+from tests.helpers import default_interrupts
 
 NUMBER = st.integers(0, 2**31 - 1)
 
@@ -111,7 +112,13 @@ def test_an_interrupt_that_python_would_ignore_ends_the_process() -> None:
         "class Held:\n    def __del__(self): signal.raise_signal(signal.SIGINT)\n"
         "held = Held(); del held; print('not ended')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=default_interrupts,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 

@@ -141,11 +141,6 @@ def flip_bit(path: Path, place: int = -1) -> None:
     path.write_bytes(content)
 
 
-def default_interrupts() -> None:
-    """For the start of a child: a shell's background jobs ignore Ctrl-C, and so would their children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @contextmanager
 def observed(heard: Callable[[str], None]) -> Iterator[None]:
     """Report the moments of a run whose handlers are installed: step, log, batch (of an evaluation), disk (call)."""

@@ -15,11 +15,10 @@ import pytest
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.training import loop
-from tests.helpers import TINY
+from tests.helpers import TINY, default_interrupts
 from tests.training.helpers import (
     Sender,
     change,
-    default_interrupts,
     last_hash,
     observed,
     run,
