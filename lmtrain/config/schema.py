@@ -122,7 +122,8 @@ class ModelConfig(Section):
     ff_dim: Width | None = None
     """Hidden width of the feed-forward layers; null = 4 `dim`."""
     activation: Literal["relu", "relu2", "gelu", "swiglu"] = "gelu"
-    """Activation function of the feed-forward layers."""
+    """Activation function of the feed-forward layers; `relu2` is the squared ReLU, and `swiglu` adds a gate of the same
+    width."""
     norm: Literal["layer", "rms", "scale"] = "rms"
     """LayerNorm, RMSNorm or ScaleNorm."""
     norm_position: Literal["pre", "post"] = "pre"

@@ -4,7 +4,7 @@ Shapes: B rows, T positions (Tm of a memory), D the model's width, F the hidden 
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack, assert_never
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, dim: int, ff_dim: int, activation: Activation = "gelu", *, bias: bool = False) -> None:
         super().__init__()
-        self.activation = activation
+        self.activation: Activation = activation
         self.hidden = nn.Linear(dim, 2 * ff_dim if activation == "swiglu" else ff_dim, bias=bias)
         self.output = ResidualProjection(ff_dim, dim, bias=bias)
 
@@ -55,8 +55,10 @@ class FeedForward(nn.Module):
             return F.relu(x).square()
         if self.activation == "gelu":
             return F.gelu(x)
-        gate, content = x.chunk(2, dim=-1)
-        return F.silu(gate) * content
+        if self.activation == "swiglu":
+            gate, content = x.chunk(2, dim=-1)
+            return F.silu(gate) * content
+        assert_never(self.activation)
 
 
 class Residual(nn.Module):

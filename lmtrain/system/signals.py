@@ -1,7 +1,8 @@
 """Signals: while a command starts or runs, and while training, which saves a checkpoint first.
 
 Before training, from the first moment of a command on: the first SIGINT (Ctrl-C) or SIGUSR1 ends it without a
-traceback, the second at once. `catch_stop_signals` replaces these handlers while a model is trained.
+traceback, the second at once, and SIGTERM has its default action. `catch_stop_signals` replaces all three while a model
+is trained.
 Imports only the standard library: `install` must run before anything else is loaded.
 """
 
