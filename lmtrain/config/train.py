@@ -63,7 +63,7 @@ class TrainConfig(Section):
     beta2: Rate = 0.95
     """Decay of the mean of the squared gradient."""
     eps: float = Field(1e-8, gt=0)
-    """Added to the root of that mean."""
+    """Added to the square root of the mean of the squared gradient."""
     clip: float | None = Field(1.0, gt=0)
     """Maximum norm of the gradient; null = no clipping."""
     token_noise: Rate = 0.0

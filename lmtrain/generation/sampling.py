@@ -24,7 +24,7 @@ OnToken = Callable[[int, int], None]
 """`on_token(row, token)` is called with every token as it is generated."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How a token is sampled from the model's distribution.
 

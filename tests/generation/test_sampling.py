@@ -30,7 +30,7 @@ SETTINGS = {
     "min_p": Sampling(min_p=0.15),
     "penalty": Sampling(repetition_penalty=1.5),
     "reward": Sampling(repetition_penalty=0.6),
-    "all": Sampling(1.3, top_k=5, top_p=0.93, min_p=0.08, repetition_penalty=1.4),
+    "all": Sampling(temperature=1.3, top_k=5, top_p=0.93, min_p=0.08, repetition_penalty=1.4),
 }
 
 

@@ -21,7 +21,7 @@ NARROW = [
     Sampling(top_p=1e-9),
     Sampling(min_p=1.0),
     Sampling(temperature=1e-6),
-    Sampling(0.0, 2, 0.5),
+    Sampling(temperature=0.0, top_k=2, top_p=0.5),
 ]
 """Settings that leave only the most likely token."""
 
@@ -105,7 +105,7 @@ def test_the_smallest_inputs() -> None:
     """No rows, and a vocabulary of one token."""
     model = Toy(1, 0)
     assert sample(torch.empty(0, 1), History([]), model.step, Rules(3)) == []
-    for sampling in [*NARROW, GREEDY, Sampling(2.0, 5, 0.5, 0.5, 3.0)]:
+    for sampling in [*NARROW, GREEDY, Sampling(temperature=2.0, top_k=5, top_p=0.5, min_p=0.5, repetition_penalty=3.0)]:
         (found,) = sample(*model.start([(0,)]), model.step, Rules(3), sampling, prompts=[(0,)])
         assert found == Hypothesis((0, 0, 0), (0.0, 0.0, 0.0), 0.0, False)
 
