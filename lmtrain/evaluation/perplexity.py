@@ -69,7 +69,8 @@ class Score:
     @property
     def remark(self) -> str:
         """The qualifications of a perplexity, to be printed behind it."""
-        unknown = f" (<unk> stands for {self.unknown_share:.2%} of the tokens)" if self.unknown_share else ""
+        share = f"{self.unknown_share:.2%}" if self.unknown_share >= 0.0001 else "less than 0.01%"
+        unknown = f" (<unk> stands for {share} of the tokens)" if self.unknown_share else ""
         return unknown + " (word count estimated)" * self.words_estimated
 
     def figures(self) -> dict[str, float]:

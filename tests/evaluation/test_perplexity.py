@@ -111,6 +111,8 @@ def test_figures_under_their_own_names() -> None:
     assert replaced.figures() == {key: value for key, value in score.figures().items() if key != "bits_per_byte"}
     assert replaced.summary() == score.summary() | {"bits_per_byte": None, "unknown_share": 0.25}
     assert (score.remark, replaced.remark) == ("", " (<unk> stands for 25.00% of the tokens)")
+    rare = dataclasses.replace(score, unknown_share=0.00002)
+    assert rare.remark == " (<unk> stands for less than 0.01% of the tokens)"
     assert dataclasses.replace(score, words_estimated=True).remark == " (word count estimated)"
     huge = Score(1e9, 1, 1, 1, 1, 1)
     assert huge.word_perplexity == math.inf
