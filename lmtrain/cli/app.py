@@ -70,7 +70,7 @@ def main() -> None:
     except PARSER_ERROR as error:
         shown = io.StringIO()
         error.show(shown)  # type: ignore[attr-defined]
-        print(with_lines(shown.getvalue()), end="", file=sys.stderr)
+        print(with_lines(shown.getvalue() + _field_meant(error)), end="", file=sys.stderr)
         raise SystemExit(WRONG_USAGE) from None
     except AlreadyReported:
         raise SystemExit(1) from None
@@ -82,6 +82,19 @@ def main() -> None:
         _fail(f"{error.object[error.start]!r} can't be written in {error.encoding}: set PYTHONIOENCODING=utf-8")
     except OSError as error:
         _fail(f"{error.filename or 'input or output'}: {error.strerror or error}")
+
+
+def _field_meant(error: BaseException) -> str:
+    """The override that sets the field which an unknown option names, such as train.lr=1e-3 for `--lr 1e-3`."""
+    if not hasattr(error, "possibilities"):  # only the error of an unknown option has them
+        return ""
+    from lmtrain.config.names import meant
+
+    unknown: str = error.option_name  # type: ignore[attr-defined]
+    after = next((text for text, before in zip(sys.argv[1:], sys.argv, strict=False) if before == unknown), None)
+    joined = next((text.partition("=")[2] for text in sys.argv if text.startswith(f"{unknown}=")), after)
+    answer = meant(unknown.lstrip("-"), joined)
+    return f"Fields are set without dashes: {answer}\n" if answer else ""
 
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:

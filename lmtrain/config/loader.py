@@ -4,7 +4,6 @@ Later sources win: the defaults, then the YAML file, then `LMTRAIN_SECTION__FIEL
 `section.field=value` overrides. The resolved configuration is stored with every run.
 """
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -15,7 +14,8 @@ from pydantic import ValidationError
 
 from lmtrain.config import yaml_values
 from lmtrain.config.base import UserPath
-from lmtrain.config.schema import RESOURCE_FIELDS, Config, SourceConfig
+from lmtrain.config.names import suggestion
+from lmtrain.config.schema import RESOURCE_FIELDS, Config
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.system import disk
 
@@ -97,7 +97,7 @@ def _override(values: dict[str, Any], overrides: Iterable[str], environment: Map
         section, separator, field = key.strip().partition(".")
         origin = f"override {_cleaned(key.strip())}"
         if not separator:
-            raise UsageError(f"{origin}: a key has the form section.field, for example model.dim")
+            raise UsageError(f"{origin}: a field is set as section.field=value{suggestion(section, text)}")
         _assign(values, section, field, text, origin)
         origins[section, field] = _COMMAND_LINE
     return origins
@@ -214,24 +214,12 @@ def _sentence(error: Any, origin: str) -> str:
         location = location[:2]
     key = _cleaned(".".join(map(str, location)))
     if error["type"] == "extra_forbidden":
-        key, near = _known(error["loc"])
-        return f"{origin}: unknown key {key}" + (f"; did you mean {near[0]}?" if near else "")
+        value = error["input"]
+        return f"{origin}: unknown key {key}{suggestion(key, None if isinstance(value, dict | list) else str(value))}"
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] in ("string_type", "path_type") and not isinstance(error["input"], list | dict | None):
         message = "a text is needed, and YAML takes this for something else: put it in quotes"
     return f"{origin}: {key}={shown(error['input'])}: {message}" if len(location) > 1 else f"{origin}: {message}"
-
-
-def _known(location: tuple[str | int, ...]) -> tuple[str, list[str]]:
-    """An unknown key as messages name it, and the nearest known one, if any."""
-    key = _cleaned(".".join(map(str, location)))
-    if len(location) == 1:
-        known = list(Config.model_fields)
-    elif len(location) == 2:
-        known = list(flat(Config()))
-    else:  # a corpus of a mixture
-        known = [".".join(map(str, (*location[:-1], field))) for field in SourceConfig.model_fields]
-    return key, difflib.get_close_matches(key, known, n=1, cutoff=0.5)
 
 
 def shown(value: Any) -> str:
