@@ -20,6 +20,8 @@ from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.system import disk
 
 ENVIRONMENT_PREFIX = "LMTRAIN_"
+RECIPES = Path(__file__).parents[1] / "configs"
+"""The configurations that are installed with the package: `--config wikitext2-cpu` is the one of this name."""
 LARGEST_FILE = 1 << 18
 """Bytes: far more than a configuration needs, and few enough for the slowest constructs of YAML."""
 
@@ -162,7 +164,10 @@ def identity_difference(stored: Config, wanted: Config) -> list[str]:
     return [f"{key}: {old[key]} -> {new[key]}" for key in old if key not in RESOURCE_FIELDS and old[key] != new[key]]
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_yaml(given: Path) -> dict[str, Any]:
+    """The values of a file, or of a recipe by its name."""
+    recipe = RECIPES / f"{given}.yaml"
+    path = recipe if not given.exists() and given.name == str(given) and recipe.is_file() else given
     try:
         disk.check_regular(path)
         with path.open("rb") as file:
@@ -171,7 +176,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             raise LmtrainError(f"configuration {path} is larger than {LARGEST_FILE >> 10} KiB: no configuration is")
         text = content.decode()
     except FileNotFoundError:
-        raise LmtrainError(f"configuration {path} does not exist") from None
+        recipes = ", ".join(sorted(recipe.stem for recipe in RECIPES.glob("*.yaml")))
+        raise LmtrainError(f"configuration {path} does not exist; the recipes are {recipes}") from None
     except UnicodeDecodeError as error:
         raise LmtrainError(f"configuration {path} is not UTF-8 text (byte {error.start})") from None
     except OSError as error:
