@@ -19,7 +19,9 @@ Source = Annotated[
     str | None,
     typer.Argument(help="sample, wikitext-2, wikitext-2-raw, wikitext-103, a hub id (owner/name), a folder or a file."),
 ]
-ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="A YAML file, or a recipe by its name, such as wikitext2-cpu.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="A YAML file, or a recipe by its name, such as wikitext2-cpu.")
+]
 Subset = Annotated[str | None, typer.Option(help="Configuration name of the hub data set.")]
 Revision = Annotated[str | None, typer.Option(help="Revision of the hub data set.")]
 TextColumn = Annotated[str | None, typer.Option(help="Column or key that holds the text. [default: text]")]
