@@ -16,14 +16,12 @@ from typing import Any, BinaryIO, TextIO
 import numpy as np
 from tqdm import tqdm
 
+from lmtrain.config.schema import Config
 from lmtrain.storage.files import write_error
-from lmtrain.storage.run_folder import write_state
+from lmtrain.storage.run_folder import METRICS, write_state
 from lmtrain.system import disk
 from lmtrain.system.escapes import escaped
 from lmtrain.training.tensorboard import TensorBoard
-
-METRICS_FILE = "metrics.jsonl"
-TENSORBOARD_FOLDER = "tensorboard"
 
 _PLAIN_LINE_SECONDS = 10.0
 _BAR_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
@@ -42,7 +40,7 @@ class Monitor:
         """Log an evaluation, and print it as a line that ends with `remark`."""
 
     def final(self, metrics: dict[str, float]) -> None:
-        """Log the final metrics of a run that is complete."""
+        """Log the metrics of the best checkpoint of a run that is complete."""
 
     def text(self, step: int, title: str, text: str) -> None:
         """Show `text` in TensorBoard literally."""
@@ -83,19 +81,19 @@ class RunMonitor(Monitor):
     def __init__(
         self,
         run_dir: Path,
+        config: Config,
         *,
         step: int,
         progress: float,
         total_steps: int | None,
         metrics_bytes: int,
-        hyperparameters: dict[str, Any],
         quiet: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path = run_dir / METRICS_FILE
+        self._path = run_dir / METRICS
         self._file = _open_metrics(self._path, metrics_bytes)
         try:
-            self._tensorboard = TensorBoard(run_dir / TENSORBOARD_FOLDER, step, hyperparameters)
+            self._tensorboard = TensorBoard(run_dir, step, config)
         except BaseException:
             self._file.close()
             raise
@@ -147,7 +145,10 @@ class RunMonitor(Monitor):
 
     def final(self, metrics: dict[str, float]) -> None:
         self._record(self._step, "final", metrics)
-        self._tensorboard.mark_finished(self._step)
+        figures = [f"{name.replace('_', ' ')} {_readable(value)}" for name, value in metrics.items()]
+        self._tensorboard.finish(
+            "\n".join(["the best checkpoint on the whole validation split:", *figures]), self._step
+        )
 
     def text(self, step: int, title: str, text: str) -> None:
         self._tensorboard.text(title, text, step)
@@ -189,8 +190,7 @@ class RunMonitor(Monitor):
             self._file.flush()
         except OSError as error:
             raise write_error(self._path, error) from error
-        # A run that resumes from its last step drops the points after it, and must drop the final metrics too.
-        self._tensorboard.scalars(kind, metrics, step + 1 if kind == "final" else step)
+        self._tensorboard.scalars(kind, metrics, step)
 
     def _position(self) -> str:
         return f"step {self._step:,}" + (f"/{self._total_steps:,}" if self._total_steps is not None else "")

@@ -63,7 +63,7 @@ def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -
         "tokens_per_step": tokens,
         "seconds": whole,
         "tokens_per_second": tokens / whole,
-        "peak_share": flops / whole / peak_flops(training.device, training.precision),
+        "mfu": flops / whole / peak_flops(training.device, training.precision),
         "parts": parts,
         "operators": operators,
         "operators_on": "CPU" if training.device.type == "cpu" else "device",
@@ -87,7 +87,7 @@ def profile_text(result: dict[str, Any]) -> str:
     step = sum(result["parts"].values())
     lines = [
         f"{1e3 * result['seconds']:,.2f} ms a step of {result['tokens_per_step']:,} tokens, "
-        f"{result['tokens_per_second']:,.0f} tokens/s, {result['peak_share']:.0%} of the matrix peak ({how})",
+        f"{result['tokens_per_second']:,.0f} tokens/s, MFU {result['mfu']:.0%} ({how})",
         "",
         f"{'part of the step':40} {'ms':>10} {'share':>7}",
         *(f"{name:40} {1e3 * seconds:10.2f} {seconds / step:7.1%}" for name, seconds in result["parts"].items()),
