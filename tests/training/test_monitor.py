@@ -125,7 +125,7 @@ def test_hyperparameters_are_the_runs_own(tmp_path: Path) -> None:
     start = metadata.parse_session_start_info_plugin_data(content[metadata.SESSION_START_INFO_TAG])
     assert start.hparams["train.lr"].number_value == 0.001
     assert start.hparams["model.norm"].string_value == "rms"
-    assert start.hparams["model.attention"].string_value == "('local', 'full')"
+    assert start.hparams["model.attention"].string_value == "['local', 'full']"
     assert {name.partition(".")[0] for name in start.hparams} == {"model", "tokenizer", "train"}
     assert not {"train.eval_tokens", "train.log_steps", "train.keep"} & set(start.hparams)
     assert metadata.SESSION_END_INFO_TAG not in content

@@ -74,13 +74,3 @@ def test_the_command(lmtrain: Lmtrain, workdir: Path, capfd: pytest.CaptureFixtu
     show_profile(result, as_json=False)
     text = (folder / "profile.txt").read_text()
     assert capfd.readouterr().out == f"{text}\nruns/only/profile/trace.json.gz: open it at ui.perfetto.dev\n"
-
-
-def test_a_dry_run_with_a_profile_is_rejected(
-    lmtrain: Lmtrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = lmtrain("train", "--profile", "--dry-run")
-    assert (done.code, done.out) == (2, "")
-    assert done.err == "lmtrain: --fields, --dry-run and --profile exclude each other: give one of them\n"
-    assert list(tmp_path.iterdir()) == []
