@@ -55,7 +55,7 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         assert closure is None
-        self._step(getattr(self, "found_inf", torch.zeros(())) > 0)  # GradScaler sets it
+        self.step_unless(getattr(self, "found_inf", torch.zeros(())) > 0)  # GradScaler sets it
 
     @torch.no_grad()
     def step_unless(self, skip: Tensor) -> None:
@@ -63,9 +63,6 @@ class Muon(torch.optim.Optimizer):
 
         The host does not wait for the value.
         """
-        self._step(skip)
-
-    def _step(self, skip: Tensor) -> None:
         self._rest.step_unless(skip)
         for group in self._matrices:
             shapes: dict[torch.Size, list[Tensor]] = {}

@@ -34,9 +34,7 @@ def schedule(kind: str, progress: float, *, warmup: float, decay: float, final: 
         return 1.0 - (1.0 - final) * rest
     if kind == "wsd":
         return 1.0 - (1.0 - final) * max(0.0, (progress - (1.0 - decay)) / decay)
-    if kind == "constant":
-        return 1.0
-    raise ValueError(kind)
+    return 1.0
 
 
 def learning_rate(config: TrainConfig, progress: float) -> float:
@@ -66,6 +64,7 @@ def make_optimizer(model: LanguageModel, config: TrainConfig) -> AdamW | Muon:
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
+        fused=True,
     )
     if not matrices:
         return adamw

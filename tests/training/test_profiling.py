@@ -6,16 +6,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 
 from lmtrain.cli.output import show_profile
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.errors import LmtrainError
-from lmtrain.training.loop import train_step
 from lmtrain.training.profiling import PARTS, STEPS, profile_steps, profile_text
 from tests.helpers import TINY, Lmtrain
-from tests.training.helpers import silent, start
+from tests.training.helpers import silent
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -38,27 +35,6 @@ def test_parts_operators_and_a_trace(tiny: Config, store: TokenStore, tmp_path: 
     ours = [event for event in events if event.get("cat") == "user_annotation" and event["name"].startswith("lmtrain ")]
     count = Counter(event["name"].removeprefix("lmtrain ") for event in ours)
     assert count == dict.fromkeys(PARTS[:3], 2 * STEPS) | dict.fromkeys((*PARTS[3:], "step"), STEPS), "2 micro-batches"
-
-
-def test_measuring_the_parts_changes_nothing(tiny: Config, store: TokenStore) -> None:
-    seen: list[str] = []
-
-    def part(name: str) -> torch.profiler.record_function:
-        seen.append(name)
-        return torch.profiler.record_function(name)
-
-    plain, measured = start(tiny, store), start(tiny, store)
-    train_step(plain, 1e-2)
-    train_step(measured, 1e-2, part=part)
-    assert seen == [*PARTS[:3], *PARTS]
-    pairs = zip(plain.model.parameters(), measured.model.parameters(), strict=True)
-    assert all(torch.equal(left, right) for left, right in pairs)
-
-
-def test_a_folder_that_is_a_file_is_named(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(LmtrainError, match=r"can't write .*file"):
-        profile_steps(tiny, store, tmp_path / "file" / "profile", silent)
 
 
 def test_the_command(lmtrain: Lmtrain, workdir: Path, capfd: pytest.CaptureFixture[str]) -> None:
