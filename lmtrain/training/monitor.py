@@ -24,6 +24,7 @@ from lmtrain.system.escapes import escaped
 from lmtrain.training.tensorboard import TensorBoard
 
 _PLAIN_LINE_SECONDS = 10.0
+_SHOWN = {"loss": "loss {:.3f}", "perplexity": "ppl {:,.1f}", "tokens_per_second": "{:,.0f} tok/s"}
 _BAR_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 
@@ -123,15 +124,7 @@ class RunMonitor(Monitor):
 
     def train(self, step: int, metrics: dict[str, float]) -> None:
         self._record(step, "train", metrics)
-        shown = [
-            form.format(metrics[name])
-            for name, form in (
-                ("loss", "loss {:.3f}"),
-                ("perplexity", "ppl {:,.1f}"),
-                ("tokens_per_second", "{:,.0f} tok/s"),
-            )
-            if name in metrics
-        ]
+        shown = [form.format(metrics[name]) for name, form in _SHOWN.items() if name in metrics]
         if self._bar is not None:
             self._bar.set_postfix_str(", ".join(shown), refresh=False)
         elif not self._quiet and self._clock() - self._last_line >= _PLAIN_LINE_SECONDS:
@@ -140,15 +133,12 @@ class RunMonitor(Monitor):
 
     def evaluation(self, step: int, metrics: dict[str, float], remark: str = "") -> None:
         self._record(step, "valid", metrics)
-        shown = [f"{name.replace('_', ' ')} {_readable(value)}" for name, value in metrics.items()]
-        self.note("  ".join([f"step {step:,} valid:", *shown]) + remark)
+        self.note("  ".join([f"step {step:,} valid:", *_figures(metrics)]) + remark)
 
     def final(self, metrics: dict[str, float]) -> None:
         self._record(self._step, "final", metrics)
-        figures = [f"{name.replace('_', ' ')} {_readable(value)}" for name, value in metrics.items()]
-        self._tensorboard.finish(
-            "\n".join(["the best checkpoint on the whole validation split:", *figures]), self._step
-        )
+        text = "\n".join(["the best checkpoint on the whole validation split:", *_figures(metrics)])
+        self._tensorboard.finish(text, self._step)
 
     def text(self, step: int, title: str, text: str) -> None:
         self._tensorboard.text(title, text, step)
@@ -220,5 +210,7 @@ def _has_columns(stream: TextIO) -> bool:
     return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
 
 
-def _readable(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+def _figures(metrics: dict[str, float]) -> list[str]:
+    """The metrics with their names, readable."""
+    numbers = {name: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" for name, value in metrics.items()}
+    return [f"{name.replace('_', ' ')} {number}" for name, number in numbers.items()]
