@@ -1,6 +1,7 @@
 """Negative controls of the tests of resuming: each item of the state, omitted on purpose, is detected by its name."""
 
 import dataclasses
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,14 @@ from lmtrain.config.schema import Config
 from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint, run_checkpoints, run_folder
+from lmtrain.storage import checkpoint
 from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.system.seeds import step_seed
-from lmtrain.training import loop, opening, samples, state
-from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, read_info
+from lmtrain.training import loop, opening, state
+from lmtrain.training.checkpoint_info import Counters, read_info
 from lmtrain.training.state import Training, restore
 from tests.training.helpers import LOGGED, change, curves, run
-from tests.training.resuming import BATCH, MATRIX, SMALL, Reference, begin, copied_for_every_kill, departures, refer
+from tests.training.resuming import BATCH, MATRIX, SMALL, Reference, begin, departures, refer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -112,29 +113,17 @@ def test_a_wrong_seed_is_detected(refer_to: Refer, monkeypatch: pytest.MonkeyPat
     }
 
 
-@pytest.mark.parametrize("forgotten", [0, 10**9])
 def test_a_wrong_length_of_the_metrics_is_detected(
-    little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: int
+    little: Config,
+    little_store: TokenStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    interrupt_after: Callable[[int, int], None],
 ) -> None:
-    monkeypatch.setattr(samples, "show", lambda *arguments: None)
     config = change(little, **LOGGED)
-    with copied_for_every_kill(tmp_path / "whole", tmp_path / "copies") as copies:
-        run(config, little_store, tmp_path / "whole")
-    ahead = [copy for copy in copies if (copy / "checkpoints").is_dir() and _lines_after_the_checkpoint(copy)]
-    killed = ahead[len(ahead) // 2]
-
-    def amnesiac(found: Checkpoint) -> CheckpointInfo:
-        return dataclasses.replace(read_info(found), metrics_bytes=forgotten)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(opening, "read_info", amnesiac)
-        run(config, little_store, killed)
-    assert curves(killed) != curves(tmp_path / "whole")
-
-
-def _lines_after_the_checkpoint(run_dir: Path) -> bool:
-    folders = run_checkpoints.folders(run_dir)
-    if not folders:
-        return False
-    written = (run_dir / run_folder.METRICS).stat().st_size
-    return bool(written > checkpoint.load(folders[-1]).info["metrics_bytes"])
+    run(config, little_store, tmp_path / "whole")
+    interrupt_after(3, signal.SIGTERM)
+    run(config, little_store, tmp_path / "parts")
+    monkeypatch.setattr(opening, "read_info", lambda found: dataclasses.replace(read_info(found), metrics_bytes=0))
+    run(config, little_store, tmp_path / "parts")
+    assert curves(tmp_path / "parts") != curves(tmp_path / "whole")
