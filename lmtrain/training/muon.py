@@ -79,15 +79,10 @@ class Muon(torch.optim.Optimizer):
             if not self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
-        # In a skipped step all sums get 0 added, which keeps their bits, and never 0 x NaN.
-        gradients = torch.stack([_gradient(parameter) for parameter in parameters]).masked_fill_(skip, 0.0)  # (N, A, B)
+        # (N, A, B). In a skipped step all sums get 0 added, which keeps their bits, and never 0 x NaN.
+        gradients = torch.stack([parameter.grad for parameter in parameters]).masked_fill_(skip, 0.0)  # type: ignore[misc]
         means = torch.stack(buffers).lerp_(gradients, torch.where(skip, 0.0, 1.0 - momentum))
         torch._foreach_copy_(buffers, list(means.unbind()))
         update = orthogonalized(gradients.lerp_(means, momentum), self._dtype).float().masked_fill_(skip, 0.0)
         torch._foreach_mul_(parameters, torch.where(skip, 1.0, 1.0 - lr * group["weight_decay"]))
         torch._foreach_add_(parameters, list(update.unbind()), alpha=-0.2 * max(rows, columns) ** 0.5 * lr)
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad

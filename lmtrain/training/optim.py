@@ -91,7 +91,11 @@ def load_optimizer_tensors(
     Raises ValueError for a name, shape or dtype that this optimizer's state does not have.
     """
     parameters = dict(model.named_parameters())
-    expected = _expected_state(optimizer)
+    expected = {
+        parameter: ADAM_STATE if "betas" in group else MUON_STATE
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     state: dict[str, dict[str, Tensor | Stored]] = {}
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
@@ -109,15 +113,6 @@ def load_optimizer_tensors(
             entry: value[...].to(parameter.device) if entry == "step" else shard_like(value, parameter)
             for entry, value in entries.items()
         }
-
-
-def _expected_state(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[str, ...]]:
-    """The entries of each parameter's state."""
-    return {
-        parameter: ADAM_STATE if "betas" in group else MUON_STATE
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
 
 
 @torch.no_grad()

@@ -18,12 +18,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from lmtrain.config.schema import Config
+from lmtrain.data.tokens import TokenStore
+from lmtrain.generation.complete import complete
+from lmtrain.generation.options import Options
 from lmtrain.generation.picture import heatmap
-from lmtrain.training.monitor import RunMonitor
-from tests.training.helpers import change
+from lmtrain.training import samples
+from lmtrain.training.monitor import Monitor, RunMonitor
+from tests.training.helpers import change, start
 
 
 def monitor(run_dir: Path, config: Config | None = None, **changes: Any) -> RunMonitor:
@@ -227,3 +232,20 @@ def test_a_terminal_without_a_width_gets_plain_lines(tmp_path: Path, monkeypatch
         reports.close()
         seen = screen()
     assert seen.startswith("step 0/10 (0%)  loss 2.000  ETA ?")
+
+
+def test_samples_are_the_same_each_time(tiny: Config, store: TokenStore) -> None:
+    """So that a resumed run shows what an uninterrupted one does."""
+    shown: list[str] = []
+
+    class Texts(Monitor):
+        def text(self, step: int, title: str, text: str) -> None:
+            shown.append(text)
+
+    model = start(tiny, store).model
+    for _ in range(2):
+        torch.rand(7)
+        samples.show(model, store, tiny, 1, Texts())
+    assert shown[0] == shown[1]
+    (greedy,) = complete(model, store.tokenizer, ["The"], Options(max_tokens=tiny.train.sample_tokens))
+    assert not shown[0].endswith(greedy.completions[0].text)
