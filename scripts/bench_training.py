@@ -118,7 +118,7 @@ def measure_lmtrain(options: list[str], folder: Path, steps: int) -> Row:
     late = [point for point in points if point["step"] > steps]
     return {
         "tokens_per_second": statistics.median(point["tokens_per_second"] for point in late),
-        "peak_share": statistics.median(point["peak_share"] for point in late),
+        "peak_share": statistics.median(point["mfu"] for point in late),
         "peak_bytes": round(1e9 * max(point["memory_gb"] for point in points)),
     }
 

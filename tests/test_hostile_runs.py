@@ -142,7 +142,7 @@ RUNS: dict[str, tuple[Damage, str | None]] = {
     "a lock with content": (of_bytes(".lock", b"x"), None),
     **{f"a folder for {name}": (a_folder(name), name) for name in ("metrics.jsonl", "state.json", "config.yaml")},
     **{f"a {kind} for .lock": (make(".lock"), f"run.*: it is .*{word}") for kind, word, make in LOCKS},
-    **{f"a file for {name}": (a_file(name), name) for name in ("tensorboard", "checkpoints")},
+    "a file for checkpoints": (a_file("checkpoints"), "checkpoints"),
     **{f"a pipe for {name}": (a_pipe(name), name) for name in ("config.yaml", "metrics.jsonl")},
     **{f"a pipe for {name}": (a_pipe(name), None) for name in ("state.json", "tokenizer.json")},
     **{

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-_MARGIN, _ROW_LABELS, _TITLE_HEIGHT = 24, 120, 26
+_MARGIN, _TITLE_HEIGHT = 20, 26
 _SCALE_HEIGHT, _SCALE_WIDTH = 14, 300
-_MAX_COLUMNS, _MAX_HEADS, _MAX_LETTERS = 24, 8, 14
+_MAX_HEADS, _MAX_LETTERS = 8, 14
 _INK, _FAINT_INK, _PAPER, _GRID = (38, 38, 38), (120, 120, 120), (255, 255, 255), (226, 226, 226)
 # A sequential map from almost white to dark blue, even in lightness, so that it also reads in gray.
 _COLORS = np.array(
@@ -26,27 +26,28 @@ _ASCII = str.maketrans("\u2013\u2014\u2018\u2019\u201c\u201d", "--''\"\"")
 
 @dataclass(frozen=True)
 class _Panel:
-    """A grid of cells: weights (rows, columns) with labels; each cell is `size` (width, height) pixels."""
+    """A grid of cells: weights (rows, columns) with labels; each cell is `size` (width, height) pixels, and the rows'
+    labels are `label_width` pixels wide."""
 
     title: str
     rows: list[str]
     columns: list[str]
     weights: np.ndarray
     size: tuple[int, int]
+    label_width: int
 
 
 def heatmap(words: list[str], weights: np.ndarray) -> np.ndarray:
     """Heads by words, each cell colored by its weight and labeled with it in percent: RGB, uint8 (height, width, 3).
 
-    `weights` (H, T), each row a distribution over the T `words`. Long texts break into bands, one below the other.
+    `weights` (H, T), each row a distribution over the T `words`. Eight words are legible on a card of TensorBoard.
     Raises ValueError when the shapes disagree.
     """
     heads, count = weights.shape
     if count != len(words) or not words:
         raise ValueError(f"weights {weights.shape} do not fit {len(words)} words")
     rows = [f"head {head + 1}" for head in range(heads)]
-    bands = [slice(start, start + _MAX_COLUMNS) for start in range(0, count, _MAX_COLUMNS)]
-    return _draw([_Panel("", rows, words[band], weights[:, band], (46, 34)) for band in bands], percent=True)
+    return _draw([_Panel("", rows, words, weights, (40, 28), 52)], percent=True)
 
 
 def word_map(rows: list[str], columns: list[str], weights: np.ndarray) -> np.ndarray:
@@ -60,7 +61,7 @@ def word_map(rows: list[str], columns: list[str], weights: np.ndarray) -> np.nda
     named = [("mean of the heads", weights.mean(0))]
     if 1 < len(weights) <= _MAX_HEADS:
         named += [(f"head {head + 1}", weights[head]) for head in range(len(weights))]
-    return _draw([_Panel(title, rows, columns, values, (24, 20)) for title, values in named], percent=False)
+    return _draw([_Panel(title, rows, columns, values, (24, 20), 120) for title, values in named], percent=False)
 
 
 def save_png(picture: np.ndarray, path: Path) -> None:
@@ -71,10 +72,11 @@ def save_png(picture: np.ndarray, path: Path) -> None:
 
 
 def _draw(panels: list[_Panel], *, percent: bool) -> np.ndarray:
-    """The panels one below the other, above the scale; with `percent`, weights are also written into their cells.
+    """The panels one below the other, above the scale; with `percent`, weights are written into the cells instead.
 
     The color follows the square root of the weight, so that small weights show beside large ones; the scale says so.
     """
+    left = _MARGIN + panels[0].label_width
     labels = [[_slanted(word) for word in panel.columns] for panel in panels]
     label_height = max(label.height for row in labels for label in row)
     label_width = max(label.width for row in labels for label in row)  # slanted labels extend to the right
@@ -82,29 +84,31 @@ def _draw(panels: list[_Panel], *, percent: bool) -> np.ndarray:
         _TITLE_HEIGHT * bool(panel.title) + label_height + len(panel.rows) * panel.size[1] + _MARGIN for panel in panels
     ]
     grid_width = max(len(panel.columns) * panel.size[0] for panel in panels) + label_width
-    width = 2 * _MARGIN + _ROW_LABELS + max(grid_width, _SCALE_WIDTH)
-    picture = Image.new("RGB", (width, 2 * _MARGIN + sum(heights) + _SCALE_HEIGHT + 24), _PAPER)
+    width = left + (grid_width if percent else max(grid_width, _SCALE_WIDTH)) + _MARGIN
+    scale_height = 0 if percent else _SCALE_HEIGHT + 24 + _MARGIN
+    picture = Image.new("RGB", (width, _MARGIN + sum(heights) + scale_height), _PAPER)
     draw = ImageDraw.Draw(picture)
     top = _MARGIN
     for panel, panel_labels, height in zip(panels, labels, heights, strict=True):
         draw.text((_MARGIN, top), panel.title, font=ImageFont.load_default(16), fill=_INK)
         grid_top = top + _TITLE_HEIGHT * bool(panel.title) + label_height
         for column, label in enumerate(panel_labels):
-            left = _MARGIN + _ROW_LABELS + column * panel.size[0] + panel.size[0] // 2 - 12
-            picture.paste(label, (left, grid_top - label.height), label)
-        _draw_cells(draw, panel, grid_top, percent=percent)
+            center = left + column * panel.size[0] + panel.size[0] // 2
+            picture.paste(label, (center - 12, grid_top - label.height), label)
+        _draw_cells(draw, panel, left, grid_top, percent=percent)
         top += height
-    _draw_scale(draw, top)
+    if not percent:
+        _draw_scale(draw, left, top)
     return np.asarray(picture)
 
 
-def _draw_cells(draw: ImageDraw.ImageDraw, panel: _Panel, top: int, *, percent: bool) -> None:
+def _draw_cells(draw: ImageDraw.ImageDraw, panel: _Panel, start: int, top: int, *, percent: bool) -> None:
     font, (width, height) = ImageFont.load_default(14), panel.size
     for row, word in enumerate(panel.rows):
         middle = top + row * height + height // 2
-        draw.text((_MARGIN + _ROW_LABELS - 8, middle), _shortened(word), font=font, fill=_INK, anchor="rm")
+        draw.text((start - 8, middle), _shortened(word), font=font, fill=_INK, anchor="rm")
     for (row, column), weight in np.ndenumerate(panel.weights):
-        left, upper = _MARGIN + _ROW_LABELS + column * width, top + row * height
+        left, upper = start + column * width, top + row * height
         color = _color(weight)
         draw.rectangle((left, upper, left + width, upper + height), fill=color, outline=_GRID)
         if percent and weight >= 0.005:
@@ -136,8 +140,8 @@ def _shortened(word: str) -> str:
     return plain if len(plain) <= _MAX_LETTERS else plain[: _MAX_LETTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
-def _draw_scale(draw: ImageDraw.ImageDraw, top: int) -> None:
-    font, left = ImageFont.load_default(13), _MARGIN + _ROW_LABELS
+def _draw_scale(draw: ImageDraw.ImageDraw, left: int, top: int) -> None:
+    font = ImageFont.load_default(13)
     draw.text((_MARGIN, top + _SCALE_HEIGHT / 2), "weight", font=font, fill=_FAINT_INK, anchor="lm")
     for x in range(_SCALE_WIDTH):
         draw.line((left + x, top, left + x, top + _SCALE_HEIGHT), fill=_color((x / (_SCALE_WIDTH - 1)) ** 2))

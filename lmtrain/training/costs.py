@@ -1,4 +1,4 @@
-"""What training costs: operations, memory and tokens; for `train --dry-run` and the fraction of peak performance."""
+"""What training costs: operations, memory and tokens; for `train --dry-run` and MFU (model FLOPs utilization)."""
 
 from collections import Counter
 from functools import lru_cache

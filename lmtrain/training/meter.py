@@ -90,7 +90,7 @@ class Meter:
             "lr": lr,
             "grad_norm": norms / steps if steps else math.nan,
             "tokens_per_second": steps_per_second * training.targets_per_step,
-            "peak_share": steps_per_second * flops / self._peak,
+            "mfu": steps_per_second * flops / self._peak,
             "memory_gb": memory_bytes(training.device) / 1e9,
             "epoch": training.counters.step * training.config.train.batch_size / training.samples.order.per_epoch(),
             "minutes": seconds / 60,

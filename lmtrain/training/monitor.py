@@ -16,16 +16,15 @@ from typing import Any, BinaryIO, TextIO
 import numpy as np
 from tqdm import tqdm
 
+from lmtrain.config.schema import Config
 from lmtrain.storage.files import write_error
-from lmtrain.storage.run_folder import write_state
+from lmtrain.storage.run_folder import METRICS, write_state
 from lmtrain.system import disk
 from lmtrain.system.escapes import escaped
 from lmtrain.training.tensorboard import TensorBoard
 
-METRICS_FILE = "metrics.jsonl"
-TENSORBOARD_FOLDER = "tensorboard"
-
 _PLAIN_LINE_SECONDS = 10.0
+_SHOWN = {"loss": "loss {:.3f}", "perplexity": "ppl {:,.1f}", "tokens_per_second": "{:,.0f} tok/s"}
 _BAR_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 
@@ -42,7 +41,7 @@ class Monitor:
         """Log an evaluation, and print it as a line that ends with `remark`."""
 
     def final(self, metrics: dict[str, float]) -> None:
-        """Log the final metrics of a run that is complete."""
+        """Log the metrics of the best checkpoint of a run that is complete."""
 
     def text(self, step: int, title: str, text: str) -> None:
         """Show `text` in TensorBoard literally."""
@@ -83,19 +82,19 @@ class RunMonitor(Monitor):
     def __init__(
         self,
         run_dir: Path,
+        config: Config,
         *,
         step: int,
         progress: float,
         total_steps: int | None,
         metrics_bytes: int,
-        hyperparameters: dict[str, Any],
         quiet: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path = run_dir / METRICS_FILE
+        self._path = run_dir / METRICS
         self._file = _open_metrics(self._path, metrics_bytes)
         try:
-            self._tensorboard = TensorBoard(run_dir / TENSORBOARD_FOLDER, step, hyperparameters)
+            self._tensorboard = TensorBoard(run_dir, step, config)
         except BaseException:
             self._file.close()
             raise
@@ -125,15 +124,7 @@ class RunMonitor(Monitor):
 
     def train(self, step: int, metrics: dict[str, float]) -> None:
         self._record(step, "train", metrics)
-        shown = [
-            form.format(metrics[name])
-            for name, form in (
-                ("loss", "loss {:.3f}"),
-                ("perplexity", "ppl {:,.1f}"),
-                ("tokens_per_second", "{:,.0f} tok/s"),
-            )
-            if name in metrics
-        ]
+        shown = [form.format(metrics[name]) for name, form in _SHOWN.items() if name in metrics]
         if self._bar is not None:
             self._bar.set_postfix_str(", ".join(shown), refresh=False)
         elif not self._quiet and self._clock() - self._last_line >= _PLAIN_LINE_SECONDS:
@@ -142,12 +133,12 @@ class RunMonitor(Monitor):
 
     def evaluation(self, step: int, metrics: dict[str, float], remark: str = "") -> None:
         self._record(step, "valid", metrics)
-        shown = [f"{name.replace('_', ' ')} {_readable(value)}" for name, value in metrics.items()]
-        self.note("  ".join([f"step {step:,} valid:", *shown]) + remark)
+        self.note("  ".join([f"step {step:,} valid:", *_figures(metrics)]) + remark)
 
     def final(self, metrics: dict[str, float]) -> None:
         self._record(self._step, "final", metrics)
-        self._tensorboard.mark_finished(self._step)
+        text = "\n".join(["the best checkpoint on the whole validation split:", *_figures(metrics)])
+        self._tensorboard.finish(text, self._step)
 
     def text(self, step: int, title: str, text: str) -> None:
         self._tensorboard.text(title, text, step)
@@ -189,8 +180,7 @@ class RunMonitor(Monitor):
             self._file.flush()
         except OSError as error:
             raise write_error(self._path, error) from error
-        # A run that resumes from its last step drops the points after it, and must drop the final metrics too.
-        self._tensorboard.scalars(kind, metrics, step + 1 if kind == "final" else step)
+        self._tensorboard.scalars(kind, metrics, step)
 
     def _position(self) -> str:
         return f"step {self._step:,}" + (f"/{self._total_steps:,}" if self._total_steps is not None else "")
@@ -220,5 +210,7 @@ def _has_columns(stream: TextIO) -> bool:
     return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
 
 
-def _readable(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+def _figures(metrics: dict[str, float]) -> list[str]:
+    """The metrics with their names, readable."""
+    numbers = {name: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" for name, value in metrics.items()}
+    return [f"{name.replace('_', ' ')} {number}" for name, number in numbers.items()]

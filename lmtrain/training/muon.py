@@ -55,7 +55,7 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         assert closure is None
-        self._step(getattr(self, "found_inf", torch.zeros(())) > 0)  # GradScaler sets it
+        self.step_unless(getattr(self, "found_inf", torch.zeros(())) > 0)  # GradScaler sets it
 
     @torch.no_grad()
     def step_unless(self, skip: Tensor) -> None:
@@ -63,9 +63,6 @@ class Muon(torch.optim.Optimizer):
 
         The host does not wait for the value.
         """
-        self._step(skip)
-
-    def _step(self, skip: Tensor) -> None:
         self._rest.step_unless(skip)
         for group in self._matrices:
             shapes: dict[torch.Size, list[Tensor]] = {}
@@ -82,15 +79,10 @@ class Muon(torch.optim.Optimizer):
             if not self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
-        # In a skipped step all sums get 0 added, which keeps their bits, and never 0 x NaN.
-        gradients = torch.stack([_gradient(parameter) for parameter in parameters]).masked_fill_(skip, 0.0)  # (N, A, B)
+        # (N, A, B). In a skipped step all sums get 0 added, which keeps their bits, and never 0 x NaN.
+        gradients = torch.stack([parameter.grad for parameter in parameters]).masked_fill_(skip, 0.0)  # type: ignore[misc]
         means = torch.stack(buffers).lerp_(gradients, torch.where(skip, 0.0, 1.0 - momentum))
         torch._foreach_copy_(buffers, list(means.unbind()))
         update = orthogonalized(gradients.lerp_(means, momentum), self._dtype).float().masked_fill_(skip, 0.0)
         torch._foreach_mul_(parameters, torch.where(skip, 1.0, 1.0 - lr * group["weight_decay"]))
         torch._foreach_add_(parameters, list(update.unbind()), alpha=-0.2 * max(rows, columns) ** 0.5 * lr)
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad

@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from lmtrain.config.loader import flat, identity_difference
-from lmtrain.config.schema import RESOURCE_FIELDS, Config
+from lmtrain.config.loader import identity_difference
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
@@ -137,16 +136,13 @@ def _note_rounding_differences(info: CheckpointInfo, training: Training, note: N
 def _make_monitor(
     config: Config, run_dir: Path, step: int, info: CheckpointInfo | None, progress: float, budget: Budget, quiet: bool
 ) -> Monitor:
-    hyperparameters: dict[str, Any] = {
-        key: value for key, value in flat(config).items() if key not in RESOURCE_FIELDS and value is not None
-    }
     return RunMonitor(
         run_dir,
+        config,
         step=step,
         progress=progress,
         total_steps=budget.steps if budget.seconds is None else None,
         metrics_bytes=info.metrics_bytes if info is not None else 0,
-        hyperparameters=hyperparameters,
         quiet=quiet,
     )
 

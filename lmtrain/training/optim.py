@@ -34,9 +34,7 @@ def schedule(kind: str, progress: float, *, warmup: float, decay: float, final: 
         return 1.0 - (1.0 - final) * rest
     if kind == "wsd":
         return 1.0 - (1.0 - final) * max(0.0, (progress - (1.0 - decay)) / decay)
-    if kind == "constant":
-        return 1.0
-    raise ValueError(kind)
+    return 1.0
 
 
 def learning_rate(config: TrainConfig, progress: float) -> float:
@@ -66,6 +64,7 @@ def make_optimizer(model: LanguageModel, config: TrainConfig) -> AdamW | Muon:
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
+        fused=True,
     )
     if not matrices:
         return adamw
@@ -92,7 +91,11 @@ def load_optimizer_tensors(
     Raises ValueError for a name, shape or dtype that this optimizer's state does not have.
     """
     parameters = dict(model.named_parameters())
-    expected = _expected_state(optimizer)
+    expected = {
+        parameter: ADAM_STATE if "betas" in group else MUON_STATE
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     state: dict[str, dict[str, Tensor | Stored]] = {}
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
@@ -110,15 +113,6 @@ def load_optimizer_tensors(
             entry: value[...].to(parameter.device) if entry == "step" else shard_like(value, parameter)
             for entry, value in entries.items()
         }
-
-
-def _expected_state(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[str, ...]]:
-    """The entries of each parameter's state."""
-    return {
-        parameter: ADAM_STATE if "betas" in group else MUON_STATE
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
 
 
 @torch.no_grad()

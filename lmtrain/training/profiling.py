@@ -31,10 +31,6 @@ from lmtrain.training.state import Training, prepare
 PARTS = ("data", "forward", "backward", "clip", "optimizer")
 WARM_UP, STEPS = 5, 5
 OPERATORS = 10
-MIDDLE = 0.5
-"""The progress at which steps are profiled, for what depends on progress."""
-REST = "rest"
-STEP = "lmtrain step"
 PREFIX = "lmtrain "
 """Of the names of a step's parts in the trace."""
 
@@ -63,7 +59,7 @@ def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -
         "tokens_per_step": tokens,
         "seconds": whole,
         "tokens_per_second": tokens / whole,
-        "peak_share": flops / whole / peak_flops(training.device, training.precision),
+        "mfu": flops / whole / peak_flops(training.device, training.precision),
         "parts": parts,
         "operators": operators,
         "operators_on": "CPU" if training.device.type == "cpu" else "device",
@@ -78,16 +74,14 @@ def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -
 def profile_text(result: dict[str, Any]) -> str:
     """The figures as tables: parts with their share of the step, operators with their share of all operators."""
     about = result["machine"]
-    place = (
-        about["device"]
-        if about["device"] != "cpu"
-        else f"{about['processor']}, {about['threads']} thread{'s' * (about['threads'] > 1)}"
-    )
+    place = about["device"]
+    if place == "cpu":
+        place = f"{about['processor']}, {about['threads']} thread{'s' * (about['threads'] > 1)}"
     how = f"{result['precision']}{', compiled' if result['compiled'] else ''}, {place}"
     step = sum(result["parts"].values())
     lines = [
         f"{1e3 * result['seconds']:,.2f} ms a step of {result['tokens_per_step']:,} tokens, "
-        f"{result['tokens_per_second']:,.0f} tokens/s, {result['peak_share']:.0%} of the matrix peak ({how})",
+        f"{result['tokens_per_second']:,.0f} tokens/s, MFU {result['mfu']:.0%} ({how})",
         "",
         f"{'part of the step':40} {'ms':>10} {'share':>7}",
         *(f"{name:40} {1e3 * seconds:10.2f} {seconds / step:7.1%}" for name, seconds in result["parts"].items()),
@@ -101,11 +95,12 @@ def profile_text(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _step(training: Training, part: Part = lambda _name: nullcontext()) -> None:
-    train_step(training, learning_rate(training.config.train, MIDDLE), part)
+def _step(training: Training, part: Part = nullcontext) -> None:
+    """A step as in the middle of a run."""
+    train_step(training, learning_rate(training.config.train, 0.5), part)
 
 
-def _seconds(training: Training, part: Part = lambda _name: nullcontext()) -> float:
+def _seconds(training: Training, part: Part = nullcontext) -> float:
     synchronize(training.device)
     start = time.perf_counter()
     _step(training, part)
@@ -131,7 +126,7 @@ def _timed(training: Training) -> tuple[float, dict[str, float]]:
     for _ in range(STEPS):
         whole += _seconds(training) / STEPS
         by_parts += _seconds(training, timed) / STEPS
-    return whole, spent | {REST: by_parts - sum(spent.values())}
+    return whole, spent | {"rest": by_parts - sum(spent.values())}
 
 
 def _traced(training: Training, path: Path) -> list[dict[str, Any]]:
@@ -141,7 +136,7 @@ def _traced(training: Training, path: Path) -> list[dict[str, Any]]:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with profile(activities=activities, acc_events=True) as profiler:
         for _ in range(STEPS):
-            with record_function(STEP):
+            with record_function(PREFIX + "step"):
                 _step(training, lambda name: record_function(PREFIX + name))
         synchronize(training.device)
     with writing(path):

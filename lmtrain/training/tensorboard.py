@@ -7,34 +7,50 @@ from typing import Any
 
 import numpy as np
 
+from lmtrain.config.loader import flat
+from lmtrain.config.schema import RESOURCE_FIELDS, Config
 from lmtrain.generation.picture import heatmap
 from lmtrain.storage.files import write_error
 
+CHARTS = {
+    ("train", "loss"): "loss/train",
+    ("valid", "loss"): "loss/valid",
+    ("train", "lr"): "optimizer/learning_rate",
+    ("train", "grad_norm"): "optimizer/gradient_norm",
+    ("valid", "word_perplexity"): "perplexity/valid",
+    ("valid", "bits_per_byte"): "quality/bits_per_byte",
+    ("train", "tokens_per_second"): "speed/tokens_per_second",
+    ("train", "mfu"): "speed/mfu",
+    ("train", "memory_gb"): "speed/memory_gb",
+}
+"""The metrics that are charted, and their tags. TensorBoard sorts groups by name, so the page opens on the losses."""
+
 
 class TensorBoard:
-    """Writes event files to `folder` for a run that resumes from `step` (0: a new one).
+    """Writes event files into `folder`, that of the run, for a run that resumes from `step` (0: a new one).
 
     TensorBoard drops the points that an earlier part of the run wrote after `step`. The hyperparameters are written to
     the run itself; `SummaryWriter.add_hparams` would create a second run. The experiment description is omitted: with
     it TensorBoard's table would treat every scalar of all runs as a metric. Raises LmtrainError if it can't write.
     """
 
-    def __init__(self, folder: Path, step: int, hyperparameters: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, step: int, config: Config) -> None:
         from torch.utils import tensorboard  # takes seconds to import, so only training does it
 
         untyped: Any = tensorboard
         self._folder = folder
-        plain = {name: _plain(value) for name, value in hyperparameters.items()}
         with self._naming_folder():
             self._writer = untyped.SummaryWriter(folder, purge_step=step + 1 if step else 0, flush_secs=30)
-            _, session_start, self._session_end = untyped.summary.hparams(plain, {})
+            _, session_start, self._session_end = untyped.summary.hparams(hyperparameters(config), {})
             self._writer.file_writer.add_summary(session_start, step)
 
     def scalars(self, kind: str, metrics: dict[str, float], step: int) -> None:
-        """Write each metric as `kind`/name."""
+        """Write the metrics that are charted: of a score one figure, bits per byte where it is given."""
         with self._naming_folder():
             for name, value in metrics.items():
-                self._writer.add_scalar(f"{kind}/{name}", value, step)
+                double = name == "word_perplexity" and "bits_per_byte" in metrics
+                if (kind, name) in CHARTS and not double:
+                    self._writer.add_scalar(CHARTS[kind, name], value, step)
 
     def text(self, title: str, text: str, step: int) -> None:
         """Show `text` literally, whatever characters it contains."""
@@ -46,8 +62,9 @@ class TensorBoard:
         with self._naming_folder():
             self._writer.add_image(title, heatmap(tokens, weights), step, dataformats="HWC")
 
-    def mark_finished(self, step: int) -> None:
-        """Record that the run is complete."""
+    def finish(self, result: str, step: int) -> None:
+        """Show `result`, and record that the run is complete."""
+        self.text("final", result, step)
         with self._naming_folder():
             self._writer.file_writer.add_summary(self._session_end, step)
 
@@ -70,9 +87,13 @@ class TensorBoard:
             raise write_error(self._folder, error) from error
 
 
-def _plain(value: Any) -> Any:
-    """A value of a type that TensorBoard's table accepts."""
-    return value if isinstance(value, str | int | float) else str(value)
+def hyperparameters(config: Config) -> dict[str, str | int | float]:
+    """The fields of the model, the tokenizer and the training that change the result."""
+    return {
+        name: value if isinstance(value, str | int | float) else str(value)
+        for name, value in flat(config).items()
+        if name not in RESOURCE_FIELDS and not name.startswith(("run.", "train.eval_")) and value is not None
+    }
 
 
 def _escape(text: str) -> str:

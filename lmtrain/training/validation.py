@@ -72,7 +72,9 @@ def evaluate_and_show(training: Training, store: TokenStore, monitor: Monitor, s
         counters.best, counters.best_step, counters.stale = score.loss, counters.step, 0
     else:
         counters.stale += 1
-    metrics |= {"loss": score.loss, "perplexity": score.token_perplexity, "word_perplexity": score.word_perplexity}
+    metrics |= {"loss": score.loss, "word_perplexity": score.word_perplexity}
+    if store.tokenizer.kind != "word" and score.bits_per_byte is not None:
+        metrics["bits_per_byte"] = score.bits_per_byte
     monitor.evaluation(counters.step, metrics, score.remark)
     return score.loss
 

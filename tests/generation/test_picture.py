@@ -40,11 +40,10 @@ def test_one_head_or_too_many_are_one_panel(heads: int) -> None:
 
 
 def test_heads_by_words() -> None:
-    weights = np.random.default_rng(0).dirichlet(np.ones(30), size=3)
-    words = ["w" * 200, "", "\n", "日本", "\u2013", "café", *["word"] * 24]
+    weights = np.random.default_rng(0).dirichlet(np.ones(8), size=3)
+    words = ["w" * 200, "", "\n", "日本", "\u2013", "café", "word", "w" * 200]
     picture = heatmap(words, weights)
-    np.testing.assert_array_equal(cells(picture[: len(picture) // 2], 0, (1, 3, 24), 46), colors(weights[:, :24]))
-    np.testing.assert_array_equal(cells(picture[len(picture) // 2 :], 0, (1, 3, 6), 46), colors(weights[:, 24:]))
+    np.testing.assert_array_equal(cells(picture, 0, (1, 3, 8), 40), colors(weights))
     border = [picture[:8].ravel(), picture[-8:].ravel(), picture[:, :8].ravel(), picture[:, -8:].ravel()]
     assert (np.concatenate(border) == 255).all()  # nothing exceeds the edge
 

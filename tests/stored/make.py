@@ -66,7 +66,7 @@ def main() -> None:
         os.chdir(temporary)
         fit(*example(), Path("run"), resume=False, note=print, quiet=True)
         shutil.rmtree(target, ignore_errors=True)
-        names = (".lock", run_folder.STATE, run_folder.METRICS, "tensorboard")
+        names = (".lock", run_folder.STATE, run_folder.METRICS, "events.*")
         shutil.copytree("run", target, ignore=shutil.ignore_patterns(*names))
         os.chdir(HERE)
     found = checkpoint.state_hash(checkpoint.load(run_checkpoints.choose(target, "last")))

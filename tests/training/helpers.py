@@ -127,9 +127,9 @@ def logged(run_dir: Path) -> list[tuple[str, int, list[float]]]:
 
 def curves(run_dir: Path) -> list[Any]:
     """What metrics.jsonl and TensorBoard show of a run, except for times."""
-    events = EventAccumulator(str(run_dir / "tensorboard"))
+    events = EventAccumulator(str(run_dir))
     events.Reload()
-    tags = sorted(tag for tag in events.Tags()["scalars"] if tag.partition("/")[2] in TIMELESS)
+    tags = sorted(tag for tag in events.Tags()["scalars"] if not tag.startswith("speed/"))
     shown = [(tag, [(event.step, event.value) for event in events.Scalars(tag)]) for tag in tags]
     return [*logged(run_dir), *shown]
 

@@ -33,24 +33,21 @@ def test_the_compiled_model_trains_like_the_plain_one(tiny: Config, store: Token
     assert losses[2] == pytest.approx(losses[0], rel=1e-4)
 
 
-class Failing:
+def failing(error: Exception, late: bool = False) -> Callable[..., Any]:
     """A `torch.compile` that fails in the first forward pass or, if `late`, in the first backward pass."""
 
-    def __init__(self, error: Exception, late: bool) -> None:
-        self.error, self.late = error, late
+    def fail(*_: object) -> Tensor:
+        raise error
 
-    def __call__(self, model: Callable[..., Tensor], **_: object) -> Callable[..., Tensor]:
+    def compiled(model: Callable[..., Tensor], **_: object) -> Callable[..., Tensor]:
         def forward(*inputs: Tensor) -> Tensor:
-            return self.hooked(model(*inputs)) if self.late else self.fail()
+            nats = model(*inputs)
+            nats.register_hook(fail)  # type: ignore[no-untyped-call]
+            return nats
 
-        return forward
+        return forward if late else fail
 
-    def hooked(self, nats: Tensor) -> Tensor:
-        nats.register_hook(self.fail)  # type: ignore[no-untyped-call]
-        return nats
-
-    def fail(self, *_: object) -> Tensor:
-        raise self.error
+    return compiled
 
 
 @pytest.fixture
@@ -73,7 +70,7 @@ def long_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_compiler_that_fails(
     tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str, late: bool
 ) -> None:
-    monkeypatch.setattr(torch, "compile", Failing(error, late))
+    monkeypatch.setattr(torch, "compile", failing(error, late))
     notes: list[str] = []
     training = state.prepare(tiny, store, notes.append)
     assert isinstance(training.forward, Objective)
@@ -88,7 +85,7 @@ def test_a_compiler_that_fails(
 def test_memory_exhausted_while_compiling_is_not_a_compiler_error(
     tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch, wanted: Any
 ) -> None:
-    monkeypatch.setattr(torch, "compile", Failing(torch.OutOfMemoryError("CUDA out of memory"), late=False))
+    monkeypatch.setattr(torch, "compile", failing(torch.OutOfMemoryError("CUDA out of memory")))
     with pytest.raises(torch.OutOfMemoryError):
         state.prepare(change(tiny, train__compile=wanted), store, silent)
 

@@ -18,31 +18,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from lmtrain.errors import LmtrainError
+from lmtrain.config.schema import Config
+from lmtrain.data.tokens import TokenStore
+from lmtrain.generation.complete import complete
+from lmtrain.generation.options import Options
 from lmtrain.generation.picture import heatmap
-from lmtrain.training.monitor import RunMonitor
+from lmtrain.training import samples
+from lmtrain.training.monitor import Monitor, RunMonitor
+from tests.training.helpers import change, start
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def monitor(run_dir: Path, **changes: Any) -> RunMonitor:
-    arguments: dict[str, Any] = {
-        "step": 0,
-        "progress": 0.0,
-        "total_steps": 10,
-        "metrics_bytes": 0,
-        "hyperparameters": {"train.lr": 0.001, "model.norm": "rms", "train.ema": None, "model.qk_norm": True},
-        "quiet": False,
-    }
-    return RunMonitor(run_dir, **{**arguments, **changes})
+def monitor(run_dir: Path, config: Config | None = None, **changes: Any) -> RunMonitor:
+    arguments = {"step": 0, "progress": 0.0, "total_steps": 10, "metrics_bytes": 0, "quiet": False}
+    return RunMonitor(run_dir, config or Config(), **arguments | changes)
 
 
 def records(run_dir: Path) -> list[dict[str, Any]]:
@@ -57,68 +48,68 @@ def records(run_dir: Path) -> list[dict[str, Any]]:
 def events(run_dir: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    assert {path.parent for path in run_dir.rglob("events*")} == {run_dir / "tensorboard"}  # one run, not two
-    accumulator = EventAccumulator(
-        str(run_dir / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0, "images": 0}
-    )
-    return accumulator.Reload()
+    assert {path.parent for path in run_dir.rglob("events*")} == {run_dir}  # one run, named as its folder
+    guidance = {"scalars": 0, "tensors": 0, "images": 0}
+    return EventAccumulator(str(run_dir), size_guidance=guidance).Reload()
 
 
 def curve(run_dir: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in events(run_dir).Scalars(tag)]
 
 
-def test_metrics_are_written_to_the_file_and_to_tensorboard(tmp_path: Path) -> None:
+def test_metrics_are_written_to_the_file_and_charted(tmp_path: Path) -> None:
     reports = monitor(tmp_path)
-    reports.train(1, {"loss": 2.5, "lr": 0.125})
-    reports.evaluation(1, {"perplexity": 8.0})
+    reports.train(1, {"loss": 2.5, "lr": 0.125, "minutes": 1.0})
+    reports.evaluation(1, {"loss": 2.0, "word_perplexity": 8.0})
+    reports.evaluation(2, {"loss": 1.0, "word_perplexity": 4.0, "bits_per_byte": 1.5})
     reports.train(2, {"loss": math.nan, "lr": math.inf})
     reports.advance(2, 0.2)
-    reports.final({"perplexity": 7.0})
+    reports.final({"word_perplexity": 7.0})
     reports.close()
     assert records(tmp_path) == [
-        {"step": 1, "kind": "train", "loss": 2.5, "lr": 0.125},
-        {"step": 1, "kind": "valid", "perplexity": 8.0},
+        {"step": 1, "kind": "train", "loss": 2.5, "lr": 0.125, "minutes": 1.0},
+        {"step": 1, "kind": "valid", "loss": 2.0, "word_perplexity": 8.0},
+        {"step": 2, "kind": "valid", "loss": 1.0, "word_perplexity": 4.0, "bits_per_byte": 1.5},
         {"step": 2, "kind": "train", "loss": None, "lr": None},
-        {"step": 2, "kind": "final", "perplexity": 7.0},
+        {"step": 2, "kind": "final", "word_perplexity": 7.0},
     ]
-    assert curve(tmp_path, "train/lr") == [(1, 0.125), (2, math.inf)]
-    assert curve(tmp_path, "valid/perplexity") == [(1, 8.0)]
-    assert curve(tmp_path, "final/perplexity") == [(3, 7.0)]
+    shown = events(tmp_path)
+    charts = {tag: [(event.step, event.value) for event in shown.Scalars(tag)] for tag in shown.Tags()["scalars"]}
+    assert sorted(charts)[:2] == ["loss/train", "loss/valid"], "what the page opens on"
+    assert math.isnan(charts.pop("loss/train")[1][1])
+    assert charts == {
+        "loss/valid": [(1, 2.0), (2, 1.0)],
+        "optimizer/learning_rate": [(1, 0.125), (2, math.inf)],
+        "perplexity/valid": [(1, 8.0)],
+        "quality/bits_per_byte": [(2, 1.5)],
+    }
+    (final,) = shown.Tensors("final/text_summary")
+    assert "word perplexity 7" in html.unescape(final.tensor_proto.string_val[0].decode())
 
 
-def test_a_resumed_run_continues_its_curves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [0, 4])
+def test_a_resumed_run_continues_its_curves(tmp_path: Path, step: int) -> None:
     """Points after the checkpoint are written again, here with other values: neither lost nor duplicated."""
     reports = monitor(tmp_path)
     length = 0
-    for step in range(1, 7):
-        reports.train(step, {"loss": float(step)})
-        if step == 4:
-            reports.evaluation(step, {"loss": 40.0})
+    for number in range(1, 7):
+        reports.train(number, {"loss": float(number)})
+        if number == step:
+            reports.evaluation(number, {"loss": 40.0})
             length = reports.metrics_bytes()
     reports.close()
-    assert length == len("".join((tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)[:5]))
 
-    reports = monitor(tmp_path, step=4, progress=0.4, metrics_bytes=length)
-    for step in range(5, 9):
-        reports.train(step, {"loss": 10.0 * step})
-    reports.final({"loss": 1.0})
+    reports = monitor(tmp_path, step=step, progress=step / 10, metrics_bytes=length)
+    for number in range(step + 1, 9):
+        reports.train(number, {"loss": 10.0 * number})
     reports.close()
 
-    expected = [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 50.0), (6, 60.0), (7, 70.0), (8, 80.0)]
-    assert curve(tmp_path, "train/loss") == expected
-    assert curve(tmp_path, "valid/loss") == [(4, 40.0)]
+    expected = [(number, number * (10.0 if number > step else 1.0)) for number in range(1, 9)]
+    evaluated = [(4, 40.0)] * (step == 4)
+    assert curve(tmp_path, "loss/train") == expected
     assert [(r["step"], r["loss"]) for r in records(tmp_path) if r["kind"] == "train"] == expected
-    assert [r["kind"] for r in records(tmp_path)].count("valid") == 1
-
-
-def test_a_run_that_starts_again_drops_its_first_metrics(tmp_path: Path) -> None:
-    for value in (1.0, 2.0):
-        reports = monitor(tmp_path)
-        reports.train(3, {"loss": value})
-        reports.close()
-    assert records(tmp_path) == [{"step": 3, "kind": "train", "loss": 2.0}]
-    assert curve(tmp_path, "train/loss") == [(3, 2.0)]
+    assert [(r["step"], r["loss"]) for r in records(tmp_path) if r["kind"] == "valid"] == evaluated
+    assert not evaluated or curve(tmp_path, "loss/valid") == evaluated
 
 
 def test_a_truncated_metrics_file_is_cut_at_its_last_complete_line(tmp_path: Path) -> None:
@@ -130,22 +121,18 @@ def test_a_truncated_metrics_file_is_cut_at_its_last_complete_line(tmp_path: Pat
     assert records(tmp_path) == [{"step": 1}, {"step": 3, "kind": "train", "loss": 1.0}]
 
 
-def test_a_metrics_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(LmtrainError, match=r"metrics\.jsonl"):
-        monitor(tmp_path)
-
-
 def test_hyperparameters_are_the_runs_own(tmp_path: Path) -> None:
     from tensorboard.plugins.hparams import metadata
 
-    reports = monitor(tmp_path)
+    reports = monitor(tmp_path, change(Config(), model__attention=["local", "full"], model__layers=2))
     reports.flush()
     content = events(tmp_path).PluginTagToContent("hparams")
     start = metadata.parse_session_start_info_plugin_data(content[metadata.SESSION_START_INFO_TAG])
     assert start.hparams["train.lr"].number_value == 0.001
     assert start.hparams["model.norm"].string_value == "rms"
-    assert start.hparams["train.ema"].string_value == "None"
+    assert start.hparams["model.attention"].string_value == "['local', 'full']"
+    assert {name.partition(".")[0] for name in start.hparams} == {"model", "tokenizer", "train"}
+    assert not {"train.eval_tokens", "train.log_steps", "train.keep"} & set(start.hparams)
     assert metadata.SESSION_END_INFO_TAG not in content
     reports.final({"perplexity": 7.0})
     reports.close()
@@ -178,17 +165,16 @@ def test_weights_become_an_image(tmp_path: Path) -> None:
     (event,) = events(tmp_path).Images("pool")
     picture = np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))
     assert event.step == 4
-    assert (event.height, event.width) == picture.shape[:2]
     np.testing.assert_array_equal(picture, heatmap(["a", "<unk>", "b"], weights))
 
 
 def test_without_a_terminal_there_are_plain_lines_at_most_every_ten_seconds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = Clock()
-    reports = monitor(tmp_path, total_steps=1000, step=100, progress=0.1, clock=clock)
+    now = 100.0
+    reports = monitor(tmp_path, total_steps=1000, step=100, progress=0.1, clock=lambda: now)
     for step in range(101, 201):
-        clock.now += 0.3
+        now += 0.3
         reports.advance(step, step / 1000)
         reports.train(step, {"loss": 2.0, "perplexity": 1234.5, "tokens_per_second": 9876.5, "lr": 1.0})
     reports.evaluation(200, {"word_perplexity": 1234.5, "bits_per_byte": 1.23456})
@@ -246,3 +232,20 @@ def test_a_terminal_without_a_width_gets_plain_lines(tmp_path: Path, monkeypatch
         reports.close()
         seen = screen()
     assert seen.startswith("step 0/10 (0%)  loss 2.000  ETA ?")
+
+
+def test_samples_are_the_same_each_time(tiny: Config, store: TokenStore) -> None:
+    """So that a resumed run shows what an uninterrupted one does."""
+    shown: list[str] = []
+
+    class Texts(Monitor):
+        def text(self, step: int, title: str, text: str) -> None:
+            shown.append(text)
+
+    model = start(tiny, store).model
+    for _ in range(2):
+        torch.rand(7)
+        samples.show(model, store, tiny, 1, Texts())
+    assert shown[0] == shown[1]
+    (greedy,) = complete(model, store.tokenizer, ["The"], Options(max_tokens=tiny.train.sample_tokens))
+    assert not shown[0].endswith(greedy.completions[0].text)

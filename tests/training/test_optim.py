@@ -7,14 +7,7 @@ from torch import nn
 from lmtrain.config.schema import TrainConfig
 from lmtrain.errors import LmtrainError
 from lmtrain.training.budget import Budget, evaluation_steps, make_budget
-from lmtrain.training.optim import (
-    learning_rate,
-    load_optimizer_tensors,
-    make_optimizer,
-    optimizer_tensors,
-    schedule,
-    update_ema,
-)
+from lmtrain.training.optim import learning_rate, make_optimizer, schedule, update_ema
 
 LISTS = {
     "cosine": [0.0, 0.5, 1.0, 0.86819805, 0.55, 0.23180195, 0.1],
@@ -99,31 +92,6 @@ def test_matrices_decay_by_their_rate_and_vectors_do_not() -> None:
     _train(plain, torch.optim.AdamW(groups, lr=0.1, betas=(0.8, 0.9), eps=1e-6, foreach=False, fused=False), 5)
     for left, right in zip(ours.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
-
-
-def test_optimizer_state_comes_back_bit_for_bit() -> None:
-    whole, parts = _pair()
-    config = TrainConfig(lr=0.1)
-    optimizer = make_optimizer(whole, config)  # type: ignore[arg-type]
-    _train(whole, optimizer, 3)
-    saved = {name: value.clone() for name, value in optimizer_tensors(whole, optimizer).items()}
-    parts.load_state_dict(whole.state_dict())
-    restored = make_optimizer(parts, config)  # type: ignore[arg-type]
-    load_optimizer_tensors(parts, restored, saved)
-    _train(whole, optimizer, 3)
-    _train(parts, restored, 3)
-    assert all(torch.equal(left, right) for left, right in zip(whole.parameters(), parts.parameters(), strict=True))
-
-
-def test_a_skipped_step_changes_nothing() -> None:
-    model, _ = _pair()
-    optimizer = make_optimizer(model, TrainConfig(lr=0.1))  # type: ignore[arg-type]
-    _train(model, optimizer, 1)
-    before = {name: value.clone() for name, value in (model.state_dict() | optimizer_tensors(model, optimizer)).items()}
-    model.linear.weight.grad = torch.full_like(model.linear.weight, torch.nan)
-    optimizer.step_unless(torch.tensor(True))
-    after = model.state_dict() | optimizer_tensors(model, optimizer)
-    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_averaged_weights_equal_a_loop() -> None:

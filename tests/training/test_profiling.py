@@ -6,16 +6,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 
 from lmtrain.cli.output import show_profile
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.errors import LmtrainError
-from lmtrain.training.loop import train_step
 from lmtrain.training.profiling import PARTS, STEPS, profile_steps, profile_text
 from tests.helpers import TINY, Lmtrain
-from tests.training.helpers import silent, start
+from tests.training.helpers import silent
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -40,27 +37,6 @@ def test_parts_operators_and_a_trace(tiny: Config, store: TokenStore, tmp_path: 
     assert count == dict.fromkeys(PARTS[:3], 2 * STEPS) | dict.fromkeys((*PARTS[3:], "step"), STEPS), "2 micro-batches"
 
 
-def test_measuring_the_parts_changes_nothing(tiny: Config, store: TokenStore) -> None:
-    seen: list[str] = []
-
-    def part(name: str) -> torch.profiler.record_function:
-        seen.append(name)
-        return torch.profiler.record_function(name)
-
-    plain, measured = start(tiny, store), start(tiny, store)
-    train_step(plain, 1e-2)
-    train_step(measured, 1e-2, part=part)
-    assert seen == [*PARTS[:3], *PARTS]
-    pairs = zip(plain.model.parameters(), measured.model.parameters(), strict=True)
-    assert all(torch.equal(left, right) for left, right in pairs)
-
-
-def test_a_folder_that_is_a_file_is_named(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(LmtrainError, match=r"can't write .*file"):
-        profile_steps(tiny, store, tmp_path / "file" / "profile", silent)
-
-
 def test_the_command(lmtrain: Lmtrain, workdir: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = set(workdir.rglob("*"))
     done = lmtrain("train", *TINY, "--profile", "--json", "--quiet", "run.name=only", "train.optimizer=muon")
@@ -74,13 +50,3 @@ def test_the_command(lmtrain: Lmtrain, workdir: Path, capfd: pytest.CaptureFixtu
     show_profile(result, as_json=False)
     text = (folder / "profile.txt").read_text()
     assert capfd.readouterr().out == f"{text}\nruns/only/profile/trace.json.gz: open it at ui.perfetto.dev\n"
-
-
-def test_a_dry_run_with_a_profile_is_rejected(
-    lmtrain: Lmtrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = lmtrain("train", "--profile", "--dry-run")
-    assert (done.code, done.out) == (2, "")
-    assert done.err == "lmtrain: --fields, --dry-run and --profile exclude each other: give one of them\n"
-    assert list(tmp_path.iterdir()) == []
