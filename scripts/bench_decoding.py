@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_training import RETAINED_HEAP, SEED, random_corpus, recipe_options
-from record import Row, last_json, lmtrain, run_python, seconds
+from bench_training import SEED, random_corpus, recipe_options
+from record import Row, lmtrain, measure_beside, run_python, seconds
 
 from lmtrain.system.device import choose_device, choose_precision
 
@@ -42,11 +42,7 @@ def decoding(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     rows: list[Row] = []
     for precision in dict.fromkeys(("fp32", choose_precision("auto", device), *(["int8"] * (device.type == "cpu")))):
         side = {"precision": precision, "device": device.type, "new_tokens": new, **shape}
-        theirs = (
-            [None] * len(CASES)
-            if precision == "int8"
-            else last_json(run_python([__file__, json.dumps(side)], RETAINED_HEAP))
-        )
+        theirs = [None] * len(CASES) if precision == "int8" else measure_beside(__file__, side)
         for (prompts, beams), rate in zip(CASES, theirs, strict=True):
             ours = measure_lmtrain(folder, precision, prompts, beams, new)
             form = {"precision": precision, "compiled": False, "cuda_graph": device.type == "cuda", "heap": "retained"}

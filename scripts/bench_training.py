@@ -19,60 +19,41 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import ROOT, Row, last_json, lmtrain, run_python
+from record import ROOT, Row, lmtrain, measure_beside
 
 from lmtrain.system.device import autocast, choose_device, choose_precision, synchronize
 from lmtrain.system.memory import memory_bytes
 
 SEED, WORDS, BLOCKS = 0, 500_000, 5
-RETAINED_HEAP = {
-    "THP_MEM_ALLOC_ENABLE": "1",
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
-    "MALLOC_TOP_PAD_": str(64 << 20),
-}
-"""What lmtrain sets for itself on glibc, as an environment for the others."""
 
 
 def training(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     """Metrics and settings of every side: lmtrain as configured, then each peer and lmtrain, compiled and not."""
-    recipe = recipe_options(arguments.recipe)
-    common = [*arguments.overrides, *random_corpus(folder, arguments.vocab_size)]
-    costs = lmtrain("train", *recipe, *common, "--dry-run")
-    config = costs["config"]
+    options = [*recipe_options(arguments.recipe), *arguments.overrides, *random_corpus(folder, arguments.vocab_size)]
+    costs = lmtrain("train", *options, "--dry-run")
+    config, model = costs["config"], costs["config"]["model"]
     device = choose_device(config["train"]["device"])
     precision = choose_precision(config["train"]["precision"], device)
+    sizes = {name: model[name] for name in ("dim", "layers", "heads", "context")}
+    sizes |= {"vocab_size": costs["vocabulary"], "batch": config["train"]["batch_size"]}
+    peers = {"nanoGPT": str(arguments.nanogpt)} if arguments.nanogpt else {}
+    peers |= {"transformers GPT-2": ""} if arguments.transformers else {}
     rows: list[Row] = []
 
-    def lmtrain_row(compiled: bool, *changes: str) -> None:
-        changes = (f"train.compile={str(compiled).lower()}", *changes)
-        estimate = lmtrain("train", *recipe, *common, *changes, "--dry-run")["memory_bytes"]["total"]
-        found = measure_lmtrain([*recipe, *common, *changes], folder / f"runs-{len(rows)}", arguments.steps)
-        form = {"program": "lmtrain", "precision": precision, "compiled": compiled, "heap": "retained"}
-        rows.append({**form, **found, "estimated_bytes": round(estimate)})
+    def add(form: Row, found: Row) -> None:
+        rows.append(form | found)
         print(rows[-1], file=sys.stderr)
 
-    peers = [("nanoGPT", str(arguments.nanogpt))] if arguments.nanogpt else []
-    peers += [("transformers GPT-2", "")] if arguments.transformers else []
-    compiled = config["train"]["compile"] is not False  # "auto" would depend on the length of the run
-    if arguments.vary:
-        field, _, values = arguments.vary.partition("=")
-        for value in values.split(","):
-            lmtrain_row(compiled, f"{field}={value}")
-            rows[-1] = {field: value, **rows[-1]}
-    elif not peers:
-        lmtrain_row(compiled)
-    else:
-        model = config["model"]
-        shape = {name: model[name] for name in ("dim", "layers", "heads", "context")}
-        shape |= {"vocab_size": costs["vocabulary"], "batch": config["train"]["batch_size"]}
-        for compiled in (True, False):
-            lmtrain_row(compiled)
-            for program, source in peers:
-                form = {"program": program, "precision": precision, "compiled": compiled, "heap": "retained"}
-                side = {**form, "source": source, "steps": arguments.steps, "device": device.type, **shape}
-                rows.append(form | last_json(run_python([__file__, json.dumps(side)], RETAINED_HEAP)))
-                print(rows[-1], file=sys.stderr)
+    alone = (config["train"]["compile"] is not False,)  # "auto" would depend on the length of the run
+    for compiled in (True, False) if peers else alone:
+        form = {"precision": precision, "compiled": compiled, "heap": "retained"}
+        ours = [*options, f"train.compile={str(compiled).lower()}"]
+        estimate = lmtrain("train", *ours, "--dry-run")["memory_bytes"]["total"]
+        found = measure_lmtrain(ours, folder / f"runs-{len(rows)}", arguments.steps)
+        add({"program": "lmtrain", **form}, found | {"estimated_bytes": round(estimate)})
+        for program, source in peers.items():
+            side = {**sizes, **form, "program": program, "source": source, "device": device.type}
+            add({"program": program, **form}, measure_beside(__file__, side | {"steps": arguments.steps}))
     settings = {"recipe": arguments.recipe, "overrides": arguments.overrides, "vocab_size": arguments.vocab_size}
     metrics = {"parameters": costs["parameters"], "tokens_per_step": tokens_per_step(config), "rows": rows}
     return metrics, settings | {"config": config}
@@ -173,11 +154,16 @@ def load_source(folder: str) -> Any:
     return module
 
 
-def nanogpt_model(side: Row) -> tuple[Any, Loss]:
+def build_nanogpt(source: Any, sizes: Row) -> Any:
     """nanoGPT's model by its own source, without dropout."""
-    module = load_source(side["source"])
-    shape = {"n_layer": side["layers"], "n_head": side["heads"], "n_embd": side["dim"], "block_size": side["context"]}
-    model = module.GPT(module.GPTConfig(**shape, vocab_size=side["vocab_size"], dropout=0.0, bias=False))
+    shape = {"n_layer": sizes["layers"], "n_head": sizes["heads"], "n_embd": sizes["dim"]}
+    shape |= {"block_size": sizes["context"], "vocab_size": sizes["vocab_size"]}
+    return source.GPT(source.GPTConfig(**shape, dropout=0.0, bias=False))
+
+
+def nanogpt_model(side: Row) -> tuple[Any, Loss]:
+    """nanoGPT's model, and its loss."""
+    model = build_nanogpt(load_source(side["source"]), side)
     return model, lambda forward, windows: forward(windows[:, :-1], windows[:, 1:].contiguous())[1]
 
 
