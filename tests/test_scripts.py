@@ -135,9 +135,11 @@ def test_the_default_form_of_a_recipe_is_measured_without_others(script: Any) ->
     assert found["settings"]["recipe"] == "quickstart"
 
 
-def test_a_source_is_loaded_from_its_folder(tmp_path: Path) -> None:
+def test_a_source_is_loaded_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "model.py").write_text("class GPT: pass")
     assert bench_training.load_source(str(tmp_path)).GPT
+    del sys.modules["model"]
     with pytest.raises(SystemExit, match=r"has no model\.py"):
         bench_training.load_source(str(tmp_path / "elsewhere"))
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from example import Results, arguments, parse, report, train
+from example import Results, parse, report, train
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -79,7 +79,7 @@ class Model(nn.Module):
 
 def main(argv: list[str] | None = None) -> Results:
     """Train with and without BEGIN, evaluate on unseen sequences, draw."""
-    options = parse(arguments(__doc__, steps=1500), argv)
+    options = parse(__doc__, argv, steps=1500)
     unseen = draw(UNSEEN)
     model, blind = Model(begin=True), Model(begin=False)
     seconds = fit(model, options.steps) + fit(blind, options.steps)
