@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from bench_training import build_nanogpt, load_source, recipe_options, tokens_per_step
+from bench_training import load_source, nanogpt, recipe_options, tokens_per_step
 from record import Row, lmtrain, measure_beside
 from torch import Tensor, nn
 
@@ -74,7 +74,7 @@ def train_nanogpt(source: Any, store: TokenStore, side: Row) -> Trained:
     processor computes in it; on a CPU, nanoGPT's train.py has float32 only."""
     context, batch = 128, 16
     sizes = {"layers": 4, "heads": 4, "dim": 256, "context": context, "vocab_size": store.tokenizer.vocab_size}
-    model = build_nanogpt(source, sizes)
+    model = nanogpt(source, sizes)
     optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), "cpu")
     compiled: Any = torch.compile(model)
     ids = training_ids(store)

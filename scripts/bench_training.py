@@ -12,7 +12,6 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,20 +106,22 @@ def measure_peer(side: Row) -> Row:
     """A plain loop: random windows, forward, backward, clipping, AdamW; the median of `BLOCKS` blocks of steps."""
     device = torch.device(side["device"])
     torch.manual_seed(SEED)
-    build = nanogpt_model if side["program"] == "nanoGPT" else gpt2_model
-    model, loss_of = build(side)
+    is_nanogpt = side["program"] == "nanoGPT"
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    model = nanogpt(load_source(side["source"]), side) if is_nanogpt else gpt2(side, **no_dropout, use_cache=False)
     model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    forward = torch.compile(model) if side["compiled"] else model
+    forward: Any = torch.compile(model) if side["compiled"] else model
     random = np.random.default_rng(SEED)
     ids = random.zipf(1.1, WORDS) % side["vocab_size"]
 
     def step() -> None:
         starts = random.integers(0, len(ids) - side["context"] - 1, side["batch"])
         windows = torch.from_numpy(np.stack([ids[start : start + side["context"] + 1] for start in starts])).to(device)
-        with autocast(device, side["precision"]):
-            loss = loss_of(forward, windows)
-        loss.backward()  # type: ignore[no-untyped-call]
+        inputs, targets = windows[:, :-1], windows[:, 1:].contiguous()
+        with autocast(device, side["precision"]):  # GPT-2 shifts the labels by itself
+            loss = forward(inputs, targets)[1] if is_nanogpt else forward(input_ids=inputs, labels=inputs).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -138,9 +139,6 @@ def measure_peer(side: Row) -> Row:
     return {"tokens_per_second": statistics.median(rates), "peak_bytes": memory_bytes(device)}
 
 
-Loss = Callable[[Any, torch.Tensor], torch.Tensor]
-
-
 def load_source(folder: str) -> Any:
     """The module `model.py` of a program whose source is in `folder`."""
     if not (Path(folder) / "model.py").is_file():
@@ -149,27 +147,19 @@ def load_source(folder: str) -> Any:
     return importlib.import_module("model")
 
 
-def build_nanogpt(source: Any, sizes: Row) -> Any:
+def nanogpt(source: Any, sizes: Row) -> Any:
     """nanoGPT's model by its own source, without dropout."""
     shape = {"n_layer": sizes["layers"], "n_head": sizes["heads"], "n_embd": sizes["dim"]}
     shape |= {"block_size": sizes["context"], "vocab_size": sizes["vocab_size"]}
     return source.GPT(source.GPTConfig(**shape, dropout=0.0, bias=False))
 
 
-def nanogpt_model(side: Row) -> tuple[Any, Loss]:
-    """nanoGPT's model, and its loss."""
-    model = build_nanogpt(load_source(side["source"]), side)
-    return model, lambda forward, windows: forward(windows[:, :-1], windows[:, 1:].contiguous())[1]
-
-
-def gpt2_model(side: Row) -> tuple[Any, Loss]:
-    """transformers' GPT-2, without dropout. It shifts the labels by itself."""
+def gpt2(sizes: Row, **options: Any) -> Any:
+    """transformers' GPT-2."""
     transformers: Any = importlib.import_module("transformers")
-    shape = {"n_layer": side["layers"], "n_head": side["heads"], "n_embd": side["dim"], "n_positions": side["context"]}
-    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    config = transformers.GPT2Config(**shape, **dropout, vocab_size=side["vocab_size"], use_cache=False)
-    model = transformers.GPT2LMHeadModel(config)
-    return model, lambda forward, windows: forward(input_ids=windows[:, :-1], labels=windows[:, :-1]).loss
+    shape = {"n_layer": sizes["layers"], "n_head": sizes["heads"], "n_embd": sizes["dim"]}
+    shape |= {"n_positions": sizes["context"], "vocab_size": sizes["vocab_size"]}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape, **options))
 
 
 if __name__ == "__main__":

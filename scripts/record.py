@@ -1,8 +1,8 @@
 """What the scripts share: running commands, and records.
 
-A file in scripts/results/ is a list of records. A record has the keys of `REQUIRED`, and `settings` where a result
-depends on any. `metrics` maps names to numbers; its `rows` is a list of such mappings, and nested values other than
-`rows` are details that the pages leave out.
+A file in scripts/results/ is a list of records. A record has the keys that `write_record` writes, and `settings` where
+a result depends on any. `metrics` maps names to numbers; its `rows` is a list of such mappings, and nested values other
+than `rows` are details that the pages leave out.
 """
 
 import datetime
@@ -24,17 +24,6 @@ from lmtrain.errors import LmtrainError
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "scripts" / "results"
 PACKAGES = ("torch", "tokenizers", "datasets", "safetensors", "pydantic", "typer", "tensorboard", "numpy")
-REQUIRED = {
-    "benchmark": str,
-    "date": str,
-    "commit": str,
-    "command": str,
-    "machine": dict,
-    "versions": dict,
-    "seeds": list,
-    "metrics": dict,
-}
-
 RETAINED_HEAP = {
     "THP_MEM_ALLOC_ENABLE": "1",
     "MALLOC_MMAP_MAX_": "0",
