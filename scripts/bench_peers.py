@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from bench_training import load_source, nanogpt, recipe_options, tokens_per_step
 from record import Row, lmtrain, measure_beside
 from torch import Tensor, nn
 
-from lmtrain.data.tokens import TokenStore, open_store
+from lmtrain.data.tokens import open_store
 from lmtrain.evaluation.perplexity import Forward, evaluate
 from lmtrain.system.device import autocast, choose_precision
 from lmtrain.system.machine import machine
@@ -64,20 +64,27 @@ def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     return metrics, settings | {"words": scored["words"], "heap": "retained"}
 
 
-Trained = tuple[nn.Module, int, float]
-"""A model, the tokens that it was trained on, and its nats over the validation split."""
+class Program(NamedTuple):
+    """A model, its training step, and its nats for windows of which `stride` tokens are scored."""
+
+    model: nn.Module
+    step: Callable[[int, float], int]
+    """Number of the step, share of the time that has passed -> tokens read."""
+    score: Forward
+    context: int
+    stride: int
+    batch_size: int
 
 
-def train_nanogpt(source: Any, store: TokenStore, side: Row) -> Trained:
+def nanogpt_program(source: Any, ids: Tensor, words: int, side: Row) -> Program:
     """nanoGPT's GPT with the sizes of our recipe, trained as its train.py does: AdamW with warm-up and cosine, clipped,
     compiled, random windows. As with ours, the schedule follows the clock, and the precision is bf16 where the
     processor computes in it; on a CPU, nanoGPT's train.py has float32 only."""
     context, batch = 128, 16
-    sizes = {"layers": 4, "heads": 4, "dim": 256, "context": context, "vocab_size": store.tokenizer.vocab_size}
+    sizes = {"layers": 4, "heads": 4, "dim": 256, "context": context, "vocab_size": words}
     model = nanogpt(source, sizes)
     optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), "cpu")
     compiled: Any = torch.compile(model)
-    ids = training_ids(store)
 
     def step(_number: int, progress: float) -> int:
         warmth = min(1.0, progress / 0.02)
@@ -97,17 +104,14 @@ def train_nanogpt(source: Any, store: TokenStore, side: Row) -> Trained:
         logits = model(inputs, inputs)[0][:, -targets.shape[1] :]
         return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
-    tokens = train_until(side["minutes"], step)
-    model.eval()
-    return model, tokens, valid_nats(score, store, context, context // 4)
+    return Program(model, step, score, context, context // 4, 16)
 
 
-def train_lstm(source: Any, store: TokenStore, side: Row) -> Trained:
+def lstm_program(source: Any, ids: Tensor, words: int, _side: Row) -> Program:
     """The example's tied LSTM with its default sizes and its SGD; each lane of text is read in order."""
-    model = source.RNNModel("LSTM", store.tokenizer.vocab_size, 200, 200, 2, 0.2, True)
-    ids = training_ids(store)
+    model = source.RNNModel("LSTM", words, 200, 200, 2, 0.2, True)
     lanes = ids[: len(ids) // 20 * 20].view(20, -1).t().contiguous()  # (tokens, lanes)
-    hidden = model.init_hidden(20)
+    hidden, read = model.init_hidden(20), model.init_hidden(1)
 
     def step(number: int, _progress: float) -> int:
         nonlocal hidden
@@ -123,57 +127,42 @@ def train_lstm(source: Any, store: TokenStore, side: Row) -> Trained:
         return 35 * 20
 
     def score(inputs: Tensor, targets: Tensor) -> Tensor:
-        nonlocal hidden
+        nonlocal read
         new = inputs[0, -targets.shape[1] :].unsqueeze(1)  # the state has read the others
-        output, hidden = model(new, hidden)
+        output, read = model(new, read)
         return F.nll_loss(output.double(), targets[0], reduction="none")
 
-    tokens = train_until(side["minutes"], step)
-    model.eval()
-    hidden = model.init_hidden(1)
-    return model, tokens, valid_nats(score, store, 512, 512, batch_size=1)
+    return Program(model, step, score, 512, 512, 1)
 
 
-def training_ids(store: TokenStore) -> Tensor:
-    """The training split as one stream."""
-    return torch.from_numpy(store.split("train").ids[:].astype(np.int64))
-
-
-def train_until(minutes: float, step: Callable[[int, float], int]) -> int:
-    """Steps (number, share of the time that has passed) until the time is up; the tokens that they read."""
-    start, tokens, number = time.perf_counter(), 0, 0
-    while (progress := (time.perf_counter() - start) / (60 * minutes)) < 1:
-        tokens += step(number, progress)
-        number += 1
-    return tokens
-
-
-def valid_nats(score: Forward, store: TokenStore, context: int, stride: int, batch_size: int = 16) -> float:
-    """Over every token of the validation split, as `lmtrain eval` scores its own models."""
-    return evaluate(
-        score,
-        store.split("valid"),
-        mode="causal",
-        context=context,
-        stride=stride,
-        batch_size=batch_size,
-        first_token=store.tokenizer.eos_id,
-        device=CPU,
-        precision="fp32",
-    ).nats
-
-
-PROGRAMS = {"nanoGPT": train_nanogpt, "word_language_model LSTM": train_lstm}
+PROGRAMS = {"nanoGPT": nanogpt_program, "word_language_model LSTM": lstm_program}
 
 
 def measure_peer(side: Row) -> Row:
-    """Train one of `PROGRAMS` and score it."""
+    """Train one of `PROGRAMS` until the time is up, and score the validation split as `lmtrain eval` does."""
     torch.manual_seed(SEED)
     torch.set_num_threads(side["threads"])
-    source, store = load_source(side["source"]), open_store(Path(side["store"]))
-    model, tokens, nats = PROGRAMS[side["program"]](source, store, side)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {"nats": nats, "tokens": tokens, "parameters": parameters}
+    store = open_store(Path(side["store"]))
+    ids = torch.from_numpy(store.split("train").ids[:].astype(np.int64))
+    program = PROGRAMS[side["program"]](load_source(side["source"]), ids, store.tokenizer.vocab_size, side)
+    start, tokens, number = time.perf_counter(), 0, 0
+    while (progress := (time.perf_counter() - start) / (60 * side["minutes"])) < 1:
+        tokens += program.step(number, progress)
+        number += 1
+    program.model.eval()
+    scored = evaluate(
+        program.score,
+        store.split("valid"),
+        mode="causal",
+        context=program.context,
+        stride=program.stride,
+        batch_size=program.batch_size,
+        first_token=store.tokenizer.eos_id,
+        device=CPU,
+        precision="fp32",
+    )
+    parameters = sum(parameter.numel() for parameter in program.model.parameters())
+    return {"nats": scored.nats, "tokens": tokens, "parameters": parameters}
 
 
 if __name__ == "__main__":

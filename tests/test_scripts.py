@@ -199,7 +199,7 @@ def test_peers_are_scored_over_every_token(
 def test_startup_times_commands(load_script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
     benchmark = load_script("benchmark")
     monkeypatch.setattr(benchmark, "STARTS", 1)
-    medians = {row["command"]: row["median_seconds"] for row in benchmark.startup(None)["rows"]}
+    medians = {row["command"]: row["median_seconds"] for row in benchmark.startup()["rows"]}
     assert medians["python -c pass"] < medians["lmtrain train --help"]
 
 

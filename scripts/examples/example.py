@@ -38,18 +38,20 @@ def parse(
     return options
 
 
-def train(loss_of_batch: Callable[[], Tensor], parameters: list[Tensor], steps: int, rate: float) -> float:
-    """Adam on a new batch per step, its rate decreasing linearly to zero; the seconds that it took."""
-    start = time.monotonic()
+def train(loss_of_batch: Callable[[], Tensor], parameters: list[Tensor], steps: int, rate: float) -> Results:
+    """Adam on a new batch per step, its rate decreasing linearly to zero."""
+    start, losses = time.monotonic(), []
     optimizer = torch.optim.Adam(parameters, lr=rate)
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = rate * (1 - step / steps)
         loss = loss_of_batch()
+        losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    return round(time.monotonic() - start, 1)
+    seconds = round(time.monotonic() - start, 1)
+    return {"first_loss": losses[0], "last_loss": losses[-1], "steps": steps, "seconds": seconds}
 
 
 def report(name: str, results: Results, figure: Figure, options: argparse.Namespace) -> Results:

@@ -83,9 +83,8 @@ def main(argv: list[str] | None = None) -> Results:
         regressed, pointed = model(sets.x, sets.valid)
         return F.mse_loss(regressed, sets.largest()) + F.nll_loss(pointed, sets.target)
 
-    seconds = train(loss, list(model.parameters()), options.steps, 3e-3)
-    results = judge(model, draw(UNSEEN)) | {"steps": options.steps, "seconds": seconds}
-    return report("largest", results, show(model, draw(6)), options)
+    trained = train(loss, list(model.parameters()), options.steps, 3e-3)
+    return report("largest", judge(model, draw(UNSEEN)) | trained, show(model, draw(6)), options)
 
 
 @torch.no_grad()

@@ -115,27 +115,17 @@ def main(argv: list[str] | None = None) -> Results:
     unseen = draw(UNSEEN)
     keys = unseen.keys()
     model = Seq2Seq(SIZES) if options.decoding == "autoregressive" else NonAutoregressive(SIZES)
-    losses = []
 
     def loss() -> Tensor:
         batch = draw(128)
         batch = batch.rows(~torch.isin(batch.keys(), keys))
-        nats = model.loss(batch.source, batch.target, batch.valid, batch.lengths)
-        losses.append(nats.item())
-        return nats
+        return model.loss(batch.source, batch.target, batch.valid, batch.lengths)
 
-    seconds = train(loss, list(model.parameters()), options.steps, 2e-3)
+    trained = train(loss, list(model.parameters()), options.steps, 2e-3)
     model.eval()
     example = unseen.rows(unseen.lengths.argmax().unsqueeze(0))
     figure = draw_picture(cross_weights(model, example), example)
-    results = {
-        "exact_match": exact_match(model, unseen),
-        "unseen": UNSEEN,
-        "first_loss": losses[0],
-        "last_loss": losses[-1],
-        "steps": options.steps,
-        "seconds": seconds,
-    }
+    results = {"exact_match": exact_match(model, unseen), "unseen": UNSEEN, **trained}
     return report(f"sequences-reverse-{options.decoding}", results, figure, options)
 
 
