@@ -1,9 +1,8 @@
 """The examples, for a few steps: they learn, their results follow from the definitions, and a picture is written."""
 
-import importlib.util
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,19 +15,9 @@ EXAMPLES = Path(__file__).parent.parent / "scripts" / "examples"
 
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
-    def load_example(name: str) -> ModuleType:
-        monkeypatch.syspath_prepend(EXAMPLES)
-        spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    threads = torch.get_num_threads()
-    yield load_example
-    torch.set_num_threads(threads)
+def load(load_script: Any, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Callable[[str], ModuleType]:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return lambda name: load_script(f"examples/{name}.py")
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import bench_decoding
 import bench_peers
@@ -114,25 +115,24 @@ SOURCE = SimpleNamespace(
 )
 
 
-def test_training_is_measured_beside_another_source(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("peers", "expected"),
+    [
+        ([], [("lmtrain", True)]),
+        (["--nanogpt", "n"], [("lmtrain", True), ("nanoGPT", True), ("lmtrain", False), ("nanoGPT", False)]),
+    ],
+)
+def test_training_is_measured(script: Any, monkeypatch: pytest.MonkeyPatch, peers: list[str], expected: object) -> None:
     monkeypatch.setattr(bench_training, "load_source", lambda folder: SOURCE)
     sizes = ["--vocab-size", "50", "--steps", "4", "model.context=8", "train.batch_size=2"]
-    (found,) = script("benchmark", "benchmarks", "train", *SMALL, *sizes, "--nanogpt", "somewhere")
+    (found,) = script("benchmark", "benchmarks", "train", "quickstart", *SMALL, *sizes, *peers)
     rows = found["metrics"]["rows"]
-    expected = [(program, compiled) for compiled in (True, False) for program in ("lmtrain", "nanoGPT")]
     assert [(row["program"], row["compiled"]) for row in rows] == expected
     assert {(row["precision"], row["heap"]) for row in rows} == {("fp32", "retained")}
     assert all(row["tokens_per_second"] > 0 and row["peak_bytes"] > 1e7 for row in rows)
     assert all(0 < row["peak_share"] < 1 and row["estimated_bytes"] > 1e4 for row in rows[::2])
-    assert found["settings"]["config"]["model"]["context"] == 8
+    assert (found["settings"]["recipe"], found["settings"]["config"]["model"]["context"]) == ("quickstart", 8)
     assert found["metrics"]["tokens_per_step"] == 16
-
-
-def test_the_default_form_of_a_recipe_is_measured_without_others(script: Any) -> None:
-    sizes = ["--vocab-size", "50", "--steps", "4", "model.context=8", "train.batch_size=2"]
-    (found,) = script("benchmark", "benchmarks", "train", "quickstart", *SMALL, *sizes)
-    assert [row["compiled"] for row in found["metrics"]["rows"]] == [True]
-    assert found["settings"]["recipe"] == "quickstart"
 
 
 def test_a_source_is_loaded_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,16 +172,7 @@ def test_peers_are_scored_over_every_token(
     (tmp_path / "book.txt").write_text("once upon a time there was a river .\n" * 1000)
     monkeypatch.setattr(bench_peers, "load_source", lambda folder: SOURCE)
     monkeypatch.setattr(bench_peers, "machine", lambda device: {"cores": 1})
-    options = [
-        "--minutes",
-        "0.01",
-        "--source",
-        str(tmp_path / "book.txt"),
-        "--nanogpt",
-        "n",
-        "--word-language-model",
-        "w",
-    ]
+    options = f"--minutes 0.01 --source {tmp_path}/book.txt --nanogpt n --word-language-model w".split()
     tiny = [override for override in TINY if not override.startswith("data.")]
     (found,) = script("benchmark", "peers", "peers", "quickstart", *options, *tiny)
     assert (found["benchmark"], found["settings"]["corpus"]) == ("peers-0.01-minutes", "book.txt")
@@ -196,10 +187,9 @@ def test_peers_are_scored_over_every_token(
         assert row["word_perplexity"] == pytest.approx(words)
 
 
-def test_startup_times_commands(load_script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
-    benchmark = load_script("benchmark")
-    monkeypatch.setattr(benchmark, "STARTS", 1)
-    medians = {row["command"]: row["median_seconds"] for row in benchmark.startup()["rows"]}
+def test_startup_times_commands(script: Any) -> None:
+    (found,) = script("benchmark", "benchmarks", "startup", STARTS=1)
+    medians = {row["command"]: row["median_seconds"] for row in found["metrics"]["rows"]}
     assert medians["python -c pass"] < medians["lmtrain train --help"]
 
 
@@ -219,20 +209,11 @@ def test_reproduce_scores_with_the_settings_that_it_finds(script: Any, command: 
     assert (record.RESULTS / "r.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_reproduce_keeps_its_record_where_adapting_fails(load_script: Any, command: Any, monkeypatch: Any) -> None:
-    reproduce = load_script("reproduce")
-
-    def diverges(*arguments: str) -> dict[str, Any]:
-        if "--dynamic" in arguments:
-            raise subprocess.CalledProcessError(1, "lmtrain")
-        result: dict[str, Any] = command(*arguments)
-        return result
-
-    monkeypatch.setattr(reproduce, "lmtrain", diverges)
-    monkeypatch.setattr(sys, "argv", ["reproduce", "quickstart", *TINY, "run.name=r", "--adapt"])
+def test_reproduce_keeps_its_record_where_adapting_fails(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # no curve without matplotlib
+    tiny = [*TINY, "run.name=r", "--adapt"]
     with pytest.raises(subprocess.CalledProcessError):
-        reproduce.main()
+        script("reproduce", "recipes", "quickstart", *tiny, METHODS={"unknown": ["--unknown"]})
     (found,) = record.read_records(record.RESULTS / "recipes.json")
     assert [row["method"] for row in found["metrics"]["rows"]] == ["plain"]
     assert not list(record.RESULTS.glob("*.png"))
@@ -277,10 +258,6 @@ def test_soak_finds_equal_ends() -> None:
     assert found["equal_runs"] == found["runs"]
 
 
-def fail(error: BaseException) -> None:
-    raise error
-
-
 @pytest.mark.parametrize(
     ("error", "status"),
     [
@@ -294,7 +271,7 @@ def test_a_script_ends_as_a_command_does(error: BaseException, status: object, m
     monkeypatch.setattr(sys, "argv", ["scripts/reproduce"])
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # those of the tests stay
     with pytest.raises(SystemExit) as ended:
-        record.run_script(lambda: fail(error))
+        record.run_script(Mock(side_effect=error))
     assert ended.value.code == status
 
 
