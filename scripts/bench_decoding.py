@@ -14,11 +14,10 @@ import itertools
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
-from bench_training import RETAINED_HEAP, SEED, random_corpus, recipe_options
-from record import Row, last_json, lmtrain, run_python, seconds
+from bench_training import SEED, gpt2, random_corpus, recipe_options
+from record import Row, lmtrain, measure_beside, run_python, seconds
 
 from lmtrain.system.device import choose_device, choose_precision
 
@@ -42,11 +41,7 @@ def decoding(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     rows: list[Row] = []
     for precision in dict.fromkeys(("fp32", choose_precision("auto", device), *(["int8"] * (device.type == "cpu")))):
         side = {"precision": precision, "device": device.type, "new_tokens": new, **shape}
-        theirs = (
-            [None] * len(CASES)
-            if precision == "int8"
-            else last_json(run_python([__file__, json.dumps(side)], RETAINED_HEAP))
-        )
+        theirs = [None] * len(CASES) if precision == "int8" else measure_beside(__file__, side)
         for (prompts, beams), rate in zip(CASES, theirs, strict=True):
             ours = measure_lmtrain(folder, precision, prompts, beams, new)
             form = {"precision": precision, "compiled": False, "cuda_graph": device.type == "cuda", "heap": "retained"}
@@ -74,15 +69,12 @@ def measure_lmtrain(folder: Path, precision: str, prompts: int, beams: int, new:
 
 def measure_transformers(side: Row) -> list[float]:
     """The best of some repeats of `generate` for each case, after one that warms up."""
-    transformers: Any = importlib.import_module("transformers")
-    transformers.logging.set_verbosity_error()
+    importlib.import_module("transformers").logging.set_verbosity_error()
     torch.manual_seed(SEED)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[side["precision"]]
-    shape = {"n_layer": side["layers"], "n_head": side["heads"], "n_embd": side["dim"]}
-    shape |= {"n_positions": PROMPT + side["new_tokens"], "vocab_size": side["vocab_size"]}
-    config = transformers.GPT2Config(**shape, bos_token_id=0, eos_token_id=None, pad_token_id=0)
-    model = transformers.GPT2LMHeadModel(config).to(side["device"], dtype).eval()
     new = side["new_tokens"]
+    sizes = side | {"context": PROMPT + new}
+    model = gpt2(sizes, bos_token_id=0, eos_token_id=None, pad_token_id=0).to(side["device"], dtype).eval()
 
     @torch.inference_mode()
     def run(prompts: torch.Tensor, beams: int) -> None:

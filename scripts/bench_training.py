@@ -8,71 +8,50 @@ python scripts/bench_training.py SIDE        # as JSON; prints tokens per second
 
 import argparse
 import importlib
-import importlib.util
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from record import ROOT, Row, last_json, lmtrain, run_python
+from record import ROOT, Row, lmtrain, measure_beside
 
 from lmtrain.system.device import autocast, choose_device, choose_precision, synchronize
 from lmtrain.system.memory import memory_bytes
 
 SEED, WORDS, BLOCKS = 0, 500_000, 5
-RETAINED_HEAP = {
-    "THP_MEM_ALLOC_ENABLE": "1",
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
-    "MALLOC_TOP_PAD_": str(64 << 20),
-}
-"""What lmtrain sets for itself on glibc, as an environment for the others."""
 
 
 def training(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     """Metrics and settings of every side: lmtrain as configured, then each peer and lmtrain, compiled and not."""
-    recipe = recipe_options(arguments.recipe)
-    common = [*arguments.overrides, *random_corpus(folder, arguments.vocab_size)]
-    costs = lmtrain("train", *recipe, *common, "--dry-run")
-    config = costs["config"]
+    options = [*recipe_options(arguments.recipe), *arguments.overrides, *random_corpus(folder, arguments.vocab_size)]
+    costs = lmtrain("train", *options, "--dry-run")
+    config, model = costs["config"], costs["config"]["model"]
     device = choose_device(config["train"]["device"])
     precision = choose_precision(config["train"]["precision"], device)
+    sizes = {name: model[name] for name in ("dim", "layers", "heads", "context")}
+    sizes |= {"vocab_size": costs["vocabulary"], "batch": config["train"]["batch_size"]}
+    peers = {"nanoGPT": str(arguments.nanogpt)} if arguments.nanogpt else {}
+    peers |= {"transformers GPT-2": ""} if arguments.transformers else {}
     rows: list[Row] = []
 
-    def lmtrain_row(compiled: bool, *changes: str) -> None:
-        changes = (f"train.compile={str(compiled).lower()}", *changes)
-        estimate = lmtrain("train", *recipe, *common, *changes, "--dry-run")["memory_bytes"]["total"]
-        found = measure_lmtrain([*recipe, *common, *changes], folder / f"runs-{len(rows)}", arguments.steps)
-        form = {"program": "lmtrain", "precision": precision, "compiled": compiled, "heap": "retained"}
-        rows.append({**form, **found, "estimated_bytes": round(estimate)})
+    def add(form: Row, found: Row) -> None:
+        rows.append(form | found)
         print(rows[-1], file=sys.stderr)
 
-    peers = [("nanoGPT", str(arguments.nanogpt))] if arguments.nanogpt else []
-    peers += [("transformers GPT-2", "")] if arguments.transformers else []
-    compiled = config["train"]["compile"] is not False  # "auto" would depend on the length of the run
-    if arguments.vary:
-        field, _, values = arguments.vary.partition("=")
-        for value in values.split(","):
-            lmtrain_row(compiled, f"{field}={value}")
-            rows[-1] = {field: value, **rows[-1]}
-    elif not peers:
-        lmtrain_row(compiled)
-    else:
-        model = config["model"]
-        shape = {name: model[name] for name in ("dim", "layers", "heads", "context")}
-        shape |= {"vocab_size": costs["vocabulary"], "batch": config["train"]["batch_size"]}
-        for compiled in (True, False):
-            lmtrain_row(compiled)
-            for program, source in peers:
-                form = {"program": program, "precision": precision, "compiled": compiled, "heap": "retained"}
-                side = {**form, "source": source, "steps": arguments.steps, "device": device.type, **shape}
-                rows.append(form | last_json(run_python([__file__, json.dumps(side)], RETAINED_HEAP)))
-                print(rows[-1], file=sys.stderr)
+    alone = (config["train"]["compile"] is not False,)  # "auto" would depend on the length of the run
+    for compiled in (True, False) if peers else alone:
+        form = {"precision": precision, "compiled": compiled, "heap": "retained"}
+        ours = [*options, f"train.compile={str(compiled).lower()}"]
+        estimate = lmtrain("train", *ours, "--dry-run")["memory_bytes"]["total"]
+        found = measure_lmtrain(ours, folder / f"runs-{len(rows)}", arguments.steps)
+        add({"program": "lmtrain", **form}, found | {"estimated_bytes": round(estimate)})
+        for program, source in peers.items():
+            side = {**sizes, **form, "program": program, "source": source, "device": device.type}
+            add({"program": program, **form}, measure_beside(__file__, side | {"steps": arguments.steps}))
     settings = {"recipe": arguments.recipe, "overrides": arguments.overrides, "vocab_size": arguments.vocab_size}
     metrics = {"parameters": costs["parameters"], "tokens_per_step": tokens_per_step(config), "rows": rows}
     return metrics, settings | {"config": config}
@@ -127,20 +106,22 @@ def measure_peer(side: Row) -> Row:
     """A plain loop: random windows, forward, backward, clipping, AdamW; the median of `BLOCKS` blocks of steps."""
     device = torch.device(side["device"])
     torch.manual_seed(SEED)
-    build = nanogpt_model if side["program"] == "nanoGPT" else gpt2_model
-    model, loss_of = build(side)
+    is_nanogpt = side["program"] == "nanoGPT"
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    model = nanogpt(load_source(side["source"]), side) if is_nanogpt else gpt2(side, **no_dropout, use_cache=False)
     model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    forward = torch.compile(model) if side["compiled"] else model
+    forward: Any = torch.compile(model) if side["compiled"] else model
     random = np.random.default_rng(SEED)
     ids = random.zipf(1.1, WORDS) % side["vocab_size"]
 
     def step() -> None:
         starts = random.integers(0, len(ids) - side["context"] - 1, side["batch"])
         windows = torch.from_numpy(np.stack([ids[start : start + side["context"] + 1] for start in starts])).to(device)
-        with autocast(device, side["precision"]):
-            loss = loss_of(forward, windows)
-        loss.backward()  # type: ignore[no-untyped-call]
+        inputs, targets = windows[:, :-1], windows[:, 1:].contiguous()
+        with autocast(device, side["precision"]):  # GPT-2 shifts the labels by itself
+            loss = forward(inputs, targets)[1] if is_nanogpt else forward(input_ids=inputs, labels=inputs).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -158,37 +139,27 @@ def measure_peer(side: Row) -> Row:
     return {"tokens_per_second": statistics.median(rates), "peak_bytes": memory_bytes(device)}
 
 
-Loss = Callable[[Any, torch.Tensor], torch.Tensor]
-
-
 def load_source(folder: str) -> Any:
     """The module `model.py` of a program whose source is in `folder`."""
-    path = Path(folder) / "model.py"
-    spec = importlib.util.spec_from_file_location("peer_source", path)
-    if spec is None or spec.loader is None or not path.is_file():
+    if not (Path(folder) / "model.py").is_file():
         raise SystemExit(f"{folder} has no model.py: give the folder of the program's source")
-    module: Any = importlib.util.module_from_spec(spec)
-    sys.modules["peer_source"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, folder)
+    return importlib.import_module("model")
 
 
-def nanogpt_model(side: Row) -> tuple[Any, Loss]:
+def nanogpt(source: Any, sizes: Row) -> Any:
     """nanoGPT's model by its own source, without dropout."""
-    module = load_source(side["source"])
-    shape = {"n_layer": side["layers"], "n_head": side["heads"], "n_embd": side["dim"], "block_size": side["context"]}
-    model = module.GPT(module.GPTConfig(**shape, vocab_size=side["vocab_size"], dropout=0.0, bias=False))
-    return model, lambda forward, windows: forward(windows[:, :-1], windows[:, 1:].contiguous())[1]
+    shape = {"n_layer": sizes["layers"], "n_head": sizes["heads"], "n_embd": sizes["dim"]}
+    shape |= {"block_size": sizes["context"], "vocab_size": sizes["vocab_size"]}
+    return source.GPT(source.GPTConfig(**shape, dropout=0.0, bias=False))
 
 
-def gpt2_model(side: Row) -> tuple[Any, Loss]:
-    """transformers' GPT-2, without dropout. It shifts the labels by itself."""
+def gpt2(sizes: Row, **options: Any) -> Any:
+    """transformers' GPT-2."""
     transformers: Any = importlib.import_module("transformers")
-    shape = {"n_layer": side["layers"], "n_head": side["heads"], "n_embd": side["dim"], "n_positions": side["context"]}
-    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    config = transformers.GPT2Config(**shape, **dropout, vocab_size=side["vocab_size"], use_cache=False)
-    model = transformers.GPT2LMHeadModel(config)
-    return model, lambda forward, windows: forward(input_ids=windows[:, :-1], labels=windows[:, :-1]).loss
+    shape = {"n_layer": sizes["layers"], "n_head": sizes["heads"], "n_embd": sizes["dim"]}
+    shape |= {"n_positions": sizes["context"], "vocab_size": sizes["vocab_size"]}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape, **options))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What the scripts share: running commands, and records.
 
-A file in scripts/results/ is a list of records. A record has the keys of `REQUIRED`, and `settings` where a result
-depends on any. `metrics` maps names to numbers; its `rows` is a list of such mappings, and nested values other than
-`rows` are details that the pages leave out.
+A file in scripts/results/ is a list of records. A record has the keys that `write_record` writes, and `settings` where
+a result depends on any. `metrics` maps names to numbers; its `rows` is a list of such mappings, and nested values other
+than `rows` are details that the pages leave out.
 """
 
 import datetime
@@ -24,16 +24,13 @@ from lmtrain.errors import LmtrainError
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "scripts" / "results"
 PACKAGES = ("torch", "tokenizers", "datasets", "safetensors", "pydantic", "typer", "tensorboard", "numpy")
-REQUIRED = {
-    "benchmark": str,
-    "date": str,
-    "commit": str,
-    "command": str,
-    "machine": dict,
-    "versions": dict,
-    "seeds": list,
-    "metrics": dict,
+RETAINED_HEAP = {
+    "THP_MEM_ALLOC_ENABLE": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+    "MALLOC_TOP_PAD_": str(64 << 20),
 }
+"""What lmtrain sets for itself on glibc, as an environment for other programs."""
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -84,9 +81,9 @@ def lmtrain(*arguments: str | Path) -> dict[str, Any]:
     return result
 
 
-def last_json(printed: str) -> Any:
-    """The JSON in the last line that a program printed; other programs' models print lines of their own before."""
-    return json.loads(printed.splitlines()[-1])
+def measure_beside(script: str, side: Row) -> Any:
+    """The JSON in the last line that `python script SIDE` prints: another program's model prints lines of its own."""
+    return json.loads(run_python([script, json.dumps(side)], RETAINED_HEAP).splitlines()[-1])
 
 
 def seconds(run: Callable[..., object], *arguments: object) -> float:

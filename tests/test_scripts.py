@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import bench_decoding
 import bench_peers
@@ -25,12 +26,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from tests.helpers import TINY, Child, Lmtrain
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 SMALL = ["model.dim=16", "model.layers=1", "model.heads=2", "train.device=cpu", "train.precision=fp32"]
+SIDES = {
+    "bench_training": bench_training.measure_peer,
+    "bench_decoding": bench_decoding.measure_transformers,
+    "bench_peers": bench_peers.measure_peer,
+}
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -39,98 +44,39 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def command(lmtrain: Lmtrain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Commands of lmtrain run in this process, those of the scripts too, in a folder of the test; nothing compiles."""
 
-    def call(*arguments: str | Path) -> str:
-        argv = sys.argv
-        done = lmtrain(*["train.compile=false" if part == "train.compile=true" else part for part in arguments])
-        sys.argv = argv
-        assert done.code == 0, done.err
-        return "".join(line for line in done.out.splitlines(keepends=True) if line.startswith("{"))
-
     def run_python(arguments: list[str], _environment: object = None) -> str:
-        if arguments[0] == "-m":
-            return call(*arguments[2:])
-        side = json.loads(arguments[1])
-        measure = {"bench_training": bench_training.measure_peer, "bench_decoding": bench_decoding.measure_transformers}
-        return "number of parameters: 1\n" + json.dumps(measure[Path(arguments[0]).stem](side))
-
-    def as_json(*arguments: str | Path) -> dict[str, Any]:
-        result: dict[str, Any] = json.loads(call(*arguments, "--json"))
-        return result
+        if arguments[0] != "-m":
+            return "number of parameters: 1\n" + json.dumps(SIDES[Path(arguments[0]).stem](json.loads(arguments[1])))
+        argv = sys.argv
+        done = lmtrain(*["train.compile=false" if part == "train.compile=true" else part for part in arguments[2:]])
+        sys.argv = argv
+        if done.code:
+            raise subprocess.CalledProcessError(done.code, arguments, done.out, done.err)
+        return done.out
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch, "compile", lambda model: model)
     monkeypatch.setattr(bench_training, "WORDS", 2000)
-    for module in (record, bench_training, bench_decoding, bench_peers):
-        monkeypatch.setattr(module, "lmtrain", as_json)
+    for module in (record, bench_decoding):
         monkeypatch.setattr(module, "run_python", run_python)
-    return as_json
+    return record.lmtrain
 
 
 @pytest.fixture
 def script(
     load_script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, command: object
 ) -> Callable[..., list[dict[str, Any]]]:
-    """Run a script's `main`; the records of the file that it writes to."""
+    """Run a script's `main`, with some of its constants replaced; the records of the file that it writes to."""
 
-    def run(name: str, file: str, *arguments: str) -> list[dict[str, Any]]:
+    def run(name: str, file: str, *arguments: str, **constants: object) -> list[dict[str, Any]]:
         monkeypatch.setattr(sys, "argv", [f"scripts/{name}", *arguments])
-        load_script(name).main()
+        module = load_script(name)
+        for constant, value in constants.items():
+            setattr(module, constant, value)
+        module.main()
         return record.read_records(record.RESULTS / f"{file}.json")
 
     return run
-
-
-NANOGPT = """
-from dataclasses import dataclass
-import torch
-from torch import nn
-
-@dataclass
-class GPTConfig:
-    block_size: int
-    vocab_size: int
-    n_layer: int
-    n_head: int
-    n_embd: int
-    dropout: float
-    bias: bool
-
-class GPT(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        self.embedding = nn.Embedding(config.vocab_size, config.n_embd)
-        self.output = nn.Linear(config.n_embd, config.vocab_size)
-    def forward(self, ids, targets):
-        logits = self.output(self.embedding(ids))
-        return logits, nn.functional.cross_entropy(logits.transpose(1, 2), targets)
-"""
-
-
-def test_training_is_measured_beside_another_source(script: Any, tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(NANOGPT)
-    sizes = ["--vocab-size", "50", "--steps", "4", "model.context=8", "train.batch_size=2"]
-    (found,) = script("benchmark", "benchmarks", "train", *SMALL, *sizes, "--nanogpt", str(tmp_path))
-    assert [(row["program"], row["compiled"]) for row in found["metrics"]["rows"]] == [
-        ("lmtrain", True),
-        ("nanoGPT", True),
-        ("lmtrain", False),
-        ("nanoGPT", False),
-    ]
-    assert {(row["precision"], row["heap"]) for row in found["metrics"]["rows"]} == {("fp32", "retained")}
-    assert all(row["tokens_per_second"] > 0 and row["peak_bytes"] > 1e7 for row in found["metrics"]["rows"])
-    assert found["settings"]["config"]["model"]["context"] == 8
-    assert found["metrics"]["tokens_per_step"] == 16
-    with pytest.raises(SystemExit, match=r"has no model\.py"):
-        bench_training.load_source(str(tmp_path / "elsewhere"))
-
-
-def test_training_is_measured_as_a_field_varies(script: Any) -> None:
-    sizes = ["--vocab-size", "50", "--steps", "4", "train.batch_size=2"]
-    (found,) = script("benchmark", "benchmarks", "train", "quickstart", *SMALL, *sizes, "--vary", "model.context=8,16")
-    rows = found["metrics"]["rows"]
-    assert [row["model.context"] for row in rows] == ["8", "16"]
-    assert rows[0]["estimated_bytes"] < rows[1]["estimated_bytes"]
-    assert all(0 < row["peak_share"] < 1 for row in rows)
 
 
 class Gpt2(nn.Module):
@@ -139,6 +85,63 @@ class Gpt2(nn.Module):
     def generate(self, prompts: Tensor, **options: Any) -> Tensor:
         assert options["max_new_tokens"] == options["min_new_tokens"]
         return F.pad(prompts, (0, options["max_new_tokens"]))
+
+
+class Uniform(nn.Module):
+    """A double of every other program's model: all words are equally likely, whatever it was trained on."""
+
+    def __init__(self, words: int, *, steps_first: bool = False) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(words))
+        self.steps_first = steps_first
+
+    def forward(self, ids: Tensor, *state: Any) -> Any:
+        even = (0 * self.logits).log_softmax(0).expand(*ids.shape, -1)  # there is a gradient, and it is zero
+        if self.steps_first:  # the LSTM's interface: rows of steps and lanes together, and the state after them
+            return even.flatten(0, 1), state[0]
+        return even, even[..., 0].mean()
+
+    def init_hidden(self, lanes: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(lanes), torch.zeros(lanes)
+
+    def configure_optimizers(self, *_: object) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+SOURCE = SimpleNamespace(
+    GPT=lambda config: Uniform(config["vocab_size"]),
+    GPTConfig=dict,
+    RNNModel=lambda kind, words, *_: Uniform(words, steps_first=True),
+)
+
+
+@pytest.mark.parametrize(
+    ("peers", "expected"),
+    [
+        ([], [("lmtrain", True)]),
+        (["--nanogpt", "n"], [("lmtrain", True), ("nanoGPT", True), ("lmtrain", False), ("nanoGPT", False)]),
+    ],
+)
+def test_training_is_measured(script: Any, monkeypatch: pytest.MonkeyPatch, peers: list[str], expected: object) -> None:
+    monkeypatch.setattr(bench_training, "load_source", lambda folder: SOURCE)
+    sizes = ["--vocab-size", "50", "--steps", "4", "model.context=8", "train.batch_size=2"]
+    (found,) = script("benchmark", "benchmarks", "train", "quickstart", *SMALL, *sizes, *peers)
+    rows = found["metrics"]["rows"]
+    assert [(row["program"], row["compiled"]) for row in rows] == expected
+    assert {(row["precision"], row["heap"]) for row in rows} == {("fp32", "retained")}
+    assert all(row["tokens_per_second"] > 0 and row["peak_bytes"] > 1e7 for row in rows)
+    assert all(0 < row["peak_share"] < 1 and row["estimated_bytes"] > 1e4 for row in rows[::2])
+    assert (found["settings"]["recipe"], found["settings"]["config"]["model"]["context"]) == ("quickstart", 8)
+    assert found["metrics"]["tokens_per_step"] == 16
+
+
+def test_a_source_is_loaded_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "model.py").write_text("class GPT: pass")
+    assert bench_training.load_source(str(tmp_path)).GPT
+    del sys.modules["model"]
+    with pytest.raises(SystemExit, match=r"has no model\.py"):
+        bench_training.load_source(str(tmp_path / "elsewhere"))
 
 
 def test_decoding_compares_like_with_like(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,124 +166,54 @@ def test_decoding_compares_like_with_like(script: Any, monkeypatch: pytest.Monke
     assert found["settings"]["vocab_size"] == 50
 
 
-class Uniform(nn.Module):
-    """A double of every other program's model: all words are equally likely, whatever it was trained on."""
-
-    def __init__(self, words: int, *, steps_first: bool = False) -> None:
-        super().__init__()
-        self.logits = nn.Parameter(torch.zeros(words))
-        self.steps_first = steps_first
-
-    def forward(self, ids: Tensor, *state: Any) -> Any:
-        even = (0 * self.logits).log_softmax(0).expand(*ids.shape, -1)  # there is a gradient, and it is zero
-        if self.steps_first:  # the LSTM's interface: rows of steps and lanes together, and the state after them
-            return even.flatten(0, 1), state[0]
-        return (even, even[..., 0].mean()) if state else even
-
-    def init_hidden(self, lanes: int) -> tuple[Tensor, Tensor]:
-        return torch.zeros(lanes), torch.zeros(lanes)
-
-    def configure_optimizers(self, *_: object) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-@pytest.mark.parametrize("program", bench_peers.PROGRAMS)
 def test_peers_are_scored_over_every_token(
-    program: str, store: TokenStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: Any, command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    words = store.tokenizer.vocab_size
-    source = SimpleNamespace(
-        GPT=lambda config: Uniform(config["vocab_size"]),
-        GPTConfig=dict,
-        RNNModel=lambda kind, words, *_: Uniform(words, steps_first=True),
-    )
-    monkeypatch.setattr(torch, "compile", lambda model: model)
-    monkeypatch.setattr(bench_peers, "load_source", lambda folder: source)
-    side = {"program": program, "source": "", "store": str(store.folder), "minutes": 0.001, "threads": 1}
-    monkeypatch.setattr(sys, "argv", ["bench_peers.py", json.dumps({**side, "precision": "fp32"})])
-    bench_peers.main()
-    found = json.loads(capsys.readouterr().out)
-    assert found["tokens"] > 0
-    assert found["parameters"] == words
-    assert found["nats"] == pytest.approx(store.split("valid").tokens * math.log(words))
+    (tmp_path / "book.txt").write_text("once upon a time there was a river .\n" * 1000)
+    monkeypatch.setattr(bench_peers, "load_source", lambda folder: SOURCE)
+    monkeypatch.setattr(bench_peers, "machine", lambda device: {"cores": 1})
+    options = f"--minutes 0.01 --source {tmp_path}/book.txt --nanogpt n --word-language-model w".split()
+    tiny = [override for override in TINY if not override.startswith("data.")]
+    (found,) = script("benchmark", "peers", "peers", "quickstart", *options, *tiny)
+    assert (found["benchmark"], found["settings"]["corpus"]) == ("peers-0.01-minutes", "book.txt")
+    ours, *others = found["metrics"]["rows"]
+    assert [row["program"] for row in others] == list(bench_peers.PROGRAMS)
+    store = command("tokenize", str(tmp_path / "book.txt"))
+    valid, words = store["splits"]["valid"], store["vocab_size"]
+    assert ours["word_perplexity"] == math.exp(ours["nats"] / (valid["words"] + valid["lines"]))
+    for row in others:
+        assert row["tokens"] > 0
+        assert (row["parameters"], row["nats"]) == (words, pytest.approx(valid["tokens"] * math.log(words)))
+        assert row["word_perplexity"] == pytest.approx(words)
 
 
-def test_sliding_windows_score_each_token_with_its_context() -> None:
-    """A model whose nats for a token depend on how many tokens it has before it, 0 to 7."""
-
-    def logits(inputs: Tensor) -> Tensor:
-        ages = torch.arange(inputs.shape[1]).float()
-        return torch.stack([torch.zeros(len(ages)), ages], -1).expand(len(inputs), -1, -1)
-
-    stream = torch.zeros(22, dtype=torch.long)
-    ages = [*range(8), *[6, 7] * 6, 7]  # the first window whole, then the last quarter of each; one token is left
-    nats = [math.log(1 + math.exp(age)) for age in ages]
-    assert bench_peers.sliding_nats(logits, stream, 8) == pytest.approx(sum(nats))
-
-
-def test_peers_are_recorded_with_their_perplexity(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: dict[str, Any] = {
-        **{"folder": "f", "splits": {"valid": {"words": 10}}, "run": "runs/r", "step": 3, "nats": 20.0},
-        **{
-            "parameters": 5,
-            "config": {"model": {"mode": "causal", "context": 4}, "train": {"batch_size": 2, "compile": True}},
-        },
-    }
-    said["config"]["train"] = {"batch_size": 2, "compile": True}
-    printed = json.dumps({"nats": 30.0, "tokens": 7, "parameters": 6})
-    monkeypatch.setattr(bench_peers, "lmtrain", lambda *_: said)
-    monkeypatch.setattr(bench_peers, "run_python", lambda *_: printed)
-    (found,) = script("benchmark", "peers", "peers", "--minutes", "2", "--nanogpt", "somewhere")
-    assert found["benchmark"] == "peers-2-minutes"
-    ours, theirs = found["metrics"]["rows"]
-    assert (ours["word_perplexity"], ours["tokens"]) == (math.exp(2), 24)
-    assert (theirs["program"], theirs["word_perplexity"]) == ("nanoGPT", math.exp(3))
-
-
-def test_startup_times_commands(load_script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
-    benchmark = load_script("benchmark")
-    monkeypatch.setattr(benchmark, "STARTS", 1)
-    medians = {row["command"]: row["median_seconds"] for row in benchmark.startup(None)["rows"]}
+def test_startup_times_commands(script: Any) -> None:
+    (found,) = script("benchmark", "benchmarks", "startup", STARTS=1)
+    medians = {row["command"]: row["median_seconds"] for row in found["metrics"]["rows"]}
     assert medians["python -c pass"] < medians["lmtrain train --help"]
 
 
-def test_reproduce_scores_with_the_settings_that_it_finds(
-    script: Any, command: Any, load_script: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grids = {"TEMPERATURES": (1.0, 1.15), "SEGMENTS": (8, 16), "CACHES": ((3.0, 500), (3.0, 10))}
-    reproduce = load_script("reproduce")
-    for name, grid in grids.items():
-        monkeypatch.setattr(reproduce, name, grid)
-    best: dict[str, tuple[float, list[str]]] = {}
-    search = reproduce.Search.methods
-    monkeypatch.setattr(reproduce.Search, "methods", lambda self: best.update(search(self)) or best)
-    monkeypatch.setattr(sys, "argv", ["reproduce", "quickstart", *TINY, "run.name=r", "--tune", "60", "--limit", "60"])
-    reproduce.main()
-    (found,) = record.read_records(record.RESULTS / "recipes.json")
+def test_reproduce_scores_with_the_settings_that_it_finds(script: Any, command: Any) -> None:
+    moves = {"temperature": [{"temperature": 1.1}], "cache": [{"cache_weight": 2}], "dynamic": [{"dynamic_lr": 4}]}
+    tiny = [*TINY, "run.name=r", "--tune", "60", "--limit", "60"]
+    (found,) = script("reproduce", "recipes", "quickstart", *tiny, MOVES=moves)
     first, *rows = found["metrics"]["rows"]
     assert first["nats"] == command("eval", "--run", "runs/r")["nats"]
     assert [row["method"] for row in rows] == ["plain", "temperature", "cache", "dynamic", "dynamic and cache"]
-    for row in rows[1:]:
-        assert math.log(row["token_perplexity"]) == pytest.approx(best[row["method"]][0], rel=1e-5)
-    assert rows[-1]["nats"] < rows[0]["nats"]
+    flags = [[], [], ["--cache"], ["--dynamic", "eval.stride=16"], ["--dynamic", "--cache", "eval.stride=16"]]
+    defaults = [command("eval", "--run", "runs/r", "--limit", "60", *options)["nats"] for options in flags]
+    assert all(row["nats"] <= nats for row, nats in zip(rows, defaults, strict=True))
+    assert sum(row["nats"] < nats for row, nats in zip(rows, defaults, strict=True)) > 1
+    assert {"--dynamic", "--cache"} <= set(found["settings"]["options"]["dynamic and cache"])
     assert (found["settings"]["tuned_on_tokens"], found["seeds"]) == (60, [1])
     assert (record.RESULTS / "r.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_reproduce_keeps_its_record_where_adapting_fails(load_script: Any, command: Any, monkeypatch: Any) -> None:
-    reproduce = load_script("reproduce")
-
-    def diverges(*arguments: str) -> dict[str, Any]:
-        if "--dynamic" in arguments:
-            raise subprocess.CalledProcessError(1, "lmtrain")
-        result: dict[str, Any] = command(*arguments)
-        return result
-
-    monkeypatch.setattr(reproduce, "lmtrain", diverges)
-    monkeypatch.setattr(sys, "argv", ["reproduce", "quickstart", *TINY, "run.name=r", "--adapt", "--segment", "8"])
+def test_reproduce_keeps_its_record_where_adapting_fails(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # no curve without matplotlib
+    tiny = [*TINY, "run.name=r", "--adapt"]
     with pytest.raises(subprocess.CalledProcessError):
-        reproduce.main()
+        script("reproduce", "recipes", "quickstart", *tiny, METHODS={"unknown": ["--unknown"]})
     (found,) = record.read_records(record.RESULTS / "recipes.json")
     assert [row["method"] for row in found["metrics"]["rows"]] == ["plain"]
     assert not list(record.RESULTS.glob("*.png"))
@@ -297,16 +230,23 @@ def test_reproduce_compares_variants(script: Any) -> None:
     assert first["spread"] == max(scores) - min(scores) > 0
 
 
-@pytest.mark.parametrize("start", [(2.0**-8, 1.0), (2.0**-4, 2.0**-6), (2.0**9, 4.0), (1.0, 2.0**12)])
+@pytest.mark.parametrize("start", [(0.25, 1.0), (2.0**-4, 2.0**-6), (8.0, 4.0), (1.0, 2.0**5)])
 def test_the_rates_are_found_wherever_the_search_starts(load_script: Any, start: tuple[float, float]) -> None:
     """The best rate is 1/4 for the word embeddings and 2 for the rest, and both diverge beyond 64."""
 
-    def loss(rate: float, embedding: float) -> float:
-        if max(rate, rate * embedding) > 64:
-            return math.inf
-        return math.log2(rate / 2) ** 2 + math.log2(rate * embedding / 0.25) ** 2
+    def score(settings: dict[str, float]) -> dict[str, float]:
+        rates = dict(zip(("dynamic_lr", "dynamic_embedding"), start, strict=True)) | {"stride": 32} | settings
+        rate, embedding = rates["dynamic_lr"], rates["dynamic_embedding"]
+        if max(rate, rate * embedding) > 64 or rates["stride"] > 64:
+            raise subprocess.CalledProcessError(1, "lmtrain eval")
+        nats = math.log2(rate / 2) ** 2 + math.log2(rate * embedding / 0.25) ** 2 - rates["stride"]
+        return rates | {"nats": nats}
 
-    assert load_script("reproduce").climb(start, loss) == (2.0, 0.125)
+    reproduce = load_script("reproduce")
+    found = score(reproduce.climb(score, {}, reproduce.MOVES["dynamic"]))
+    assert [found[name] for name in ("dynamic_lr", "dynamic_embedding", "stride")] == pytest.approx(
+        [2, 0.125, 64], rel=0.01
+    )
 
 
 def test_soak_finds_equal_ends() -> None:
@@ -316,10 +256,6 @@ def test_soak_finds_equal_ends() -> None:
     stages = ("starts", "steps", "evaluations", "saves")
     assert found["kills"] == sum(found[f"kills_during_{stage}"] for stage in stages) == 1
     assert found["equal_runs"] == found["runs"]
-
-
-def fail(error: BaseException) -> None:
-    raise error
 
 
 @pytest.mark.parametrize(
@@ -335,7 +271,7 @@ def test_a_script_ends_as_a_command_does(error: BaseException, status: object, m
     monkeypatch.setattr(sys, "argv", ["scripts/reproduce"])
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # those of the tests stay
     with pytest.raises(SystemExit) as ended:
-        record.run_script(lambda: fail(error))
+        record.run_script(Mock(side_effect=error))
     assert ended.value.code == status
 
 

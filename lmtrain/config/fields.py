@@ -1,7 +1,6 @@
-"""Every field of a configuration with its type, default and description, for `train --fields` and configs/README.md."""
+"""Every field of a configuration with its type, default and description, for `train --fields` and the pages."""
 
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -61,26 +60,3 @@ def as_text(prefix: str) -> str:
         for field in fields(prefix)
     ]
     return "\n".join(blocks)
-
-
-def as_markdown() -> str:
-    """All fields, with a table for each section."""
-    lines: list[str] = []
-    for section, described in groupby(fields(), lambda field: field.name.partition(".")[0]):
-        lines += [f"### {section}", "", "| field | type | default | |", "| --- | --- | --- | --- |"]
-        for field in described:
-            kind, description = (" ".join(text.split()).replace("|", "\\|") for text in (field.type, field.description))
-            lines.append(f"| `{field.name.partition('.')[2]}` | {kind} | `{field.default}` | {description} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    """Update the fields in configs/README.md."""
-    page = Path("configs/README.md")
-    above = page.read_text().partition("\n### ")[0].rstrip()
-    page.write_text(f"{above}\n\n{as_markdown()}")
-
-
-if __name__ == "__main__":
-    main()

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from example import Results, arguments, parse, report, train
+from example import Results, parse, report, train
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -79,24 +79,24 @@ class Model(nn.Module):
 
 def main(argv: list[str] | None = None) -> Results:
     """Train with and without BEGIN, evaluate on unseen sequences, draw."""
-    options = parse(arguments(__doc__, steps=1500), argv)
+    options = parse(__doc__, argv, steps=1500)
     unseen = draw(UNSEEN)
     model, blind = Model(begin=True), Model(begin=False)
-    seconds = fit(model, options.steps) + fit(blind, options.steps)
+    trained = fit(model, options.steps)
+    fit(blind, options.steps)
     with torch.no_grad():
         counted, guessed = model(unseen), blind(unseen)
     results = {
         "r2": r2(counted, unseen.answer),
         "exact": (counted.round() == unseen.answer).float().mean().item(),
         "r2_without_begin": r2(guessed, unseen.answer),
-        "steps": options.steps,
-        "seconds": seconds,
+        **trained,
     }
     return report("counting", results, show({"with BEGIN": counted, "without BEGIN": guessed}, unseen), options)
 
 
-def fit(model: Model, steps: int) -> float:
-    """Train on random sequences; the seconds that it took."""
+def fit(model: Model, steps: int) -> Results:
+    """Train on random sequences."""
 
     def loss() -> Tensor:
         questions = draw(256)

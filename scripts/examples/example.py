@@ -17,38 +17,41 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 Results = dict[str, Any]
 
 
-def arguments(description: str | None, steps: int = 0) -> argparse.ArgumentParser:
-    """A parser with the options that every example has; `steps` is the default number of training steps, if any."""
+def parse(
+    description: str | None, argv: Sequence[str] | None, steps: int = 0, **choices: list[str]
+) -> argparse.Namespace:
+    """The options of an example; seeds torch, and sets its threads to one.
+
+    `steps` is the default number of training steps, if any. Each of `choices` is an option, by default its first value.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/examples"), help="folder of the picture (%(default)s)")
     parser.add_argument("--record", action="store_true", help="write a record to scripts/results/examples.json")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the data (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and the data (%(default)s)")
     if steps:
-        parser.add_argument("--steps", type=int, default=steps, help="training steps (default: %(default)s)")
-    return parser
-
-
-def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the options; seed torch and set its threads."""
+        parser.add_argument("--steps", type=int, default=steps, help="training steps (%(default)s)")
+    for name, values in choices.items():
+        parser.add_argument(f"--{name}", choices=values, default=values[0], help="(%(default)s)")
     options = parser.parse_args(argv)
     torch.manual_seed(options.seed)
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1)
     return options
 
 
-def train(loss_of_batch: Callable[[], Tensor], parameters: list[Tensor], steps: int, rate: float) -> float:
-    """Adam on a new batch per step, its rate decreasing linearly to zero; the seconds that it took."""
-    start = time.monotonic()
+def train(loss_of_batch: Callable[[], Tensor], parameters: list[Tensor], steps: int, rate: float) -> Results:
+    """Adam on a new batch per step, its rate decreasing linearly to zero."""
+    start, losses = time.monotonic(), []
     optimizer = torch.optim.Adam(parameters, lr=rate)
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = rate * (1 - step / steps)
         loss = loss_of_batch()
+        losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    return round(time.monotonic() - start, 1)
+    seconds = round(time.monotonic() - start, 1)
+    return {"first_loss": losses[0], "last_loss": losses[-1], "steps": steps, "seconds": seconds}
 
 
 def report(name: str, results: Results, figure: Figure, options: argparse.Namespace) -> Results:

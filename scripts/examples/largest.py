@@ -1,9 +1,9 @@
 """Sets of 2-D vectors: which element has the largest norm, and where is it?
 
-    python scripts/examples/largest.py [--attention isab|sab]
+    python scripts/examples/largest.py
 
-A set is 8 to 32 Gaussian vectors, padded to 32. Two blocks of set attention (ISAB or SAB; Lee et al., 2019) compare
-each element with the others, ISAB through 8 inducing points. PMA with two seeds pools the set into two vectors: from
+A set is 8 to 32 Gaussian vectors, padded to 32. Two blocks of set attention (ISAB; Lee et al., 2019) compare each
+element with the others through 8 inducing points. PMA with two seeds pools the set into two vectors: from
 one a linear layer regresses the largest element itself, the other is the query of a pointer (Vinyals et al., 2015),
 which says which element it is. The order of the elements has no influence.
 
@@ -16,16 +16,16 @@ Writes largest.png: six sets, the element that is largest, what is regressed and
 Shapes: B sets, T = 32 elements, D the model's width.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from example import Results, arguments, parse, report, train
+from example import Results, parse, report, train
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from lmtrain.nn.pointer import PointerAttention
-from lmtrain.nn.sets import ISAB, PMA, SAB, FormOptions
+from lmtrain.nn.sets import ISAB, PMA, FormOptions
 
 SMALLEST, LARGEST = 8, 32
 INDUCING = 8
@@ -54,14 +54,11 @@ def draw(count: int) -> Sets:
 class Model(nn.Module):
     """Two blocks of set attention, then PMA with a seed for each question."""
 
-    def __init__(self, attention: Literal["isab", "sab"], dim: int = 32, heads: int = 4, ff_dim: int = 64) -> None:
+    def __init__(self, dim: int = 32, heads: int = 4, ff_dim: int = 64) -> None:
         super().__init__()
         options: FormOptions = {"form": "residual", "ff_dim": ff_dim}
         self.embed = nn.Linear(2, dim)
-        self.blocks = nn.ModuleList(
-            ISAB(dim, heads, INDUCING, **options) if attention == "isab" else SAB(dim, heads, **options)
-            for _ in range(2)
-        )
+        self.blocks = nn.ModuleList(ISAB(dim, heads, INDUCING, **options) for _ in range(2))
         self.pool = PMA(dim, heads, 2, **options)
         self.regress = nn.Linear(dim, 2)
         self.pointer = PointerAttention(dim, dim, dim)
@@ -78,19 +75,16 @@ class Model(nn.Module):
 
 def main(argv: list[str] | None = None) -> Results:
     """Train, evaluate on unseen sets, draw."""
-    parser = arguments(__doc__, steps=2000)
-    parser.add_argument("--attention", choices=["isab", "sab"], default="isab", help="of the encoder (%(default)s)")
-    options = parse(parser, argv)
-    model = Model(options.attention)
+    options = parse(__doc__, argv, steps=2000)
+    model = Model()
 
     def loss() -> Tensor:
         sets = draw(64)
         regressed, pointed = model(sets.x, sets.valid)
         return F.mse_loss(regressed, sets.largest()) + F.nll_loss(pointed, sets.target)
 
-    seconds = train(loss, list(model.parameters()), options.steps, 3e-3)
-    results = judge(model, draw(UNSEEN)) | {"steps": options.steps, "seconds": seconds}
-    return report("largest", results, show(model, draw(6)), options)
+    trained = train(loss, list(model.parameters()), options.steps, 3e-3)
+    return report("largest", judge(model, draw(UNSEEN)) | trained, show(model, draw(6)), options)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ Shapes: T positions, D features, H heads.
 import math
 
 import torch
-from example import Results, arguments, parse, report
+from example import Results, parse, report
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -105,7 +105,7 @@ def draw() -> Figure:
 
 def main(argv: list[str] | None = None) -> Results:
     """Draw, and print the deviations."""
-    options = parse(arguments(__doc__), argv)
+    options = parse(__doc__, argv)
     return report("positions", figures(), draw(), options)
 
 

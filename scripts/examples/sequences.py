@@ -1,13 +1,13 @@
-"""Reverse or copy sequences with an encoder-decoder, token by token or in parallel.
+"""Reverse sequences with an encoder-decoder, token by token or in parallel.
 
-    python scripts/examples/sequences.py [--task reverse|copy] [--decoding autoregressive|parallel]
+    python scripts/examples/sequences.py [--decoding autoregressive|parallel]
 
 A sequence has 4 to 16 random symbols out of 10. The autoregressive model (Vaswani et al., 2017) decodes greedily with
 cached keys and values; the parallel one (Gu et al., 2018) predicts the number of tokens from the source, and then all
 of them in one pass. `exact_match` is the share of sequences that are right from end to end, over sequences that are in
 no training batch: a random sequence that is one of them is not trained on.
 
-Writes sequences-TASK-DECODING.png, the attention of each token to the source, and prints the results.
+Writes sequences-reverse-DECODING.png, the attention of each token to the source, and prints the results.
 
 Shapes: B rows, Ts positions of the source, T positions of the decoder, H heads.
 """
@@ -15,7 +15,7 @@ Shapes: B rows, Ts positions of the source, T positions of the decoder, H heads.
 from typing import NamedTuple
 
 import torch
-from example import Results, arguments, parse, report, train
+from example import Results, parse, report, train
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -57,15 +57,14 @@ class Sequences(NamedTuple):
         return (digits * (SYMBOLS + 1) ** torch.arange(LONGEST)).sum(-1)
 
 
-def draw(task: str, count: int) -> Sequences:
-    """Random sequences and their targets."""
+def draw(count: int) -> Sequences:
+    """Random sequences, each with its reverse as the target."""
     lengths = torch.randint(SHORTEST, LONGEST + 1, (count,))
     places = torch.arange(LONGEST)
     valid = places < lengths.unsqueeze(-1)
     source = torch.randint(SYMBOLS, (count, LONGEST)) * valid
     back = (lengths.unsqueeze(-1) - 1 - places).clamp_min(0)
-    target = source.gather(1, back) * valid if task == "reverse" else source
-    return Sequences(source, target, valid, lengths)
+    return Sequences(source, source.gather(1, back) * valid, valid, lengths)
 
 
 def decode(model: Seq2Seq | NonAutoregressive, sequences: Sequences) -> list[list[int]]:
@@ -112,39 +111,22 @@ def draw_picture(weights: Tensor, sequence: Sequences) -> Figure:
 
 def main(argv: list[str] | None = None) -> Results:
     """Train, evaluate on unseen sequences, draw."""
-    parser = arguments(__doc__, steps=1000)
-    parser.add_argument("--task", choices=["reverse", "copy"], default="reverse", help="(default: %(default)s)")
-    parser.add_argument(
-        "--decoding", choices=["autoregressive", "parallel"], default="autoregressive", help="(default: %(default)s)"
-    )
-    options = parse(parser, argv)
-    unseen = draw(options.task, UNSEEN)
+    options = parse(__doc__, argv, steps=1000, decoding=["autoregressive", "parallel"])
+    unseen = draw(UNSEEN)
     keys = unseen.keys()
     model = Seq2Seq(SIZES) if options.decoding == "autoregressive" else NonAutoregressive(SIZES)
-    losses = []
 
     def loss() -> Tensor:
-        batch = draw(options.task, 128)
+        batch = draw(128)
         batch = batch.rows(~torch.isin(batch.keys(), keys))
-        nats = model.loss(batch.source, batch.target, batch.valid, batch.lengths)
-        losses.append(nats.item())
-        return nats
+        return model.loss(batch.source, batch.target, batch.valid, batch.lengths)
 
-    seconds = train(loss, list(model.parameters()), options.steps, 2e-3)
+    trained = train(loss, list(model.parameters()), options.steps, 2e-3)
     model.eval()
     example = unseen.rows(unseen.lengths.argmax().unsqueeze(0))
     figure = draw_picture(cross_weights(model, example), example)
-    results = {
-        "task": options.task,
-        "decoding": options.decoding,
-        "exact_match": exact_match(model, unseen),
-        "unseen": UNSEEN,
-        "first_loss": losses[0],
-        "last_loss": losses[-1],
-        "steps": options.steps,
-        "seconds": seconds,
-    }
-    return report(f"sequences-{options.task}-{options.decoding}", results, figure, options)
+    results = {"exact_match": exact_match(model, unseen), "unseen": UNSEEN, **trained}
+    return report(f"sequences-reverse-{options.decoding}", results, figure, options)
 
 
 if __name__ == "__main__":

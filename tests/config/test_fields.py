@@ -1,10 +1,10 @@
-"""The descriptions of all fields, and the page that is generated from them."""
+"""The descriptions of all fields."""
 
 from pathlib import Path
 
 import pytest
 
-from lmtrain.config.fields import as_markdown, as_text, fields
+from lmtrain.config.fields import as_text, fields
 from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config
 
@@ -21,11 +21,6 @@ def test_every_field_is_described_once() -> None:
 def test_a_prefix_selects_fields(prefix: str) -> None:
     names = [line.partition("=")[0] for line in as_text(prefix).splitlines() if line and not line.startswith(" ")]
     assert names == [name for name in flat(Config()) if name.startswith(prefix)]
-
-
-def test_the_page_lists_the_fields_as_they_are() -> None:
-    """To write it again: `python -m lmtrain.config.fields`."""
-    assert PAGE.read_text().endswith(as_markdown())
 
 
 def test_the_page_lists_every_recipe() -> None:
