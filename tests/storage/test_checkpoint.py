@@ -96,7 +96,7 @@ def test_a_damaged_best_is_named_or_an_error(tmp_path: Path, file: str) -> None:
     _, best, newest = _trained(tmp_path)
     (best / file).write_bytes((best / file).read_bytes()[:-5])
     notes: list[str] = []
-    assert run_checkpoints.load_best(tmp_path, ("model",), notes.append).folder == newest
+    assert run_checkpoints.load_chosen(tmp_path, None, ("model",), notes.append).folder == newest
     assert len(notes) == 1
     assert str(best / file) in notes[0]
     assert f"{newest.name} is used instead" in notes[0]
