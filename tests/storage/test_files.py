@@ -13,6 +13,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.storage import files
 from lmtrain.system import disk
 from tests.helpers import Child
+from tests.hostile import unsealed
 
 
 def _write(path: Path, content: bytes = b"content") -> None:
@@ -127,14 +128,14 @@ def test_parent_folders_are_made_and_flushed(tmp_path: Path, monkeypatch: pytest
         files.make_folders(tmp_path / "file" / "b")
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../outside"])
-def test_a_manifest_names_nothing_outside(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../outside", "x" * 300, "a\0b", "\ud800", "", "."])
+def test_a_manifest_names_only_files_in_its_folder(tmp_path: Path, name: str) -> None:
     _write(tmp_path / "a")
     (tmp_path / "outside").write_bytes(b"content")
-    manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
+    manifest = unsealed(tmp_path / "a")
     manifest["files"] = {name: manifest["files"]["data"]}
-    (tmp_path / "a" / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(LmtrainError, match="damaged"):
+    (tmp_path / "a" / files.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(LmtrainError, match=r"damaged|missing|can't be read"):
         files.read_manifest(tmp_path / "a", "kind/1")
 
 
