@@ -219,8 +219,10 @@ def test_a_folder_that_is_not_a_run_is_left_as_it_was(run: Run, name: str, tmp_p
 def test_a_checkpoint_that_cannot_be_read_is_not_set_aside(
     run: Run, number: int, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    unreadable = last(run) / file
+
     def fail(path: Path) -> None:
-        if path.name == file:
+        if path == unreadable:
             raise OSError(number, os.strerror(number))
 
     before = contents(run.folder)
