@@ -40,6 +40,7 @@ def leaking(folder: Path) -> list[Path]:
 FAILING = {
     "source": (["download", ADDRESS], "data.source is an address"),
     "override": (["train", f"data.source={ADDRESS}"], "data.source is an address"),
+    "environment": (["train"], "data.source is an address"),
     "not an override": (["train", ADDRESS], "not of the form"),
     "looks like an override": (["train", f"{ADDRESS}?a=b"], "unknown key http"),
     "bad YAML": (["train", f"train.sample_prompts=[{ADDRESS}: ["], "not valid YAML"),
@@ -54,7 +55,11 @@ FAILING = {
 
 
 @pytest.mark.parametrize("name", FAILING)
-def test_a_command_that_fails_prints_no_secret(folder: Path, name: str, lmtrain: Lmtrain) -> None:
+def test_a_command_that_fails_prints_no_secret(
+    folder: Path, name: str, lmtrain: Lmtrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "environment":
+        monkeypatch.setenv("LMTRAIN_DATA__SOURCE", ADDRESS)
     (folder / "address.yaml").write_text(f"data:\n  source: {ADDRESS}\n")
     (folder / "bad.yaml").write_text(f"data:\n  source: '{ADDRESS}\n  dir: x\n")
     arguments, message = FAILING[name]

@@ -131,7 +131,7 @@ def load_chosen(run_dir: Path, which: str | None, groups: tuple[str, ...], note:
     candidates = best_first(run_dir) if which is None else []
     found, damaged = _first_good(candidates or [choose(run_dir, which or "best")], groups)
     if found is None:
-        remedy = "choose another checkpoint" if which else "no other one is good; train the run again"
+        remedy = "choose another checkpoint" if which else "no other one is good, so train the model again"
         raise LmtrainError(f"{damaged[0][1]}: {remedy}")
     for folder, error in damaged:
         note(f"{folder} may be the best checkpoint and is damaged ({error}): {found.folder.name} is used instead")

@@ -103,9 +103,13 @@ def test_a_damaged_best_is_named_or_an_error(tmp_path: Path, file: str) -> None:
     assert str(best / file) in notes[0]
     assert f"{newest.name} is used instead" in notes[0]
     assert run_checkpoints.choose(tmp_path, "best") == best
-    with pytest.raises(LmtrainError, match=best.name):
-        checkpoint.load(run_checkpoints.choose(tmp_path, "best"))
     assert run_checkpoints.best_folder(tmp_path) == newest
+    with pytest.raises(LmtrainError, match=f"{best.name}/{file} .*: choose another checkpoint"):
+        run_checkpoints.load_chosen(tmp_path, "best", ("model",), notes.append)
+    for folder in run_checkpoints.folders(tmp_path):
+        (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(LmtrainError, match="no other one is good"):
+        run_checkpoints.load_chosen(tmp_path, None, ("model",), notes.append)
 
 
 def test_a_damaged_manifest_of_the_newest_may_be_that_of_the_best(tmp_path: Path) -> None:
