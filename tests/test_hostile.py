@@ -1,168 +1,286 @@
-"""Hostile files: whatever they hold, lmtrain uses them or rejects them with one message, in little memory.
+"""Hostile files: whatever they hold, lmtrain uses them or rejects them with one message, in little memory."""
 
-scripts/fuzz feeds the same parsers for as long as one likes; what it found is in the tables here and in FRAGMENTS.
-"""
-
+import io
 import json
-import os
+import shutil
 import struct
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmtrain.config import loader
+from lmtrain.config.schema import TokenizerConfig
+from lmtrain.data import local
 from lmtrain.data.corpus import open_corpus
+from lmtrain.data.order import SampleOrder, batch
+from lmtrain.data.splits import write_split
+from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.data.tokenizing import tokenize
+from lmtrain.data.tokens import open_store
 from lmtrain.errors import LmtrainError
+from lmtrain.generation.complete import complete
+from lmtrain.generation.options import Options
+from lmtrain.generation.prompts import read_prompts
+from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint, run_checkpoints
-from lmtrain.storage.files import MANIFEST
-from tests.hostile.folders import sign, unsealed
-from tests.hostile.inputs import FRAGMENTS, Parser, attempt, edited, limited_memory, variants
-from tests.hostile.parsers import PARSERS
+from lmtrain.storage.files import MANIFEST, verify
+from lmtrain.training.state import prepare, restore
+from tests.hostile import (
+    FRAGMENTS,
+    SMALL,
+    Run,
+    edited,
+    limited_memory,
+    sign,
+    silent,
+    tensor_file,
+    trained_run,
+    unsealed,
+    variants,
+)
 
-ROOT = Path(__file__).parent.parent
 MEMORY = 1 << 30
+MOST_VARIANTS = 100
 EDITS = st.lists(
     st.tuples(st.integers(0, 1 << 14), st.integers(0, 40), st.binary(max_size=8) | st.sampled_from(FRAGMENTS))
     | st.tuples(st.integers(0, 1 << 14), st.just(4), st.binary(min_size=4, max_size=4)),
     min_size=1,
     max_size=6,
 )
-JSON = {"tokenizer": 1, "corpus": 3, "tokens": 3, "checkpoint": 13}
-"""The parsers whose first seed is a JSON document, and how many of its variants are skipped between two."""
+LINES = ["= One =", "", "the cat sat on the mat", "the dog <unk> é", ""]
+TEXT = "\n".join(LINES).encode()
 
 
-def feed(parser: Parser, data: bytes) -> str:
-    """`accepted` or `rejected`, within the memory limit and with one short line."""
-    with limited_memory(MEMORY):
-        kind, detail = attempt(parser.feed, data)
-    assert kind != "crashed", (detail, data[:200])
-    assert "\n" not in detail
-    assert len(detail) < 2_000
-    return kind
+def use_config(path: Path) -> None:
+    loaded = loader.load(path, environment={})
+    path.write_text(loader.dump(loaded), encoding="utf-8")
+    assert loader.load(path, environment={}) == loaded
 
 
-def hostile_inputs(name: str, seeds: list[bytes]) -> Iterator[bytes]:
-    """Fragments, and valid JSON in which one value is odd."""
-    for number, fragment in enumerate([b"", *FRAGMENTS]):
-        yield bytes([number % 10]) + fragment
-    if name in JSON:
-        first = b"" if name == "tokenizer" else seeds[0][:1]
-        for data in islice(variants(json.loads(seeds[0].removeprefix(first))), 0, None, JSON[name]):
-            yield first + data
-    if name == "checkpoint":
-        first, header = seeds[-1][:1], json.loads(seeds[-1][1:])
-        one, other = header["embedding.weight"], header["norm.weight"]
-        for data in islice(variants(header), 0, None, 31):
-            yield first + data
-        yield first + json.dumps({**header, "more": one}).encode()
-        yield first + json.dumps(header)[:-1].encode() + b', "embedding.weight": ' + json.dumps(other).encode() + b"}"
+def use_text(path: Path) -> None:
+    counts = write_split(path.parent, "train", local.read_lines([path], "text"), False)
+    assert counts["words"] > 0
+    assert counts["bytes"] == (path.parent / "train.txt").stat().st_size
 
 
-@pytest.mark.parametrize("name", PARSERS)
-def test_a_parser_accepts_what_lmtrain_writes_and_uses_or_rejects_everything_else(name: str, tmp_path: Path) -> None:
-    parser = PARSERS[name](tmp_path)
-    assert {feed(parser, seed) for seed in parser.seeds} == {"accepted"}
-    kinds = [feed(parser, data) for data in hostile_inputs(name, parser.seeds)]
-    assert kinds.count("rejected") > len(kinds) // 3 or name not in JSON
+def use_prompts(path: Path) -> None:
+    every_byte = Tokenizer.train([], TokenizerConfig(kind="byte"))
+    found = list(read_prompts(path))
+    assert found
+    for prompt in found:
+        assert every_byte.decode(every_byte.encode(prompt.text)) == prompt.text
+        assert json.dumps(prompt.id, ensure_ascii=False).encode()
+
+
+def use_tokenizer(path: Path) -> None:
+    loaded = Tokenizer.load(path)
+    ids = loaded.encode("the cat <eos> \x00é\U0001f600\n")
+    assert all(0 <= index < loaded.vocab_size for index in ids)
+    assert loaded.decode(ids)
+
+
+def tokenizers() -> Iterator[bytes]:
+    for kind, size in (("word", None), ("bpe", 270), ("byte", None)):
+        config = TokenizerConfig.model_validate({"kind": kind, "vocab_size": size})
+        yield Tokenizer.train(LINES, config)._content
+
+
+def parquet(**options: Any) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"text": LINES, "id": range(len(LINES))}), buffer, **options)
+    return buffer.getvalue()
+
+
+def json_lines(key: str) -> bytes:
+    return "".join(json.dumps({key: line, "id": number}) + "\n" for number, line in enumerate(LINES)).encode()
+
+
+FILES: dict[str, tuple[Callable[[Path], None], list[bytes]]] = {
+    "config.yaml": (
+        use_config,
+        [loader.dump(loader.load(None, SMALL, {})).encode(), b"model: {dim: 8, heads: 1}\n"],
+    ),
+    "own.tokens": (use_text, [TEXT, b"\xef\xbb\xbf" + TEXT, TEXT.replace(b"\n", b"\r\n")]),
+    "own.jsonl": (use_text, [json_lines("text")]),
+    "own.parquet": (use_text, [parquet(compression="none", use_dictionary=False), parquet(compression="zstd")]),
+    "prompts.txt": (use_prompts, [TEXT, b"\xef\xbb\xbfone\r\ntwo\r\n"]),
+    "prompts.jsonl": (use_prompts, [json_lines("prompt")]),
+    "tokenizer.json": (use_tokenizer, list(tokenizers())),
+}
+"""Files that stand alone: a function that uses the content or raises LmtrainError, and valid contents."""
+
+
+def use_corpus(run: Run) -> None:
+    opened = open_corpus(run.corpus.folder)
+    verify(opened.folder, opened.manifest)
+    stores = run.folder.parent / "stores"
+    tokenize([opened], TokenizerConfig(), stores, force=True, note=silent, progress=False)
+
+
+def use_store(run: Run) -> None:
+    opened = open_store(run.store.folder)
+    assert opened.sha256
+    for name in opened.splits:
+        split = opened.split(name)
+        assert not split.tokens or (split.words > 0 and split.bytes > 0)
+        if split.tokens > 2:
+            inputs, targets = batch(split.ids, SampleOrder(split.tokens, 2, "causal", 1).starts(0, 3), 2, "causal")
+            assert int(torch.cat((inputs, targets)).max()) < opened.tokenizer.vocab_size
+
+
+def use_checkpoint(run: Run) -> None:
+    try:
+        restore(prepare(run.config, run.store, silent), checkpoint.load(run_checkpoints.choose(run.folder, "last")))
+    finally:
+        use_run(run)
+
+
+def use_run(run: Run) -> None:
+    trained = load_trained(run.folder, "last", "auto", torch.device("cpu"))
+    for beams in (1, 2):
+        (found,) = complete(trained.model, trained.tokenizer, ["the"], Options(max_tokens=2, beams=beams))
+        assert len(found.completions[0].ids) == 2
+
+
+FOLDERS: dict[str, tuple[Callable[[Run], None], list[str]]] = {
+    "corpus": (use_corpus, [MANIFEST, "train.txt", "train.docs.npy"]),
+    "store": (use_store, [MANIFEST, "train-00000.npy", "tokenizer.json"]),
+    "checkpoint": (use_checkpoint, [MANIFEST, "model.safetensors", "optimizer.safetensors"]),
+    "run": (use_run, ["config.yaml"]),
+}
+"""Folders: a function that uses the content or raises LmtrainError, and the files that are changed."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return trained_run(tmp_path_factory.mktemp("hostile"))
+
+
+def result(path: Path, data: bytes, use: Callable[[], None], *, signed: bool) -> str:
+    """`accepted` or `rejected`, within the memory limit and with one short line, of a file with this content."""
+    path.write_bytes(data)
+    if signed:
+        sign(path)
+    message = ""
+    try:
+        with limited_memory(MEMORY):
+            use()
+    except LmtrainError as error:
+        message = str(error)
+    assert "\n" not in message
+    assert len(message) < 2_000
+    return "rejected" if message else "accepted"
+
+
+def hostile_inputs(name: str, seed: bytes) -> Iterator[bytes]:
+    """Fragments; and JSON, or a header in JSON, in which one value is odd."""
+    yield from (b"", *FRAGMENTS)
+    if name.endswith(".json"):
+        found = [json.dumps(document).encode() for document in variants(json.loads(seed))]
+    elif name.endswith(".safetensors"):
+        end = 8 + struct.unpack("<Q", seed[:8])[0]
+        found = [tensor_file(document, seed[end:]) for document in variants(json.loads(seed[8:end]))]
+    else:
+        return
+    yield from islice(found, 0, None, -(-len(found) // MOST_VARIANTS))
+
+
+def attack(path: Path, seeds: list[bytes], use: Callable[[], None], *, signed: bool = False) -> None:
+    """What lmtrain wrote is accepted; everything else is accepted or rejected, and some of it rejected."""
+    assert {result(path, seed, use, signed=signed) for seed in seeds} == {"accepted"}
+    kinds = [result(path, data, use, signed=signed) for data in hostile_inputs(path.name, seeds[0])]
     assert "rejected" in kinds
-    kinds.clear()
 
-    @settings(max_examples=60, derandomize=True, deadline=None, database=None)
-    @given(number=st.integers(0, len(parser.seeds) - 1), edits=EDITS)
-    def search(number: int, edits: list[tuple[int, int, bytes]]) -> None:
-        kinds.append(feed(parser, edited(parser.seeds[number], edits)))
+    @settings(max_examples=40, derandomize=True, deadline=None, database=None)
+    @given(seed=st.sampled_from(seeds), edits=EDITS)
+    def search(seed: bytes, edits: list[tuple[int, int, bytes]]) -> None:
+        result(path, edited(seed, edits), use, signed=signed)
 
     search()
-    assert "rejected" in kinds
 
 
-def tensor_file(entry: dict[str, Any]) -> bytes:
-    """A safetensors file of four bytes of data, with this entry for its tensor `w`."""
-    header = json.dumps({"w": entry}).encode()
-    return struct.pack("<Q", len(header)) + header + bytes(4)
+@pytest.mark.parametrize("name", FILES)
+def test_any_file_is_used_or_rejected(name: str, tmp_path: Path) -> None:
+    use, seeds = FILES[name]
+    attack(tmp_path / name, seeds, lambda: use(tmp_path / name))
 
 
-TENSOR_FILES = {
-    **{
-        f"{dtype} {shape} {ends}": tensor_file({"dtype": dtype, "shape": shape, "data_offsets": ends})
-        for dtype, shape, ends in (
-            ("F32", [0, 2**62], [0, 0]),
-            ("F32", [2**63, 0], [0, 0]),
-            ("F32", [2**32, 2**32], [0, 0]),
-            ("F32", [1], [2**63, 2**63 + 4]),
-            ("F32", [1] * 100, [0, 4]),
-            ("F4", [8], [0, 4]),
-            ("F8_E8M0", [4], [0, 4]),
-            ("C64", [0], [0, 0]),
-        )
-    },
-    **{
-        f"header of {length} bytes": struct.pack("<Q", length) + b"{" * 1000
-        for length in (100_000_000, 2**40, 2**63, 2**64 - 1)
-    },
-}
+@pytest.mark.parametrize(("place", "name"), [(place, name) for place in FOLDERS for name in FOLDERS[place][1]])
+def test_a_folder_with_any_content_of_a_file_is_used_or_rejected(run: Run, place: str, name: str) -> None:
+    last = run_checkpoints.choose(run.folder, "last")
+    folder = {"corpus": run.corpus.folder, "store": run.store.folder, "checkpoint": last, "run": run.folder}[place]
+    shutil.copytree(folder, folder.with_name("sound"))
+    seed = json.dumps(unsealed(folder)).encode() if name == MANIFEST else (folder / name).read_bytes()
+    try:
+        attack(folder / name, [seed], lambda: FOLDERS[place][0](run), signed=place != "run" and name != MANIFEST)
+    finally:
+        shutil.rmtree(folder)
+        folder.with_name("sound").rename(folder)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A small checkpoint of a run in tmp_path."""
-    return checkpoint.save(tmp_path, 1, {"model": {"w": torch.zeros(1)}}, {"score": None})
+WATCHED = ("pickle.", "exec", "compile", "socket.", "subprocess.", "os.system", "os.exec", "os.spawn", "os.posix_spawn")
 
 
-@pytest.mark.parametrize("name", TENSOR_FILES)
-def test_a_hostile_tensor_file_is_rejected_in_little_memory(name: str, folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(TENSOR_FILES[name])
-    sign(folder, "model.safetensors")
+def test_no_file_that_is_read_can_run_code_or_use_the_network(run: Run) -> None:
+    events: list[str] = []
+    watching = True
+
+    def hook(event: str, _arguments: tuple[Any, ...]) -> None:
+        if watching and event.startswith(WATCHED):
+            caller = sys._getframe(1).f_code
+            if not caller.co_filename.startswith("<frozen importlib"):
+                events.append(f"{event} from {caller.co_filename}:{caller.co_name}")
+
+    for use, _ in FOLDERS.values():
+        use(run)  # lazy imports run code too
+    sys.addaudithook(hook)
+    for use, _ in FOLDERS.values():
+        use(run)
+    found = list(events)
+    exec("pass")
+    watching = False  # a hook can't be removed
+    assert found == []
+    assert any(event.startswith("exec") for event in events)
+
+
+TENSORS = [
+    ("w", "F32", [0, 2**62], [0, 0]),
+    ("w", "F32", [2**63, 0], [0, 0]),
+    ("w", "F32", [2**32, 2**32], [0, 0]),
+    ("w", "F32", [1], [2**63, 2**63 + 4]),
+    ("w", "F32", [1] * 100, [0, 4]),
+    ("w", "F4", [8], [0, 4]),
+    ("w", "F8_E8M0", [4], [0, 4]),
+    ("w", "C64", [0], [0, 0]),
+    ("w[0:0/0]", "F32", [0, 2**62], [0, 0]),
+    ("w[3:1/1]", "F32", [1], [0, 4]),
+    ("w[0:1/999999999999999]", "F32", [1], [0, 4]),
+    ("w[1:1/1]", "F32", [0], [0, 0]),
+    ("w[0:1/1]", "F32", [], [0, 4]),
+]
+"""What a file may say that should have a tensor `w` with one number."""
+TENSOR_FILES = [
+    *(
+        tensor_file({name: {"dtype": dtype, "shape": shape, "data_offsets": ends}}, bytes(min(4, ends[1])))
+        for name, dtype, shape, ends in TENSORS
+    ),
+    *(struct.pack("<Q", length) + b"{" * 1000 for length in (100_000_000, 2**40, 2**63, 2**64 - 1)),
+]
+
+
+@pytest.mark.parametrize("number", range(len(TENSOR_FILES)))
+def test_a_hostile_tensor_file_is_rejected_in_little_memory(number: int, tmp_path: Path) -> None:
+    folder = checkpoint.save(tmp_path, 1, {"model": {"w": torch.zeros(1)}}, {"score": None})
+    (folder / "model.safetensors").write_bytes(TENSOR_FILES[number])
+    sign(folder / "model.safetensors")
     with limited_memory(64 << 20), pytest.raises((LmtrainError, ValueError)):  # ValueError: of another shape or type
         checkpoint.check_fit(checkpoint.load(folder).tensors["model"], {"w": torch.zeros(1)})
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\ud800", "", ".", "sub/../../x", "/etc/passwd", "\x1b[2J\n"])
-def test_a_manifest_with_a_name_outside_its_folder_is_rejected(folder: Path, name: str) -> None:
-    manifest = unsealed((folder / MANIFEST).read_bytes())
-    manifest["files"][name] = {"bytes": 1, "sha256": "0" * 64}
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(LmtrainError) as caught:
-        checkpoint.load(folder)
-    assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize("score", ["x", [], float("nan")])
-def test_a_score_of_another_kind_does_not_hide_the_other_checkpoints(tmp_path: Path, score: Any) -> None:
-    for step, found in enumerate((1.0, score, 1.0), start=1):
-        checkpoint.save(tmp_path, step, {"model": {"w": torch.zeros(1)}}, {"score": found})
-    assert run_checkpoints.best_folder(tmp_path) == tmp_path / "checkpoints/step-00000001"
-
-
-def test_folders_whose_names_have_no_step_are_not_checkpoints(folder: Path, tmp_path: Path) -> None:
-    for name in ("step-²", "step-x", "step-", "step-" + "9" * 200):
-        (tmp_path / "checkpoints" / name).mkdir()
-    assert run_checkpoints.folders(tmp_path) == [folder]
-    for which in ("²", "9" * 5_000, "-1", ""):
-        with pytest.raises(LmtrainError, match="neither best, last nor a step number"):
-            run_checkpoints.choose(tmp_path, which)
-
-
-def test_a_pipe_in_place_of_a_manifest_is_rejected(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / MANIFEST)
-    with pytest.raises(LmtrainError, match="has no manifest"):
-        open_corpus(tmp_path)
-
-
-def test_the_fuzzer_counts_its_inputs_and_saves_those_that_crash(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "fuzz"), "planted", "--inputs", "200", "--crashes", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    result = json.loads(done.stdout)
-    assert (result["parser"], result["inputs"]) == ("planted", 200)
-    assert result["accepted"] + result["crashes"] == 200
-    kept = [path.read_bytes() for path in tmp_path.iterdir()]
-    assert kept
-    assert all(b"!" in data for data in kept)

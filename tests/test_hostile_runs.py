@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -16,38 +16,20 @@ import yaml
 
 from lmtrain.config.schema import Config, DataConfig
 from lmtrain.data.corpus import download
-from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import MANIFEST
 from lmtrain.training.loop import fit
 from lmtrain.training.run import Outcome
-from tests.hostile.folders import sign, trained_run, unsealed
-from tests.hostile.inputs import limited_memory
+from tests.hostile import Run, limited_memory, sign, silent, trained_run, unsealed
 
 pytestmark = pytest.mark.timeout(60)  # a run must not wait for a pipe
 
 
-class Run(NamedTuple):
-    folder: Path
-    config: Config
-    store: TokenStore
-
-    def last(self) -> Path:
-        return run_checkpoints.choose(self.folder, "last")
-
-    def resume(self, config: Config | None = None, folder: Path | None = None) -> Outcome:
-        target = folder or self.folder
-        return fit(config or self.config, self.store, target, resume=True, note=lambda _: None, quiet=True)
-
-    def load(self, weights: str = "auto") -> object:
-        return load_trained(self.folder, "last", weights, torch.device("cpu"))
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return Run(*trained_run(tmp_path_factory.mktemp("run")))
+    return trained_run(tmp_path_factory.mktemp("run"))
 
 
 @pytest.fixture
@@ -57,6 +39,18 @@ def run(trained: Run, tmp_path: Path) -> Run:
     (tmp_path / "run/.lock").touch()
     (tmp_path / "mine").write_text("mine\n" * 100)
     return trained._replace(folder=tmp_path / "run")
+
+
+def last(run: Run) -> Path:
+    return run_checkpoints.choose(run.folder, "last")
+
+
+def resume(run: Run, config: Config | None = None) -> Outcome:
+    return fit(config or run.config, run.store, run.folder, resume=True, note=silent, quiet=True)
+
+
+def load(run: Run, weights: str = "auto") -> object:
+    return load_trained(run.folder, "last", weights, torch.device("cpu"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -71,44 +65,23 @@ def kept(run: Run) -> dict[str, bytes]:
 Damage = Callable[[Run], None]
 
 
-def of_bytes(name: str, content: bytes) -> Damage:
+def replaced(name: str, make: Callable[[Path], object]) -> Damage:
+    """Something else in the place of a file or a folder of the run or of its last checkpoint."""
+
     def damage(run: Run) -> None:
-        (run.folder / name).write_bytes(content)
+        path = run.folder / name.format(last=last(run).name)
+        path.rename(path.with_name(f"former-{path.name}"))
+        make(path)
 
     return damage
 
 
-def a_folder(name: str) -> Damage:
-    def damage(run: Run) -> None:
-        (run.folder / name).rename(run.folder / f"former-{name}")
-        (run.folder / name).mkdir()
-
-    return damage
+def with_bytes(name: str, content: bytes) -> Damage:
+    return replaced(name, lambda path: path.write_bytes(content))
 
 
-def a_file(name: str) -> Damage:
-    def damage(run: Run) -> None:
-        (run.folder / name).rename(run.folder / f"former-{name}")
-        (run.folder / name).touch()
-
-    return damage
-
-
-def a_pipe(name: str) -> Damage:
-    def damage(run: Run) -> None:
-        path = run.folder / name.format(last=run.last().name)
-        path.unlink()
-        os.mkfifo(path)
-
-    return damage
-
-
-def a_link(name: str) -> Damage:
-    def damage(run: Run) -> None:
-        (run.folder / name).unlink()
-        (run.folder / name).symlink_to(run.folder.parent / "mine")
-
-    return damage
+def a_link(path: Path) -> None:
+    path.symlink_to(path.parent.parent / "mine")
 
 
 def no_weights(run: Run) -> None:
@@ -118,37 +91,37 @@ def no_weights(run: Run) -> None:
 
 def integer_weights(group: str) -> Damage:
     def damage(run: Run) -> None:
-        path = run.last() / f"{group}.safetensors"
+        path = last(run) / f"{group}.safetensors"
         path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
-        sign(run.last(), path.name)
+        sign(path)
 
     return damage
 
 
 def in_manifest(key: str, inner: str | None, value: Any) -> Damage:
     def damage(run: Run) -> None:
-        path = run.last() / MANIFEST
-        manifest = unsealed(path.read_bytes())
+        manifest = unsealed(last(run))
         (manifest if inner is None else manifest[key])[inner or key] = value
-        path.write_text(json.dumps(manifest))
+        (last(run) / MANIFEST).write_text(json.dumps(manifest))
 
     return damage
 
 
-LOCKS = [("folder", "regular file", a_folder), ("pipe", "regular file", a_pipe), ("link", "symbolic link", a_link)]
 RUNS: dict[str, tuple[Damage, str | None]] = {
-    "metrics of odd bytes": (of_bytes("metrics.jsonl", b"\0\xff{]\n\n" * 3), None),
-    "a state that is not JSON": (of_bytes("state.json", b"\xff"), None),
-    "a lock with content": (of_bytes(".lock", b"x"), None),
-    **{f"a folder for {name}": (a_folder(name), name) for name in ("metrics.jsonl", "state.json", "config.yaml")},
-    **{f"a {kind} for .lock": (make(".lock"), f"run.*: it is .*{word}") for kind, word, make in LOCKS},
-    "a file for checkpoints": (a_file("checkpoints"), "checkpoints"),
-    **{f"a pipe for {name}": (a_pipe(name), name) for name in ("config.yaml", "metrics.jsonl")},
-    **{f"a pipe for {name}": (a_pipe(name), None) for name in ("state.json", "tokenizer.json")},
+    "metrics of odd bytes": (with_bytes("metrics.jsonl", b"\0\xff{]\n\n" * 3), None),
+    "a state that is not JSON": (with_bytes("state.json", b"\xff"), None),
+    "a lock with content": (with_bytes(".lock", b"x"), None),
+    **{f"a folder for {name}": (replaced(name, Path.mkdir), name) for name in ("metrics.jsonl", "state.json")},
+    "a file for checkpoints": (replaced("checkpoints", Path.touch), "checkpoints"),
+    **{f"a pipe for {name}": (replaced(name, os.mkfifo), name) for name in ("config.yaml", "metrics.jsonl")},
     **{
-        f"a pipe for {name}": (a_pipe(f"checkpoints/{{last}}/{name}"), None) for name in (MANIFEST, "model.safetensors")
+        f"a pipe for {name}": (replaced(name, os.mkfifo), None)
+        for name in ("state.json", "tokenizer.json", "checkpoints/{last}/manifest.json")
     },
-    "a link for metrics.jsonl": (a_link("metrics.jsonl"), "metrics.jsonl.*symbolic link"),
+    "a pipe for tensors": (replaced("checkpoints/{last}/model.safetensors", os.mkfifo), None),
+    "a pipe for .lock": (replaced(".lock", os.mkfifo), "run.*: it is .*regular file"),
+    "a link for .lock": (replaced(".lock", a_link), "run.*: it is .*symbolic link"),
+    "a link for metrics.jsonl": (replaced("metrics.jsonl", a_link), "metrics.jsonl.*symbolic link"),
     "no good checkpoint": (no_weights, r"step-\d+.*step-\d+.*delete or move this folder, or choose another run.name"),
     **{f"integer {group}": (integer_weights(group), r"torch\.int32 of shape") for group in ("model", "ema")},
     "a step too large": (in_manifest("counters", "step", 10**30), "step"),
@@ -169,15 +142,21 @@ def test_a_hostile_run_resumes_or_is_rejected_and_its_checkpoints_are_untouched(
     damage(run)
     before = kept(run)
     with pytest.raises(LmtrainError, match=message) if message else nullcontext():
-        assert run.resume().status == "finished"
+        assert resume(run).status == "finished"
     assert kept(run) == before or not message
 
 
-@pytest.mark.parametrize("group", ["model", "ema"])
-def test_weights_of_another_type_are_rejected(run: Run, group: str) -> None:
+@pytest.mark.parametrize(("group", "weights"), [("model", "raw"), ("ema", "auto")])
+def test_weights_of_another_type_are_rejected(run: Run, group: str, weights: str) -> None:
     integer_weights(group)(run)
     with pytest.raises(LmtrainError, match=r"torch\.int32 of shape"):
-        run.load({"model": "raw", "ema": "auto"}[group])
+        load(run, weights)
+
+
+def test_a_damaged_checkpoint_that_was_chosen_is_named_with_a_remedy(run: Run) -> None:
+    (last(run) / "model.safetensors").write_bytes(b"")
+    with pytest.raises(LmtrainError, match=r"model.safetensors is missing or truncated: choose another checkpoint$"):
+        load(run)
 
 
 def change_model(run: Run, field: str, value: int | str) -> None:
@@ -190,12 +169,11 @@ def change_model(run: Run, field: str, value: int | str) -> None:
 @pytest.mark.parametrize("dim", [2**20, 2**10, 8])
 def test_a_stored_configuration_cannot_ask_for_memory_that_its_weights_do_not_fill(run: Run, dim: int) -> None:
     change_model(run, "dim", dim)
-    manifest = run.last() / MANIFEST
-    content = unsealed(manifest.read_bytes())
-    del content["model"]  # the first runs have no copy of the model section, and a hostile one can leave it out
-    manifest.write_text(json.dumps(content))
+    manifest = unsealed(last(run))
+    del manifest["model"]  # the first runs have no copy of the model section, and a hostile one can leave it out
+    (last(run) / MANIFEST).write_text(json.dumps(manifest))
     with limited_memory(1 << 30), pytest.raises(LmtrainError, match="does not fit"):
-        run.load()
+        load(run)
 
 
 @pytest.mark.parametrize(("field", "value"), [("context", 72), ("position", "alibi"), ("norm", "layer")])
@@ -203,13 +181,13 @@ def test_a_changed_model_section_is_rejected(run: Run, field: str, value: int | 
     change_model(run, field, value)
     message = rf"config.yaml has model.{field}={value}, .*step-\d+ was trained with {getattr(run.config.model, field)}"
     with pytest.raises(LmtrainError, match=message):
-        run.load()
+        load(run)
     with pytest.raises(LmtrainError, match=message):
-        run.resume(run_folder.run_config(run.folder))
+        resume(run, run_folder.run_config(run.folder))
 
 
 def test_a_model_field_that_a_stored_run_lacks_had_its_default(run: Run) -> None:
-    found = checkpoint.load(run.last())
+    found = checkpoint.load(last(run))
     del found.info["model"]["qk_norm"]
     checkpoint.check_model(found, run.config.model)
     with pytest.raises(LmtrainError, match=r"model\.qk_norm=True, .* was trained with False"):
@@ -217,11 +195,11 @@ def test_a_model_field_that_a_stored_run_lacks_had_its_default(run: Run) -> None
 
 
 def test_a_run_of_another_configuration_is_left_as_it_was(run: Run) -> None:
-    (run.last() / "model.safetensors").write_bytes(b"")
+    (last(run) / "model.safetensors").write_bytes(b"")
     before = contents(run.folder)
     other = run.config.model_copy(update={"model": run.config.model.model_copy(update={"norm": "layer"})})
     with pytest.raises(LmtrainError, match="another configuration"):
-        run.resume(other)
+        resume(run, other)
     assert contents(run.folder) == before
 
 
@@ -230,7 +208,7 @@ def test_a_folder_that_is_not_a_run_is_left_as_it_was(run: Run, name: str, tmp_p
     (tmp_path / "gpt2").mkdir()
     (tmp_path / "gpt2" / name).write_text("mine")
     with pytest.raises(LmtrainError, match=r"gpt2 is not a run folder: .*; choose another run.name or run.dir"):
-        run.resume(folder=tmp_path / "gpt2")
+        resume(run._replace(folder=tmp_path / "gpt2"))
     assert contents(tmp_path / "gpt2") == {name: b"mine"}
 
 
@@ -241,14 +219,16 @@ def test_a_folder_that_is_not_a_run_is_left_as_it_was(run: Run, name: str, tmp_p
 def test_a_checkpoint_that_cannot_be_read_is_not_set_aside(
     run: Run, number: int, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    unreadable = last(run) / file
+
     def fail(path: Path) -> None:
-        if path.name == file:
+        if path == unreadable:
             raise OSError(number, os.strerror(number))
 
     before = contents(run.folder)
     monkeypatch.setattr("lmtrain.system.disk.check_regular", fail)
     with pytest.raises(LmtrainError, match=rf"step-\d+/{file} can't be read: {os.strerror(number)}"):
-        run.resume()
+        resume(run)
     assert contents(run.folder) == before
 
 

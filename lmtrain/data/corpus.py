@@ -28,6 +28,7 @@ class _CorpusInfo(BaseModel, strict=True):
 
     name: str
     splits: dict[SplitName, Counts]
+    floor: dict[SplitName, dict[str, float]] = {}
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,7 @@ def trained_weights(run_dir: Path, which: str | None, weights: str, note: Note =
     """
     config = run_folder.run_config(run_dir)
     tokenizer = Tokenizer.load(run_dir / run_folder.TOKENIZER)
-    if which is None:
-        loaded = run_checkpoints.load_best(run_dir, _GROUPS, note)
-    else:
-        loaded = checkpoint.load(run_checkpoints.choose(run_dir, which), _GROUPS)
+    loaded = run_checkpoints.load_chosen(run_dir, which, _GROUPS, note)
     folder = loaded.folder
     checkpoint.check_model(loaded, config.model)
     if weights == "ema" and "ema" not in loaded.tensors:

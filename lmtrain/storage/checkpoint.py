@@ -17,14 +17,7 @@ from torch import Tensor
 
 from lmtrain.config.schema import ModelConfig
 from lmtrain.errors import AlreadyReported, LmtrainError
-from lmtrain.storage.files import (
-    has_hash,
-    new_folder,
-    read_manifest,
-    sha256_bytes,
-    sha256_file,
-    writing,
-)
+from lmtrain.storage.files import has_hash, new_folder, read_manifest, sha256_bytes, sha256_file, writing
 from lmtrain.storage.run_folder import CONFIG
 from lmtrain.storage.tensor_files import Stored, in_rows, open_files, serialize
 from lmtrain.system import disk
@@ -32,8 +25,6 @@ from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
 FORMAT = "lmtrain-checkpoint/1"
 
-FEW = 4
-"""Files that are hashed one after the other: the checkpoint of a single process has no more."""
 _FILE = re.compile(r"(.+?)(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 
 Tensors = dict[str, dict[str, Tensor]]
@@ -109,7 +100,7 @@ def load(folder: Path, groups: tuple[str, ...] | None = None, *, hashed: bool = 
     The hash of each file is verified first, unless `hashed` is False because another process has just done so.
     Raises LmtrainError if anything in it is missing, foreign or damaged.
     """
-    manifest = read_manifest(folder, FORMAT)
+    manifest = read_manifest(folder, FORMAT, remedy="")
     names: dict[str, list[str]] = {}
     for name in manifest["files"]:
         match = _FILE.fullmatch(name)
@@ -125,14 +116,14 @@ def load(folder: Path, groups: tuple[str, ...] | None = None, *, hashed: bool = 
 
 
 def verify_files(folder: Path, files: dict[str, Any]) -> None:
-    """Verify the hashes of `files`, entries of a manifest; many files in parallel. Raises LmtrainError."""
+    """Verify the hashes of `files`, entries of a manifest, in parallel. Raises LmtrainError."""
 
     def check(name: str) -> None:
         if not has_hash(folder / name, files[name]["sha256"], sha256_file):
-            raise LmtrainError(f"{folder / name} is damaged")
+            raise LmtrainError(f"{folder / name} is damaged or was changed")
 
     with ThreadPoolExecutor() as pool:
-        list(pool.map(check, files) if len(files) > FEW else map(check, files))
+        list(pool.map(check, files))
 
 
 def check_model(found: Checkpoint, model: ModelConfig) -> None:

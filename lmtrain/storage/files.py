@@ -10,12 +10,10 @@ import hashlib
 import json
 import os
 import re
-import stat
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from lmtrain.errors import LmtrainError, UnreadableError
@@ -27,9 +25,10 @@ _TEMPORARY = ".tmp-"
 _ASIDE = "~old"
 TEMPORARY_NAME = re.compile(rf"{re.escape(_TEMPORARY)}(.+?)({_ASIDE})?-[0-9a-f]{{8}}", re.DOTALL)
 """A name given by `_temporary` or `_take_place`."""
-_LONGEST_NAME = 255
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, None)
 """The errors of the system if a file is missing or its name belongs to something else."""
+_REMEDY = ": delete its folder and make it again"
+"""What to do about a damaged file of a corpus or a token store."""
 
 
 def sha256_bytes(*data: bytes | memoryview) -> str:
@@ -53,14 +52,15 @@ def write_file(path: Path, data: bytes | str) -> None:
     Raises LmtrainError if the disk is full or `path` can't be written.
     """
     temporary = _temporary(path)
-    try:
-        disk.write(temporary, data.encode() if isinstance(data, str) else data)
-        disk.sync(temporary)
-        disk.rename(temporary, path)
-        disk.sync(path.parent)
-    except OSError as error:
-        disk.remove(temporary)
-        raise write_error(path, error) from error
+    with writing(path):
+        try:
+            disk.write(temporary, data.encode() if isinstance(data, str) else data)
+            disk.sync(temporary)
+            disk.rename(temporary, path)
+            disk.sync(path.parent)
+        except OSError:
+            disk.remove(temporary)
+            raise
 
 
 def make_folders(path: Path) -> None:
@@ -85,13 +85,6 @@ def write_error(path: Path, error: OSError) -> LmtrainError:
     )
 
 
-def read_error(path: Path, error: OSError) -> LmtrainError:
-    """The error for a failed read: UnreadableError unless the file is missing or is no file."""
-    if error.errno in _NO_FILE:
-        return LmtrainError(f"{path} can't be read: {error.strerror or error}")
-    return UnreadableError(f"{path} can't be read: {error.strerror}. Make it readable; nothing was changed")
-
-
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn an OSError of writing `path` into LmtrainError."""
@@ -102,9 +95,19 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_folder(
-    path: Path, kind: str, info: dict[str, Any], hashes: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[Path]:
+def reading(path: Path) -> Iterator[None]:
+    """Turn an OSError of reading `path` into LmtrainError: UnreadableError unless it is missing or is no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise LmtrainError(f"{path} can't be read: {error.strerror or error}") from error
+        message = f"{path} can't be read: {error.strerror}. Make it readable; nothing was changed"
+        raise UnreadableError(message) from error
+
+
+@contextmanager
+def new_folder(path: Path, kind: str, info: dict[str, Any], hashes: dict[str, str] | None = None) -> Iterator[Path]:
     """Write a folder that appears at `path` complete or not at all.
 
     Yields a temporary folder beside `path` to write into. When the block ends, the manifest is added: format `kind`,
@@ -122,15 +125,16 @@ def new_folder(
             disk.make_folder(temporary)
             held = _lock(temporary, fcntl.LOCK_EX)  # while this process lives, `recover` leaves the folder alone
         yield temporary
-        files = {str(file.relative_to(temporary)): file for file in sorted(temporary.rglob("*")) if file.is_file()}
+        files = sorted(temporary.iterdir())
+        known = hashes or {}
         entries = {
-            name: {"bytes": file.stat().st_size, "sha256": hashes.get(name) or sha256_file(file)}
-            for name, file in files.items()
+            file.name: {"bytes": file.stat().st_size, "sha256": known.get(file.name) or sha256_file(file)}
+            for file in files
         }
         manifest = {"format": kind, **info, "files": entries}
         manifest[_SEAL] = _content_hash(manifest)
         disk.write(temporary / MANIFEST, (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode())
-        for file in [*files.values(), temporary / MANIFEST]:
+        for file in [*files, temporary / MANIFEST]:
             disk.sync(file)
         disk.sync(temporary)
         with folder_lock(path.parent):
@@ -222,68 +226,62 @@ def _lock(folder: Path, operation: int) -> int | None:
     return descriptor
 
 
-def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
+def read_manifest(folder: Path, kind: str, remedy: str = _REMEDY) -> dict[str, Any]:
     """The manifest of `folder`, which must be of format `kind`; the sizes of its files are checked, not their content.
 
     A memory-mapped reader of a truncated file would die of a bus error; checking the sizes prevents that.
-    Raises LmtrainError if the folder or a file in it is missing, foreign, or of another size, and UnreadableError if
-    the system denies reading it.
+    Raises LmtrainError with the `remedy` if the folder or a file in it is missing, foreign, or of another size, and
+    UnreadableError if the system denies reading it.
     """
-    manifest = parse_manifest(folder, kind)
+    manifest = parse_manifest(folder, kind, remedy)
     for name, entry in manifest["files"].items():
-        if _size(folder / name) != entry["bytes"]:
-            raise LmtrainError(f"{folder / name} is missing or truncated: delete {folder} and make it again")
+        file = folder / name
+        with reading(file):
+            if not file.is_file() or file.stat().st_size != entry["bytes"]:
+                raise LmtrainError(f"{file} is missing or truncated{remedy}")
     return manifest
 
 
-def parse_manifest(folder: Path, kind: str) -> dict[str, Any]:
+def parse_manifest(folder: Path, kind: str, remedy: str = _REMEDY) -> dict[str, Any]:
     """The manifest as `read_manifest` returns it; the files that it names may be missing.
 
     Its own hash is verified and removed; a manifest that was written before there was one is accepted without it.
     """
     path = folder / MANIFEST
+    with reading(path):
+        try:
+            disk.check_regular(path)
+            content = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise LmtrainError(f"{folder} has no {MANIFEST}: it is not a folder that lmtrain wrote") from None
     try:
-        disk.check_regular(path)
-        manifest: dict[str, Any] = json.loads(path.read_bytes())
+        manifest: dict[str, Any] = json.loads(content)
         found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
         if found != kind:
             raise LmtrainError(f"{folder} has format {str(found)[:99]!r} where {kind!r} is needed")
-        is_sealed = manifest.pop(_SEAL, None) in (None, _content_hash(manifest))
-    except OSError as error:
-        if error.errno in _NO_FILE:
-            raise LmtrainError(f"{folder} has no {MANIFEST}: it is not a folder that lmtrain wrote") from error
-        raise read_error(path, error) from error
-    except (ValueError, RecursionError) as error:
-        raise LmtrainError(f"{path} can't be read ({error}): delete {folder} and make it again") from error
-    files = manifest.get("files")
-    if not isinstance(files, dict) or not all(
-        isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and isinstance(entry.get("sha256"), str)
-        for entry in files.values()
-    ):
-        raise LmtrainError(f"{path} is damaged: delete {folder} and make it again")
-    for name in files:
-        inside = not Path(name).is_absolute() and ".." not in Path(name).parts
-        if not inside or not name.isprintable() or len(name) > _LONGEST_NAME:
-            raise LmtrainError(f"{path} names {name[:99]!r}, which is outside of {folder} or invalid")
-    if not is_sealed:
-        raise LmtrainError(f"{path} is damaged or was changed: delete {folder} and make it again")
+        undamaged = manifest.pop(_SEAL, None) in (None, _content_hash(manifest)) and _is_table(manifest.get("files"))
+    except (ValueError, RecursionError):
+        undamaged = False
+    if not undamaged:
+        raise LmtrainError(f"{path} is damaged or was changed{remedy}")
     return manifest
+
+
+def _is_table(files: object) -> bool:
+    """Whether this is a manifest's table of files: the size and the hash of each, which is in the folder itself."""
+    return isinstance(files, dict) and all(
+        isinstance(entry, dict)
+        and isinstance(entry.get("bytes"), int)
+        and isinstance(entry.get("sha256"), str)
+        and name.isprintable()
+        and Path(name).name == name
+        for name, entry in files.items()
+    )
 
 
 def _content_hash(manifest: dict[str, Any]) -> str:
     """SHA-256 of a manifest's entries, in their order."""
     return sha256_bytes(json.dumps(manifest).encode())
-
-
-def _size(file: Path) -> int | None:
-    """The size of a regular file; None if there is none, or can be none with such a name."""
-    try:
-        status = file.stat()
-    except OSError as error:
-        if error.errno in _NO_FILE:
-            return None
-        raise read_error(file, error) from error
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def verify(folder: Path, manifest: dict[str, Any], sha256: Callable[[Path], str] = sha256_file) -> None:
@@ -293,12 +291,10 @@ def verify(folder: Path, manifest: dict[str, Any], sha256: Callable[[Path], str]
     """
     for name, entry in manifest["files"].items():
         if not has_hash(folder / name, entry["sha256"], sha256):
-            raise LmtrainError(f"{folder / name} is damaged or was changed: delete {folder} and make it again")
+            raise LmtrainError(f"{folder / name} is damaged or was changed{_REMEDY}")
 
 
 def has_hash(file: Path, expected: str, sha256: Callable[[Path], str] = sha256_file) -> bool:
     """Whether the content of a file has this hash. Raises LmtrainError if it can't be read."""
-    try:
+    with reading(file):
         return sha256(file) == expected
-    except OSError as error:
-        raise read_error(file, error) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lmtrain.errors import LmtrainError, UnreadableError, UsageError
 from lmtrain.storage.checkpoint import FORMAT, Checkpoint, load, verify_files
-from lmtrain.storage.files import parse_manifest, read_error, read_manifest, remove_folder, writing
+from lmtrain.storage.files import parse_manifest, read_manifest, reading, remove_folder, writing
 from lmtrain.system import disk
 
 Note = Callable[[str], None]
@@ -22,13 +22,10 @@ def folders(run_dir: Path) -> list[Path]:
 
 def _all_folders(run_dir: Path) -> list[Path]:
     """The folders that are named as checkpoints are, including damaged ones that were set aside."""
-    try:
-        found = [*(run_dir / "checkpoints").iterdir()]
-        return [folder for folder in found if folder.name.startswith("step-") and folder.is_dir()]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise read_error(run_dir / "checkpoints", error) from error
+    parent = run_dir / "checkpoints"
+    with reading(parent):
+        found = [*parent.iterdir()] if parent.exists() else []
+    return [folder for folder in found if folder.name.startswith("step-") and folder.is_dir()]
 
 
 def _step(folder: Path) -> int:
@@ -38,7 +35,9 @@ def _step(folder: Path) -> int:
 Damaged = list[tuple[Path, LmtrainError]]
 
 
-def _first_good(candidates: Iterable[Path], groups: tuple[str, ...] | None = None) -> tuple[Checkpoint | None, Damaged]:
+def _first_good(
+    candidates: Iterable[Path], groups: tuple[str, ...] | None = None, *, hashed: bool = True
+) -> tuple[Checkpoint | None, Damaged]:
     """The first of the `candidates` that is undamaged, and those before it, each with its error.
 
     Raises UnreadableError if one before it can't be read, since nothing says that it is damaged.
@@ -46,7 +45,7 @@ def _first_good(candidates: Iterable[Path], groups: tuple[str, ...] | None = Non
     damaged: Damaged = []
     for folder in candidates:
         try:
-            return load(folder, groups), damaged
+            return load(folder, groups, hashed=hashed), damaged
         except UnreadableError:
             raise
         except LmtrainError as error:
@@ -120,23 +119,20 @@ def best_first(run_dir: Path) -> list[Path]:
 
 def best_folder(run_dir: Path) -> Path | None:
     """The best checkpoint that has all its files; None = there is none."""
-    for folder in best_first(run_dir):
-        try:
-            read_manifest(folder, FORMAT)
-        except UnreadableError:
-            raise
-        except LmtrainError:
-            continue
-        return folder
-    return None
+    found, _ = _first_good(best_first(run_dir), ("model",), hashed=False)
+    return found.folder if found is not None else None
 
 
-def load_best(run_dir: Path, groups: tuple[str, ...], note: Note) -> Checkpoint:
-    """The best undamaged checkpoint; damaged ones that may be better are reported. Raises LmtrainError if none is good,
-    and UnreadableError if a better one can't be read."""
-    found, damaged = _first_good(best_first(run_dir), groups)
+def load_chosen(run_dir: Path, which: str | None, groups: tuple[str, ...], note: Note) -> Checkpoint:
+    """The checkpoint that `choose` finds; None = the best undamaged one, and damaged ones that may be better are noted.
+
+    Raises LmtrainError if there is none or it is damaged, and UnreadableError if it or a better one can't be read.
+    """
+    candidates = best_first(run_dir) if which is None else []
+    found, damaged = _first_good(candidates or [choose(run_dir, which or "best")], groups)
     if found is None:
-        return load(choose(run_dir, "best"), groups)  # raises what is wrong with it
+        remedy = "choose another checkpoint" if which else "no other one is good, so train the model again"
+        raise LmtrainError(f"{damaged[0][1]}: {remedy}")
     for folder, error in damaged:
         note(f"{folder} may be the best checkpoint and is damaged ({error}): {found.folder.name} is used instead")
     return found

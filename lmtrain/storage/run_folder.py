@@ -11,7 +11,7 @@ from lmtrain.config.loader import dump as dump_config
 from lmtrain.config.loader import load as load_config
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError, UsageError
-from lmtrain.storage.files import TEMPORARY_NAME, make_folders, read_error, recover, write_error, write_file
+from lmtrain.storage.files import TEMPORARY_NAME, make_folders, reading, recover, write_file, writing
 from lmtrain.system import disk
 
 CONFIG, TOKENIZER, STATE, METRICS = "config.yaml", "tokenizer.json", "state.json", "metrics.jsonl"
@@ -62,10 +62,8 @@ def lock(run_dir: Path) -> Iterator[None]:
     """
     make_folders(run_dir)
     _reject_foreign(run_dir)
-    try:
+    with writing(run_dir):
         file = disk.open_in_place(run_dir / _LOCK)
-    except OSError as error:
-        raise write_error(run_dir, error) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -83,13 +81,12 @@ def lock(run_dir: Path) -> Iterator[None]:
 
 def _reject_foreign(run_dir: Path) -> None:
     """Raise LmtrainError if the folder has files that belong to no run, which a run could overwrite."""
-    try:
+    with reading(run_dir):
         names = {path.name for path in run_dir.iterdir() if not TEMPORARY_NAME.fullmatch(path.name)}
+    try:
         if CONFIG in names:
             run_config(run_dir)
         elif foreign := names - _BEFORE_CONFIG:
             raise LmtrainError(f"it holds {min(foreign)} and no {CONFIG}")
-    except OSError as error:
-        raise read_error(run_dir, error) from error
     except LmtrainError as error:
         raise LmtrainError(f"{run_dir} is not a run folder: {error}; choose another run.name or run.dir") from error

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import read_error
+from lmtrain.storage.files import reading
 
 _DTYPES = {
     torch.float64: "F64",
@@ -37,12 +37,11 @@ _ROWS = re.compile(r"(.+)\[([0-9]{1,15}):([0-9]{1,15})/([0-9]{1,15})\]")
 
 @dataclass(frozen=True)
 class _Piece:
-    """Rows `first` to `end` of the `total` of a tensor, under the name that they have in a file."""
+    """Rows `first` to `end` of the `total` of a tensor, in an open file."""
 
     file: Path
-    opened: Any
-    """The open file, so that its header is parsed only once."""
-    name: str
+    view: Any
+    """The library's lazily read rows."""
     shape: tuple[int, ...]
     dtype: torch.dtype
     first: int
@@ -52,7 +51,7 @@ class _Piece:
     def read(self, rows: slice | EllipsisType) -> Tensor:
         """Read some of its rows, counted from `first`."""
         with _reading(self.file):
-            tensor: Tensor = self.opened.get_slice(self.name)[rows]
+            tensor: Tensor = self.view[rows]
         return tensor
 
 
@@ -128,10 +127,10 @@ def _pieces(file: Path) -> list[tuple[str, _Piece]]:
             shape, dtype = tuple(rows.get_shape()), _TYPES[rows.get_dtype()]
             if match := _ROWS.fullmatch(name):
                 first, end, total = (int(number) for number in match.groups()[1:])
-                found.append((match[1], _Piece(file, opened, name, shape, dtype, first, end, total)))
+                found.append((match[1], _Piece(file, rows, shape, dtype, first, end, total)))
             else:
                 count = shape[0] if shape else 1
-                found.append((name, _Piece(file, opened, name, shape, dtype, 0, count, count)))
+                found.append((name, _Piece(file, rows, shape, dtype, 0, count, count)))
     return found
 
 
@@ -139,8 +138,8 @@ def _joined(name: str, pieces: list[_Piece]) -> Stored:
     """The tensor that consists of these pieces."""
     pieces = sorted(pieces, key=lambda piece: (piece.first, piece.end))
     one, last = pieces[0], pieces[-1]
-    if len(pieces) == 1 and one.name == name:
-        return Stored(one.shape, one.dtype, (one,))
+    if len(pieces) == 1 and not one.shape:
+        return Stored((), one.dtype, (one,))
     if (
         one.first != 0
         or last.end != last.total
@@ -156,8 +155,7 @@ def _joined(name: str, pieces: list[_Piece]) -> Stored:
 def _reading(file: Path) -> Iterator[None]:
     """Turn the library's errors of reading `file` into LmtrainError."""
     try:
-        yield
-    except OSError as error:
-        raise read_error(file, error) from error
+        with reading(file):
+            yield
     except (SafetensorError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise LmtrainError(f"{file} is not a safetensors file ({error})") from error

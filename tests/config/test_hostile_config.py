@@ -10,7 +10,7 @@ from lmtrain.config import loader as config
 from lmtrain.config import yaml_values
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
-from tests.hostile.inputs import ODD_VALUES
+from tests.hostile import ODD_VALUES
 
 
 @pytest.mark.parametrize("key", config.flat(Config()))

@@ -14,7 +14,7 @@ import pytest
 from lmtrain.data import compressed, local
 from lmtrain.errors import LmtrainError
 from tests.data.helpers import parquet, write
-from tests.hostile.inputs import limited_memory
+from tests.hostile import limited_memory
 
 Line = tuple[str, bool]
 ROWS = [f"row {number}\nis é" for number in range(3_000)]

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -12,10 +13,11 @@ import torch
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder, tensor_files
-from lmtrain.storage.files import sha256_bytes
+from lmtrain.storage.files import MANIFEST
+from tests.hostile import sign, unsealed
 
 
-def _save(run_dir: Path, step: int, score: float | None = None) -> Path:
+def _save(run_dir: Path, step: int, score: Any = None) -> Path:
     torch.manual_seed(step)
     tensors = {"model": {"w": torch.randn(3, 4), "b": torch.zeros(2)}, "optimizer": {"w/step": torch.tensor(1.0)}}
     return checkpoint.save(run_dir, step, tensors, {"score": score, "counters": {"step": step}})
@@ -96,14 +98,18 @@ def test_a_damaged_best_is_named_or_an_error(tmp_path: Path, file: str) -> None:
     _, best, newest = _trained(tmp_path)
     (best / file).write_bytes((best / file).read_bytes()[:-5])
     notes: list[str] = []
-    assert run_checkpoints.load_best(tmp_path, ("model",), notes.append).folder == newest
+    assert run_checkpoints.load_chosen(tmp_path, None, ("model",), notes.append).folder == newest
     assert len(notes) == 1
     assert str(best / file) in notes[0]
     assert f"{newest.name} is used instead" in notes[0]
     assert run_checkpoints.choose(tmp_path, "best") == best
-    with pytest.raises(LmtrainError, match=best.name):
-        checkpoint.load(run_checkpoints.choose(tmp_path, "best"))
     assert run_checkpoints.best_folder(tmp_path) == newest
+    with pytest.raises(LmtrainError, match=f"{best.name}/{file} .*: choose another checkpoint"):
+        run_checkpoints.load_chosen(tmp_path, "best", ("model",), notes.append)
+    for folder in run_checkpoints.folders(tmp_path):
+        (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(LmtrainError, match="no other one is good"):
+        run_checkpoints.load_chosen(tmp_path, None, ("model",), notes.append)
 
 
 def test_a_damaged_manifest_of_the_newest_may_be_that_of_the_best(tmp_path: Path) -> None:
@@ -131,14 +137,11 @@ def test_choosing_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["foreign", "not safetensors"])
 def test_last_skips_damaged_checkpoints(tmp_path: Path, damage: str) -> None:
     good, bad = _save(tmp_path, 1), _save(tmp_path, 2)
-    manifest = json.loads((bad / "manifest.json").read_text())
-    del manifest["sha256"]
     if damage == "foreign":
-        manifest["format"] = "other"
+        (bad / MANIFEST).write_text(json.dumps(unsealed(bad) | {"format": "other"}))
     else:
         (bad / "model.safetensors").write_bytes(b"x" * 10)
-        manifest["files"]["model.safetensors"] = {"bytes": 10, "sha256": sha256_bytes(b"x" * 10)}
-    (bad / "manifest.json").write_text(json.dumps(manifest))
+        sign(bad / "model.safetensors")
     notes: list[str] = []
     found = run_checkpoints.last(tmp_path, notes.append)
     assert found is not None
@@ -164,3 +167,20 @@ def test_finding_runs(tmp_path: Path, tiny: Config) -> None:
     assert run_folder.run_config(tmp_path / "newer") == tiny
     shutil.move(tmp_path / "newer", tmp_path / "elsewhere")
     assert checkpoint.load(run_checkpoints.choose(tmp_path / "elsewhere", "best"))
+
+
+@pytest.mark.parametrize("score", ["x", [], float("nan")])
+def test_a_score_of_another_kind_does_not_hide_the_other_checkpoints(tmp_path: Path, score: Any) -> None:
+    for step, found in enumerate((1.0, score, 1.0), start=1):
+        _save(tmp_path, step, found)
+    assert run_checkpoints.best_folder(tmp_path) == tmp_path / "checkpoints/step-00000001"
+
+
+def test_folders_whose_names_have_no_step_are_not_checkpoints(tmp_path: Path) -> None:
+    folder = _save(tmp_path, 1)
+    for name in ("step-²", "step-x", "step-", "step-" + "9" * 200):
+        (tmp_path / "checkpoints" / name).mkdir()
+    assert run_checkpoints.folders(tmp_path) == [folder]
+    for which in ("²", "9" * 5_000, "-1", ""):
+        with pytest.raises(LmtrainError, match="neither best, last nor a step number"):
+            run_checkpoints.choose(tmp_path, which)

@@ -1,0 +1,130 @@
+"""Hostile input: parts and values that a file must not hold, in valid input; and a limit on memory."""
+
+import json
+import resource
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lmtrain.config import loader
+from lmtrain.config.schema import Config
+from lmtrain.data.corpus import Corpus, download
+from lmtrain.data.tokenizing import tokenize
+from lmtrain.data.tokens import TokenStore
+from lmtrain.storage.files import MANIFEST, sha256_bytes
+from lmtrain.training.loop import fit
+
+FRAGMENTS = [
+    *(b"0", b"-1", b"1e400", b"NaN", b"null", b"true", b"[", b"]", b"{", b"}", b'"', b":", b",", b"\n", b"\r\n", b"\0"),
+    *(b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\\ud800", b"\\u0000", b"../", b"/", b"&a ", b"*a", b"<<: ", b"? "),
+    *(b"!!int ", b"!!float ", b"!!timestamp ", b"!!bool ", b"!!python/name:os.system ", b"1e-3", b"0x" + b"f" * 5000),
+    *(b"1:" * 200 + b"0.5", b"[" * 2000, b'{"a":' * 2000, b"9" * 30, b"9" * 5000, b"I64", b"F64", b"C64", b"F4"),
+    *(struct.pack("<Q", value) for value in (0, 2**31, 2**63 - 1, 2**63, 2**64 - 1, 100_000_000)),
+    *(struct.pack("<I", value) for value in (2**16, 2**31, 2**32 - 1)),
+]
+"""What edits insert besides arbitrary bytes."""
+
+ODD_VALUES: list[Any] = [
+    *(None, True, -1, 0, 2**31, 2**63, 10**400, 0.5, float("nan"), float("inf")),
+    *("", "x", "../x", "\ud800", "a\0b", "x" * 300, [], {}, [[]], {"x": {}}),
+]
+
+SMALL = [
+    "data.sample_tokens=1000",
+    "tokenizer.kind=byte",
+    "model.context=8",
+    "model.dim=4",
+    "model.layers=1",
+    "model.heads=1",
+    "train.threads=1",
+    "train.device=cpu",
+    "train.precision=fp32",
+    "train.batch_size=2",
+    "train.steps=2",
+    "train.eval_steps=1",
+    "train.eval_tokens=20",
+    "train.ema=0.9",
+    "train.sample_tokens=1",
+    "eval.batch_size=256",
+    "eval.stride=8",
+]
+"""Overrides for the smallest run that has every file of a run."""
+
+
+class Run(NamedTuple):
+    """A run folder and what it was trained with."""
+
+    folder: Path
+    config: Config
+    corpus: Corpus
+    store: TokenStore
+
+
+def silent(_message: str) -> None:
+    """Ignore a note."""
+
+
+def trained_run(folder: Path) -> Run:
+    """A finished run in `folder`, with its data."""
+    config = loader.load(None, [*SMALL, f"data.dir={folder / 'data'}"], {})
+    corpus = download(config.data)
+    store = tokenize([corpus], config.tokenizer, config.data.dir, note=silent, progress=False)
+    fit(config, store, folder / "runs/default", resume=False, note=silent, quiet=True)
+    return Run(folder / "runs/default", config, corpus, store)
+
+
+@contextmanager
+def limited_memory(more: int) -> Iterator[None]:
+    """Inside, the process can map at most `more` further bytes of memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def edited(seed: bytes, edits: Sequence[tuple[int, int, bytes]]) -> bytes:
+    """`seed` after edits (position, bytes removed there, bytes inserted there); positions wrap around."""
+    data = bytearray(seed)
+    for position, removed, inserted in edits:
+        start = position % (len(data) + 1)
+        data[start : start + removed] = inserted
+    return bytes(data)
+
+
+def variants(document: Any) -> Iterator[Any]:
+    """A JSON document with one value at a time replaced by an odd one, removed, or under another key."""
+    if isinstance(document, dict):
+        for key, value in document.items():
+            yield from ({**document, key: odd} for odd in [*ODD_VALUES, *variants(value)])
+            rest = {other: document[other] for other in document if other != key}
+            yield from (rest, {**rest, f"{key}x": value})
+    elif isinstance(document, list):
+        for number, value in enumerate(document):
+            before, after = document[:number], document[number + 1 :]
+            yield from ([*before, odd, *after] for odd in [*ODD_VALUES, *variants(value)])
+            yield before + after
+
+
+def unsealed(folder: Path) -> dict[str, Any]:
+    """The manifest of `folder` without its own hash, so that it can be changed."""
+    manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
+    manifest.pop("sha256", None)
+    return manifest
+
+
+def sign(file: Path) -> None:
+    """Update the entry of a file in the manifest of its folder, so that its hash is right."""
+    content, manifest = file.read_bytes(), unsealed(file.parent)
+    manifest["files"][file.name] = {"bytes": len(content), "sha256": sha256_bytes(content)}
+    (file.parent / MANIFEST).write_text(json.dumps(manifest))
+
+
+def tensor_file(header: Any, data: bytes) -> bytes:
+    """A safetensors file with this header."""
+    content = json.dumps(header).encode()
+    return struct.pack("<Q", len(content)) + content + data

@@ -1,0 +1,47 @@
+"""Checkpoints for the tests of damage, crashes and full disks, and what a restart makes of them."""
+
+from pathlib import Path
+
+import torch
+
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
+from tests.helpers import Content, content
+
+GROUPS = ("model", "optimizer", "ema")
+
+
+def save(run_dir: Path, step: int, seed: int | None = None) -> Path:
+    """Save a checkpoint with the tensors of `seed`; by default each step has its own."""
+    seed = step if seed is None else seed
+    torch.manual_seed(seed)
+    tensors = {group: {"w": torch.randn(40), "steps": torch.randint(9, (3,))} for group in GROUPS}
+    info = {"score": 1.0 / seed, "counters": {"seed": seed, "scaler": {"scale": 65536.0}}, "machine": {"threads": 1}}
+    return checkpoint.save(run_dir, step, tensors, info)
+
+
+def same(left: Content | None, right: Content | None) -> bool:
+    """Whether all tensors are equal, bit for bit, and so is everything else."""
+    if left is None or right is None:
+        return left is right
+    return (
+        left.info == right.info
+        and left.tensors.keys() == right.tensors.keys()
+        and all(
+            left.tensors[group].keys() == named.keys()
+            and all(torch.equal(left.tensors[group][name], value) for name, value in named.items())
+            for group, named in right.tensors.items()
+        )
+    )
+
+
+def restart(run_dir: Path) -> tuple[Content | None, list[str]]:
+    """The checkpoint that a restart finds, and its notes."""
+    notes: list[str] = []
+    with run_folder.lock(run_dir):
+        found = run_checkpoints.last(run_dir, notes.append)
+        return None if found is None else content(found), notes
+
+
+def leftovers(run_dir: Path) -> list[str]:
+    """The temporary files and folders in a run."""
+    return [path.name for path in run_dir.rglob(".tmp-*")]
