@@ -19,12 +19,12 @@ from lmtrain.generation.prompts import Prompt, batches
 from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import TextStreamer, prompt_for_model, unknown_words
 from lmtrain.model.trained import Trained
-from lmtrain.system.escapes import escaped, for_terminal, in_one_line, to_json
+from lmtrain.system.escapes import escaped, for_terminal, to_json
 from lmtrain.system.memory import enough_memory
 from lmtrain.system.signals import forget
 
 REMEDY = "lower --batch-size, --samples, --beams or --max-tokens"
-ASK = "> "
+ASK = "prompt> "
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,9 @@ def converse(trained: Trained, options: Options) -> None:
     """Ask for prompts on the terminal until Ctrl-D, and answer each."""
     if importlib.util.find_spec("readline"):
         import readline  # noqa: F401 -- adds line editing and history to `input`
+    note(
+        f"{trained.run_dir}, step {trained.step:,}. Type a prompt and press Enter. Ctrl-C stops a text, Ctrl-D leaves."
+    )
     number = 0
     while (prompt := _ask()) is not None:
         if not prompt:
@@ -125,10 +128,12 @@ def _complete(
         if as_json_lines:
             print(to_json({"id": prompt.id, **as_json(result), **about}))
             continue
-        for completion in result.completions:
-            text = (result.shown + completion.text).removesuffix("\n")
-            scored = f"{completion.score:.4f}\t{in_one_line(text)}" if len(result.completions) > 1 else text
-            print(for_terminal(scored))
+        for number, completion in enumerate(result.completions, start=1):
+            if len(result.completions) > 1:
+                nats = -completion.log_prob / len(completion.ids)
+                share = f"log-probability {completion.log_prob:.2f} ({nats:.2f} nats per token)"
+                print(f"--- {number} of {len(result.completions)}: {share}")
+            print(for_terminal((result.shown + completion.text).removesuffix("\n")))
     sys.stdout.flush()
     return completed
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.config.loader import environment_of, load
 from lmtrain.config.schema import Config
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError
@@ -19,7 +18,7 @@ from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.packing import pack
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.tensor_files import Stored
-from lmtrain.system.device import choose_device, choose_precision
+from lmtrain.system.device import choose_precision
 
 Note = Callable[[str], None]
 
@@ -120,11 +119,3 @@ def ready_to_generate(trained: Trained, precision: str) -> Trained:
     except ValueError as error:
         raise LmtrainError(f"--precision {precision}: {error}; use another one") from error
     return replace(trained, take_step=step_function(trained.model))
-
-
-def open_trained(
-    run: Path | None, which: str | None, weights: str, device: str, note: Note = lambda _: None
-) -> Trained:
-    """The run in the folder `run`, by default the latest run, on the device of that name."""
-    run_dir = run_folder.find_run(run, load(None, [], environment_of("run.dir")).run.dir)
-    return load_trained(run_dir, which, weights, choose_device(device), note)
