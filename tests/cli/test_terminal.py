@@ -13,13 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
 from lmtrain.cli import answers
-from lmtrain.generation.complete import complete
-from lmtrain.generation.options import Options
-from lmtrain.generation.sampling import Sampling
-from lmtrain.model.trained import load_trained
 from tests.helpers import Lmtrain, default_interrupts
 
 
@@ -126,13 +121,3 @@ def test_streamed_text_is_what_is_printed_elsewhere(
     monkeypatch.setattr(answers, "_write", recorded)
     assert lmtrain(*arguments).out == printed
     assert len([text for text in writes if text]) > 3
-
-
-def test_the_streamed_text_is_the_completion(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trained = load_trained(Path("runs/default"), "best", "auto", torch.device("cpu"))
-    options = Options(max_tokens=40, sampling=Sampling(), stop="sentence")
-    streamed = answers.stream(trained, options, "In 1950 ,", number=3)
-    (expected,) = complete(trained.model, trained.tokenizer, ["In 1950 ,"], options, first=3)
-    assert streamed.completions == expected.completions
-    text = expected.shown + expected.completions[0].text
-    assert capsys.readouterr().out == text + ("" if text.endswith("\n") else "\n")

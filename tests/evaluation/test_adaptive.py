@@ -349,22 +349,6 @@ def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
     assert hashes() == before
 
 
-MISTAKES = {
-    "int8": (["--dynamic", "--precision", "int8"], "--dynamic needs gradients"),
-    "all cache": (["--cache", "eval.cache_weight=1"], "eval.cache_weight=1"),
-    "no temperature": (["--temperature", "0"], "eval.temperature=0.0"),
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_wrong_usage_is_rejected(lmtrain: Lmtrain, workdir: Path, name: str) -> None:
-    arguments, message = MISTAKES[name]
-    done = lmtrain("eval", *arguments)
-    assert done.code == 2
-    assert message in done.err
-    assert "Traceback" not in done.err
-
-
 def test_running_out_of_memory_names_the_remedy(
     lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,11 +132,3 @@ def test_a_diverged_model_is_an_error(sampling: Sampling, column: int) -> None:
 def test_a_text_has_at_least_one_token() -> None:
     with pytest.raises(ValueError, match="max_tokens=0"):
         Rules(0)
-
-
-def test_the_toy_detects_states_that_are_not_reordered() -> None:
-    """The tests above can fail: with a state that keeps its rows in place, the numbers no longer match the model."""
-    model = Toy(4, seed=3)
-    found = sample(*model.start(PROMPTS, broken=True), model.step, Rules(9, ends_with(0, 1)))
-    wrong = [list(h.token_log_probs) != model.score_tokens(p, h.ids) for p, h in zip(PROMPTS, found, strict=True)]
-    assert any(wrong)
