@@ -78,22 +78,6 @@ def test_loss_is_the_negative_log_probability_of_the_target() -> None:
     torch.testing.assert_close(model(text, targets), expected)
 
 
-@pytest.mark.parametrize(("mode", "query"), [*itertools.product(("causal", "windowed"), QUERIES)])
-def test_overfits_one_batch(mode: str, query: str) -> None:
-    model, text = build(mode=mode, pool_query=query, dim=16, layers=1).train(), tokens(4, 8)
-    targets = tokens(4, 9)[:, 1:] if mode == "causal" else tokens(4)
-    moments = [[torch.zeros_like(p), torch.zeros_like(p)] for p in model.parameters()]
-    first = model(text, targets).mean().item()
-    for step in range(1, 61):
-        parameters = list(model.parameters())
-        gradients = torch.autograd.grad(model(text, targets).mean(), parameters)
-        for p, g, m in zip(parameters, gradients, moments, strict=True):  # Adam, lr 0.02
-            m[0], m[1] = 0.9 * m[0] + 0.1 * g, 0.95 * m[1] + 0.05 * g * g
-            p.data -= 0.02 * m[0] / (1 - 0.9**step) / ((m[1] / (1 - 0.95**step)).sqrt() + 1e-8)
-    assert first > 2
-    assert model(text, targets).mean().item() < 0.1
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_tied_weights_share_storage(tied: bool) -> None:
     model = build(tie_embeddings=tied, embed_dim=4)
