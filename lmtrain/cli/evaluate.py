@@ -78,8 +78,8 @@ def evaluate(
     from lmtrain.data.prepare import text_split
     from lmtrain.evaluation.adaptive import settings_used
     from lmtrain.evaluation.run_store import find_run_store
-    from lmtrain.model.trained import load_trained, ready_to_generate
-    from lmtrain.system.device import choose_device, choose_precision
+    from lmtrain.model.trained import open_trained, ready_to_generate
+    from lmtrain.system.device import choose_precision
     from lmtrain.system.memory import enough_memory
 
     if text is not None and split is not None:
@@ -88,7 +88,7 @@ def evaluate(
     source = {"data.dir": data_dir, "data.text_column": None if text is not None else text_column}
     overrides = [*_checked(overrides or []), *as_overrides(options), *as_overrides(source)]
     run_dir = run_folder(run, config, overrides)
-    trained = load_trained(run_dir, checkpoint, weights.value, choose_device(device.value), note)
+    trained = open_trained(run_dir, checkpoint, weights.value, device.value, note)
     if precision is Precision.int8:
         trained = ready_to_generate(trained, "int8")
     settings, given = _settings(trained, config, overrides)

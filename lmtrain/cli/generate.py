@@ -167,8 +167,7 @@ def generate(
     from lmtrain.generation.options import Options
     from lmtrain.generation.prompts import read_all, read_prompts
     from lmtrain.generation.sampling import Sampling
-    from lmtrain.model.trained import load_trained, ready_to_generate
-    from lmtrain.system.device import choose_device
+    from lmtrain.model.trained import open_trained, ready_to_generate
 
     if chosen:
         temperature = 0.0
@@ -195,9 +194,7 @@ def generate(
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
-    trained = load_trained(
-        run_folder(run, config, overrides), checkpoint, weights.value, choose_device(device.value), note
-    )
+    trained = open_trained(run_folder(run, config, overrides), checkpoint, weights.value, device.value, note)
     trained = ready_to_generate(trained, precision.value)
     output = Output(as_json, batch_size, show_attention)
     if has_random_seed:

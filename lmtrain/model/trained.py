@@ -18,7 +18,7 @@ from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.packing import pack
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.tensor_files import Stored
-from lmtrain.system.device import choose_precision
+from lmtrain.system.device import choose_device, choose_precision
 
 Note = Callable[[str], None]
 
@@ -119,3 +119,8 @@ def ready_to_generate(trained: Trained, precision: str) -> Trained:
     except ValueError as error:
         raise LmtrainError(f"--precision {precision}: {error}; use another one") from error
     return replace(trained, take_step=step_function(trained.model))
+
+
+def open_trained(run_dir: Path, which: str | None, weights: str, device: str, note: Note = lambda _: None) -> Trained:
+    """`load_trained` on the device of that name."""
+    return load_trained(run_dir, which, weights, choose_device(device), note)
