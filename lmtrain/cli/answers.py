@@ -40,12 +40,7 @@ def answer(trained: Trained, options: Options, prompt: str, output: Output) -> N
     """Print the texts for one prompt; on a terminal, a single text is streamed."""
     if output.picture is not None and not output.picture.parent.is_dir():
         raise LmtrainError(f"the folder of {output.picture} does not exist: make it first")
-    _warn(trained, options, prompt)
-    with enough_memory(REMEDY):
-        if sys.stdout.isatty() and not output.json and _is_streamable(options):
-            completed = stream(trained, options, prompt)
-        else:
-            (completed,) = _complete(trained, options, [Prompt(1, prompt)], 0, output.json)
+    completed = _answer(trained, options, prompt, 0, output.json)
     if output.picture is not None:
         _draw(trained, prompt_for_model(trained.tokenizer, prompt, options.raw), completed, output.picture)
 
@@ -79,12 +74,7 @@ def converse(trained: Trained, options: Options) -> None:
         if not prompt:
             continue
         try:
-            _warn(trained, options, prompt)
-            with enough_memory(REMEDY):
-                if _is_streamable(options):
-                    stream(trained, options, prompt, number)
-                else:
-                    _complete(trained, options, [Prompt(number, prompt)], number, as_json_lines=False)
+            _answer(trained, options, prompt, number, as_json_lines=False)
         except KeyboardInterrupt:
             forget()
             _write("\n")
@@ -93,7 +83,7 @@ def converse(trained: Trained, options: Options) -> None:
         number += 1
 
 
-def stream(trained: Trained, options: Options, prompt: str, number: int = 0) -> Completed:
+def _stream(trained: Trained, options: Options, prompt: str, number: int) -> Completed:
     """Write the prompt and its text to standard output, each word as it is generated."""
     stops = Stops(trained.tokenizer, options.stop, options.stop_strings)
     streamer = TextStreamer(trained.tokenizer, prompt, stops, options.raw)
@@ -112,9 +102,14 @@ def stream(trained: Trained, options: Options, prompt: str, number: int = 0) -> 
     return completed
 
 
-def _is_streamable(options: Options) -> bool:
-    """Whether tokens are final when they are generated: there is a single text."""
-    return options.beams == 1 and options.samples == 1
+def _answer(trained: Trained, options: Options, prompt: str, number: int, as_json_lines: bool) -> Completed:
+    """Print the texts for the prompt of this number, from 0; on a terminal, a single text is streamed."""
+    _warn(trained, options, prompt)
+    is_single = options.beams == 1 and options.samples == 1  # its tokens are final when they are generated
+    with enough_memory(REMEDY):
+        if sys.stdout.isatty() and is_single and not as_json_lines:
+            return _stream(trained, options, prompt, number)
+        return _complete(trained, options, [Prompt(number + 1, prompt)], number, as_json_lines)[0]
 
 
 def _complete(
