@@ -58,7 +58,7 @@ def measure_lmtrain(folder: Path, precision: str, prompts: int, beams: int, new:
     file = folder / "prompts.txt"
     words = [f"w{index}" for index in range(prompts * REPEATS + PROMPT)]
     file.write_text("".join(" ".join(words[row : row + PROMPT]) + "\n" for row in range(prompts * REPEATS)))
-    sizes = ["--batch-size", prompts, "--beams", beams, "--max-tokens", new]
+    sizes = ["--batch-size", prompts, "--max-tokens", new, *(["--beams", beams] if beams > 1 else ["--greedy"])]
     command = ["generate", "--run", folder / "run", "--prompts", file, "--precision", precision, *sizes, "--json"]
     printed = run_python(["-m", "lmtrain", *map(str, command)])
     texts = [json.loads(line) for line in printed.splitlines()]

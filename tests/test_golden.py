@@ -62,8 +62,8 @@ def measure(lmtrain: Lmtrain, recipe: str) -> dict[str, Any]:
     lmtrain("train", "--config", str(ROOT / "configs" / f"{recipe}.yaml"), "-q", *overrides(recipe))
     (metrics,) = Path().glob("runs/*/metrics.jsonl")
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    options = ["--device", "cpu", "--precision", "fp32", "--max-tokens", "8", "--repetition-penalty", "2", "--json"]
-    (completion,) = json.loads(lmtrain("generate", "The", *options))["completions"]
+    options = ["--greedy", "--repetition-penalty", "2", "--max-tokens", "8", "--device", "cpu", "--precision", "fp32"]
+    (completion,) = json.loads(lmtrain("generate", "The", *options, "--json"))["completions"]
     return {
         "losses": [row["loss"] for row in rows if row["kind"] == "train"],
         "valid": [row["loss"] for row in rows if row["kind"] == "valid"],

@@ -19,12 +19,12 @@ from lmtrain.generation.prompts import Prompt, batches
 from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import TextStreamer, prompt_for_model, unknown_words
 from lmtrain.model.trained import Trained
-from lmtrain.system.escapes import escaped, for_terminal, in_one_line, to_json
+from lmtrain.system.escapes import escaped, for_terminal, to_json
 from lmtrain.system.memory import enough_memory
 from lmtrain.system.signals import forget
 
 REMEDY = "lower --batch-size, --samples, --beams or --max-tokens"
-ASK = "> "
+ASK = "prompt> "
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,7 @@ def answer(trained: Trained, options: Options, prompt: str, output: Output) -> N
     """Print the texts for one prompt; on a terminal, a single text is streamed."""
     if output.picture is not None and not output.picture.parent.is_dir():
         raise LmtrainError(f"the folder of {output.picture} does not exist: make it first")
-    _warn(trained, options, prompt)
-    with enough_memory(REMEDY):
-        if sys.stdout.isatty() and not output.json and _is_streamable(options):
-            completed = stream(trained, options, prompt)
-        else:
-            (completed,) = _complete(trained, options, [Prompt(1, prompt)], 0, output.json)
+    completed = _answer(trained, options, prompt, 0, output.json)
     if output.picture is not None:
         _draw(trained, prompt_for_model(trained.tokenizer, prompt, options.raw), completed, output.picture)
 
@@ -71,17 +66,15 @@ def converse(trained: Trained, options: Options) -> None:
     """Ask for prompts on the terminal until Ctrl-D, and answer each."""
     if importlib.util.find_spec("readline"):
         import readline  # noqa: F401 -- adds line editing and history to `input`
+    note(
+        f"{trained.run_dir}, step {trained.step:,}. Type a prompt and press Enter. Ctrl-C stops a text, Ctrl-D leaves."
+    )
     number = 0
     while (prompt := _ask()) is not None:
         if not prompt:
             continue
         try:
-            _warn(trained, options, prompt)
-            with enough_memory(REMEDY):
-                if _is_streamable(options):
-                    stream(trained, options, prompt, number)
-                else:
-                    _complete(trained, options, [Prompt(number, prompt)], number, as_json_lines=False)
+            _answer(trained, options, prompt, number, as_json_lines=False)
         except KeyboardInterrupt:
             forget()
             _write("\n")
@@ -90,7 +83,7 @@ def converse(trained: Trained, options: Options) -> None:
         number += 1
 
 
-def stream(trained: Trained, options: Options, prompt: str, number: int = 0) -> Completed:
+def _stream(trained: Trained, options: Options, prompt: str, number: int) -> Completed:
     """Write the prompt and its text to standard output, each word as it is generated."""
     stops = Stops(trained.tokenizer, options.stop, options.stop_strings)
     streamer = TextStreamer(trained.tokenizer, prompt, stops, options.raw)
@@ -109,9 +102,14 @@ def stream(trained: Trained, options: Options, prompt: str, number: int = 0) -> 
     return completed
 
 
-def _is_streamable(options: Options) -> bool:
-    """Whether tokens are final when they are generated: there is a single text."""
-    return options.beams == 1 and options.samples == 1
+def _answer(trained: Trained, options: Options, prompt: str, number: int, as_json_lines: bool) -> Completed:
+    """Print the texts for the prompt of this number, from 0; on a terminal, a single text is streamed."""
+    _warn(trained, options, prompt)
+    is_single = options.beams == 1 and options.samples == 1  # its tokens are final when they are generated
+    with enough_memory(REMEDY):
+        if sys.stdout.isatty() and is_single and not as_json_lines:
+            return _stream(trained, options, prompt, number)
+        return _complete(trained, options, [Prompt(number + 1, prompt)], number, as_json_lines)[0]
 
 
 def _complete(
@@ -125,10 +123,12 @@ def _complete(
         if as_json_lines:
             print(to_json({"id": prompt.id, **as_json(result), **about}))
             continue
-        for completion in result.completions:
-            text = (result.shown + completion.text).removesuffix("\n")
-            scored = f"{completion.score:.4f}\t{in_one_line(text)}" if len(result.completions) > 1 else text
-            print(for_terminal(scored))
+        for number, completion in enumerate(result.completions, start=1):
+            if len(result.completions) > 1:
+                nats = -completion.log_prob / len(completion.ids)
+                share = f"log-probability {completion.log_prob:.2f} ({nats:.2f} nats per token)"
+                print(f"--- {number} of {len(result.completions)}: {share}")
+            print(for_terminal((result.shown + completion.text).removesuffix("\n")))
     sys.stdout.flush()
     return completed
 

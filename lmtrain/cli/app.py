@@ -10,15 +10,13 @@ import typer
 
 from lmtrain import __version__
 from lmtrain.cli import data, evaluate, generate, train
-from lmtrain.cli.options import require_single_process
+from lmtrain.cli.options import PARSER_ERROR, require_single_process
 from lmtrain.cli.output import note
 from lmtrain.errors import AlreadyReported, LmtrainError, UsageError
 from lmtrain.system import launcher
 from lmtrain.system.escapes import with_lines
 
 WRONG_USAGE = 2
-PARSER_ERROR: type[BaseException] = typer.BadParameter.__mro__[1]
-"""Any mistake on the command line; typer exports only this kind of it by name."""
 
 app = typer.Typer(
     name="lmtrain",
@@ -36,8 +34,8 @@ app.command("eval", epilog="Example: lmtrain eval --split test --stride 32 --cac
     evaluate.evaluate
 )
 app.command(
-    cls=generate.GroupedCommand,
-    epilog='Example: lmtrain generate "The river" --temperature 0.8 --stop sentence',
+    cls=generate.GenerateCommand,
+    epilog='Example: lmtrain generate "The river" --stop sentence --samples 3',
 )(generate.generate)
 
 
@@ -69,7 +67,7 @@ def main() -> None:
             raise SystemExit(status)
     except PARSER_ERROR as error:
         shown = io.StringIO()
-        error.show(shown)  # type: ignore[attr-defined]
+        error.show(shown)
         print(with_lines(shown.getvalue() + _field_meant(error)), end="", file=sys.stderr)
         raise SystemExit(WRONG_USAGE) from None
     except AlreadyReported:

@@ -1,14 +1,15 @@
 """`lmtrain generate`: its options, checked and turned into those of the library."""
 
+import secrets
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
 
 from lmtrain.cli.options import (
+    PARSER_ERROR,
     Checkpoint,
     ConfigFile,
     Device,
@@ -24,34 +25,30 @@ from lmtrain.cli.options import (
 from lmtrain.cli.output import note
 from lmtrain.errors import UsageError
 
-LENGTH, SAMPLING, SEARCH, OUTPUT = (
-    "Length and end",
-    "Sampling: any of these but the repetition penalty samples",
-    "Beam search and choice",
-    "Input and output",
-)
+LENGTH, SAMPLING, SEARCH, OUTPUT = "Length and end", "Sampling, the default", "Search and choice", "Input and output"
 
 
-class Stop(StrEnum):
-    """Where a generated text ends before it has its full length."""
+class GenerateCommand(TyperCommand):
+    """A command whose help lists its options in groups, and which explains a prompt that looks like an option."""
 
-    none = "none"
-    line = "line"
-    sentence = "sentence"
-    document = "document"
-
-
-class GroupedCommand(TyperCommand):
-    """A command whose help lists its options in groups."""
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        try:
+            return super().parse_args(ctx, args)
+        except PARSER_ERROR as error:
+            if hasattr(error, "possibilities") and not error.possibilities:  # of an unknown option
+                error.message += '. A prompt that begins with - needs -- before it: lmtrain generate -- "- a prompt"'
+            raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and options, group after group, in the order of their first members."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             if record := parameter.get_help_record(ctx):
-                argument = parameter.param_type_name == "argument"
-                name = "Arguments" if argument else getattr(parameter, "rich_help_panel", None) or "Model"
-                groups.setdefault(name, []).append(record)
+                if parameter.param_type_name == "argument":
+                    groups.setdefault("Arguments", []).append((record[0].partition(" <")[0], record[1]))
+                else:
+                    groups.setdefault(getattr(parameter, "rich_help_panel", None) or "Model", []).append(record)
         for name, records in groups.items():
             with formatter.section(name):
                 formatter.write_dl(records)
@@ -62,11 +59,13 @@ def _option(group: str, text: str, *names: str, **limits: Any) -> Any:
 
 
 def generate(
+    context: typer.Context,
     prompt: Annotated[
         str | None,
         typer.Argument(
-            help="The text to continue. Without one, standard input is the prompt; on a terminal you are asked for one "
-            "after the other (Ctrl-C ends a text, Ctrl-D exits)."
+            metavar="PROMPT",
+            help="The text to continue, in quotes. Without one, standard input is the prompt; on a terminal you are "
+            "asked for one after the other.",
         ),
     ] = None,
     overrides: Overrides = None,
@@ -78,69 +77,84 @@ def generate(
     precision: Annotated[
         Precision,
         typer.Option(
-            help="How matrices are stored: auto is bf16 if the machine computes in it, else fp16 on a GPU and fp32 on "
-            "a CPU; int8 is for a CPU."
+            help="Format of the weight matrices. auto: bf16 if the hardware computes in it, else fp16 on a GPU and "
+            "fp32 on a CPU. int8: CPU only."
         ),
     ] = Precision.auto,
     max_tokens: Annotated[
-        int, _option(LENGTH, "Largest number of tokens to generate.", "--max-tokens", "-n", min=1)
+        int, _option(LENGTH, "Maximum number of tokens to generate.", "--max-tokens", "-n", metavar="N", min=1)
     ] = 100,
-    stop: Annotated[Stop, _option(LENGTH, "End with the line, the sentence or the document.")] = Stop.none,
+    stop: Annotated[
+        Literal["none", "line", "sentence", "document"],
+        _option(LENGTH, "End at the end of the line, the sentence or the document."),
+    ] = "none",
     stop_string: Annotated[
-        list[str] | None, _option(LENGTH, "End before this text; may be repeated.", "--stop-string")
+        list[str] | None, _option(LENGTH, "End before this text; may be repeated.", metavar="TEXT")
     ] = None,
-    sample: Annotated[bool, _option(SAMPLING, "Sample from the model's own probabilities.", "--sample")] = False,
     temperature: Annotated[
-        float | None, _option(SAMPLING, "Below 1 safer, above 1 more diverse; 0 is greedy. [default: 1]")
-    ] = None,
-    top_k: Annotated[int | None, _option(SAMPLING, "Sample among the K most likely tokens; 0 = all.")] = None,
+        float, _option(SAMPLING, "<1 more conservative, >1 more random; 0 = greedy.", metavar="T")
+    ] = 0.8,
+    top_k: Annotated[int, _option(SAMPLING, "Sample from the K most likely tokens; 0 = all.", metavar="K")] = 0,
     top_p: Annotated[
-        float | None, _option(SAMPLING, "Sample among the most likely tokens that together have probability P.")
-    ] = None,
+        float, _option(SAMPLING, "Sample from the fewest tokens with total probability P.", metavar="P")
+    ] = 0.95,
     min_p: Annotated[
-        float | None, _option(SAMPLING, "Sample among tokens with at least P times the largest probability.")
-    ] = None,
-    seed: Annotated[int | None, _option(SAMPLING, "The same seed gives the same text. [default: 0]")] = None,
-    samples: Annotated[
+        float, _option(SAMPLING, "Sample from tokens with at least P times the highest probability.", metavar="P")
+    ] = 0.0,
+    seed: Annotated[
         int | None,
-        _option(SAMPLING, "Texts to sample for each prompt; the best by score are printed.", min=1, max=4096),
+        _option(SAMPLING, "Random seed; the same seed gives the same text. [default: random, printed]", metavar="N"),
     ] = None,
-    repetition_penalty: Annotated[float, _option(SAMPLING, "Above 1: tokens that occurred before become rarer.")] = 1.0,
-    beams: Annotated[int, _option(SEARCH, "Beam width; 1 = no beam search.", "--beams", "-b", min=1, max=1024)] = 1,
-    results: Annotated[
+    samples: Annotated[int, _option(SAMPLING, "Texts to sample for each prompt.", metavar="N", min=1, max=4096)] = 1,
+    greedy: Annotated[
+        bool, _option(SEARCH, "Take the most likely token each time, in place of sampling.", "--greedy")
+    ] = False,
+    beams: Annotated[
         int,
         _option(
-            SEARCH,
-            r"Texts to print, best first. Of several, each is one line: its score, a tab, and the text with \n, \r, \t "
-            r"and \\ for line ends, tabs and backslashes.",
+            SEARCH, "Beam search of this width, in place of sampling.", "--beams", "-b", metavar="N", min=1, max=1024
         ),
     ] = 1,
+    repetition_penalty: Annotated[
+        float,
+        _option(SEARCH, ">1: penalize tokens already in the prompt or output; not for beams.", metavar="X"),
+    ] = 1.0,
+    results: Annotated[
+        int | None,
+        _option(SEARCH, "Print only the N best texts. [default: all samples, the best beam]", metavar="N"),
+    ] = None,
     length_penalty: Annotated[
-        float, _option(SEARCH, "a in score = sum of log p / length^a; 0 = the sum itself, 1 = the mean.")
+        float,
+        _option(SEARCH, "A in score = log-probability / length^A: 0 = the sum, 1 = the mean.", metavar="A"),
     ] = 0.0,
     prompts: Annotated[
         Path | None,
-        _option(OUTPUT, 'Many prompts: one a line, or JSON lines {"prompt": ...} in a .jsonl file; - = stdin.'),
+        _option(
+            OUTPUT,
+            'Many prompts: one per line, or JSON lines {"prompt": "text"} in a .jsonl file; - = standard input.',
+            metavar="FILE",
+        ),
     ] = None,
-    batch_size: Annotated[int, _option(OUTPUT, "Prompts per batch.", min=1)] = 16,
+    batch_size: Annotated[int, _option(OUTPUT, "Prompts per batch.", metavar="N", min=1)] = 16,
     as_json: Annotated[bool, _option(OUTPUT, "Print one line of JSON for each prompt.", "--json")] = False,
     raw: Annotated[
         bool,
-        _option(
-            OUTPUT, "Print a word-level text as the corpus has it: ` @-@ `, ` , `; and read the prompt so.", "--raw"
-        ),
+        _option(OUTPUT, "No detokenization: print and read words as the corpus has them (` @-@ `, ` , `).", "--raw"),
     ] = False,
     show_attention: Annotated[
         Path | None,
-        _option(OUTPUT, "Draw the pool's attention weights for each word of the (best) text.", metavar="FILE.png"),
+        _option(OUTPUT, "Draw the pool's attention weights for each word of the best text.", metavar="FILE.png"),
     ] = None,
 ) -> None:
-    """Continue prompts: greedily, by sampling, or by beam search.
+    """Continue prompts by sampling, greedily, or by beam search.
 
-    Greedy is the default. A single text is printed word by word on a terminal. A configuration names the run.
+    A single text is printed word by word on a terminal. A configuration names the run.
     """
     prompt, overrides = split_arguments(prompt, overrides)
-    _check_overrides(overrides)
+    _check_overrides(prompt, overrides)
+    chosen = [name for name, given in (("--greedy", greedy), ("--beams", beams > 1)) if given]
+    if chosen and (others := chosen[1:] + _given(context, SAMPLING)):
+        raise UsageError(f"{chosen[0]} excludes {', '.join(others)}: leave out one or the other")
     if prompt is not None and prompts is not None:
         raise UsageError("a prompt and --prompts exclude each other: leave out one of them")
     if show_attention is not None and (prompts is not None or show_attention.suffix.lower() != ".png"):
@@ -155,23 +169,26 @@ def generate(
     from lmtrain.generation.sampling import Sampling
     from lmtrain.model.trained import open_trained, ready_to_generate
 
-    sampling = sample or any(value is not None for value in (temperature, top_k, top_p, min_p, seed, samples))
+    if chosen:
+        temperature = 0.0
+    has_random_seed = seed is None and temperature > 0
+    seed = secrets.randbelow(1_000_000) if seed is None else seed
     try:
         options = Options(
             max_tokens=max_tokens,
             sampling=Sampling(
-                temperature=(1.0 if temperature is None else temperature) if sampling else 0.0,
-                top_k=top_k or 0,
-                top_p=1.0 if top_p is None else top_p,
-                min_p=min_p or 0.0,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
                 repetition_penalty=repetition_penalty,
             ),
-            samples=1 if samples is None else samples,
+            samples=samples,
             beams=beams,
-            results=results,
+            results=samples if results is None else results,
             length_penalty=length_penalty,
-            seed=seed or 0,
-            stop=stop.value,
+            seed=seed,
+            stop=stop,
             stop_strings=tuple(stop_string or ()),
             raw=raw,
         )
@@ -180,6 +197,8 @@ def generate(
     trained = open_trained(run_folder(run, config, overrides), checkpoint, weights.value, device.value, note)
     trained = ready_to_generate(trained, precision.value)
     output = Output(as_json, batch_size, show_attention)
+    if has_random_seed:
+        note(f"seed {seed}: --seed {seed} repeats this text")
     if prompts is not None:
         answer_all(trained, options, read_prompts(prompts), output)
     elif asks:
@@ -188,11 +207,22 @@ def generate(
         answer(trained, options, read_all(sys.stdin.buffer) if prompt is None else prompt, output)
 
 
-def _check_overrides(overrides: list[str]) -> None:
+def _check_overrides(prompt: str | None, overrides: list[str]) -> None:
     """Raise UsageError unless all set fields of the section `run`, the only one that has an effect here."""
     from lmtrain.config.loader import shown
 
+    if words := [text for text in overrides if "=" not in text]:
+        quoted = shown(" ".join([*([] if prompt is None else [prompt]), *words]))
+        raise UsageError(f"a prompt of several words needs quotes: lmtrain generate {quoted}")
     for override in overrides:
         if not override.startswith("run."):
-            hint = "put a prompt of several words in quotes" if "=" not in override else "use the options (-h)"
-            raise UsageError(f"{shown(override)}: generate accepts only run.name=NAME and run.dir=FOLDER: {hint}")
+            raise UsageError(
+                f"{shown(override)}: generate accepts only run.name=NAME and run.dir=FOLDER: use the options (-h)"
+            )
+
+
+def _given(context: typer.Context, group: str) -> list[str]:
+    """The options of a group that are on the command line."""
+    options = [option for option in context.command.params if getattr(option, "rich_help_panel", None) == group]
+    sources = {option.opts[0]: context.get_parameter_source(option.name or "") for option in options}
+    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,18 +20,28 @@ Source = Annotated[
     typer.Argument(help="sample, wikitext-2, wikitext-2-raw, wikitext-103, a hub id (owner/name), a folder or a file."),
 ]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", help="A YAML file, or a recipe by its name, such as wikitext2-cpu.")
+    Path | None,
+    typer.Option("--config", "-c", metavar="FILE", help="A YAML file, or a recipe by its name, such as wikitext2-cpu."),
 ]
-Subset = Annotated[str | None, typer.Option(help="Configuration name of the hub data set.")]
-Revision = Annotated[str | None, typer.Option(help="Revision of the hub data set.")]
-TextColumn = Annotated[str | None, typer.Option(help="Column or key that holds the text. [default: text]")]
-DataDir = Annotated[Path | None, typer.Option(help="Folder for corpora and token stores. [default: data]")]
+Subset = Annotated[str | None, typer.Option(metavar="NAME", help="Configuration name of the hub data set.")]
+Revision = Annotated[str | None, typer.Option(metavar="NAME", help="Revision of the hub data set.")]
+TextColumn = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Column or key that holds the text. [default: text]")
+]
+DataDir = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Folder for corpora and token stores. [default: data]")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 Force = Annotated[bool, typer.Option("--force", help="Write it again even if it exists and is unchanged.")]
-Run = Annotated[Path | None, typer.Option("--run", "-r", help="A run folder. [default: the latest in runs/]")]
+Run = Annotated[
+    Path | None, typer.Option("--run", "-r", metavar="RUN", help="A run: its folder or name. [default: the latest]")
+]
 Checkpoint = Annotated[
-    str | None, typer.Option("--checkpoint", help="best, last, or a step number. [default: the best undamaged one]")
+    str | None,
+    typer.Option(
+        "--checkpoint", metavar="STEP", help="best, last, or a step number. [default: the best undamaged one]"
+    ),
 ]
 
 
@@ -62,8 +72,11 @@ class Weights(StrEnum):
     ema = "ema"
 
 
-DeviceChoice = Annotated[Device, typer.Option("--device", help="auto uses CUDA if available.")]
-WeightsChoice = Annotated[Weights, typer.Option("--weights", help="auto uses the averaged weights if they were kept.")]
+DeviceChoice = Annotated[Device, typer.Option("--device", help="auto: CUDA if available.")]
+WeightsChoice = Annotated[Weights, typer.Option("--weights", help="auto: EMA weights if the checkpoint has them.")]
+
+PARSER_ERROR: Any = typer.BadParameter.__mro__[1]
+"""Any mistake on the command line; typer exports only this kind of it by name."""
 
 _OVERRIDE = re.compile(r"[a-z_]+\.[a-z_]+=")
 

@@ -108,12 +108,11 @@ def complete(
     speed = times[1] - times[0], generated / max(times[-1] - times[0], 1e-9)
     results = []
     for prompt, texts in zip(prompts, found, strict=True):
-        best = texts[: options.results]
-        displayed = [decode(tokenizer, prompt, text.ids, stops, options.raw) for text in best]
-        completions = [
-            _completion(tokenizer, text, written, stops) for text, (_, written) in zip(best, displayed, strict=True)
-        ]
-        results.append(Completed(prompt, displayed[0][0], completions, *speed))
+        shown, completions = prompt, []
+        for text in texts[: options.results]:
+            shown, written = decode(tokenizer, prompt, text.ids, stops, options.raw)
+            completions.append(_completion(tokenizer, text, written, stops))
+        results.append(Completed(prompt, shown, completions, *speed))
     return results
 
 

@@ -33,8 +33,8 @@ class Options:
     """Keep the corpus's spacing in a word-level text, and read the prompt's words as they are."""
 
     def __post_init__(self) -> None:
-        if self.beams > 1 and (self.samples > 1 or self.sampling != GREEDY):
-            raise ValueError("a beam search doesn't sample: beams > 1 excludes sampling")
+        if self.beams > 1 and (self.samples > 1 or self.sampling.temperature or self.sampling.repetition_penalty != 1):
+            raise ValueError("beams > 1 excludes sampling and a repetition penalty: a beam search ranks by probability")
         if self.samples > 1 and not self.sampling.temperature:
             raise ValueError(f"samples={self.samples} would all be the same text at temperature 0")
         texts = self.beams if self.beams > 1 else self.samples

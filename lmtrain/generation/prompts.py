@@ -35,6 +35,8 @@ def read_prompts(path: Path) -> Iterator[Prompt]:
     Raises LmtrainError, naming the line, for anything else, and where there is no prompt.
     """
     name = "standard input" if path == Path("-") else str(path)
+    if path.suffix == ".json":
+        raise LmtrainError(f"{name}: prompts are a text file, one per line, or a .jsonl file of lines like {_SHAPE}")
     found = False
     as_json = path.suffix == ".jsonl"
     try:

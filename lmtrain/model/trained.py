@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.config.loader import environment_of, load
 from lmtrain.config.schema import Config
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError
@@ -119,9 +118,6 @@ def ready_to_generate(trained: Trained, precision: str) -> Trained:
     return replace(trained, take_step=step_function(trained.model))
 
 
-def open_trained(
-    run: Path | None, which: str | None, weights: str, device: str, note: Note = lambda _: None
-) -> Trained:
-    """The run in the folder `run`, by default the latest run, on the device of that name."""
-    run_dir = run_folder.find_run(run, load(None, [], environment_of("run.dir")).run.dir)
+def open_trained(run_dir: Path, which: str | None, weights: str, device: str, note: Note = lambda _: None) -> Trained:
+    """`load_trained` on the device of that name."""
     return load_trained(run_dir, which, weights, choose_device(device), note)

@@ -36,13 +36,18 @@ def run_config(run_dir: Path) -> Config:
 
 
 def find_run(path: Path | None, runs_dir: Path) -> Path:
-    """The run at `path`, or the latest in `runs_dir` that has a checkpoint. Raises LmtrainError if there is none."""
+    """The run at `path` or of this name in `runs_dir`; without it, the latest there that has a checkpoint.
+
+    Raises LmtrainError, naming the runs that there are, if there is none.
+    """
+    runs = {folder.parent.parent for folder in runs_dir.glob("*/checkpoints/step-*") if folder.is_dir()}
+    runs = {run for run in runs if (run / CONFIG).is_file()}
     if path is not None:
-        if not (path / CONFIG).is_file():
-            raise LmtrainError(f"{path} is not a run folder: it has no {CONFIG}")
-        return path
-    runs = [folder.parent.parent for folder in runs_dir.glob("*/checkpoints/step-*") if folder.is_dir()]
-    runs = [run for run in runs if (run / CONFIG).is_file()]
+        for folder in (path, runs_dir / path):
+            if (folder / CONFIG).is_file():
+                return folder
+        others = f"; the runs in {runs_dir} are {', '.join(sorted(run.name for run in runs))}" if runs else ""
+        raise LmtrainError(f"{path} is not a run folder: it has no {CONFIG}{others}")
     if not runs:
         raise LmtrainError(f"no trained run in {runs_dir}: train one with `lmtrain train`, or name one with --run")
     return max(runs, key=lambda run: (run / STATE).stat().st_mtime if (run / STATE).exists() else 0.0)

@@ -26,11 +26,6 @@ def with_lines(text: str) -> str:
     return _replaced(text, _is_text)
 
 
-def in_one_line(text: str) -> str:
-    r"""A text with `\n`, `\r`, `\t` and `\\` instead of newlines, carriage returns, tabs and backslashes."""
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
-
-
 def to_json(value: Any) -> str:
     """One line of JSON without control characters: JSON itself allows those above U+007E."""
     return re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))

@@ -28,7 +28,7 @@ def test_the_help_of_generate_is_in_groups(lmtrain: Lmtrain) -> None:
     out = lmtrain("generate", "-h").out
     groups = [line for line in out.splitlines() if line and not line.startswith(" ") and line.endswith(":")]
     assert len(groups) == 6
-    assert out.index("Sampling:") < out.index("--temperature") < out.index("Beam search") < out.index("--beams")
+    assert out.index("Sampling") < out.index("--temperature T") < out.index("Search") < out.index("--beams N")
 
 
 def test_every_command_takes_a_configuration_and_a_short_option_means_the_same_everywhere() -> None:

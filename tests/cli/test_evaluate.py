@@ -116,7 +116,7 @@ def test_a_configuration_names_the_run_and_sets_what_concerns_evaluation(lmtrain
         assert done.code == 0, done.err
         result = json.loads(done.out)
         assert (result["run"], result["stride"]) == (run, stride)
-    for arguments in (["The", "run.name=own"], ["-c", "own.yaml", "The"], ["The", "-r", "runs/own"]):
+    for arguments in (["The", "run.name=own"], ["-c", "own.yaml", "The"], ["The", "-r", "own"]):
         assert json.loads(lmtrain("generate", *arguments, "-n", "2", "--json").out)["run"] == "runs/own"
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lmtrain.config.schema import EvalConfig, ModelConfig
@@ -285,29 +284,12 @@ def test_without_a_cache_s_share_or_a_learning_rate_scores_are_plain() -> None:
     assert torch.equal(mix(plain, torch.full_like(plain, -math.inf), 0.0), plain)
 
 
-@pytest.mark.parametrize("mode", MODES[1:])
-def test_repetitions_are_learned(mode: str) -> None:
-    """A stream of one phrase over and over: everything that adapts must gain on it."""
-    ids = np.tile(IDS[:11], 8)
-    plain = float(scores(tiny_model(copying=False), ids).detach()[44:].mean())
-    assert float(scores(forward_of(tiny_model(copying=False), mode), ids)[44:].mean()) < 0.9 * plain
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_is_deterministic_and_leaves_the_trained_weights(mode: str) -> None:
     model = tiny_model()
     weights = copy.deepcopy(model.state_dict())
     assert torch.equal(scores(forward_of(model, mode), IDS), scores(forward_of(model, mode), IDS))
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
-
-
-def test_a_cache_in_pieces_is_one_cache() -> None:
-    states, words = torch.randn(50, 4), torch.randint(0, 5, (50,))
-    nats = torch.rand(50)
-    whole = cache_log_probs(states, words, nats, 3.0, 12)
-    assert_close(cache_log_probs(states[13:], words[13:], nats[30:], 3.0, 12), whole[30:])
-    assert whole[0] == -nats[0]
-    assert_close(cache_log_probs(7 * F.normalize(states, dim=-1), words, nats, 3.0, 12), whole)
 
 
 def test_dynamic_evaluation_is_for_causal_models_and_one_text() -> None:
@@ -347,22 +329,6 @@ def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
     assert "stride 2, temperature 1.1, cache weight 0.1" in text
     assert "dynamic rule sgd, dynamic lr 0.02, dynamic embedding 1.0" in text
     assert hashes() == before
-
-
-MISTAKES = {
-    "int8": (["--dynamic", "--precision", "int8"], "--dynamic needs gradients"),
-    "all cache": (["--cache", "eval.cache_weight=1"], "eval.cache_weight=1"),
-    "no temperature": (["--temperature", "0"], "eval.temperature=0.0"),
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_wrong_usage_is_rejected(lmtrain: Lmtrain, workdir: Path, name: str) -> None:
-    arguments, message = MISTAKES[name]
-    done = lmtrain("eval", *arguments)
-    assert done.code == 2
-    assert message in done.err
-    assert "Traceback" not in done.err
 
 
 def test_running_out_of_memory_names_the_remedy(

@@ -1,6 +1,5 @@
 """Beam search against its definition and an exhaustive search, both as plain loops, and single cases made by hand."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -125,23 +124,6 @@ def test_one_beam_is_greedy(problem: Problem) -> None:
     assert_same([end for (end,) in replace(problem, beams=1, results=1).search()], expected)
 
 
-@brief
-@given(problems())
-def test_a_batch_equals_its_prompts(problem: Problem) -> None:
-    assert problem.search() == [problem.search([prompt])[0] for prompt in PROMPTS]
-
-
-@brief
-@given(problems())
-def test_the_best_does_not_depend_on_how_many_are_asked_for(problem: Problem) -> None:
-    most = replace(problem, results=problem.beams).search()
-    assert problem.search() == [found[: problem.results] for found in most]
-
-
-def test_no_prompts_have_no_texts() -> None:
-    assert beam_search(torch.empty(0, 3), History([]), Toy(3, 0).step, Rules(2), beams=2) == []
-
-
 @pytest.mark.parametrize("probabilities", [[0.9, 0.06, 0.04], [0.5, 0.5, 0.0]])
 def test_it_stops_as_soon_as_nothing_can_win(probabilities: list[float]) -> None:
     """One prediction is enough, however long the text might be; a longer text of equal score comes second."""
@@ -152,19 +134,6 @@ def test_it_stops_as_soon_as_nothing_can_win(probabilities: list[float]) -> None
     rules = Rules(10_000, ends_with(0))
     ((found,),) = beam_search(torch.tensor([probabilities]).log(), History([()]), no_step, rules, beams=3)
     assert (found.ids, found.finished) == ((0,), True)
-
-
-@pytest.mark.parametrize("length_penalty", [0.0, -1.0])
-def test_it_continues_while_a_longer_text_can_win(length_penalty: float) -> None:
-    """With a negative penalty the next length has the best chance, not the last: 2 log 0.8 beats 1 log 0.2."""
-
-    def step(state: History, tokens: Tensor) -> tuple[Tensor, History]:
-        return torch.tensor([[1.0, 0.0]]).log().repeat(len(tokens), 1), state
-
-    arguments = torch.tensor([[0.2, 0.8]]).log(), History([()]), step, Rules(10, ends_with(0))
-    ((found,),) = beam_search(*arguments, beams=2, length_penalty=length_penalty)
-    assert found.ids == (1, 0)
-    assert found.score == pytest.approx(math.log(0.8) * 2**-length_penalty, rel=1e-6)
 
 
 def test_the_rows_of_finished_prompts_are_dropped() -> None:
@@ -199,21 +168,6 @@ def test_texts_stay_in_their_rows() -> None:
     (found,) = beam_search(torch.tensor([[-0.4, -0.5]]), Recorded([()]), step, Rules(6), beams=2, results=2)
     assert sorted(h.ids[0] for h in found) == [0, 1]
     assert selected == [[0, 0]]
-
-
-def test_ties_go_to_the_better_text_then_to_the_lowest_id() -> None:
-    def step(state: History, tokens: Tensor) -> tuple[Tensor, History]:
-        return torch.full((len(tokens), 700), 0.2).log(), state
-
-    def search(first: float, max_tokens: int) -> list[tuple[int, ...]]:
-        log_probs = torch.full((1, 700), 0.2).log()
-        log_probs[0, 5] = math.log(first)
-        rules = Rules(max_tokens, blocked=frozenset({0}))
-        (found,) = beam_search(log_probs, History([()]), step, rules, beams=3, results=3)
-        return [h.ids for h in found]
-
-    assert search(0.3, 1) == [(5,), (1,), (2,)]
-    assert search(0.2, 2) == [(1, 1), (1, 2), (1, 3)]
 
 
 def test_the_toy_detects_states_that_are_not_reordered() -> None:

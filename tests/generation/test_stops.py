@@ -72,11 +72,6 @@ def test_a_long_text_costs_no_more_per_token_than_a_short_one() -> None:
     assert counts[0] == counts[1] < 20
 
 
-def test_a_character_split_over_tokens_is_found_when_it_is_whole() -> None:
-    ids = BYTE.encode("a€b")
-    assert first_end(Stops(BYTE, "none", ["€"]), ids) == (4, Ending("stop string '€'", 3))
-
-
 def test_the_string_that_begins_first_ends_the_text() -> None:
     ids = BPE.encode("the cat")
     assert first_end(Stops(BPE, "none", ["t", "cat"]), ids[-1:]) == (1, Ending("stop string 'cat'", 3))

@@ -1,5 +1,7 @@
 """Small language models of every kind, for the tests of everything that runs one."""
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -35,6 +37,11 @@ WINDOWED_VARIANTS: list[dict[str, object]] = [
     {**SIZES, "mode": "windowed", "attention": "induced", "position": "sinusoidal", "norm_position": "post"},
     {"mode": "windowed", "output": "adaptive", "copy": True},
 ]
+PLAIN: list[dict[str, object]] = [
+    {"position": position, "pool_query": query, "qk_norm": position == "rotary"}
+    for position, query in itertools.product(POSITIONS, QUERIES)
+]
+WINDOWED_PLAIN: list[dict[str, object]] = [{**fields, "mode": "windowed"} for fields in PLAIN]
 
 
 def build(**fields: object) -> LanguageModel:

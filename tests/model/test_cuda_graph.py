@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from lmtrain.model.cuda_graph import GraphedSteps, step_function
-from lmtrain.model.decoding_state import DecodingState, State, capacity_for
+from lmtrain.model.decoding_state import DecodingState, capacity_for
 from lmtrain.model.language_model import LanguageModel
-from tests.model.models import POSITIONS, QUERIES, VARIANTS, build, tokens
+from tests.model.models import PLAIN, VARIANTS, build, tokens
 
-FIELDS = [*VARIANTS, *({"position": name} for name in POSITIONS), *({"pool_query": query} for query in QUERIES)]
+FIELDS = [*VARIANTS, *PLAIN]
 
 
 def test_capacity_for() -> None:
@@ -106,19 +106,3 @@ def test_a_graph_equals_the_plain_step(fields: dict[str, object]) -> None:
     owner: Any = step.__self__  # type: ignore[attr-defined]
     assert isinstance(owner, GraphedSteps)
     assert_same_texts(model, owner, tokens(3, 45).cuda())
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_another_state_is_recorded_again() -> None:
-    model = build().cuda()
-    step = step_function(model)
-    for count in (2, 5):
-        text = tokens(2, 9).cuda()
-        _, mine = model.start(text[:, :count])
-        _, plain = model.start(text[:, :count])
-        after: State = mine
-        for t in range(count, 9):
-            found, after = step(after, text[:, t])
-            expected, plain = model.step(plain, text[:, t])
-            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

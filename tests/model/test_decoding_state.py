@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lmtrain.model.decoding_state import DecodingState
 from lmtrain.model.language_model import LanguageModel
-from tests.model.models import POSITIONS, QUERIES, VARIANTS, VOCABULARY, WINDOWED_VARIANTS, build, tokens
+from tests.model.models import PLAIN, QUERIES, VARIANTS, VOCABULARY, WINDOWED_PLAIN, WINDOWED_VARIANTS, build, tokens
 
 
 def predict(model: LanguageModel, window: list[int]) -> Tensor:
@@ -45,27 +45,15 @@ def reencoded(model: LanguageModel, text: Tensor, pads: Sequence[int]) -> Tensor
     return found.view(-1, len(pads), VOCABULARY)
 
 
-@pytest.mark.parametrize(
-    ("mode", "position", "query"), [*itertools.product(("causal", "windowed"), POSITIONS, QUERIES)]
-)
-def test_steps_equal_reencoding_the_window_over_three_contexts(mode: str, position: str, query: str) -> None:
-    model = build(mode=mode, position=position, pool_query=query, qk_norm=position == "rotary")
-    text = tokens(3, 45)
-    pads = [0, 2, 4]  # rows reach the end of the context at different steps
-    valid = torch.arange(5) >= torch.tensor(pads).unsqueeze(-1)
-    log_probs, state = model.start(text[:, :5], valid)
-    for t, expected in enumerate(reencoded(model, text, pads)[:-1], start=5):
-        torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=1e-5)
-        log_probs, state = model.step(state, text[:, t])
-
-
 @pytest.mark.parametrize("pads", [(0, 2, 4), (0, 0, 0)], ids=["ragged", "uniform"])
 @pytest.mark.parametrize(
     "fields",
-    [*VARIANTS, *WINDOWED_VARIANTS, *({"position": name} for name in POSITIONS), *({"pool_query": q} for q in QUERIES)],
+    [*VARIANTS, *WINDOWED_VARIANTS, *PLAIN, *WINDOWED_PLAIN],
     ids=str,
 )
-def test_steps_of_every_variant_equal_reencoding_the_window(fields: dict[str, object], pads: tuple[int, ...]) -> None:
+def test_steps_equal_reencoding_the_window_over_three_contexts(
+    fields: dict[str, object], pads: tuple[int, ...]
+) -> None:
     model, text = build(**fields), tokens(3, 45)
     log_probs, state = model.start(text[:, :5], torch.arange(5) >= torch.tensor(pads).unsqueeze(-1))
     order = torch.arange(3)
