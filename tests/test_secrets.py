@@ -65,7 +65,7 @@ FAILING = {
     "an address that looks like one": (["train", f"{ADDRESS}?a=b"], "unknown key http"),
     "an address in bad YAML": (["train", f"train.sample_prompts=[{ADDRESS}: ["], "not valid YAML"),
     "an address after a list": (["train", f"train.sample_prompts=[a] {ADDRESS}]"], "not valid YAML"),
-    "an address of another type": (["train", f"data.sources=[{ADDRESS}]"], "data.sources."),
+    "an address of another type": (["train", f"data.sources=[{ADDRESS}]"], "the field was removed"),
     "an address as a key": (["train", f"data.sources=[{{'{ADDRESS}': 1, '{ADDRESS}': 2}}]"], "duplicate key"),
     "an address in another field": (["train", f"model.dim={ADDRESS}"], "model.dim="),
     "an address in a file": (["train", "-c", "address.yaml"], "data.source is an address"),

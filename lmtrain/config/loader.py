@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from lmtrain.config import yaml_values
 from lmtrain.config.base import UserPath
-from lmtrain.config.schema import RESOURCE_FIELDS, Config, SourceConfig
+from lmtrain.config.schema import RESOURCE_FIELDS, Config
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.system import disk
 
@@ -24,14 +24,14 @@ LARGEST_FILE = 1 << 18
 """Bytes: far more than a configuration needs, and few enough for the slowest constructs of YAML."""
 
 REMOVED: dict[str, tuple[object, str]] = {
+    "data.sources": (None, "a run is trained on one corpus: put the texts into one folder and name it in data.source"),
     "data.deduplicate": (False, "remove repeated documents from the text before it is imported"),
     "model.embedding_dropout": (0.0, "it made no measurable difference; use model.input_dropout"),
     "train.adversarial_softmax": (0.0, "it made no measurable difference"),
     "train.scheduled_sampling": (0.0, "it made perplexity worse; lmtrain.nn.seq2seq has it for sequence to sequence"),
     "train.spike_sigmas": (None, "a step whose gradient is not finite is left out without it"),
 }
-"""Fields of earlier versions: the default value, and why the field was removed or what replaces it. All of them only
-affected training."""
+"""Fields of earlier versions: the default value, and why the field was removed or what replaces it."""
 
 _MOST_MISTAKES = 5
 _LONGEST_VALUE = 200
@@ -225,12 +225,7 @@ def _sentence(error: Any, origin: str) -> str:
 def _known(location: tuple[str | int, ...]) -> tuple[str, list[str]]:
     """An unknown key as messages name it, and the nearest known one, if any."""
     key = _cleaned(".".join(map(str, location)))
-    if len(location) == 1:
-        known = list(Config.model_fields)
-    elif len(location) == 2:
-        known = list(flat(Config()))
-    else:  # a corpus of a mixture
-        known = [".".join(map(str, (*location[:-1], field))) for field in SourceConfig.model_fields]
+    known = list(Config.model_fields) if len(location) == 1 else list(flat(Config()))
     return key, difflib.get_close_matches(key, known, n=1, cutoff=0.5)
 
 

@@ -215,14 +215,6 @@ def test_a_wrong_override_is_named(override: str, message: str) -> None:
         ),
         (["eval.foo=1"], "unknown key eval.foo; did you mean eval[.]"),
         (["modell.dim=1"], "unknown key modell; did you mean model[?]$"),
-        (
-            ["data.sources=[{source: a}, {source: b, wieght: 2}]"],
-            "^the command line: unknown key data.sources.1.wieght; did you mean data.sources.1.weight[?]$",
-        ),
-        (
-            ["data.sources=[{source: a, weight: 0}]"],
-            "^the command line: data.sources.0.weight=0: Input should be greater than or equal to 1$",
-        ),
     ],
 )
 def test_a_contradiction_is_named(overrides: list[str], message: str) -> None:

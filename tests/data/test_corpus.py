@@ -15,7 +15,6 @@ from lmtrain.config.schema import DataConfig, TokenizerConfig
 from lmtrain.data import sample
 from lmtrain.data.corpus import Corpus, download, open_corpus
 from lmtrain.data.sources import find_source
-from lmtrain.data.verified import Hashes
 from lmtrain.errors import LmtrainError
 from tests.data.helpers import lines, parquet, starts, tokenized, write
 
@@ -259,12 +258,11 @@ def test_corpus_folders_differ_by_source(tmp_path: Path, monkeypatch: pytest.Mon
         {"source": "owner/name-part"},
         {"source": "wikitext-2"},
     ]
-    hashes = Hashes(tmp_path)
-    folders = {find_source(DataConfig(**fields), hashes, lambda _: None).folder for fields in sources}
+    folders = {find_source(DataConfig(**fields), lambda _: None).folder for fields in sources}
     assert len(folders) == len(sources)
     assert {"owner--name", "wikitext-2", "sample-2000"} <= folders
     with pytest.raises(LmtrainError, match=r"data\.subset has no meaning"):
-        find_source(DataConfig(source="wikitext-2", subset="part"), hashes, lambda _: None)
+        find_source(DataConfig(source="wikitext-2", subset="part"), lambda _: None)
 
 
 def fake_generate(fail_at: int | None = None) -> Callable[[int, int], Iterator[sample.SampleLine]]:

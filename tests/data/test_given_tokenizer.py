@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from lmtrain.config.schema import TokenizerConfig
-from lmtrain.data import shards, tokenizing
 from lmtrain.data.corpus import Corpus
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokens import TOKENIZER
@@ -66,32 +65,6 @@ def test_each_tokenizer_has_a_store_of_its_own(file: Path, corpus: Corpus, notes
     assert trained.tokenizer.sha256 == own.tokenizer.sha256 != given.tokenizer.sha256
     assert own.split("train").ids[:].tolist() == trained.split("train").ids[:].tolist()
     assert sum("training a word tokenizer" in note for note in notes) == 1
-
-
-def test_shards_of_another_tokenizer_are_not_resumed_from(
-    file: Path, corpus: Corpus, notes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Work that a killed process left under one file is found under that file, and under no other."""
-    data, config = corpus.folder.parent, TokenizerConfig(file=file)
-
-    def killed(*_arguments: object, **_named: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(shards, "SHARD_BYTES", 10)
-    with monkeypatch.context() as patch:
-        patch.setattr(tokenizing, "new_folder", killed)
-        with pytest.raises(KeyboardInterrupt):
-            tokenized(corpus, config, notes.append)
-    (parts,) = data.glob(".parts-*")
-    finished = {path: path.stat().st_mtime_ns for path in parts.glob("*-*.npy")}
-    assert len(finished) > 4
-    other = file.with_name("other.json")
-    Tokenizer.train(["hat hats new 7"], CONFIGS["word"]).save(other)
-    store = tokenized(corpus, TokenizerConfig(file=other), notes.append)
-    assert store.tokenizer.knows("hats")
-    assert {path: path.stat().st_mtime_ns for path in parts.glob("*-*.npy")} == finished
-    tokenized(corpus, config, notes.append)
-    assert not list(data.glob(".parts-*"))
 
 
 def test_other_files_are_rejected(corpus: Corpus) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.config.schema import DataConfig
-from lmtrain.data import shards
+from lmtrain.data import encoding
 from lmtrain.data.corpus import download
 from lmtrain.data.prepare import text_split
 from lmtrain.data.tokens import Split, TokenStore
@@ -29,7 +29,7 @@ def test_a_file_is_the_split_that_a_corpus_makes_of_it(
     kind: str, name: str, small: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if small:
-        monkeypatch.setattr(shards, "SHARD_BYTES", 100)
+        monkeypatch.setattr(encoding, "SHARD_BYTES", 100)
     source = tmp_path / "corpus"
     source.mkdir()
     write(source / "train.txt", "".join(f"{line}\n" for line in TRAIN))

@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.config.schema import TokenizerConfig
-from lmtrain.data import shards, tokenizing
 from lmtrain.data import tokenizer as tokenizer_module
+from lmtrain.data import tokenizing
 from lmtrain.data.corpus import open_corpus
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokenizing import StoreSpec
 from lmtrain.data.tokens import TOKENIZER, TokenStore, find_store, open_store
 from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import MANIFEST, folder_lock, sha256_bytes
+from lmtrain.storage.files import MANIFEST, sha256_bytes
 from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, flip, make_corpus, make_store, token_starts, tokenized
 
 FLOOR = {"valid": {"word_perplexity": 3.0, "nats": 1.0, "tokens": 1}}
@@ -79,26 +77,6 @@ def test_arrays_are_npy_files_of_the_smallest_type(tmp_path: Path) -> None:
     assert wide.split("train").ids[:-1].tolist() == [wide.tokenizer.encode(word)[0] for word in words]
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    documents=st.lists(
-        st.lists(st.text("ab \n\t<eos>é").map(lambda text: text.replace("\n", "")), min_size=1), min_size=1
-    ),
-    size=st.integers(1, 5),
-    kind=st.sampled_from(KINDS),
-)
-def test_the_size_of_batches_changes_nothing(
-    documents: list[list[str]], size: int, kind: Kind, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("store")
-    whole = make_store(folder / "whole", kind, {"train": documents})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "_BATCH_LINES", size)
-        patch.setattr(shards, "_BATCH_CHARACTERS", 3 * size)
-        small = make_store(folder / "small", kind, {"train": documents})
-    assert small.sha256 == whole.sha256
-
-
 def test_one_very_long_line_is_cut_and_gives_the_same_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = {"train": [["the cat  sat " * 50], ["on"]]}
     whole = make_store(tmp_path / "whole", documents=documents)
@@ -133,7 +111,7 @@ def test_the_floor_is_that_of_a_text_whose_words_are_all_known(
 
 def test_progress_goes_to_no_bar_without_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
-    tokenizing.tokenize([corpus], CONFIGS["bpe"], tmp_path, note=lambda _: None, progress=True)
+    tokenizing.tokenize(corpus, CONFIGS["bpe"], tmp_path, note=lambda _: None, progress=True)
     assert capfd.readouterr() == ("", "")
 
 
@@ -146,25 +124,6 @@ def test_a_current_store_is_opened_and_not_made_again(kind: Kind, tmp_path: Path
     assert tokenized(corpus, CONFIGS[kind], notes.append, force=True).sha256 == store.sha256
     assert (store.folder / MANIFEST).stat().st_ino != inode
     assert "asked to" in notes[0]
-
-
-def test_a_process_that_waited_for_another_one_takes_its_store(
-    tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
-    others: list[TokenStore] = []
-
-    @contextmanager
-    def waiting(parts: Path) -> Iterator[None]:
-        with monkeypatch.context() as patch:
-            patch.setattr(tokenizing, "folder_lock", folder_lock)
-            others.append(tokenized(corpus, CONFIGS["word"]))
-        yield
-
-    monkeypatch.setattr(tokenizing, "folder_lock", waiting)
-    store = tokenized(corpus, CONFIGS["word"], notes.append)
-    assert (store.sha256, notes) == (others[0].sha256, [])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny", store.folder.name]
 
 
 def test_a_changed_corpus_has_a_store_beside_the_old_one(tmp_path: Path) -> None:
@@ -185,7 +144,7 @@ def test_a_changed_corpus_has_a_store_beside_the_old_one(tmp_path: Path) -> None
 def test_a_store_of_another_configuration_is_made_again(tmp_path: Path, notes: list[str]) -> None:
     store, corpus = make_store(tmp_path), open_corpus(tmp_path / "tiny")
     config = TokenizerConfig(kind="word", vocab_size=5)
-    folder = StoreSpec.of([corpus], config).folder(tmp_path)
+    folder = StoreSpec.of(corpus, config).folder(tmp_path)
     assert folder != store.folder
     store.folder.rename(folder)
     assert tokenized(corpus, config, notes.append).tokenizer.vocab_size == 5
@@ -209,7 +168,7 @@ def test_a_damaged_corpus_is_rejected(tmp_path: Path) -> None:
 
 def test_other_files_in_the_store_s_folder_are_never_deleted(tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
-    folder = StoreSpec.of([corpus], CONFIGS["word"]).folder(tmp_path)
+    folder = StoreSpec.of(corpus, CONFIGS["word"]).folder(tmp_path)
     folder.mkdir()
     (folder / "thesis.txt").write_text("mine")
     for force in (False, True):

@@ -50,7 +50,7 @@ def corpus(folder: Path) -> Parser:
     def use() -> None:
         opened = open_corpus(made)
         verify(made, opened.manifest)
-        tokenize([opened], TokenizerConfig(), folder / "stores", force=True, note=_nothing, progress=False)
+        tokenize(opened, TokenizerConfig(), folder / "stores", force=True, note=_nothing, progress=False)
 
     return _files(made, [MANIFEST, "train.txt", "train.docs.npy"], made, use)
 
@@ -62,7 +62,7 @@ def tokens(folder: Path) -> Parser:
     for split in ("train", "valid"):
         (source / f"{split}.txt").write_text("\n".join(LINES), encoding="utf-8")
     data = config.load(None, [f"data.source={source}", f"data.dir={folder / 'data'}"], {})
-    store = tokenize([download(data.data)], data.tokenizer, data.data.dir, note=_nothing, progress=False).folder
+    store = tokenize(download(data.data), data.tokenizer, data.data.dir, note=_nothing, progress=False).folder
 
     def use() -> None:
         opened = open_store(store)
@@ -109,7 +109,7 @@ def runs(folder: Path) -> Parser:
 def trained_run(folder: Path) -> tuple[Path, Config, TokenStore]:
     """A trained run, its configuration and its token store."""
     settings = config.load(None, [*SMALL, f"data.dir={folder / 'data'}"], {})
-    store = tokenize([download(settings.data)], settings.tokenizer, settings.data.dir, note=_nothing, progress=False)
+    store = tokenize(download(settings.data), settings.tokenizer, settings.data.dir, note=_nothing, progress=False)
     fit(settings, store, folder / "runs" / "default", resume=False, note=_nothing, quiet=True)
     return folder / "runs" / "default", settings, store
 

@@ -41,7 +41,7 @@ def read_all(run: Path, config_file: Path) -> None:
     """Read a configuration, a corpus, a token store, a tokenizer and a checkpoint; resume and generate."""
     config = load(config_file, environment={})
     corpus = download(config.data)
-    store = tokenize([corpus], config.tokenizer, config.data.dir, note=lambda _: None, progress=False)
+    store = tokenize(corpus, config.tokenizer, config.data.dir, note=lambda _: None, progress=False)
     restore(prepare(config, store, lambda _: None), checkpoint.load(run_checkpoints.choose(run, "last")))
     trained = load_trained(run_folder.find_run(None, run.parent), "best", "auto", torch.device("cpu"))
     complete(trained.model, trained.tokenizer, ["the"], Options(max_tokens=3, beams=2))
