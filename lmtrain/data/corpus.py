@@ -4,6 +4,7 @@ A corpus folder holds for each split `<split>.txt`, UTF-8 lines that each end wi
 the int64 line numbers at which documents start, and a manifest with the counts, the licence and where the text is from.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, recover, 
 
 FORMAT = "lmtrain-corpus/1"
 _SPLITS = ("train", "valid", "test")
-_CORPUS_FILES = {MANIFEST, *(f"{split}.{ending}" for split in _SPLITS for ending in ("txt", "docs.npy"))}
+_CORPUS_FILE = re.compile(r"(train|valid|test)\.(txt|docs\.npy)")
 
 
 class _CorpusInfo(BaseModel, strict=True):
@@ -78,7 +79,7 @@ def download(
     folder = data.dir / source.folder
     if not force and _is_current(folder, source.origin, note):
         return open_corpus(folder)
-    _reject_foreign(folder)
+    reject_foreign(folder, _CORPUS_FILE)
     if data.source in KNOWN and Path(data.source).exists():
         note(f"data.source={data.source} is the known corpus of that name; for the path write ./{data.source}")
     note(f"making corpus {folder} from {data.source}")
@@ -113,10 +114,11 @@ def _is_current(folder: Path, origin: dict[str, Any], note: Note) -> bool:
     return True
 
 
-def _reject_foreign(folder: Path) -> None:
-    """Raise LmtrainError where `folder`, which would be replaced, has files that no corpus has."""
+def reject_foreign(folder: Path, own: re.Pattern[str]) -> None:
+    """Raise LmtrainError where `folder`, which would be replaced, has files other than a manifest and those that `own`
+    names."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name} if folder.exists() else set()
-    if names and (MANIFEST not in names or not names <= _CORPUS_FILES):
+    if names and (MANIFEST not in names or not all(own.fullmatch(name) for name in names - {MANIFEST})):
         raise LmtrainError(f"{folder} holds files that lmtrain didn't write: move them away or change data.dir")
 
 

@@ -1,8 +1,9 @@
 """A split's text as token ids, in shards of bounded size: memory does not grow with the text."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,8 @@ from lmtrain.errors import LmtrainError
 SHARD_BYTES = 64 << 20
 """Text in a shard, to the end of its last line. The hash of a token store depends on where its shards end."""
 
-_BATCH_LINES = 2_000
-_BATCH_CHARACTERS = 1 << 21
+_BATCH = 512
+"""Lines that are encoded at once, by bpe on all cores."""
 
 Advance = Callable[[int], object]
 """Is called with the number of lines that were just read."""
@@ -48,8 +49,11 @@ def blocks(text: Path) -> Iterator[bytes]:
 def lines_of(block: bytes, most: int | None = None) -> Iterator[str]:
     """The lines of a block, each with its line end; with `most`, those of about its first `most` bytes."""
     file = BytesIO(block)
-    while (most is None or file.tell() < most) and (line := file.readline()):
-        yield line.decode()
+    try:
+        while (most is None or file.tell() < most) and (line := file.readline()):
+            yield line.decode()
+    except UnicodeDecodeError as error:
+        raise LmtrainError(f"the corpus is not UTF-8 text ({error}): delete its folder and make it again") from error
 
 
 def encode_text(text: Path, tokenizer: Tokenizer, advance: Advance = lambda _lines: None) -> Iterator[Shard]:
@@ -67,7 +71,8 @@ def encode_text(text: Path, tokenizer: Tokenizer, advance: Advance = lambda _lin
         batches = [np.empty(0, dtype)]
         documents: list[int] = []
         tokens = replaced = 0
-        for batch in _batches(pieces(lines_of(block), tokenizer.kind)):
+        texts = pieces(lines_of(block), tokenizer.kind)
+        while batch := list(islice(texts, _BATCH)):
             ids: list[int] = []
             first_line = line
             for piece, own in zip(batch, tokenizer.encode_pieces(batch), strict=True):
@@ -85,17 +90,3 @@ def encode_text(text: Path, tokenizer: Tokenizer, advance: Advance = lambda _lin
         if line and not bytes_left:
             batches.append(np.array(document_end, dtype))
         yield Shard(np.concatenate(batches), np.array(documents, np.int64), replaced)
-
-
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Lists of texts, each of a bounded number of lines and characters."""
-    batch: list[str] = []
-    characters = 0
-    for text in texts:
-        batch.append(text)
-        characters += len(text)
-        if len(batch) == _BATCH_LINES or characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch

@@ -73,13 +73,8 @@ class Ids:
         if len(self.parts) == 1:
             found: np.ndarray = np.lib.stride_tricks.sliding_window_view(self.parts[0], length)[starts]
             return found
-        result = np.empty((len(starts), length), self.dtype)
-        numbers = np.searchsorted(self._ends, starts, "right")
-        begins = starts - (self._ends[numbers] - self._lengths[numbers])
-        for row, (number, begin) in enumerate(zip(numbers.tolist(), begins.tolist(), strict=True)):
-            found = self.parts[number][begin : begin + length]
-            result[row] = found if len(found) == length else self[int(starts[row]) : int(starts[row]) + length]
-        return result
+        rows = [self[start : start + length] for start in starts.tolist()]
+        return np.array(rows, self.dtype).reshape(len(starts), length)
 
     def counts(self, vocab_size: int) -> np.ndarray:
         """How often each id occurs: (vocab_size,) int64."""

@@ -100,14 +100,7 @@ class Tokenizer:
 
         Raises LmtrainError when it is missing, damaged, or not written by lmtrain.
         """
-        kind, vocabulary, merges, content = tokenizer_file.read(path)
-        try:
-            return cls(kind, vocabulary, merges, content)
-        except BaseException as error:
-            # A panic in Rust derives from BaseException, and tokenizers raises its failures as bare Exception.
-            if type(error) is not Exception and type(error).__name__ != "PanicException":
-                raise
-            raise LmtrainError(f"tokenizer {path} is damaged: {error}") from None
+        return cls(*tokenizer_file.read(path))
 
     def save(self, path: Path) -> None:
         """Write tokenizer.json, the bytes with the hash `sha256`, to `path`."""

@@ -8,7 +8,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,58 +16,19 @@ import numpy as np
 from tqdm import tqdm
 
 from lmtrain.config.schema import TokenizerConfig
-from lmtrain.data.corpus import Corpus
+from lmtrain.data.corpus import Corpus, reject_foreign
 from lmtrain.data.encoding import Advance, blocks, encode_text, lines_of
 from lmtrain.data.sources import Note
 from lmtrain.data.tokenizer import DEFAULT_BPE_SIZE, Tokenizer, pieces
 from lmtrain.data.tokens import FORMAT, TOKENIZER, TokenStore, open_store, shard_name
 from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import MANIFEST, new_folder, sha256_bytes, verify
+from lmtrain.storage.files import new_folder, sha256_bytes, verify
 
 MOST_WORDS = 1_500_000
 """Different words that are counted at once; above that, the rarest half is dropped."""
 BPE_BYTES = 256 << 20
 """Text that merges are learned from, taken evenly from a larger corpus: more changes few of them and takes long."""
-_STORE_FILE = re.compile(r"(train|valid|test)(-\d{5,})?(\.docs)?\.npy")
-
-
-@dataclass(frozen=True)
-class StoreSpec:
-    """All that a store depends on: a corpus, and a tokenizer that is trained on it by `config`, or `given`."""
-
-    corpus: Corpus
-    config: TokenizerConfig
-    given: Tokenizer | None = None
-
-    @classmethod
-    def of(cls, corpus: Corpus, config: TokenizerConfig) -> "StoreSpec":
-        """With the tokenizer that `config` names, if it names one. Raises LmtrainError where that can't be read."""
-        return cls(corpus, config, Tokenizer.load(config.file) if config.file is not None else None)
-
-    @property
-    def vocab_limit(self) -> int | None:
-        """The number of entries that a trained vocabulary may have; None = any."""
-        if self.given is not None:
-            return None
-        return self.config.vocab_size or (DEFAULT_BPE_SIZE if self.config.kind == "bpe" else None)
-
-    def identity(self) -> dict[str, Any]:
-        """The entries by which the manifest of a store shows that it is the specified one."""
-        return {
-            "corpora_sha256": [self.corpus.sha256],
-            "kind": self.config.kind if self.given is None else self.given.kind,
-            "vocab_limit": self.vocab_limit,
-            **({"tokenizer_sha256": self.given.sha256} if self.given is not None else {}),
-        }
-
-    def folder(self, data_dir: Path) -> Path:
-        """Where the store is kept. The name ends in a hash of the text, so that the store of another text never
-        replaces the one that a run was trained on."""
-        text = sha256_bytes(json.dumps([self.corpus.sha256]).encode())[:8]
-        tokenizer = f"{self.config.kind}-{self.vocab_limit}" if self.vocab_limit else self.config.kind
-        if self.given is not None:
-            tokenizer = f"{self.given.kind}-{self.given.sha256[:8]}"
-        return data_dir / f"{self.corpus.folder.name}.{tokenizer}-{text}"
+_STORE_FILE = re.compile(r"(train|valid|test)(-\d{5,})?(\.docs)?\.npy|tokenizer\.json")
 
 
 def tokenize(
@@ -80,40 +40,69 @@ def tokenize(
     why a store is made again. Raises LmtrainError when the corpus is damaged or has no train split, when `config.file`
     is no tokenizer, when the folder holds other files, or when the disk is full.
     """
-    spec = StoreSpec.of(corpus, config)
-    folder = spec.folder(data_dir)
+    given = Tokenizer.load(config.file) if config.file is not None else None
+    name, identity = _identify(corpus, config, given)
+    folder = data_dir / name
     if folder.exists():
-        _reject_foreign(folder)
-        found = "asked to" if force else _current_store(folder, spec)
+        reject_foreign(folder, _STORE_FILE)
+        found = "asked to" if force else _current_store(folder, identity)
         if isinstance(found, TokenStore):
             return found
         note(f"tokenizing {corpus.name} again: {found}")
     if "train" not in corpus.splits:
         raise LmtrainError(f"corpus {corpus.name} has no train split, on which the tokenizer is trained: add one")
     verify(corpus.folder, corpus.manifest)
-    tokenizer = spec.given or _trained(corpus, config, note, progress)
-    _write_store(folder, spec, tokenizer, progress)
+    tokenizer = given or _trained(corpus, config, note, progress)
+    # `<unk>` is easier to predict than the words that it replaces, so the floor of the text is not that of its tokens.
+    knows_all = tokenizer.kind != "word" or (given is None and tokenizer.vocab_size != identity["vocab_limit"])
+    floor = corpus.manifest.get("floor", {}) if knows_all else {}
+    info = identity | {
+        "corpora": [corpus.name],
+        "tokenizer_sha256": tokenizer.sha256,
+        "vocab_size": tokenizer.vocab_size,
+        "splits": {},
+        **({"floor": floor} if floor else {}),
+    }
+    total = sum(counts["lines"] for counts in corpus.manifest["splits"].values())
+    with (
+        new_folder(folder, FORMAT, info) as temporary,
+        tqdm(total=total, desc="tokenize", unit=" lines", disable=None if progress else True) as bar,
+    ):
+        tokenizer.save(temporary / TOKENIZER)
+        for split in corpus.splits:
+            info["splits"][split] = _write_split(temporary, corpus, split, tokenizer, bar.update)
     store = open_store(folder)
-    if spec.given is not None:
+    if given is not None:
         _note_unknown(store, note)
     return store
 
 
-def _reject_foreign(folder: Path) -> None:
-    """Raise LmtrainError where making `folder` again would delete files that no store has."""
-    if not folder.is_dir() or any(
-        file.name not in (MANIFEST, TOKENIZER) and not _STORE_FILE.fullmatch(file.name) for file in folder.iterdir()
-    ):
-        raise LmtrainError(f"{folder} is where the tokens would go, and holds something else: move it away")
+def _identify(corpus: Corpus, config: TokenizerConfig, given: Tokenizer | None) -> tuple[str, dict[str, Any]]:
+    """The name of a store, and the entries by which its manifest shows that it is the right one.
+
+    The name ends in a hash of the text, so that the store of another text never replaces the one that a run was trained
+    on. `vocab_limit` is the number of entries that a trained vocabulary may have; None = any.
+    """
+    text = [corpus.sha256]
+    identity: dict[str, Any] = {"corpora_sha256": text, "kind": config.kind, "vocab_limit": None}
+    if given is not None:
+        identity |= {"kind": given.kind, "tokenizer_sha256": given.sha256}
+        tokenizer = f"{given.kind}-{given.sha256[:8]}"
+    elif limit := config.vocab_size or (DEFAULT_BPE_SIZE if config.kind == "bpe" else None):
+        identity["vocab_limit"] = limit
+        tokenizer = f"{config.kind}-{limit}"
+    else:
+        tokenizer = config.kind
+    return f"{corpus.folder.name}.{tokenizer}-{sha256_bytes(json.dumps(text).encode())[:8]}", identity
 
 
-def _current_store(folder: Path, spec: StoreSpec) -> TokenStore | str:
-    """The store in `folder` if it is the specified one, else the reason why it isn't."""
+def _current_store(folder: Path, identity: dict[str, Any]) -> TokenStore | str:
+    """The store in `folder` if it is the right one, else the reason why it isn't."""
     try:
         store = open_store(folder)
     except LmtrainError as error:
         return str(error)
-    if all(store.manifest[key] == value for key, value in spec.identity().items()):
+    if all(store.manifest.get(key) == value for key, value in identity.items()):
         return store
     return "the text or the tokenizer's configuration has changed"
 
@@ -152,27 +141,6 @@ def _sample(text: Path, note: Note, advance: Advance) -> Iterator[str]:
             yield line.removesuffix("\n")
 
 
-def _write_store(folder: Path, spec: StoreSpec, tokenizer: Tokenizer, progress: bool) -> None:
-    """Encode every split and write the store."""
-    corpus, splits = spec.corpus, dict[str, Any]()
-    floor = _floor(spec, tokenizer)
-    info = spec.identity() | {
-        "corpora": [corpus.name],
-        "tokenizer_sha256": tokenizer.sha256,
-        "vocab_size": tokenizer.vocab_size,
-        "splits": splits,
-        **({"floor": floor} if floor else {}),
-    }
-    total = sum(counts["lines"] for counts in corpus.manifest["splits"].values())
-    with (
-        new_folder(folder, FORMAT, info) as temporary,
-        tqdm(total=total, desc="tokenize", unit=" lines", disable=None if progress else True) as bar,
-    ):
-        tokenizer.save(temporary / TOKENIZER)
-        for split in corpus.splits:
-            splits[split] = _write_split(temporary, corpus, split, tokenizer, bar.update)
-
-
 def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer, advance: Advance) -> dict[str, Any]:
     """Write the shards of a split; what the manifest says of it: the counts of its text, and its shards."""
     shards: list[dict[str, int]] = []
@@ -192,15 +160,6 @@ def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer,
         "shards": shards,
         "corpora": [tokens],
     }
-
-
-def _floor(spec: StoreSpec, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The lowest possible perplexity of each split, where it is known of the text and every word of it has an id of its
-    own: `<unk>` is easier to predict than the words that it replaces."""
-    if tokenizer.kind == "word" and (spec.given is not None or tokenizer.vocab_size == spec.vocab_limit):
-        return {}
-    floor: dict[str, Any] = spec.corpus.manifest.get("floor", {})
-    return floor
 
 
 def _note_unknown(store: TokenStore, note: Note) -> None:

@@ -55,12 +55,8 @@ class _Floor(BaseModel, strict=True):
 class _StoreInfo(BaseModel, strict=True):
     """What the manifest of a store says apart from its files."""
 
-    corpora: list[str]
-    corpora_sha256: list[str]
     tokenizer_sha256: str
-    kind: str
     vocab_size: int = Field(ge=1, le=2**32)
-    vocab_limit: int | None
     splits: dict[SplitName, _SplitInfo]
     floor: dict[SplitName, _Floor] = {}
 

@@ -47,8 +47,7 @@ def test_the_sizes_of_shards_and_batches_change_no_token(
     folder = tmp_path_factory.mktemp("store")
     whole = make_store(folder / "whole", kind, {"train": texts})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoding, "_BATCH_LINES", lines)
-        patch.setattr(encoding, "_BATCH_CHARACTERS", 3 * lines)
+        patch.setattr(encoding, "_BATCH", lines)
         assert make_store(folder / "batches", kind, {"train": texts}).sha256 == whole.sha256
         patch.setattr(encoding, "SHARD_BYTES", size)
         parts = make_store(folder / "parts", kind, {"train": texts})

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from lmtrain.data import tokenizer as module
 from lmtrain.data import tokenizer_file
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_file import Kind
@@ -136,35 +133,3 @@ def test_load_rejects_a_file_above_the_limit(tmp_path: Path, monkeypatch: pytest
         Tokenizer.load(tmp_path / "tokenizer.json")
     with pytest.raises(LmtrainError, match=r"too large: set tokenizer\.vocab_size"):
         Tokenizer.train(LINES, CONFIGS["word"])
-
-
-def test_a_panic_in_rust_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    TRAINED["bpe"].save(tmp_path / "tokenizer.json")
-    panic = type("PanicException", (BaseException,), {})
-
-    def panicking(vocabulary: dict[str, int], merges: tokenizer_file.Merges) -> Any:
-        raise panic("index out of bounds")
-
-    monkeypatch.setattr(module, "_build_bpe", panicking)
-    with pytest.raises(LmtrainError, match="damaged: index out of bounds"):
-        Tokenizer.load(tmp_path / "tokenizer.json")
-
-
-@settings(deadline=None)
-@given(kind=st.sampled_from(KINDS), data=st.data())
-def test_a_file_with_changed_bytes_loads_soundly_or_is_rejected(
-    kind: Kind, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    content = bytearray(TRAINED[kind]._content)
-    start = data.draw(st.integers(0, len(content) - 1))
-    content[start : start + data.draw(st.integers(0, 3))] = data.draw(
-        st.binary(max_size=3) | st.sampled_from([b'"', b"9"])
-    )
-    path = tmp_path_factory.getbasetemp() / "changed.json"
-    path.write_bytes(content)
-    try:
-        loaded = Tokenizer.load(path)
-    except LmtrainError:
-        return
-    assert all(0 <= index < loaded.vocab_size for index in loaded.encode("the cat <eos> sat\n"))
-    assert loaded.eos_id not in loaded.encode("<eos>")
