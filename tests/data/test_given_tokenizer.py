@@ -9,7 +9,6 @@ from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.corpus import Corpus
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokens import TOKENIZER
-from lmtrain.errors import LmtrainError
 from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, make_corpus, tokenized
 from tests.helpers import Lmtrain
 
@@ -65,12 +64,6 @@ def test_each_tokenizer_has_a_store_of_its_own(file: Path, corpus: Corpus, notes
     assert trained.tokenizer.sha256 == own.tokenizer.sha256 != given.tokenizer.sha256
     assert own.split("train").ids[:].tolist() == trained.split("train").ids[:].tolist()
     assert sum("training a word tokenizer" in note for note in notes) == 1
-
-
-def test_other_files_are_rejected(corpus: Corpus) -> None:
-    with pytest.raises(LmtrainError, match=r"tokenizer .*given\.json does not exist"):
-        tokenized(corpus, TokenizerConfig(file=corpus.folder / "given.json"))
-    assert [path.name for path in corpus.folder.parent.iterdir()] == ["other"]
 
 
 def test_the_command_takes_a_file(lmtrain: Lmtrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

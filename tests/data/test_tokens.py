@@ -9,12 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import tokenizer as tokenizer_module
-from lmtrain.data import tokenizing
 from lmtrain.data.corpus import open_corpus
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokens import TOKENIZER, TokenStore, find_store, open_store
@@ -109,12 +106,6 @@ def test_the_floor_is_that_of_a_text_whose_words_are_all_known(
     assert "floor" not in tokenized(corpus, TokenizerConfig(file=store.folder / TOKENIZER)).manifest
 
 
-def test_progress_goes_to_no_bar_without_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
-    tokenizing.tokenize(corpus, CONFIGS["bpe"], tmp_path, note=lambda _: None, progress=True)
-    assert capfd.readouterr() == ("", "")
-
-
 def test_a_current_store_is_opened_and_not_made_again(kind: Kind, tmp_path: Path, notes: list[str]) -> None:
     store = make_store(tmp_path, kind)
     inode = (store.folder / MANIFEST).stat().st_ino
@@ -176,28 +167,18 @@ def test_other_files_in_the_store_s_folder_are_never_deleted(tmp_path: Path) -> 
     assert (folder / "thesis.txt").read_text() == "mine"
 
 
-@settings(max_examples=100)
-@given(name=st.sampled_from(["train-00000.npy", "train-00000.docs.npy", TOKENIZER, MANIFEST]), data=st.data())
-def test_truncated_and_changed_files_are_rejected(
-    name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.getbasetemp() / "damaged"
-    if not folder.exists():
-        make_store(folder)
-    store = open_store(next(folder.glob("tiny.word-*")))
-    path = store.folder / name
+@pytest.mark.parametrize("name", ["train-00000.npy", "train-00000.docs.npy", TOKENIZER, MANIFEST])
+def test_truncated_and_changed_files_are_rejected(name: str, tmp_path: Path) -> None:
+    path = make_store(tmp_path).folder / name
     sound = path.read_bytes()
-    position = data.draw(st.integers(0, len(sound) - 1))
-    try:
-        if name != MANIFEST and data.draw(st.booleans()):
-            flip(path, position)
-        else:
-            # The manifest without its last byte, a newline, is whole.
-            path.write_bytes(sound[: min(position, len(sound) - 2)])
+    for position in range(0, len(sound) - 1, 1 + len(sound) // 20):
+        path.write_bytes(sound[:position])
         with pytest.raises(LmtrainError):
-            open_store(store.folder)
-    finally:
+            open_store(path.parent)
         path.write_bytes(sound)
+        flip(path, position)
+        with pytest.raises(LmtrainError):
+            open_store(path.parent)
 
 
 def forge(store: TokenStore, name: str, content: bytes) -> None:
@@ -208,24 +189,17 @@ def forge(store: TokenStore, name: str, content: bytes) -> None:
     (store.folder / MANIFEST).write_text(json.dumps(manifest))
 
 
-@pytest.mark.parametrize("shape", [(17,), (19,), (2**62,), (2, 9), (-1,)])
-def test_headers_with_another_shape_are_rejected(shape: tuple[int, ...], tmp_path: Path) -> None:
-    store = make_store(tmp_path)
-    header = f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
-    ids = (store.folder / "train-00000.npy").read_bytes()
-    forge(store, "train-00000.npy", ids[:10] + header + ids[128:])
-    with pytest.raises(LmtrainError, match="isn't an array of 18 uint16"):
-        open_store(store.folder)
-
-
-@pytest.mark.parametrize("size", [0, 127, 128, 163, 165])
-def test_arrays_of_other_lengths_are_rejected(size: int, tmp_path: Path) -> None:
+def test_files_that_are_no_array_of_the_tokens_are_rejected(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     ids = (store.folder / "train-00000.npy").read_bytes()
     assert len(ids) == 164
-    forge(store, "train-00000.npy", (ids + b"\0")[:size])
-    with pytest.raises(LmtrainError, match="isn't an array of 18 uint16"):
-        open_store(store.folder)
+    shapes = [(17,), (19,), (2**62,), (2, 9), (-1,)]
+    headers = [f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) for shape in shapes]
+    wrong = [ids[:10] + header.encode() + b"\n" + ids[128:] for header in headers]
+    for content in [*wrong, *((ids + b"\0")[:size] for size in (0, 127, 128, 163, 165))]:
+        forge(store, "train-00000.npy", content)
+        with pytest.raises(LmtrainError, match="isn't an array of 18 uint16"):
+            open_store(store.folder)
 
 
 def test_ids_out_of_range_are_rejected(tmp_path: Path) -> None:
@@ -258,14 +232,6 @@ def test_manifests_with_other_entries_are_rejected(changes: dict[str, Any], tmp_
     (store.folder / MANIFEST).write_text(json.dumps(store.manifest | changes))
     with pytest.raises(LmtrainError, match="damaged"):
         open_store(store.folder)
-
-
-def test_other_folders_are_rejected(tmp_path: Path) -> None:
-    make_corpus(tmp_path / "tiny", DOCUMENTS)
-    with pytest.raises(LmtrainError, match="has format"):
-        open_store(tmp_path / "tiny")
-    with pytest.raises(LmtrainError, match=r"no manifest\.json"):
-        open_store(tmp_path / "none")
 
 
 @pytest.mark.parametrize("module", ["order", "tokens", "corpus", "hub"])
