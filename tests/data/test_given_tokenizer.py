@@ -77,8 +77,3 @@ def test_the_command_takes_a_file(lmtrain: Lmtrain, tmp_path: Path, monkeypatch:
     made = Path(second.out.splitlines()[0])
     assert (made / TOKENIZER).read_bytes() == (folder / TOKENIZER).read_bytes()
     assert "bpe entries" in second.out.splitlines()[1]
-    rejected = lmtrain("tokenize", "second.txt", "--tokenizer", folder / TOKENIZER, "--kind", "bpe")
-    assert rejected.code == 2
-    assert rejected.err.strip() == (
-        "lmtrain: --tokenizer has a kind and a vocabulary of its own: leave --kind and --vocab-size out"
-    )

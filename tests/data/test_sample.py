@@ -151,21 +151,6 @@ def test_a_grammar_whose_text_hides_its_path_is_rejected(text: str, message: str
         Grammar(text, {}, TINY_POOLS)
 
 
-def test_every_fact_is_sampled_before_it_is_recalled() -> None:
-    def facts_after(items: Sequence[Item], known: frozenset[str]) -> frozenset[str]:
-        for item in items:
-            if isinstance(item, Choice):
-                known = frozenset.intersection(*(facts_after(way, known) for _, way in item.alternatives))
-            elif isinstance(item, Draw):
-                assert not item.base or item.base in known
-                known |= {item.name}
-            elif isinstance(item, Recall):
-                assert item.name in known, item
-        return known
-
-    facts_after(encyclopedia().items, frozenset())
-
-
 def test_the_text_of_a_seed_never_changes() -> None:
     lines = [line.text for line in generate(20_000, seed=7)]
     assert lines == [line.text for line in islice(generate(10**9, seed=7), len(lines))]
