@@ -60,7 +60,7 @@ def tiny(data_dir: Path) -> Config:
 @pytest.fixture(scope="session")
 def store(tiny: Config) -> TokenStore:
     corpus = download(tiny.data, note=lambda message: None, progress=False)
-    return tokenize([corpus], tiny.tokenizer, tiny.data.dir, note=lambda message: None, progress=False)
+    return tokenize(corpus, tiny.tokenizer, tiny.data.dir, note=lambda message: None, progress=False)
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def trained_run(folder: Path) -> Run:
     """A finished run in `folder`, with its data."""
     config = loader.load(None, [*SMALL, f"data.dir={folder / 'data'}"], {})
     corpus = download(config.data)
-    store = tokenize([corpus], config.tokenizer, config.data.dir, note=silent, progress=False)
+    store = tokenize(corpus, config.tokenizer, config.data.dir, note=silent, progress=False)
     fit(config, store, folder / "runs/default", resume=False, note=silent, quiet=True)
     return Run(folder / "runs/default", config, corpus, store)
 

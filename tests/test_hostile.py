@@ -123,7 +123,7 @@ def use_corpus(run: Run) -> None:
     opened = open_corpus(run.corpus.folder)
     verify(opened.folder, opened.manifest)
     stores = run.folder.parent / "stores"
-    tokenize([opened], TokenizerConfig(), stores, force=True, note=silent, progress=False)
+    tokenize(opened, TokenizerConfig(), stores, force=True, note=silent, progress=False)
 
 
 def use_store(run: Run) -> None:

@@ -44,7 +44,7 @@ FAILING = {
     "not an override": (["train", ADDRESS], "not of the form"),
     "looks like an override": (["train", f"{ADDRESS}?a=b"], "unknown key http"),
     "bad YAML": (["train", f"train.sample_prompts=[{ADDRESS}: ["], "not valid YAML"),
-    "another type": (["train", f"data.sources=[{ADDRESS}]"], "data.sources."),
+    "another type": (["train", f"data.sources=[{ADDRESS}]"], "the field was removed"),
     "key": (["train", f"data.sources=[{{'{ADDRESS}': 1, '{ADDRESS}': 2}}]"], "duplicate key"),
     "another field": (["train", f"model.dim={ADDRESS}"], "model.dim="),
     "file": (["train", "-c", "address.yaml"], "data.source is an address"),

@@ -52,12 +52,11 @@ def download(
     """
     from lmtrain.config.loader import load
     from lmtrain.data.corpus import download as make_corpus
-    from lmtrain.data.corpus import each
 
-    for data in each(load(config, _overrides(source, overrides, subset, revision, text_column, data_dir)).data):
-        corpus = make_corpus(data, force=force, note=note, progress=not quiet)
-        counts = {split: corpus.manifest["splits"][split] for split in corpus.splits}
-        show({"folder": str(corpus.folder), **corpus.manifest}, f"{corpus.folder}\n{table(counts)}", as_json)
+    data = load(config, _overrides(source, overrides, subset, revision, text_column, data_dir)).data
+    corpus = make_corpus(data, force=force, note=note, progress=not quiet)
+    counts = {split: corpus.manifest["splits"][split] for split in corpus.splits}
+    show({"folder": str(corpus.folder), **corpus.manifest}, f"{corpus.folder}\n{table(counts)}", as_json)
 
 
 def tokenize(
@@ -74,7 +73,6 @@ def tokenize(
     ] = None,
     data_dir: DataDir = None,
     force: Force = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Check every file, even those checked before.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -89,7 +87,7 @@ def tokenize(
         raise UsageError("--tokenizer has a kind and a vocabulary of its own: leave --kind and --vocab-size out")
     given = _overrides(source, overrides, subset, revision, text_column, data_dir)
     given += as_overrides({"tokenizer.kind": kind, "tokenizer.vocab_size": vocab_size, "tokenizer.file": tokenizer})
-    store = prepare_store(load(config, given), force=force, verify=verify, note=note, progress=not quiet)
+    store = prepare_store(load(config, given), force=force, note=note, progress=not quiet)
     counts = {split: {unit: store.manifest["splits"][split][unit] for unit in UNITS} for split in store.splits}
     heading = f"{store.folder}\n{store.tokenizer.vocab_size:,} {store.tokenizer.kind} entries"
     show({"folder": str(store.folder), **store.manifest}, f"{heading}\n{table(counts)}", as_json)

@@ -26,14 +26,14 @@ LARGEST_FILE = 1 << 18
 """Bytes: far more than a configuration needs, and few enough for the slowest constructs of YAML."""
 
 REMOVED: dict[str, tuple[object, str]] = {
+    "data.sources": (None, "a run is trained on one corpus: put the texts into one folder and name it in data.source"),
     "data.deduplicate": (False, "remove repeated documents from the text before it is imported"),
     "model.embedding_dropout": (0.0, "it made no measurable difference; use model.input_dropout"),
     "train.adversarial_softmax": (0.0, "it made no measurable difference"),
     "train.scheduled_sampling": (0.0, "it made perplexity worse; lmtrain.nn.seq2seq has it for sequence to sequence"),
     "train.spike_sigmas": (None, "a step whose gradient is not finite is left out without it"),
 }
-"""Fields of earlier versions: the default value, and why the field was removed or what replaces it. All of them only
-affected training."""
+"""Fields of earlier versions: the default value, and why the field was removed or what replaces it."""
 
 _MOST_MISTAKES = 5
 _LONGEST_VALUE = 200

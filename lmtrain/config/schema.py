@@ -24,8 +24,8 @@ class RunConfig(Section):
     """Seed of the weights, the order of samples, and dropout."""
 
 
-class _Source(Section):
-    """Where one corpus comes from."""
+class DataConfig(Section):
+    """The corpus."""
 
     source: str = Field("sample", min_length=1)
     """`sample`, `wikitext-2`, `wikitext-2-raw`, `wikitext-103`, a hub id (`owner/name`), a folder, or a file."""
@@ -35,6 +35,10 @@ class _Source(Section):
     """Revision of the hub data set; the known names have pinned ones."""
     text_column: str = "text"
     """The column (parquet, hub) or key (JSON lines) that holds the text."""
+    dir: UserPath = Path("data")
+    """The folder for corpora and token stores."""
+    sample_tokens: int = Field(1_000_000, ge=1_000, le=10**9)
+    """Training tokens of the built-in sample corpus; validation and test get a twentieth each."""
 
     @model_validator(mode="after")
     def _no_address(self) -> Self:
@@ -42,33 +46,6 @@ class _Source(Section):
             raise ValueError(
                 "data.source is an address, which lmtrain does not download: download the file and give its path, or "
                 "name a hub data set as owner/name"
-            )
-        return self
-
-
-class SourceConfig(_Source):
-    """One corpus of a mixture."""
-
-    weight: int = Field(1, ge=1, le=1000)
-    """Its share of the training samples, over the sum of all weights."""
-
-
-class DataConfig(_Source):
-    """The corpus, or several in a mixture."""
-
-    sources: tuple[SourceConfig, ...] | None = Field(None, min_length=1, max_length=100)
-    """A mixture of corpora instead of `source`: `[{source: a, weight: 3}, {source: b}]`, also with `subset`,
-    `revision` and `text_column`. Validation and test texts are those of the first."""
-    dir: UserPath = Path("data")
-    """The folder for corpora and token stores."""
-    sample_tokens: int = Field(1_000_000, ge=1_000, le=10**9)
-    """Training tokens of the built-in sample corpus; validation and test get a twentieth each."""
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Self:
-        if self.sources is not None and (self.source, self.subset, self.revision) != ("sample", None, None):
-            raise ValueError(
-                f"data.source={self.source[:200]} and data.sources contradict: name all corpora in data.sources"
             )
         return self
 

@@ -4,6 +4,7 @@ A corpus folder holds for each split `<split>.txt`, UTF-8 lines that each end wi
 the int64 line numbers at which documents start, and a manifest with the counts, the licence and where the text is from.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,12 @@ from lmtrain.config.schema import DataConfig
 from lmtrain.data.sample import SampleSplit
 from lmtrain.data.sources import KNOWN, Note, find_source
 from lmtrain.data.splits import Counts, SplitName, Text, cut_split, write_split
-from lmtrain.data.verified import Hashes
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, recover, sha256_bytes, verify
 
 FORMAT = "lmtrain-corpus/1"
 _SPLITS = ("train", "valid", "test")
-_CORPUS_FILES = {MANIFEST, *(f"{split}.{ending}" for split in _SPLITS for ending in ("txt", "docs.npy"))}
+_CORPUS_FILE = re.compile(r"(train|valid|test)\.(txt|docs\.npy)")
 
 
 class _CorpusInfo(BaseModel, strict=True):
@@ -55,20 +55,6 @@ class Corpus:
         return sha256_bytes("".join(f"{name} {files[name]['sha256']}\n" for name in sorted(files)).encode())
 
 
-def each(data: DataConfig) -> list[DataConfig]:
-    """The data of each corpus: one, or as many as `data.sources` has, each as if it were `data.source`."""
-    if data.sources is None:
-        return [data]
-    return [
-        data.model_copy(update={"sources": None, **source.model_dump(exclude={"weight"})}) for source in data.sources
-    ]
-
-
-def is_known(data: DataConfig) -> bool:
-    """Whether every corpus has a name that means the same on all machines, and none is a path or a hub id."""
-    return all(corpus.source in KNOWN for corpus in each(data))
-
-
 def open_corpus(folder: Path) -> Corpus:
     """Open a corpus folder. Raises LmtrainError when it is missing, foreign or truncated."""
     manifest = read_manifest(folder, FORMAT)
@@ -82,26 +68,19 @@ def open_corpus(folder: Path) -> Corpus:
 
 
 def download(
-    data: DataConfig,
-    *,
-    force: bool = False,
-    reread: bool = False,
-    note: Note = lambda _message: None,
-    progress: bool = False,
+    data: DataConfig, *, force: bool = False, note: Note = lambda _message: None, progress: bool = False
 ) -> Corpus:
     """The corpus of `data.source`: an existing one if source and content are unchanged, else a new one.
 
-    `reread` checks the content even of large files that did not change since they were last checked. `note` receives
-    one-line messages. What killed processes left half-written in `data.dir` is deleted first.
+    `note` receives one-line messages. What killed processes left half-written in `data.dir` is deleted first.
     Raises LmtrainError with one message for whatever is wrong with the source, the network or the disk.
     """
     recover(data.dir)
-    hashes = Hashes(data.dir, reread=reread)
-    source = find_source(data, hashes, note)
+    source = find_source(data, note)
     folder = data.dir / source.folder
-    if not force and _is_current(folder, source.origin, hashes, note):
+    if not force and _is_current(folder, source.origin, note):
         return open_corpus(folder)
-    _reject_foreign(folder)
+    reject_foreign(folder, _CORPUS_FILE)
     if data.source in KNOWN and Path(data.source).exists():
         note(f"data.source={data.source} is the known corpus of that name; for the path write ./{data.source}")
     note(f"making corpus {folder} from {data.source}")
@@ -120,13 +99,13 @@ def download(
     return open_corpus(folder)
 
 
-def _is_current(folder: Path, origin: dict[str, Any], hashes: Hashes, note: Note) -> bool:
+def _is_current(folder: Path, origin: dict[str, Any], note: Note) -> bool:
     """Whether `folder` holds the corpus of `origin`, undamaged; if it holds something else, `note` says what."""
     if not (folder / MANIFEST).exists():
         return False
     try:
         manifest = open_corpus(folder).manifest
-        verify(folder, manifest, hashes.sha256)
+        verify(folder, manifest)
     except LmtrainError as error:
         note(f"making it again, since {error}")
         return False
@@ -136,10 +115,11 @@ def _is_current(folder: Path, origin: dict[str, Any], hashes: Hashes, note: Note
     return True
 
 
-def _reject_foreign(folder: Path) -> None:
-    """Raise LmtrainError where `folder`, which would be replaced, has files that no corpus has."""
+def reject_foreign(folder: Path, own: re.Pattern[str]) -> None:
+    """Raise LmtrainError where `folder`, which would be replaced, has files other than a manifest and those that `own`
+    names."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name} if folder.exists() else set()
-    if names and (MANIFEST not in names or not names <= _CORPUS_FILES):
+    if names and (MANIFEST not in names or not all(own.fullmatch(name) for name in names - {MANIFEST})):
         raise LmtrainError(f"{folder} holds files that lmtrain didn't write: move them away or change data.dir")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,8 @@ def load_array(path: Path, dtype: np.dtype[Any], length: int | None = None) -> n
         raise LmtrainError(f"{path} can't be read: {error.strerror or error}") from error
     count = max(0, size - _HEADER_BYTES) // dtype.itemsize if length is None else length
     header = BytesIO()
-    write_header(header, dtype, count)
+    fields = {"descr": dtype.str, "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(header, fields)
     # The size is compared too, since to map a file that is shorter than its array would end in a bus error.
     if found != header.getvalue() or size != _HEADER_BYTES + count * dtype.itemsize:
         shown = dtype.name if length is None else f"{length:,} {dtype.name}"
@@ -35,11 +36,9 @@ def load_array(path: Path, dtype: np.dtype[Any], length: int | None = None) -> n
     return np.asarray(np.memmap(path, dtype, "r", offset=_HEADER_BYTES, shape=(count,)))
 
 
-def write_header(file: BinaryIO, dtype: np.dtype[Any], length: int) -> None:
-    """Write the header of a .npy file with a one-dimensional array. Its size does not depend on `length`, so that it
-    can be written again when the length is known."""
-    fields = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
-    np.lib.format.write_array_header_1_0(file, fields)
+def id_type(vocab_size: int) -> np.dtype[Any]:
+    """The smallest type that ids are stored in."""
+    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
 class Ids:
@@ -74,13 +73,8 @@ class Ids:
         if len(self.parts) == 1:
             found: np.ndarray = np.lib.stride_tricks.sliding_window_view(self.parts[0], length)[starts]
             return found
-        result = np.empty((len(starts), length), self.dtype)
-        numbers = np.searchsorted(self._ends, starts, "right")
-        begins = starts - (self._ends[numbers] - self._lengths[numbers])
-        for row, (number, begin) in enumerate(zip(numbers.tolist(), begins.tolist(), strict=True)):
-            found = self.parts[number][begin : begin + length]
-            result[row] = found if len(found) == length else self[int(starts[row]) : int(starts[row]) + length]
-        return result
+        rows = [self[start : start + length] for start in starts.tolist()]
+        return np.array(rows, self.dtype).reshape(len(starts), length)
 
     def counts(self, vocab_size: int) -> np.ndarray:
         """How often each id occurs: (vocab_size,) int64."""

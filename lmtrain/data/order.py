@@ -7,9 +7,8 @@ resumed. Shapes: B samples in a batch, T tokens in a window (`context`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -116,63 +115,6 @@ def _block(order: SampleOrder, epoch: int, block: int) -> np.ndarray:
     index = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, order.per_epoch()))
     windows = permute(index, order.per_epoch(), _key(order.seed, epoch, "order"))
     return order.phase(epoch) + windows * (1 if order.mode == "windowed" else order.context)
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Which window is sample number 0, 1, 2 and so on where several corpora are stored one after the other.
-
-    Of every sum(`weights`) consecutive samples that start at a multiple of it, corpus i gives `weights[i]`, evenly
-    spread: a fixed pattern, so that sample g's corpus and its number within that corpus need no state. Each corpus has
-    its own epochs, in the order of `orders[i]`; no window spans two corpora.
-    """
-
-    orders: tuple[SampleOrder, ...]
-    weights: tuple[int, ...]
-
-    @property
-    def context(self) -> int:
-        """Tokens in a window."""
-        return self.orders[0].context
-
-    @property
-    def mode(self) -> Mode:
-        """How windows are cut."""
-        return self.orders[0].mode
-
-    def per_epoch(self) -> int:
-        """Samples in an epoch: as many as all corpora have, though the weights determine which are taken."""
-        return sum(order.per_epoch() for order in self.orders)
-
-    @cached_property
-    def pattern(self) -> np.ndarray:
-        """The corpus of each sample of one round: (sum of weights,) int64."""
-        corpus = np.repeat(np.arange(len(self.weights)), self.weights)
-        due = np.concatenate([(np.arange(weight) + 0.5) / weight for weight in self.weights])
-        return corpus[np.argsort(due, kind="stable")]
-
-    def starts(self, first: int, count: int) -> np.ndarray:
-        """First tokens of the windows of samples `first` .. `first + count - 1`: (count,) int64."""
-        size = len(self.pattern)
-        corpus = self.pattern[np.arange(first, first + count) % size]
-        result = np.empty(count, np.int64)
-        offset = 0
-        for number, order in enumerate(self.orders):
-            mine = np.flatnonzero(corpus == number)
-            before = first // size * self.weights[number] + int((self.pattern[: first % size] == number).sum())
-            result[mine] = offset + order.starts(before, len(mine))
-            offset += order.tokens
-        return result
-
-
-def sample_order(
-    tokens: Sequence[int], weights: Sequence[int], context: int, mode: Mode, seed: int
-) -> SampleOrder | Mixture:
-    """The order of the samples of corpora with these numbers of tokens. Raises as SampleOrder does."""
-    if len(tokens) == 1:
-        return SampleOrder(tokens[0], context, mode, seed)
-    orders = (SampleOrder(own, context, mode, _key(seed, i, "corpus")) for i, own in enumerate(tokens))
-    return Mixture(tuple(orders), tuple(weights))
 
 
 def batch(ids: Ids, starts: np.ndarray, context: int, mode: Mode) -> tuple[Tensor, Tensor]:

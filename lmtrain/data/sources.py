@@ -15,9 +15,8 @@ from lmtrain.data import local
 from lmtrain.data.sample import SampleSplit
 from lmtrain.data.split_files import find_splits, listed
 from lmtrain.data.splits import Text
-from lmtrain.data.verified import Hashes
 from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import sha256_bytes
+from lmtrain.storage.files import sha256_bytes, sha256_file
 
 _WIKITEXT = "Salesforce/wikitext"
 _WIKITEXT_REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
@@ -56,7 +55,7 @@ class Source:
     read: Callable[[bool], Text]
 
 
-def find_source(data: DataConfig, hashes: Hashes, note: Note) -> Source:
+def find_source(data: DataConfig, note: Note) -> Source:
     """The source that `data.source` names: known names come first, then existing paths, then hub ids.
 
     Raises LmtrainError when it is none of these, or is a file or folder that can't be used.
@@ -68,7 +67,7 @@ def find_source(data: DataConfig, hashes: Hashes, note: Note) -> Source:
     if data.source in KNOWN:
         return _hub(data, _WIKITEXT, _WIKITEXT_SUBSETS[data.source], data.revision or _WIKITEXT_REVISION)
     path = _local_path(data.source)
-    return _local(path, data, hashes, note) if path else _hub(data, data.source, data.subset, data.revision)
+    return _local(path, data, note) if path else _hub(data, data.source, data.subset, data.revision)
 
 
 def _local_path(source: str) -> Path | None:
@@ -92,7 +91,7 @@ def _local_path(source: str) -> Path | None:
     )
 
 
-def _local(path: Path, data: DataConfig, hashes: Hashes, note: Note) -> Source:
+def _local(path: Path, data: DataConfig, note: Note) -> Source:
     if path.is_dir():
         try:
             files = find_splits(path, note)
@@ -104,7 +103,7 @@ def _local(path: Path, data: DataConfig, hashes: Hashes, note: Note) -> Source:
         raise LmtrainError(f"{path} is of no known kind: give it one of the endings {', '.join(local.SUFFIXES)}")
     every = [file for paths in files.values() for file in paths]
     try:
-        content = {local.name_in(path, file): hashes.sha256(file) for file in every}
+        content = {local.name_in(path, file): sha256_file(file) for file in every}
     except OSError as error:
         raise LmtrainError(f"{error.filename} can't be read: {error.strerror}") from error
     column = data.text_column if any(map(local.is_structured, every)) else None

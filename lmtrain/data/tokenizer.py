@@ -66,17 +66,12 @@ class Tokenizer:
         A bpe vocabulary is smaller than configured where no further pair occurs twice in the text.
         Raises LmtrainError when the vocabulary is too large to be stored.
         """
-        texts = pieces((f"{line}\n" for line in lines), config.kind)
-        merges: Merges = []
         if config.kind == "word":
-            counts: Counter[str] = Counter()
-            for text in texts:
-                counts.update(text.split())
-            return cls.of_words(counts, config)
-        if config.kind == "bpe":
-            vocabulary, merges = _train_bpe(texts, config.vocab_size or DEFAULT_BPE_SIZE)
-        else:
-            vocabulary = BYTE_VOCABULARY
+            return cls.of_words(Counter(chain.from_iterable(map(str.split, lines))), config)
+        if config.kind == "byte":
+            return cls._made(BYTE_VOCABULARY, [], config)
+        texts = pieces((f"{line}\n" for line in lines), config.kind)
+        vocabulary, merges = _train_bpe(texts, config.vocab_size or DEFAULT_BPE_SIZE)
         return cls._made(vocabulary, merges, config)
 
     @classmethod
@@ -100,14 +95,7 @@ class Tokenizer:
 
         Raises LmtrainError when it is missing, damaged, or not written by lmtrain.
         """
-        kind, vocabulary, merges, content = tokenizer_file.read(path)
-        try:
-            return cls(kind, vocabulary, merges, content)
-        except BaseException as error:
-            # A panic in Rust derives from BaseException, and tokenizers raises its failures as bare Exception.
-            if type(error) is not Exception and type(error).__name__ != "PanicException":
-                raise
-            raise LmtrainError(f"tokenizer {path} is damaged: {error}") from None
+        return cls(*tokenizer_file.read(path))
 
     def save(self, path: Path) -> None:
         """Write tokenizer.json, the bytes with the hash `sha256`, to `path`."""

@@ -1,13 +1,12 @@
-"""The token store: corpora as token ids in memory-mapped arrays, with the tokenizer that made them and a manifest.
+"""The token store: a corpus as token ids in memory-mapped arrays, with the tokenizer that made them and a manifest.
 
 A store folder holds tokenizer.json and, for each split, shards: `<split>-00000.npy` and so on (1-D token ids, uint16
 where they fit, else uint32), each with `<split>-00000.docs.npy` (int64 offsets in it at which documents start). When a
-store is opened every file is checked against its sha256, large ones only if they changed since they were last read
-(verified.py).
+store is opened every file is checked against its sha256. Entries of the manifest that are lists of one, `corpora` and
+others, could have more in earlier versions.
 """
 
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,16 +16,15 @@ from typing import Annotated, Any, Self
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from lmtrain.data.ids import Ids, load_array
-from lmtrain.data.shards import TOKENIZER as TOKENIZER  # noqa: PLC0414 -- for its importers
-from lmtrain.data.shards import id_type, shard_name
+from lmtrain.data.ids import Ids, id_type, load_array
 from lmtrain.data.splits import Counts, SplitName
 from lmtrain.data.tokenizer import Tokenizer
-from lmtrain.data.verified import Hashes
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST, read_manifest, sha256_bytes, verify
 
 FORMAT = "lmtrain-tokens/3"
+TOKENIZER = "tokenizer.json"
+"""The tokenizer's name in a store."""
 
 Tokens = Annotated[int, Field(ge=0, le=2**48)]
 
@@ -40,14 +38,13 @@ class _SplitInfo(Counts):
     tokens: Tokens
     replaced: Tokens
     shards: list[_ShardInfo] = Field(min_length=1)
-    corpora: list[Tokens] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.tokens and not (self.words + self.lines and self.bytes):
             raise ValueError("tokens of no text")
-        if not self.tokens == sum(self.corpora) == sum(shard.tokens for shard in self.shards):
-            raise ValueError("shards or corpora that do not make up the split")
+        if self.tokens != sum(shard.tokens for shard in self.shards):
+            raise ValueError("shards that do not make up the split")
         return self
 
 
@@ -58,12 +55,8 @@ class _Floor(BaseModel, strict=True):
 class _StoreInfo(BaseModel, strict=True):
     """What the manifest of a store says apart from its files."""
 
-    corpora: list[str]
-    corpora_sha256: list[str]
     tokenizer_sha256: str
-    kind: str
     vocab_size: int = Field(ge=1, le=2**32)
-    vocab_limit: int | None
     splits: dict[SplitName, _SplitInfo]
     floor: dict[SplitName, _Floor] = {}
 
@@ -73,27 +66,24 @@ class Split:
     """One split: its `ids` (tokens,), memory-mapped.
 
     `words` counts the corpus's words and line ends: the denominator of word perplexity, whatever the tokenizer. `bytes`
-    counts the UTF-8 bytes of its text: the denominator of bits per byte. `corpora` has the number of tokens of each
-    corpus of a mixture, which are stored one after the other. `replaced` counts the words of the text that `<unk>`
-    replaced; their bytes are not known from the ids.
+    counts the UTF-8 bytes of its text: the denominator of bits per byte. `replaced` counts the words of the text that
+    `<unk>` replaced; their bytes are not known from the ids.
     """
 
     ids: Ids
     tokens: int
     words: int
     bytes: int
-    corpora: tuple[int, ...] = ()
     replaced: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class TokenStore:
-    """An opened store; made by `tokenize` or `open_store`. `weights` are the shares of its corpora in training."""
+    """An opened store; made by `tokenize` or `open_store`."""
 
     folder: Path
     manifest: dict[str, Any]
     tokenizer: Tokenizer
-    weights: tuple[int, ...]
     _by_name: dict[str, Split]
 
     @property
@@ -103,8 +93,8 @@ class TokenStore:
 
     @property
     def sha256(self) -> str:
-        """The hash of the content of all files, and of the weights of a mixture: it identifies the training data."""
-        return _content_sha256(self.manifest, self.weights)
+        """The hash of the content of all files: it identifies the training data."""
+        return _content_sha256(self.manifest)
 
     def split(self, name: str) -> Split:
         """One split. Raises LmtrainError when the corpus has none of this name."""
@@ -113,21 +103,18 @@ class TokenStore:
         return self._by_name[name]
 
 
-def _content_sha256(manifest: dict[str, Any], weights: Sequence[int]) -> str:
-    identity: dict[str, Any] = {name: entry["sha256"] for name, entry in manifest["files"].items()}
-    if len(weights) > 1:
-        identity["weights"] = weights
-    return sha256_bytes(json.dumps(identity, sort_keys=True).encode())
+def shard_name(split: str, number: int) -> str:
+    """The name of a shard's files, without their endings."""
+    return f"{split}-{number:05}"
 
 
-def open_store(folder: Path, weights: Sequence[int] | None = None, hashes: Hashes | None = None) -> TokenStore:
-    """Open a store and check its content. `weights` are those of a mixture (None = one each).
+def open_store(folder: Path) -> TokenStore:
+    """Open a store and check its content.
 
     Raises LmtrainError when the folder is missing, foreign, incomplete, truncated or changed.
     """
     manifest = read_manifest(folder, FORMAT)
-    hashes = hashes or Hashes(folder.parent)
-    verify(folder, manifest, hashes.sha256)
+    verify(folder, manifest)
     try:
         info = _StoreInfo.model_validate(manifest)
     except ValidationError:
@@ -136,32 +123,34 @@ def open_store(folder: Path, weights: Sequence[int] | None = None, hashes: Hashe
     if (tokenizer.sha256, tokenizer.vocab_size) != (info.tokenizer_sha256, info.vocab_size):
         raise LmtrainError(f"{folder / TOKENIZER} isn't the tokenizer of this store: delete {folder} and make it again")
     splits: dict[str, Split] = {
-        name: _open_split(folder / name, split, tokenizer.vocab_size, hashes.read)
-        for name, split in info.splits.items()
+        name: _open_split(folder, name, split, tokenizer.vocab_size) for name, split in info.splits.items()
     }
-    return TokenStore(folder, manifest, tokenizer, tuple(weights or [1] * len(info.corpora)), splits)
+    return TokenStore(folder, manifest, tokenizer, splits)
 
 
-def find_store(data_dir: Path, sha256: str, weights: Sequence[int] | None = None) -> TokenStore | None:
+def find_store(data_dir: Path, sha256: str) -> TokenStore | None:
     """The store in `data_dir` whose `sha256` this is, whatever the name of its folder; None where there is none, or
     only a damaged one."""
     for path in sorted(data_dir.glob(f"*/{MANIFEST}")):
         with suppress(LmtrainError):
-            manifest = read_manifest(path.parent, FORMAT)
-            if _content_sha256(manifest, weights or ()) == sha256:
-                return open_store(path.parent, weights)
+            if _content_sha256(read_manifest(path.parent, FORMAT)) == sha256:
+                return open_store(path.parent)
     return None
 
 
-def _open_split(stem: Path, info: _SplitInfo, vocab_size: int, changed: set[Path]) -> Split:
-    """Map the shards of a split; the ids in `changed` files are checked for their range."""
+def _content_sha256(manifest: dict[str, Any]) -> str:
+    identity = {name: entry["sha256"] for name, entry in manifest["files"].items()}
+    return sha256_bytes(json.dumps(identity, sort_keys=True).encode())
+
+
+def _open_split(folder: Path, split: str, info: _SplitInfo, vocab_size: int) -> Split:
+    """Map the shards of a split; their ids are checked for their range."""
     parts: list[np.ndarray] = []
     for number, shard in enumerate(info.shards):
-        path = stem.with_name(f"{shard_name(stem.name, number)}.npy")
+        path = folder / f"{shard_name(split, number)}.npy"
         map_ids = partial(load_array, path, id_type(vocab_size), shard.tokens)
         # A map of its own is read and released, so that the pages of a large file do not stay in memory.
-        if shard.tokens and path in changed and map_ids().max() >= vocab_size:
-            raise LmtrainError(f"{path} has ids out of range: delete {path.parent} and make it again")
+        if shard.tokens and map_ids().max() >= vocab_size:
+            raise LmtrainError(f"{path} has ids out of range: delete {folder} and make it again")
         parts.append(map_ids())
-    words = info.words + info.lines
-    return Split(Ids(parts), info.tokens, words, info.bytes, tuple(info.corpora), info.replaced)
+    return Split(Ids(parts), info.tokens, info.words + info.lines, info.bytes, info.replaced)

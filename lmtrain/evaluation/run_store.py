@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from lmtrain.config.loader import shown
 from lmtrain.config.schema import Config
-from lmtrain.data.corpus import each, is_known
 from lmtrain.data.prepare import prepare_store
+from lmtrain.data.sources import KNOWN
 from lmtrain.data.tokens import TokenStore, find_store
 from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import Trained
@@ -21,18 +21,16 @@ def find_run_store(
     corpus is one that lmtrain knows by name. A path or a hub id that only the run names is not read: the run may come
     from a stranger. Raises LmtrainError where there is no such store.
     """
-    wanted, weights = trained.info.get("tokens"), [source.weight for source in config.data.sources or ()] or None
-    may_make = not given.isdisjoint({"data.source", "data.sources"})
+    wanted, may_make = trained.info.get("tokens"), "data.source" in given
     if isinstance(wanted, str) and not may_make:
         for folder in (config.data.dir, config.data.dir if "data.dir" in given else trained.config.data.dir):
-            if (found := find_store(folder, wanted, weights)) is not None:
+            if (found := find_store(folder, wanted)) is not None:
                 return found
-    if not may_make and not is_known(config.data):
-        sources = ", ".join(shown(data.source) for data in each(config.data))
+    if not may_make and config.data.source not in KNOWN:
         raise LmtrainError(
             f"the tokens that {trained.run_dir} was trained on are not in {config.data.dir}: say where they are with "
-            f"data.dir=FOLDER, or what to make them from with data.source=... (the run says {sources}); --text scores "
-            "any file as it is"
+            "data.dir=FOLDER, or what to make them from with data.source=... (the run says "
+            f"{shown(config.data.source)}); --text scores any file as it is"
         )
     if config.tokenizer.file is not None:  # that file may be gone; the run has a copy
         own = config.tokenizer.model_copy(update={"file": trained.run_dir / TOKENIZER})

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmtrain.config.schema import Config, ModelConfig
-from lmtrain.data.order import sample_order
+from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.build import build_uninitialized
 from lmtrain.model.language_model import LanguageModel
@@ -134,7 +134,7 @@ def _saved_bytes(model: nn.Module, inputs: Tensor, targets: Tensor, precision: s
 def costs(config: Config, store: TokenStore) -> dict[str, Any]:
     """The figures of `train --dry-run`, without `steps` if the budget is only in minutes."""
     split, seed = store.split("train"), config.run.seed
-    samples = sample_order(split.corpora, store.weights, config.model.context, config.model.mode, seed).per_epoch()
+    samples = SampleOrder(split.tokens, config.model.context, config.model.mode, seed).per_epoch()
     model = build_uninitialized(config.model, store.tokenizer.vocab_size)
     if model.adaptive is not None:
         model.adaptive.set_shares(torch.from_numpy(split.ids.counts(store.tokenizer.vocab_size)))

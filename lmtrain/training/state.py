@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lmtrain.config.schema import Config
 from lmtrain.data.ids import Ids
-from lmtrain.data.order import Mixture, SampleOrder, sample_order
+from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.build import build_model, set_output_bias
@@ -35,7 +35,7 @@ class Samples:
     """The training text and the order in which its windows are read."""
 
     ids: Ids
-    order: SampleOrder | Mixture
+    order: SampleOrder
 
     @property
     def targets_per_window(self) -> int:
@@ -108,7 +108,7 @@ def prepare(config: Config, store: TokenStore, note: Note, processes: ProcessGro
     precision = choose_precision(config.train.precision, device)
     split = store.split("train")
     ids = split.ids
-    order = sample_order(split.corpora, store.weights, config.model.context, config.model.mode, config.run.seed)
+    order = SampleOrder(split.tokens, config.model.context, config.model.mode, config.run.seed)
     torch.manual_seed(config.run.seed)
     model = build_model(
         config.model, store.tokenizer.vocab_size, recompute_blocks=config.train.activation_checkpointing

@@ -30,13 +30,6 @@ def test_download_and_tokenize(lmtrain: Lmtrain, folder: Path) -> None:
     assert "training a" not in again.err
 
 
-def test_several_corpora_are_one_object_each(lmtrain: Lmtrain, folder: Path) -> None:
-    for name in ("one.txt", "two.txt"):
-        (folder / name).write_text(f"{name[:3]} a b\n" * 100)
-    done = lmtrain("download", "data.sources=[{source: one.txt}, {source: two.txt}]", "--json")
-    assert [json.loads(line)["splits"]["train"]["words"] for line in done.out.splitlines()] == [270, 270]
-
-
 def test_a_configuration_and_overrides_say_what_to_do(lmtrain: Lmtrain, folder: Path) -> None:
     (folder / "own.txt").write_text("a b c\n" * 100)
     (folder / "c.yaml").write_text("data: {source: own.txt, dir: there}\ntokenizer: {kind: bpe, vocab_size: 258}")

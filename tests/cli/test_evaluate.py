@@ -120,7 +120,7 @@ def test_a_configuration_names_the_run_and_sets_what_concerns_evaluation(lmtrain
         assert json.loads(lmtrain("generate", *arguments, "-n", "2", "--json").out)["run"] == "runs/own"
 
 
-@pytest.mark.parametrize("field", ["source", "dir", "sources"])
+@pytest.mark.parametrize("field", ["source", "dir"])
 def test_eval_takes_no_location_from_a_run(lmtrain: Lmtrain, workdir: Path, field: str) -> None:
     """A stranger's run names files of the user: nothing is read from them, and nothing is written there."""
     secret = workdir / "secret"
@@ -128,11 +128,7 @@ def test_eval_takes_no_location_from_a_run(lmtrain: Lmtrain, workdir: Path, fiel
     (secret / "own.txt").write_text("a b c d e f\n" * 200)
     config = workdir / "runs/default/config.yaml"
     values = yaml.safe_load(config.read_text())
-    values["data"] |= {
-        "source": {"source": str(secret / "own.txt")},
-        "dir": {"dir": str(secret)},
-        "sources": {"sources": [{"source": "someone/corpus"}, {"source": str(secret / "own.txt")}]},
-    }[field]
+    values["data"][field] = str(secret / "own.txt" if field == "source" else secret)
     config.write_text(yaml.safe_dump(values))
     shutil.rmtree(workdir / "data")
     done = lmtrain("eval")

@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 
 from lmtrain.config.schema import TokenizerConfig
-from lmtrain.data import shards, tokenizing
 from lmtrain.data.corpus import Corpus
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokens import TOKENIZER
-from lmtrain.errors import LmtrainError
 from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, make_corpus, tokenized
 from tests.helpers import Lmtrain
 
@@ -68,38 +66,6 @@ def test_each_tokenizer_has_a_store_of_its_own(file: Path, corpus: Corpus, notes
     assert sum("training a word tokenizer" in note for note in notes) == 1
 
 
-def test_shards_of_another_tokenizer_are_not_resumed_from(
-    file: Path, corpus: Corpus, notes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Work that a killed process left under one file is found under that file, and under no other."""
-    data, config = corpus.folder.parent, TokenizerConfig(file=file)
-
-    def killed(*_arguments: object, **_named: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(shards, "SHARD_BYTES", 10)
-    with monkeypatch.context() as patch:
-        patch.setattr(tokenizing, "new_folder", killed)
-        with pytest.raises(KeyboardInterrupt):
-            tokenized(corpus, config, notes.append)
-    (parts,) = data.glob(".parts-*")
-    finished = {path: path.stat().st_mtime_ns for path in parts.glob("*-*.npy")}
-    assert len(finished) > 4
-    other = file.with_name("other.json")
-    Tokenizer.train(["hat hats new 7"], CONFIGS["word"]).save(other)
-    store = tokenized(corpus, TokenizerConfig(file=other), notes.append)
-    assert store.tokenizer.knows("hats")
-    assert {path: path.stat().st_mtime_ns for path in parts.glob("*-*.npy")} == finished
-    tokenized(corpus, config, notes.append)
-    assert not list(data.glob(".parts-*"))
-
-
-def test_other_files_are_rejected(corpus: Corpus) -> None:
-    with pytest.raises(LmtrainError, match=r"tokenizer .*given\.json does not exist"):
-        tokenized(corpus, TokenizerConfig(file=corpus.folder / "given.json"))
-    assert [path.name for path in corpus.folder.parent.iterdir()] == ["other"]
-
-
 def test_the_command_takes_a_file(lmtrain: Lmtrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("first", "second"):
@@ -111,8 +77,3 @@ def test_the_command_takes_a_file(lmtrain: Lmtrain, tmp_path: Path, monkeypatch:
     made = Path(second.out.splitlines()[0])
     assert (made / TOKENIZER).read_bytes() == (folder / TOKENIZER).read_bytes()
     assert "bpe entries" in second.out.splitlines()[1]
-    rejected = lmtrain("tokenize", "second.txt", "--tokenizer", folder / TOKENIZER, "--kind", "bpe")
-    assert rejected.code == 2
-    assert rejected.err.strip() == (
-        "lmtrain: --tokenizer has a kind and a vocabulary of its own: leave --kind and --vocab-size out"
-    )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.config.schema import DataConfig
-from lmtrain.data import shards
+from lmtrain.data import encoding
 from lmtrain.data.corpus import download
 from lmtrain.data.prepare import text_split
 from lmtrain.data.tokens import Split, TokenStore
@@ -22,14 +22,12 @@ def content(split: Split) -> tuple[list[int], int, int, int, int]:
     return split.ids[:].tolist(), split.tokens, split.words, split.bytes, split.replaced
 
 
-@pytest.mark.parametrize("small", [False, True], ids=["one shard", "several shards"])
 @pytest.mark.parametrize("name", ["valid.txt.gz", "valid.jsonl"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_is_the_split_that_a_corpus_makes_of_it(
-    kind: str, name: str, small: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if small:
-        monkeypatch.setattr(shards, "SHARD_BYTES", 100)
+    monkeypatch.setattr(encoding, "SHARD_BYTES", 100)
     source = tmp_path / "corpus"
     source.mkdir()
     write(source / "train.txt", "".join(f"{line}\n" for line in TRAIN))
@@ -44,7 +42,7 @@ def test_a_file_is_the_split_that_a_corpus_makes_of_it(
         known = {word for line in TRAIN for word in line.split()} | {"<unk>"}
         words = [word for line in VALID for word in line.removeprefix("\ufeff").split()]
         assert split.replaced == sum(word not in known for word in words)
-    assert (len(split.ids.parts) > 3) == small
+    assert len(split.ids.parts) > 3
 
 
 @pytest.mark.parametrize(

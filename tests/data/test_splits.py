@@ -1,8 +1,6 @@
 """The splits of a corpus: what is written and counted, and what is cut off a text to be held out."""
 
-import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -54,20 +52,3 @@ def test_each_split_has_a_line(
     found = {split: [int(line) for line in (tmp_path / f"{split}.txt").read_text().splitlines()] for split in SHARES}
     assert [len(found["valid"]), len(found["test"])] == [held_out, held_out]
     assert found["train"] + found["valid"] + found["test"] == list(range(lines))
-
-
-def test_cutting_takes_no_memory_for_the_lines_that_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splits, "HELD_OUT", 100)
-
-    def written(folder: Path, split: str, *arguments: Any) -> dict[str, int]:
-        counts = write_split(folder, split, *arguments)
-        if split == "train":
-            tracemalloc.start()
-        return counts
-
-    monkeypatch.setattr(splits, "write_split", written)
-    try:
-        cut(tmp_path, (("a", False) for _ in range(400_000)))
-        assert tracemalloc.get_traced_memory()[1] < 1_600_000  # the buffers of files; not 8 bytes for each line
-    finally:
-        tracemalloc.stop()

@@ -14,7 +14,7 @@ from lmtrain.data import tokenizer as module
 from lmtrain.data.tokenizer import Tokenizer, pieces
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
-from tests.data.trained import KINDS, LINES, TRAINED
+from tests.data.trained import KINDS, TRAINED
 
 REFERENCE = {kind: tokenizers.Tokenizer.from_str(TRAINED[kind]._content.decode()) for kind in KINDS}
 
@@ -92,18 +92,6 @@ def test_bpe_and_byte_round_trip_any_text_without_the_special_token(text: str) -
         assert TRAINED[kind].eos_id not in ids
 
 
-@given(st.lists(st.integers(0, TRAINED["word"].vocab_size - 1)))
-def test_word_ids_survive_decoding_and_encoding(ids: list[int]) -> None:
-    assert TRAINED["word"].encode(TRAINED["word"].decode(ids)) == ids
-
-
-def test_encoded_lines_are_the_text_with_its_line_ends(kind: Kind) -> None:
-    rows = TRAINED[kind].encode_pieces([f"{line}\n" for line in LINES])
-    assert [index for row in rows for index in row] == TRAINED[kind].encode("".join(f"{line}\n" for line in LINES))
-    assert all(row[-1] in TRAINED[kind].line_end_ids for row in rows)
-    assert not any(index in TRAINED[kind].line_end_ids for row in rows for index in row[:-1])
-
-
 def test_line_end_ids_are_the_tokens_with_a_newline() -> None:
     assert TRAINED["word"].line_end_ids == {TRAINED["word"].eos_id}
     assert TRAINED["byte"].line_end_ids == {ord("\n") + 1}
@@ -114,7 +102,7 @@ def test_line_end_ids_are_the_tokens_with_a_newline() -> None:
 
 def test_bpe_vocabulary_is_all_bytes_eos_and_merges() -> None:
     bpe = TRAINED["bpe"]
-    assert bpe.vocab_size == 300
+    assert bpe.vocab_size == 280
     assert len(Tokenizer.train(["ab"], TokenizerConfig(kind="bpe", vocab_size=300)).encode("ab")) == 2
     assert Tokenizer.train(["ab", "ab"], TokenizerConfig(kind="bpe", vocab_size=300)).vocab_size < 300
     assert len(bpe.encode("the cat sat")) < len("the cat sat")

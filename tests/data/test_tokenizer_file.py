@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from lmtrain.data import tokenizer as module
 from lmtrain.data import tokenizer_file
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_file import Kind
@@ -83,6 +80,8 @@ def _damaged() -> Iterator[tuple[str, Kind, Any]]:
     yield "a byte with merges", "byte", lambda d: _merges(d, [["a", "b"]])
     yield "a merge of unknown tokens", "bpe", lambda d: _merges(d, [["Q", "Zx"]])
     yield "a merge into nothing", "bpe", lambda d: _merges(d, [["Q", "Z"]])
+    size = TRAINED["bpe"].vocab_size
+    yield "a merge into <eos>", "bpe", lambda d: _merges(_vocab(d, {"<e": size, "os>": size + 1}), [["<e", "os>"]])
     yield "a merge of three", "bpe", lambda d: _merges(d, [["t", "h", "e"]])
     yield "a merge of numbers", "bpe", lambda d: _merges(d, [[1, 2]])
     yield "merges of lists", "bpe", lambda d: _merges(d, [[["t"], "h"]])
@@ -106,15 +105,6 @@ def test_load_rejects_what_train_never_writes(kind: Kind, spoil: Any, tmp_path: 
         Tokenizer.load(path)
 
 
-def test_load_rejects_a_merge_that_spells_the_special_token(tmp_path: Path) -> None:
-    document = json.loads(TRAINED["bpe"]._content)
-    size = len(document["model"]["vocab"])
-    document = _merges(_vocab(document, {"<e": size, "os>": size + 1}), [["<e", "os>"]])
-    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
-    with pytest.raises(LmtrainError, match="damaged"):
-        Tokenizer.load(tmp_path / "tokenizer.json")
-
-
 @pytest.mark.parametrize("content", [b"", b"\xff", b"null", b"[" * 100_000, b'{"model": {}}', b"1" * 5_000])
 def test_load_rejects_other_files(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
@@ -136,35 +126,3 @@ def test_load_rejects_a_file_above_the_limit(tmp_path: Path, monkeypatch: pytest
         Tokenizer.load(tmp_path / "tokenizer.json")
     with pytest.raises(LmtrainError, match=r"too large: set tokenizer\.vocab_size"):
         Tokenizer.train(LINES, CONFIGS["word"])
-
-
-def test_a_panic_in_rust_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    TRAINED["bpe"].save(tmp_path / "tokenizer.json")
-    panic = type("PanicException", (BaseException,), {})
-
-    def panicking(vocabulary: dict[str, int], merges: tokenizer_file.Merges) -> Any:
-        raise panic("index out of bounds")
-
-    monkeypatch.setattr(module, "_build_bpe", panicking)
-    with pytest.raises(LmtrainError, match="damaged: index out of bounds"):
-        Tokenizer.load(tmp_path / "tokenizer.json")
-
-
-@settings(deadline=None)
-@given(kind=st.sampled_from(KINDS), data=st.data())
-def test_a_file_with_changed_bytes_loads_soundly_or_is_rejected(
-    kind: Kind, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    content = bytearray(TRAINED[kind]._content)
-    start = data.draw(st.integers(0, len(content) - 1))
-    content[start : start + data.draw(st.integers(0, 3))] = data.draw(
-        st.binary(max_size=3) | st.sampled_from([b'"', b"9"])
-    )
-    path = tmp_path_factory.getbasetemp() / "changed.json"
-    path.write_bytes(content)
-    try:
-        loaded = Tokenizer.load(path)
-    except LmtrainError:
-        return
-    assert all(0 <= index < loaded.vocab_size for index in loaded.encode("the cat <eos> sat\n"))
-    assert loaded.eos_id not in loaded.encode("<eos>")

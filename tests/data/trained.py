@@ -1,7 +1,7 @@
 """A trained tokenizer of each kind, and the lines that it was trained on."""
 
-from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.tokenizer import Tokenizer
+from tests.data.helpers import CONFIGS as CONFIGS  # noqa: PLC0414 -- for its importers
 from tests.data.helpers import KINDS as KINDS  # noqa: PLC0414 -- for its importers
 
 LINES = [
@@ -12,9 +12,4 @@ LINES = [
     "x<eos>y <eos> <eos> <|endoftext|> the cat sat on the mat",
     "the cat sat on the mat and the dog sat on the log",
 ] * 3
-CONFIGS = {
-    "word": TokenizerConfig(kind="word"),
-    "bpe": TokenizerConfig(kind="bpe", vocab_size=300),
-    "byte": TokenizerConfig(kind="byte"),
-}
 TRAINED = {kind: Tokenizer.train(LINES, CONFIGS[kind]) for kind in KINDS}

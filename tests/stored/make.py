@@ -49,7 +49,7 @@ def example() -> tuple[Config, TokenStore]:
     Path("text.txt").write_text(TEXT)
     config = load(None, OVERRIDES, {})
     corpus = download(config.data)
-    return config, tokenize([corpus], config.tokenizer, config.data.dir, note=print, progress=False)
+    return config, tokenize(corpus, config.tokenizer, config.data.dir, note=print, progress=False)
 
 
 def loss(run_dir: Path) -> float:

@@ -34,7 +34,7 @@ def little(tiny: Config) -> Config:
 @pytest.fixture(scope="session")
 def little_store(little: Config) -> TokenStore:
     corpus = download(little.data, note=silent, progress=False)
-    return tokenize([corpus], little.tokenizer, little.data.dir, note=silent, progress=False)
+    return tokenize(corpus, little.tokenizer, little.data.dir, note=silent, progress=False)
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ def own(tmp_path: Path, **tokenizer: str) -> Config:
 
 
 def store_of(config: Config) -> TokenStore:
-    return tokenize([download(config.data)], config.tokenizer, config.data.dir, note=silent, progress=False)
+    return tokenize(download(config.data), config.tokenizer, config.data.dir, note=silent, progress=False)
 
 
 @pytest.mark.parametrize(("word", "message"), [("cat", "corpus is not the one"), ("cow", "tokenizer is not the one")])
