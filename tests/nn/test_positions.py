@@ -89,19 +89,6 @@ def test_rotated_scores_depend_only_on_the_offset(first: int, second: int, offse
     torch.testing.assert_close(scores[0].squeeze(0), query @ matrix(offset, dim) @ key, atol=1e-4, rtol=0)
 
 
-def test_rotated_scores_tell_before_from_after() -> None:
-    torch.manual_seed(0)
-    query, key = torch.randn(2, 8, dtype=torch.float64)
-    assert (query @ matrix(5, 8) @ key - query @ matrix(-5, 8) @ key).abs() > 1e-2
-
-
-def test_alibi_slopes_and_bias() -> None:
-    torch.testing.assert_close(alibi_slopes(8), torch.tensor([2.0**-i for i in range(1, 9)]))
-    bias = alibi_bias(torch.tensor([1.0, 0.5]), torch.arange(3), torch.arange(3))
-    assert bias.shape == (2, 3, 3)
-    assert bias[1].tolist() == [[0.0, -0.5, -1.0], [-0.5, 0.0, -0.5], [-1.0, -0.5, 0.0]]
-
-
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 8, 12, 16])
 def test_alibi_slopes_are_a_geometric_series_down_to_one_256th(heads: int) -> None:
     slopes = alibi_slopes(heads).double()
@@ -110,18 +97,11 @@ def test_alibi_slopes_are_a_geometric_series_down_to_one_256th(heads: int) -> No
     assert slopes[0].item() == pytest.approx(2 ** (-8 / heads))
 
 
-@properties
-@given(st.integers(0, 1_000), st.integers(0, 1_000), st.integers(0, 1_000), st.integers(1, 8))
-def test_alibi_depends_only_on_the_offset_and_is_linear(query: int, key: int, shift: int, heads: int) -> None:
-    slopes = alibi_slopes(heads)
-    bias = alibi_bias(slopes, torch.tensor([query, query + shift]), torch.tensor([key, key + shift]))
-    torch.testing.assert_close(bias[:, 0, 0], bias[:, 1, 1])
-    torch.testing.assert_close(bias[:, 0, 0], torch.tensor([-slope * abs(query - key) for slope in slopes.tolist()]))
-
-
 def test_alibi_of_rows_at_positions_of_their_own() -> None:
     queries, keys = torch.tensor([[3], [0]]), torch.arange(4)
     bias = alibi_bias(torch.tensor([1.0, 0.5]), queries, keys)
     assert bias.shape == (2, 2, 1, 4)
     assert bias[0, 1, 0].tolist() == [-1.5, -1.0, -0.5, 0.0]
     assert bias[1, 0, 0].tolist() == [0.0, -1.0, -2.0, -3.0]
+    shared = alibi_bias(torch.tensor([1.0, 0.5]), torch.arange(3), torch.arange(3))
+    assert shared[1].tolist() == [[0.0, -0.5, -1.0], [-0.5, 0.0, -0.5], [-1.0, -0.5, 0.0]]

@@ -36,6 +36,8 @@ def test_loss_equals_a_loop(copy: bool) -> None:
     loss = model.loss(SOURCE, TARGET, VALID, torch.tensor(TARGET_LENGTHS))
     assert loss.item() == pytest.approx(mean_loss(model, TARGET.tolist()), abs=1e-5)
     assert torch.equal(loss, model.loss(SOURCE, TARGET, VALID, torch.tensor(TARGET_LENGTHS), sampling=0.0))
+    first = model(SOURCE, INPUTS[:, :1], VALID)[:, 0, END]  # a target without words is its END
+    torch.testing.assert_close(model.loss(SOURCE, TARGET[:, :0], VALID), -first.mean())
     whole = model.loss(SOURCE, TARGET, VALID)
     torch.testing.assert_close(whole, model.loss(SOURCE, TARGET, VALID, torch.tensor([4, 4, 4])))
 
