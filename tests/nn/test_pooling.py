@@ -43,7 +43,7 @@ def test_prefix_mean_equals_loop_with_gradients_in_chunks_of_any_size(
     expected = mean_loop(*inputs)
     wanted = [expected, *torch.autograd.grad((expected * outer).sum(), inputs)]
     for chunk in (1, 4, 32, 64):
-        out = prefix_mean(*(x.to(dtype) for x in inputs), chunk)
+        out = prefix_mean(score.to(dtype), value.to(dtype), slope.to(dtype), chunk)
         found = [out.double(), *torch.autograd.grad((out * outer).sum(), inputs)]
         torch.testing.assert_close(found, wanted, atol=tolerance, rtol=10 * tolerance)
 

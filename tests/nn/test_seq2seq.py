@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from lmtrain.generation.sampling import sample
 from lmtrain.generation.search import Rules
 from lmtrain.nn.blocks import NormPosition
 from lmtrain.nn.encoder_decoder import DecoderState, Sizes
+from lmtrain.nn.non_autoregressive import NonAutoregressive
 from lmtrain.nn.positions import sinusoidal
 from lmtrain.nn.seq2seq import Seq2Seq
 
@@ -45,25 +47,17 @@ def test_cached_steps_equal_teacher_forcing(copy: bool, position: NormPosition) 
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_padding_has_no_influence(copy: bool) -> None:
+    """Nor has a source of nothing else: each position then has a distribution, from its target only."""
     model = make(replace(SIZES, copy=copy))
+    expected = model(SOURCE, INPUTS, torch.zeros_like(VALID))
+    torch.testing.assert_close(expected.exp().sum(-1), torch.ones(3, 7))
+    torch.testing.assert_close(model(SOURCE[:, :0], INPUTS), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(model.start(SOURCE[:, :0])[0], expected[:, 0], atol=1e-5, rtol=0)
     expected = model(SOURCE, INPUTS, VALID)
     torch.testing.assert_close(model(SOURCE.masked_fill(~VALID, 3), INPUTS, VALID), expected)
     for row, length in enumerate(LENGTHS):
         alone = model(SOURCE[row : row + 1, :length], INPUTS[row : row + 1])
         torch.testing.assert_close(alone, expected[row : row + 1], atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("copy", [False, True])
-def test_sources_without_words(copy: bool) -> None:
-    """Of no width at all, or nothing but padding: each position still has a distribution, from its target only."""
-    model = make(replace(SIZES, copy=copy))
-    expected = model(SOURCE, INPUTS, torch.zeros_like(VALID))
-    torch.testing.assert_close(expected.exp().sum(-1), torch.ones(3, 7))
-    torch.testing.assert_close(model(SOURCE[:, :0], INPUTS), expected, atol=1e-6, rtol=0)
-    log_probs, state = model.start(SOURCE[:, :0])
-    torch.testing.assert_close(log_probs, expected[:, 0], atol=1e-5, rtol=0)
-    log_probs, _ = model.step(state, INPUTS[:, 1])
-    torch.testing.assert_close(log_probs, expected[:, 1], atol=1e-5, rtol=0)
 
 
 def test_a_later_input_leaves_earlier_outputs_and_every_source_word_matters() -> None:
@@ -97,6 +91,30 @@ def test_encoder_and_decoder_end_with_a_norm(position: NormPosition) -> None:
     states = model.decoder(model.embedding(INPUTS), memory, valid)
     torch.testing.assert_close(states.square().mean(-1), torch.ones(3, 7), atol=1e-4, rtol=0)
     assert sum(isinstance(module, nn.RMSNorm) for module in model.modules()) == 4 + 6 + 2 * (position == "pre")
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("kind", ["seq2seq", "predicted", "fixed"])
+def test_gradients_reach_every_parameter(
+    kind: Literal["seq2seq", "predicted", "fixed"], copy: bool, bf16: bool
+) -> None:
+    torch.manual_seed(0)
+    sizes, lengths = replace(SIZES, copy=copy, dropout=0.1), torch.tensor(TARGET_LENGTHS)
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        model: Seq2Seq | NonAutoregressive
+        if kind == "seq2seq":
+            model = Seq2Seq(sizes)
+            loss = model.loss(SOURCE, TARGET, VALID, lengths, sampling=0.5)
+        else:
+            model = NonAutoregressive(sizes, kind)
+            loss = model.loss(SOURCE, TARGET, VALID, lengths)
+    assert loss.dtype == torch.float32
+    loss.backward()  # type: ignore[no-untyped-call]
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
 
 
 def argmax_loop(model: Seq2Seq, source: Tensor, limit: int) -> tuple[int, ...]:
@@ -158,26 +176,6 @@ def test_copying_needs_shared_ids() -> None:
         Sizes(source_vocab=8, target_vocab=7, copy=True)
     with pytest.raises(ValueError, match="target_vocab=2"):
         Sizes(source_vocab=8, target_vocab=2)
-
-
-@pytest.mark.parametrize("copy", [False, True])
-def test_gradients_reach_every_parameter(copy: bool) -> None:
-    model = make(replace(SIZES, copy=copy, dropout=0.1)).train()
-    model.loss(SOURCE, TARGET, VALID, torch.tensor(TARGET_LENGTHS), sampling=0.5).backward()  # type: ignore[no-untyped-call]
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-        assert parameter.grad.abs().max() > 0, name
-
-
-def test_bf16_autocast_trains_and_decodes() -> None:
-    model = make(replace(SIZES, copy=True))
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model.loss(SOURCE, TARGET, VALID, sampling=0.5)
-        found = sample(*model.start(SOURCE, VALID), model.step, RULES)
-    loss.backward()  # type: ignore[no-untyped-call]
-    assert loss.dtype == torch.float32
-    assert len(found) == 3
 
 
 def test_dropout_is_for_training_only() -> None:
