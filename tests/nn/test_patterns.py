@@ -144,12 +144,13 @@ def test_queries_and_keys_of_different_number(pattern: Pattern, queries: int, gr
 @pytest.mark.parametrize("padded", [False, True])
 def test_cross_attention_of_any_widths_equals_a_loop_and_recalls_what_it_remembers(padded: bool) -> None:
     torch.manual_seed(0)
-    layer = CrossAttention(8, 2, key_dim=5, value_dim=6, output_dim=9, head_dim=7, value_head_dim=3, bias=True).double()
+    widths = {"key_dim": 5, "value_dim": 6, "output_dim": 9, "head_dim": 7, "value_head_dim": 3}
+    layer = CrossAttention(8, 2, **widths, qk_norm=True, bias=True).double()
     query, key, value = (torch.randn(2, n, w, dtype=torch.float64) for n, w in ((4, 8), (7, 5), (7, 6)))
     mask = padding_mask(torch.arange(7) < torch.tensor([[7], [3]])) if padded else None
     keep = torch.ones(2, 1, 1, 7, dtype=torch.bool) if mask is None else mask
-    projected = [split_heads(x, 2) for x in (layer.query(query), layer.key(key), layer.value(value))]
-    expected = layer.output(join_heads(loop(projected[0], projected[1], projected[2], keep)))
+    queries, keys, values = (split_heads(x, 2) for x in (layer.query(query), layer.key(key), layer.value(value)))
+    expected = layer.output(join_heads(loop(layer.query_norm(queries), layer.key_norm(keys), values, keep)))
     torch.testing.assert_close(layer(query, key, value, mask=mask), expected)
     memory = layer.remember(key, value)
     order = torch.tensor([1, 0, 1])

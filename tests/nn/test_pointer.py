@@ -13,20 +13,12 @@ NEVER = float("-inf")
 
 def pointer_loop(layer: PointerAttention, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
     out = torch.full((*query.shape[:2], key.shape[1]), NEVER, dtype=torch.float64)
+    asked, found = query @ layer.query.weight.T, key @ layer.key.weight.T
     for b, t in torch.cartesian_prod(torch.arange(query.shape[0]), torch.arange(query.shape[1])).tolist():
-        asked = [
-            sum(w * x for w, x in zip(row, query[b, t].tolist(), strict=True)) for row in layer.query.weight.tolist()
-        ]
-        scores = {}
-        for i in range(key.shape[1]):
-            if mask[b, t, i]:
-                at = [
-                    sum(w * x for w, x in zip(row, key[b, i].tolist(), strict=True))
-                    for row in layer.key.weight.tolist()
-                ]
-                scores[i] = sum(q * k for q, k in zip(asked, at, strict=True)) / math.sqrt(len(asked))
-        for i, score in scores.items():
-            out[b, t, i] = score - math.log(sum(math.exp(other) for other in scores.values()))
+        keys = mask[b, t].nonzero().flatten().tolist()
+        scores = [(asked[b, t] @ found[b, i]).item() / math.sqrt(asked.shape[-1]) for i in keys]
+        for i, score in zip(keys, scores, strict=True):
+            out[b, t, i] = score - math.log(sum(math.exp(other) for other in scores))
     return out
 
 

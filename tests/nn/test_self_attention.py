@@ -19,7 +19,7 @@ from lmtrain.nn.key_reduction import CompressedAttention, LinformerAttention
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
 from lmtrain.nn.linear_attention import LinearAttention
 from lmtrain.nn.pooling import AttentionPooling
-from lmtrain.nn.positions import alibi_slopes, rotation
+from lmtrain.nn.positions import alibi_slopes, rotate, rotation
 from tests.nn.patterns import LONG, PATTERNS, alibi
 
 Make = Callable[[], Any]
@@ -157,16 +157,6 @@ def test_dropout_keeps_the_mean_and_is_off_in_eval(make: Make) -> None:
     torch.testing.assert_close(mean, layer(x), atol=0.05, rtol=0)
 
 
-def test_qk_norm_makes_scores_independent_of_the_scale_of_the_projection() -> None:
-    torch.manual_seed(0)
-    x, layer = torch.randn(1, 5, 8), SelfAttention(8, 2, qk_norm=True)
-    before = layer(x)
-    with torch.no_grad():
-        layer.query.weight *= 7
-        layer.key.weight *= 5
-    torch.testing.assert_close(layer(x), before, atol=1e-4, rtol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("make", "name"),
     [
@@ -188,6 +178,16 @@ def test_a_mask_is_rejected_where_pairs_have_no_score(make: Make, name: str) -> 
         layer.prefill(x, lengths, 4, mask=mask)
     with pytest.raises(ValueError, match=r"\(2,\)"):
         layer.step(x[:, :1], cache, CachePosition(lengths, 4, slopes=torch.zeros(2)))
+
+
+def test_queries_and_keys_are_normalized_and_rotated() -> None:
+    torch.manual_seed(0)
+    layer, x, by = SelfAttention(8, 2, qk_norm=True), torch.randn(1, 5, 8), rotation(torch.arange(5), 4)
+    query, key, value = ((x @ part.weight.T).view(1, 5, 2, 4) for part in (layer.query, layer.key, layer.value))
+    query, key = (2 * part / part.norm(dim=-1, keepdim=True) for part in (query, key))
+    found = layer.project(x, by)
+    expected = (rotate(query.transpose(1, 2), by), rotate(key.transpose(1, 2), by), value.transpose(1, 2))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_cache_select_reorders_in_place_drops_and_repeats() -> None:
