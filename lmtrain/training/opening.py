@@ -24,7 +24,7 @@ from lmtrain.training.other_runs import load_initial_weights
 from lmtrain.training.parallel import check_agreement, check_shared, share_batch
 from lmtrain.training.run import Run
 from lmtrain.training.saving import Saver, abort
-from lmtrain.training.state import Training, prepare, restore
+from lmtrain.training.state import Training, new_training, restore
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def open_run(
         info = read_info(found) if found is not None else None
         clock = Clock(info.seconds if info is not None else 0.0, processes)
         set_threads(config.train.threads)
-        training = prepare(shared, store, note, processes)
+        training = new_training(shared, store, note, processes)
         if found is not None and info is not None:
             restore(training, found)
             del found  # it holds its files open, which then stay on the disk after they are pruned

@@ -102,7 +102,7 @@ class Training:
         return self.config.train.batch_size * self.samples.targets_per_window
 
 
-def prepare(config: Config, store: TokenStore, note: Note, processes: ProcessGroup = SINGLE_PROCESS) -> Training:
+def new_training(config: Config, store: TokenStore, note: Note, processes: ProcessGroup = SINGLE_PROCESS) -> Training:
     """A run before its first step: the model at its initial weights, its optimizer, and the order of samples."""
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)

@@ -15,7 +15,7 @@ from lmtrain.data.prepare import prepare_store
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.training.state import prepare
+from lmtrain.training.state import new_training
 from tests.data.helpers import make_corpus, token_starts
 from tests.helpers import TINY
 
@@ -114,7 +114,7 @@ def test_a_configured_mixture_trains_with_its_weights(tmp_path: Path) -> None:
     wanted = settings_of(tmp_path, 3)
     corpora = [download(data) for data in each(wanted.data)]
     store = tokenize(corpora, wanted.tokenizer, tmp_path, weights=[3, 1], note=lambda _: None, progress=False)
-    training = prepare(wanted, store, lambda _: None)
+    training = new_training(wanted, store, lambda _: None)
     starts = training.samples.order.starts(0, 400)
     assert (starts >= store.split("train").corpora[0]).sum() == 100
     words = store.tokenizer.decode(

@@ -25,7 +25,7 @@ from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import MANIFEST, new_folder, sha256_bytes, verify
 from lmtrain.training.loop import fit
-from lmtrain.training.state import prepare, restore
+from lmtrain.training.state import new_training, restore
 from tests.hostile.files import LINES, SMALL
 from tests.hostile.inputs import Parser
 
@@ -80,7 +80,7 @@ def tokens(folder: Path) -> Parser:
 def checkpoints(folder: Path) -> Parser:
     """The files of a checkpoint; from an accepted one, training resumes and the model generates."""
     run, settings, store = trained_run(folder)
-    training = prepare(settings, store, _nothing)
+    training = new_training(settings, store, _nothing)
     last = run_checkpoints.choose(run, "last")
 
     def use() -> None:

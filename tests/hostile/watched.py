@@ -21,7 +21,7 @@ from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
-from lmtrain.training.state import prepare, restore
+from lmtrain.training.state import new_training, restore
 from tests.hostile.folders import trained_run
 
 WATCHED = ("pickle.", "exec", "compile", "socket.", "subprocess.", "os.system", "os.exec", "os.spawn", "os.posix_spawn")
@@ -42,7 +42,7 @@ def read_all(run: Path, config_file: Path) -> None:
     config = load(config_file, environment={})
     corpus = download(config.data)
     store = tokenize([corpus], config.tokenizer, config.data.dir, note=lambda _: None, progress=False)
-    restore(prepare(config, store, lambda _: None), checkpoint.load(run_checkpoints.choose(run, "last")))
+    restore(new_training(config, store, lambda _: None), checkpoint.load(run_checkpoints.choose(run, "last")))
     trained = load_trained(run_folder.find_run(None, run.parent), "best", "auto", torch.device("cpu"))
     complete(trained.model, trained.tokenizer, ["the"], Options(max_tokens=3, beams=2))
 

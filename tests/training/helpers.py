@@ -26,7 +26,7 @@ from lmtrain.training.compilation import Forward
 from lmtrain.training.loop import StepResult, fit, train_step
 from lmtrain.training.monitor import RunMonitor
 from lmtrain.training.run import Outcome
-from lmtrain.training.state import Training, prepare
+from lmtrain.training.state import Training, new_training
 
 LOGGED: dict[str, Any] = {
     "model__dim": 8,
@@ -62,7 +62,7 @@ def silent(_message: str) -> None:
 
 
 def start(config: Config, store: TokenStore) -> Training:
-    return prepare(config, store, silent)
+    return new_training(config, store, silent)
 
 
 def run(config: Config, store: TokenStore, run_dir: Path, *, resume: bool = True) -> tuple[Outcome, list[str]]:

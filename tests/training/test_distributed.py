@@ -24,7 +24,7 @@ from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training import loop
 from lmtrain.training.loop import StepResult, fit, train_step
 from lmtrain.training.parallel import choose_kind, share_batch
-from lmtrain.training.state import Training, prepare
+from lmtrain.training.state import Training, new_training
 from tests.helpers import read
 from tests.training.helpers import (
     change,
@@ -232,7 +232,7 @@ def test_gradients_are_those_of_the_sum_over_all_targets(tiny: Config, store: To
     def work(processes: ProcessGroup) -> None:
         for micros in (1, 2, 4):  # per process
             shared = share_batch(change(config, train__micro_batch=4 // micros), processes)
-            training = prepare(shared, store, silent, processes)
+            training = new_training(shared, store, silent, processes)
             reduced: list[int] = []
 
             def counted(tensor: Tensor, *rest: Any, reduced: list[int] = reduced, **more: Any) -> Any:

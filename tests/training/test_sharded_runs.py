@@ -24,7 +24,7 @@ from lmtrain.training.costs import memory_estimate
 from lmtrain.training.loop import fit, train_step
 from lmtrain.training.saving import Saver
 from lmtrain.training.sharding import local
-from lmtrain.training.state import prepare, restore, snapshot
+from lmtrain.training.state import new_training, restore, snapshot
 from tests.helpers import read
 from tests.training.helpers import change, cpu, last_hash, run, silent
 from tests.training.ranks import output, together
@@ -59,7 +59,7 @@ def copying(config: Config, store: TokenStore, source: Path, target: Path, kind:
     """Restore the last checkpoint of `source` and save it in `target`; `target`-<rank>.json records what it read."""
 
     def work(processes: ProcessGroup) -> None:
-        training = prepare(change(config, train__parallel=kind), store, silent, processes)
+        training = new_training(change(config, train__parallel=kind), store, silent, processes)
         if kind == "fsdp":
             most = max(local(value).numel() / value.numel() for value in training.model.parameters())
             assert most < 1, "a process holds all of a parameter"
@@ -133,7 +133,7 @@ def saving(
     """Save step 1 and then step 2, while writing which one process fails."""
 
     def work(processes: ProcessGroup) -> None:
-        training = prepare(change(config, train__parallel="fsdp"), store, silent, processes)
+        training = new_training(change(config, train__parallel="fsdp"), store, silent, processes)
         write = disk.write
 
         def harmed(path: Path, data: Any) -> None:
