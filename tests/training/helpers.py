@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import Tensor
 
 from lmtrain.config.loader import parse
 from lmtrain.config.schema import Config
@@ -21,6 +20,7 @@ from lmtrain.evaluation.perplexity import Score, evaluate
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import read_manifest, verify
 from lmtrain.system import disk
+from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training import loop, validation
 from lmtrain.training.compilation import Forward
 from lmtrain.training.loop import StepResult, fit, train_step
@@ -39,6 +39,8 @@ LOGGED: dict[str, Any] = {
     "eval__stride": 16,
 }
 """A very small run that logs every step."""
+CLOCK: dict[str, Any] = {"seconds": 1.0, "metrics_bytes": 0}
+"""What `snapshot` is given of the clock and the log."""
 TIMELESS = ("loss", "perplexity", "word_perplexity", "raw_loss", "lr", "grad_norm", "epoch", "skipped_steps")
 """Metrics that do not depend on a clock."""
 
@@ -65,9 +67,18 @@ def start(config: Config, store: TokenStore) -> Training:
     return new_training(config, store, silent)
 
 
-def run(config: Config, store: TokenStore, run_dir: Path, *, resume: bool = True) -> tuple[Outcome, list[str]]:
+def run(
+    config: Config,
+    store: TokenStore,
+    run_dir: Path,
+    *,
+    resume: bool = True,
+    processes: ProcessGroup = SINGLE_PROCESS,
+) -> tuple[Outcome, list[str]]:
+    """How the run ended, and its notes."""
     notes: list[str] = []
-    return fit(config, store, run_dir, resume=resume, note=notes.append, quiet=True), notes
+    outcome = fit(config, store, run_dir, resume=resume, note=notes.append, quiet=True, processes=processes)
+    return outcome, notes
 
 
 def with_forward(training: Training, wrap: Callable[[Forward], Forward]) -> Training:
@@ -86,18 +97,6 @@ def worsen(training: Training, _lr: float) -> StepResult:
     for name, value in training.model.named_parameters():
         training.ema[name].copy_(value.detach())
     return result
-
-
-def gradients(training: Training) -> dict[str, Tensor]:
-    """The gradients that a step passes to its optimizer."""
-    found: dict[str, Tensor] = {}
-
-    def record(_skip: Tensor) -> None:
-        found.update({name: value.grad.clone() for name, value in training.model.named_parameters()})  # type: ignore[union-attr]
-
-    training.optimizer.step_unless = record  # type: ignore[assignment, method-assign]
-    train_step(training, 1e-3)
-    return found
 
 
 def last_hash(run_dir: Path) -> str:
