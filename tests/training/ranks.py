@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,7 @@ class Ranks:
         self.host = Child(_host)
         port = int(self.host.hear())
         self.children = [
-            Child(partial(_run, program, variables(rank, size, port), folder / str(rank)))
+            Child(partial(_run, program, variables(rank, size, port)), folder / str(rank))
             for rank, program in programs.items()
         ]
 
@@ -103,18 +102,6 @@ def _host(say: Say) -> None:
     signal.pause()
 
 
-def _run(program: Callable[[Say], None], environment: dict[str, str], log: Path, say: Say) -> None:
-    sys.stdout = sys.stderr = log.open("w")
-    for descriptor in (1, 2):
-        os.dup2(sys.stdout.fileno(), descriptor)
+def _run(program: Callable[[Say], None], environment: dict[str, str], say: Say) -> None:
     os.environ |= environment
-    status: object = 0
-    try:
-        program(say)
-    except SystemExit as end:
-        status = end.code or 0
-    except BaseException:  # noqa: BLE001 -- this process ends here
-        traceback.print_exc()
-        status = 1
-    sys.stdout.flush()
-    os._exit(status if isinstance(status, int) else 1)
+    program(say)
