@@ -65,13 +65,10 @@ def report_once(message: str, report: Callable[[str], None]) -> None:
 def _main_message(publish: str | None = None) -> str | None:
     """The main process's error message, which it publishes by this call; None if there is none in time."""
     untyped: Any = dist  # torch's stubs lack TCPStore
-    host, port, timeout = (
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        timedelta(seconds=MAIN_REPORT_SECONDS),
-    )
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     end = time.monotonic() + MAIN_REPORT_SECONDS
     try:
+        timeout = timedelta(seconds=MAIN_REPORT_SECONDS)
         store = _of_this_start(untyped.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout))
         if publish is not None:
             store.set("error", publish)

@@ -100,7 +100,7 @@ def choose_kind(
     if kind == "auto":
         copies = 4 + (config.train.ema is not None)  # weights, gradients, two moments
         state = 4.0 * copies * sum(parameter.numel() for parameter in model.parameters())
-        capacity = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else float("inf")
+        capacity = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
         kind = "fsdp" if state > STATE_SHARE * capacity else "ddp"
     if kind == "fsdp":
         for name, value, remedy in (
