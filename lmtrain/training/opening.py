@@ -21,7 +21,7 @@ from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
 from lmtrain.training.other_runs import load_initial_weights
 from lmtrain.training.parallel import check_agreement, check_shared, share_batch
-from lmtrain.training.run import Run
+from lmtrain.training.run import OpenRun
 from lmtrain.training.saving import Saver, abort
 from lmtrain.training.state import Training, new_training, restore
 
@@ -36,7 +36,7 @@ def open_run(
     note: Note,
     quiet: bool,
     processes: ProcessGroup,
-) -> Iterator[Run]:
+) -> Iterator[OpenRun]:
     """A run ready for its next step: new, or restored from its last good checkpoint.
 
     Inside the block the folder is locked and stop signals are caught. An error in it makes the run's state "failed".
@@ -97,7 +97,7 @@ def open_run(
         if training.counters.step == 0:
             clock.tick()
             budget = budget.begun(clock.read())
-        yield Run(training, store, run_dir, budget, clock, monitor, saver, stop)
+        yield OpenRun(training, store, run_dir, budget, clock, monitor, saver, stop)
 
 
 def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: checkpoint.Checkpoint) -> None:

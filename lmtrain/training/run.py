@@ -28,7 +28,7 @@ class Outcome:
 
 
 @dataclass
-class Run:
+class OpenRun:
     """A run that is being trained. `evaluate`, `after_step` and `finish` raise Interrupted after a stop signal."""
 
     training: Training

@@ -36,8 +36,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_an_error_of_all_processes_is_reported_once(
-    folder: Path, tmp_path: Path, data_dir: Path, size: int, arguments: list[str], status: int, message: str
+    folder: Path,
+    tmp_path: Path,
+    data_dir: Path,
+    store: object,
+    size: int,
+    arguments: list[str],
+    status: int,
+    message: str,
 ) -> None:
+    """The token store exists, so nothing is noted about making it."""
     given = [*arguments, f"data.dir={data_dir}"] if arguments[0] == "train" else arguments
     ranks = commands(size, dict.fromkeys(range(size), given), tmp_path / "log")
     assert ranks.end() == [status] * size
