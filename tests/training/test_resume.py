@@ -98,6 +98,7 @@ def test_a_killed_process_frees_its_run_folder_and_the_run_is_resumed(
         def step(training: Training, lr: float) -> StepResult:
             say(str(training.counters.step))
             if training.counters.step == 7:
+                signal.alarm(60)  # in case the test itself ends first
                 signal.pause()
             return train_step(training, lr)
 
