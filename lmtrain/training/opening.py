@@ -14,16 +14,16 @@ from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.system.device import set_threads
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import catch_stop_signals
-from lmtrain.training.budget import Budget, make_budget
+from lmtrain.training.budget import make_budget
 from lmtrain.training.checkpoint_info import CheckpointInfo, read_info
 from lmtrain.training.compilation import Note
 from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
 from lmtrain.training.other_runs import load_initial_weights
 from lmtrain.training.parallel import check_agreement, check_shared, share_batch
-from lmtrain.training.run import Run
+from lmtrain.training.run import OpenRun
 from lmtrain.training.saving import Saver, abort
-from lmtrain.training.state import Training, prepare, restore
+from lmtrain.training.state import Training, new_training, restore
 
 
 @contextmanager
@@ -36,20 +36,29 @@ def open_run(
     note: Note,
     quiet: bool,
     processes: ProcessGroup,
-) -> Iterator[Run]:
+) -> Iterator[OpenRun]:
     """A run ready for its next step: new, or restored from its last good checkpoint.
 
     Inside the block the folder is locked and stop signals are caught. An error in it makes the run's state "failed".
     Raises LmtrainError if the run can't be started or resumed with this configuration and data.
     """
+
+    def check(found: checkpoint.Checkpoint) -> None:
+        if not resume:
+            raise LmtrainError(f"{run_dir} holds a run already: choose another run.name, or leave --resume at auto")
+        check_same_run(config, store, run_dir, found)
+
     shared = share_batch(config, processes)
     check_agreement(config, store, processes)
     with ExitStack() as stack:
-        found = _lock_and_find(config, store, run_dir, resume, note, processes, stack)
+        with processes.main_first():
+            if processes.is_main:
+                stack.enter_context(run_folder.lock(run_dir))
+            found = run_checkpoints.last(run_dir, note, hashed=processes.is_main, check=check)
         info = read_info(found) if found is not None else None
         clock = Clock(info.seconds if info is not None else 0.0, processes)
         set_threads(config.train.threads)
-        training = prepare(shared, store, note, processes)
+        training = new_training(shared, store, note, processes)
         if found is not None and info is not None:
             restore(training, found)
             del found  # it holds its files open, which then stay on the disk after they are pruned
@@ -69,7 +78,15 @@ def open_run(
         progress = budget.progress(training.counters.step, clock.read()) if info is not None else 0.0
         monitor = Monitor()
         if processes.is_main:
-            monitor = _make_monitor(config, run_dir, training.counters.step, info, progress, budget, quiet)
+            monitor = RunMonitor(
+                run_dir,
+                config,
+                step=training.counters.step,
+                progress=progress,
+                total_steps=budget.steps if budget.seconds is None else None,
+                metrics_bytes=info.metrics_bytes if info is not None else 0,
+                quiet=quiet,
+            )
         stack.enter_context(_closing(monitor, training))
         stop = stack.enter_context(catch_stop_signals(processes.all_max, lambda: abort(run_dir, processes)))
         saver = stack.enter_context(Saver(run_dir, config.train.keep, processes))
@@ -77,31 +94,7 @@ def open_run(
         if training.counters.step == 0:
             clock.tick()
             budget = budget.begun(clock.read())
-        yield Run(training, store, run_dir, budget=budget, clock=clock, monitor=monitor, saver=saver, stop=stop)
-
-
-def _lock_and_find(
-    config: Config,
-    store: TokenStore,
-    run_dir: Path,
-    resume: bool,
-    note: Note,
-    processes: ProcessGroup,
-    stack: ExitStack,
-) -> checkpoint.Checkpoint | None:
-    """The last good checkpoint of the run, whose folder the main process locks until `stack` is closed."""
-
-    def check(found: checkpoint.Checkpoint) -> None:
-        if not resume:
-            raise LmtrainError(f"{run_dir} holds a run already: choose another run.name, or leave --resume at auto")
-        check_same_run(config, store, run_dir, found)
-
-    with processes.main_first():
-        if processes.is_main:
-            stack.enter_context(run_folder.lock(run_dir))
-        return run_checkpoints.last(
-            run_dir, note, hashed=processes.is_main, check=check
-        )  # one process verifies the hashes
+        yield OpenRun(training, store, run_dir, budget, clock, monitor, saver, stop)
 
 
 def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: checkpoint.Checkpoint) -> None:
@@ -131,20 +124,6 @@ def _note_rounding_differences(info: CheckpointInfo, training: Training, note: N
         note(f"{threads} CPU threads instead of {info.threads}: the results will not be equal bit for bit")
     if info.processes != processes:
         note(f"{processes} processes instead of {info.processes}: sums of gradients round differently")
-
-
-def _make_monitor(
-    config: Config, run_dir: Path, step: int, info: CheckpointInfo | None, progress: float, budget: Budget, quiet: bool
-) -> Monitor:
-    return RunMonitor(
-        run_dir,
-        config,
-        step=step,
-        progress=progress,
-        total_steps=budget.steps if budget.seconds is None else None,
-        metrics_bytes=info.metrics_bytes if info is not None else 0,
-        quiet=quiet,
-    )
 
 
 @contextmanager

@@ -37,11 +37,6 @@ class Samples:
     ids: Ids
     order: SampleOrder
 
-    @property
-    def targets_per_window(self) -> int:
-        """Predictions per window."""
-        return 1 if self.order.mode == "windowed" else self.order.context
-
 
 @dataclass(frozen=True)
 class StepStatistics:
@@ -91,18 +86,19 @@ class Training:
     device: torch.device
     precision: str
     statistics: StepStatistics
-    counters: Counters = field(default_factory=Counters)
-    parallel: Parallel = field(default_factory=Parallel)
-    teacher: str | None = None
+    parallel: Parallel
+    teacher: str | None
     """The hash of the teacher's checkpoint."""
+    counters: Counters = field(default_factory=Counters)
 
     @property
     def targets_per_step(self) -> int:
         """Predictions per optimizer step."""
-        return self.config.train.batch_size * self.samples.targets_per_window
+        per_window = 1 if self.samples.order.mode == "windowed" else self.samples.order.context
+        return self.config.train.batch_size * per_window
 
 
-def prepare(config: Config, store: TokenStore, note: Note, processes: ProcessGroup = SINGLE_PROCESS) -> Training:
+def new_training(config: Config, store: TokenStore, note: Note, processes: ProcessGroup = SINGLE_PROCESS) -> Training:
     """A run before its first step: the model at its initial weights, its optimizer, and the order of samples."""
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
@@ -142,8 +138,8 @@ def prepare(config: Config, store: TokenStore, note: Note, processes: ProcessGro
         device,
         precision,
         StepStatistics.zero(device),
-        parallel=parallel,
-        teacher=teacher_hash,
+        parallel,
+        teacher_hash,
     )
 
 

@@ -179,7 +179,7 @@ def test_a_budget_in_time_counts_from_the_first_step(
     def slowly(*arguments: Any) -> Training:
         nonlocal now
         now += 12.0
-        return state.prepare(*arguments)
+        return state.new_training(*arguments)
 
     def step(training: Training, lr: float) -> StepResult:
         nonlocal now
@@ -190,7 +190,7 @@ def test_a_budget_in_time_counts_from_the_first_step(
         return train_step(training, lr)
 
     rates: dict[float, float] = {}
-    monkeypatch.setattr(opening, "prepare", slowly)
+    monkeypatch.setattr(opening, "new_training", slowly)
     monkeypatch.setattr(loop, "train_step", step)
     monkeypatch.setattr("lmtrain.training.meter.Clock.read", lambda self: now)
     budget = {"train__steps": None, "train__max_minutes": 1.0, "train__warmup": 0.5, "train__schedule": "constant"}
