@@ -119,7 +119,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(sys, "argv", ["lmtrain", "train", *TINY])
         with suppress(SystemExit):
             cli.main()
-    assert json.loads((folder / "runs/default/state.json").read_text())["status"] == "finished"
+    assert json.loads((folder / "runs/sample/state.json").read_text())["status"] == "finished"
     return folder
 
 

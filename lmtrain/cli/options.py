@@ -97,27 +97,18 @@ def as_overrides(given: Mapping[str, str | Path | float | None]) -> list[str]:
     ]
 
 
-def run_name(config: Path | None) -> str:
-    """The name of a run without `run.name`: that of its configuration file, if `run.name` could be set to it."""
-    from lmtrain.config.schema import RUN_NAME
-
-    if config is None:
-        return "default"
-    if re.match(RUN_NAME, config.stem) is None or not config.stem.isprintable():
-        raise UsageError(f"--config {config}: a run can't be named {config.stem!r} after it: set run.name")
-    return config.stem
-
-
 def run_folder(run: Path | None, config: Path | None, overrides: list[str]) -> Path:
     """The run to use: `run`, or the one that `overrides`, the environment or a file name, or else the latest."""
     from lmtrain.config.loader import environment_of, load
-    from lmtrain.storage.run_folder import find_run
+    from lmtrain.storage.run_folder import default_name, find_run
 
     settings = load(
         config, [text for text in overrides if text.startswith("run.")], environment_of("run.dir", "run.name")
     ).run
-    if run is None and (settings.name is not None or config is not None):
-        run = settings.dir / (settings.name or run_name(config))
+    if run is None and config is not None:
+        run = settings.dir / (settings.name or default_name(config))
+    elif run is None and settings.name is not None:
+        run = settings.dir / settings.name
     return find_run(run, settings.dir)
 
 

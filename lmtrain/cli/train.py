@@ -1,34 +1,37 @@
 """`lmtrain train`: training and resuming, and three programs that train nothing: fields, dry run and profile."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.options import ConfigFile, Json, Overrides, Quiet, require_single_process, run_name
+from lmtrain.cli.options import (
+    ConfigFile,
+    Json,
+    Overrides,
+    Quiet,
+    Source,
+    as_overrides,
+    require_single_process,
+    split_arguments,
+)
 from lmtrain.cli.output import floor, note, show, show_costs, show_profile
 from lmtrain.errors import UsageError
 from lmtrain.system import launcher
 from lmtrain.system.signals import INTERRUPTED
 
 if TYPE_CHECKING:
-    from lmtrain.config.schema import Config
-
-
-class Resume(StrEnum):
-    """What to do with a run folder that has checkpoints."""
-
-    auto = "auto"
-    never = "never"
+    from lmtrain.training.request import Request
 
 
 def train(
+    source: Source = None,
     overrides: Overrides = None,
     config: ConfigFile = None,
     resume: Annotated[
-        Resume, typer.Option(help="auto: resume from the last checkpoint. never: fail if there is one.")
-    ] = Resume.auto,
+        Path | None,
+        typer.Option(metavar="RUN", help="Resume this run with its own configuration; RUN: its folder or name."),
+    ] = None,
     fields: Annotated[
         bool, typer.Option("--fields", help="Describe the fields whose names begin with the arguments, or all.")
     ] = False,
@@ -42,9 +45,10 @@ def train(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model, or resume a run that was interrupted.
+    """Train a model, or resume an interrupted run.
 
-    Downloads and tokenizes the corpus first if that is missing.
+    Downloads and tokenizes the corpus first if that is missing. Without --config, sizes and budget (10 minutes) follow
+    from the text and the machine.
     """
     if fields + dry_run + profile > 1:
         raise UsageError("--fields, --dry-run and --profile exclude each other: give one of them")
@@ -52,22 +56,24 @@ def train(
         require_single_process("train --profile")
     if (fields or dry_run) and not launcher.is_main_process():
         return
+    source, overrides = split_arguments(source, overrides)
     if fields:
-        _fields(overrides or [])
+        _fields([*([source] if source is not None else []), *overrides])
         return
+    if source is not None and source.endswith((".yaml", ".yml")):
+        raise UsageError(f"{source}: a configuration file is given by --config")
     from lmtrain.system.allocator import retain_heap
 
     retain_heap()
-    from lmtrain.config.loader import load
+    from lmtrain.training.request import request
 
-    settings = load(config, overrides or [])
-    run_dir = settings.run.dir / (settings.run.name or run_name(config))
+    wanted = request(config, [*overrides, *as_overrides({"data.source": source})], resume)
     if dry_run:
-        _dry_run(settings, as_json, quiet)
+        _dry_run(wanted, as_json, quiet)
     elif profile:
-        _profile(settings, run_dir, as_json, quiet)
+        _profile(wanted, as_json, quiet)
     else:
-        _train(settings, run_dir, resume, as_json, quiet)
+        _train(wanted, as_json, quiet)
 
 
 def _fields(prefixes: list[str]) -> None:
@@ -83,38 +89,41 @@ def _fields(prefixes: list[str]) -> None:
     print("\n".join(texts.values()))
 
 
-def _dry_run(config: "Config", as_json: bool, quiet: bool) -> None:
+def _dry_run(wanted: "Request", as_json: bool, quiet: bool) -> None:
     """Prepare the data, check the configuration against it, and print what training would cost."""
-    from lmtrain.data.prepare import prepare_store
     from lmtrain.training.other_runs import check_other_runs
+    from lmtrain.training.request import completed, tokens_of
 
-    store = prepare_store(config, note=note, progress=not quiet)
+    store = tokens_of(wanted, note=note, progress=not quiet)
+    config = completed(wanted, store)
     check_other_runs(config, store)
     show_costs(config, store, as_json)
 
 
-def _profile(config: "Config", run_dir: Path, as_json: bool, quiet: bool) -> None:
+def _profile(wanted: "Request", as_json: bool, quiet: bool) -> None:
     """Time a few steps."""
-    from lmtrain.data.prepare import prepare_store
     from lmtrain.training.profiling import profile_steps
+    from lmtrain.training.request import completed, tokens_of
 
-    store = prepare_store(config, note=note, progress=not quiet)
-    show_profile(profile_steps(config, store, run_dir / "profile", _ignore if quiet else note), as_json)
+    store, message = tokens_of(wanted, note=note, progress=not quiet), _ignore if quiet else note
+    show_profile(profile_steps(completed(wanted, store), store, wanted.run_dir / "profile", message), as_json)
 
 
-def _train(config: "Config", run_dir: Path, resume: Resume, as_json: bool, quiet: bool) -> None:
+def _train(wanted: "Request", as_json: bool, quiet: bool) -> None:
     """Train to the end of the budget, in every process of the run; the main process prints the outcome."""
-    from lmtrain.data.prepare import prepare_store
     from lmtrain.system.distributed import join_processes
     from lmtrain.training.loop import fit
+    from lmtrain.training.request import chosen, completed, tokens_of
 
-    with join_processes(config.train.device, config.train.timeout_minutes) as processes:
+    run_dir, train = wanted.run_dir, wanted.config.train
+    with join_processes(train.device, train.timeout_minutes) as processes:
         message = note if processes.is_main else _ignore
         with processes.main_first():
-            store = prepare_store(config, note=message, progress=not quiet)
-        outcome = fit(
-            config, store, run_dir, resume=resume is Resume.auto, note=message, quiet=quiet, processes=processes
-        )
+            store = tokens_of(wanted, note=message, progress=not quiet)
+        config = completed(wanted, store)
+        if wanted.is_automatic and not quiet:
+            message(f"chosen for this text and machine, unless you set them: {' '.join(chosen(config))}")
+        outcome = fit(config, store, run_dir, resume=True, note=message, quiet=quiet, processes=processes)
     score = outcome.score
     if score is None:
         message(f"interrupted at step {outcome.step:,}; the checkpoint is saved, and the same command resumes from it")

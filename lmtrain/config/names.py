@@ -83,7 +83,6 @@ _FIELDS = {
     for section, part in Config.model_fields.items()
 }
 _MEANT = {alias: field for field, aliases in ALIASES.items() for alias in aliases.split()}
-_TYPO = 0.75
 
 
 def meant(key: str, value: str | None = None) -> str:
@@ -116,7 +115,7 @@ def _meant(section: str, name: str) -> list[str]:
     sections = {part: part for part in _FIELDS} if not section else {}
     nearby = {field: f"{section}.{field}" for field in _FIELDS.get(section, [])}
     anywhere = {field: f"{part}.{field}" for part, fields in _FIELDS.items() for field in fields}
-    for names in sections, nearby, anywhere:
-        if near := difflib.get_close_matches(name, list(names), n=1, cutoff=_TYPO):
+    for names, cutoff in (sections, 0.75), (nearby, 0.65), (anywhere, 0.75):
+        if near := difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff):
             return [names[near[0]]]
     return []

@@ -245,8 +245,8 @@ RESOURCE_FIELDS = frozenset(
     {
         "run.name",
         "run.dir",
-        *(f"data.{field}" for field in DataConfig.model_fields),  # the content and the weights are compared by a hash
-        "tokenizer.file",  # its content is compared by a hash
+        *(f"data.{field}" for field in DataConfig.model_fields),  # the content is compared by a hash
+        *(f"tokenizer.{field}" for field in TokenizerConfig.model_fields),  # likewise
         "train.device",
         "train.compile",
         "train.threads",

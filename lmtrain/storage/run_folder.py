@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from lmtrain.system import disk
 
 CONFIG, TOKENIZER, STATE, METRICS = "config.yaml", "tokenizer.json", "state.json", "metrics.jsonl"
 _LOCK = ".lock"
+_NOT_NAME = re.compile(r"[^\w.-]+")
 _BEFORE_CONFIG = {_LOCK, "checkpoints", "profile"}
 """What a run folder may contain before its configuration is written."""
 
@@ -33,6 +35,15 @@ def run_config(run_dir: Path) -> Config:
         return load_config(run_dir / CONFIG, environment={}, stored=True)
     except UsageError as error:  # the run is damaged; the command is right
         raise LmtrainError(str(error)) from None
+
+
+def default_name(path: Path) -> str:
+    """The name of a run without `run.name`: that of its configuration file, or else of its text."""
+    given = path.parent if path.name == CONFIG and path.parent.name else path
+    name = _NOT_NAME.sub("_", given.stem).lstrip(".-")
+    if not name:
+        raise UsageError(f"a run can't be named after {path}: set run.name")
+    return name
 
 
 def find_run(path: Path | None, runs_dir: Path) -> Path:

@@ -22,6 +22,11 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+def cores() -> int:
+    """The CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def choose_precision(name: str, device: torch.device) -> str:
     """`fp32`, `bf16` or `fp16` for a configured precision; `auto` is bf16 where the hardware supports it natively, else
     fp16 on a GPU and fp32 on a CPU.

@@ -1,6 +1,5 @@
 """Facts about the machine: what a measured figure must state, and the peak of a matrix product."""
 
-import os
 import platform
 import sys
 import time
@@ -9,14 +8,14 @@ from typing import Any
 
 import torch
 
-from lmtrain.system.device import synchronize
+from lmtrain.system.device import cores, synchronize
 
 
 def machine(device: torch.device) -> dict[str, Any]:
     """What a measured figure must be recorded with: processor, device, threads, versions."""
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "system": f"{platform.system()} {platform.machine()}",

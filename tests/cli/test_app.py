@@ -45,7 +45,7 @@ def test_every_command_takes_a_configuration_and_a_short_option_means_the_same_e
 def test_messages_have_no_control_characters(lmtrain: Lmtrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for arguments in (
-        ["train", f"model.{ESCAPE}=1"],
+        ["train", "sample", f"model.{ESCAPE}=1"],
         ["eval", f"--{ESCAPE}"],
         ["tokenize", "a", ESCAPE],
         ["eval", "--run", ESCAPE],

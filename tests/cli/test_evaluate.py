@@ -14,7 +14,7 @@ def test_eval_of_a_copied_run(lmtrain: Lmtrain, workdir: Path) -> None:
     done = lmtrain("eval", "--json")
     assert done.code == 0, done.err
     result = json.loads(done.out)
-    state = json.loads((workdir / "runs/default/state.json").read_text())
+    state = json.loads((workdir / "runs/sample/state.json").read_text())
     assert result["word_perplexity"] == pytest.approx(state["valid"]["word_perplexity"], rel=1e-5)
     assert (result["weights"], result["context"], result["stride"], result["split"]) == ("ema", 16, 4, "valid")
     raw = json.loads(lmtrain("eval", "--json", "--weights", "raw", "--batch-size", "3").out)
@@ -40,12 +40,12 @@ def test_a_text_is_scored_as_the_split_that_it_was_by_the_run_alone(lmtrain: Lmt
     assert (found.pop("text"), both.pop("split")) == (str(text), "valid")
     assert found == both
     shutil.rmtree(workdir / "data")
-    moved = (workdir / "runs/default").rename(workdir / "elsewhere")
+    moved = (workdir / "runs/sample").rename(workdir / "elsewhere")
     assert lmtrain("generate", "The river", "--run", moved, "-n", "2").code == 0
     done = lmtrain("eval", "--json", "--run", moved, "--text", text)
     found = json.loads(done.out)
     assert (found.pop("text"), plain.pop("split")) == (str(text), "valid")
-    assert (found.pop("run"), plain.pop("run")) == (str(moved), "runs/default")
+    assert (found.pop("run"), plain.pop("run")) == (str(moved), "runs/sample")
     assert found == plain
 
 
@@ -93,7 +93,7 @@ def test_options_say_where_the_corpus_is_now(lmtrain: Lmtrain, workdir: Path) ->
     assert json.loads(lmtrain("eval", "--run", "runs/own", "--json").out) == before
     done = lmtrain("eval", "--run", "runs/own", "--data-dir", "other")
     assert "are not in other: say where they are with data.dir=FOLDER" in done.err
-    assert "(the run says 'own.txt')" in done.err
+    assert f"(the run says '{workdir / 'own.txt'}')" in done.err
     done = lmtrain("eval", "--run", "runs/own", "data.source=moved.txt", "--data-dir", "other", "--json")
     assert json.loads(done.out) == before
     assert (workdir / "other").is_dir()
@@ -104,13 +104,13 @@ def test_options_say_where_the_corpus_is_now(lmtrain: Lmtrain, workdir: Path) ->
 def test_a_configuration_names_the_run_and_sets_what_concerns_evaluation(lmtrain: Lmtrain, workdir: Path) -> None:
     """The file that a run was trained with serves to evaluate it; the name of the run is given or that of the file."""
     (workdir / "own.yaml").write_text("model: {dim: 64}\neval: {stride: 8}\ndata: {dir: elsewhere}")
-    shutil.copytree(workdir / "runs/default", workdir / "runs/own")
+    shutil.copytree(workdir / "runs/sample", workdir / "runs/own")
     (workdir / "data").rename(workdir / "elsewhere")
     for arguments, run, stride in (
         (["-c", "own.yaml"], "runs/own", 8),
-        (["-c", "own.yaml", "run.name=default", "eval.stride=16"], "runs/default", 16),
+        (["-c", "own.yaml", "run.name=sample", "eval.stride=16"], "runs/sample", 16),
         (["run.name=own", "data.dir=elsewhere"], "runs/own", 4),
-        (["-c", "own.yaml", "--run", "runs/default"], "runs/default", 8),
+        (["-c", "own.yaml", "--run", "runs/sample"], "runs/sample", 8),
     ):
         done = lmtrain("eval", *arguments, "--json")
         assert done.code == 0, done.err
@@ -126,9 +126,9 @@ def test_eval_takes_no_location_from_a_run(lmtrain: Lmtrain, workdir: Path, fiel
     secret = workdir / "secret"
     secret.mkdir()
     (secret / "own.txt").write_text("a b c d e f\n" * 200)
-    config = workdir / "runs/default/config.yaml"
+    config = workdir / "runs/sample/config.yaml"
     values = yaml.safe_load(config.read_text())
-    values["data"][field] = str(secret / "own.txt" if field == "source" else secret)
+    values["data"] |= {"dir": "data", field: str(secret / "own.txt" if field == "source" else secret)}
     config.write_text(yaml.safe_dump(values))
     shutil.rmtree(workdir / "data")
     done = lmtrain("eval")
@@ -154,7 +154,7 @@ def test_eval_finds_the_store_in_the_folder_that_training_used(lmtrain: Lmtrain,
 
 def test_a_damaged_best_checkpoint_is_named_or_an_error(lmtrain: Lmtrain, workdir: Path) -> None:
     found = json.loads(lmtrain("eval", "--json").out)
-    best = workdir / f"runs/default/checkpoints/step-{found['step']:08d}"
+    best = workdir / f"runs/sample/checkpoints/step-{found['step']:08d}"
     path = best / "optimizer.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     for command in (["eval"], ["generate", "x"]):
@@ -177,9 +177,9 @@ def test_the_environment_sets_what_concerns_evaluation(
     (workdir / "runs").rename(workdir / "kept")
     monkeypatch.setenv("LMTRAIN_RUN__DIR", "kept")
     found = json.loads(lmtrain("eval", "--json").out)
-    assert (found["run"], found["stride"]) == ("kept/default", 8)
+    assert (found["run"], found["stride"]) == ("kept/sample", 8)
     assert json.loads(lmtrain("eval", "--json", "--stride", "16").out)["stride"] == 16
-    shutil.copytree("kept/default", "kept/own")
+    shutil.copytree("kept/sample", "kept/own")
     monkeypatch.setenv("LMTRAIN_RUN__NAME", "own")
     found = json.loads(lmtrain("generate", "the", "--max-tokens", "2", "--json").out)
     assert found["run"] == "kept/own"
@@ -187,7 +187,7 @@ def test_the_environment_sets_what_concerns_evaluation(
 
 @pytest.mark.parametrize("damage", ["weights", "config", "tokenizer", "foreign", "other shape"])
 def test_a_damaged_or_foreign_run_is_rejected(lmtrain: Lmtrain, workdir: Path, damage: str) -> None:
-    run = workdir / "runs/default"
+    run = workdir / "runs/sample"
     if damage == "weights":
         for path in run.glob("checkpoints/*/ema.safetensors"):
             path.write_bytes(path.read_bytes()[:-1] + b"x")
@@ -204,7 +204,7 @@ def test_a_damaged_or_foreign_run_is_rejected(lmtrain: Lmtrain, workdir: Path, d
     for command in (["eval"], ["generate", "x"]):
         done = lmtrain(*command)
         assert done.code == 1
-        assert "runs/default" in done.err
+        assert "runs/sample" in done.err
         assert "Traceback" not in done.err
 
 

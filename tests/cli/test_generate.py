@@ -27,7 +27,7 @@ def test_one_prompt(lmtrain: Lmtrain, workdir: Path) -> None:
     assert done.code == 0, done.err
     result = json.loads(done.out)
     (completion,) = result["completions"]
-    assert (result["id"], result["prompt"], result["run"], result["weights"]) == (1, "The river", "runs/default", "ema")
+    assert (result["id"], result["prompt"], result["run"], result["weights"]) == (1, "The river", "runs/sample", "ema")
     assert len(completion["ids"]) == len(completion["tokens"]) == 5
     assert completion["score"] == completion["log_prob"] == pytest.approx(sum(completion["token_log_probs"]))
     assert completion["reason"] == "length"

@@ -19,12 +19,10 @@ def test_train_prints_its_outcome_and_resumes(lmtrain: Lmtrain, workdir: Path) -
     assert done.code == 0, done.err
     result = json.loads(done.out)
     assert (result["status"], result["step"], result["run"]) == ("finished", 12, "runs/again")
-    first = json.loads((workdir / "runs/default/state.json").read_text())
+    first = json.loads((workdir / "runs/sample/state.json").read_text())
     assert result["valid"]["nats"] == first["valid"]["nats"]
     text = lmtrain("train", *TINY, "run.name=again").out
     assert "finished at step 12" in text
-    rejected = lmtrain("train", *TINY, "run.name=again", "--resume", "never")
-    assert (rejected.code, rejected.out) == (1, "")
 
 
 def test_a_small_vocabulary_prints_no_misleading_figures(lmtrain: Lmtrain, workdir: Path) -> None:
@@ -76,13 +74,13 @@ def test_an_interrupted_run_saves_and_says_how_to_resume(workdir: Path, number: 
     assert (workdir / f"runs/cut/checkpoints/step-{state['step']:08d}/manifest.json").is_file()
 
 
-@pytest.mark.parametrize("name", ["...yaml", "-.yaml", "a b.yaml"])
+@pytest.mark.parametrize("name", ["...yaml", "-.yaml"])
 def test_a_file_gives_a_run_no_name_that_a_run_may_not_have(lmtrain: Lmtrain, workdir: Path, name: str) -> None:
     (workdir / name).write_text("")
     before = sorted(workdir.rglob("*"))
     done = lmtrain("train", f"--config={name}", *TINY)
     assert done.code == 2
-    assert f"--config {name}: a run can't be named" in done.err
+    assert f"a run can't be named after {name}" in done.err
     assert "set run.name" in done.err
     assert sorted(workdir.rglob("*")) == before
 

@@ -210,5 +210,5 @@ def test_torchrun_restarts_a_run(trained: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)  # only one process prints
     assert (result["status"], result["step"]) == ("finished", 12)
-    assert "resuming runs/default from step 5" in done.stderr
-    assert last_hash(tmp_path / "runs" / "default") == last_hash(trained / "runs" / "default")
+    assert "resuming runs/sample from step 5" in done.stderr
+    assert last_hash(tmp_path / "runs" / "sample") == last_hash(trained / "runs" / "sample")

@@ -46,7 +46,7 @@ def test_the_command(lmtrain: Lmtrain, workdir: Path, capfd: pytest.CaptureFixtu
     assert set(workdir.rglob("*")) - before == {folder.parent, folder, folder / "trace.json.gz", folder / "profile.txt"}
     assert result["trace"] == "runs/only/profile/trace.json.gz"
     assert list(result["parts"]) == [*PARTS, "rest"]
-    assert json.loads(lmtrain("eval", "--json").out)["run"] == "runs/default", "a profile alone is not a run"
+    assert json.loads(lmtrain("eval", "--json").out)["run"] == "runs/sample", "a profile alone is not a run"
     show_profile(result, as_json=False)
     text = (folder / "profile.txt").read_text()
     assert capfd.readouterr().out == f"{text}\nruns/only/profile/trace.json.gz: open it at ui.perfetto.dev\n"

@@ -145,7 +145,7 @@ def test_one_signal_saves_and_a_second_ctrl_c_ends_the_process_at_once(
     monkeypatch.chdir(tmp_path)
     config = change(tiny, **SLOW)
     run(config, store, tmp_path / "whole")
-    run_dir = tmp_path / "runs" / "default"
+    run_dir = tmp_path / "runs" / "sample"
     code, printed = train_and_send(tiny.data.dir, tmp_path / "log", "disk", 15, signal.SIGUSR1)
     assert code == 130, printed
     assert "interrupted at step" in printed
@@ -220,5 +220,5 @@ def test_signals_before_training_end_the_process(
     assert (only == signal.SIGUSR1) == ("lmtrain: ended by SIGUSR1: training was not under way" in err)
     assert "Traceback" not in seen + err
     assert "Exception" not in seen + err
-    assert not (tmp_path / "runs" / "default" / "state.json").exists()
+    assert not (tmp_path / "runs" / "sample" / "state.json").exists()
     assert only == signal.SIGTERM or not list(tmp_path.rglob(".tmp-*"))

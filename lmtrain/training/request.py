@@ -1,0 +1,133 @@
+"""From what the user gives to a run: its configuration, its folder, and its tokens.
+
+Where no configuration is given, an existing run keeps its own, and a new one gets that of `config.automatic`, which
+depends on the text. Fields that are set one by one come on top of either.
+"""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmtrain.config.automatic import MINUTES, automatic
+from lmtrain.config.loader import change, flat, load
+from lmtrain.config.schema import Config, DataConfig, TokenizerConfig
+from lmtrain.data.corpus import download
+from lmtrain.data.prepare import prepare_store
+from lmtrain.data.sources import KNOWN
+from lmtrain.data.tokens import TokenStore, find_store
+from lmtrain.errors import LmtrainError, UsageError
+from lmtrain.storage import run_checkpoints
+from lmtrain.storage.checkpoint import FORMAT
+from lmtrain.storage.files import read_manifest
+from lmtrain.storage.run_folder import CONFIG, TOKENIZER, default_name, find_run, run_config
+from lmtrain.system.device import choose_device, cores
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is known before the text is read: a configuration that may not be complete, and the run folder."""
+
+    config: Config
+    run_dir: Path
+    overrides: Sequence[str]
+    stored: Config | None
+    """The configuration of the run, if it exists."""
+    is_automatic: bool
+    """Whether sizes and budget are to follow from the text."""
+
+
+def request(path: Path | None, overrides: Sequence[str], resume: Path | None = None) -> Request:
+    """What to train: the configuration at `path`, or the run `resume`, or neither, with `overrides`.
+
+    Raises UsageError where they contradict each other, and LmtrainError where one can't be read.
+    """
+    if resume is not None:
+        if path is not None:
+            raise UsageError("--resume takes the configuration of the run: leave --config out")
+        run_dir = find_run(resume, load(None, [text for text in overrides if text.startswith("run.dir=")]).run.dir)
+        return _existing(run_dir, overrides)
+    config = load(path, overrides)
+    run_dir = config.run.dir / (config.run.name or default_name(path or Path(config.data.source)))
+    exists = (run_dir / CONFIG).is_file()
+    if path is None and exists:
+        return _existing(run_dir, overrides)
+    stored = run_config(run_dir) if exists else None
+    return Request(_located(config, run_dir), run_dir, overrides, stored, path is None)
+
+
+def _existing(run_dir: Path, overrides: Sequence[str]) -> Request:
+    """A run that exists, with its own configuration."""
+    stored = run_config(run_dir)
+    if not stored.data.dir.exists():  # the run comes from elsewhere
+        stored = change(stored, [f"data.dir={DataConfig().dir}"])
+    config = change(stored, overrides, os.environ)
+    return Request(_located(config, run_dir), run_dir, overrides, stored, False)
+
+
+def _located(config: Config, run_dir: Path) -> Config:
+    """The configuration with the name of the run, and with paths that mean the same in any working folder."""
+    source = Path(config.data.source).expanduser()
+    is_path = config.data.source not in KNOWN and source.exists()
+    data = {"dir": config.data.dir.absolute(), **({"source": str(source.absolute())} if is_path else {})}
+    return config.model_copy(
+        update={
+            "run": config.run.model_copy(update={"name": run_dir.name, "dir": run_dir.absolute().parent}),
+            "data": config.data.model_copy(update=data),
+        }
+    )
+
+
+def tokens_of(wanted: Request, *, note: Note, progress: bool) -> TokenStore:
+    """The token store to train on: for a run that exists the one that it was trained on, found by its hash, unless its
+    text has changed; else a store that is made if it is missing. Raises LmtrainError as `prepare_store` does."""
+    config, trained_on = wanted.config, _trained_on(wanted.run_dir)
+    if trained_on is None or wanted.stored is None:
+        return prepare_store(config, note=note, progress=progress)
+    found = find_store(config.data.dir, trained_on)
+    if found is not None:
+        source = config.data.source
+        if source not in KNOWN and not Path(source).exists():
+            return found
+        corpus = download(config.data, note=note, progress=progress)
+        if corpus.sha256 in found.manifest["corpora_sha256"]:
+            return found
+    if config.tokenizer == wanted.stored.tokenizer:
+        own = TokenizerConfig(file=wanted.run_dir / TOKENIZER)
+        config = config.model_copy(update={"tokenizer": own})
+    return prepare_store(config, note=note, progress=progress)
+
+
+def _trained_on(run_dir: Path) -> str | None:
+    """The hash of the tokens that a run was trained on, by its newest checkpoint; None if it has none."""
+    for folder in reversed(run_checkpoints.folders(run_dir)):
+        try:
+            return str(read_manifest(folder, FORMAT)["tokens"])
+        except (LmtrainError, KeyError):
+            continue
+    return None
+
+
+def completed(wanted: Request, store: TokenStore) -> Config:
+    """The whole configuration, of a run with these tokens."""
+    config = wanted.config
+    if wanted.is_automatic:
+        train, device = config.train, choose_device(config.train.device)
+        minutes = None if train.steps or train.epochs else train.max_minutes or MINUTES
+        tokens, vocab_size = store.split("train").tokens, store.tokenizer.vocab_size
+        base = automatic(tokens, vocab_size, cores(), device.type == "cuda", minutes)
+        config = _located(change(base, wanted.overrides, os.environ), wanted.run_dir)
+    if config.tokenizer.file is None:
+        made = TokenizerConfig(kind=store.tokenizer.kind, vocab_size=store.manifest["vocab_limit"])
+        config = config.model_copy(update={"tokenizer": made})
+    return config
+
+
+def chosen(config: Config) -> list[str]:
+    """The fields of the model, its tokenizer and its training that differ from the defaults, as overrides."""
+    defaults = flat(Config())
+    fields = {key: value for key, value in flat(config).items() if key.startswith(("tokenizer.", "model.", "train."))}
+    return [f"{key}={json.dumps(value)}".replace('"', "") for key, value in fields.items() if value != defaults[key]]
