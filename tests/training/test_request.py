@@ -1,0 +1,122 @@
+"""What a command trains: an automatic recipe, a configuration, or an existing run with its own."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lmtrain.config.automatic import MINUTES, automatic
+from lmtrain.config.loader import flat
+from lmtrain.config.schema import Config
+from lmtrain.errors import LmtrainError, UsageError
+from lmtrain.storage.run_folder import default_name, run_config
+from lmtrain.training.loop import fit
+from lmtrain.training.request import Request, chosen, completed, request, tokens_of
+from tests.helpers import TINY
+from tests.training.helpers import last_hash, silent
+
+BOOK = "One day the old miller, who had no daughter, went to town. He sold his corn, and he came back.\n"
+OWN = [*TINY[1:], "train.eval_tokens=50"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text("".join(BOOK.replace("corn", f"corn {number}") for number in range(200)))
+    return tmp_path
+
+
+def train(wanted: Request) -> Config:
+    """Train what is wanted; returns the configuration that the run stores."""
+    store = tokens_of(wanted, note=silent, progress=False)
+    fit(completed(wanted, store), store, wanted.run_dir, resume=True, note=silent, quiet=True)
+    return run_config(wanted.run_dir)
+
+
+@pytest.mark.parametrize("tokens", [100, 10_000, 1_000_000, 10**9])
+@pytest.mark.parametrize("vocab_size", [257, 50_000])
+@pytest.mark.parametrize(("cores", "cuda"), [(1, False), (2, False), (64, False), (8, True)])
+def test_an_automatic_recipe_fits_any_text(tokens: int, vocab_size: int, cores: int, cuda: bool) -> None:
+    config = automatic(tokens, vocab_size, cores, cuda, MINUTES)
+    assert config.model.context < tokens
+    assert config.train.max_minutes == MINUTES
+    assert automatic(tokens, vocab_size, cores, cuda, None).train.max_minutes is None
+
+
+def test_a_smaller_text_is_regularized_more() -> None:
+    dropouts = [automatic(tokens, 1000, 2, False, MINUTES).model.dropout for tokens in (10**4, 10**6, 10**8)]
+    assert dropouts == sorted(dropouts, reverse=True)
+    assert dropouts[0] > dropouts[-1] == 0
+
+
+def test_without_a_configuration_it_is_chosen_and_stored_whole(folder: Path) -> None:
+    wanted = request(None, ["data.source=book.txt", "model.dim=16", "model.layers=1", "train.steps=2"])
+    assert wanted.run_dir == Path("runs/book")
+    stored = flat(train(wanted))
+    assert (stored["model.dim"], stored["train.steps"], stored["train.max_minutes"]) == (16, 2, None)
+    assert (stored["train.optimizer"], stored["tokenizer.kind"]) == ("muon", "bpe")
+    assert stored["tokenizer.vocab_size"] is not None
+    assert (stored["run.name"], stored["data.source"]) == ("book", str(folder / "book.txt"))
+    assert {"model.dim=16", "train.steps=2", "tokenizer.kind=bpe"} <= set(chosen(run_config(wanted.run_dir)))
+
+
+def test_an_existing_run_keeps_its_configuration_anywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its options, from another working folder, with the text gone, and moved together with its tokens."""
+    begun = request(None, ["data.source=book.txt", *OWN, "train.steps=4"])
+    stored = train(begun)
+    whole = last_hash(begun.run_dir)
+    again = request(None, ["run.name=book"])
+    assert completed(again, tokens_of(again, note=silent, progress=False)) == stored
+    (folder / "book.txt").unlink()
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    found = request(None, [], folder / "runs/book")
+    assert completed(found, tokens_of(found, note=silent, progress=False)) == stored
+    shutil.move(folder / "runs", "runs")
+    shutil.move(folder / "data", "data")
+    for checkpoint in sorted(Path("runs/book/checkpoints").iterdir())[1:]:
+        shutil.rmtree(checkpoint)
+    moved = train(request(None, [], Path("book")))
+    assert moved.run.dir == folder / "elsewhere/runs"
+    assert last_hash(Path("runs/book")) == whole
+
+
+def test_a_run_is_not_resumed_on_a_changed_text(folder: Path) -> None:
+    train(request(None, ["data.source=book.txt", *OWN]))
+    stores = sorted(folder.glob("data/*"))
+    (folder / "book.txt").write_text(BOOK * 150)
+    with pytest.raises(LmtrainError, match=r"runs/book was trained on: choose another run\.name"):
+        train(request(None, ["data.source=book.txt", *OWN]))
+    assert set(stores) < set(folder.glob("data/*"))
+
+
+def test_a_bpe_run_of_an_earlier_version_keeps_its_vocabulary(folder: Path) -> None:
+    """Those stored no size where none was given, and no absolute paths."""
+    wanted = request(None, ["data.source=book.txt", *OWN, "tokenizer.kind=bpe", "tokenizer.vocab_size=300"])
+    train(wanted)
+    path = wanted.run_dir / "config.yaml"
+    values = yaml.safe_load(path.read_text())
+    values["tokenizer"]["vocab_size"] = None
+    values["data"] |= {"source": "book.txt", "dir": "data"}
+    values["run"] = {"name": None, "dir": "runs", "seed": 1}
+    path.write_text(yaml.safe_dump(values))
+    assert train(request(None, [], wanted.run_dir)).tokenizer.vocab_size == 300
+    shutil.rmtree("data")
+    train(request(None, [], wanted.run_dir))
+
+
+def test_the_name_of_a_run_follows_from_its_configuration_or_its_text() -> None:
+    for path, name in (
+        ("configs/my.yaml", "my"),
+        ("runs/my/config.yaml", "my"),
+        ("wikitext2-cpu", "wikitext2-cpu"),
+        ("texts/my book.txt", "my_book"),
+        ("owner/name", "name"),
+        (".hidden.txt", "hidden"),
+    ):
+        assert default_name(Path(path)) == name
+    with pytest.raises(UsageError, match=r"can't be named after \.\.\.yaml: set run\.name"):
+        default_name(Path("...yaml"))
+    with pytest.raises(UsageError, match="leave --config out"):
+        request(Path("a.yaml"), [], Path("runs/a"))
