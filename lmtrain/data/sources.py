@@ -97,10 +97,9 @@ def _local(path: Path, data: DataConfig, note: Note) -> Source:
             files = find_splits(path, note)
         except OSError as error:
             raise LmtrainError(f"{path} can't be read: {error.strerror}") from error
-    elif local.is_text(path):
-        files = {"train": [path]}
     else:
-        raise LmtrainError(f"{path} is of no known kind: give it one of the endings {', '.join(local.SUFFIXES)}")
+        local.check_file(path)
+        files = {"train": [path]}
     every = [file for paths in files.values() for file in paths]
     try:
         content = {local.name_in(path, file): sha256_file(file) for file in every}
