@@ -72,7 +72,7 @@ def tokenize(
         for split in corpus.splits:
             info["splits"][split] = _write_split(temporary, corpus, split, tokenizer, bar.update)
     store = open_store(folder)
-    _note_unknown(store, note)
+    _note_unknown(info["splits"], note)
     return store
 
 
@@ -162,9 +162,8 @@ def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer,
     }
 
 
-def _note_unknown(store: TokenStore, note: Note) -> None:
+def _note_unknown(splits: dict[str, dict[str, Any]], note: Note) -> None:
     """Say how many words of each split a word tokenizer does not know; `<unk>` in the text itself is not counted."""
-    splits = {name: store.manifest["splits"][name] for name in store.splits}
     if any(split["replaced"] for split in splits.values()):
         shares = {name: split["replaced"] / max(1, split["words"]) for name, split in splits.items()}
         listed = ", ".join(f"{100 * share:.2g}% of {name}" for name, share in shares.items())

@@ -44,7 +44,7 @@ def test_a_configuration_and_overrides_say_what_to_do(lmtrain: Lmtrain, folder: 
 def test_a_column_can_be_named_at_every_step(lmtrain: Lmtrain, folder: Path) -> None:
     (folder / "own.jsonl").write_text('{"body": "a b c"}\n' * 100)
     done = lmtrain("tokenize", "own.jsonl")
-    assert (done.code, "set data.text_column or --text-column to one of its columns (body)" in done.err) == (1, True)
+    assert (done.code, "name one of its columns (body) with data.text_column=NAME" in done.err) == (1, True)
     assert lmtrain("download", "own.jsonl", "--text-column", "body").code == 0
     assert lmtrain("tokenize", "own.jsonl", "--text-column", "body").code == 0
 
