@@ -22,12 +22,13 @@ def test_download_and_tokenize(lmtrain: Lmtrain, folder: Path) -> None:
     assert done.code == 0
     assert json.loads(done.out)["splits"]["train"]["words"] == 6
     assert "no test split" in done.err
-    result = json.loads(lmtrain("tokenize", "corpus", "--json").out)
+    result = json.loads(lmtrain("tokenize", "corpus", "--kind", "word", "--json").out)
     assert result["vocab_size"] == 6
     assert result["splits"]["train"]["tokens"] == 8
-    again = lmtrain("tokenize", "corpus")
+    again = lmtrain("tokenize", "corpus", "--kind", "word")
     assert "8" in again.out
     assert "training a" not in again.err
+    assert "training a bpe tokenizer of up to 512 entries" in lmtrain("tokenize", "corpus").err
 
 
 def test_a_configuration_and_overrides_say_what_to_do(lmtrain: Lmtrain, folder: Path) -> None:

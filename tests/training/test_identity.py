@@ -98,7 +98,12 @@ TEXT = "the the the cat cat rat\n" * 120
 def own(tmp_path: Path, **tokenizer: str) -> Config:
     """A configuration on a text of the test's own."""
     (tmp_path / "own.txt").write_text(TEXT)
-    places = [f"data.dir={tmp_path / 'data'}", f"data.source={tmp_path / 'own.txt'}", "train.steps=2"]
+    places = [
+        f"data.dir={tmp_path / 'data'}",
+        f"data.source={tmp_path / 'own.txt'}",
+        "train.steps=2",
+        "tokenizer.kind=word",
+    ]
     config = load(None, [*TINY, *places], {})
     return parse(config.model_dump(mode="json") | {"tokenizer": tokenizer}, "test") if tokenizer else config
 
