@@ -110,7 +110,7 @@ def _local(path: Path, data: DataConfig, note: Note) -> Source:
 
     def read(_progress: bool) -> Text:
         for split, paths in files.items():
-            note(f"{split} from {listed([file.name for file in paths])}")
+            note(f"{split} from {listed([local.name_in(path, file) for file in paths])}")
         splits = {split: local.read_lines(paths, data.text_column) for split, paths in files.items()}
         return Text(splits, {"text_column": column}, is_one_file=path.is_file())
 

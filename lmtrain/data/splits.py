@@ -108,8 +108,8 @@ def cut_split(
     ends = np.cumsum(list(parts.values()))[:-1]
     if whole["words"] < _FEW:
         raise LmtrainError(
-            f"the source has no valid split, and its {whole['words']} words are too few to cut one off: give {_FEW} "
-            "words or more, or a folder with train.txt and valid.txt"
+            f"the source has no valid split, and its {whole['words']} words (between white space) are too few to "
+            f"cut one off: give {_FEW} words or more, or a folder with train.txt and valid.txt"
         )
     if len(starts) >= _FEW and min(held_out.values()) * len(starts) >= 1:
         unit, bounds = "documents", starts[_whole_units(ends, len(starts))].tolist()

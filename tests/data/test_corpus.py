@@ -138,7 +138,7 @@ def test_missing_valid_is_cut_from_train_and_missing_test_is_noted(load: Importe
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("word\n" * 19, "19 words are too few"),
+        ("word\n" * 19, r"19 words \(between white space\) are too few"),
         ("word\n" * 22 + "\n\n" + "word\n", "what is cut off the source for valid has no words: give it some text"),
     ],
 )
@@ -174,6 +174,16 @@ def test_damaged_corpus_is_made_again(load: Importer, small: Path) -> None:
     write(made.folder / "train.txt", "short")
     with pytest.raises(LmtrainError, match="missing or truncated"):
         open_corpus(made.folder)
+
+
+def test_of_many_files_a_few_are_named(load: Importer, folder: Path) -> None:
+    for number in range(300):
+        (folder / f"{number % 3}").mkdir(exist_ok=True)
+        write(folder / f"{number % 3}/{number:03}.txt", f"the text of {number}\n")
+    made = load(folder)
+    assert "train from 0/000.txt, 0/003.txt, 0/006.txt, ... (300 files)" in load.notes
+    assert max(map(len, load.notes)) < 300
+    assert (len(starts(made, "train")), len(starts(made, "valid"))) == (285, 15)
 
 
 def test_foreign_files_in_the_corpus_folder_survive(load: Importer, small: Path) -> None:
