@@ -29,6 +29,7 @@ UNITS = ("tokens", "words", "lines", "bytes", "documents")
 class Kind(StrEnum):
     """The kinds of tokenizer."""
 
+    auto = "auto"
     word = "word"
     bpe = "bpe"
     byte = "byte"
@@ -66,8 +67,8 @@ def tokenize(
     subset: Subset = None,
     revision: Revision = None,
     text_column: TextColumn = None,
-    kind: Annotated[Kind | None, typer.Option(help="[default: word]")] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Largest number of entries.")] = None,
+    kind: Annotated[Kind | None, typer.Option(help="auto, the default: word or bpe, as suits the text.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Maximum vocabulary size.")] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="Use this tokenizer.json, of a run for example, instead of training one.")
     ] = None,

@@ -10,6 +10,8 @@ from lmtrain.config.base import Rate, Section, UserPath
 from lmtrain.config.train import TrainConfig as TrainConfig  # noqa: PLC0414 -- for its importers
 
 RUN_NAME = r"^[\w][\w.-]*$"
+LEAST_BPE = 257
+"""The smallest byte-level vocabulary: 256 bytes and `<eos>`."""
 Width = Annotated[int, Field(ge=1, le=2**20)]
 
 
@@ -28,13 +30,14 @@ class DataConfig(Section):
     """The corpus."""
 
     source: str = Field("sample", min_length=1)
-    """`sample`, `wikitext-2`, `wikitext-2-raw`, `wikitext-103`, a hub id (`owner/name`), a folder, or a file."""
+    """`sample`, `wikitext-2`, `wikitext-2-raw`, `wikitext-103`, a hub id (`owner/name`), a file of text, or a folder,
+    which is read with its subfolders."""
     subset: str | None = None
     """Configuration name of the hub data set."""
     revision: str | None = None
     """Revision of the hub data set; the known names have pinned ones."""
     text_column: str = "text"
-    """The column (parquet, hub) or key (JSON lines) that holds the text."""
+    """The column (CSV, parquet, hub) or key (JSON) that holds the text."""
     dir: UserPath = Path("data")
     """The folder for corpora and token stores."""
     sample_tokens: int = Field(1_000_000, ge=1_000, le=10**9)
@@ -53,10 +56,12 @@ class DataConfig(Section):
 class TokenizerConfig(Section):
     """How text becomes token ids."""
 
-    kind: Literal["word", "bpe", "byte"] = "word"
-    """Whole words with `<unk>`, byte-level BPE, or bytes."""
+    kind: Literal["auto", "word", "bpe", "byte"] = "auto"
+    """Whole words with `<unk>`, byte-level BPE, or bytes. auto: `word` if spaces set punctuation apart in the training
+    split, as in WikiText, else `bpe`."""
     vocab_size: int | None = Field(None, ge=4, le=1_000_000)
-    """Largest number of entries. null = every word of the training split, or 16,384 for bpe; byte has a fixed size."""
+    """Largest number of entries. null = every word of the training split, or for bpe a number that fits its size; byte
+    has a fixed size."""
     file: UserPath | None = None
     """Use this tokenizer.json, of a run or a token store, instead of training one; `kind` and `vocab_size` then have no
     effect."""
@@ -65,8 +70,10 @@ class TokenizerConfig(Section):
     def _consistent(self) -> Self:
         if self.kind == "byte" and self.vocab_size is not None:
             raise ValueError("tokenizer.vocab_size has no meaning with tokenizer.kind=byte: leave it out")
-        if self.kind == "bpe" and self.vocab_size is not None and self.vocab_size < 257:
-            raise ValueError("tokenizer.vocab_size must be at least 257 with tokenizer.kind=bpe: 256 bytes and <eos>")
+        if self.kind == "bpe" and self.vocab_size is not None and self.vocab_size < LEAST_BPE:
+            raise ValueError(
+                f"tokenizer.vocab_size must be at least {LEAST_BPE} with tokenizer.kind=bpe: 256 bytes and <eos>"
+            )
         return self
 
 

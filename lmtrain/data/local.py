@@ -1,10 +1,11 @@
-"""Text in local files: their lines, streamed, from plain text, JSON lines and parquet.
+"""Text in local files: their lines, streamed, from plain text and from rows (JSON, CSV, parquet).
 
-A line comes as (text without its end, whether a document is known to start there). In JSON lines and parquet each row
-is a document, of one line or several. Plain text does not say where one starts, except where a split is several files
-with names of their own: each of them is a document. Plain text and JSON lines may be compressed.
+A line comes as (text without its end, whether a document is known to start there). Each row is a document, of one line
+or several. Plain text does not say where one starts, except where a split is several files with names of their own:
+each of them is a document. All but parquet may be compressed.
 """
 
+import csv
 import json
 import os
 import re
@@ -25,7 +26,16 @@ SPLIT_NAMES = {
 }
 """The names of splits in file names and on the hub."""
 
-SUFFIXES = (".txt", ".md", ".tokens", ".raw", ".jsonl", ".parquet")
+CODE = (
+    *(".py", ".c", ".h", ".cc", ".cpp", ".hpp", ".cs", ".java", ".js", ".jsx", ".ts", ".tsx", ".rs", ".go", ".rb"),
+    *(".php", ".swift", ".kt", ".scala", ".jl", ".lua", ".sh", ".sql", ".css"),
+)
+"""The endings of programs."""
+_PROSE = (".txt", ".text", ".md", ".rst", ".org", ".tex", ".html", ".htm", ".tokens", ".raw")
+SUFFIXES = (*_PROSE, ".csv", ".tsv", ".jsonl", ".parquet", *CODE)
+"""The endings, before that of a compression, of the files that a folder is searched for. A file that is named by itself
+may have any."""
+_STRUCTURED = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 LONGEST_LINE = 256 << 20
 """Bytes: a longer line is rejected, because later steps hold a line in memory."""
 
@@ -44,12 +54,24 @@ def plain(path: Path) -> Path:
 
 def is_text(path: Path) -> bool:
     """Whether the name is one of a text file of a known kind."""
-    return _kind(path) in SUFFIXES and not (_kind(path) == ".parquet" and is_compressed(path))
+    return _kind(path) in SUFFIXES and not _is_packed_parquet(path)
+
+
+def check_file(path: Path) -> None:
+    """Raise LmtrainError where `path`, which was named by itself, is not a file that could be read as text."""
+    if not path.is_file():
+        raise LmtrainError(f"{path} is no file of text: name an existing file")
+    if _is_packed_parquet(path):
+        raise LmtrainError(f"{path} is compressed parquet, which has a compression of its own: unpack it")
+
+
+def _is_packed_parquet(path: Path) -> bool:
+    return _kind(path) == ".parquet" and is_compressed(path)
 
 
 def is_structured(path: Path) -> bool:
     """Whether the file holds rows with named columns instead of plain lines."""
-    return _kind(path) in (".jsonl", ".parquet")
+    return _kind(path) in _STRUCTURED
 
 
 def _kind(path: Path) -> str:
@@ -70,16 +92,14 @@ def reject_dangling(path: Path) -> None:
 def read_lines(paths: Sequence[Path], text_column: str) -> Iterator[tuple[str, bool]]:
     """The lines of `paths`, one file after the other, with bounded memory.
 
-    A line ends with "\\n" or "\\r\\n"; a byte order mark at the start of a file is no text; a file whose last line has
-    no end has that line like any other. Control characters are text, except that a NUL byte is a sign of another
-    encoding. Raises LmtrainError naming the file and the byte or row when the content can't be read.
+    A line ends with "\\n", "\\r\\n" or "\\r"; a byte order mark at the start of a file is no text; a file whose last
+    line has no end has that line like any other. Other control characters are text, except that a NUL byte is a sign
+    of another encoding. Raises LmtrainError naming the file and the byte or row when the content can't be read.
     """
     are_documents = len(paths) > 1 and not any(SHARD.search(plain(path).stem) for path in paths)
     for path in paths:
-        if _kind(path) == ".jsonl":
-            yield from row_lines(_json_rows(path, text_column))
-        elif _kind(path) == ".parquet":
-            yield from row_lines(_parquet_rows(path, text_column))
+        if is_structured(path):
+            yield from row_lines(_rows(path, text_column))
         else:
             for number, text in enumerate(_text_lines(path)):
                 yield text, are_documents and number == 0
@@ -88,8 +108,26 @@ def read_lines(paths: Sequence[Path], text_column: str) -> Iterator[tuple[str, b
 def row_lines(rows: Iterable[str]) -> Iterator[tuple[str, bool]]:
     """The lines of rows that are a document each; a line end at the end of a row adds no line."""
     for row in rows:
-        for number, text in enumerate(row.removesuffix("\n").split("\n")):
-            yield text.removesuffix("\r"), number == 0
+        for number, text in enumerate(_lines(row)):
+            yield text, number == 0
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a text without their ends; the last one need not have an end."""
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.removesuffix("\n").split("\n")
+
+
+def _rows(path: Path, text_column: str) -> Iterator[str]:
+    match _kind(path):
+        case ".parquet":
+            return _parquet_rows(path, text_column)
+        case ".csv":
+            return _csv_rows(path, text_column, ",")
+        case ".tsv":
+            return _csv_rows(path, text_column, "\t")
+    return _json_rows(path, text_column)
 
 
 def text_row(row: object, text_column: str, place: str) -> str:
@@ -110,7 +148,8 @@ def no_column(place: str, text_column: str, columns: Iterable[str]) -> LmtrainEr
     found = ", ".join(list(columns)[:20])[:300] or "none"
     found = found if found.isprintable() else ascii(found)
     return LmtrainError(
-        f"{place} has no column {text_column!r}: set data.text_column or --text-column to one of its columns ({found})"
+        f"{place} has no column {text_column!r}: name one of its columns ({found}) with data.text_column=NAME or "
+        "--text-column NAME"
     )
 
 
@@ -125,7 +164,7 @@ def _text_lines(path: Path) -> Iterator[str]:
                         f"{path} has a line of over {LONGEST_LINE >> 20} MiB (byte {offset}): break it up"
                     )
                 start = len(_BOM) if offset == 0 and line.startswith(_BOM) else 0
-                text = line[start:].removesuffix(b"\n").removesuffix(b"\r" if line.endswith(b"\n") else b"").decode()
+                text = line[start:].decode()
                 if "\0" in text:
                     raise LmtrainError(
                         f"{path} has a NUL byte (byte {offset + line.index(0)}), as text in UTF-16 has, and not "
@@ -134,11 +173,13 @@ def _text_lines(path: Path) -> Iterator[str]:
                 offset += len(line)
                 if offset > limit:
                     raise too_much(path)
-                yield text
+                yield from _lines(text)
                 number += 1
     except UnicodeDecodeError as error:
         place = offset + start + error.start
-        raise LmtrainError(f"{path} is not UTF-8 text (byte {place}): convert it, for example with iconv") from None
+        raise LmtrainError(
+            f"{path} is not UTF-8 text (byte {place}): convert it, for example with iconv, or export it as plain text"
+        ) from None
     except DAMAGE as error:
         if is_compressed(path) and not getattr(error, "errno", None):
             raise LmtrainError(f"{path} is damaged after line {number} ({error}): make or copy it again") from error
@@ -146,24 +187,58 @@ def _text_lines(path: Path) -> Iterator[str]:
 
 
 def _json_rows(path: Path, text_column: str) -> Iterator[str]:
-    for number, line in enumerate(_text_lines(path), start=1):
+    """The texts of JSON lines, or of one array of objects, which is held in memory."""
+    lines = _text_lines(path)
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
+        is_array = _kind(path) == ".json" and line.lstrip().startswith("[")
+        content = "\n".join([line, *lines]) if is_array else line
         place = f"{path}, line {number},"
         try:
-            row = json.loads(line)
+            found = json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise LmtrainError(f"{place} is not JSON ({error}): each line must be one JSON object") from None
-        if not isinstance(row, dict):
-            raise LmtrainError(f"{place} is not a JSON object: write it as {{{json.dumps(text_column)}: ...}}")
-        if text_column not in row:
-            raise no_column(place, text_column, row)
-        text = text_row(row[text_column], text_column, place)
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise LmtrainError(f"{place} has half a surrogate pair, which is no character: take it out") from None
-        yield text
+            wanted = "it must be an array of objects" if is_array else "each line must be one JSON object"
+            raise LmtrainError(f"{place} is not JSON ({error}): {wanted}") from None
+        for index, row in enumerate(found if is_array else [found]):
+            yield _json_text(row, text_column, f"{path}, item {index}," if is_array else place)
+
+
+def _json_text(row: object, text_column: str, place: str) -> str:
+    if not isinstance(row, dict):
+        raise LmtrainError(f"{place} is not a JSON object: write it as {{{json.dumps(text_column)}: ...}}")
+    if text_column not in row:
+        raise no_column(place, text_column, row)
+    text = text_row(row[text_column], text_column, place)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise LmtrainError(f"{place} has half a surrogate pair, which is no character: take it out") from None
+    return text
+
+
+def _csv_rows(path: Path, text_column: str, delimiter: str) -> Iterator[str]:
+    """The texts of a table with a header row; quoted fields may have line ends in them."""
+    csv.field_size_limit(LONGEST_LINE)
+    reader = csv.reader((f"{line}\n" for line in _text_lines(path)), delimiter=delimiter, strict=True)
+    try:
+        header = next(reader, [])
+        if text_column not in header:
+            raise no_column(str(path), text_column, header)
+        column = header.index(text_column)
+        for row in reader:
+            if row and len(row) != len(header):
+                raise LmtrainError(
+                    f"{path}, line {reader.line_num}, has {len(row)} fields and not {len(header)}, as its header has: "
+                    "put quotes around a text with separators in it"
+                )
+            if row:
+                yield row[column]
+    except csv.Error as error:
+        raise LmtrainError(
+            f"{path}, line {reader.line_num}, is not well-formed ({error}): put quotes around a text with quotes or "
+            "line ends in it, and double the quotes inside"
+        ) from None
 
 
 def _parquet_rows(path: Path, text_column: str) -> Iterator[str]:

@@ -13,7 +13,6 @@ from lmtrain.data.splits import write_split
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import Split, TokenStore
-from lmtrain.errors import LmtrainError
 
 
 def prepare_store(config: Config, *, force: bool = False, note: Callable[[str], None], progress: bool) -> TokenStore:
@@ -28,12 +27,10 @@ def prepare_store(config: Config, *, force: bool = False, note: Callable[[str], 
 def text_split(path: Path, tokenizer: Tokenizer, text_column: str, *, progress: bool) -> Split:
     """The split that `path` would be in a corpus, encoded by `tokenizer`: the same ids and the same counts.
 
-    Its text is written to a temporary folder; its ids are held in memory. Raises LmtrainError when the file is missing
-    or of another kind than `local.SUFFIXES`, when its content can't be read, and when it has no words.
+    Its text is written to a temporary folder; its ids are held in memory. Raises LmtrainError when the file is missing,
+    when its content can't be read, and when it has no words.
     """
-    if not path.is_file() or not local.is_text(path):
-        known = ", ".join(local.SUFFIXES)
-        raise LmtrainError(f"{path} is no file of text: name an existing one that ends in one of {known}")
+    local.check_file(path)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         counts = write_split(folder, "text", local.read_lines([path], text_column), progress, str(path))

@@ -97,10 +97,9 @@ def _local(path: Path, data: DataConfig, note: Note) -> Source:
             files = find_splits(path, note)
         except OSError as error:
             raise LmtrainError(f"{path} can't be read: {error.strerror}") from error
-    elif local.is_text(path):
-        files = {"train": [path]}
     else:
-        raise LmtrainError(f"{path} is of no known kind: give it one of the endings {', '.join(local.SUFFIXES)}")
+        local.check_file(path)
+        files = {"train": [path]}
     every = [file for paths in files.values() for file in paths]
     try:
         content = {local.name_in(path, file): sha256_file(file) for file in every}
@@ -111,7 +110,7 @@ def _local(path: Path, data: DataConfig, note: Note) -> Source:
 
     def read(_progress: bool) -> Text:
         for split, paths in files.items():
-            note(f"{split} from {listed([file.name for file in paths])}")
+            note(f"{split} from {listed([local.name_in(path, file) for file in paths])}")
         splits = {split: local.read_lines(paths, data.text_column) for split, paths in files.items()}
         return Text(splits, {"text_column": column}, is_one_file=path.is_file())
 

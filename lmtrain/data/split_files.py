@@ -1,10 +1,10 @@
 """Which files of a folder are which split, by their names."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from lmtrain.data.local import SHARD, SPLIT_NAMES, is_text, name_in, plain, reject_dangling
+from lmtrain.data.local import CODE, SHARD, SPLIT_NAMES, is_text, name_in, plain, reject_dangling
 from lmtrain.errors import LmtrainError
 
 _NUMBER = re.compile(r"[._-]?\d+(-of-\d+)?$")
@@ -14,61 +14,101 @@ _SHOWN = 3
 def find_splits(folder: Path, note: Callable[[str], None] = lambda _message: None) -> dict[str, list[Path]]:
     """The files of each split in `folder`.
 
-    A file belongs to a split when its name, up to endings and a number, is one of a split (`train.txt`, `DEV.jsonl`,
-    `train-00000-of-00002.parquet`), or when names differ in the split only (`wiki.train.tokens` and
-    `wiki.valid.tokens`). So do all files in a folder of such a name (`train/a.jsonl.xz`). Where no name is one of a
-    split, all files are training text, in the order of their names: `strangers-on-a-train.txt` is a book. `note`
-    receives the names of what is not used. Raises LmtrainError when there is no training text, when two files or
-    folders claim one split, when a shard is missing, or where a link leads to no file.
+    A file in it belongs to a split when its name, up to endings and a number, is one of a split (`train.txt`,
+    `DEV.jsonl`, `train-00000-of-00002.parquet`), or when names differ in the split only (`wiki.train.tokens` and
+    `wiki.valid.tokens`). So do all files below a subfolder of such a name (`train/1/a.jsonl.xz`). Where no name is one
+    of a split, all files, also those in subfolders, are training text, in the order of their paths:
+    `strangers-on-a-train.txt` is a book. Hidden files and folders are skipped, and a folder with nothing but one folder
+    in it stands for that one; `note` receives what is not used.
+    Raises LmtrainError when there is no training text, when two files or folders claim one split, when a shard is
+    missing, or where a link leads to no file.
     """
-    texts = _texts(folder)
-    named, similar = _by_name(texts)
-    splits = {split: _in_order(folder, split, paths) for split, paths in named.items()}
-    for place in sorted(path for path in folder.iterdir() if path.is_dir() and path.name.lower() in SPLIT_NAMES):
-        split = SPLIT_NAMES[place.name.lower()]
-        if other := splits.get(split):
-            found = f"{other[0].relative_to(folder)} and {place.name}/"
-            raise LmtrainError(f"{folder} has its {split} split in two places, {found}: keep one of them")
-        if paths := _once(_texts(place)):
-            splits[split] = paths
+    while len(inside := _visible(folder)) == 1 and inside[0].is_dir() and inside[0].name.lower() not in SPLIT_NAMES:
+        folder = inside[0]
+    found = sorted(_files(folder))
+    named = [path for path in found if is_text(path)]
+    for path in named:
+        reject_dangling(path)
+    texts = _once([path for path in named if path.is_file()])
+    splits = _named_splits(folder, texts)
     if not splits and texts:
-        splits = {"train": _once(texts)}
-        if similar:
-            advice = "read as training text; name a file valid.txt or test.txt to have it as that split"
+        splits = {"train": texts}
+        if similar := _similar(folder, texts):
+            advice = f"read as training text; to have a split, name a file in {folder} valid.txt or test.txt"
             note(f"{_names(folder, similar)}: {advice}")
     if "train" not in splits:
-        found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
         raise LmtrainError(
-            f"{folder} has no training text: name a file train.txt (or .tokens, .jsonl, .parquet), or put all training "
-            f"text in a folder {folder / 'train'}; found {found}"
+            f"{folder} has no training text: name a file train.txt (or .md, .csv, .jsonl, .parquet), or put all "
+            f"training text in a folder {folder / 'train'}; found {_names(folder, found) or 'nothing'}"
         )
-    if unused := _unused(folder, splits):
-        note(f"not used in {folder}: {_names(folder, unused)}")
+    for reason, paths in (
+        ("their endings are of no known kind of text", set(found).difference(named)),
+        ("other files are named after splits", set(texts).difference(*splits.values())),
+        ("they are second names of other files", set(named).difference(texts)),
+    ):
+        if paths:
+            note(f"not used in {folder}, since {reason}: {_names(folder, sorted(paths))}")
+    if empty := [path for paths in splits.values() for path in paths if path.stat().st_size == 0]:
+        note(f"empty in {folder}: {_names(folder, empty)}")
     return splits
 
 
+def _named_splits(folder: Path, texts: list[Path]) -> dict[str, list[Path]]:
+    """The files of the splits that files in `folder` and its subfolders are named after."""
+    named, _ = _by_name([path for path in texts if path.parent == folder])
+    splits = {split: _in_order(folder, split, paths) for split, paths in named.items()}
+    subfolders = {path.relative_to(folder).parts[0] for path in texts if path.parent != folder and _may_name(path)}
+    for name in sorted(subfolders):
+        split = SPLIT_NAMES.get(name.lower())
+        if split is None:
+            continue
+        if other := splits.get(split):
+            both = f"{name_in(folder, other[0])} and {name}/"
+            raise LmtrainError(f"{folder} has its {split} split in two places, {both}: keep one of them")
+        splits[split] = [path for path in texts if path.is_relative_to(folder / name)]
+    return splits
+
+
+def _similar(folder: Path, texts: list[Path]) -> list[Path]:
+    """The files that are training text, although their names could be those of a validation or test split."""
+    _, similar = _by_name([path for path in texts if path.parent == folder])
+    nested, others = _by_name([path for path in texts if path.parent != folder])
+    return [*similar, *nested.get("valid", []), *nested.get("test", []), *others]
+
+
 def listed(names: Sequence[str]) -> str:
-    """The first names, and how many others there are."""
-    others = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {others:,} more" if others > 0 else "")
+    """The first names, and how many there are in all."""
+    more = f", ... ({len(names):,} files)" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _names(folder: Path, paths: list[Path]) -> str:
-    return listed([name_in(folder, path) + "/" * path.is_dir() for path in paths])
+    return listed([name_in(folder, path) for path in paths])
 
 
-def _texts(folder: Path) -> list[Path]:
-    """The text files in a folder in the order of their names."""
-    paths = [path for path in sorted(folder.iterdir()) if is_text(path) and not path.name.startswith(".")]
-    for path in paths:
-        reject_dangling(path)
-    return [path for path in paths if path.is_file()]
+def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """What is below a folder, also through links to folders, except hidden names; `above` are the folders it is in."""
+    above |= {folder.resolve()}
+    for path in _visible(folder):
+        if not path.is_dir():
+            yield path
+        elif path.resolve() not in above:
+            yield from _files(path, above)
+
+
+def _visible(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
+def _may_name(path: Path) -> bool:
+    """Whether the names of a file and its folders may be those of splits: `test.py` and `test/a.c` are programs."""
+    return plain(path).suffix.lower() not in CODE
 
 
 def _by_name(paths: list[Path]) -> tuple[dict[str, list[Path]], list[Path]]:
     """The files that are named after a split, and others whose names contain a word for held-out text."""
     alike: dict[str, dict[str, list[Path]]] = {}
-    for path in paths:
+    for path in filter(_may_name, paths):
         parts = re.split("([._-])", _NUMBER.sub("", plain(path).stem.lower()))
         words = [part for part in parts if part in SPLIT_NAMES]
         if len(words) == 1:
@@ -108,11 +148,3 @@ def _in_order(folder: Path, split: str, paths: list[Path]) -> list[Path]:
         if total != len(paths) or sorted(int(match[1]) for match in shards) != list(range(total)):
             raise LmtrainError(f"{folder} has {len(paths)} of the {total} files of its {split} split: get the others")
     return sorted(paths, key=lambda path: int(re.findall(r"\d+", numbers[path][0])[0]) if len(paths) > 1 else 0)
-
-
-def _unused(folder: Path, splits: dict[str, list[Path]]) -> list[Path]:
-    """What is in the folder, or in those of splits, and in no split; hidden files are not counted."""
-    used = {path for paths in splits.values() for path in paths}
-    folders = {folder, *(path.parent for path in used)}
-    found = (path for place in sorted(folders) for path in sorted(place.iterdir()))
-    return [path for path in found if path not in used | folders and not path.name.startswith(".")]

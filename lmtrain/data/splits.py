@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -91,33 +91,41 @@ def write_split(folder: Path, split: str, lines: Lines, progress: bool, called: 
 def cut_split(
     folder: Path, lines: Lines, shares: Mapping[str, float], note: Callable[[str], None], progress: bool
 ) -> dict[str, dict[str, int]]:
-    """Write `lines` as several splits, in order, each with its share of the documents (of the lines if those are few).
+    """Write `lines` as several splits, in order, each with its share of the documents, the lines or the words.
 
-    Few is under 20, or so few and so long that a share is less than one of them. The first split is what the others
-    leave; of a large text these are no more than `HELD_OUT` bytes each, or one line. The file of the first is written
-    once, and the others are cut off its end. Returns the counts of each. Raises LmtrainError when there are fewer than
-    20 lines.
+    Documents are cut unless they are under 20, or so few and so long that a share is less than one of them; then lines,
+    unless they are under 20 or one of them is longer than two shares; then words, where a line end replaces the space
+    at a cut. The first split is what the others leave; of a large text these are no more than `HELD_OUT` bytes each, or
+    one line. The file of the first is written once, and the others are cut off its end. Returns the counts of each.
+    Raises LmtrainError when there are fewer than 20 words.
     """
     first, *others = shares
+    path = folder / f"{first}.txt"
     whole = write_split(folder, first, lines, progress)
-    starts = np.array(load_array(folder / f"{first}.docs.npy", np.dtype(np.int64)))
+    starts = np.array(load_array(path.with_suffix(".docs.npy"), np.dtype(np.int64)))
     held_out = {split: min(shares[split], HELD_OUT / whole["bytes"]) for split in others}
-    by_document = len(starts) >= _FEW and min(held_out.values()) * len(starts) >= 1
-    units = len(starts) if by_document else whole["lines"]
-    if units < _FEW:
-        raise LmtrainError(
-            f"the source has no valid split, and its {units} lines are too few to cut one off: give {_FEW} lines "
-            "or more, or a folder with train.txt and valid.txt"
-        )
     parts = {first: 1 - sum(held_out.values())} | held_out
+    ends = np.cumsum(list(parts.values()))[:-1]
+    if whole["words"] < _FEW:
+        raise LmtrainError(
+            f"the source has no valid split, and its {whole['words']} words (between white space) are too few to "
+            f"cut one off: give {_FEW} words or more, or a folder with train.txt and valid.txt"
+        )
+    if len(starts) >= _FEW and min(held_out.values()) * len(starts) >= 1:
+        unit, bounds = "documents", starts[_whole_units(ends, len(starts))].tolist()
+    elif whole["lines"] >= _FEW and _longest_line(path) <= 2 * min(shares[split] for split in others) * whole["bytes"]:
+        unit, bounds = "lines", _whole_units(ends, whole["lines"]).tolist()
+    else:
+        unit = "words"
+        bounds, starts = _end_lines(path, (ends * whole["bytes"]).astype(int).tolist(), starts)
+        with path.open("rb") as file:
+            whole["lines"] = _line_ends(file, whole["bytes"])
     percent = ", ".join(f"{100 * share:.3g}% {split}" for split, share in parts.items())
-    note(f"no valid split: the {'documents' if by_document else 'lines'} are cut, in order, into {percent}")
-    ends = np.round(np.cumsum(list(parts.values())) * units).astype(int)[:-1]
-    ends = np.minimum(ends, units - np.arange(len(ends), 0, -1))  # each split has at least one
-    bounds = [*(starts[ends] if by_document else ends).tolist(), whole["lines"]]
+    note(f"no valid split: the {unit} are cut, in order, into {percent}")
+    bounds.append(whole["lines"])
     held_out_starts = set(starts[starts >= bounds[0]].tolist())
     counts = {}
-    with (folder / f"{first}.txt").open("r+b") as file:
+    with path.open("r+b") as file:
         deque(islice(file, bounds[0]), maxlen=0)
         offset = file.tell()
         for split, begin, end in zip(others, bounds[:-1], bounds[1:], strict=True):
@@ -130,6 +138,48 @@ def cut_split(
     starts = starts[starts < bounds[0]]
     np.save(folder / f"{first}.docs.npy", starts)
     return {first: rest | {"documents": len(starts)}} | counts
+
+
+def _whole_units(ends: np.ndarray, units: int) -> np.ndarray:
+    """The units at which the splits after the first begin; `ends` are shares. Each split has at least one."""
+    found: np.ndarray = np.minimum(np.round(ends * units).astype(int), units - np.arange(len(ends), 0, -1))
+    return found
+
+
+def _longest_line(path: Path) -> int:
+    with path.open("rb") as file:
+        return max(map(len, file))
+
+
+def _end_lines(path: Path, places: list[int], starts: np.ndarray) -> tuple[list[int], np.ndarray]:
+    """End a line before each of these bytes of a text, in place of the last space there if no line ends after it.
+
+    Returns the numbers of the lines that follow, and the lines at which documents start, as they are numbered then.
+    """
+    numbers = []
+    with path.open("r+b") as file:
+        for place in places:
+            begin = max(0, place - _LONG)
+            file.seek(begin)
+            block = file.read(place - begin)
+            space, line_end = block.rfind(b" "), block.rfind(b"\n")
+            if space > line_end:
+                file.seek(begin + space)
+                file.write(b"\n")
+            file.seek(0)
+            number = _line_ends(file, begin + max(space, line_end) + 1)
+            numbers.append(number)
+            starts = starts + (starts >= number) * (space > line_end)
+    return numbers, starts
+
+
+def _line_ends(file: BinaryIO, size: int) -> int:
+    """The line ends in the first `size` bytes of a file."""
+    count = 0
+    while size > 0 and (block := file.read(min(size, _LONG))):
+        count += block.count(b"\n")
+        size -= len(block)
+    return count
 
 
 def _check_words(words: int, called: str) -> None:

@@ -28,7 +28,6 @@ from lmtrain.data.tokenizer_file import BYTE, BYTE_SYMBOLS, BYTE_VOCABULARY, EOS
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import sha256_bytes, write_file
 
-DEFAULT_BPE_SIZE = 16_384
 _PIECE = 1 << 16
 
 _WORD_END = re.compile(r"\S(?= )")
@@ -61,18 +60,23 @@ class Tokenizer:
 
     @classmethod
     def train(cls, lines: Iterable[str], config: TokenizerConfig) -> Self:
-        """Train on `lines` (without their line ends); the same lines give the same tokenizer.
+        """Train on `lines` (without their line ends); the same lines give the same tokenizer. `config` is resolved: it
+        has a kind, and a size with bpe.
 
         A bpe vocabulary is smaller than configured where no further pair occurs twice in the text.
         Raises LmtrainError when the vocabulary is too large to be stored.
         """
+        if config.kind == "auto":
+            raise ValueError("the kind of the tokenizer is not resolved")
         if config.kind == "word":
             return cls.of_words(Counter(chain.from_iterable(map(str.split, lines))), config)
         if config.kind == "byte":
-            return cls._made(BYTE_VOCABULARY, [], config)
+            return cls._made("byte", BYTE_VOCABULARY, [])
         texts = pieces((f"{line}\n" for line in lines), config.kind)
-        vocabulary, merges = _train_bpe(texts, config.vocab_size or DEFAULT_BPE_SIZE)
-        return cls._made(vocabulary, merges, config)
+        if config.vocab_size is None:
+            raise ValueError("the size of the vocabulary is not resolved")
+        vocabulary, merges = _train_bpe(texts, config.vocab_size)
+        return cls._made("bpe", vocabulary, merges)
 
     @classmethod
     def of_words(cls, counts: Mapping[str, int], config: TokenizerConfig) -> Self:
@@ -80,14 +84,14 @@ class Tokenizer:
         and alphabetically among equals, `tokenizer.vocab_size` entries at most. Raises as `train` does."""
         ordered = sorted(counts.keys() - {UNK, EOS}, key=lambda word: (-counts[word], word))
         vocabulary = {word: index for index, word in enumerate([UNK, EOS, *ordered][: config.vocab_size])}
-        return cls._made(vocabulary, [], config)
+        return cls._made("word", vocabulary, [])
 
     @classmethod
-    def _made(cls, vocabulary: dict[str, int], merges: Merges, config: TokenizerConfig) -> Self:
-        content = tokenizer_file.content(config.kind, vocabulary, merges)
+    def _made(cls, kind: Kind, vocabulary: dict[str, int], merges: Merges) -> Self:
+        content = tokenizer_file.content(kind, vocabulary, merges)
         if len(content) > tokenizer_file.MOST_BYTES:
             raise LmtrainError(f"a vocabulary of {len(vocabulary):,} entries is too large: set tokenizer.vocab_size")
-        return cls(config.kind, vocabulary, merges, content)
+        return cls(kind, vocabulary, merges, content)
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -19,7 +19,8 @@ from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.corpus import Corpus, reject_foreign
 from lmtrain.data.encoding import Advance, blocks, encode_text, lines_of
 from lmtrain.data.sources import Note
-from lmtrain.data.tokenizer import DEFAULT_BPE_SIZE, Tokenizer, pieces
+from lmtrain.data.tokenizer import Tokenizer, pieces
+from lmtrain.data.tokenizer_choice import resolve
 from lmtrain.data.tokens import FORMAT, TOKENIZER, TokenStore, open_store, shard_name
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import new_folder, sha256_bytes, verify
@@ -36,11 +37,12 @@ def tokenize(
 ) -> TokenStore:
     """The store of a corpus: an existing one that was made from the same text and configuration, else a new one.
 
-    The tokenizer is trained on the train split, or is that of `config.file`. `note` receives one-line messages, such as
-    why a store is made again. Raises LmtrainError when the corpus is damaged or has no train split, when `config.file`
-    is no tokenizer, when the folder holds other files, or when the disk is full.
+    The tokenizer is trained on the train split, as `resolve` chooses, or is that of `config.file`. `note` receives
+    one-line messages, such as why a store is made again. Raises LmtrainError when the corpus is damaged or has no train
+    split, when `config.file` is no tokenizer, when the folder holds other files, or when the disk is full.
     """
     given = Tokenizer.load(config.file) if config.file is not None else None
+    config = resolve(config, corpus)
     name, identity = _identify(corpus, config, given)
     folder = data_dir / name
     if folder.exists():
@@ -49,8 +51,6 @@ def tokenize(
         if isinstance(found, TokenStore):
             return found
         note(f"tokenizing {corpus.name} again: {found}")
-    if "train" not in corpus.splits:
-        raise LmtrainError(f"corpus {corpus.name} has no train split, on which the tokenizer is trained: add one")
     verify(corpus.folder, corpus.manifest)
     tokenizer = given or _trained(corpus, config, note, progress)
     # `<unk>` is easier to predict than the words that it replaces, so the floor of the text is not that of its tokens.
@@ -72,8 +72,7 @@ def tokenize(
         for split in corpus.splits:
             info["splits"][split] = _write_split(temporary, corpus, split, tokenizer, bar.update)
     store = open_store(folder)
-    if given is not None:
-        _note_unknown(store, note)
+    _note_unknown(info["splits"], note)
     return store
 
 
@@ -88,9 +87,9 @@ def _identify(corpus: Corpus, config: TokenizerConfig, given: Tokenizer | None) 
     if given is not None:
         identity |= {"kind": given.kind, "tokenizer_sha256": given.sha256}
         tokenizer = f"{given.kind}-{given.sha256[:8]}"
-    elif limit := config.vocab_size or (DEFAULT_BPE_SIZE if config.kind == "bpe" else None):
-        identity["vocab_limit"] = limit
-        tokenizer = f"{config.kind}-{limit}"
+    elif config.vocab_size is not None:
+        identity["vocab_limit"] = config.vocab_size
+        tokenizer = f"{config.kind}-{config.vocab_size}"
     else:
         tokenizer = config.kind
     return f"{corpus.folder.name}.{tokenizer}-{sha256_bytes(json.dumps(text).encode())[:8]}", identity
@@ -109,7 +108,8 @@ def _current_store(folder: Path, identity: dict[str, Any]) -> TokenStore | str:
 
 def _trained(corpus: Corpus, config: TokenizerConfig, note: Note, progress: bool) -> Tokenizer:
     """A tokenizer that is trained on a corpus."""
-    note(f"training a {config.kind} tokenizer on {corpus.name}")
+    size = f" of up to {config.vocab_size:,} entries" if config.vocab_size is not None else ""
+    note(f"training a {config.kind} tokenizer{size} on {corpus.name}")
     text, lines = corpus.folder / "train.txt", corpus.manifest["splits"]["train"]["lines"]
     with tqdm(total=lines, desc="tokenizer", unit=" lines", disable=None if progress else True) as bar:
         if config.kind == "word":
@@ -162,8 +162,9 @@ def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer,
     }
 
 
-def _note_unknown(store: TokenStore, note: Note) -> None:
-    """Say how much of the training text is unknown to a vocabulary that was not made from it."""
-    unk, train = store.tokenizer.unk_id, store.split("train")
-    if unk is not None and (unknown := int(train.ids.counts(store.tokenizer.vocab_size)[unk])):
-        note(f"{unknown / train.tokens:.1%} of the training tokens are <unk>, as is every word that isn't known")
+def _note_unknown(splits: dict[str, dict[str, Any]], note: Note) -> None:
+    """Say how many words of each split a word tokenizer does not know; `<unk>` in the text itself is not counted."""
+    if any(split["replaced"] for split in splits.values()):
+        shares = {name: split["replaced"] / max(1, split["words"]) for name, split in splits.items()}
+        listed = ", ".join(f"{100 * share:.2g}% of {name}" for name, share in shares.items())
+        note(f"the tokenizer does not know all words: <unk> replaces {listed}")

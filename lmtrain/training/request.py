@@ -16,6 +16,7 @@ from lmtrain.config.schema import Config, DataConfig, TokenizerConfig
 from lmtrain.data.corpus import download
 from lmtrain.data.prepare import prepare_store
 from lmtrain.data.sources import KNOWN
+from lmtrain.data.tokenizer_choice import of_store
 from lmtrain.data.tokens import TokenStore, find_store
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage import run_checkpoints
@@ -95,10 +96,17 @@ def tokens_of(wanted: Request, *, note: Note, progress: bool) -> TokenStore:
         corpus = download(config.data, note=note, progress=progress)
         if corpus.sha256 in found.manifest["corpora_sha256"]:
             return found
-    if config.tokenizer == wanted.stored.tokenizer:
+    if _asks_for_no_other(config.tokenizer, wanted.stored.tokenizer):
         own = TokenizerConfig(file=wanted.run_dir / TOKENIZER)
         config = config.model_copy(update={"tokenizer": own})
     return prepare_store(config, note=note, progress=progress)
+
+
+def _asks_for_no_other(asked: TokenizerConfig, stored: TokenizerConfig) -> bool:
+    """Whether a tokenizer as `asked` may be the one of the run."""
+    return asked == stored or (
+        asked.file is None and asked.kind in ("auto", stored.kind) and asked.vocab_size in (None, stored.vocab_size)
+    )
 
 
 def _trained_on(run_dir: Path) -> str | None:
@@ -120,10 +128,7 @@ def completed(wanted: Request, store: TokenStore) -> Config:
         tokens, vocab_size = store.split("train").tokens, store.tokenizer.vocab_size
         base = automatic(tokens, vocab_size, cores(), device.type == "cuda", minutes)
         config = _located(change(base, wanted.overrides, os.environ), wanted.run_dir)
-    if config.tokenizer.file is None:
-        made = TokenizerConfig(kind=store.tokenizer.kind, vocab_size=store.manifest["vocab_limit"])
-        config = config.model_copy(update={"tokenizer": made})
-    return config
+    return config.model_copy(update={"tokenizer": of_store(config.tokenizer, store)})
 
 
 def chosen(config: Config) -> list[str]:

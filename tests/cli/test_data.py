@@ -22,12 +22,13 @@ def test_download_and_tokenize(lmtrain: Lmtrain, folder: Path) -> None:
     assert done.code == 0
     assert json.loads(done.out)["splits"]["train"]["words"] == 6
     assert "no test split" in done.err
-    result = json.loads(lmtrain("tokenize", "corpus", "--json").out)
+    result = json.loads(lmtrain("tokenize", "corpus", "--kind", "word", "--json").out)
     assert result["vocab_size"] == 6
     assert result["splits"]["train"]["tokens"] == 8
-    again = lmtrain("tokenize", "corpus")
+    again = lmtrain("tokenize", "corpus", "--kind", "word")
     assert "8" in again.out
     assert "training a" not in again.err
+    assert "training a bpe tokenizer of up to 512 entries" in lmtrain("tokenize", "corpus").err
 
 
 def test_a_configuration_and_overrides_say_what_to_do(lmtrain: Lmtrain, folder: Path) -> None:
@@ -44,7 +45,7 @@ def test_a_configuration_and_overrides_say_what_to_do(lmtrain: Lmtrain, folder: 
 def test_a_column_can_be_named_at_every_step(lmtrain: Lmtrain, folder: Path) -> None:
     (folder / "own.jsonl").write_text('{"body": "a b c"}\n' * 100)
     done = lmtrain("tokenize", "own.jsonl")
-    assert (done.code, "set data.text_column or --text-column to one of its columns (body)" in done.err) == (1, True)
+    assert (done.code, "name one of its columns (body) with data.text_column=NAME" in done.err) == (1, True)
     assert lmtrain("download", "own.jsonl", "--text-column", "body").code == 0
     assert lmtrain("tokenize", "own.jsonl", "--text-column", "body").code == 0
 

@@ -196,7 +196,7 @@ def test_other_kinds_of_files(hub: Hub, online: Client) -> None:
         ),
         (
             {"train.parquet": parquet(["a"], "body")},
-            "own/wrong has no column 'text': set data.text_column or --text-column to one of its columns (id, body)",
+            "own/wrong has no column 'text': name one of its columns (id, body) with data.text_column=NAME",
         ),
         ({"train.parquet": b"PAR1 is how it begins"}, "a file that can't be read (ArrowInvalid)"),
         ({"train.jsonl": b'{"text": "a"}\n{"text"'}, "a file that can't be read"),

@@ -29,7 +29,7 @@ def test_windows_are_those_of_one_array(lengths: list[int], length: int, data: s
     starts = np.array(data.draw(st.lists(st.integers(0, len(whole) - length))), np.int64)
     for wanted in (length, 1, length):
         assert ids.windows(starts, wanted).tolist() == [whole[start : start + wanted].tolist() for start in starts]
-    assert ids.counts(60).tolist() == [1] * len(ids) + [0] * (60 - len(ids))
+    assert ids.counts(70).tolist() == [1] * len(ids) + [0] * (70 - len(ids))
 
 
 def test_a_stretch_inside_one_array_is_no_copy() -> None:

@@ -1,6 +1,7 @@
 """Local files: their lines and documents, plain and compressed, and errors that name the file and the place."""
 
 import bz2
+import csv
 import gzip
 import json
 import lzma
@@ -41,7 +42,7 @@ def read(*paths: Path, column: str = "text") -> list[Line]:
     ("content", "lines"),
     [
         (b"a b\r\nc\r\n", ["a b", "c"]),
-        (b"a\rb\nc\r", ["a\rb", "c\r"]),
+        (b"a\rb\nc\r", ["a", "b", "c"]),
         (b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n", ["a", "\ufeffb"]),
         (b"a\n\n\nb", ["a", "", "", "b"]),
         ("a\u2028b\x0bc\x85d\x1ce\n".encode(), ["a\u2028b\x0bc\x85d\x1ce"]),
@@ -63,9 +64,29 @@ def test_rows_are_documents(tmp_path: Path) -> None:
         ("", False),
         ("five", False),
     ]
-    lines = "".join(json.dumps({"body": row}) + "\n\n" for row in rows)
+    objects = [{"id": number, "body": row} for number, row in enumerate(rows)]
+    lines = "".join(json.dumps(row) + "\n\n" for row in objects)
     assert read(write(tmp_path / "a.jsonl", lines), column="body") == expected
+    assert read(write(tmp_path / "b.json", lines), column="body") == expected
+    assert read(write(tmp_path / "c.json", json.dumps(objects, indent=1)), column="body") == expected
     assert read(parquet(tmp_path / "a.parquet", rows, "body"), column="body") == expected
+    for name, dialect in (("a.csv", "excel"), ("a.tsv", "excel-tab")):
+        with (tmp_path / name).open("w", encoding="utf-8-sig", newline="") as file:
+            table = csv.DictWriter(file, ["id", "body"], dialect=dialect)
+            table.writeheader()
+            table.writerows(objects)
+        packed = write(tmp_path / f"{name}.gz", gzip.compress((tmp_path / name).read_bytes()))
+        assert read(tmp_path / name, column="body") == read(packed, column="body") == expected
+    quoted = write(tmp_path / "q.csv", 'text,n\n"one, ""two""\nthree",1\n\nplain,2\n')
+    assert read(quoted) == [('one, "two"', True), ("three", False), ("plain", True)]
+
+
+@pytest.mark.parametrize("name", ["notes", "main.zig", "a.b.c", "page.gz", "train.TXT"])
+def test_a_file_with_any_other_ending_is_plain_text(tmp_path: Path, name: str) -> None:
+    content = gzip.compress(b"a,b\nc\n") if name.endswith(".gz") else b"a,b\nc\n"
+    path = write(tmp_path / name, content)
+    local.check_file(path)
+    assert read(path) == [("a,b", False), ("c", False)]
 
 
 def test_files_with_names_of_their_own_are_documents_and_shards_are_not(tmp_path: Path) -> None:
@@ -92,6 +113,14 @@ def test_files_with_names_of_their_own_are_documents_and_shards_are_not(tmp_path
         ("a.jsonl", '{"text": 3}\n', r"line 1, has int in 'text'"),
         ("a.jsonl", '{"text": "\\ud800"}\n', r"a\.jsonl, line 1, has half a surrogate pair"),
         ("a.jsonl", "[" * 100_000 + "\n", "line 1, is not JSON"),
+        ("a.json", '[{"text": "a"},\n{"text": 3}]\n', r"a\.json, item 1, has int in 'text'"),
+        ("a.json", '[{"text": "a"},\n', r"a\.json, line 1, is not JSON .* must be an array of objects"),
+        ("a.csv", "id,body\n1,a\n", r"a\.csv has no column 'text'.*\(id, body\) with data\.text_column=NAME"),
+        ("a.csv", "", r"a\.csv has no column 'text'.*\(none\)"),
+        ("a.csv", "id,text\n1,a\n2,b, c\n", r"a\.csv, line 3, has 3 fields and not 2, as its header has"),
+        ("a.csv", 'id,text\n1,"a\nb\n', r"a\.csv, line 3, is not well-formed \(unexpected end of data\)"),
+        ("a.tsv", 'id\ttext\n1\t"a" b\n', r"a\.tsv, line 2, is not well-formed"),
+        ("a.csv", b"id,text\n1,na\xefve\n", r"a\.csv is not UTF-8 text \(byte 12\)"),
         ("a.parquet", b"PAR1 no parquet", r"a\.parquet can't be read as parquet"),
         ("none.txt", None, r"none\.txt can't be read: No such file"),
     ],

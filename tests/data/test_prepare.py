@@ -48,8 +48,8 @@ def test_a_file_is_the_split_that_a_corpus_makes_of_it(
 @pytest.mark.parametrize(
     ("name", "written", "message"),
     [
-        ("nothing.txt", None, "nothing.txt is no file of text: name an existing one that ends in one of .txt, "),
-        ("picture.png", b"\x89PNG", "picture.png is no file of text"),
+        ("nothing.txt", None, "nothing.txt is no file of text: name an existing file"),
+        ("picture.png", b"\x89PNG", "picture.png is not UTF-8 text .byte 0."),
         ("blank.txt", b" \n\t\n", "blank.txt has no words: give it some text"),
         ("other.jsonl", b'{"text": "a"}\n', "has no column 'body'"),
     ],

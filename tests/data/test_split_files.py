@@ -10,6 +10,10 @@ from lmtrain.data.corpus import download
 from lmtrain.data.split_files import find_splits
 from lmtrain.errors import LmtrainError
 
+UNKNOWN_ENDINGS = "their endings are of no known kind of text"
+OTHER_SPLITS = "other files are named after splits"
+VALID_INSIDE = {"train": "unpacked/data/train.txt", "valid": "unpacked/data/valid/a.txt"}
+
 
 def fill(folder: Path, names: str) -> None:
     for name in names.split():
@@ -46,7 +50,13 @@ def found(folder: Path) -> tuple[dict[str, str], list[str]]:
             {"train": "b-train-0-of-2.txt b-train-1-of-2.txt", "test": "b-test.txt"},
         ),
         ("a.md B.TXT c.jsonl.XZ", {"train": "B.TXT a.md c.jsonl.XZ"}),
-        ("train/b.txt train/a.txt.gz dev/x.txt", {"train": "train/a.txt.gz train/b.txt", "valid": "dev/x.txt"}),
+        (
+            "train/b.txt train/a/c.txt.gz train/a/d.csv dev/x.txt",
+            {"train": "train/a/c.txt.gz train/a/d.csv train/b.txt", "valid": "dev/x.txt"},
+        ),
+        ("unpacked/data/train.txt unpacked/data/valid/a.txt", VALID_INSIDE),
+        ("b/z.txt a.MD b/c/y.rst .git/x.txt b/.d.txt", {"train": "a.MD b/c/y.rst b/z.txt"}),
+        ("main.py test.py test/a.py train.c", {"train": "main.py test/a.py test.py train.c"}),
         ("Train/a.txt DEV/b.txt", {"train": "Train/a.txt", "valid": "DEV/b.txt"}),
         (
             "novel-1.txt novel-2.txt novel-3.txt strangers-on-a-train.txt",
@@ -59,34 +69,57 @@ def test_names_of_splits(tmp_path: Path, names: str, splits: dict[str, str]) -> 
     assert found(tmp_path) == (dict(sorted(splits.items())), [])
 
 
+def test_what_subfolders_hold_is_training_text_and_named_where_it_looks_like_a_split(tmp_path: Path) -> None:
+    fill(tmp_path, "a.txt en/valid.txt en/train.txt utils_test.py")
+    splits, notes = found(tmp_path)
+    assert splits == {"train": "a.txt en/train.txt en/valid.txt utils_test.py"}
+    assert len(notes) == 1
+    assert notes[0].startswith("en/valid.txt: read as training text")
+
+
 @pytest.mark.parametrize("book", ["test-of-time.txt", "the-test-of-time.txt", "book_valid.txt"])
 def test_a_name_that_only_looks_like_a_split_is_training_text_and_named(tmp_path: Path, book: str) -> None:
     fill(tmp_path, f"novel.txt strangers-on-a-train.txt {book}")
     splits, notes = found(tmp_path)
     assert splits == {"train": " ".join(sorted(["novel.txt", "strangers-on-a-train.txt", book]))}
-    assert notes == [f"{book}: read as training text; name a file valid.txt or test.txt to have it as that split"]
+    advice = f"read as training text; to have a split, name a file in {tmp_path} valid.txt or test.txt"
+    assert notes == [f"{book}: {advice}"]
 
 
 @pytest.mark.parametrize(
-    ("names", "unused"),
+    ("names", "notes"),
     [
-        ("train.txt chapter-2.txt", "chapter-2.txt"),
-        ("train.txt the-test-of-time.txt eval.txt", "eval.txt, the-test-of-time.txt"),
-        ("train.parquet b.txt", "b.txt"),
-        ("a.txt b.csv c.csv d/e.txt f.json g.pdf", "b.csv, c.csv, d/ and 2 more"),
-        ("train/a.txt train/b/c.txt train/d.csv test/e.csv .git/f.txt", "test/, train/b/, train/d.csv"),
+        ("train.txt chapter-2.txt", [f"{OTHER_SPLITS}: chapter-2.txt"]),
+        ("train.txt the-test-of-time.txt eval.txt", [f"{OTHER_SPLITS}: eval.txt, the-test-of-time.txt"]),
+        ("train.parquet b/c.txt", [f"{OTHER_SPLITS}: b/c.txt"]),
+        ("a.txt b.doc c.json d/e.txt d/f.doc g.pdf", [f"{UNKNOWN_ENDINGS}: b.doc, c.json, d/f.doc, ... (4 files)"]),
+        (
+            "train/a.txt train/b/c.txt train/d.doc e.md test/e.png .git/f.txt train/.g.txt",
+            [f"{UNKNOWN_ENDINGS}: test/e.png, train/d.doc", f"{OTHER_SPLITS}: e.md"],
+        ),
     ],
 )
-def test_what_is_not_used_is_named(tmp_path: Path, names: str, unused: str) -> None:
+def test_what_is_not_used_is_named(tmp_path: Path, names: str, notes: list[str]) -> None:
     fill(tmp_path, names)
-    assert found(tmp_path)[1] == [f"not used in {tmp_path}: {unused}"]
+    assert found(tmp_path)[1] == [f"not used in {tmp_path}, since {note}" for note in notes]
+
+
+def test_an_empty_file_is_named(tmp_path: Path) -> None:
+    fill(tmp_path, "a.txt b.txt")
+    (tmp_path / "a.txt").write_text("")
+    assert found(tmp_path) == ({"train": "a.txt b.txt"}, [f"empty in {tmp_path}: a.txt"])
 
 
 def test_a_second_name_of_a_file_is_no_second_text(tmp_path: Path) -> None:
-    fill(tmp_path, "a.txt c.txt")
+    fill(tmp_path, "a.txt sub/c.txt")
     (tmp_path / "b.txt").symlink_to("a.txt")
-    os.link(tmp_path / "c.txt", tmp_path / "d.txt")
-    assert found(tmp_path) == ({"train": "a.txt c.txt"}, [f"not used in {tmp_path}: b.txt, d.txt"])
+    (tmp_path / "sub" / "above").symlink_to(tmp_path)
+    os.link(tmp_path / "sub" / "c.txt", tmp_path / "sub" / "d.txt")
+    reason = "they are second names of other files"
+    assert found(tmp_path) == (
+        {"train": "a.txt sub/c.txt"},
+        [f"not used in {tmp_path}, since {reason}: b.txt, sub/d.txt"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,6 +139,7 @@ def test_a_second_name_of_a_file_is_no_second_text(tmp_path: Path) -> None:
         ("train.txt train/a.txt", r"its train split in two places, train\.txt and train/"),
         ("train.txt DEV/b.txt valid/c.txt", r"its valid split in two places, DEV/b\.txt and valid/"),
         ("notes.csv valid.txt", r"has no training text.*found notes\.csv, valid\.txt"),
+        ("picture.png a/b.pdf", r"has no training text.*found a/b\.pdf, picture\.png"),
     ],
 )
 def test_names_that_contradict_are_rejected(tmp_path: Path, names: str, message: str) -> None:
@@ -137,4 +171,4 @@ def test_what_is_not_used_is_named_each_time(tmp_path: Path) -> None:
     made = download(data)
     fill(folder, "chapter-2.txt")
     assert download(data, note=notes.append) == made
-    assert notes == [f"not used in {folder}: chapter-2.txt"]
+    assert notes == [f"not used in {folder}, since {OTHER_SPLITS}: chapter-2.txt"]

@@ -43,6 +43,36 @@ def test_documents_too_long_to_hold_one_out_are_cut_by_lines(tmp_path: Path, mon
     assert np.load(tmp_path / "train.docs.npy").tolist() == list(range(0, 30_000, 1_000))
 
 
+LONG = [f"w{number:03}" for number in range(400)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "train"),
+    [([" ".join(LONG)], 360), ([LONG[0], "", " ".join(LONG[1:])], 359), ([*LONG[:20], " ".join(LONG[20:])], 360)],
+    ids=["one-line", "few-lines", "one-line-that-is-most-of-the-text"],
+)
+def test_long_lines_are_cut_between_words(tmp_path: Path, lines: list[str], train: int) -> None:
+    notes: list[str] = []
+    counts = cut_split(tmp_path, ((line, False) for line in lines), SHARES, notes.append, progress=False)
+    text = {split: (tmp_path / f"{split}.txt").read_text() for split in SHARES}
+    assert [text[split].split() for split in SHARES] == [LONG[:train], LONG[train : train + 20], LONG[train + 20 :]]
+    assert [text["valid"].count("\n"), text["test"].count("\n")] == [1, 1]
+    for split, own in text.items():
+        assert own.endswith("\n")
+        found = {"lines": own.count("\n"), "words": len(own.split()), "bytes": len(own.encode()), "documents": 1}
+        assert counts[split] == found
+    assert notes == ["no valid split: the words are cut, in order, into 90% train, 5% valid, 5% test"]
+
+
+def test_documents_keep_their_lines_where_words_are_cut(tmp_path: Path) -> None:
+    parts = [LONG[:340], LONG[340:375], LONG[375:390], LONG[390:]]
+    counts = cut(tmp_path, ((" ".join(words), True) for words in parts))
+    assert [counts[split]["documents"] for split in SHARES] == [2, 2, 2]
+    starts = [np.load(tmp_path / f"{split}.docs.npy").tolist() for split in SHARES]
+    assert starts == [[0, 1], [0, 1], [0, 1]]
+    assert (tmp_path / "valid.txt").read_text().split("\n")[1].split() == LONG[375:380]
+
+
 @pytest.mark.parametrize(("lines", "most", "held_out"), [(20, 2, 1), (37, 2, 1), (1_000, 33, 3)])
 def test_each_split_has_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int, most: int, held_out: int

@@ -9,7 +9,7 @@ from lmtrain.model.build import build_model
 from lmtrain.model.decoding_state import State, WindowState
 from lmtrain.model.language_model import LanguageModel
 
-NUMBERED = Tokenizer.train([" ".join(f"w{number}" for number in range(60))], TokenizerConfig())
+NUMBERED = Tokenizer.train([" ".join(f"w{number}" for number in range(60))], TokenizerConfig(kind="word"))
 """Sixty words, w0 to w59."""
 
 

@@ -16,7 +16,7 @@ from tests.generation.models import NUMBERED, Script, random_model
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LINES = [" = Title = ", " ", " a b <unk> a b ", " ", " = = Part = = ", " b a "]
-WORDS = Tokenizer.train(LINES, TokenizerConfig())
+WORDS = Tokenizer.train(LINES, TokenizerConfig(kind="word"))
 PROMPTS = ["w1", "", "w2 w3 w4 w5 w6 w7 w8 w9 w10 w11", "w1 w2 w1 w2 w1", "w40\n", "w7 w7 w7 w7 w7 w7"]
 SEARCHES = {
     "greedy": Options(),
@@ -54,7 +54,7 @@ def test_the_model_reads_eos_and_the_end_of_the_prompt() -> None:
 
 
 def test_a_plain_prompt_is_read_in_the_spacing_of_the_corpus() -> None:
-    tokenizer = Tokenizer.train(["a , b @-@ c . ( )"], TokenizerConfig())
+    tokenizer = Tokenizer.train(["a , b @-@ c . ( )"], TokenizerConfig(kind="word"))
     model = Script(tokenizer, "a b a b a b a b")
     (done,) = complete(model, tokenizer, ["(a, b-c)."], Options(max_tokens=2))
     assert model.read == tokenizer.encode("( a , b @-@ c ) .")

@@ -13,7 +13,7 @@ from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.stops import Ending, Stops
 
 LINES = ["= Title =", "", "a b . c ? d e !", "the cat sat on the mat . the cat é €", "= = Part = ="]
-WORD = Tokenizer.train(LINES, TokenizerConfig())
+WORD = Tokenizer.train(LINES, TokenizerConfig(kind="word"))
 BPE = Tokenizer.train(LINES * 3, TokenizerConfig(kind="bpe", vocab_size=290))
 BYTE = Tokenizer.train([], TokenizerConfig(kind="byte"))
 TOKENIZERS = {"word": WORD, "bpe": BPE, "byte": BYTE}
@@ -129,7 +129,7 @@ def test_the_end_of_a_document_ends_all_but_an_endless_text(kind: str, stop: str
 
 
 def test_what_a_vocabulary_lacks_ends_nothing() -> None:
-    tokenizer = Tokenizer.train(["a . b"], TokenizerConfig())
+    tokenizer = Tokenizer.train(["a . b"], TokenizerConfig(kind="word"))
     stops = Stops(tokenizer, "sentence")
     ends = {token for token in range(tokenizer.vocab_size) if stops.is_end([token])}
     assert ends == {tokenizer.eos_id, tokenizer.encode(".")[0]}
@@ -144,7 +144,7 @@ def test_pieces_join_to_the_decoded_text() -> None:
 
 
 def test_where_there_are_no_headings_an_unknown_word_is_none() -> None:
-    plain = Tokenizer.train(["a b"], TokenizerConfig())
+    plain = Tokenizer.train(["a b"], TokenizerConfig(kind="word"))
     stops = Stops(plain, "document")
     assert plain.unk_id is not None
     assert first_end(stops, [plain.eos_id, plain.unk_id, *plain.encode("a b\n")]) is None

@@ -14,8 +14,8 @@ from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import TextStreamer, decode, has_wikitext_spacing, prompt_for_model, unknown_words
 
 LINES = ["= Title =", "", 'a b , c @-@ d " e " . ( f ) /', "= = Part = =", "é € g 's @.@"]
-WORD = Tokenizer.train(LINES, TokenizerConfig())
-PLAIN = Tokenizer.train(["a b, c-d"], TokenizerConfig())
+WORD = Tokenizer.train(LINES, TokenizerConfig(kind="word"))
+PLAIN = Tokenizer.train(["a b, c-d"], TokenizerConfig(kind="word"))
 BPE = Tokenizer.train(LINES * 3, TokenizerConfig(kind="bpe", vocab_size=280))
 BYTE = Tokenizer.train([], TokenizerConfig(kind="byte"))
 TOKENIZERS = [WORD, PLAIN, BPE, BYTE]

@@ -49,3 +49,17 @@ def test_a_stored_run_can_be_resumed(name: str, tmp_path: Path, monkeypatch: pyt
 def test_every_format_has_its_example() -> None:
     assert checkpoint.FORMAT.replace("/", "-") in STORED
     assert {path.name for path in HERE.iterdir() if path.is_dir() and path.name[0] != "_"} == set(STORED)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "size"),
+    [
+        ("kind: bpe", 16_384),
+        ("kind: bpe, vocab_size: 300", 300),
+        ("kind: bpe, file: t.json", None),
+        ("kind: word", None),
+    ],
+)
+def test_a_bpe_vocabulary_of_no_stated_size_had_16384_entries(tmp_path: Path, tokenizer: str, size: int | None) -> None:
+    (tmp_path / "config.yaml").write_text(f"tokenizer: {{{tokenizer}}}\n")
+    assert run_folder.run_config(tmp_path).tokenizer.vocab_size == size
