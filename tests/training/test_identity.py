@@ -23,7 +23,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 IDENTITY: dict[str, Any] = {
     "run__seed": 2,
-    "tokenizer__kind": "byte",
     "model__mode": "windowed",
     "model__dim": 32,
     "model__dropout": 0.2,
