@@ -3,9 +3,9 @@
 import codecs
 from collections.abc import Sequence
 
-from lmtrain.data.detokenizer import MARKS, Detokenizer
-from lmtrain.data.respacing import respace
 from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.generation.detokenizer import MARKS, Detokenizer
+from lmtrain.generation.respacing import respace
 from lmtrain.generation.stops import Ending, Stops
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtrain.config.schema import TokenizerConfig
-from lmtrain.data.detokenizer import Detokenizer
 from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.generation.detokenizer import Detokenizer
 from lmtrain.generation.options import StopKind
 from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import TextStreamer, decode, has_wikitext_spacing, prompt_for_model, unknown_words

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lmtrain.data.detokenizer import detokenize
-from lmtrain.data.respacing import respace
+from lmtrain.generation.detokenizer import detokenize
+from lmtrain.generation.respacing import respace
 
 VOCABULARY = {
     *["<unk>", "@-@", "@,@", "@.@", *",.:;?!()[]\"'$%/=-£°", *"\u2013\u2014\u2026\u2019\u201c\u201d", "..."],
