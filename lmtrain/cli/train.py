@@ -124,7 +124,7 @@ def _train(config: "Config", run_dir: Path, resume: Resume, as_json: bool, quiet
         text = (
             f"{run_dir}: {outcome.status} at step {outcome.step:,} after {outcome.minutes:.1f} minutes; "
             f"best checkpoint: step {outcome.best_step:,}, "
-            f"valid word perplexity {score.word_perplexity:.2f}{floor(store, 'valid')}{score.remark}"
+            f"valid {score.headline(store.tokenizer.kind, floor(store, 'valid'))}"
         )
         show({**figures, "best_step": outcome.best_step, "valid": score.summary()}, text, as_json)
 
