@@ -31,8 +31,7 @@ from lmtrain.training.sharding import full_tensor
 from lmtrain.training.state import Training
 
 MEMORY_REMEDY = (
-    "lower train.micro_batch or train.loss_chunk (the batch stays the same), model.context, or the model's size; "
-    "the last checkpoint is good"
+    "lower train.micro_batch or train.loss_chunk (the batch stays the same), model.context, or the model's size"
 )
 
 
