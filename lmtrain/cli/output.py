@@ -48,11 +48,17 @@ def show_costs(config: "Config", store: "TokenStore", as_json: bool) -> None:
     result = costs(config, store)
     text = "\n".join([dump(config).rstrip(), "---", *_cost_lines(result, config.train.max_minutes)])
     show({"config": config.model_dump(mode="json"), **result}, text, as_json)
-    needed, available = result["memory_bytes"]["total"], result["estimate"]["device_memory_bytes"]
+    memory, available = result["memory_bytes"], result["estimate"]["device_memory_bytes"]
+    needed, of_batch = memory["total"], memory["activations"] + memory["logits"]
     if needed > available and not launcher.is_distributed():  # else shards may fit where the whole does not
         raise LmtrainError(
             f"training needs an estimated {quantity(needed, 'B')} of memory, and this machine has "
-            f"{quantity(available, 'B')}: {MEMORY_REMEDY}"
+            f"{quantity(available, 'B')}: "
+            + (
+                MEMORY_REMEDY
+                if needed - of_batch < available
+                else "lower model.dim, model.layers or the vocabulary's size"
+            )
         )
 
 

@@ -57,11 +57,20 @@ def test_dry_run_trains_nothing(lmtrain: Lmtrain, workdir: Path) -> None:
     assert re.search(r"^run +\d steps, .* epochs \(estimated\) in 0.0001 minutes, without evaluations$", text, re.M)
 
 
-def test_a_dry_run_of_what_memory_can_not_hold_fails_with_a_remedy(lmtrain: Lmtrain, workdir: Path) -> None:
-    done = lmtrain("train", *TINY, "model.dim=1000000", "--dry-run")
+@pytest.mark.parametrize(
+    ("fields", "needed", "remedy"),
+    [
+        (["model.dim=1000000"], r"\d+ TB", "lower model.dim, model.layers"),
+        (["train.batch_size=10000000", "train.micro_batch=null"], r"\d+ GB", "lower train.micro_batch"),
+    ],
+)
+def test_a_dry_run_of_what_memory_can_not_hold_fails_with_a_remedy(
+    lmtrain: Lmtrain, workdir: Path, fields: list[str], needed: str, remedy: str
+) -> None:
+    done = lmtrain("train", *TINY, *fields, "--dry-run")
     assert done.code == 1
-    assert re.search(r"^parameters +\d+\.\d T", done.out, re.M)
-    assert re.search(r"training needs an estimated \S+ PB of memory, and this machine has .*: lower train", done.err)
+    assert re.search(rf"^memory +{needed} \(estimated\) of [0-9.]+ GB$", done.out, re.M)
+    assert re.search(rf"training needs an estimated {needed} of memory, and this machine has .*: {remedy}", done.err)
 
 
 @pytest.mark.parametrize(
