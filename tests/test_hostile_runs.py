@@ -46,7 +46,7 @@ def last(run: Run) -> Path:
 
 
 def resume(run: Run, config: Config | None = None) -> Outcome:
-    return fit(config or run.config, run.store, run.folder, resume=True, note=silent, quiet=True)
+    return fit(config or run.config, run.store, run.folder, note=silent, quiet=True)
 
 
 def load(run: Run, weights: str = "auto") -> object:

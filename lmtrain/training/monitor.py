@@ -24,7 +24,7 @@ from lmtrain.system.escapes import escaped
 from lmtrain.training.tensorboard import TensorBoard
 
 _PLAIN_LINE_SECONDS = 10.0
-_SHOWN = {"loss": "loss {:.3f}", "perplexity": "ppl {:,.1f}", "tokens_per_second": "{:,.0f} tok/s"}
+_SHOWN = {"loss": "loss {}", "perplexity": "ppl {}", "tokens_per_second": "{} tok/s"}
 _BAR_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 
@@ -71,7 +71,7 @@ class RunMonitor(Monitor):
 
     Every metric goes to metrics.jsonl, one JSON object per line with `step` and `kind` (train, valid, final); numbers
     that are not finite become null. A terminal shows a progress bar on stderr; otherwise plain lines are printed, at
-    most one in ten seconds. `quiet` disables both; evaluations and notes are always printed.
+    most one in ten seconds, and evaluations and notes. `quiet` disables all of these.
 
     `step` is the step that the run resumes from (0: a new one), `progress` the fraction of its budget that was done by
     then, `total_steps` the budget if it is in steps, `metrics_bytes` the value of `metrics_bytes()` at the checkpoint.
@@ -124,10 +124,10 @@ class RunMonitor(Monitor):
 
     def train(self, step: int, metrics: dict[str, float]) -> None:
         self._record(step, "train", metrics)
-        shown = [form.format(metrics[name]) for name, form in _SHOWN.items() if name in metrics]
+        shown = [form.format(_readable(metrics[name])) for name, form in _SHOWN.items() if name in metrics]
         if self._bar is not None:
             self._bar.set_postfix_str(", ".join(shown), refresh=False)
-        elif not self._quiet and self._clock() - self._last_line >= _PLAIN_LINE_SECONDS:
+        elif self._clock() - self._last_line >= _PLAIN_LINE_SECONDS:
             self._last_line = self._clock()
             self.note("  ".join([f"{self._position()} ({self._progress:.0%})", *shown, f"ETA {self._time_left()}"]))
 
@@ -147,6 +147,8 @@ class RunMonitor(Monitor):
         self._tensorboard.weights(title, tokens, weights, step)
 
     def note(self, message: str) -> None:
+        if self._quiet:
+            return
         tqdm.write(escaped(message), file=self._stderr)
         self._stderr.flush()
 
@@ -211,6 +213,12 @@ def _has_columns(stream: TextIO) -> bool:
 
 
 def _figures(metrics: dict[str, float]) -> list[str]:
-    """The metrics with their names, readable."""
-    numbers = {name: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" for name, value in metrics.items()}
-    return [f"{name.replace('_', ' ')} {number}" for name, number in numbers.items()]
+    """The metrics with their names."""
+    return [f"{name.replace('_', ' ')} {_readable(value)}" for name, value in metrics.items()]
+
+
+def _readable(value: float) -> str:
+    """A number of any size in few characters: `2.345`, `1,234`, `1.2e+12`."""
+    if 1000 <= abs(value) < 1e9:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.1e}"
