@@ -99,7 +99,7 @@ def evaluate(
         return find_run_store(trained, settings, given, note=note, progress=not quiet)
 
     if text is not None:
-        kind, name, lowest = "text", str(text), ""
+        kind, name, lowest = "text", str(text), None
         part = text_split(text, trained.tokenizer, text_column or settings.data.text_column, progress=not quiet)
     else:
         kind, name = "split", split or "valid"
@@ -115,11 +115,8 @@ def evaluate(
     lines = [
         f"{run_dir} step {trained.step:,} ({trained.weights} weights, {arithmetic}) on {name}: "
         f"context {score.context}, stride {score.stride}{''.join(named)}",
-        f"  word perplexity   {score.word_perplexity:10.3f}   over {score.words:,.0f} words{lowest}{score.remark}",
-        f"  token perplexity  {score.token_perplexity:10.3f}   over {score.tokens:,} tokens",
+        *(f"  {line}" for line in score.lines(trained.tokenizer.kind, lowest)),
     ]
-    if score.bits_per_byte is not None:
-        lines.append(f"  bits per byte     {score.bits_per_byte:10.4f}   over {score.bytes:,.0f} bytes")
     show({**about, **used, **score.summary()}, "\n".join(lines), as_json)
 
 

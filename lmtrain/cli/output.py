@@ -31,10 +31,10 @@ def table(counts: dict[str, dict[str, int]]) -> str:
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
-def floor(store: "TokenStore", split: str) -> str:
-    """The perplexity of the generator of the built-in corpus, to print beside a perplexity on it; else empty."""
-    floor = store.manifest.get("floor", {}).get(split)
-    return f" (floor {floor['word_perplexity']:.3f})" if floor else ""
+def floor(store: "TokenStore", split: str) -> float | None:
+    """The word perplexity of the generator of the built-in corpus, below which no model can be; else None."""
+    found: dict[str, float] = store.manifest.get("floor", {}).get(split, {})
+    return found.get("word_perplexity")
 
 
 def show_costs(config: "Config", store: "TokenStore", as_json: bool) -> None:

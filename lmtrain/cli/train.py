@@ -111,7 +111,7 @@ def _train(config: "Config", run_dir: Path, as_json: bool, quiet: bool) -> None:
         text = (
             f"{run_dir}: {outcome.status} at step {outcome.step:,} after {outcome.minutes:.1f} minutes; "
             f"best checkpoint: step {outcome.best_step:,}, "
-            f"valid word perplexity {score.word_perplexity:.2f}{floor(store, 'valid')}{score.remark}"
+            f"valid {score.headline(store.tokenizer.kind, floor(store, 'valid'))}"
         )
         show({**figures, "best_step": outcome.best_step, "valid": score.summary()}, text, as_json)
 
