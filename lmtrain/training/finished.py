@@ -13,6 +13,7 @@ from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.run_folder import STATE
 from lmtrain.system import disk
 from lmtrain.system.process_group import ProcessGroup
+from lmtrain.training.budget import Budget
 from lmtrain.training.checkpoint_info import CheckpointInfo
 from lmtrain.training.run import Outcome, out_of_patience
 from lmtrain.training.validation import GROUPS
@@ -35,8 +36,13 @@ class _Finished(BaseModel, strict=True):
         return score
 
 
-def finished_outcome(run_dir: Path, config: Config, last: CheckpointInfo, processes: ProcessGroup) -> Outcome | None:
-    """The outcome of the run; None unless it was finished with this last checkpoint and its best one is undamaged."""
+def finished_outcome(
+    run_dir: Path, config: Config, budget: Budget, last: CheckpointInfo, processes: ProcessGroup
+) -> Outcome | None:
+    """The outcome of the run; None unless it ended with this last checkpoint, and the best one is undamaged."""
+    stopped_early = out_of_patience(config, last.counters)
+    if not stopped_early and budget.progress(last.counters.step, last.seconds) < 1.0:
+        return None
 
     def read() -> str:
         text = _read(run_dir / STATE)
@@ -46,8 +52,9 @@ def finished_outcome(run_dir: Path, config: Config, last: CheckpointInfo, proces
     state = _parse(processes.on_main(read))
     if state is None:
         return None
-    status = "stopped early" if out_of_patience(config, last.counters) else "finished"
-    return Outcome(status, state.step, state.minutes, state.valid, state.best_step)
+    return Outcome(
+        "stopped early" if stopped_early else "finished", state.step, state.minutes, state.valid, state.best_step
+    )
 
 
 def _read(path: Path) -> str:

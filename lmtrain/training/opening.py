@@ -59,16 +59,16 @@ def open_run(
                 stack.enter_context(run_folder.lock(run_dir))
             found = run_checkpoints.last(run_dir, note, hashed=processes.is_main, check=check)
         info = read_info(found) if found is not None else None
-        if info is not None and (outcome := finished_outcome(run_dir, config, info, processes)) is not None:
-            inform(f"{run_dir} is finished: step {outcome.step:,}, best step {outcome.best_step:,}")
-            yield outcome
-            return
-        clock = Clock(info.seconds if info is not None else 0.0, processes)
-        set_threads(config.train.threads)
         per_epoch = sample_order(config, store).per_epoch()
         budget = make_budget(config.train, per_epoch)
         if info is not None:
             budget = budget.begun(info.prepared)
+            if (outcome := finished_outcome(run_dir, config, budget, info, processes)) is not None:
+                inform(f"{run_dir} is finished: step {outcome.step:,}, best step {outcome.best_step:,}")
+                yield outcome
+                return
+        clock = Clock(info.seconds if info is not None else 0.0, processes)
+        set_threads(config.train.threads)
         for line in introduction(config, store, run_dir, budget, per_epoch, info):
             inform(line)
         if info is None and (warning := few_steps(config, budget)):

@@ -102,7 +102,7 @@ class OpenRun:
         self.saver.wait()
         minutes, step = self.clock.read() / 60, self.training.counters.step
         score, best_step = final_score(self.training, self.store, self.run_dir, self.monitor, self.stop)
-        self.monitor.final(score.figures())
+        self.monitor.final(score.figures(), score.lines(self.store.tokenizer.kind))
         self.monitor.state("finished", step=step, minutes=minutes, best_step=best_step, valid=score.summary())
         status = "stopped early" if self.out_of_patience() else "finished"
         return Outcome(status, step, minutes, score, best_step)
