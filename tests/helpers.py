@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,16 +57,16 @@ Lmtrain = Callable[..., Result]
 class Child:
     """A forked process that runs `work`, which gets a function that sends a line to the parent.
 
-    It may end in any way: by an exception, by a signal, by os._exit.
+    It may end in any way: by an exception, by a signal, by os._exit. With `output`, that file has what it prints.
     """
 
-    def __init__(self, work: Callable[[Callable[[str], None]], None]) -> None:
+    def __init__(self, work: Callable[[Callable[[str], None]], None], output: Path | None = None) -> None:
         receiver, sender = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: the child uses none of them
             self.process = os.fork()
         if self.process == 0:
-            _run(work, sender)
+            _run(work, sender, output)
         os.close(sender)
         self._pipe = os.fdopen(receiver)
 
@@ -78,15 +80,25 @@ class Child:
         return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
 
 
-def _run(work: Callable[[Callable[[str], None]], None], sender: int) -> NoReturn:
+def _run(work: Callable[[Callable[[str], None]], None], sender: int, output: Path | None) -> NoReturn:
     def send(line: str) -> None:
         os.write(sender, f"{line}\n".encode())
 
+    if output is not None:
+        sys.stdout = sys.stderr = output.open("w")
+        for descriptor in (1, 2):
+            os.dup2(sys.stdout.fileno(), descriptor)
     status = 1
     try:
         work(send)
         status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 0
+    except BaseException:  # noqa: BLE001 -- this process ends here
+        traceback.print_exc()
     finally:
+        if output is not None:
+            sys.stdout.flush()
         os._exit(status)
 
 

@@ -33,7 +33,7 @@ from lmtrain.generation.prompts import read_prompts
 from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.files import MANIFEST, verify
-from lmtrain.training.state import prepare, restore
+from lmtrain.training.state import new_training, restore
 from tests.hostile import (
     FRAGMENTS,
     SMALL,
@@ -139,7 +139,9 @@ def use_store(run: Run) -> None:
 
 def use_checkpoint(run: Run) -> None:
     try:
-        restore(prepare(run.config, run.store, silent), checkpoint.load(run_checkpoints.choose(run.folder, "last")))
+        restore(
+            new_training(run.config, run.store, silent), checkpoint.load(run_checkpoints.choose(run.folder, "last"))
+        )
     finally:
         use_run(run)
 

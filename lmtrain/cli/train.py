@@ -1,6 +1,5 @@
 """`lmtrain train`: training and resuming, and three programs that train nothing: fields, dry run and profile."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,19 +15,9 @@ if TYPE_CHECKING:
     from lmtrain.config.schema import Config
 
 
-class Resume(StrEnum):
-    """What to do with a run folder that has checkpoints."""
-
-    auto = "auto"
-    never = "never"
-
-
 def train(
     overrides: Overrides = None,
     config: ConfigFile = None,
-    resume: Annotated[
-        Resume, typer.Option(help="auto: resume from the last checkpoint. never: fail if there is one.")
-    ] = Resume.auto,
     fields: Annotated[
         bool, typer.Option("--fields", help="Describe the fields whose names begin with the arguments, or all.")
     ] = False,
@@ -67,7 +56,7 @@ def train(
     elif profile:
         _profile(settings, run_dir, as_json, quiet)
     else:
-        _train(settings, run_dir, resume, as_json, quiet)
+        _train(settings, run_dir, as_json, quiet)
 
 
 def _fields(prefixes: list[str]) -> None:
@@ -102,7 +91,7 @@ def _profile(config: "Config", run_dir: Path, as_json: bool, quiet: bool) -> Non
     show_profile(profile_steps(config, store, run_dir / "profile", _ignore if quiet else note), as_json)
 
 
-def _train(config: "Config", run_dir: Path, resume: Resume, as_json: bool, quiet: bool) -> None:
+def _train(config: "Config", run_dir: Path, as_json: bool, quiet: bool) -> None:
     """Train to the end of the budget, in every process of the run; the main process prints the outcome."""
     from lmtrain.data.prepare import prepare_store
     from lmtrain.system.distributed import join_processes
@@ -112,12 +101,10 @@ def _train(config: "Config", run_dir: Path, resume: Resume, as_json: bool, quiet
         message = note if processes.is_main else _ignore
         with processes.main_first():
             store = prepare_store(config, note=message, progress=not quiet)
-        outcome = fit(
-            config, store, run_dir, resume=resume is Resume.auto, note=message, quiet=quiet, processes=processes
-        )
+        outcome = fit(config, store, run_dir, note=message, quiet=quiet, processes=processes)
     score = outcome.score
     if score is None:
-        message(f"interrupted at step {outcome.step:,}; the checkpoint is saved, and the same command resumes from it")
+        message(f"interrupted at step {outcome.step:,}; the checkpoint is saved: rerun the same command to resume")
         raise typer.Exit(INTERRUPTED)
     if processes.is_main:
         figures = {"run": str(run_dir), "status": outcome.status, "step": outcome.step, "minutes": outcome.minutes}

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lmtrain.nn.chunked_loss import clustered_cross_entropy
+from lmtrain.nn.chunked_loss import linear_cross_entropy
 from lmtrain.nn.output_loss import Chunk, rows_at_once, target_nats
 
 
@@ -88,4 +88,4 @@ class AdaptiveSoftmax(nn.Module):
             hidden, torch.cat([first, self.clusters.weight]), torch.cat([first_bias, self.bias]), classes, chunk
         )
         rows = rows_at_once(chunk, len(targets), max(self.sizes)) or len(targets)
-        return by_class + clustered_cross_entropy(hidden, others, other_bias, beyond, self.sizes, rows)
+        return by_class + linear_cross_entropy(hidden, others, other_bias, beyond, rows, self.sizes)

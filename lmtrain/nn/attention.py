@@ -30,38 +30,47 @@ def join_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(-2)
 
 
-class _Projections(nn.Module):
-    """The four linear layers of multi-head attention, and the optional norms of queries and keys."""
+class MultiHeadAttention(nn.Module):
+    """The four linear layers of multi-head attention, and the optional norms of queries and keys.
+
+    Queries have width `dim`, keys `key_dim`, values `value_dim` and the result `output_dim`; a head has `head_dim`
+    features of queries and keys and `value_head_dim` of values. The widths default to `dim`, those of values to those
+    of keys, and `head_dim` to dim / heads. `bias` gives all four projections a bias. `qk_norm` gives queries and keys
+    unit mean square per head, with learned gains (Henry et al., 2020). Raises ValueError when `dim` must be divided
+    among the heads and can't.
+    """
 
     def __init__(
         self,
-        query_dim: int,
+        dim: int,
         heads: int,
-        key_dim: int,
-        value_dim: int,
-        output_dim: int,
-        head_dim: int | None,
-        value_head_dim: int | None,
-        bias: bool,
-        qk_norm: bool,
-        dropout: float,
+        *,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        bias: bool = False,
+        qk_norm: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        head_dim = head_dim or width_per_head(query_dim, heads)
+        key_dim = key_dim or dim
+        head_dim = head_dim or width_per_head(dim, heads)
         value_head_dim = value_head_dim or head_dim
         self.heads = heads
         self.dropout = dropout
-        self.query = nn.Linear(query_dim, heads * head_dim, bias=bias)
+        self.query = nn.Linear(dim, heads * head_dim, bias=bias)
         self.key = nn.Linear(key_dim, heads * head_dim, bias=bias)
-        self.value = nn.Linear(value_dim, heads * value_head_dim, bias=bias)
-        self.output = ResidualProjection(heads * value_head_dim, output_dim, bias=bias)
+        self.value = nn.Linear(value_dim or key_dim, heads * value_head_dim, bias=bias)
+        self.output = ResidualProjection(heads * value_head_dim, output_dim or dim, bias=bias)
         self.query_norm = norm("rms", head_dim) if qk_norm else nn.Identity()
         self.key_norm = norm("rms", head_dim) if qk_norm else nn.Identity()
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, pattern: Pattern) -> Tensor:
+    def _join(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, pattern: Pattern = FULL) -> Tensor:
+        """The joined heads before the output projection."""
         dropout = self.dropout if self.training else 0.0
-        result: Tensor = self.output(join_heads(attend(query, key, value, mask, pattern=pattern, dropout=dropout)))
-        return result
+        return join_heads(attend(query, key, value, mask, pattern=pattern, dropout=dropout))
 
 
 def width_per_head(dim: int, heads: int) -> int:
@@ -71,12 +80,8 @@ def width_per_head(dim: int, heads: int) -> int:
     return dim // heads
 
 
-class SelfAttention(_Projections):
-    """Multi-head attention of a sequence to itself, for any pattern of positions.
-
-    `bias` gives all four projections a bias. `qk_norm` gives queries and keys unit mean square per head, with learned
-    gains (Henry et al., 2020). Raises ValueError when `dim` can't be divided among the heads.
-    """
+class SelfAttention(MultiHeadAttention):
+    """Multi-head attention of a sequence to itself, for any pattern of positions."""
 
     def __init__(
         self,
@@ -88,19 +93,21 @@ class SelfAttention(_Projections):
         qk_norm: bool = False,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__(dim, heads, dim, dim, dim, None, None, bias, qk_norm, dropout)
+        super().__init__(dim, heads, bias=bias, qk_norm=qk_norm, dropout=dropout)
         self.pattern = pattern
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
         """(B, T, W) -> (B, T, W). `mask` is as for `attend`; see `padding_mask` for padded keys."""
-        return self._attend(*self.project(x, rotation), mask, self.pattern)
+        result: Tensor = self.output(self._join(*self.project(x, rotation), mask, self.pattern))
+        return result
 
     def prefill(
         self, x: Tensor, lengths: Tensor, capacity: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
     ) -> tuple[Tensor, KeyValueCache]:
         """`forward`, and for `step` the cache of the first `lengths` (B,) tokens of each row of x (B, T, W)."""
         query, key, value = self.project(x, rotation)
-        return self._attend(query, key, value, mask, self.pattern), KeyValueCache.allocate(key, value, capacity)
+        joined = self._join(query, key, value, mask, self.pattern)
+        return self.output(joined), KeyValueCache.allocate(key, value, capacity)
 
     def step(self, x: Tensor, cache: KeyValueCache, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, W) -> (B, 1, W): it is written to the cache, and attends to what is cached."""
@@ -124,42 +131,8 @@ class SelfAttention(_Projections):
         return self.query(x), self.key(x), self.value(x)
 
 
-class CrossAttention(_Projections):
-    """Multi-head attention of queries to other vectors.
-
-    Queries have width `dim`, keys `key_dim`, values `value_dim` and the result `output_dim`; a head has `head_dim`
-    features of queries and keys and `value_head_dim` of values. The widths default to `dim`, those of values to those
-    of keys, and `head_dim` to dim / heads. `bias` and `qk_norm` are those of `SelfAttention`. Raises ValueError when
-    `dim` must be divided among the heads and can't.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        heads: int,
-        *,
-        key_dim: int | None = None,
-        value_dim: int | None = None,
-        output_dim: int | None = None,
-        head_dim: int | None = None,
-        value_head_dim: int | None = None,
-        bias: bool = False,
-        qk_norm: bool = False,
-        dropout: float = 0.0,
-    ) -> None:
-        key_dim = key_dim or dim
-        super().__init__(
-            dim,
-            heads,
-            key_dim,
-            value_dim or key_dim,
-            output_dim or dim,
-            head_dim,
-            value_head_dim,
-            bias,
-            qk_norm,
-            dropout,
-        )
+class CrossAttention(MultiHeadAttention):
+    """Multi-head attention of queries to other vectors."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor | None = None, *, mask: Tensor | None = None) -> Tensor:
         """(B, Tq, W), (B, Tk, W), (B, Tk, W) -> (B, Tq, W): values default to the keys. `mask` is as for `attend`."""
@@ -168,26 +141,27 @@ class CrossAttention(_Projections):
     def remember(self, key: Tensor, value: Tensor | None = None) -> KeyValueCache:
         """Keys and values of (B, Tk, W), for many calls of `recall`."""
         keys = self.key_norm(split_heads(self.key(key), self.heads))
-        return KeyValueCache(keys, split_heads(self.value(key if value is None else value), self.heads), keys.shape[-2])
+        values = split_heads(self.value(key if value is None else value), self.heads)
+        return KeyValueCache(keys.to(values.dtype), values, keys.shape[-2])
 
     def recall(self, query: Tensor, memory: KeyValueCache, *, mask: Tensor | None = None) -> Tensor:
         """`forward` with the keys and values of `remember`: (B, Tq, W) -> (B, Tq, W)."""
-        return self._attend(*self._typed(query, memory), mask, FULL)
+        result: Tensor = self.output(self.pooled(query, memory, mask=mask))
+        return result
 
-    def pooled(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """The joined heads before the output projection: (B, Tq, W), (B, Tk, W) -> (B, Tq, H D)."""
-        dropout = self.dropout if self.training else 0.0
-        return join_heads(attend(*self._typed(query, self.remember(key)), mask, dropout=dropout))
+    def pooled(self, query: Tensor, memory: KeyValueCache, *, mask: Tensor | None = None) -> Tensor:
+        """The joined heads of `recall` before the output projection: (B, Tq, W) -> (B, Tq, H Dv)."""
+        return self._join(self._queries(query, memory), memory.key, memory.value, mask)
 
     def weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """The attention weights without dropout: (B, Tq, W), (B, Tk, W) -> (B, H, Tq, Tk), rows sum to one."""
-        query, key, _ = self._typed(query, self.remember(key))
-        return attention_weights(query, key, mask)
+        memory = self.remember(key)
+        return attention_weights(self._queries(query, memory), memory.key, mask)
 
-    def _typed(self, query: Tensor, memory: KeyValueCache) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of one type: norms may compute in another than the products."""
-        queries = self.query_norm(split_heads(self.query(query), self.heads))
-        return queries.to(memory.value.dtype), memory.key.to(memory.value.dtype), memory.value
+    def _queries(self, query: Tensor, memory: KeyValueCache) -> Tensor:
+        """In the type of keys and values: norms may compute in another than the products."""
+        queries: Tensor = self.query_norm(split_heads(self.query(query), self.heads))
+        return queries.to(memory.value.dtype)
 
 
 def padding_mask(valid: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, dim: int, attention: nn.Module, feed_forward: FeedForward, **options: Unpack[ResidualOptions]):
         super().__init__()
-        self.attention = attention
+        self.attention: Any = attention
         self.attention_residual = Residual(dim, **options)
         self.feed_forward = feed_forward
         self.feed_forward_residual = Residual(dim, **options)
@@ -113,15 +113,14 @@ class EncoderBlock(nn.Module):
         self, x: Tensor, lengths: Tensor, capacity: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
     ) -> tuple[Tensor, Cache]:
         """(B, T, D) -> (B, T, D), and the attention's cache; see `SelfAttention.prefill`."""
-        prefill: Callable[..., tuple[Tensor, Cache]] = self.attention.prefill  # type: ignore[assignment]
-        attended, cache = prefill(self.attention_residual.enter(x), lengths, capacity, mask=mask, rotation=rotation)
+        states = self.attention_residual.enter(x)
+        attended, cache = self.attention.prefill(states, lengths, capacity, mask=mask, rotation=rotation)
         result = self.feed_forward_residual(self.attention_residual.leave(x, attended), self.feed_forward)
         return result, cache
 
     def step(self, x: Tensor, cache: Cache, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, D) -> (B, 1, D); see `SelfAttention.step`."""
-        step: Callable[..., Tensor] = self.attention.step  # type: ignore[assignment]
-        x = self.attention_residual(x, lambda state: step(state, cache, at))
+        x = self.attention_residual(x, lambda state: self.attention.step(state, cache, at))
         result: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return result
 
@@ -130,7 +129,7 @@ class CrossAttentionBlock(nn.Module):
     """Attention from x to a memory, then feed-forward, each in a residual: the cross-attention block of Perceiver IO
     (Jaegle et al., 2022).
 
-    `memory_dim` is the memory's width, by default `dim`. Before the sub-layer (`pre`) the memory has a norm of its own.
+    Before the sub-layer (`pre`) the memory has a norm of its own.
     """
 
     def __init__(
@@ -138,20 +137,18 @@ class CrossAttentionBlock(nn.Module):
         dim: int,
         attention: CrossAttention,
         feed_forward: FeedForward,
-        *,
-        memory_dim: int | None = None,
         **options: Unpack[ResidualOptions],
     ) -> None:
         super().__init__()
         self.attention = attention
         self.attention_residual = Residual(dim, **options)
         pre = self.attention_residual.pre
-        self.memory_norm = norm(options.get("norm_kind", "rms"), memory_dim or dim) if pre else nn.Identity()
+        self.memory_norm = norm(options.get("norm_kind", "rms"), dim) if pre else nn.Identity()
         self.feed_forward = feed_forward
         self.feed_forward_residual = Residual(dim, **options)
 
     def forward(self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """x (B, T, D), memory (B, Tm, its width) -> (B, T, D). `mask` is as for `attend`."""
+        """x (B, T, D), memory (B, Tm, D) -> (B, T, D). `mask` is as for `attend`."""
         memory = self.memory_norm(memory)
         x = self.attention_residual(x, lambda states: self.attention(states, memory, mask=mask))
         result: Tensor = self.feed_forward_residual(x, self.feed_forward)

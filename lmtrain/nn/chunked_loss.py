@@ -13,27 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor, library
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int) -> Tensor:
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int, sizes: Sequence[int] = ()
+) -> Tensor:
     """-log p of each target, in nats, with p the softmax of hidden W^T + bias, from at most `rows` x V logits at once.
 
-    hidden (N, E), weight (V, E), bias (V,), targets (N,) int64 -> (N,), float32 or float64 if they are.
+    hidden (N, E), weight (V, E), bias (V,), targets (N,) int64 -> (N,), float32 or float64 if they are. With the
+    `sizes` of consecutive clusters of classes, which sum to V, p is the softmax within a target's own cluster, of which
+    only the logits are computed; a negative target has 0 nats.
 
     Exact: it differs from F.cross_entropy of all logits by rounding only. The backward pass computes the logits again
     (Chen et al., 2016), a fourth product beside three, because only then is each row's weight in the loss known. Under
     autocast the products have its type, as F.linear's would; bias, softmax, and sums over chunks are in float32. It has
     no second derivative.
-    """
-    nats: Tensor = _forward(hidden, weight, bias, targets, [], rows, product_type(hidden))[0]
-    return nats
-
-
-def clustered_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, sizes: Sequence[int], rows: int
-) -> Tensor:
-    """-log p of each target within its own cluster of classes, in nats, and 0 for a negative target.
-
-    As `linear_cross_entropy`, of consecutive clusters of these `sizes`, which sum to V. Logits are computed only for a
-    cluster's own targets.
     """
     nats: Tensor = _forward(hidden, weight, bias, targets, sizes, rows, product_type(hidden))[0]
     return nats

@@ -52,14 +52,14 @@ def attend(
     if query.is_cuda and not learned:
         if pattern == CAUSAL and mask is None:
             return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
-        mask = _with_pattern(mask, pattern, query.shape[-2], key.shape[-2], query.device)
+        mask = _with_pattern(mask, pattern, query, key)
         return _attend_fused(query, key, value, mask, dropout)
     if query.shape[-2] == 1 and pattern == FULL and not dropout and not torch.is_grad_enabled():
         return F.scaled_dot_product_attention(query, key, value, mask)
     if skips:
         return _attend_blocks(query, key, value, mask, pattern, dropout)
     empty = mask is not None or query.shape[-2] > key.shape[-2]  # a pattern always leaves every query a key
-    mask = _with_pattern(mask, pattern, query.shape[-2], key.shape[-2], query.device)
+    mask = _with_pattern(mask, pattern, query, key)
     return _attend_plain(query, key, value, mask, dropout, empty=empty)
 
 
@@ -70,12 +70,6 @@ def _attend_fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     with torch.autocast(query.device.type, enabled=False):
         query, key, wide = (x.to(mask.dtype) for x in (query, key, value))
         return F.scaled_dot_product_attention(query, key, wide, mask, dropout).to(value.dtype)
-
-
-def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None = None, *, pattern: Pattern = FULL) -> Tensor:
-    """The attention weights of `attend`: (B, H, Tq, D), (B, H, Tk, D) -> (B, H, Tq, Tk), rows sum to one."""
-    mask = _with_pattern(mask, pattern, query.shape[-2], key.shape[-2], query.device)
-    return _weights(query, key, mask, empty=True)
 
 
 def attend_flex(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern) -> Tensor:
@@ -136,12 +130,15 @@ def _attend_blocks(
 def _attend_plain(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, empty: bool
 ) -> Tensor:
-    weights = _weights(query, key, mask, empty=empty).to(value.dtype)
+    weights = attention_weights(query, key, mask, empty=empty).to(value.dtype)
     return drop(weights, dropout) @ value
 
 
-def _weights(query: Tensor, key: Tensor, mask: Tensor | None, *, empty: bool) -> Tensor:
-    """`empty`: a bool mask may leave a query no key, whose softmax would be 0 / 0."""
+def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, *, empty: bool = True) -> Tensor:
+    """The attention weights of `attend`: (B, H, Tq, D), (B, H, Tk, D) -> (B, H, Tq, Tk), rows sum to one.
+
+    `empty`: a bool mask may leave a query no key, whose softmax would be 0 / 0.
+    """
     scores: Tensor = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)  # (B, H, Tq, Tk)
     # No cast to float32: softmax sums in float32 whatever its input, and bf16 halves what is saved for the gradient.
     # A float32 mask makes the sum float32, as it must: bf16 can't tell position 257 from 256.
@@ -156,12 +153,10 @@ def _weights(query: Tensor, key: Tensor, mask: Tensor | None, *, empty: bool) ->
     return weights.masked_fill(nothing, 0.0)
 
 
-def _with_pattern(
-    mask: Tensor | None, pattern: Pattern, queries: int, keys: int, device: torch.device
-) -> Tensor | None:
+def _with_pattern(mask: Tensor | None, pattern: Pattern, query: Tensor, key: Tensor) -> Tensor | None:
     if pattern == FULL:
         return mask
-    allowed = pattern.mask(queries, keys, device)
+    allowed = pattern.mask(query.shape[-2], key.shape[-2], query.device)
     return allowed if mask is None else restrict(mask, allowed)
 
 

@@ -39,8 +39,8 @@ class CompressedAttention(nn.Module):
 
     A query attends to every block. With `causal` it attends, in one softmax, to the blocks that end before its own and
     to the tokens of its own block up to itself; time is O(T^2 / S + T S). Rotation comes before the compression.
-    `bias`, `qk_norm` and `dropout` are those of `SelfAttention`, whose projections are used. A mask or an attention
-    bias raises ValueError, since tokens have no keys of their own. So does a stride below one.
+    `qk_norm` and `dropout` are those of `SelfAttention`, whose projections are used. A mask or an attention bias raises
+    ValueError, since tokens have no keys of their own.
     """
 
     def __init__(
@@ -50,17 +50,14 @@ class CompressedAttention(nn.Module):
         *,
         stride: int,
         causal: bool = False,
-        bias: bool = False,
         qk_norm: bool = False,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if stride < 1:
-            raise ValueError(f"stride={stride} must be at least 1")
         self.stride = stride
         self.causal = causal
         self.dropout = dropout
-        self.projections = SelfAttention(dim, heads, bias=bias, qk_norm=qk_norm)
+        self.projections = SelfAttention(dim, heads, qk_norm=qk_norm)
         self.compress_key = Compression(heads, width_per_head(dim, heads), stride)
         self.compress_value = Compression(heads, width_per_head(dim, heads), stride)
 
@@ -135,8 +132,8 @@ class LinformerAttention(nn.Module):
 
     The mixtures, E of keys and F of values, both (projected, context), are shared by the heads; in a shorter row they
     are those of the last T of `context` positions. Each mixes the whole row, so that no key can be hidden from a
-    query: there is no causal form, and a mask raises ValueError. `bias`, `qk_norm` and `dropout` are those of
-    `SelfAttention`, whose projections are used.
+    query: there is no causal form, and a mask raises ValueError. `qk_norm` and `dropout` are those of `SelfAttention`,
+    whose projections are used.
     """
 
     def __init__(
@@ -146,14 +143,13 @@ class LinformerAttention(nn.Module):
         *,
         context: int,
         projected: int,
-        bias: bool = False,
         qk_norm: bool = False,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.context = context
         self.dropout = dropout
-        self.projections = SelfAttention(dim, heads, bias=bias, qk_norm=qk_norm)
+        self.projections = SelfAttention(dim, heads, qk_norm=qk_norm)
         # A sum of `context` independent keys, each with this weight, has the mean square of one: the scores, and what
         # the softmax makes of them, start as large as in attention to the tokens themselves.
         self.mix_key = nn.Parameter(torch.empty(projected, context))

@@ -1,8 +1,9 @@
-"""The key-value cache of incremental decoding, and the cache position at which a step writes.
+"""What layers store of the tokens read so far, and the cache position at which a decoding step writes.
 
 Shapes: B rows, H heads, N cache positions (the capacity), D features per head (Dv of values).
 """
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -106,6 +107,23 @@ class KeyValueCache:
         """These rows, in this order; see `take_rows`."""
         key, value = (take_rows(x, rows, self.kv_len, axis=2) for x in (self.key, self.value))
         return KeyValueCache(key, value, self.kv_len)
+
+
+@dataclass
+class RecurrentState:
+    """The base of states of constant size, whatever the number of tokens: tensors whose first axis is the row."""
+
+    def grow(self, factor: int) -> None:
+        """The capacity is unlimited."""
+
+    def replace(self, rows: Tensor, other: Self) -> None:
+        """Overwrite these rows with all rows of `other`."""
+        for name, tensor in vars(other).items():
+            getattr(self, name)[rows] = tensor
+
+    def select(self, rows: Tensor) -> Self:
+        """These rows, in this order; see `take_rows`."""
+        return dataclasses.replace(self, **{name: take_rows(tensor, rows) for name, tensor in vars(self).items()})
 
 
 def take_rows(x: Tensor, rows: Tensor, kv_len: int | None = None, axis: int = 1) -> Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.attention import SelfAttention, join_heads
-from lmtrain.nn.kv_cache import CachePosition, take_rows
+from lmtrain.nn.kv_cache import CachePosition, RecurrentState
 from lmtrain.nn.positions import Rotation, rotate
 
 CHUNK = 64
@@ -28,7 +28,7 @@ def feature_map(x: Tensor) -> Tensor:
 
 
 @dataclass
-class LinearState:
+class LinearState(RecurrentState):
     """The state of linear attention after any number of keys and values, of constant size.
 
     total (B, H, D, Dv) is the sum of R phi(k) v^T, with R the rotation, if any; normalizer (B, H, D) that of phi(k).
@@ -57,24 +57,12 @@ class LinearState:
         self.total += new.total
         self.normalizer += new.normalizer
 
-    def grow(self, factor: int) -> None:
-        """The capacity is unlimited."""
-
     def read(self, query: Tensor, *, rotation: Rotation | None = None) -> Tensor:
         """The mean of the values, weighted by each query (B, H, T, D): (B, H, T, Dv)."""
         query = feature_map(query)
         turned = query if rotation is None else rotate(query, rotation)
         with torch.autocast(query.device.type, enabled=False):
             return _quotient(turned @ self.total, query @ self.normalizer.unsqueeze(-1))
-
-    def replace(self, rows: Tensor, other: "LinearState") -> None:
-        """Overwrite these rows with all rows of `other`."""
-        self.total[rows] = other.total
-        self.normalizer[rows] = other.normalizer
-
-    def select(self, rows: Tensor) -> "LinearState":
-        """These rows, in this order; see `take_rows`."""
-        return LinearState(take_rows(self.total, rows), take_rows(self.normalizer, rows))
 
 
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, *, rotation: Rotation | None = None) -> Tensor:
@@ -118,16 +106,14 @@ def _quotient(upper: Tensor, lower: Tensor) -> Tensor:
 class LinearAttention(nn.Module):
     """Self-attention in `heads` subspaces with the weights of `linear_attention` (Katharopoulos et al., 2020).
 
-    `bias` and `qk_norm` are those of `SelfAttention`, whose projections are used. A mask or an attention bias raises
-    ValueError, since no score per pair of tokens is computed.
+    `qk_norm` is that of `SelfAttention`, whose projections are used. A mask or an attention bias raises ValueError,
+    since no score per pair of tokens is computed.
     """
 
-    def __init__(
-        self, dim: int, heads: int, *, causal: bool = False, bias: bool = False, qk_norm: bool = False
-    ) -> None:
+    def __init__(self, dim: int, heads: int, *, causal: bool = False, qk_norm: bool = False) -> None:
         super().__init__()
         self.causal = causal
-        self.projections = SelfAttention(dim, heads, bias=bias, qk_norm=qk_norm)
+        self.projections = SelfAttention(dim, heads, qk_norm=qk_norm)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
         """(B, T, W) -> (B, T, W)."""

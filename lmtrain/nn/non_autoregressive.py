@@ -59,13 +59,6 @@ class NonAutoregressive(nn.Module):
         nats = mean_nats(self._predict(memory, source, valid, positions), labels, positions)
         return nats if self.length is None else nats + F.cross_entropy(self._length_logits(memory, valid), lengths)
 
-    def length_logits(self, source: Tensor, source_valid: Tensor | None = None) -> Tensor:
-        """The classifier's logits of the lengths 0 .. N: source (B, Ts) -> (B, N + 1) float32.
-
-        Raises ValueError for a model of fixed length.
-        """
-        return self._length_logits(*self.encoder(source, source_valid))
-
     @torch.no_grad()
     def decode(self, source: Tensor, source_valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The most likely words: source (B, Ts) -> (B, T), END after the last word, and their lengths (B,)."""
@@ -85,8 +78,8 @@ class NonAutoregressive(nn.Module):
         return self.decoder.cross_weights(self._inputs(positions), memory, valid, padding_mask(positions))
 
     def _length_logits(self, memory: Tensor, valid: Tensor) -> Tensor:
-        if self.length is None:
-            raise ValueError("this model has a fixed length, and no classifier")
+        """The classifier's logits of the lengths 0 .. N, from the mean of the memory (B, Ts, D): (B, N + 1) float32."""
+        assert self.length is not None
         weights = (valid / valid.sum(1, keepdim=True).clamp_min(1)).unsqueeze(1)  # (B, 1, Ts)
         logits: Tensor = self.length((weights @ memory.float()).squeeze(1))
         return logits.float()

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from lmtrain.nn.attention import ResidualProjection, join_heads, split_heads
 from lmtrain.nn.blocks import Activation, FeedForward
 from lmtrain.nn.dropout import Dropout, drop
-from lmtrain.nn.kv_cache import take_rows
+from lmtrain.nn.kv_cache import RecurrentState
 from lmtrain.nn.norms import NormKind, norm
 
 PoolQuery = Literal["seed", "recency"]
@@ -79,7 +79,7 @@ def prefix_mean(score: Tensor, value: Tensor, slope: Tensor, chunk: int = CHUNK)
 
 
 @dataclass
-class RunningMean:
+class RunningMean(RecurrentState):
     """The softmax mean of each row up to its last position, relative to that position: the whole state of the pool.
 
     peak (B, H) the largest score, total (B, H) the sum of exp(score - peak), summed (B, H, D) the same sum of values.
@@ -92,23 +92,11 @@ class RunningMean:
     def add(self, score: Tensor, value: Tensor, slope: Tensor) -> None:
         """Advance by one position: score (B, H), value (B, H, D), slope (H,)."""
         before = self.peak - slope
-        torch.maximum(before, score, out=self.peak)
-        past, weight = (before - self.peak).exp_(), (score - self.peak).exp_()
+        peak = torch.maximum(before, score).detach()  # it cancels in the mean, so it carries no gradient
+        past, weight = (before - peak).exp(), (score - peak).exp()
+        self.peak.copy_(peak)
         self.summed.mul_(past.unsqueeze(-1)).addcmul_(value.to(self.summed.dtype), weight.unsqueeze(-1))
         self.total.mul_(past).add_(weight)
-
-    def grow(self, factor: int) -> None:
-        """The capacity is unlimited."""
-
-    def replace(self, rows: Tensor, other: "RunningMean") -> None:
-        """Overwrite these rows with all rows of `other`."""
-        self.peak[rows] = other.peak
-        self.total[rows] = other.total
-        self.summed[rows] = other.summed
-
-    def select(self, rows: Tensor) -> "RunningMean":
-        """These rows, in this order; see `take_rows`."""
-        return RunningMean(*(take_rows(x, rows) for x in (self.peak, self.total, self.summed)))
 
 
 class AttentionPooling(nn.Module):
@@ -146,41 +134,37 @@ class AttentionPooling(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The pool of every prefix: (B, T, H D) -> (B, T, H D)."""
-        states = self.norm(x)
-        value = split_heads(self.value(states), self.heads)  # (B, H, T, D)
+        score, value = self._project(x)
         if self.training and self.attention_dropout:
             value = value * drop(torch.ones_like(value[..., :1]), self.attention_dropout)
-        return self._finish(x, prefix_mean(self._score(states), value, self._slope()))
+        return self._finish(x, prefix_mean(score, value, self._slope()))
 
     def window(self, x: Tensor) -> Tensor:
         """The pool of the whole window, for its last position: (B, T, H D) -> (B, H D); see `weights`."""
-        states = self.norm(x)
-        value = split_heads(self.value(states), self.heads)
-        weights = self._weights(states).to(value.dtype).unsqueeze(-2)  # (B, H, 1, T)
+        score, value = self._project(x)
+        weights = self._weights(score).to(value.dtype).unsqueeze(-2)  # (B, H, 1, T)
         pooled = drop(weights, self.attention_dropout, self.training) @ value
         return self._finish(x[:, -1:], pooled).squeeze(1)
 
     def weights(self, x: Tensor) -> Tensor:
         """The attention weights of the last position's pool: (B, T, H D) -> (B, H, T)."""
-        return self._weights(self.norm(x))
+        return self._weights(self._score(self.norm(x)))
 
     def prefill(self, x: Tensor, lengths: Tensor) -> RunningMean:
         """The state for `step` after the first `lengths` (B,) positions of x (B, T, H D)."""
-        states = self.norm(x)
-        value = split_heads(self.value(states), self.heads)
+        score, value = self._project(x)
         age = lengths.unsqueeze(-1) - 1 - torch.arange(x.shape[1], device=x.device)  # (B, T), negative = padding
-        score = self._score(states) - self._slope().unsqueeze(-1) * age.unsqueeze(1)
+        score = score - self._slope().unsqueeze(-1) * age.unsqueeze(1)
         score = score.masked_fill(age.unsqueeze(1) < 0, float("-inf"))  # (B, H, T)
-        peak = F.pad(score, (0, 1), value=MASKED).amax(-1)
+        peak = F.pad(score.detach(), (0, 1), value=MASKED).amax(-1)
         weight = (score - peak.unsqueeze(-1)).exp()
         summed = (weight.unsqueeze(-1) * value).sum(-2)  # no product of matrices: autocast would make it bf16
         return RunningMean(peak, weight.sum(-1), summed)
 
     def step(self, x: Tensor, state: RunningMean) -> Tensor:
         """One position per row, x (B, 1, H D) -> (B, H D); the state advances with it."""
-        states = self.norm(x)
-        value = split_heads(self.value(states), self.heads)  # (B, H, 1, D)
-        state.add(self._score(states).squeeze(-1), value.squeeze(-2), self._slope())
+        score, value = self._project(x)
+        state.add(score.squeeze(-1), value.squeeze(-2), self._slope())
         pooled = (state.summed / state.total.unsqueeze(-1)).unsqueeze(-2)
         return self._finish(x, pooled.to(value.dtype)).squeeze(1)
 
@@ -189,6 +173,12 @@ class AttentionPooling(nn.Module):
         seed, key = self.seed.view(self.heads, -1), self.key.weight.view(self.heads, -1, len(self.seed))
         weight: Tensor = (seed.unsqueeze(1) @ key).squeeze(1) * seed.shape[-1] ** -0.5
         return weight
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores (B, H, T) and values (B, H, T, D) of x (B, T, H D)."""
+        states = self.norm(x)
+        value = split_heads(self.value(states), self.heads)
+        return self._score(states), value
 
     def _score(self, states: Tensor) -> Tensor:
         """seed.k_i / sqrt(D) of normalized states (B, T, H D) -> (B, H, T), float32 under autocast.
@@ -203,10 +193,9 @@ class AttentionPooling(nn.Module):
         """(H,) slopes in nats per position, not negative."""
         return self.seed.new_zeros(self.heads) if self.slope is None else F.softplus(self.slope)
 
-    def _weights(self, states: Tensor) -> Tensor:
-        age = states.shape[1] - 1 - torch.arange(states.shape[1], device=states.device)
-        score = self._score(states).to(self.seed.dtype) - self._slope().unsqueeze(-1) * age
-        return score.softmax(-1)
+    def _weights(self, score: Tensor) -> Tensor:
+        age = score.shape[-1] - 1 - torch.arange(score.shape[-1], device=score.device)
+        return (score.to(self.seed.dtype) - self._slope().unsqueeze(-1) * age).softmax(-1)
 
     def _finish(self, x: Tensor, pooled: Tensor) -> Tensor:
         """Output projection, residuals and feed-forward: x (B, T, H D), pooled (B, H, T, D) -> (B, T, H D)."""

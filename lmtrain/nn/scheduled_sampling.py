@@ -11,25 +11,18 @@ import torch
 from torch import Tensor
 
 
-def choose(gold: Tensor, probability: float) -> Tensor:
-    """Which inputs (B, T) are replaced, each independently with this probability: (B, T) bool.
+def mix(gold: Tensor, sampled: Tensor, probability: float) -> Tensor:
+    """The inputs of the second pass: `gold` (B, T) with some replaced by `sampled` (B, T), each independently with this
+    probability. Position 0, BEGIN or the first token, has no prediction and is never replaced.
 
-    Position 0, BEGIN or the first token, has no prediction and is never replaced. Raises ValueError for a number that
+    sampled[:, t] replaces gold[:, t], so it must come from the prediction at t - 1. Raises ValueError for a number that
     is no probability.
     """
     if not 0 <= probability <= 1:
         raise ValueError(f"probability={probability} must lie between 0 and 1")
     chosen = torch.rand(gold.shape, device=gold.device) < probability  # rand < 1: at 1 all, at 0 none
     chosen[:, :1] = False
-    return chosen
-
-
-def mix(gold: Tensor, sampled: Tensor, probability: float) -> Tensor:
-    """The inputs of the second pass: `gold` (B, T) with those that `choose` returns replaced by `sampled` (B, T).
-
-    sampled[:, t] replaces gold[:, t], so it must come from the prediction at t - 1.
-    """
-    return torch.where(choose(gold, probability), sampled, gold)
+    return torch.where(chosen, sampled, gold)
 
 
 def sample(logits: Tensor) -> Tensor:

@@ -9,8 +9,7 @@
 Learned points start with unit variance, like a normalized element: at any width, their scores start at the scale of
 scores between elements, so that the points can specialize.
 
-Shapes: B sets, T elements (Tq of queries), m inducing points, k seeds or queries, H heads, D the block's width, W of an
-input.
+Shapes: B sets, T elements (Tq of queries), m inducing points, k seeds or queries, H heads, D the block's width.
 """
 
 from typing import Literal, Unpack
@@ -44,8 +43,8 @@ class PlainBlock(nn.Module):
         self.attention = attention
 
     def forward(self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """x (B, Tq, D), memory (B, T, W) -> (B, Tq, D). `mask` is as for `attend`."""
-        pooled = self.attention.pooled(x, memory, mask=mask)
+        """x (B, Tq, D), memory (B, T, D) -> (B, Tq, D). `mask` is as for `attend`."""
+        pooled = self.attention.pooled(x, self.attention.remember(memory), mask=mask)
         return pooled + F.relu(self.attention.output(pooled))
 
 
@@ -62,7 +61,6 @@ class MAB(nn.Module):
         dim: int,
         heads: int,
         *,
-        memory_dim: int | None = None,
         form: Form = "plain",
         ff_dim: int | None = None,
         activation: Activation | None = None,
@@ -71,11 +69,11 @@ class MAB(nn.Module):
         **residual_options: Unpack[ResidualOptions],
     ) -> None:
         super().__init__()
-        attention = CrossAttention(dim, heads, key_dim=memory_dim, qk_norm=qk_norm, dropout=attention_dropout)
+        attention = CrossAttention(dim, heads, qk_norm=qk_norm, dropout=attention_dropout)
         self.block: nn.Module
         if form == "residual":
             feed_forward = FeedForward(dim, ff_dim or 4 * dim, activation or "gelu")
-            self.block = CrossAttentionBlock(dim, attention, feed_forward, memory_dim=memory_dim, **residual_options)
+            self.block = CrossAttentionBlock(dim, attention, feed_forward, **residual_options)
             return
         given = {"ff_dim": ff_dim, "activation": activation, **residual_options}
         if unused := [f"{name}={value!r}" for name, value in given.items() if value is not None]:
@@ -83,7 +81,7 @@ class MAB(nn.Module):
         self.block = PlainBlock(attention)
 
     def forward(self, query: Tensor, values: Tensor, *, valid: Tensor | None = None) -> Tensor:
-        """query (B, Tq, D), values (B, T, W) -> (B, Tq, D). `valid` (B, T) bool: False = padding, never attended to."""
+        """query (B, Tq, D), values (B, T, D) -> (B, Tq, D). `valid` (B, T) bool: False = padding, never attended to."""
         result: Tensor = self.block(query, values, mask=None if valid is None else padding_mask(valid))
         return result
 
@@ -121,15 +119,13 @@ class ISAB(nn.Module):
 class PMA(nn.Module):
     """Pooling by multi-head attention: MAB(S, X), S being `seeds` learned vectors."""
 
-    def __init__(
-        self, dim: int, heads: int, seeds: int, *, memory_dim: int | None = None, **options: Unpack[FormOptions]
-    ) -> None:
+    def __init__(self, dim: int, heads: int, seeds: int, **options: Unpack[FormOptions]) -> None:
         super().__init__()
         self.seeds = nn.Parameter(torch.randn(seeds, dim))
-        self.block = MAB(dim, heads, memory_dim=memory_dim, **options)
+        self.block = MAB(dim, heads, **options)
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
-        """(B, T, W) -> (B, k, D). `valid` (B, T) bool: False = padding, never attended to."""
+        """(B, T, D) -> (B, k, D). `valid` (B, T) bool: False = padding, never attended to."""
         result: Tensor = self.block(self.seeds.expand(len(x), -1, -1), x, valid=valid)
         return result
 
@@ -138,31 +134,20 @@ class LearnedQueryAttention(nn.Module):
     """Multi-head attention whose projected queries are learned themselves (Ji, Gao & Xie, 2019).
 
     [softmax(Q_i (X W_i^K)^T / sqrt(D_H)) X W_i^V] W_O, joined over the heads i: `queries` vectors in place of a Q W^Q.
-    A head has `head_dim` = D_H features, by default its share of `dim`, which is the result's width and, unless
-    `memory_dim` says otherwise, the input's. `bias` gives all three projections one. Raises ValueError when `dim` must
-    be divided among the heads and can't.
+    D_H is a head's share of `dim`. Raises ValueError when `dim` can't be divided among the heads.
     """
 
-    def __init__(
-        self,
-        queries: int,
-        dim: int,
-        heads: int,
-        *,
-        memory_dim: int | None = None,
-        head_dim: int | None = None,
-        bias: bool = False,
-    ) -> None:
+    def __init__(self, queries: int, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        inner = heads * (head_dim or width_per_head(dim, heads))
+        inner = heads * width_per_head(dim, heads)
         self.queries = nn.Parameter(torch.randn(queries, inner))
-        self.key = nn.Linear(memory_dim or dim, inner, bias=bias)
-        self.value = nn.Linear(memory_dim or dim, inner, bias=bias)
-        self.output = nn.Linear(inner, dim, bias=bias)
+        self.key = nn.Linear(dim, inner, bias=False)
+        self.value = nn.Linear(dim, inner, bias=False)
+        self.output = nn.Linear(inner, dim, bias=False)
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
-        """(B, T, W) -> (B, k, D). `valid` (B, T) bool: False = padding, never attended to."""
+        """(B, T, D) -> (B, k, D). `valid` (B, T) bool: False = padding, never attended to."""
         key, value = split_heads(self.key(x), self.heads), split_heads(self.value(x), self.heads)
         queries = split_heads(self.queries.to(key.dtype).expand(len(x), -1, -1), self.heads)
         mask = None if valid is None else padding_mask(valid)

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -57,31 +57,30 @@ def report_once(message: str, report: Callable[[str], None]) -> None:
     """
     if is_main_process():
         report(message)
-        _main_message(message)
+        with suppress(RuntimeError):
+            _connect().set("error", message)
     elif _main_message() != message:
         report(f"process {os.environ['RANK']}: {message}")
 
 
-def _main_message(publish: str | None = None) -> str | None:
-    """The main process's error message, which it publishes by this call; None if there is none in time."""
-    untyped: Any = dist  # torch's stubs lack TCPStore
-    host, port, timeout = (
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        timedelta(seconds=MAIN_REPORT_SECONDS),
-    )
+def _main_message() -> str | None:
+    """The main process's error message; None if there is none in time."""
     end = time.monotonic() + MAIN_REPORT_SECONDS
-    try:
-        store = _of_this_start(untyped.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout))
-        if publish is not None:
-            store.set("error", publish)
-        while not store.check(["error"]):
-            if time.monotonic() > end:
-                return None
+    with suppress(RuntimeError):
+        store = _connect()
+        while time.monotonic() < end:
+            if store.check(["error"]):
+                return str(store.get("error").decode())
             time.sleep(POLL_SECONDS)
-        return str(store.get("error").decode())
-    except RuntimeError:
-        return None
+    return None
+
+
+def _connect() -> Any:
+    """torchrun's store, also where no collective can be used any more."""
+    untyped: Any = dist  # torch's stubs lack TCPStore
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    timeout = timedelta(seconds=MAIN_REPORT_SECONDS)
+    return _of_this_start(untyped.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout))
 
 
 def _of_this_start(store: Any) -> Any:

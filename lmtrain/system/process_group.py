@@ -20,7 +20,7 @@ POLL_SECONDS = 0.1
 
 
 class ProcessGroup:
-    """A single process: every collective in its trivial form."""
+    """A single process, for which all collectives are trivial."""
 
     def __init__(self, rank: int = 0, world_size: int = 1) -> None:
         self.rank, self.world_size = rank, world_size
@@ -48,14 +48,15 @@ class ProcessGroup:
 
     def all_max(self, number: int) -> int:
         """The largest of the processes' numbers."""
-        return number
+        return int(max(self.all_gather(number)))
 
     def broadcast(self, value: float) -> float:
         """The value of the main process."""
-        return value
+        return self.all_gather(value)[0]
 
     def barrier(self) -> None:
         """Wait until all processes have reached this call."""
+        self.all_gather(0)
 
     def new_group(self) -> "ProcessGroup":
         """The same processes with collectives of their own, for use in another thread."""
@@ -105,19 +106,6 @@ class DistributedGroup(ProcessGroup):
         rows = [torch.zeros(max(lengths), dtype=torch.uint8) for _ in lengths]
         dist.all_gather(rows, torch.nn.functional.pad(data, (0, max(lengths) - len(data))), group=self._group)
         return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths, strict=True)]
-
-    def all_max(self, number: int) -> int:
-        numbers = torch.tensor([number])
-        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group)
-        return int(numbers)
-
-    def broadcast(self, value: float) -> float:
-        values = torch.tensor([value], dtype=torch.float64)
-        dist.broadcast(values, 0, group=self._group)
-        return float(values)
-
-    def barrier(self) -> None:
-        self.all_max(0)  # on the host: `dist.barrier` would use NCCL where there are CUDA devices
 
     def new_group(self) -> ProcessGroup:
         from torch.distributed.distributed_c10d import PrefixStore

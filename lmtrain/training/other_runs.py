@@ -12,6 +12,7 @@ from lmtrain.data.tokens import TOKENIZER, TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.trained import TrainedWeights, trained_weights, with_weights
+from lmtrain.storage import run_checkpoints
 from lmtrain.storage.files import sha256_bytes
 from lmtrain.storage.run_folder import CONFIG
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
@@ -85,22 +86,13 @@ def _best(
 
     It must have the tokenizer of `store`, and equal values of the model fields `same`.
     """
-    found: list[TrainedWeights] = []
 
-    def find() -> str:
-        found.append(_fitting(field, run_dir, "best", config, store, same))
-        return str(found[0].info["step"])
+    def best_step() -> str:
+        if not (run_dir / CONFIG).is_file():
+            raise LmtrainError(f"{field}={run_dir} is not a run folder: it has no {CONFIG}")
+        return run_checkpoints.choose(run_dir, "best").name.removeprefix("step-")
 
-    step = processes.on_main(find)
-    return found[0] if found else _fitting(field, run_dir, step, config, store, same)
-
-
-def _fitting(
-    field: str, run_dir: Path, which: str, config: Config, store: TokenStore, same: set[str]
-) -> TrainedWeights:
-    if not (run_dir / CONFIG).is_file():
-        raise LmtrainError(f"{field}={run_dir} is not a run folder: it has no {CONFIG}")
-    found = trained_weights(run_dir, which, "auto")
+    found = trained_weights(run_dir, processes.on_main(best_step), "auto")
     if found.tokenizer.sha256 != store.tokenizer.sha256:
         raise LmtrainError(
             f"{field}={run_dir} has another tokenizer, and so another vocabulary: give "

@@ -67,17 +67,17 @@ def check_agreement(config: Config, store: TokenStore, processes: ProcessGroup) 
         "lmtrain": __version__,
         "torch": torch.__version__,
     }
-    for rank, text in enumerate(processes.all_gather_text(json.dumps(mine))):
-        theirs = json.loads(text)
-        differing = [name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)]
-        if differing and processes.is_main:
+    main, *others = (json.loads(text) for text in processes.all_gather_text(json.dumps(mine)))
+    for rank, theirs in enumerate(others, start=1):
+        differing = [name for name in main.keys() | theirs.keys() if main.get(name) != theirs.get(name)]
+        if differing and not processes.is_main:
+            raise AlreadyReported
+        if differing:
             name = min(differing)
             raise LmtrainError(
-                f"process {rank} has {name}={theirs.get(name)} where process 0 has {mine.get(name)}: start all "
+                f"process {rank} has {name}={theirs.get(name)} where process 0 has {main.get(name)}: start all "
                 "processes with the same command, data and versions"
             )
-        if differing:
-            raise AlreadyReported
 
 
 def check_shared(run_dir: Path, step: int, processes: ProcessGroup) -> None:
@@ -100,7 +100,7 @@ def choose_kind(
     if kind == "auto":
         copies = 4 + (config.train.ema is not None)  # weights, gradients, two moments
         state = 4.0 * copies * sum(parameter.numel() for parameter in model.parameters())
-        capacity = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else float("inf")
+        capacity = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
         kind = "fsdp" if state > STATE_SHARE * capacity else "ddp"
     if kind == "fsdp":
         for name, value, remedy in (

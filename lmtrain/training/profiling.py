@@ -26,7 +26,7 @@ from lmtrain.training.compilation import Note
 from lmtrain.training.costs import step_flops
 from lmtrain.training.loop import MEMORY_REMEDY, Part, train_step
 from lmtrain.training.optim import learning_rate
-from lmtrain.training.state import Training, prepare
+from lmtrain.training.state import Training, new_training
 
 PARTS = ("data", "forward", "backward", "clip", "optimizer")
 WARM_UP, STEPS = 5, 5
@@ -45,7 +45,7 @@ def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -
     trace, text = folder / "trace.json.gz", folder / "profile.txt"
     with enough_memory(MEMORY_REMEDY):
         set_threads(config.train.threads)
-        training = prepare(config, store, note)
+        training = new_training(config, store, note)
         note(f"profiling {WARM_UP + 3 * STEPS} steps")
         for _ in range(WARM_UP):
             _step(training)

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.evaluation.perplexity import Score
 from lmtrain.system.signals import StopSignal
-from lmtrain.training.budget import Budget, evaluation_steps
+from lmtrain.training.budget import Budget, make_evaluations
+from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.meter import Clock, Meter
 from lmtrain.training.monitor import Monitor
 from lmtrain.training.saving import Saver
@@ -27,95 +29,101 @@ class Outcome:
     best_step: int
 
 
-class Run:
+def out_of_patience(config: Config, counters: Counters) -> bool:
+    """Whether `train.patience` evaluations in a row were no new best."""
+    return config.train.patience is not None and counters.stale >= config.train.patience
+
+
+@dataclass
+class OpenRun:
     """A run that is being trained. `evaluate`, `after_step` and `finish` raise Interrupted after a stop signal."""
 
-    def __init__(
-        self,
-        training: Training,
-        store: TokenStore,
-        run_dir: Path,
-        *,
-        budget: Budget,
-        clock: Clock,
-        monitor: Monitor,
-        saver: Saver,
-        stop: StopSignal,
-    ) -> None:
-        self.training = training
-        self._store, self._run_dir = store, run_dir
-        self._budget, self._clock = budget, clock
-        self._monitor, self._saver, self._stop = monitor, saver, stop
-        self._meter = Meter(training)
-        self._counters = training.counters
-        self._saved_step = training.counters.step  # a resumed run's checkpoint exists
-        self._eval_steps = evaluation_steps(training.config.train, training.samples.order.per_epoch())
+    training: Training
+    store: TokenStore
+    run_dir: Path
+    budget: Budget
+    clock: Clock
+    monitor: Monitor
+    saver: Saver
+    stop: StopSignal
+
+    def __post_init__(self) -> None:
+        self._meter = Meter(self.training)
+        self._saved_step = self.training.counters.step  # a resumed run's checkpoint exists
+        self._evaluations = make_evaluations(
+            self.training.config.train,
+            self.training.samples.order.per_epoch(),
+            self.training.targets_per_step,
+            self.store.split("valid").tokens,
+        )
+        # With a budget in time, the progress at the last evaluation is not known here, and the present one serves.
+        self._evaluated_progress = self.budget.progress(self.training.counters.evaluated, self.clock.read())
 
     def progress(self) -> float:
         """The fraction of the budget that is spent, in [0, 1]."""
-        return self._budget.progress(self._counters.step, self._clock.read())
+        return self.budget.progress(self.training.counters.step, self.clock.read())
 
     def out_of_patience(self) -> bool:
         """Whether `train.patience` evaluations in a row were no new best."""
-        patience = self.training.config.train.patience
-        return patience is not None and self._counters.stale >= patience
+        return out_of_patience(self.training.config, self.training.counters)
 
-    def evaluation_was_interrupted(self) -> bool:
-        """Whether the run is at a step that must be evaluated and was not: a signal stopped it there."""
-        step = self._counters.step
-        return step > 0 and step % self._eval_steps == 0 and self._counters.evaluated != step
+    def evaluation_is_due(self) -> bool:
+        """Whether this step must be evaluated and was not yet: at the start, because a signal stopped the run there."""
+        counters = self.training.counters
+        return self._evaluations.due(counters.step, self.progress(), counters.evaluated, self._evaluated_progress)
 
     def evaluate(self) -> None:
         """Evaluate, and save a checkpoint with the score."""
         with self._meter.paused():
-            self._save(evaluate_and_show(self.training, self._store, self._monitor, self._stop))
+            self._save(evaluate_and_show(self.training, self.store, self.monitor, self.stop))
+        self._evaluated_progress = self.progress()
 
     def after_step(self, lr: float) -> None:
         """Log, evaluate and save when that is due, then check for a stop signal."""
-        config, step = self.training.config.train, self._counters.step
-        self._clock.tick()
+        config, step = self.training.config.train, self.training.counters.step
+        self.clock.tick()
         self._meter.count_step()
-        self._saver.check()
+        self.saver.check()
         progress = self.progress()
-        self._monitor.advance(step, progress)
-        if step % config.log_steps == 0:
-            self._monitor.train(step, self._meter.metrics(lr, self._clock.read()))
-        if step % self._eval_steps == 0:
+        self.monitor.advance(step, progress)
+        if step == 1 or step % config.log_steps == 0:
+            self.monitor.train(step, self._meter.metrics(lr, self.clock.read()))
+        if self.evaluation_is_due():
             self.evaluate()
-        elif self._clock.since_save() > 60 * config.save_minutes and progress < 1.0:
+        elif self.clock.since_save() > 60 * config.save_minutes and progress < 1.0:
             self._save(None)
         if progress < 1.0:
-            self._stop.check()
+            self.stop.check()
 
     def finish(self) -> Outcome:
         """Evaluate the last step, wait for its checkpoint, and score the best checkpoint."""
-        if self._counters.evaluated != self._counters.step:
+        if self.training.counters.evaluated != self.training.counters.step:
             self.evaluate()
-        self._saver.wait()
-        minutes, step = self._clock.read() / 60, self._counters.step
-        score, best_step = final_score(self.training, self._store, self._run_dir, self._monitor, self._stop)
-        self._monitor.final(score.figures())
-        self._monitor.state("finished", step=step, minutes=minutes, best_step=best_step, valid=score.summary())
+        self.saver.wait()
+        minutes, step = self.clock.read() / 60, self.training.counters.step
+        score, best_step = final_score(self.training, self.store, self.run_dir, self.monitor, self.stop)
+        self.monitor.final(score.figures(), score.lines(self.store.tokenizer.kind))
+        self.monitor.state("finished", step=step, minutes=minutes, best_step=best_step, valid=score.summary())
         status = "stopped early" if self.out_of_patience() else "finished"
         return Outcome(status, step, minutes, score, best_step)
 
     def save_interrupted(self) -> Outcome:
         """Save a checkpoint of the current step, unless an evaluation has saved one, with its score."""
-        step = self._counters.step
+        step = self.training.counters.step
         if self._saved_step != step:
             self._save(None)
-        self._saver.wait()
-        self._monitor.state("interrupted", step=step, signal=self._stop.name)
-        return Outcome("interrupted", step, self._clock.read() / 60, None, self._counters.best_step)
+        self.saver.wait()
+        self.monitor.state("interrupted", step=step, signal=self.stop.name)
+        return Outcome("interrupted", step, self.clock.read() / 60, None, self.training.counters.best_step)
 
     def _save(self, score: float | None) -> None:
-        self._saved_step = self._counters.step
-        self._monitor.flush()
-        self._clock.tick()
-        self._clock.mark_saved()
+        self._saved_step = self.training.counters.step
+        self.monitor.flush()
+        self.clock.tick()
+        self.clock.mark_saved()
         times = {
-            "seconds": self._clock.read(),
-            "prepared": self._budget.prepared,
-            "metrics_bytes": self._monitor.metrics_bytes(),
+            "seconds": self.clock.read(),
+            "prepared": self.budget.prepared,
+            "metrics_bytes": self.monitor.metrics_bytes(),
         }
-        self._saver.save(self._counters.step, *snapshot(self.training, self._store, score, times))
+        self.saver.save(self.training.counters.step, *snapshot(self.training, self.store, score, times))

@@ -37,11 +37,6 @@ class Samples:
     ids: Ids
     order: SampleOrder
 
-    @property
-    def targets_per_window(self) -> int:
-        """Predictions per window."""
-        return 1 if self.order.mode == "windowed" else self.order.context
-
 
 @dataclass(frozen=True)
 class StepStatistics:
@@ -91,24 +86,29 @@ class Training:
     device: torch.device
     precision: str
     statistics: StepStatistics
-    counters: Counters = field(default_factory=Counters)
-    parallel: Parallel = field(default_factory=Parallel)
-    teacher: str | None = None
+    parallel: Parallel
+    teacher: str | None
     """The hash of the teacher's checkpoint."""
+    compiled: bool
+    counters: Counters = field(default_factory=Counters)
 
     @property
     def targets_per_step(self) -> int:
         """Predictions per optimizer step."""
-        return self.config.train.batch_size * self.samples.targets_per_window
+        per_window = 1 if self.samples.order.mode == "windowed" else self.samples.order.context
+        return self.config.train.batch_size * per_window
 
 
-def prepare(config: Config, store: TokenStore, note: Note, processes: ProcessGroup = SINGLE_PROCESS) -> Training:
+def sample_order(config: Config, store: TokenStore) -> SampleOrder:
+    """The order in which the windows of the training text are read. Raises LmtrainError if it has not even one."""
+    return SampleOrder(store.split("train").tokens, config.model.context, config.model.mode, config.run.seed)
+
+
+def new_training(config: Config, store: TokenStore, note: Note, processes: ProcessGroup = SINGLE_PROCESS) -> Training:
     """A run before its first step: the model at its initial weights, its optimizer, and the order of samples."""
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
-    split = store.split("train")
-    ids = split.ids
-    order = SampleOrder(split.tokens, config.model.context, config.model.mode, config.run.seed)
+    ids, order = store.split("train").ids, sample_order(config, store)
     torch.manual_seed(config.run.seed)
     model = build_model(
         config.model, store.tokenizer.vocab_size, recompute_blocks=config.train.activation_checkpointing
@@ -130,6 +130,7 @@ def prepare(config: Config, store: TokenStore, note: Note, processes: ProcessGro
     if kind == "single" or (kind == "ddp" and (device.type == "cuda" or config.train.compile is True)):
         budget = make_budget(config.train, order.per_epoch())
         forward = compiled_forward(objective, config, budget, device, precision, note)
+    compiled = forward is not objective
     forward, parallel = distribute(kind, model, forward, precision, processes)
     return Training(
         config,
@@ -142,8 +143,9 @@ def prepare(config: Config, store: TokenStore, note: Note, processes: ProcessGro
         device,
         precision,
         StepStatistics.zero(device),
-        parallel=parallel,
-        teacher=teacher_hash,
+        parallel,
+        teacher_hash,
+        compiled,
     )
 
 

@@ -25,7 +25,6 @@ LONG = 2 * BLOCK + 45
 
 every_pattern = pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 every_sparse_pattern = pytest.mark.parametrize("pattern", [p for p in PATTERNS if p.sparse], ids=str)
-every_causal_pattern = pytest.mark.parametrize("pattern", [p for p in PATTERNS if p.causal], ids=str)
 
 
 def random_qkv(length: int, *, rows: int = 1, heads: int = 2, dim: int = 4) -> list[Tensor]:

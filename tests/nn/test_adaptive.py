@@ -130,14 +130,6 @@ def test_only_the_logits_of_a_tails_own_targets_are_computed() -> None:
     assert (nats[30:] > 0).all()
 
 
-@pytest.mark.parametrize("target", [0, 10, VOCABULARY - 1])
-def test_targets_of_one_cluster(target: int) -> None:
-    model, text = made(output_cutoffs=(4, 12)).double(), tokens(2, 5)
-    nats = model(text, torch.full_like(text, target))
-    torch.testing.assert_close(nats, -model.predict(text)[..., target])
-    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(nats.sum(), list(model.parameters())))
-
-
 def test_traced_as_one_graph_equals_eager() -> None:
     model, text = made(layers=0, output_cutoffs=(4, 9)), tokens(2, 12)
     one_cluster = torch.zeros_like(text)

@@ -4,6 +4,7 @@ Shapes: B rows, H heads, T positions (Tm of a memory), D the width.
 """
 
 from collections.abc import Callable
+from itertools import product
 from typing import Literal
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.nn.attention import CrossAttention, SelfAttention, padding_mask
-from lmtrain.nn.blocks import DecoderBlock, EncoderBlock, FeedForward, NormPosition
+from lmtrain.nn.blocks import Activation, DecoderBlock, EncoderBlock, FeedForward, NormPosition, ResidualOptions
 from lmtrain.nn.patterns import CAUSAL, FULL
 
 B, T, TM, D, H = 3, 7, 5, 16, 4
@@ -52,26 +53,34 @@ def of_attention(theirs: nn.MultiheadAttention, read: Read) -> dict[str, Tensor]
     return found | below("output", of_module(theirs.out_proj, read))
 
 
-def of_encoder(theirs: nn.TransformerEncoderLayer, read: Read) -> dict[str, Tensor]:
-    return (
-        below("attention", of_attention(theirs.self_attn, read))
-        | below("attention_residual.norm", of_module(theirs.norm1, read))
-        | below("feed_forward.hidden", of_module(theirs.linear1, read))
-        | below("feed_forward.output", of_module(theirs.linear2, read))
-        | below("feed_forward_residual.norm", of_module(theirs.norm2, read))
-    )
+PARTS = {
+    "encoder": {
+        "attention": "self_attn",
+        "attention_residual.norm": "norm1",
+        "feed_forward.hidden": "linear1",
+        "feed_forward.output": "linear2",
+        "feed_forward_residual.norm": "norm2",
+    },
+    "decoder": {
+        "self_attention": "self_attn",
+        "self_residual.norm": "norm1",
+        "cross_attention": "multihead_attn",
+        "cross_residual.norm": "norm2",
+        "feed_forward.hidden": "linear1",
+        "feed_forward.output": "linear2",
+        "feed_forward_residual.norm": "norm3",
+    },
+}
+"""Our names of a block's parts, and torch's."""
 
 
-def of_decoder(theirs: nn.TransformerDecoderLayer, read: Read) -> dict[str, Tensor]:
-    return (
-        below("self_attention", of_attention(theirs.self_attn, read))
-        | below("self_residual.norm", of_module(theirs.norm1, read))
-        | below("cross_attention", of_attention(theirs.multihead_attn, read))
-        | below("cross_residual.norm", of_module(theirs.norm2, read))
-        | below("feed_forward.hidden", of_module(theirs.linear1, read))
-        | below("feed_forward.output", of_module(theirs.linear2, read))
-        | below("feed_forward_residual.norm", of_module(theirs.norm3, read))
-    )
+def of_block(kind: str, theirs: nn.Module, read: Read) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for our_name, their_name in PARTS[kind].items():
+        part = theirs.get_submodule(their_name)
+        tensors = of_attention(part, read) if isinstance(part, nn.MultiheadAttention) else of_module(part, read)
+        found |= below(our_name, tensors)
+    return found
 
 
 def randomize(module: nn.Module, dtype: torch.dtype) -> None:
@@ -152,24 +161,23 @@ def masks(masking: Masking, queries: int, keys: int, dtype: torch.dtype) -> tupl
 @DTYPES
 @BIAS
 @pytest.mark.parametrize("masking", MASKINGS)
-@pytest.mark.parametrize("widths", [None, (10, 12)], ids=["self", "cross"])
-def test_multi_head_attention(widths: tuple[int, int] | None, masking: Masking, bias: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("width", [None, 10], ids=["self", "cross"])
+def test_multi_head_attention(width: int | None, masking: Masking, bias: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    key_dim, value_dim = widths or (D, D)
-    theirs = nn.MultiheadAttention(D, H, bias=bias, kdim=key_dim, vdim=value_dim, batch_first=True)
+    theirs = nn.MultiheadAttention(D, H, bias=bias, kdim=width, vdim=width, batch_first=True)
     randomize(theirs, dtype)
-    ours: nn.Module = SelfAttention(D, H, bias=bias)
-    if widths is not None:
-        ours = CrossAttention(D, H, key_dim=key_dim, value_dim=value_dim, bias=bias)
-    x = torch.randn(B, T, D, dtype=dtype)
-    inputs = [x] if widths is None else [x, *(torch.randn(B, TM, width, dtype=dtype) for width in widths)]
-    our_mask, their_masks = masks(masking, T, T if widths is None else TM, dtype)
+    ours = CrossAttention(D, H, key_dim=width, bias=bias) if width else SelfAttention(D, H, bias=bias)
+    inputs = [torch.randn(B, T, D, dtype=dtype), *([torch.randn(B, TM, width, dtype=dtype)] if width else [])]
+    our_mask, their_masks = masks(masking, T, TM if width else T, dtype)
 
-    def call_theirs(query: Tensor, key: Tensor | None = None, value: Tensor | None = None) -> Tensor:
-        result: Tensor = theirs(
-            query, query if key is None else key, query if value is None else value, need_weights=False, **their_masks
-        )[0]
-        return result
+    def call_theirs(query: Tensor, memory: Tensor | None = None) -> Tensor:
+        memory = query if memory is None else memory
+        result, weights = theirs(query, memory, memory, average_attn_weights=False, **their_masks)
+        if isinstance(ours, CrossAttention):
+            found = ours.weights(query, memory, mask=our_mask)
+            torch.testing.assert_close(found, weights, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        attended: Tensor = result
+        return attended
 
     assert_same(
         ours,
@@ -182,87 +190,38 @@ def test_multi_head_attention(widths: tuple[int, int] | None, masking: Masking, 
 
 
 @DTYPES
-@pytest.mark.parametrize("masking", MASKINGS)
-def test_attention_weights(masking: Masking, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    theirs = nn.MultiheadAttention(D, H, batch_first=True)
-    randomize(theirs, dtype)
-    ours = CrossAttention(D, H, bias=True)
-    load(ours, of_attention(theirs, value_of), dtype)
-    query, key = torch.randn(B, T, D, dtype=dtype), torch.randn(B, TM, D, dtype=dtype)
-    our_mask, their_masks = masks(masking, T, TM, dtype)
-    expected = theirs(query, key, key, average_attn_weights=False, **their_masks)[1]
-    tolerance = TOLERANCE[dtype]
-    torch.testing.assert_close(ours.weights(query, key, mask=our_mask), expected, atol=tolerance, rtol=tolerance)
-
-
-BLOCKS = pytest.mark.parametrize(
-    ("norm_position", "activation"), [("pre", "relu"), ("pre", "gelu"), ("post", "relu"), ("post", "gelu")]
-)
-CAUSALITY = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-
-
-@DTYPES
 @BIAS
-@BLOCKS
-@CAUSALITY
-def test_encoder_block(
-    causal: bool, norm_position: NormPosition, activation: Literal["relu", "gelu"], bias: bool, dtype: torch.dtype
+@pytest.mark.parametrize(("norm_position", "activation"), [*product(("pre", "post"), ("relu", "gelu"))])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("kind", PARTS)
+def test_block(
+    kind: str, causal: bool, norm_position: NormPosition, activation: Activation, bias: bool, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
-    theirs = nn.TransformerEncoderLayer(
-        D, H, 3 * D, 0.0, activation, batch_first=True, norm_first=norm_position == "pre", bias=bias
-    )
+    make_theirs = nn.TransformerEncoderLayer if kind == "encoder" else nn.TransformerDecoderLayer
+    theirs = make_theirs(D, H, 3 * D, 0.0, activation, batch_first=True, norm_first=norm_position == "pre", bias=bias)
     randomize(theirs, dtype)
-    ours = EncoderBlock(
-        D,
-        SelfAttention(D, H, pattern=CAUSAL if causal else FULL, bias=bias),
-        FeedForward(D, 3 * D, activation, bias=bias),
-        norm_kind="layer",
-        norm_position=norm_position,
-    )
-    valid = ragged(T)
-    future = torch.ones(T, T, dtype=torch.bool).triu(1) if causal else None
-    assert_same(
-        ours,
-        theirs,
-        lambda read: of_encoder(theirs, read),
-        lambda x: ours(x, mask=padding_mask(valid)),
-        lambda x: theirs(x, src_mask=future, src_key_padding_mask=~valid),
-        torch.randn(B, T, D, dtype=dtype),
-    )
-
-
-@DTYPES
-@BIAS
-@BLOCKS
-@CAUSALITY
-def test_decoder_block(
-    causal: bool, norm_position: NormPosition, activation: Literal["relu", "gelu"], bias: bool, dtype: torch.dtype
-) -> None:
-    torch.manual_seed(0)
-    theirs = nn.TransformerDecoderLayer(
-        D, H, 3 * D, 0.0, activation, batch_first=True, norm_first=norm_position == "pre", bias=bias
-    )
-    randomize(theirs, dtype)
-    ours = DecoderBlock(
-        D,
-        SelfAttention(D, H, pattern=CAUSAL if causal else FULL, bias=bias),
-        CrossAttention(D, H, bias=bias),
-        FeedForward(D, 3 * D, activation, bias=bias),
-        norm_kind="layer",
-        norm_position=norm_position,
-    )
+    self_attention = SelfAttention(D, H, pattern=CAUSAL if causal else FULL, bias=bias)
+    feed_forward = FeedForward(D, 3 * D, activation, bias=bias)
+    options: ResidualOptions = {"norm_kind": "layer", "norm_position": norm_position}
     valid, valid_memory = ragged(T), ragged(TM)
     future = torch.ones(T, T, dtype=torch.bool).triu(1) if causal else None
+    ours: nn.Module
+    inputs, their_masks = [torch.randn(B, T, D, dtype=dtype)], {}
+    our_masks = {"mask": padding_mask(valid)}
+    if kind == "encoder":
+        ours = EncoderBlock(D, self_attention, feed_forward, **options)
+        their_masks = {"src_mask": future, "src_key_padding_mask": ~valid}
+    else:
+        ours = DecoderBlock(D, self_attention, CrossAttention(D, H, bias=bias), feed_forward, **options)
+        our_masks["memory_mask"] = padding_mask(valid_memory)
+        their_masks = {"tgt_mask": future, "tgt_key_padding_mask": ~valid, "memory_key_padding_mask": ~valid_memory}
+        inputs.append(torch.randn(B, TM, D, dtype=dtype))
     assert_same(
         ours,
         theirs,
-        lambda read: of_decoder(theirs, read),
-        lambda x, memory: ours(x, memory, mask=padding_mask(valid), memory_mask=padding_mask(valid_memory)),
-        lambda x, memory: theirs(
-            x, memory, tgt_mask=future, tgt_key_padding_mask=~valid, memory_key_padding_mask=~valid_memory
-        ),
-        torch.randn(B, T, D, dtype=dtype),
-        torch.randn(B, TM, D, dtype=dtype),
+        lambda read: of_block(kind, theirs, read),
+        lambda *tensors: ours(*tensors, **our_masks),
+        lambda *tensors: theirs(*tensors, **their_masks),
+        *inputs,
     )

@@ -86,6 +86,17 @@ def test_outside_training_nothing_is_dropped(rate: float) -> None:
     assert drop(x, 0.0) is x
 
 
+def test_locked_dropout_has_one_mask_for_all_positions_and_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    out = locked_dropout(torch.ones(50, 6, 80), 0.4, training=True)
+    assert torch.equal(out, out[:, :1].expand_as(out))
+    torch.testing.assert_close(out, (out > 0) / 0.6)
+    assert (out == 0).float().mean().item() == pytest.approx(0.4, abs=0.03)
+    pooled = locked_dropout(torch.ones(50, 80), 0.4, training=True)
+    for masks in (out[:, 0], pooled):
+        assert len({tuple(row) for row in masks.tolist()}) == 50
+
+
 def test_a_compiled_graph_that_drops_everything_has_gradients_of_zero() -> None:
     x = torch.ones(4, 5, requires_grad=True)
     y: Tensor = torch.compile(lambda x: drop(x, 1.0), dynamic=False)(x)

@@ -1,13 +1,12 @@
-"""Attention to fewer keys than tokens, against a loop over queries, and in steps."""
+"""Attention to fewer keys than tokens, against a loop over queries."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from lmtrain.nn.blocks import EncoderBlock, FeedForward
 from lmtrain.nn.key_reduction import CompressedAttention, Compression, LinformerAttention
-from lmtrain.nn.kv_cache import CachePosition
 from lmtrain.nn.positions import Rotation, rotation
+from tests.nn.test_self_attention import scrambled
 
 
 def compress(blocks: Compression, x: Tensor) -> list[Tensor]:
@@ -40,19 +39,11 @@ def compressed_loop(layer: CompressedAttention, x: Tensor, by: Rotation | None =
     return result
 
 
-def scrambled(layer: CompressedAttention) -> CompressedAttention:
-    """With kernels that differ in every entry, as after training."""
-    with torch.no_grad():
-        layer.compress_key.weight.normal_()
-        layer.compress_value.weight.normal_()
-    return layer
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("length", "stride"), [(1, 4), (8, 4), (11, 3), (5, 1), (3, 7)])
 def test_compressed_equals_loop_with_gradients(length: int, stride: int, causal: bool) -> None:
     torch.manual_seed(0)
-    layer = scrambled(CompressedAttention(8, 2, stride=stride, causal=causal, bias=True, qk_norm=True))
+    layer = scrambled(CompressedAttention(8, 2, stride=stride, causal=causal, qk_norm=True))
     x, weight = torch.randn(2, length, 8), torch.randn(2, length, 8)
     for by in (None, rotation(torch.arange(length), 4)):
         out, expected = layer(x, rotation=by), compressed_loop(layer, x, by)
@@ -67,83 +58,6 @@ def test_compression_starts_as_the_mean_of_a_block() -> None:
     out = Compression(2, 2, 3)(x)
     torch.testing.assert_close(out, torch.stack((x[:, :, :3].mean(2), x[:, :, 3:].mean(2)), dim=2))
     torch.testing.assert_close(Compression(2, 2, 4)(x)[:, :, 1], x[:, :, 4:].sum(2) / 4)
-
-
-def test_causal_compressed_does_not_depend_on_the_future() -> None:
-    torch.manual_seed(0)
-    x, by = torch.randn(1, 14, 8), rotation(torch.arange(14), 4)
-    for causal in (True, False):
-        layer = scrambled(CompressedAttention(8, 2, stride=4, causal=causal))
-        for t in range(12):
-            changed = x.clone()
-            changed[:, t + 1] += 1
-            before, after = layer(x, rotation=by), layer(changed, rotation=by)
-            assert torch.equal(before[:, : t + 1], after[:, : t + 1]) is causal
-            assert (before[:, t + 1 :] - after[:, t + 1 :]).abs().amax(-1).gt(1e-6).all()
-
-
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("stride", [1, 3, 4])
-def test_prefill_and_steps_equal_forward_for_rows_of_different_length(stride: int, precision: torch.dtype) -> None:
-    torch.manual_seed(0)
-    layer = scrambled(CompressedAttention(8, 2, stride=stride, causal=True, qk_norm=True, dropout=0.5))
-    block = EncoderBlock(8, layer, FeedForward(8, 16)).eval()
-    x, lengths = torch.randn(6, 18, 8), torch.tensor([0, 1, 3, 4, 7, 8])
-    positions, noise = torch.arange(18), torch.randn(6, 8, 8) * 100
-    padded = torch.where((positions[:8] >= lengths.unsqueeze(-1)).unsqueeze(-1), noise, x[:, :8])
-    tolerance = 1e-5 if precision == torch.float32 else 0.1
-    with torch.no_grad():
-        full = block(x, rotation=rotation(positions, 4))
-        with torch.autocast("cpu", precision, enabled=precision != torch.float32):
-            out, cache = block.prefill(padded, lengths, 18, rotation=rotation(positions[:8], 4))
-            torch.testing.assert_close(out[-1].float(), full[-1, :8], atol=tolerance, rtol=tolerance)
-            for i in range(10):
-                position = lengths + i
-                new = x.take_along_dim(position[:, None, None], dim=1)
-                out = block.step(
-                    new,
-                    cache,
-                    CachePosition(position, int(position.max()) + 1, rotation=rotation(position[:, None, None], 4)),
-                )
-                expected = full.take_along_dim(position[:, None, None], dim=1)
-                torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
-
-
-def test_compressed_empty_prefill_and_selected_rows() -> None:
-    torch.manual_seed(0)
-    layer, x = scrambled(CompressedAttention(8, 2, stride=2, causal=True)), torch.randn(3, 6, 8)
-    out, cache = layer.prefill(x[:, :0], torch.zeros(3, dtype=torch.long), 6)
-    assert out.shape == (3, 0, 8)
-    for t in range(3):
-        layer.step(x[:, t : t + 1], cache, CachePosition(torch.full((3,), t), t + 1))
-    rows = torch.tensor([2, 0, 2])
-    chosen = cache.select(rows)
-    for t in range(3, 6):
-        out = layer.step(x[rows, t : t + 1], chosen, CachePosition(torch.full((3,), t), t + 1))
-        torch.testing.assert_close(out, layer(x)[rows, t : t + 1])
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_compressed_bf16_autocast_is_close(causal: bool) -> None:
-    torch.manual_seed(0)
-    x, by = torch.randn(2, 21, 16), rotation(torch.arange(21), 4)
-    layer = CompressedAttention(16, 4, stride=4, causal=causal, qk_norm=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = layer(x, rotation=by)
-        out.float().square().mean().backward()
-    torch.testing.assert_close(out.float(), layer(x, rotation=by), atol=0.03, rtol=0.03)
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_compressed_dropout_keeps_the_mean_and_is_off_in_eval(causal: bool) -> None:
-    torch.manual_seed(0)
-    layer, x = CompressedAttention(8, 2, stride=4, causal=causal, dropout=0.3), torch.randn(1, 16, 8)
-    assert not torch.equal(layer(x), layer(x))
-    mean = layer(x.expand(4000, -1, -1)).mean(0, keepdim=True)
-    layer.eval()
-    torch.testing.assert_close(mean, layer(x), atol=0.05, rtol=0)
-    torch.testing.assert_close(layer(x), compressed_loop(layer, x))
 
 
 def linformer_loop(layer: LinformerAttention, x: Tensor, by: Rotation | None = None) -> Tensor:
@@ -163,7 +77,7 @@ def linformer_loop(layer: LinformerAttention, x: Tensor, by: Rotation | None = N
 @pytest.mark.parametrize("length", [1, 6, 9])
 def test_linformer_equals_loop_with_gradients(length: int) -> None:
     torch.manual_seed(0)
-    layer = LinformerAttention(8, 2, context=9, projected=3, bias=True, qk_norm=True)
+    layer = LinformerAttention(8, 2, context=9, projected=3, qk_norm=True)
     x, weight = torch.randn(2, length, 8), torch.randn(2, length, 8)
     for by in (None, rotation(torch.arange(length), 4)):
         out, expected = layer(x, rotation=by), linformer_loop(layer, x, by)
@@ -179,32 +93,3 @@ def test_linformer_projections_keep_the_scale_of_keys_and_values() -> None:
     for mix in (layer.mix_key, layer.mix_value):
         assert (mix @ tokens).std().item() == pytest.approx(1, abs=0.05)
     assert not torch.equal(layer.mix_key, layer.mix_value)
-
-
-def test_linformer_bf16_autocast_is_close_and_dropout_is_off_in_eval() -> None:
-    torch.manual_seed(0)
-    layer, x = LinformerAttention(16, 4, context=20, projected=5, qk_norm=True, dropout=0.5), torch.randn(2, 13, 16)
-    assert not torch.equal(layer(x), layer(x))
-    layer.eval()
-    with torch.autocast("cpu", torch.bfloat16):
-        out = layer(x)
-    torch.testing.assert_close(out.float(), linformer_loop(layer, x), atol=0.03, rtol=0.03)
-
-
-def test_wrong_arguments_are_rejected() -> None:
-    x, mask, lengths = torch.randn(1, 3, 8), torch.zeros(3, 3), torch.tensor([3])
-    compressed = CompressedAttention(8, 2, stride=2, causal=True)
-    linformer = LinformerAttention(8, 2, context=4, projected=2)
-    _, cache = compressed.prefill(x, lengths, 4)
-    with pytest.raises(ValueError, match="stride=0"):
-        CompressedAttention(8, 2, stride=0)
-    with pytest.raises(ValueError, match="compressed attention has no score"):
-        compressed(x, mask=mask)
-    with pytest.raises(ValueError, match="use rotary positions"):
-        compressed.prefill(x, lengths, 4, mask=mask)
-    with pytest.raises(ValueError, match=r"\(2,\)"):
-        compressed.step(x[:, :1], cache, CachePosition(lengths, 4, slopes=torch.zeros(2)))
-    with pytest.raises(ValueError, match="linformer attention has no score"):
-        linformer(x, mask=mask)
-    with pytest.raises(ValueError, match="5 positions are more than the context of 4"):
-        linformer(torch.randn(1, 5, 8))

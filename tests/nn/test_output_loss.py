@@ -6,14 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtrain.config.schema import ModelConfig
 from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
 from lmtrain.nn.chunked_loss import _backward_chunks, _forward_chunks, linear_cross_entropy
-from lmtrain.nn.output_loss import LARGE, Chunk, rows_at_once, target_nats
+from lmtrain.nn.output_loss import LARGE, Chunk, _CrossEntropy, rows_at_once, target_nats
 from tests.nn.measuring import assert_near, largest_tensor
 
 VOCABULARY = 230
@@ -60,7 +59,9 @@ def our_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tenso
 def test_equal_to_the_plain_loss(rows: int, at_once: int | None, dtype: torch.dtype, tolerance: float) -> None:
     inputs = case(rows, 5, 11)
     assert_near(results(our_loss, inputs, dtype, at_once), results(plain, inputs, dtype), tolerance)
-    hidden, weight, _, targets = inputs
+    hidden, weight, bias, targets = inputs
+    inputs = hidden, weight, bias, torch.full_like(targets, 4)
+    assert_near(results(our_loss, inputs, dtype, at_once), results(plain, inputs, dtype), tolerance)
     unbiased = our_loss(hidden, weight, None, targets, at_once)
     assert_near([unbiased], [plain(hidden, weight, None, targets)], 1e-10)
 
@@ -72,21 +73,6 @@ def test_a_second_derivative_is_an_error() -> None:
     (gradient,) = torch.autograd.grad(nats.square().sum(), weight, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()  # type: ignore[no-untyped-call]
-
-
-@pytest.mark.parametrize("at_once", [4, None])
-def test_equal_where_all_targets_are_the_same(at_once: int | None) -> None:
-    hidden, weight, bias, targets = case(9, 5, 11)
-    inputs = hidden, weight, bias, torch.full_like(targets, 4)
-    assert_near(results(our_loss, inputs, torch.float64, at_once), results(plain, inputs, torch.float64), 1e-10)
-
-
-@pytest.mark.parametrize("at_once", [2, None])
-def test_gradients_are_those_of_small_differences(at_once: int | None) -> None:
-    hidden, weight, bias, targets = case(5, 3, 4)
-    leaves = [tensor.requires_grad_() for tensor in (hidden, weight, bias)]
-    assert torch.autograd.gradcheck(lambda x, w, b: our_loss(x, w, b, targets, at_once), leaves)
-    assert torch.autograd.gradcheck(lambda x, w: our_loss(x, w, None, targets, at_once), leaves[:2])
 
 
 @pytest.mark.parametrize("at_once", [4, None])
@@ -130,30 +116,15 @@ def test_no_more_logits_than_those_of_a_chunk_exist(dtype: torch.dtype) -> None:
     assert sizes.largest == 64 * 50
 
 
-class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The sizes of the tensors that are copied into another type."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.sizes: list[int] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default:
-            self.sizes.append(result.numel())
-        return result
-
-
-def test_an_evaluation_makes_no_errors_of_the_logits() -> None:
+def test_an_evaluation_makes_no_errors_of_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the backward pass needs is made where there is one, and the nats are the same."""
     hidden, weight, bias = (tensor.float() for tensor in case(64, 8, 50)[:3])
     targets = case(64, 8, 50)[3]
-    found = []
-    for needed in (True, False):
-        with torch.set_grad_enabled(needed), torch.autocast("cpu", torch.bfloat16), Casts() as casts:
-            found.append(target_nats(hidden.requires_grad_(needed), weight, bias, targets, None).detach())
-        assert casts.sizes.count(64 * 50) == 1 + needed  # the product in float32, and the errors in bf16
-    assert torch.equal(*found)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = target_nats(hidden.requires_grad_(), weight, bias, targets, None)
+        monkeypatch.setattr(_CrossEntropy, "apply", None)
+        with torch.no_grad():
+            assert torch.equal(target_nats(hidden, weight, bias, targets, None), expected)
 
 
 def model(**fields: object) -> LanguageModel:
@@ -207,7 +178,4 @@ def test_a_compiled_model_is_one_graph_and_equal(chunk: Chunk) -> None:
 )
 def test_rows_at_once(chunk: Chunk, rows: int, wanted: int | None) -> None:
     assert rows_at_once(chunk, rows, 100) == wanted
-
-
-def test_auto_takes_no_fewer_than_512_rows() -> None:
     assert rows_at_once("auto", 4096, 10**6) == 512

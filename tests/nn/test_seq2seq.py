@@ -1,19 +1,23 @@
-"""The encoder-decoder: teacher forcing against cached steps, searches against loops."""
+"""The encoder-decoder: teacher forcing against cached steps and a greedy search, and its losses against loops."""
 
 import itertools
 import math
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lmtrain.generation.beam import beam_search
-from lmtrain.generation.sampling import sample
+from lmtrain.generation import sampling
 from lmtrain.generation.search import Rules
+from lmtrain.nn.attention import padding_mask
 from lmtrain.nn.blocks import NormPosition
 from lmtrain.nn.encoder_decoder import DecoderState, Sizes
-from lmtrain.nn.seq2seq import Seq2Seq
+from lmtrain.nn.non_autoregressive import NonAutoregressive
+from lmtrain.nn.positions import sinusoidal
+from lmtrain.nn.scheduled_sampling import sample
+from lmtrain.nn.seq2seq import Seq2Seq, guided_attention_loss, shift
 
 SIZES = Sizes(source_vocab=5, target_vocab=7, dim=16, heads=2, ff_dim=24, max_length=9)
 END, BEGIN = 5, 6
@@ -45,31 +49,17 @@ def test_cached_steps_equal_teacher_forcing(copy: bool, position: NormPosition) 
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_padding_has_no_influence(copy: bool) -> None:
+    """Nor has a source of nothing else: each position then has a distribution, from its target only."""
     model = make(replace(SIZES, copy=copy))
+    expected = model(SOURCE, INPUTS, torch.zeros_like(VALID))
+    torch.testing.assert_close(expected.exp().sum(-1), torch.ones(3, 7))
+    torch.testing.assert_close(model(SOURCE[:, :0], INPUTS), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(model.start(SOURCE[:, :0])[0], expected[:, 0], atol=1e-5, rtol=0)
     expected = model(SOURCE, INPUTS, VALID)
     torch.testing.assert_close(model(SOURCE.masked_fill(~VALID, 3), INPUTS, VALID), expected)
     for row, length in enumerate(LENGTHS):
         alone = model(SOURCE[row : row + 1, :length], INPUTS[row : row + 1])
         torch.testing.assert_close(alone, expected[row : row + 1], atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("copy", [False, True])
-def test_sources_without_words(copy: bool) -> None:
-    """Of no width at all, or nothing but padding: each position still has a distribution, from its target only."""
-    model = make(replace(SIZES, copy=copy))
-    expected = model(SOURCE, INPUTS, torch.zeros_like(VALID))
-    torch.testing.assert_close(expected.exp().sum(-1), torch.ones(3, 7))
-    torch.testing.assert_close(model(SOURCE[:, :0], INPUTS), expected, atol=1e-6, rtol=0)
-    log_probs, state = model.start(SOURCE[:, :0])
-    torch.testing.assert_close(log_probs, expected[:, 0], atol=1e-5, rtol=0)
-    log_probs, _ = model.step(state, INPUTS[:, 1])
-    torch.testing.assert_close(log_probs, expected[:, 1], atol=1e-5, rtol=0)
-
-
-def test_a_target_without_words_is_its_end() -> None:
-    model = make()
-    first = model(SOURCE, INPUTS[:, :1], VALID)[:, 0, END]
-    torch.testing.assert_close(model.loss(SOURCE, TARGET[:, :0], VALID), -first.mean())
 
 
 def test_a_later_input_leaves_earlier_outputs_and_every_source_word_matters() -> None:
@@ -89,12 +79,8 @@ def test_a_later_input_leaves_earlier_outputs_and_every_source_word_matters() ->
 
 def test_the_embedding_adds_sinusoids_and_has_an_end() -> None:
     model = make()
-    states = model.embedding(INPUTS[:1, :3], first=2)
-    for t, d in itertools.product(range(3), range(16)):
-        angle = (2 + t) / 10_000 ** (d // 2 * 2 / 16)
-        wave = math.cos(angle) if d % 2 else math.sin(angle)
-        word = model.embedding.words.weight[int(INPUTS[0, t]), d].item()
-        assert states[0, t, d].item() == pytest.approx(word + wave, abs=1e-5)
+    expected = model.embedding.words.weight[INPUTS[:1, :3]] + sinusoidal(torch.arange(2, 5), 16)
+    torch.testing.assert_close(model.embedding(INPUTS[:1, :3], first=2), expected)
     with pytest.raises(ValueError, match="max_length=9"):
         model(torch.zeros(1, 10, dtype=torch.long), INPUTS)
 
@@ -107,6 +93,30 @@ def test_encoder_and_decoder_end_with_a_norm(position: NormPosition) -> None:
     states = model.decoder(model.embedding(INPUTS), memory, valid)
     torch.testing.assert_close(states.square().mean(-1), torch.ones(3, 7), atol=1e-4, rtol=0)
     assert sum(isinstance(module, nn.RMSNorm) for module in model.modules()) == 4 + 6 + 2 * (position == "pre")
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("kind", ["seq2seq", "predicted", "fixed"])
+def test_gradients_reach_every_parameter(
+    kind: Literal["seq2seq", "predicted", "fixed"], copy: bool, bf16: bool
+) -> None:
+    torch.manual_seed(0)
+    sizes, lengths = replace(SIZES, copy=copy, dropout=0.1), torch.tensor(TARGET_LENGTHS)
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        model: Seq2Seq | NonAutoregressive
+        if kind == "seq2seq":
+            model = Seq2Seq(sizes)
+            loss = model.loss(SOURCE, TARGET, VALID, lengths, sampling=0.5)
+        else:
+            model = NonAutoregressive(sizes, kind)
+            loss = model.loss(SOURCE, TARGET, VALID, lengths)
+    assert loss.dtype == torch.float32
+    loss.backward()  # type: ignore[no-untyped-call]
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
 
 
 def argmax_loop(model: Seq2Seq, source: Tensor, limit: int) -> tuple[int, ...]:
@@ -125,36 +135,11 @@ def test_greedy_equals_an_uncached_loop(copy: bool) -> None:
         model = make(replace(SIZES, copy=copy), seed)
         model.prediction.vocabulary.weight.data.mul_(4)  # decided enough to vary from row to row
         model.prediction.vocabulary.bias.data[END] += 1
-        found = sample(*model.start(SOURCE, VALID), model.step, RULES)
+        found = sampling.sample(*model.start(SOURCE, VALID), model.step, RULES)
         for row, length in enumerate(LENGTHS):
             assert found[row].ids == argmax_loop(model, SOURCE[row : row + 1, :length], 9)
             lengths.add(len(found[row].ids))
     assert len(lengths) > 2
-
-
-def test_a_full_beam_is_exhaustive() -> None:
-    """Two words, END and a banned BEGIN: every text of up to four tokens, scored by teacher forcing."""
-    sizes = replace(SIZES, source_vocab=2, target_vocab=4, copy=True)
-    model = make(sizes)
-    model.prediction.vocabulary.weight.data.mul_(3)
-    source, valid = torch.tensor([[0, 1, 1], [1, 0, 0]]), torch.tensor([[True] * 3, [True, False, False]])
-    rules = Rules(4, lambda ids: ids[-1] == sizes.end_id, blocked=frozenset({sizes.begin_id}))
-    found = beam_search(*model.start(source, valid), model.step, rules, beams=81, results=81, length_penalty=0.6)
-    for row, hypotheses in enumerate(found):
-        expected = []
-        for length in range(1, 5):
-            for ids in itertools.product(range(3), repeat=length):
-                if sizes.end_id in ids[:-1] or (length < 4 and ids[-1] != sizes.end_id):
-                    continue
-                inputs = torch.tensor([[sizes.begin_id, *ids[:-1]]])
-                log_probs = model(source[row : row + 1], inputs, valid[row : row + 1])[0]
-                total = sum(log_probs[t, token].item() for t, token in enumerate(ids))
-                expected.append((total / length**0.6, ids))
-        expected.sort(reverse=True)
-        assert len(hypotheses) == len(expected) == 31
-        assert [h.score for h in hypotheses] == pytest.approx([score for score, _ in expected], abs=1e-5)
-        assert {h.ids for h in hypotheses} == {ids for _, ids in expected}
-        assert hypotheses[0].ids == expected[0][1]
 
 
 def test_a_selected_state_continues_and_a_full_one_is_rejected() -> None:
@@ -195,29 +180,95 @@ def test_copying_needs_shared_ids() -> None:
         Sizes(source_vocab=8, target_vocab=2)
 
 
-@pytest.mark.parametrize("copy", [False, True])
-def test_gradients_reach_every_parameter(copy: bool) -> None:
-    model = make(replace(SIZES, copy=copy, dropout=0.1)).train()
-    model.loss(SOURCE, TARGET, VALID, torch.tensor(TARGET_LENGTHS), sampling=0.5).backward()  # type: ignore[no-untyped-call]
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-        assert parameter.grad.abs().max() > 0, name
-
-
-def test_bf16_autocast_trains_and_decodes() -> None:
-    model = make(replace(SIZES, copy=True))
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model.loss(SOURCE, TARGET, VALID, sampling=0.5)
-        found = sample(*model.start(SOURCE, VALID), model.step, RULES)
-    loss.backward()  # type: ignore[no-untyped-call]
-    assert loss.dtype == torch.float32
-    assert len(found) == 3
-
-
 def test_dropout_is_for_training_only() -> None:
     model = make(replace(SIZES, dropout=0.5))
     assert sum(isinstance(module, nn.Dropout) and module.p == 0.5 for module in model.modules()) == 2 + 2 * 2 + 2 * 3
     assert torch.equal(model(SOURCE, INPUTS, VALID), model(SOURCE, INPUTS, VALID))
     model.train()
     assert not torch.equal(model(SOURCE, INPUTS, VALID), model(SOURCE, INPUTS, VALID))
+
+
+def test_shift_puts_begin_before_and_end_behind() -> None:
+    target = torch.tensor([[1, 2, 3], [4, 0, 0], [2, 2, 2]])
+    inputs, labels, real = shift(target, torch.tensor([3, 1, 0]), SIZES)
+    assert inputs.tolist() == [[BEGIN, 1, 2, 3], [BEGIN, 4, END, END], [BEGIN, END, END, END]]
+    assert labels.tolist() == [[1, 2, 3, END], [4, END, END, END], [END] * 4]
+    assert real.tolist() == [[True] * 4, [True, True, False, False], [True, False, False, False]]
+
+
+def mean_loss(model: Seq2Seq, rows: list[list[int]]) -> float:
+    """The mean over all labels, END included, when these are the decoder's inputs after BEGIN."""
+    nats = []
+    for b, length in enumerate(TARGET_LENGTHS):
+        log_probs = model(SOURCE[b : b + 1, : LENGTHS[b]], torch.tensor([[BEGIN, *rows[b][:length]]]))[0]
+        nats += [-log_probs[t, label].item() for t, label in enumerate([*TARGET[b, :length].tolist(), END])]
+    return math.fsum(nats) / len(nats)
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_loss_equals_a_loop(copy: bool) -> None:
+    model = make(replace(SIZES, copy=copy))
+    loss = model.loss(SOURCE, TARGET, VALID, torch.tensor(TARGET_LENGTHS))
+    assert loss.item() == pytest.approx(mean_loss(model, TARGET.tolist()), abs=1e-5)
+    assert torch.equal(loss, model.loss(SOURCE, TARGET, VALID, torch.tensor(TARGET_LENGTHS), sampling=0.0))
+    first = model(SOURCE, INPUTS[:, :1], VALID)[:, 0, END]  # a target without words is its END
+    torch.testing.assert_close(model.loss(SOURCE, TARGET[:, :0], VALID), -first.mean())
+    whole = model.loss(SOURCE, TARGET, VALID)
+    torch.testing.assert_close(whole, model.loss(SOURCE, TARGET, VALID, torch.tensor([4, 4, 4])))
+
+
+def test_scheduled_sampling_reads_what_the_first_pass_predicted() -> None:
+    """At probability one input t is what was sampled from the prediction at t - 1, and the labels stay true."""
+    model = make()
+    lengths = torch.tensor(TARGET_LENGTHS)
+    torch.manual_seed(3)
+    loss = model.loss(SOURCE, TARGET, VALID, lengths, sampling=1.0)
+    torch.manual_seed(3)
+    inputs, _, _ = shift(TARGET, lengths, SIZES)
+    sampled = sample(model(SOURCE, inputs, VALID))
+    rows = [[int(sampled[b, t - 1]) for t in range(1, 5)] for b in range(3)]
+    assert loss.item() == pytest.approx(mean_loss(model, rows), abs=1e-5)
+    assert abs(mean_loss(model, rows) - mean_loss(model, TARGET.tolist())) > 1e-3
+
+
+def test_cross_weights_are_those_of_the_forward_pass() -> None:
+    model = make()
+    read: list[Tensor] = []
+    for block in model.decoder.blocks:
+        block.cross_attention.register_forward_pre_hook(
+            lambda layer, inputs: read.append(layer.weights(*inputs, mask=padding_mask(VALID)))
+        )
+    model(SOURCE, INPUTS, VALID)
+    expected = torch.stack(read)
+    weights = model.cross_weights(SOURCE, INPUTS, VALID)
+    torch.testing.assert_close(weights, expected)
+    assert weights.requires_grad  # for a loss
+
+
+def test_guided_attention_loss_equals_a_loop_and_prefers_the_diagonal() -> None:
+    torch.manual_seed(0)
+    weights = torch.rand(2, 3, 5, 4)
+    total, count = 0.0, 0
+    for b, (queries, keys) in enumerate(((5, 2), (3, 4))):
+        for h, n, t in itertools.product(range(3), range(queries), range(keys)):
+            off = n / queries - t / keys
+            total += weights[b, h, n, t].item() * (1 - math.exp(-(off**2) / (2 * 0.3**2)))
+            count += 1
+    lengths = torch.tensor([5, 3]), torch.tensor([2, 4])
+    loss = guided_attention_loss(weights, *lengths, width=0.3)
+    assert loss.item() == pytest.approx(total / count, abs=1e-6)
+    torch.testing.assert_close(guided_attention_loss(weights.expand(4, 2, 3, 5, 4), *lengths, width=0.3), loss)
+    diagonal, six = torch.eye(6)[None, None], torch.tensor([6])
+    assert guided_attention_loss(diagonal, six, six).item() == pytest.approx(0, abs=1e-7)
+    assert guided_attention_loss(diagonal.flip(-1), six, six) > 0.1
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(0, 4), (3, 0), (0, 0)])
+def test_guided_attention_leaves_empty_rows_out(queries: int, keys: int) -> None:
+    weights = torch.rand(2, 1, 3, 4, requires_grad=True)
+    targets, sources = torch.tensor([3, queries]), torch.tensor([4, keys])
+    loss = guided_attention_loss(weights, targets, sources)
+    torch.testing.assert_close(loss, guided_attention_loss(weights[:1], targets[:1], sources[:1]))
+    (gradient,) = torch.autograd.grad(loss, weights)
+    assert gradient[0].any()
+    assert not gradient[1].any()

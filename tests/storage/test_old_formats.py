@@ -11,7 +11,7 @@ import pytest
 from lmtrain.config.loader import identity_difference
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.training.loop import train_step
-from lmtrain.training.state import prepare, restore
+from lmtrain.training.state import new_training, restore
 from tests.stored.make import HERE, example, loss
 
 STORED: dict[str, tuple[str, float]] = {
@@ -35,7 +35,7 @@ def test_a_stored_run_can_be_resumed(name: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     config, store = example()
     shutil.copytree(HERE / name, tmp_path / "run")
-    training = prepare(run_folder.run_config(tmp_path / "run"), store, lambda message: None)
+    training = new_training(run_folder.run_config(tmp_path / "run"), store, lambda message: None)
     stored = checkpoint.load(run_checkpoints.choose(tmp_path / "run", "last"))
     restore(training, stored)
     assert training.counters.step == stored.info["step"] == 10

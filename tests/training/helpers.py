@@ -2,31 +2,23 @@
 
 import dataclasses
 import json
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import Tensor
 
 from lmtrain.config.loader import parse
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.evaluation.perplexity import Score, evaluate
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import read_manifest, verify
-from lmtrain.system import disk
-from lmtrain.training import loop, validation
+from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.compilation import Forward
 from lmtrain.training.loop import StepResult, fit, train_step
-from lmtrain.training.monitor import RunMonitor
 from lmtrain.training.run import Outcome
-from lmtrain.training.state import Training, prepare
+from lmtrain.training.state import Training, new_training
 
 LOGGED: dict[str, Any] = {
     "model__dim": 8,
@@ -39,6 +31,8 @@ LOGGED: dict[str, Any] = {
     "eval__stride": 16,
 }
 """A very small run that logs every step."""
+CLOCK: dict[str, Any] = {"seconds": 1.0, "metrics_bytes": 0}
+"""What `snapshot` is given of the clock and the log."""
 TIMELESS = ("loss", "perplexity", "word_perplexity", "raw_loss", "lr", "grad_norm", "epoch", "skipped_steps")
 """Metrics that do not depend on a clock."""
 
@@ -62,12 +56,21 @@ def silent(_message: str) -> None:
 
 
 def start(config: Config, store: TokenStore) -> Training:
-    return prepare(config, store, silent)
+    return new_training(config, store, silent)
 
 
-def run(config: Config, store: TokenStore, run_dir: Path, *, resume: bool = True) -> tuple[Outcome, list[str]]:
+def run(
+    config: Config,
+    store: TokenStore,
+    run_dir: Path,
+    *,
+    quiet: bool = True,
+    processes: ProcessGroup = SINGLE_PROCESS,
+) -> tuple[Outcome, list[str]]:
+    """How the run ended, and its notes."""
     notes: list[str] = []
-    return fit(config, store, run_dir, resume=resume, note=notes.append, quiet=True), notes
+    outcome = fit(config, store, run_dir, note=notes.append, quiet=quiet, processes=processes)
+    return outcome, notes
 
 
 def with_forward(training: Training, wrap: Callable[[Forward], Forward]) -> Training:
@@ -86,18 +89,6 @@ def worsen(training: Training, _lr: float) -> StepResult:
     for name, value in training.model.named_parameters():
         training.ema[name].copy_(value.detach())
     return result
-
-
-def gradients(training: Training) -> dict[str, Tensor]:
-    """The gradients that a step passes to its optimizer."""
-    found: dict[str, Tensor] = {}
-
-    def record(_skip: Tensor) -> None:
-        found.update({name: value.grad.clone() for name, value in training.model.named_parameters()})  # type: ignore[union-attr]
-
-    training.optimizer.step_unless = record  # type: ignore[assignment, method-assign]
-    train_step(training, 1e-3)
-    return found
 
 
 def last_hash(run_dir: Path) -> str:
@@ -139,50 +130,6 @@ def flip_bit(path: Path, place: int = -1) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
-
-
-@contextmanager
-def observed(heard: Callable[[str], None]) -> Iterator[None]:
-    """Report the moments of a run whose handlers are installed: step, log, batch (of an evaluation), disk (call)."""
-
-    def reporting(kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-                heard(kind)
-            return real(*arguments, **options)
-
-        return call
-
-    def evaluated(*arguments: Any, advance: Callable[[int], object], **options: Any) -> Score:
-        return evaluate(*arguments, advance=reporting("batch", advance), **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(validation, "evaluate", evaluated)
-        patch.setattr(loop, "train_step", reporting("step", loop.train_step))
-        patch.setattr(RunMonitor, "_record", reporting("log", RunMonitor._record))
-        for name in ("make_folder", "write", "sync", "rename", "remove"):
-            patch.setattr(disk, name, reporting("disk", getattr(disk, name)))
-        yield
-
-
-class Sender:
-    """Sends this process a signal at the n-th moment of one kind."""
-
-    def __init__(self, kind: str, count: int, number: int, announcement: str = "") -> None:
-        self._kind, self._left, self._number, self._announcement = kind, count, number, announcement
-        self._sent = False
-        self.after: list[str] = []
-
-    def __call__(self, kind: str) -> None:
-        if self._sent:
-            self.after.append(kind)
-        elif kind == self._kind:
-            self._left -= 1
-            if self._left == 0:
-                if self._announcement:
-                    print(self._announcement, file=sys.stderr, flush=True)
-                signal.raise_signal(self._number)
-                self._sent = True
 
 
 def cpu() -> torch.device:

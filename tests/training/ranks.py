@@ -1,9 +1,9 @@
 """Several processes that train together, forked from this one, with the environment that torchrun would set."""
 
+import json
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,21 +16,29 @@ from lmtrain.system.distributed import join_processes
 from lmtrain.system.process_group import ProcessGroup
 from tests.helpers import Child
 
-TIMEOUT_MINUTES = 0.5
-Work = Callable[[ProcessGroup], None]
+Say = Callable[[str], None]
+Work = Callable[[ProcessGroup], Any]
 
 
 class Ranks:
-    """Processes that run `work`; the output of each, tracebacks included, is in `folder`/<rank>.
+    """Processes of which each runs a program; the output of each, tracebacks included, is in `folder`/<rank>.
 
     The store is in a process of its own: its threads in this one could hold locks that a fork would copy.
     """
 
-    def __init__(self, size: int, work: Work, folder: Path, timeout_minutes: float = TIMEOUT_MINUTES) -> None:
+    def __init__(self, size: int, programs: dict[int, Callable[[Say], None]], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         self.host = Child(_host)
         port = int(self.host.hear())
-        self.children = [Child(partial(_rank, rank, size, port, work, folder, timeout_minutes)) for rank in range(size)]
+        self.children = [
+            Child(partial(_run, program, variables(rank, size, port)), folder / str(rank))
+            for rank, program in programs.items()
+        ]
+
+    def output(self, rank: int) -> str:
+        """What a process has printed."""
+        return (self._folder / str(rank)).read_text()
 
     def end(self) -> list[int]:
         """Wait for the end: the exit statuses."""
@@ -40,37 +48,39 @@ class Ranks:
         return statuses
 
 
-def together(size: int, work: Work, folder: Path) -> list[int]:
-    """The exit statuses of processes that ran `work`; see `Ranks`."""
-    return Ranks(size, work, folder).end()
+def train_ranks(size: int, work: Work, folder: Path, timeout_minutes: float = 0.5) -> Ranks:
+    """Processes that join and run `work`; each says what it returned, as JSON."""
+
+    def program(say: Say) -> None:
+        with join_processes("cpu", timeout_minutes) as processes:
+            found = work(processes)
+            if found is not None:
+                say(json.dumps(found))
+
+    return Ranks(size, dict.fromkeys(range(size), program), folder)
 
 
-def commands(size: int, arguments: dict[int, list[str]], folder: Path) -> dict[int, int]:
-    """The exit statuses, by rank, of the command line in those of `size` processes that have `arguments`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    host = Child(_host)
-    port = int(host.hear())
-    children = {rank: Child(partial(_command, rank, size, port, given, folder)) for rank, given in arguments.items()}
-    statuses = {rank: child.end() for rank, child in children.items()}
-    os.kill(host.process, signal.SIGKILL)
-    host.end()
-    return statuses
+def together(size: int, work: Work, folder: Path) -> list[Any]:
+    """What `work` returned in each of `size` processes, all of which must succeed."""
+    ranks = train_ranks(size, work, folder)
+    found = [child.hear() for child in ranks.children]
+    assert ranks.end() == [0] * size, [ranks.output(rank) for rank in range(size)]
+    return [json.loads(text) if text else None for text in found]
+
+
+def commands(size: int, arguments: dict[int, list[str]], folder: Path) -> Ranks:
+    """The command line in those of `size` processes that have `arguments`."""
+
+    def program(given: list[str], _say: Say) -> None:
+        sys.argv = ["lmtrain", *given]
+        cli.main()
+
+    return Ranks(size, {rank: partial(program, given) for rank, given in arguments.items()}, folder)
 
 
 def meeting_place() -> Any:
     """A store on a free port, through which processes connect."""
     return torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-
-
-def _host(say: Callable[[str], None]) -> None:
-    store = meeting_place()
-    say(str(store.port))
-    signal.pause()
-
-
-def output(folder: Path, rank: int) -> str:
-    """What a process printed, tracebacks included."""
-    return (folder / str(rank)).read_text()
 
 
 def variables(rank: int, size: int, port: int) -> dict[str, str]:
@@ -86,34 +96,12 @@ def variables(rank: int, size: int, port: int) -> dict[str, str]:
     }
 
 
-def _rank(
-    rank: int, size: int, port: int, work: Work, folder: Path, minutes: float, _say: Callable[[str], None]
-) -> None:
-    _start(rank, size, port, folder)
-    try:
-        with join_processes("cpu", minutes) as processes:
-            work(processes)
-    except BaseException:
-        traceback.print_exc()
-        raise
-    finally:
-        sys.stdout.flush()
+def _host(say: Say) -> None:
+    store = meeting_place()
+    say(str(store.port))
+    signal.pause()
 
 
-def _command(rank: int, size: int, port: int, arguments: list[str], folder: Path, _say: Callable[[str], None]) -> None:
-    _start(rank, size, port, folder)
-    sys.argv = ["lmtrain", *arguments]
-    status: object = 0
-    try:
-        cli.main()
-    except SystemExit as end:
-        status = end.code
-    sys.stdout.flush()
-    os._exit(status if isinstance(status, int) else 0)
-
-
-def _start(rank: int, size: int, port: int, folder: Path) -> None:
-    sys.stdout = sys.stderr = (folder / str(rank)).open("w")
-    for descriptor in (1, 2):
-        os.dup2(sys.stdout.fileno(), descriptor)
-    os.environ |= variables(rank, size, port)
+def _run(program: Callable[[Say], None], environment: dict[str, str], say: Say) -> None:
+    os.environ |= environment
+    program(say)

@@ -26,7 +26,7 @@ def test_the_compiled_model_trains_like_the_plain_one(tiny: Config, store: Token
     notes: list[str] = []
     losses = []
     for wanted in (False, "auto", True):
-        training = state.prepare(change(without_dropout(tiny), train__compile=wanted), store, notes.append)
+        training = state.new_training(change(without_dropout(tiny), train__compile=wanted), store, notes.append)
         losses.append([float(train_step(training, 1e-2).loss) for _ in range(3)])
     assert len(notes) == 1, "auto must not compile so short a run"
     assert losses[0] == losses[1]
@@ -72,12 +72,12 @@ def test_a_compiler_that_fails(
 ) -> None:
     monkeypatch.setattr(torch, "compile", failing(error, late))
     notes: list[str] = []
-    training = state.prepare(tiny, store, notes.append)
+    training = state.new_training(tiny, store, notes.append)
     assert isinstance(training.forward, Objective)
     assert notes[1:] == [f"torch.compile failed and is not used, which only costs speed ({reason})"]
     assert all(parameter.grad is None for parameter in training.model.parameters())
     with pytest.raises(LmtrainError, match=rf"{re.escape(reason)}.*set train\.compile=false"):
-        state.prepare(change(tiny, train__compile=True), store, silent)
+        state.new_training(change(tiny, train__compile=True), store, silent)
 
 
 @pytest.mark.usefixtures("long_run")
@@ -87,7 +87,7 @@ def test_memory_exhausted_while_compiling_is_not_a_compiler_error(
 ) -> None:
     monkeypatch.setattr(torch, "compile", failing(torch.OutOfMemoryError("CUDA out of memory")))
     with pytest.raises(torch.OutOfMemoryError):
-        state.prepare(change(tiny, train__compile=wanted), store, silent)
+        state.new_training(change(tiny, train__compile=wanted), store, silent)
 
 
 def test_a_machine_without_a_compiler(
@@ -95,7 +95,7 @@ def test_a_machine_without_a_compiler(
 ) -> None:
     monkeypatch.setattr("lmtrain.training.compilation.lacks_to_compile", lambda device: "C++ compiler")
     notes: list[str] = []
-    assert isinstance(state.prepare(tiny, store, notes.append).forward, Objective)
+    assert isinstance(state.new_training(tiny, store, notes.append).forward, Objective)
     assert notes == ["not compiling the model, which only costs speed: this machine has no C++ compiler"]
     with pytest.raises(LmtrainError, match=r"train\.compile=true, but .* no C\+\+ compiler: set train\.compile=false"):
-        state.prepare(change(tiny, train__compile=True), store, silent)
+        state.new_training(change(tiny, train__compile=True), store, silent)

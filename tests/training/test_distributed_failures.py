@@ -1,4 +1,4 @@
-"""Processes that die, hang, disagree or get a signal: all of them end, and the run resumes from a good checkpoint."""
+"""Processes that die, hang, disagree or can't save: all of them end, and the run resumes from a good checkpoint."""
 
 import json
 import os
@@ -17,95 +17,121 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints, run_folder
+from lmtrain.system import disk
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training import loop
-from lmtrain.training.loop import StepResult, fit, train_step
+from lmtrain.training.loop import StepResult, train_step
 from lmtrain.training.saving import Saver
-from lmtrain.training.state import Training
+from lmtrain.training.state import Training, new_training, snapshot
 from tests.helpers import TINY, Child
-from tests.training.helpers import change, last_hash, run, run_state, verified_steps
-from tests.training.ranks import Ranks, output, together
+from tests.training.helpers import CLOCK, change, last_hash, run, run_state, silent, verified_steps
+from tests.training.ranks import together, train_ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def harmed(
-    config: Config, store: TokenStore, run_dir: Path, harm: Callable[[], None]
-) -> Callable[[ProcessGroup], None]:
-    """Training in whose fourth step the last process is harmed; every step before it is saved."""
-
-    def work(processes: ProcessGroup) -> None:
-        def step(training: Training, lr: float) -> StepResult:
-            if training.counters.step == 3 and processes.rank == processes.world_size - 1:
-                harm()
-            return train_step(training, lr)
-
-        save = Saver.save
-
-        def saved(saver: Saver, *arguments: Any) -> None:
-            save(saver, *arguments)
-            saver.wait()
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "train_step", step)
-            patch.setattr(Saver, "save", saved)
-            fit(config, store, run_dir, resume=True, note=print, quiet=True, processes=processes)
-
-    return work
-
-
-def fail() -> None:
-    raise RuntimeError("a fault")
-
-
 @pytest.mark.parametrize(("number", "timeout"), [(signal.SIGKILL, 30.0), (signal.SIGSTOP, 2.0), (None, 30.0)])
 def test_if_a_process_dies_hangs_or_fails_all_end(
-    tiny: Config, store: TokenStore, tmp_path: Path, number: int | None, timeout: float
+    tiny: Config,
+    store: TokenStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int | None,
+    timeout: float,
 ) -> None:
-    config = change(tiny, train__steps=6, train__eval_steps=3, train__save_minutes=1e-9)
+    """It is harmed in the fourth step."""
+
+    def step(training: Training, lr: float) -> StepResult:
+        if training.counters.step == 3 and training.parallel.processes.rank == 1:
+            if number is None:
+                raise RuntimeError("a fault")
+            os.kill(os.getpid(), number)
+        return train_step(training, lr)
+
+    monkeypatch.setattr(loop, "train_step", step)
+    config = change(tiny, train__steps=6, train__eval_steps=3)
     whole = run(config, store, tmp_path / "whole")[0]
-    harm = fail if number is None else lambda: os.kill(os.getpid(), number)
-    ranks = Ranks(2, harmed(config, store, tmp_path / "run", harm), tmp_path / "log", timeout / 60)
+
+    def work(processes: ProcessGroup) -> None:
+        run(config, store, tmp_path / "run", processes=processes)
+
+    ranks = train_ranks(2, work, tmp_path / "log", timeout / 60)
     assert ranks.children[0].end() == 1
     if number == signal.SIGSTOP:
         os.kill(ranks.children[1].process, signal.SIGKILL)
     ranks.children.pop(0)
     ranks.end()
-    assert "another process of this run has ended, or has not answered" in output(tmp_path / "log", 0)
+    assert "another process of this run has ended, or has not answered" in ranks.output(0)
     assert verified_steps(tmp_path / "run")[-1] == 3
     assert run_state(tmp_path / "run")["status"] == "failed"
     assert run(config, store, tmp_path / "run")[0].score == whole.score
     assert last_hash(tmp_path / "run") == last_hash(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_failed_save_of_one_process_leaves_the_previous_checkpoint(
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: int, killed: bool
+) -> None:
+    """It is killed, or its disk is full, while both write the second of two sharded checkpoints."""
+    run_dir, write = tmp_path / "run", disk.write
+
+    def work(processes: ProcessGroup) -> None:
+        def harmed(path: Path, data: Any) -> None:
+            if processes.rank == victim and path.name.startswith("ema"):
+                if killed:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise OSError(28, "No space left on device")
+            write(path, data)
+
+        training = new_training(change(tiny, train__parallel="fsdp"), store, silent, processes)
+        with Saver(run_dir, 1, processes) as saver:
+            saver.save(1, *snapshot(training, store, None, CLOCK))
+            saver.wait()
+            processes.barrier()
+            monkeypatch.setattr(disk, "write", harmed)
+            saver.save(2, *snapshot(training, store, None, CLOCK))
+
+    ranks = train_ranks(2, work, tmp_path / "log")
+    statuses = ranks.end()
+    assert (statuses[victim], statuses[1 - victim]) == (-signal.SIGKILL if killed else 1, 1)
+    assert killed or "No space left on device" in ranks.output(victim)
+    other = "another process of this run has ended" if killed else "AlreadyReported"
+    assert other in ranks.output(1 - victim)
+    notes: list[str] = []
+    with run_folder.lock(run_dir):
+        found = run_checkpoints.last(run_dir, notes.append)
+    assert found is not None
+    assert (found.info["step"], found.info["processes"], notes) == (1, 2, [])
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000001"]
+
+
 def test_processes_that_disagree_are_rejected(
     tiny: Config, store: TokenStore, little: Config, little_store: TokenStore, tmp_path: Path
 ) -> None:
     """In configuration, in data, about the run folder; and so are processes whose run is in use."""
-    attempts: list[tuple[Config, TokenStore, str, str]] = [
-        (change(tiny, train__lr=0.5), store, "run", "process 1 has train.lr=0.5 where process 0 has 0.001"),
-        (change(tiny, eval__batch_size=3), store, "run", "process 1 has eval.batch_size=3 where process 0 has 256"),
-        (little, little_store, "run", "process 1 has its token"),
-        (tiny, store, "used", "in use by another process"),
-        (tiny, store, "elsewhere", "run.dir must be a folder that all nodes share"),
+    same = (tiny, store, "run")
+    attempts: list[tuple[tuple[Config, TokenStore, str], tuple[Config, TokenStore, str], str]] = [
+        (same, (change(tiny, train__lr=0.5), store, "run"), "process 1 has train.lr=0.5 where process 0 has 0.001"),
+        (same, (change(tiny, eval__batch_size=3), store, "run"), "process 1 has eval.batch_size=3 where process 0 has"),
+        (same, (little, little_store, "run"), "process 1 has its token"),
+        ((tiny, store, "used"), (tiny, store, "used"), "in use by another process"),
+        ((tiny, store, "here"), (tiny, store, "elsewhere"), "run.dir must be a folder that all nodes share"),
     ]
 
-    def work(processes: ProcessGroup) -> None:
+    def work(processes: ProcessGroup) -> list[tuple[str, str]]:
         errors = []
-        for theirs, their_store, name, _ in attempts:
-            config, tokens, folder = theirs, their_store, tmp_path / name
-            if processes.is_main:
-                config, tokens, folder = tiny, store, tmp_path / ("here" if name == "elsewhere" else name)
+        for *given, _ in attempts:
+            config, tokens, name = given[processes.rank]
             with pytest.raises(LmtrainError) as error:
-                fit(config, tokens, folder, resume=True, note=print, quiet=True, processes=processes)
-            errors.append([type(error.value).__name__, str(error.value)])
-        (tmp_path / f"{processes.rank}.json").write_text(json.dumps(errors))
+                run(config, tokens, tmp_path / name, processes=processes)
+            errors.append((type(error.value).__name__, str(error.value)))
+        return errors
 
     with run_folder.lock(tmp_path / "used"):
-        assert together(2, work, tmp_path / "log") == [0, 0], output(tmp_path / "log", 0)
-    main, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+        main, other = together(2, work, tmp_path / "log")
     for (_, message), (*_, expected) in zip(main, attempts, strict=True):
         assert expected in message
     assert [name for name, _ in other] == ["AlreadyReported"] * 4 + ["LmtrainError"]
@@ -118,11 +144,11 @@ def test_processes_whose_torchrun_is_killed_save_and_end(
     config = change(tiny, train__steps=10**6, train__eval_steps=10**6)
 
     def work(processes: ProcessGroup) -> None:
-        outcome = fit(config, store, tmp_path / "run", resume=True, note=print, quiet=True, processes=processes)
+        outcome, _ = run(config, store, tmp_path / "run", processes=processes)
         (tmp_path / f"{processes.rank}.json").write_text(json.dumps([outcome.status, outcome.step]))
 
     def torchrun(say: Callable[[str], None]) -> None:
-        ranks = Ranks(2, work, tmp_path / "log")
+        ranks = train_ranks(2, work, tmp_path / "log")
         say(" ".join(str(child.process) for child in (*ranks.children, ranks.host)))
         signal.pause()
 
@@ -139,8 +165,8 @@ def test_processes_whose_torchrun_is_killed_save_and_end(
         for process in processes:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-    step = run_checkpoints.folders(tmp_path / "run")[-1].name.removeprefix("step-")
-    assert [json.loads(path.read_text()) for path in ended] == [["interrupted", int(step)]] * 2
+    step = verified_steps(tmp_path / "run")[-1]
+    assert [json.loads(path.read_text()) for path in ended] == [["interrupted", step]] * 2
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
@@ -172,7 +198,7 @@ main()
 def test_torchrun_restarts_a_run(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["--max-restarts", "1", "--monitor-interval", "0.1", "script.py", "train", *TINY, "--json", "--quiet"]
+    command += ["--max-restarts", "1", "--monitor-interval", "0.1", "script.py", "train", *TINY, "--json"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"} | {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
@@ -184,5 +210,5 @@ def test_torchrun_restarts_a_run(trained: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)  # only one process prints
     assert (result["status"], result["step"]) == ("finished", 12)
-    assert "resuming runs/default from step 5" in done.stderr
+    assert "runs/default: resuming from step 5" in done.stderr
     assert last_hash(tmp_path / "runs" / "default") == last_hash(trained / "runs" / "default")

@@ -1,4 +1,5 @@
-"""train.init_from: a run starts from the best weights of another one, of the same model and tokenizer, only once."""
+"""train.init_from: a run starts from the best weights of another one, only once; which runs are rejected for it, or
+as a teacher."""
 
 import shutil
 import signal
@@ -34,27 +35,18 @@ def continued(tiny: Config, base: Path) -> Config:
     return change(tiny, train__init_from=str(base), run__seed=2)
 
 
-@pytest.mark.parametrize("ema", [0.9, None])
-def test_the_initial_weights_are_the_best_averaged_ones(
-    continued: Config, store: TokenStore, base: Path, ema: float | None
+@pytest.mark.parametrize(("base_ema", "ema", "weights"), [(0.9, 0.9, "ema"), (0.9, None, "ema"), (None, 0.9, "raw")])
+def test_the_initial_weights_are_the_best_averaged_ones_if_there_are_any(
+    tiny: Config, store: TokenStore, tmp_path: Path, base_ema: float | None, ema: float | None, weights: str
 ) -> None:
-    config = change(continued, train__ema=ema, model__dropout=0.0)
-    expected = load_trained(base, "best", "ema", cpu())
-    training = start(config, store)
-    assert load_initial_weights(base, config, store, training.model, training.ema) == expected.step
+    run(change(tiny, train__ema=base_ema), store, tmp_path)
+    config = change(tiny, train__ema=ema)
+    training, expected = start(config, store), load_trained(tmp_path, "best", weights, cpu())
+    assert load_initial_weights(tmp_path, config, store, training.model, training.ema) == expected.step
     for name, value in expected.model.named_parameters():
         assert torch.equal(training.model.get_parameter(name), value)
         assert training.ema is None or torch.equal(training.ema[name], value)
     assert (training.ema is None) == (ema is None)
-
-
-def test_raw_weights_are_taken_if_there_are_no_averaged_ones(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
-    run(change(tiny, train__ema=None), store, tmp_path / "base")
-    training = start(tiny, store)
-    expected = load_trained(tmp_path / "base", "best", "raw", cpu())
-    assert load_initial_weights(tmp_path / "base", tiny, store, training.model, training.ema) == expected.step
-    for name, value in expected.model.named_parameters():
-        assert torch.equal(training.model.get_parameter(name), value)
 
 
 def test_a_run_that_learns_nothing_has_the_score_of_its_base(
@@ -92,22 +84,25 @@ def test_fields_that_do_not_affect_the_weights_may_differ(
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("field", "fields", "message"),
     [
-        ({"train__init_from": "nowhere"}, "train.init_from=nowhere is not a run folder: it has no config.yaml"),
-        ({"model__heads": 4}, "has model.heads=2, and this run 4: use the same"),
-        ({"model__dim": 32}, "has model.dim=16, and this run 32: use the same"),
-        ({"model__mode": "windowed"}, "has model.mode=causal, and this run windowed: use the same"),
+        ("init_from", {"train__init_from": "nowhere"}, "train.init_from=nowhere is not a run folder: it has no config"),
+        ("init_from", {"model__heads": 4}, "has model.heads=2, and this run 4: use the same"),
+        ("init_from", {"model__mode": "windowed"}, "has model.mode=causal, and this run windowed: use the same"),
+        ("teacher", {"train__teacher": "nowhere"}, "train.teacher=nowhere is not a run folder"),
+        ("teacher", {"model__context": 32}, "reads 16 tokens at most: use no longer a model.context"),
+        ("teacher", {"model__mode": "windowed"}, "has model.mode=causal, and this run windowed"),
     ],
 )
-def test_another_model_is_rejected(
-    continued: Config, store: TokenStore, tmp_path: Path, fields: dict[str, Any], message: str
+def test_an_unsuitable_run_is_rejected(
+    tiny: Config, store: TokenStore, base: Path, tmp_path: Path, field: str, fields: dict[str, Any], message: str
 ) -> None:
+    config = change(tiny, **{f"train__{field}": str(base)} | fields)
     with pytest.raises(LmtrainError, match=message):
-        run(change(continued, **fields), store, tmp_path / "run")
+        run(config, store, tmp_path / "run")
     assert not run_checkpoints.folders(tmp_path / "run")
     with pytest.raises(LmtrainError, match=message):
-        check_other_runs(change(continued, **fields), store)
+        check_other_runs(config, store)
 
 
 def test_learned_positions_need_the_same_context(tiny: Config, store: TokenStore, tmp_path: Path) -> None:

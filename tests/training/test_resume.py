@@ -3,25 +3,30 @@
 import dataclasses
 import functools
 import json
+import os
+import random
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.evaluation.perplexity import Score, evaluate
+from lmtrain.errors import LmtrainError
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
-from lmtrain.storage import checkpoint, run_checkpoints
+from lmtrain.model.trained import load_trained
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
+from lmtrain.system import disk
 from lmtrain.system.device import lacks_to_compile
-from lmtrain.training import loop, samples, state, validation
+from lmtrain.training import loop, samples, state
 from lmtrain.training.loop import StepResult, train_step
 from lmtrain.training.state import Training
-from tests.training.helpers import LOGGED, change, cpu, curves, last_hash, logged, run, worsen
+from tests.helpers import Child
+from tests.training.helpers import LOGGED, change, cpu, curves, flip_bit, last_hash, run, worsen
 from tests.training.resuming import BATCH, MATRIX, SMALL, begin, copied_for_every_kill, departures, refer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -60,7 +65,7 @@ def test_a_compiled_training_can_be_resumed(
     assert departures(reference, 5) == []
 
 
-@pytest.mark.parametrize("variant", ["to the end", "stopping early"])
+@pytest.mark.parametrize("variant", ["to the end", "evaluating by share", "stopping early"])
 def test_a_kill_at_any_moment_leaves_no_trace(
     little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
@@ -70,11 +75,13 @@ def test_a_kill_at_any_moment_leaves_no_trace(
         monkeypatch.setattr(loop, "train_step", worsen)
         fields = {"train__steps": 50, "train__eval_steps": 1, "train__patience": 2, "train__keep": 1}
         config = change(little, **LOGGED | fields)
+    if variant == "evaluating by share":
+        config = change(little, **LOGGED | {"train__steps": 9, "train__eval_steps": None})
     monkeypatch.setattr(samples, "show", lambda *arguments: None)
     with copied_for_every_kill(tmp_path / "whole", tmp_path / "copies") as copies:
         whole, _ = run(config, little_store, tmp_path / "whole")
     assert len(copies) > 15
-    assert whole.status == ("finished" if variant == "to the end" else "stopped early")
+    assert whole.status == ("stopped early" if variant == "stopping early" else "finished")
     expected = curves(tmp_path / "whole")
     for copy in copies:
         resumed, _ = run(config, little_store, copy)
@@ -83,56 +90,105 @@ def test_a_kill_at_any_moment_leaves_no_trace(
         assert curves(copy) == expected
 
 
-def test_signals_after_some_steps(
-    little: Config, little_store: TokenStore, tmp_path: Path, interrupt_after: Callable[[int, int], None]
+def test_a_killed_process_frees_its_run_folder_and_the_run_is_resumed(
+    little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also between two logged steps, whose means are to the bit those of an uninterrupted run."""
-    config = change(little, **LOGGED | {"train__steps": 12, "train__log_steps": 4, "train__eval_steps": 3})
-    whole, _ = run(config, little_store, tmp_path / "whole")
-    step = 0
-    for steps, number in ((1, signal.SIGTERM), (1, signal.SIGINT), (5, signal.SIGUSR1), (3, signal.SIGTERM)):
-        interrupt_after(steps, number)
-        outcome, _ = run(config, little_store, tmp_path / "parts")
-        step += steps
-        assert (outcome.status, outcome.step) == ("interrupted", step)
-    interrupt_after(1000, signal.SIGTERM)
-    parts, notes = run(config, little_store, tmp_path / "parts")
-    assert "step 10" in notes[0]
-    assert (parts.score, parts.best_step) == (whole.score, whole.best_step)
-    assert last_hash(tmp_path / "whole") == last_hash(tmp_path / "parts")
-    assert curves(tmp_path / "parts") == curves(tmp_path / "whole")
+    config = change(little, **LOGGED | {"train__steps": 12, "train__save_minutes": 1e-9})
+    run(config, little_store, tmp_path / "whole")
+
+    def train(say: Callable[[str], None]) -> None:
+        def step(training: Training, lr: float) -> StepResult:
+            say(str(training.counters.step))
+            if training.counters.step == 7:
+                signal.alarm(60)  # in case the test itself ends first
+                signal.pause()
+            return train_step(training, lr)
+
+        monkeypatch.setattr(loop, "train_step", step)
+        run(config, little_store, tmp_path / "run")
+
+    child = Child(train)
+    while child.hear() != "7":
+        pass
+    in_use = f"{tmp_path / 'run'} is in use by another process: wait for it or set run.name"
+    with pytest.raises(LmtrainError, match=re.escape(in_use)):
+        run(config, little_store, tmp_path / "run")
+    os.kill(child.process, signal.SIGKILL)
+    assert child.end() == -signal.SIGKILL
+    _, notes = run(config, little_store, tmp_path / "run", quiet=False)
+    assert re.search(r"resuming from step [67] \(5[08]% of the budget\)$", notes[0])
+    assert last_hash(tmp_path / "run") == last_hash(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("when", ["before", "during", "final"])
-def test_an_interrupted_evaluation_is_repeated(
-    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+def full_disk(path: Path, data: bytes) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def train_until(event: int | str, steps: int, config: Config, store: TokenStore, run_dir: Path) -> None:
+    """Train until a signal or an error after this many steps, or to the end if that is sooner."""
+    message = expected = {"memory": "out of memory: lower", "disk": "No space left on device"}.get(str(event), "")
+    with pytest.MonkeyPatch.context() as patch:
+
+        def step(training: Training, lr: float) -> StepResult:
+            nonlocal steps
+            result = train_step(training, lr)
+            steps -= 1
+            if steps == 0 and event == "memory":
+                raise torch.OutOfMemoryError("no more")
+            if steps == 0 and event == "disk":
+                patch.setattr(disk, "write", full_disk)
+            if steps == 0 and isinstance(event, int):
+                signal.raise_signal(event)
+            return result
+
+        patch.setattr(loop, "train_step", step)
+        try:
+            run(config, store, run_dir)
+        except LmtrainError as error:
+            message = str(error)
+    assert expected in message
+
+
+def damage_the_newest(run_dir: Path, choice: random.Random) -> None:
+    path = run_checkpoints.choose(run_dir, "last") / f"{choice.choice(['model', 'optimizer', 'ema'])}.safetensors"
+    flip_bit(path, choice.randrange(path.stat().st_size))
+    notes: list[str] = []
+    run_checkpoints.last(run_dir, notes.append)
+    assert "it was set aside" in notes[0]
+
+
+def tensor_hashes(folder: Path) -> dict[str, str]:
+    return {name: entry["sha256"] for name, entry in checkpoint.load(folder).info["files"].items()}
+
+
+def test_any_sequence_of_events_leads_to_the_same_end(
+    little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, _ = run(tiny, store, tmp_path / "whole")
-    calls = 0
-
-    def interrupted(*arguments: Any, advance: Callable[[int], object], **options: Any) -> Score:
-        nonlocal calls
-        calls += 1
-        batches = 0
-
-        def send(count: int) -> None:
-            nonlocal batches
-            batches += 1
-            if calls == {"before": 1, "during": 3, "final": 7}[when] and batches == (1 if when == "before" else 2):
-                signal.raise_signal(signal.SIGTERM)
-            advance(count)
-
-        return evaluate(*arguments, advance=send, **{**options, "batch_size": 2})
-
-    with monkeypatch.context() as patch:
-        patch.setattr(validation, "evaluate", interrupted)
-        stopped, _ = run(tiny, store, tmp_path / "parts")
-    assert stopped.status == "interrupted"
-    assert stopped.step == {"before": 5, "during": 10, "final": 12}[when]
-    parts, _ = run(tiny, store, tmp_path / "parts")
-    assert parts.score == whole.score
-    assert last_hash(tmp_path / "whole") == last_hash(tmp_path / "parts")
-    assert logged(tmp_path / "parts") == logged(tmp_path / "whole")
+    """Every checkpoint is one of the uninterrupted run, and so are the curves, also between two logged steps."""
+    monkeypatch.setattr(samples, "show", lambda *arguments: None)
+    fields = {"train__steps": 12, "train__log_steps": 4, "train__eval_steps": 5, "train__save_minutes": 1e-9}
+    config, whole = change(little, **LOGGED | fields), tmp_path / "whole"
+    end, _ = run(change(config, train__keep=100), little_store, whole)
+    hashes = {folder.name: tensor_hashes(folder) for folder in run_checkpoints.folders(whole)}
+    assert len(hashes) == 12
+    events = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, "memory", "disk", "damage", "generation")
+    for seed in range(15):
+        choice, run_dir = random.Random(seed), tmp_path / str(seed)
+        for event in choice.choices(events, k=5):
+            folders = run_checkpoints.folders(run_dir)
+            if event == "damage" and len(folders) > 1:
+                damage_the_newest(run_dir, choice)
+            elif event == "generation" and folders:
+                trained = load_trained(run_dir, "last", "auto", cpu())
+                assert complete(trained.model, trained.tokenizer, ["The"], Options(max_tokens=3))
+            elif event not in ("damage", "generation"):
+                train_until(event, choice.randint(1, 6), config, little_store, run_dir)
+            for folder in run_checkpoints.folders(run_dir):
+                assert tensor_hashes(folder) == hashes[folder.name]
+        outcome, _ = run(config, little_store, run_dir)
+        assert dataclasses.replace(outcome, minutes=0.0) == dataclasses.replace(end, minutes=0.0)
+        assert last_hash(run_dir) == last_hash(whole)
+        assert curves(run_dir) == curves(whole)
 
 
 def test_observing_a_run_changes_nothing(
@@ -165,8 +221,10 @@ def test_another_precision_is_reported(
 ) -> None:
     """`auto` depends on the machine, and is the same configuration."""
     config = change(tiny, train__precision="auto", train__steps=1)
-    notes = []
+    notes: list[list[str]] = []
     for precision in ("bf16", "bf16", "fp32"):
+        if notes:
+            run_folder.write_state(tmp_path, "interrupted")
         monkeypatch.setattr(state, "choose_precision", lambda name, device, precision=precision: precision)
         notes.append([note for note in run(config, store, tmp_path)[1] if "bf16" in note])
     assert notes == [[], [], ["fp32 instead of bf16: train.precision=auto differs on this machine"]]

@@ -7,25 +7,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lmtrain.__main__ import main
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.training import loop
-from tests.helpers import TINY, default_interrupts
-from tests.training.helpers import (
-    Sender,
-    change,
-    last_hash,
-    observed,
-    run,
-    run_state,
-    verified_steps,
-    worsen,
-)
+from lmtrain.evaluation.perplexity import Score, evaluate
+from lmtrain.storage import run_folder
+from lmtrain.system import disk
+from lmtrain.training import loop, validation
+from lmtrain.training.monitor import RunMonitor
+from tests.helpers import TINY, Child, default_interrupts
+from tests.training.helpers import change, last_hash, logged, run, run_state, verified_steps, worsen
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -45,42 +43,84 @@ SLOW: dict[str, Any] = {
 OVERRIDES = [*TINY, *(f"{name.replace('__', '.')}={value}" for name, value in SLOW.items())]
 
 
+@contextmanager
+def observed(heard: Callable[[str], None]) -> Iterator[None]:
+    """Report the moments of a run whose handlers are installed: step, log, batch (of an evaluation), disk (call)."""
+
+    def reporting(kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+                heard(kind)
+            return real(*arguments, **options)
+
+        return call
+
+    def evaluated(*arguments: Any, advance: Callable[[int], object], **options: Any) -> Score:
+        return evaluate(*arguments, advance=reporting("batch", advance), **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validation, "evaluate", evaluated)
+        patch.setattr(loop, "train_step", reporting("step", loop.train_step))
+        patch.setattr(RunMonitor, "_record", reporting("log", RunMonitor._record))
+        for name in ("make_folder", "write", "sync", "rename", "remove"):
+            patch.setattr(disk, name, reporting("disk", getattr(disk, name)))
+        yield
+
+
+class Sender:
+    """Sends this process signals at the n-th moment of one kind; `after` lists the moments after it."""
+
+    def __init__(self, kind: str, count: int, *numbers: int) -> None:
+        self._kind, self._left, self._numbers = kind, count, numbers
+        self.after: list[str] = []
+
+    def __call__(self, kind: str) -> None:
+        if self._left == 0:
+            self.after.append(kind)
+        elif kind == self._kind:
+            self._left -= 1
+            if self._left == 0:
+                for number in self._numbers:
+                    signal.raise_signal(number)
+
+
 def test_a_signal_at_any_moment_saves_the_run(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
-    """It stops before the next step or batch."""
+    """It stops before the next step or batch, and an interrupted evaluation, the final one too, is repeated."""
     config, choice = change(tiny, **SLOW), random.Random(0)
     heard: list[str] = []
     with observed(heard.append):
-        run(config, store, tmp_path / "whole")
-    for kind in KINDS:
-        for attempt in range(2):
-            run_dir, number = tmp_path / f"{kind}-{attempt}", choice.choice(NUMBERS)
-            sender = Sender(kind, choice.randrange(heard.count(kind) - 5) + 1, number)
-            with observed(sender):
-                outcome, _ = run(config, store, run_dir)
-            assert outcome.status == "interrupted"
-            name = signal.Signals(number).name
-            assert run_state(run_dir) == {"status": "interrupted", "step": outcome.step, "signal": name}
-            assert verified_steps(run_dir)[-1] == outcome.step
-            assert sender.after.count("step") <= 1
-            assert sender.after.count("batch") <= 1
-            assert run(config, store, run_dir)[0].score is not None
-            assert last_hash(run_dir) == last_hash(tmp_path / "whole")
+        whole, _ = run(config, store, tmp_path / "whole")
+    moments = [(kind, choice.randrange(heard.count(kind) - 5) + 1) for kind in KINDS for _ in range(2)]
+    moments += [("batch", 1), ("batch", heard.count("batch") - 2)]
+    for attempt, (kind, count) in enumerate(moments):
+        run_dir, number = tmp_path / str(attempt), choice.choice(NUMBERS)
+        sender = Sender(kind, count, number)
+        with observed(sender):
+            outcome, _ = run(config, store, run_dir)
+        assert outcome.status == "interrupted"
+        name = signal.Signals(number).name
+        assert run_state(run_dir) == {"status": "interrupted", "step": outcome.step, "signal": name}
+        assert verified_steps(run_dir)[-1] == outcome.step
+        assert sender.after.count("step") <= 1
+        assert sender.after.count("batch") <= 1
+        assert run(config, store, run_dir)[0].score == whole.score
+        assert last_hash(run_dir) == last_hash(tmp_path / "whole")
+        assert logged(run_dir) == logged(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("is_best", [True, False])
-def test_a_signal_while_a_finished_run_is_scored_again_changes_no_checkpoint(
-    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_best: bool
+def test_a_signal_while_a_complete_run_is_scored_again_changes_no_checkpoint(
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the last checkpoint is the best or not."""
+    """As after a kill in the final evaluation."""
+    monkeypatch.setattr(loop, "train_step", worsen)
     config = change(tiny, **SLOW, train__eval_steps=2)
-    if not is_best:
-        monkeypatch.setattr(loop, "train_step", worsen)
     first, _ = run(config, store, tmp_path)
-    assert (first.best_step == first.step) is is_best
+    assert first.best_step < first.step
 
     def files() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
 
+    run_folder.write_state(tmp_path, "running", step=first.step)
     before = files()
     with observed(Sender("batch", 2, signal.SIGTERM)):
         assert run(config, store, tmp_path)[0].status == "interrupted"
@@ -89,71 +129,47 @@ def test_a_signal_while_a_finished_run_is_scored_again_changes_no_checkpoint(
     assert (again.score, again.step, again.best_step) == (first.score, first.step, first.best_step)
 
 
-def child() -> None:
-    """The command line in a process that sends itself signals: kind, count, signals, then the command's arguments."""
-    from lmtrain.__main__ import main
+def train_and_send(data_dir: Path, log: Path, *sent: Any) -> tuple[int, str]:
+    """The exit status and the messages of the command line in a process that gets signals; `sent` as for `Sender`."""
 
-    numbers = [int(number) for number in sys.argv[3].split(",")]
-    senders = [Sender(sys.argv[1], int(sys.argv[2]), number, "now") for number in numbers]
-    sys.argv = ["lmtrain", *sys.argv[4:]]
+    def work(_say: Callable[[str], None]) -> None:
+        default_interrupts()
+        sys.argv = ["lmtrain", "train", *OVERRIDES, f"data.dir={data_dir}", "--quiet"]
+        with observed(Sender(*sent)):
+            main()
 
-    def heard(kind: str) -> None:
-        for sender in senders:
-            sender(kind)
-
-    with observed(heard):
-        main()
-
-
-def launch(folder: Path, *command: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, *command],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        text=True,
-        stderr=subprocess.PIPE,
-        preexec_fn=default_interrupts,  # noqa: PLW1509 -- no other thread is running here
-    )
-
-
-def train_and_send(folder: Path, data_dir: Path, kind: str, count: int, *numbers: int) -> tuple[int, str]:
-    """The exit status and stderr of training that gets these signals at the n-th moment of one kind."""
-    arm = "from tests.training.test_signals import child; child()"
-    command = ["-c", arm, kind, str(count), ",".join(str(int(number)) for number in numbers)]
-    with launch(folder, *command, "train", *OVERRIDES, f"data.dir={data_dir}", "--quiet") as process:
-        err = process.communicate(timeout=120)[1]
-    return process.returncode, err
+    return Child(work, log).end(), log.read_text()
 
 
 def test_one_signal_saves_and_a_second_ctrl_c_ends_the_process_at_once(
-    store: TokenStore, tiny: Config, tmp_path: Path
+    store: TokenStore, tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a save, in a step and in an evaluation; the checkpoints are good, and resume to the same end."""
+    monkeypatch.chdir(tmp_path)
     config = change(tiny, **SLOW)
     run(config, store, tmp_path / "whole")
     run_dir = tmp_path / "runs" / "default"
-    code, err = train_and_send(tmp_path, tiny.data.dir, "disk", 15, signal.SIGUSR1)
-    assert code == 130, err
-    assert "interrupted at step" in err
+    code, printed = train_and_send(tiny.data.dir, tmp_path / "log", "disk", 15, signal.SIGUSR1)
+    assert code == 130, printed
+    assert "interrupted at step" in printed
     found = run_state(run_dir)
     assert (found["status"], found["signal"]) == ("interrupted", "SIGUSR1")
     assert verified_steps(run_dir)[-1] == found["step"]
     for kind, count in (("step", 2), ("batch", 30)):
-        code, text = train_and_send(tmp_path, tiny.data.dir, kind, count, *[signal.SIGINT] * 3)
-        err += text
+        code, text = train_and_send(tiny.data.dir, tmp_path / "log", kind, count, *[signal.SIGINT] * 3)
+        printed += text
         assert code == 130, text
         (step,) = verified_steps(run_dir)[-1:] or [0]
         assert run_state(run_dir) == {"status": "interrupted", "step": step, "signal": "SIGINT"}
         remaining = f"the checkpoint of step {step} is good" if step else "no checkpoint has been saved yet"
         assert re.search(rf"lmtrain: interrupted again, so ended at once: {remaining}.*\n\Z", text)
-        assert text.count("now") == 2
-    assert "Traceback" not in err
-    assert "Exception" not in err
+    assert "Traceback" not in printed
+    assert "Exception" not in printed
     assert run(config, store, run_dir)[0].status == "finished"
     assert last_hash(run_dir) == last_hash(tmp_path / "whole")
 
 
-def read_until(process: "subprocess.Popen[str]", wanted: str, times: int = 1) -> str:
+def read_until(process: "subprocess.Popen[str]", wanted: str, times: int) -> str:
     """Read stderr up to the n-th line that matches the pattern `wanted`."""
     assert process.stderr is not None
     seen = ""
@@ -169,39 +185,43 @@ EARLY = ["-X", "importtime", "-m", "lmtrain", "train", *OVERRIDES, "data.sample_
 
 
 @pytest.mark.parametrize(
-    ("number", "line", "times"),
+    ("numbers", "line", "times"),
     [
-        (signal.SIGINT, r"\| +lmtrain\.errors$", 1),
-        (signal.SIGINT, "training a word tokenizer", 1),
-        (signal.SIGTERM, r"\| +torch\.", 12),
-        (signal.SIGUSR1, r"\| +torch\.", 7),
+        ([signal.SIGINT], r"\| +lmtrain\.errors$", 1),
+        ([signal.SIGINT], "training a word tokenizer", 1),
+        ([signal.SIGTERM], r"\| +torch\.", 12),
+        ([signal.SIGUSR1], r"\| +torch\.", 7),
+        ([signal.SIGINT] * 4, r"\| +lmtrain\.errors$", 1),
+        ([signal.SIGINT] * 4, r"\| +typer$", 1),
+        ([signal.SIGINT] * 4, r"\| +torch\._C", 1),
     ],
 )
-def test_a_signal_before_training_ends_the_process(
-    tmp_path: Path, number: signal.Signals, line: str, times: int
+def test_signals_before_training_end_the_process(
+    tmp_path: Path, numbers: list[signal.Signals], line: str, times: int
 ) -> None:
-    """While modules are imported or data is prepared: nothing is lost, and no traceback is shown."""
-    with launch(tmp_path, *EARLY) as process:
+    """While modules are imported or data is prepared: nothing is lost, and no traceback is shown.
+
+    The second signal ends the process even while the first is handled.
+    """
+    with subprocess.Popen(
+        [sys.executable, *EARLY],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        text=True,
+        stderr=subprocess.PIPE,
+        preexec_fn=default_interrupts,  # noqa: PLW1509 -- no other thread is running here
+    ) as process:
         seen = read_until(process, line, times)
-        process.send_signal(number)
-        err = process.communicate(timeout=60)[1]
-    assert re.search(line, seen)
-    assert process.returncode == (-number if number == signal.SIGTERM else 130)
-    assert (number == signal.SIGUSR1) == ("lmtrain: ended by SIGUSR1: training was not under way" in err)
-    assert "Traceback" not in seen + err
-    assert not (tmp_path / "runs" / "default" / "state.json").exists()
-    assert number == signal.SIGTERM or not list(tmp_path.rglob(".tmp-*"))
-
-
-@pytest.mark.parametrize("line", [r"\| +lmtrain\.errors$", r"\| +typer$", r"\| +torch\._C"])
-def test_interrupts_in_quick_succession_show_no_traceback(tmp_path: Path, line: str) -> None:
-    """From the first import on; the second one ends the process even while the first is handled."""
-    with launch(tmp_path, *EARLY) as process:
-        seen = read_until(process, line)
-        for _ in range(4):
-            process.send_signal(signal.SIGINT)
+        for number in numbers:
+            process.send_signal(number)
             time.sleep(0.002)
         err = process.communicate(timeout=60)[1]
-    assert process.returncode in (130, -signal.SIGINT)
+    assert re.search(line, seen)
+    only = numbers[0]
+    expected = {-only} if only == signal.SIGTERM else {130} if len(numbers) == 1 else {130, -only}
+    assert process.returncode in expected
+    assert (only == signal.SIGUSR1) == ("lmtrain: ended by SIGUSR1: training was not under way" in err)
     assert "Traceback" not in seen + err
     assert "Exception" not in seen + err
+    assert not (tmp_path / "runs" / "default" / "state.json").exists()
+    assert only == signal.SIGTERM or not list(tmp_path.rglob(".tmp-*"))

@@ -15,11 +15,8 @@ from lmtrain.errors import LmtrainError
 from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
-from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.loop import train_step
-from lmtrain.training.other_runs import check_other_runs, load_teacher
-from lmtrain.training.parallel import choose_kind
-from tests.helpers import Lmtrain
+from lmtrain.training.other_runs import load_teacher
 from tests.training.helpers import change, cpu, last_hash, run, start, without_dropout
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -31,11 +28,6 @@ def teacher(tiny: Config, store: TokenStore, tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp("teacher") / "run"
     run(tiny, store, folder)
     return folder
-
-
-@pytest.fixture
-def student(tiny: Config, teacher: Path) -> Config:
-    return change(tiny, train__teacher=str(teacher), run__seed=2)
 
 
 def build(config: Config, words: int, seed: int) -> LanguageModel:
@@ -91,9 +83,9 @@ def test_the_loss_does_not_depend_on_later_tokens_and_compiles_into_one_graph(ti
 
 
 def test_a_student_comes_closer_to_its_teacher_than_a_model_trained_on_the_text(
-    student: Config, store: TokenStore, teacher: Path
+    tiny: Config, store: TokenStore, teacher: Path
 ) -> None:
-    config = change(without_dropout(student), train__teacher_weight=1.0)
+    config = change(without_dropout(tiny), train__teacher=str(teacher), train__teacher_weight=1.0, run__seed=2)
     tokens = torch.from_numpy(store.split("valid").ids[:320].astype("int64")).view(20, 16)
 
     def divergence(config: Config) -> float:
@@ -101,7 +93,7 @@ def test_a_student_comes_closer_to_its_teacher_than_a_model_trained_on_the_text(
         training = start(config, store)
         for _ in range(30):
             train_step(training, 1e-2)
-        objective = Objective(training.model, "auto", load_teacher(teacher, student, store, cpu())[0], 1.0)
+        objective = Objective(training.model, "auto", load_teacher(teacher, config, store, cpu())[0], 1.0)
         return float(objective(tokens, tokens).mean().detach())
 
     assert divergence(config) < 0.2 * divergence(change(config, train__teacher=None))
@@ -127,37 +119,3 @@ def test_a_run_resumes_with_its_own_teacher_wherever_it_is_and_with_no_other(
     run(change(tiny, train__steps=1), store, tmp_path / "plain")
     with pytest.raises(LmtrainError, match=r"has learned from no teacher: choose another run\.name"):
         run(change(config, train__steps=1), store, tmp_path / "plain")
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"train__teacher": "nowhere"}, "train.teacher=nowhere is not a run folder"),
-        ({"model__context": 32}, "reads 16 tokens at most: use no longer a model.context"),
-        ({"model__mode": "windowed"}, "has model.mode=causal, and this run windowed"),
-    ],
-)
-def test_an_unsuitable_teacher_is_rejected(
-    student: Config, store: TokenStore, fields: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(LmtrainError, match=message):
-        start(change(student, **fields), store)
-    with pytest.raises(LmtrainError, match=message):
-        check_other_runs(change(student, **fields), store)
-
-
-def test_a_student_can_not_be_sharded(student: Config) -> None:
-    with pytest.raises(LmtrainError, match=r"train\.teacher=.* can't be sharded"):
-        choose_kind(change(student, train__parallel="fsdp"), build(student, 40, 0), cpu(), "fp32", ProcessGroup())
-
-
-def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
-    run_dir = next((workdir / "runs").iterdir())
-    (workdir / "student.yaml").write_text((run_dir / "config.yaml").read_text())
-    command = ["train", "-c", "student.yaml", f"train.teacher={run_dir}", "run.name=student", "run.seed=3"]
-    rejected = lmtrain(*command, "tokenizer.kind=byte")
-    assert rejected.code == 1
-    assert "has another tokenizer" in rejected.err.splitlines()[-1]
-    done = lmtrain(*command)
-    assert done.code == 0, done.err
-    assert lmtrain("eval", "--run", "runs/student", "--limit", "50").code == 0

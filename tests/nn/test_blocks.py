@@ -1,0 +1,32 @@
+"""The feed-forward layer against its formulas, and the blocks' dropout; `test_against_torch` has the whole blocks."""
+
+import math
+
+import pytest
+import torch
+
+from lmtrain.nn.attention import SelfAttention
+from lmtrain.nn.blocks import Activation, EncoderBlock, FeedForward
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu2", "gelu", "swiglu"])
+def test_feed_forward_formula(activation: Activation) -> None:
+    torch.manual_seed(0)
+    layer, x = FeedForward(4, 6, activation), torch.randn(3, 4)
+    hidden = x @ layer.hidden.weight.T
+    if activation == "swiglu":
+        hidden = hidden[:, :6] * hidden[:, :6].sigmoid() * hidden[:, 6:]
+    elif activation == "gelu":
+        hidden = hidden * 0.5 * (1 + (hidden / math.sqrt(2)).erf())
+    else:
+        hidden = hidden.clamp_min(0) ** (2 if activation == "relu2" else 1)
+    torch.testing.assert_close(layer(x), hidden @ layer.output.weight.T)
+
+
+def test_residual_dropout_is_off_in_eval() -> None:
+    torch.manual_seed(0)
+    block = EncoderBlock(8, SelfAttention(8, 2), FeedForward(8, 16), dropout=0.5)
+    x = torch.randn(1, 5, 8)
+    assert not torch.equal(block(x), block(x))
+    block.eval()
+    assert torch.equal(block(x), block(x))

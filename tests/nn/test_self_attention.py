@@ -1,0 +1,203 @@
+"""What every self-attention layer promises: nothing from the future, steps equal to one pass, bf16, dropout, masks.
+
+Shapes: B rows, T positions, H heads.
+"""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lmtrain.nn import patterns
+from lmtrain.nn.attention import SelfAttention
+from lmtrain.nn.blocks import EncoderBlock, FeedForward
+from lmtrain.nn.dot_product import BLOCK
+from lmtrain.nn.key_reduction import CompressedAttention, LinformerAttention
+from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
+from lmtrain.nn.linear_attention import LinearAttention
+from lmtrain.nn.pooling import AttentionPooling
+from lmtrain.nn.positions import alibi_slopes, rotate, rotation
+from tests.nn.patterns import LONG, PATTERNS, alibi
+
+Make = Callable[[], Any]
+
+
+def scrambled(layer: CompressedAttention) -> CompressedAttention:
+    """With kernels that differ in every entry, as after training."""
+    with torch.no_grad():
+        layer.compress_key.weight.normal_(std=0.4)
+        layer.compress_value.weight.normal_(std=0.4)
+    return layer
+
+
+def compressed(stride: int, *, causal: bool, dropout: float = 0.0) -> CompressedAttention:
+    return scrambled(CompressedAttention(8, 2, stride=stride, causal=causal, qk_norm=True, dropout=dropout))
+
+
+MASKED: dict[str, Make] = {
+    str(pattern): lambda pattern=pattern: SelfAttention(8, 2, pattern=pattern, bias=True, qk_norm=True)  # type: ignore[misc]
+    for pattern in PATTERNS
+}
+CAUSAL: dict[str, Make] = {
+    **{name: make for (name, make), pattern in zip(MASKED.items(), PATTERNS, strict=True) if pattern.causal},
+    **{f"compressed {n}": lambda n=n: compressed(n, causal=True) for n in (1, 3, 4)},  # type: ignore[misc]
+    "linear": lambda: LinearAttention(8, 2, causal=True, qk_norm=True),
+}
+LAYERS: dict[str, Make] = {
+    **MASKED,
+    **CAUSAL,
+    "compressed both ways": lambda: compressed(4, causal=False),
+    "linear both ways": lambda: LinearAttention(8, 2, qk_norm=True),
+    "linformer": lambda: LinformerAttention(8, 2, context=LONG, projected=5, qk_norm=True),
+}
+
+
+@pytest.mark.parametrize("length", [14, LONG])
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_a_token_changes_nothing_before_it(kind: str, length: int) -> None:
+    torch.manual_seed(0)
+    layer, x, by = CAUSAL[kind](), torch.randn(1, length, 8), rotation(torch.arange(length), 4)
+    before = layer(x, rotation=by)
+    for t in range(length - 1) if length < BLOCK else (2, 63, 64, BLOCK - 1, BLOCK, length - 2):
+        changed = x.clone()
+        changed[:, t + 1] += 1
+        after = layer(changed, rotation=by)
+        assert torch.equal(after[:, : t + 1], before[:, : t + 1])
+        assert not torch.equal(after[:, t + 1], before[:, t + 1])
+
+
+@pytest.mark.parametrize("lengths", [(0, 1, 3, 4, 7, 8), (0, 0, 0, 0, 0, 0)], ids=["ragged", "empty"])
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", [*CAUSAL, *(f"{name} + ALiBi" for name in CAUSAL if name in MASKED)])
+@torch.no_grad()
+def test_prefill_and_steps_equal_one_pass(kind: str, precision: torch.dtype, lengths: tuple[int, ...]) -> None:
+    """For rows of different lengths, padded with noise, and reordered on the way."""
+    torch.manual_seed(0)
+    name, plus, _ = kind.partition(" + ")
+    block = EncoderBlock(8, CAUSAL[name](), FeedForward(8, 16)).eval()
+    x, count, most, order = torch.randn(6, 18, 8), torch.tensor(lengths), max(lengths), torch.arange(6)
+    positions = torch.arange(18)
+    padding = positions[:most] >= count.unsqueeze(-1)
+    padded = torch.where(padding.unsqueeze(-1), torch.randn(6, most, 8) * 100, x[:, :most])
+    bias, slopes = (alibi(18).float(), alibi_slopes(2)) if plus else (None, None)
+    start = None if bias is None else bias[:, :most, :most]
+    expected = block(x, mask=bias, rotation=rotation(positions, 4))
+    with torch.autocast("cpu", precision, enabled=precision != torch.float32):
+        tolerance = 1e-5 if precision == torch.float32 else 0.1
+        out, cache = block.prefill(padded, count, 12, mask=start, rotation=rotation(positions[:most], 4))
+        assert out.shape == (6, most, 8)
+        torch.testing.assert_close(out[-1].float(), expected[-1, :most], atol=tolerance, rtol=tolerance)
+        for i in range(10):
+            if i == 3:
+                order = torch.tensor([5, 3, 0, 1, 1])
+                count, cache = count[order], cache.select(order)
+                cache.grow(2)
+            position = count + i
+            by = rotation(position[:, None, None], 4)
+            at = CachePosition(position, int(position.max()) + 1, rotation=by, slopes=slopes)
+            out = block.step(x[order, position].unsqueeze(1), cache, at)
+            torch.testing.assert_close(
+                out.squeeze(1).float(), expected[order, position], atol=tolerance, rtol=tolerance
+            )
+
+
+@pytest.mark.parametrize("kind", [str(patterns.CAUSAL), "linear", "pool"])
+def test_a_step_has_the_gradients_of_one_pass(kind: str) -> None:
+    torch.manual_seed(0)
+    layer = AttentionPooling(8, 2, 16).double() if kind == "pool" else CAUSAL[kind]().double()
+    x, lengths = torch.randn(2, 7, 8, dtype=torch.float64, requires_grad=True), torch.tensor([3, 3])
+    if isinstance(layer, AttentionPooling):
+        nn.init.normal_(layer.seed)
+        state = layer.prefill(x[:, :3], lengths)
+        steps = [layer.step(x[:, t : t + 1], state) for t in range(3, 7)]
+    else:
+        _, cache = layer.prefill(x[:, :3], lengths, 7)
+        places = [CachePosition(torch.tensor([t, t]), t + 1) for t in range(3, 7)]
+        steps = [layer.step(x[:, t : t + 1], cache, at).squeeze(1) for t, at in enumerate(places, start=3)]
+    whole = layer(x)
+    torch.testing.assert_close(torch.stack(steps, 1), whole[:, 3:])
+    leaves = [x, *layer.parameters()]
+    weight = torch.randn(2, 8, dtype=torch.float64)
+    gradients = [torch.autograd.grad((out * weight).sum(), leaves) for out in (steps[-1], whole[:, -1])]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize(("kind", "masking"), [*product(LAYERS, ["none"]), *product(MASKED, ["float", "bool"])])
+def test_bf16_autocast_is_close(kind: str, masking: str) -> None:
+    torch.manual_seed(0)
+    layer, x, by = LAYERS[kind](), torch.randn(1, LONG, 8), rotation(torch.arange(LONG), 4)
+    mask = {"none": None, "float": alibi(LONG).float(), "bool": torch.rand(LONG, LONG) < 0.8}[masking]
+    expected = layer(x, mask=mask, rotation=by)
+    with torch.autocast("cpu", torch.bfloat16):
+        result = layer(x, mask=mask, rotation=by)
+        result.float().square().mean().backward()
+    torch.testing.assert_close(result.float(), expected, atol=0.05, rtol=0.03)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SelfAttention(8, 2, dropout=0.3),
+        lambda: compressed(4, causal=False, dropout=0.3),
+        lambda: compressed(4, causal=True, dropout=0.3),
+        lambda: LinformerAttention(8, 2, context=16, projected=5, dropout=0.3),
+    ],
+    ids=["full", "compressed", "causal compressed", "linformer"],
+)
+def test_dropout_keeps_the_mean_and_is_off_in_eval(make: Make) -> None:
+    torch.manual_seed(0)
+    layer, x = make(), torch.randn(1, 16, 8)
+    assert not torch.equal(layer(x), layer(x))
+    mean = layer(x.expand(4000, -1, -1)).mean(0, keepdim=True)
+    layer.eval()
+    torch.testing.assert_close(mean, layer(x), atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: LinearAttention(8, 2, causal=True), "linear"),
+        (lambda: CompressedAttention(8, 2, stride=2, causal=True), "compressed"),
+        (lambda: LinformerAttention(8, 2, context=4, projected=2), "linformer"),
+    ],
+)
+def test_a_mask_is_rejected_where_pairs_have_no_score(make: Make, name: str) -> None:
+    layer, x, lengths, mask = make(), torch.randn(1, 3, 8), torch.tensor([3]), torch.zeros(3, 3)
+    with pytest.raises(ValueError, match=f"{name} attention has no score .* use rotary positions"):
+        layer(x, mask=mask)
+    if name == "linformer":
+        with pytest.raises(ValueError, match="5 positions are more than the context of 4"):
+            layer(torch.randn(1, 5, 8))
+        return
+    _, cache = layer.prefill(x, lengths, 4)
+    with pytest.raises(ValueError, match=r"\(3, 3\)"):
+        layer.prefill(x, lengths, 4, mask=mask)
+    with pytest.raises(ValueError, match=r"\(2,\)"):
+        layer.step(x[:, :1], cache, CachePosition(lengths, 4, slopes=torch.zeros(2)))
+
+
+def test_queries_and_keys_are_normalized_and_rotated() -> None:
+    torch.manual_seed(0)
+    layer, x, by = SelfAttention(8, 2, qk_norm=True), torch.randn(1, 5, 8), rotation(torch.arange(5), 4)
+    query, key, value = ((x @ part.weight.T).view(1, 5, 2, 4) for part in (layer.query, layer.key, layer.value))
+    query, key = (2 * part / part.norm(dim=-1, keepdim=True) for part in (query, key))
+    found = layer.project(x, by)
+    expected = (rotate(query.transpose(1, 2), by), rotate(key.transpose(1, 2), by), value.transpose(1, 2))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_cache_select_reorders_in_place_drops_and_repeats() -> None:
+    cache = KeyValueCache.allocate(torch.arange(3.0).view(3, 1, 1, 1), -torch.arange(3.0).view(3, 1, 1, 1), capacity=2)
+    memory = cache.key.data_ptr()
+    cache = cache.select(torch.tensor([2, 2, 0]))
+    assert cache.key.data_ptr() == memory
+    assert cache.key.flatten().tolist() == [2, 0, 2, 0, 0, 0]
+    assert cache.value.flatten().tolist() == [-2, 0, -2, 0, 0, 0]
+    cache = cache.select(torch.tensor([2, 0]))
+    cache.write(torch.full((2, 1, 1, 1), 7.0), torch.full((2, 1, 1, 1), 8.0), 1, 2)
+    assert cache.key.flatten().tolist() == [0, 7, 2, 7]
+    assert cache.select(torch.tensor([1, 1, 0])).key.flatten().tolist() == [2, 7, 2, 7, 0, 7]
