@@ -75,11 +75,6 @@ class Score:
             return None
         return self.nats / math.log(2) / self.bytes
 
-    @property
-    def remark(self) -> str:
-        """The qualifications of a word perplexity, to be printed behind it."""
-        return self._unknown() + self._estimated("word_perplexity")
-
     def figures(self) -> dict[str, float]:
         """The figures by name, without bits per byte where there are none."""
         bits = self.bits_per_byte
