@@ -34,7 +34,7 @@ def introduction(
     model, train, tokenizer = config.model, config.train, store.tokenizer
     parameters = sum(value.numel() for value in build_uninitialized(model, tokenizer.vocab_size).parameters())
     size = f"{parameters / 1e6:,.1f} M" if parameters >= 1e6 else f"{parameters:,}"
-    blocks = f"{model.layers} block{'s' * (model.layers != 1)} of width {model.dim}"
+    blocks = f"{_count(model.layers, 'block')} of width {model.dim}"
     yield f"model: {size} parameters, {blocks}, context {model.context}"
     targets = train.batch_size * (1 if model.mode == "windowed" else model.context)
     yield (
@@ -54,7 +54,7 @@ def few_steps(config: Config, budget: Budget) -> str | None:
     if budget.steps is None or budget.steps >= FEW_STEPS:
         return None
     remedy = "more train.steps give" if config.train.steps else "a smaller train.batch_size or more train.epochs give"
-    return f"a run of {budget.steps:,} steps learns little: {remedy} it more"
+    return f"a run of {_count(budget.steps, 'step')} learns little: {remedy} it more"
 
 
 def device_line(training: Training) -> str:
@@ -62,8 +62,11 @@ def device_line(training: Training) -> str:
     device, processes = training.device, training.parallel.processes.world_size
     facts = [torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", training.precision]
     if device.type == "cpu":
-        threads = torch.get_num_threads()
-        facts.append(f"{threads} thread{'s' * (threads != 1)}")
+        facts.append(_count(torch.get_num_threads(), "thread"))
     if processes > 1:
         facts.append(f"{processes} processes ({training.parallel.kind})")
     return f"device: {', '.join(facts)}, {'compiled' if training.compiled else 'not compiled'}"
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number:,} {name}{'s' * (number != 1)}"

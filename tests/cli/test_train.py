@@ -107,7 +107,7 @@ def test_an_interrupted_run_saves_and_says_how_to_resume(workdir: Path, number: 
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    messages = r"(?s)lmtrain: stopping: saving a checkpoint .*\ninterrupted at step \d+; .*: rerun the same command to resume\n"
+    messages = r"(?s)lmtrain: stopping: saving .*\ninterrupted at step \d+; .*: rerun the same command to resume\n"
     assert re.search(messages, err)
     state = json.loads((workdir / "runs/cut/state.json").read_text())
     assert (state["status"], state["signal"]) == ("interrupted", name)
