@@ -71,7 +71,7 @@ def trained_run(folder: Path) -> Run:
     config = loader.load(None, [*SMALL, f"data.dir={folder / 'data'}"], {})
     corpus = download(config.data)
     store = tokenize(corpus, config.tokenizer, config.data.dir, note=silent, progress=False)
-    fit(config, store, folder / "runs/sample", resume=False, note=silent, quiet=True)
+    fit(config, store, folder / "runs/sample", note=silent, quiet=True)
     return Run(folder / "runs/sample", config, corpus, store)
 
 

@@ -34,8 +34,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def run(trained: Run, tmp_path: Path) -> Run:
-    """A copy of a finished run, beside a file of the user's own."""
+    """A copy of a run that was killed while it was finally scored, beside a file of the user's own."""
     shutil.copytree(trained.folder, tmp_path / "run")
+    run_folder.write_state(tmp_path / "run", "running")
     (tmp_path / "run/.lock").touch()
     (tmp_path / "mine").write_text("mine\n" * 100)
     return trained._replace(folder=tmp_path / "run")
@@ -46,7 +47,7 @@ def last(run: Run) -> Path:
 
 
 def resume(run: Run, config: Config | None = None) -> Outcome:
-    return fit(config or run.config, run.store, run.folder, resume=True, note=silent, quiet=True)
+    return fit(config or run.config, run.store, run.folder, note=silent, quiet=True)
 
 
 def load(run: Run, weights: str = "auto") -> object:

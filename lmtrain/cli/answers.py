@@ -14,7 +14,6 @@ from lmtrain.errors import LmtrainError
 from lmtrain.generation.attention import MAX_ROWS, pool_weights
 from lmtrain.generation.complete import Completed, as_json, complete
 from lmtrain.generation.options import Options
-from lmtrain.generation.picture import save_png, word_map
 from lmtrain.generation.prompts import Prompt, batches
 from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import TextStreamer, prompt_for_model, unknown_words
@@ -147,6 +146,8 @@ def _warn(trained: Trained, options: Options, prompt: str) -> None:
 
 def _draw(trained: Trained, prompt: str, completed: Completed, path: Path) -> None:
     """The picture of the best text after `prompt`, which is given as the model reads it."""
+    from lmtrain.generation.picture import save_png, word_map  # loads an imaging library
+
     ids = completed.completions[0].ids
     rows, columns, weights = pool_weights(trained.model, trained.tokenizer, prompt, ids)
     if len(rows) < len(ids):

@@ -28,6 +28,8 @@ from lmtrain.cli.output import floor, note, show
 from lmtrain.errors import LmtrainError, UsageError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from lmtrain.config.schema import Config
     from lmtrain.data.tokens import Split, TokenStore
     from lmtrain.evaluation.perplexity import Score
@@ -99,15 +101,15 @@ def evaluate(
         return find_run_store(trained, settings, given, note=note, progress=not quiet)
 
     if text is not None:
-        kind, name, lowest = "text", str(text), ""
+        kind, name, lowest = "text", str(text), None
         part = text_split(text, trained.tokenizer, text_column or settings.data.text_column, progress=not quiet)
     else:
         kind, name = "split", split or "valid"
         part, lowest = corpus().split(name), floor(corpus(), name)
-    train = corpus().split("train") if dynamic and settings.eval.dynamic_rule == "rms" else None
+    measured_on = corpus() if dynamic and settings.eval.dynamic_rule == "rms" else None
     with enough_memory("lower --batch-size or, with --cache, eval.cache_window"):
         score = _score(
-            trained, settings, part, train, arithmetic, limit=limit, cache=cache, dynamic=dynamic, quiet=quiet
+            trained, settings, part, measured_on, arithmetic, limit=limit, cache=cache, dynamic=dynamic, quiet=quiet
         )
     used = settings_used(settings.eval, dynamic=dynamic, cache=cache)
     about = {"run": str(run_dir), "step": trained.step, "weights": trained.weights, kind: name, "precision": arithmetic}
@@ -115,11 +117,8 @@ def evaluate(
     lines = [
         f"{run_dir} step {trained.step:,} ({trained.weights} weights, {arithmetic}) on {name}: "
         f"context {score.context}, stride {score.stride}{''.join(named)}",
-        f"  word perplexity   {score.word_perplexity:10.3f}   over {score.words:,.0f} words{lowest}{score.remark}",
-        f"  token perplexity  {score.token_perplexity:10.3f}   over {score.tokens:,} tokens",
+        *(f"  {line}" for line in score.lines(trained.tokenizer.kind, lowest)),
     ]
-    if score.bits_per_byte is not None:
-        lines.append(f"  bits per byte     {score.bits_per_byte:10.4f}   over {score.bytes:,.0f} bytes")
     show({**about, **used, **score.summary()}, "\n".join(lines), as_json)
 
 
@@ -164,7 +163,7 @@ def _score(
     trained: "Trained",
     config: "Config",
     part: "Split",
-    train: "Split | None",
+    measured_on: "TokenStore | None",
     precision: str,
     *,
     limit: int | None,
@@ -172,26 +171,41 @@ def _score(
     dynamic: bool,
     quiet: bool,
 ) -> "Score":
-    """Score `part`, with a progress bar, after gradients were measured on `train`."""
+    """Score `part`, with a progress bar, after gradients were measured on the training split of a store."""
     from tqdm import tqdm
 
     from lmtrain.evaluation.adaptive import adapted
+    from lmtrain.evaluation.gradient_rms import kept_gradient_rms, rms_tokens
     from lmtrain.evaluation.perplexity import default_stride, evaluate
 
     mode, context, hidden = config.model.mode, config.model.context, quiet or None
     stride = config.eval.stride or default_stride(mode, context)
-    with tqdm(desc="statistics", unit="tok", unit_scale=True, disable=train is None or hidden, leave=False) as bar:
-        forward = adapted(
-            trained.model,
-            config.eval,
-            train,
-            dynamic=dynamic,
-            cache=cache,
-            segment=stride,
-            device=trained.device,
-            precision=precision,
-            advance=bar.update,
-        )
+
+    def gradient_rms(store: "TokenStore") -> "list[Tensor]":
+        train = store.split("train")
+        total = rms_tokens(trained.model, train)
+        with tqdm(
+            desc="gradients", total=total, unit="tok", unit_scale=True, disable=hidden, leave=False, delay=0.5
+        ) as bar:
+            return kept_gradient_rms(
+                trained.run_dir,
+                trained.model,
+                train,
+                store.sha256,
+                device=trained.device,
+                precision=precision,
+                advance=bar.update,
+            )
+
+    forward = adapted(
+        trained.model,
+        config.eval,
+        None if measured_on is None else functools.partial(gradient_rms, measured_on),
+        dynamic=dynamic,
+        cache=cache,
+        segment=stride,
+        precision=precision,
+    )
     with tqdm(total=min(limit or part.tokens, part.tokens), unit="tok", unit_scale=True, disable=hidden) as bar:
         score = evaluate(
             forward,

@@ -123,17 +123,17 @@ def _train(wanted: "Request", as_json: bool, quiet: bool) -> None:
         config = completed(wanted, store)
         if wanted.is_automatic and not quiet:
             message(f"chosen for this text and machine, unless you set them: {' '.join(chosen(config))}")
-        outcome = fit(config, store, run_dir, resume=True, note=message, quiet=quiet, processes=processes)
+        outcome = fit(config, store, run_dir, note=message, quiet=quiet, processes=processes)
     score = outcome.score
     if score is None:
-        message(f"interrupted at step {outcome.step:,}; the checkpoint is saved, and the same command resumes from it")
+        message(f"interrupted at step {outcome.step:,}; the checkpoint is saved: rerun the same command to resume")
         raise typer.Exit(INTERRUPTED)
     if processes.is_main:
         figures = {"run": str(run_dir), "status": outcome.status, "step": outcome.step, "minutes": outcome.minutes}
         text = (
             f"{run_dir}: {outcome.status} at step {outcome.step:,} after {outcome.minutes:.1f} minutes; "
             f"best checkpoint: step {outcome.best_step:,}, "
-            f"valid word perplexity {score.word_perplexity:.2f}{floor(store, 'valid')}{score.remark}"
+            f"valid {score.headline(store.tokenizer.kind, floor(store, 'valid'))}"
         )
         show({**figures, "best_step": outcome.best_step, "valid": score.summary()}, text, as_json)
 

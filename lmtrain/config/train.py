@@ -81,11 +81,12 @@ class TrainConfig(Section):
     """Decay of an exponential moving average of the weights, which is evaluated and saved with them; null = none."""
 
     log_steps: int = Field(10, ge=1)
-    """Steps between two logged points."""
+    """Steps between two logged points; the first step is logged too."""
     eval_steps: int | None = Field(None, ge=1)
-    """Steps between two evaluations."""
+    """Steps between two evaluations. Without it and `eval_epochs`, at each twentieth of the budget, or less often if
+    evaluations would take more than about a tenth of the time."""
     eval_epochs: float | None = Field(None, gt=0)
-    """Passes over the training tokens between two evaluations. Without either, once per epoch and at the end."""
+    """Passes over the training tokens between two evaluations. The end of a run is always evaluated."""
     eval_tokens: int | None = Field(None, ge=1)
     """Validation tokens per evaluation during training; null = all. The final score always uses all."""
     patience: int | None = Field(None, ge=1)

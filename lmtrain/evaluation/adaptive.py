@@ -16,13 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtrain.config.schema import EvalConfig
-from lmtrain.data.order import SampleOrder, batch
-from lmtrain.data.tokens import Split
 from lmtrain.errors import LmtrainError, UsageError
-from lmtrain.evaluation.perplexity import Advance, Forward
+from lmtrain.evaluation.gradient_rms import gradients_of
+from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.pointer import NEVER
-from lmtrain.system.device import autocast
 
 CACHE_BLOCK = 256
 """Rows of the cache's matrix of scores that are computed at once; it has a column for each state in the window."""
@@ -30,10 +28,6 @@ CACHE_BLOCK = 256
 DEFAULT_LR = {"rms": 1e-4, "sgd": 0.02}
 DEFAULT_EMBEDDING_FACTOR = 1.0
 """Of dynamic evaluation: the learning rate of each rule, and its factor for the word embeddings."""
-
-RMS_TOKENS = 200_000
-TOKENS_PER_GRADIENT = 1_024
-"""Of `gradient_rms`: the tokens that it is measured on, and those of each batch."""
 
 EPS = 1.0
 """Added to the RMS of a weight's gradient, in units of the mean RMS: with less, the rows of rare words diverge."""
@@ -119,44 +113,12 @@ class Dynamic:
             raise ValueError(f"{len(inputs)} windows at once: dynamic evaluation reads one text, segment by segment")
         with torch.enable_grad():
             nats, states = self.model.score(inputs, targets, temperature=self.temperature)
-        gradients = _gradients(nats, self.model)
+        gradients = gradients_of(nats, self.model)
         updates = zip(self.model.parameters(), self.trained, gradients, self.rates, strict=True)
         with torch.no_grad():
             for weight, trained, gradient, (lr, decay) in updates:
                 weight.lerp_(trained, decay).addcmul_(gradient, lr, value=-1.0)
         return nats.detach(), states.detach()
-
-
-def gradient_rms(
-    model: LanguageModel, split: Split, *, device: torch.device, precision: str, advance: Advance | None = None
-) -> list[Tensor]:
-    """The root mean square of the gradient of one token's loss on `split`, for each parameter of a causal model.
-
-    Estimated from the gradients g of batches of n tokens, each the mean over its tokens, as sqrt(n E[g^2]): this
-    assumes that the tokens' own gradients are independent with mean zero, which holds near the end of training.
-    Raises LmtrainError for a split shorter than a window.
-    """
-    context = model.config.context
-    order = SampleOrder(split.tokens, context, "causal", seed=0)
-    rows = min(max(1, TOKENS_PER_GRADIENT // context), order.per_epoch())
-    batches = max(1, min(RMS_TOKENS // context, order.per_epoch()) // rows)
-    squares = [torch.zeros_like(parameter) for parameter in model.parameters()]
-    for index in range(batches):
-        inputs, targets = batch(split.ids, order.starts(index * rows, rows), context, "causal")
-        with torch.enable_grad(), autocast(device, precision):
-            nats = model(inputs.to(device), targets.to(device))
-        for square, gradient in zip(squares, _gradients(nats, model), strict=True):
-            square.addcmul_(gradient, gradient)
-        if advance is not None:
-            advance(targets.numel())
-    return [(square * (rows * context / batches)).sqrt() for square in squares]
-
-
-def _gradients(nats: Tensor, model: LanguageModel) -> tuple[Tensor, ...]:
-    """Of the mean of `nats`, for each parameter; zero for a parameter that it does not depend on."""
-    # Without autocast: the dtypes of the backward pass are those of the forward pass.
-    with torch.enable_grad(), torch.autocast(nats.device.type, enabled=False):
-        return torch.autograd.grad(nats.mean(), list(model.parameters()), materialize_grads=True)
 
 
 def dynamic_scorer(model: LanguageModel, settings: EvalConfig, rms: list[Tensor], segment: int) -> Dynamic:
@@ -207,20 +169,18 @@ def settings_used(settings: EvalConfig, *, dynamic: bool, cache: bool) -> dict[s
 def adapted(
     model: LanguageModel,
     settings: EvalConfig,
-    train: Split | None,
+    measure: Callable[[], list[Tensor]] | None,
     *,
     dynamic: bool,
     cache: bool,
     segment: int,
-    device: torch.device,
     precision: str,
-    advance: Advance | None = None,
 ) -> Forward:
     """A `forward` for `perplexity.evaluate`, from a model in evaluation mode and the settings.
 
-    The rest is for `dynamic`: `segment` is the number of targets in each call, `train` the split of `gradient_rms`, and
-    `advance` is called with the tokens that this has read. Raises LmtrainError or UsageError for a model or precision
-    that can't be adapted, and ValueError where `train` is missing.
+    The rest is for `dynamic`: `segment` is the number of targets in each call, and `measure` returns the `gradient_rms`
+    for the rule rms. Raises LmtrainError or UsageError for a model or precision that can't be adapted, and ValueError
+    where `measure` is missing.
     """
     score: Scorer = partial(model.score, temperature=settings.temperature)
     if dynamic:
@@ -232,9 +192,9 @@ def adapted(
             )
         rms: list[Tensor] = []
         if settings.dynamic_rule == "rms":
-            if train is None:
-                raise ValueError("the rule rms needs a training split, on which the gradients' RMS is measured")
-            rms = gradient_rms(model, train, device=device, precision=precision, advance=advance)
+            if measure is None:
+                raise ValueError("the rule rms needs the gradients' RMS")
+            rms = measure()
         score = dynamic_scorer(model, settings, rms, segment)
     if cache:
         return Cached(score, settings.cache_weight, settings.cache_theta, settings.cache_window)

@@ -9,7 +9,7 @@ Shapes: B windows in a batch, T tokens in each (the context, but fewer in the fi
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -28,6 +28,13 @@ Advance = Callable[[int], object]
 """Called with the number of tokens of each batch, for a progress bar."""
 Batch = tuple[np.ndarray, np.ndarray]
 
+_WORDS_FIRST = ("word_perplexity", "token_perplexity", "bits_per_byte")
+_BITS_FIRST = ("bits_per_byte", "token_perplexity", "word_perplexity")
+_SHOWN = {"word": _WORDS_FIRST, "bpe": _BITS_FIRST, "byte": _BITS_FIRST}
+"""The figures of a text by kind of tokenizer, the headline first. Where a word is many predictions, word perplexity
+comes last: that of a model that has learned little is a number of many digits."""
+_DECIMALS = {"word_perplexity": 2, "token_perplexity": 2, "bits_per_byte": 3}
+
 
 @dataclass(frozen=True)
 class Score:
@@ -43,6 +50,8 @@ class Score:
     """Share of the split's tokens that are `<unk>` in place of another word."""
     words_estimated: bool = False
     """Whether `words` is estimated, from the share of the split's tokens that was scored."""
+    bytes_estimated: bool = False
+    """Whether `bytes` is estimated in the same way."""
 
     @property
     def loss(self) -> float:
@@ -65,13 +74,6 @@ class Score:
         if self.unknown_share:
             return None
         return self.nats / math.log(2) / self.bytes
-
-    @property
-    def remark(self) -> str:
-        """The qualifications of a perplexity, to be printed behind it."""
-        share = f"{self.unknown_share:.2%}" if self.unknown_share >= 0.0001 else "less than 0.01%"
-        unknown = f" (<unk> stands for {share} of the tokens)" if self.unknown_share else ""
-        return unknown + " (word count estimated)" * self.words_estimated
 
     def figures(self) -> dict[str, float]:
         """The figures by name, without bits per byte where there are none."""
@@ -96,6 +98,64 @@ class Score:
             "stride": self.stride,
             "unknown_share": self.unknown_share,
         }
+
+    def headline(self, kind: str, floor: float | None = None) -> str:
+        """The figure that suits a kind of tokenizer, in one phrase: `word perplexity 85.31` or `2.134 bits per byte`.
+
+        Behind it stand its qualifications and the floor, in the same unit. `floor` is the word perplexity of the
+        process that generated the text, where that is known.
+        """
+        name = self._shown(kind)[0]
+        number = readable(self.figures()[name], _DECIMALS[name])
+        text = f"{number} bits per byte" if name == "bits_per_byte" else f"{name.replace('_', ' ')} {number}"
+        return text + self._floor(name, floor, _DECIMALS[name]) + self._unknown() + self._estimated(name)
+
+    def lines(self, kind: str, floor: float | None = None) -> list[str]:
+        """The figures as aligned lines, the one of `headline` first, each with the count that it is computed over."""
+        counts = {
+            "word_perplexity": f"{self.words:,.0f} words",
+            "token_perplexity": f"{self.tokens:,} tokens",
+            "bits_per_byte": f"{self.bytes:,.0f} bytes",
+        }
+        figures, names = self.figures(), self._shown(kind)
+        lines = []
+        for name in names:
+            digits = _DECIMALS[name] + 1
+            line = f"{name.replace('_', ' '):16} {readable(figures[name], digits):>11}   over {counts[name]}"
+            if name == names[0]:
+                line += self._floor(name, floor, digits) + self._unknown()
+            lines.append(line + self._estimated(name))
+        return lines
+
+    def _shown(self, kind: str) -> list[str]:
+        """The names of the figures to print: no bits per byte where there are none, and no figure twice."""
+        absent = {"bits_per_byte"} if self.bits_per_byte is None else set()
+        absent |= {"token_perplexity"} if self.tokens == self.words else set()
+        return [name for name in _SHOWN[kind] if name not in absent]
+
+    def _floor(self, name: str, floor: float | None, decimals: int) -> str:
+        if floor is None:
+            return ""
+        generator = replace(self, nats=math.log(floor) * self.words)
+        return f" (floor {readable(generator.figures()[name], decimals)})"
+
+    def _unknown(self) -> str:
+        if not self.unknown_share:
+            return ""
+        share = f"{self.unknown_share:.2%}" if self.unknown_share >= 0.0001 else "less than 0.01%"
+        return f" (<unk> stands for {share} of the tokens)"
+
+    def _estimated(self, name: str) -> str:
+        if name == "word_perplexity" and self.words_estimated:
+            return " (word count estimated)"
+        return " (byte count estimated)" if name == "bits_per_byte" and self.bytes_estimated else ""
+
+
+def readable(value: float, decimals: int) -> str:
+    """A figure of any size in at most 11 characters: `85.31`, `2,123,238`, `3.4e+12`, `over 1e+300`."""
+    if value >= 1e7:
+        return f"{value:.1e}" if math.isfinite(value) else "over 1e+300"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.{decimals}f}"
 
 
 def _exp(value: float) -> float:
@@ -158,6 +218,7 @@ def evaluate(
         stride,
         unknown_share=split.replaced / split.tokens,
         words_estimated=count < split.tokens and split.words != split.tokens,
+        bytes_estimated=count < split.tokens and split.bytes != split.tokens,
     )
 
 

@@ -1,5 +1,6 @@
-"""Memory: the peak so far, and the message for an allocation that fails."""
+"""Memory: the peak so far, what the machine has, and the message for an allocation that fails."""
 
+import os
 import platform
 import resource
 from collections.abc import Iterator
@@ -16,6 +17,13 @@ def memory_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if platform.system() == "Darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def installed_bytes(device: torch.device) -> int:
+    """The memory of the machine, or of a CUDA device, in use or not."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -48,11 +48,16 @@ def uninstall() -> None:
 def end_at_once(message: str) -> NoReturn:
     """Write a line to stderr and exit without waiting for anything, ignoring further interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    start = "\n" if os.isatty(2) else ""  # there may be a progress bar
     try:
-        os.write(2, f"{start}lmtrain: {message}\n".encode(errors="backslashreplace"))
+        _write_line(message)
     finally:
         os._exit(INTERRUPTED)
+
+
+def _write_line(message: str) -> None:
+    """Write a line to stderr without Python's buffers, as a signal handler must."""
+    start = "\n" if os.isatty(2) else ""  # there may be a progress bar
+    os.write(2, f"{start}lmtrain: {message}\n".encode(errors="backslashreplace"))
 
 
 def _handle(number: int, _frame: FrameType | None) -> None:
@@ -79,19 +84,24 @@ class Interrupted(Exception):  # noqa: N818 -- not an error
 class StopSignal:
     """A request to end training: the first SIGINT, SIGTERM or SIGUSR1 that any process of the run received.
 
-    `all_max` returns the maximum of a number over the processes, so that all of them stop at the same `check`.
+    `all_max` returns the maximum of a number over the processes, so that all of them stop at the same `check`. The
+    main process says at once that it was asked.
     """
 
-    def __init__(self, all_max: Callable[[int], int], abort: Callable[[], NoReturn]) -> None:
+    def __init__(self, all_max: Callable[[int], int], abort: Callable[[], NoReturn], is_main: bool) -> None:
         self.name: str | None = None
         self._all_max = all_max
         self._abort = abort
+        self._is_main = is_main
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
         """The signal handler: records the signal; a SIGINT that is not the first signal calls `abort`."""
         if self.name is not None and number == signal.SIGINT:
             self._abort()
-        self.name = signal.Signals(number).name
+        first, self.name = self.name is None, signal.Signals(number).name
+        if first and self._is_main:
+            with suppress(OSError):  # such as a closed terminal
+                _write_line("stopping: saving a checkpoint (Ctrl-C again ends at once, without saving)")
 
     def check(self) -> None:
         """Raise Interrupted if any process has received a signal. Called by all processes."""
@@ -102,9 +112,11 @@ class StopSignal:
 
 
 @contextmanager
-def catch_stop_signals(all_max: Callable[[int], int], abort: Callable[[], NoReturn]) -> Iterator[StopSignal]:
+def catch_stop_signals(
+    all_max: Callable[[int], int], abort: Callable[[], NoReturn], is_main: bool
+) -> Iterator[StopSignal]:
     """Handle SIGINT, SIGTERM and SIGUSR1 inside the block; the previous handlers are restored after it."""
-    stop = StopSignal(all_max, abort)
+    stop = StopSignal(all_max, abort, is_main)
     previous = {
         number: signal.signal(number, stop.handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     }

@@ -1,4 +1,4 @@
-"""The budget of a run in steps or time, and its progress."""
+"""The budget of a run in steps or time, its progress, and when it is evaluated."""
 
 import math
 from dataclasses import dataclass, replace
@@ -8,6 +8,10 @@ from lmtrain.config.schema import TrainConfig
 from lmtrain.errors import LmtrainError
 
 DEFAULT_EPOCHS = 10.0
+EVALUATIONS = 20
+"""Into how many parts the budget is divided for evaluations, unless the configuration says how often."""
+EVALUATION_COST = 0.1
+"""How much time evaluations may take then, in relation to training steps, which take three times as long per target."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,30 @@ def make_budget(config: TrainConfig, samples_per_epoch: int) -> Budget:
     return Budget(steps, None if config.max_minutes is None else 60.0 * config.max_minutes)
 
 
-def evaluation_steps(config: TrainConfig, samples_per_epoch: int) -> int:
-    """Optimizer steps between two evaluations."""
+@dataclass(frozen=True)
+class Evaluations:
+    """When a run is evaluated: after each multiple of `steps`, or if that is None whenever the progress enters another
+    part of the budget, but not within `least` steps of the last evaluation."""
+
+    steps: int | None
+    least: int = 1
+
+    def due(self, step: int, progress: float, last_step: int, last_progress: float) -> bool:
+        """Whether to evaluate at `step`, the last evaluation having been at `last_step`."""
+        if step == last_step:
+            return False
+        if self.steps is not None:
+            return step % self.steps == 0
+        return step - last_step >= self.least and int(EVALUATIONS * progress) > int(EVALUATIONS * last_progress)
+
+
+def make_evaluations(
+    config: TrainConfig, samples_per_epoch: int, targets_per_step: int, validation_tokens: int
+) -> Evaluations:
+    """The configured evaluations, without `eval_steps` and `eval_epochs` those by parts of the budget."""
     if config.eval_steps is not None:
-        return config.eval_steps
-    return max(1, round((config.eval_epochs or 1.0) * samples_per_epoch / config.batch_size))
+        return Evaluations(config.eval_steps)
+    if config.eval_epochs is not None:
+        return Evaluations(max(1, round(config.eval_epochs * samples_per_epoch / config.batch_size)))
+    scored = min(config.eval_tokens or validation_tokens, validation_tokens) * (1 if config.ema is None else 2)
+    return Evaluations(None, math.ceil(scored / (3 * EVALUATION_COST * targets_per_step)))

@@ -1,4 +1,4 @@
-"""What training costs: operations, memory and tokens; for `train --dry-run` and MFU (model FLOPs utilization)."""
+"""What training costs: operations, memory, time and tokens; for `train --dry-run` and MFU (model FLOPs utilization)."""
 
 from collections import Counter
 from functools import lru_cache
@@ -17,11 +17,18 @@ from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
 from lmtrain.nn.output_loss import rows_at_once
 from lmtrain.storage.run_folder import run_config
-from lmtrain.system.device import autocast, choose_device, choose_precision
+from lmtrain.system.device import autocast, choose_device, choose_precision, set_threads
+from lmtrain.system.machine import peak_flops
+from lmtrain.system.memory import installed_bytes
 from lmtrain.training.budget import make_budget
 
 DISTILLATION_BUFFERS = 3
 """Arrays of the size of the logits that the distillation loss allocates at one time, beside those autograd saves."""
+
+UTILIZATION = {"cpu": 0.5, "cuda": 0.35}
+"""Typical MFU of training, by device."""
+LAYER_SECONDS = 1e-3
+"""The time that both passes of a micro-batch take at least in a layer; outside of the layers it is twice as much."""
 
 
 def step_flops(model: LanguageModel, config: Config) -> float:
@@ -132,22 +139,47 @@ def _saved_bytes(model: nn.Module, inputs: Tensor, targets: Tensor, precision: s
 
 
 def costs(config: Config, store: TokenStore) -> dict[str, Any]:
-    """The figures of `train --dry-run`, without `steps` if the budget is only in minutes."""
+    """The figures of `train --dry-run`, without `steps` if the budget is only in minutes; `estimate` is of one process.
+
+    The time of a step is its operations over `UTILIZATION` of the measured peak, plus `LAYER_SECONDS`; evaluations are
+    left out. Within a budget in minutes, `estimate` has the steps that fit.
+    """
     split, seed = store.split("train"), config.run.seed
     samples = SampleOrder(split.tokens, config.model.context, config.model.mode, seed).per_epoch()
-    model = build_uninitialized(config.model, store.tokenizer.vocab_size)
+    with FakeTensorMode():  # a model that is larger than the memory has a size too
+        model = build_uninitialized(config.model, store.tokenizer.vocab_size)
     if model.adaptive is not None:
         model.adaptive.set_shares(torch.from_numpy(split.ids.counts(store.tokenizer.vocab_size)))
-    precision = choose_precision(config.train.precision, choose_device(config.train.device))
+    device = choose_device(config.train.device)
+    precision = choose_precision(config.train.precision, device)
     memory = memory_estimate(config, store.tokenizer.vocab_size, precision)
-    steps = make_budget(config.train, samples).steps
+    budget = make_budget(config.train, samples)
+    flops, steps_per_epoch = step_flops(model, config), samples / config.train.batch_size
+    set_threads(config.train.threads)
+    peak = peak_flops(device, precision)
+    micro_batches = config.train.batch_size / (config.train.micro_batch or config.train.batch_size)
+    seconds = flops / (UTILIZATION[device.type] * peak) + (config.model.layers + 2) * micro_batches * LAYER_SECONDS
+    limits = [budget.steps, None if budget.seconds is None else max(1, int(budget.seconds / seconds))]
+    steps = min(limit for limit in limits if limit is not None)
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "vocabulary": store.tokenizer.vocab_size,
         "tokens_per_epoch": split.tokens,
+        "tokens_per_step": config.train.batch_size * (1 if config.model.mode == "windowed" else config.model.context),
         "windows_per_epoch": samples,
-        "steps_per_epoch": samples / config.train.batch_size,
-        **({"steps": steps} if steps is not None else {}),
-        "flops_per_step": step_flops(model, config),
+        "steps_per_epoch": steps_per_epoch,
+        **({"steps": budget.steps} if budget.steps is not None else {}),
+        "flops_per_step": flops,
         "memory_bytes": memory | {"total": sum(memory.values())},
+        "estimate": {
+            "device": device.type,
+            "precision": precision,
+            "peak_flops": peak,
+            "utilization": UTILIZATION[device.type],
+            "seconds_per_step": seconds,
+            "steps": steps,
+            "epochs": steps / steps_per_epoch,
+            "minutes": steps * seconds / 60,
+            "device_memory_bytes": installed_bytes(device),
+        },
     }

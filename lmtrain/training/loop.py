@@ -31,8 +31,7 @@ from lmtrain.training.sharding import full_tensor
 from lmtrain.training.state import Training
 
 MEMORY_REMEDY = (
-    "lower train.micro_batch or train.loss_chunk (the batch stays the same), model.context, or the model's size; "
-    "the last checkpoint is good"
+    "lower train.micro_batch or train.loss_chunk (the batch stays the same), model.context, or the model's size"
 )
 
 
@@ -41,24 +40,26 @@ def fit(
     store: TokenStore,
     run_dir: Path,
     *,
-    resume: bool,
     note: Note,
     quiet: bool = False,
     processes: ProcessGroup = SINGLE_PROCESS,
 ) -> Outcome:
     """Train until the budget is spent, the score stops improving, or a signal arrives.
 
-    With `resume`, continues from the last good checkpoint in `run_dir`; without it, the folder must not contain a run.
+    Resumes from the last good checkpoint in `run_dir`, if there is one; of a finished run only returns the outcome.
+    `note` is given warnings and, unless `quiet`, what the run is going to do.
     All processes of a distributed run call this, and get the same outcome.
     Raises LmtrainError if the folder belongs to another configuration or other data, and if training diverges.
     """
     train = config.train
     with (
         enough_memory(MEMORY_REMEDY),
-        open_run(config, store, run_dir, resume=resume, note=note, quiet=quiet, processes=processes) as run,
+        open_run(config, store, run_dir, note=note, quiet=quiet, processes=processes) as run,
     ):
+        if isinstance(run, Outcome):
+            return run
         try:
-            if run.evaluation_was_interrupted():
+            if run.evaluation_is_due():
                 run.evaluate()
             while (progress := run.progress()) < 1.0 and not run.out_of_patience():
                 lr = learning_rate(train, progress)

@@ -106,6 +106,6 @@ class Meter:
             raise LmtrainError(
                 f"training diverged: {in_a_row} steps in a row up to step {training.counters.step} were skipped, "
                 "because their gradients were not finite (the last one's windows start at tokens "
-                f"{', '.join(map(str, starts))}{' ..' if size > NAMED_WINDOWS else ''}); the last checkpoint is good: "
+                f"{', '.join(map(str, starts))}{' ..' if size > NAMED_WINDOWS else ''}): "
                 "lower train.lr or raise train.warmup"
             )

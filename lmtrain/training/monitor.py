@@ -17,6 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from lmtrain.config.schema import Config
+from lmtrain.evaluation.perplexity import readable
 from lmtrain.storage.files import write_error
 from lmtrain.storage.run_folder import METRICS, write_state
 from lmtrain.system import disk
@@ -24,7 +25,8 @@ from lmtrain.system.escapes import escaped
 from lmtrain.training.tensorboard import TensorBoard
 
 _PLAIN_LINE_SECONDS = 10.0
-_SHOWN = {"loss": "loss {:.3f}", "perplexity": "ppl {:,.1f}", "tokens_per_second": "{:,.0f} tok/s"}
+_SHOWN = {"loss": ("loss {}", 3), "perplexity": ("ppl {}", 1), "tokens_per_second": ("{} tok/s", 0)}
+"""The metrics of training steps that are displayed: how, and with how many decimals."""
 _BAR_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 
@@ -37,11 +39,11 @@ class Monitor:
     def train(self, step: int, metrics: dict[str, float]) -> None:
         """Log the metrics of training steps; displays `loss` (nats per token), `perplexity` and `tokens_per_second`."""
 
-    def evaluation(self, step: int, metrics: dict[str, float], remark: str = "") -> None:
-        """Log an evaluation, and print it as a line that ends with `remark`."""
+    def evaluation(self, step: int, metrics: dict[str, float], headline: str) -> None:
+        """Log an evaluation, and print its `loss` and `headline` as a line."""
 
-    def final(self, metrics: dict[str, float]) -> None:
-        """Log the metrics of the best checkpoint of a run that is complete."""
+    def final(self, metrics: dict[str, float], shown: list[str]) -> None:
+        """Log the metrics of the best checkpoint of a run that is complete, and show them in TensorBoard as lines."""
 
     def text(self, step: int, title: str, text: str) -> None:
         """Show `text` in TensorBoard literally."""
@@ -71,7 +73,7 @@ class RunMonitor(Monitor):
 
     Every metric goes to metrics.jsonl, one JSON object per line with `step` and `kind` (train, valid, final); numbers
     that are not finite become null. A terminal shows a progress bar on stderr; otherwise plain lines are printed, at
-    most one in ten seconds. `quiet` disables both; evaluations and notes are always printed.
+    most one in ten seconds, and evaluations and notes. `quiet` disables all of these.
 
     `step` is the step that the run resumes from (0: a new one), `progress` the fraction of its budget that was done by
     then, `total_steps` the budget if it is in steps, `metrics_bytes` the value of `metrics_bytes()` at the checkpoint.
@@ -100,7 +102,8 @@ class RunMonitor(Monitor):
             raise
         self._total_steps, self._quiet, self._clock = total_steps, quiet, clock
         self._step, self._progress = step, progress
-        self._started, self._first_progress, self._last_line = clock(), progress, -math.inf
+        self._first: tuple[float, float] | None = None
+        self._last_line = -math.inf
         self._stderr = sys.stderr
         self._bar: tqdm[Any] | None = None
         if not quiet and _has_columns(self._stderr):
@@ -118,26 +121,32 @@ class RunMonitor(Monitor):
 
     def advance(self, step: int, progress: float) -> None:
         self._step, self._progress = step, min(progress, 1.0)
+        if self._first is None:  # the first step takes longer than others
+            self._first = self._clock(), self._progress
         if self._bar is not None:
             self._bar.set_description_str(f"{self._position()}: ", refresh=False)
             self._bar.update(self._progress - self._bar.n)
 
     def train(self, step: int, metrics: dict[str, float]) -> None:
         self._record(step, "train", metrics)
-        shown = [form.format(metrics[name]) for name, form in _SHOWN.items() if name in metrics]
+        shown = [
+            form.format(readable(metrics[name], decimals))
+            for name, (form, decimals) in _SHOWN.items()
+            if name in metrics
+        ]
         if self._bar is not None:
             self._bar.set_postfix_str(", ".join(shown), refresh=False)
-        elif not self._quiet and self._clock() - self._last_line >= _PLAIN_LINE_SECONDS:
+        elif self._clock() - self._last_line >= _PLAIN_LINE_SECONDS:
             self._last_line = self._clock()
-            self.note("  ".join([f"{self._position()} ({self._progress:.0%})", *shown, f"ETA {self._time_left()}"]))
+            self.note("  ".join([f"{self._position()} ({self._progress:.0%})", *shown, *self._time_left()]))
 
-    def evaluation(self, step: int, metrics: dict[str, float], remark: str = "") -> None:
+    def evaluation(self, step: int, metrics: dict[str, float], headline: str) -> None:
         self._record(step, "valid", metrics)
-        self.note("  ".join([f"step {step:,} valid:", *_figures(metrics)]) + remark)
+        self.note(f"step {step:,} valid:  loss {readable(metrics['loss'], 3)}  {headline}")
 
-    def final(self, metrics: dict[str, float]) -> None:
+    def final(self, metrics: dict[str, float], shown: list[str]) -> None:
         self._record(self._step, "final", metrics)
-        text = "\n".join(["the best checkpoint on the whole validation split:", *_figures(metrics)])
+        text = "\n".join(["the best checkpoint on the whole validation split:", *shown])
         self._tensorboard.finish(text, self._step)
 
     def text(self, step: int, title: str, text: str) -> None:
@@ -147,6 +156,8 @@ class RunMonitor(Monitor):
         self._tensorboard.weights(title, tokens, weights, step)
 
     def note(self, message: str) -> None:
+        if self._quiet:
+            return
         tqdm.write(escaped(message), file=self._stderr)
         self._stderr.flush()
 
@@ -185,11 +196,13 @@ class RunMonitor(Monitor):
     def _position(self) -> str:
         return f"step {self._step:,}" + (f"/{self._total_steps:,}" if self._total_steps is not None else "")
 
-    def _time_left(self) -> str:
-        done = self._progress - self._first_progress
+    def _time_left(self) -> list[str]:
+        """The estimated time to the end of the budget; empty if no step has been timed yet."""
+        started, before = self._first or (0.0, self._progress)
+        done = self._progress - before
         if done <= 0.0:
-            return "?"
-        return tqdm.format_interval((self._clock() - self._started) * (1.0 - self._progress) / done)
+            return []
+        return [f"ETA {tqdm.format_interval((self._clock() - started) * (1.0 - self._progress) / done)}"]
 
 
 def _open_metrics(path: Path, length: int) -> BinaryIO:
@@ -208,9 +221,3 @@ def _open_metrics(path: Path, length: int) -> BinaryIO:
 def _has_columns(stream: TextIO) -> bool:
     """Whether `stream` is a terminal that reports its width; otherwise a bar would be empty."""
     return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
-
-
-def _figures(metrics: dict[str, float]) -> list[str]:
-    """The metrics with their names, readable."""
-    numbers = {name: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" for name, value in metrics.items()}
-    return [f"{name.replace('_', ' ')} {number}" for name, number in numbers.items()]

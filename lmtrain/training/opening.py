@@ -14,16 +14,18 @@ from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.system.device import set_threads
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import catch_stop_signals
-from lmtrain.training.budget import make_budget
+from lmtrain.training.announce import device_line, few_steps, introduction
+from lmtrain.training.budget import Budget, make_budget
 from lmtrain.training.checkpoint_info import CheckpointInfo, read_info
 from lmtrain.training.compilation import Note
+from lmtrain.training.finished import finished_outcome
 from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
 from lmtrain.training.other_runs import load_initial_weights
 from lmtrain.training.parallel import check_agreement, check_shared, share_batch
-from lmtrain.training.run import OpenRun
+from lmtrain.training.run import OpenRun, Outcome
 from lmtrain.training.saving import Saver, abort
-from lmtrain.training.state import Training, new_training, restore
+from lmtrain.training.state import Training, new_training, restore, sample_order
 
 
 @contextmanager
@@ -32,21 +34,22 @@ def open_run(
     store: TokenStore,
     run_dir: Path,
     *,
-    resume: bool,
     note: Note,
     quiet: bool,
     processes: ProcessGroup,
-) -> Iterator[OpenRun]:
-    """A run ready for its next step: new, or restored from its last good checkpoint.
+) -> Iterator[OpenRun | Outcome]:
+    """A run ready for its next step, new or restored from its last good checkpoint; of a finished one its outcome.
 
     Inside the block the folder is locked and stop signals are caught. An error in it makes the run's state "failed".
     Raises LmtrainError if the run can't be started or resumed with this configuration and data.
     """
 
     def check(found: checkpoint.Checkpoint) -> None:
-        if not resume:
-            raise LmtrainError(f"{run_dir} holds a run already: choose another run.name, or leave --resume at auto")
         check_same_run(config, store, run_dir, found)
+
+    def inform(message: str) -> None:
+        if processes.is_main and not quiet:
+            note(message)
 
     shared = share_batch(config, processes)
     check_agreement(config, store, processes)
@@ -56,39 +59,39 @@ def open_run(
                 stack.enter_context(run_folder.lock(run_dir))
             found = run_checkpoints.last(run_dir, note, hashed=processes.is_main, check=check)
         info = read_info(found) if found is not None else None
+        per_epoch = sample_order(config, store).per_epoch()
+        budget = make_budget(config.train, per_epoch)
+        if info is not None:
+            budget = budget.begun(info.prepared)
+            if (outcome := finished_outcome(run_dir, config, budget, info, processes)) is not None:
+                inform(f"{run_dir} is finished: step {outcome.step:,}, best step {outcome.best_step:,}")
+                yield outcome
+                return
         clock = Clock(info.seconds if info is not None else 0.0, processes)
         set_threads(config.train.threads)
-        training = new_training(shared, store, note, processes)
+        for line in introduction(config, store, run_dir, budget, per_epoch, info):
+            inform(line)
+        if info is None and (warning := few_steps(config, budget)):
+            note(warning)
+        training = new_training(shared, store, inform, processes)
+        inform(device_line(training))
         if found is not None and info is not None:
             restore(training, found)
             del found  # it holds its files open, which then stay on the disk after they are pruned
-            note(f"resuming {run_dir} from step {training.counters.step:,}")
             _note_rounding_differences(info, training, note)
         elif (base := config.train.init_from) is not None:
             step = load_initial_weights(base, shared, store, training.model, training.ema, processes)
-            note(f"starting from the weights of {base} at step {step:,}")
+            inform(f"starting from the weights of {base} at step {step:,}")
         with processes.main_first():
             if processes.is_main:
                 run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
         check_shared(run_dir, info.counters.step if info is not None else -1, processes)
         clock.tick()
-        budget = make_budget(config.train, training.samples.order.per_epoch())
-        if info is not None:
-            budget = budget.begun(info.prepared)
-        progress = budget.progress(training.counters.step, clock.read()) if info is not None else 0.0
-        monitor = Monitor()
-        if processes.is_main:
-            monitor = RunMonitor(
-                run_dir,
-                config,
-                step=training.counters.step,
-                progress=progress,
-                total_steps=budget.steps if budget.seconds is None else None,
-                metrics_bytes=info.metrics_bytes if info is not None else 0,
-                quiet=quiet,
-            )
+        monitor = _monitor(run_dir, config, budget, clock, info, quiet) if processes.is_main else Monitor()
         stack.enter_context(_closing(monitor, training))
-        stop = stack.enter_context(catch_stop_signals(processes.all_max, lambda: abort(run_dir, processes)))
+        stop = stack.enter_context(
+            catch_stop_signals(processes.all_max, lambda: abort(run_dir, processes), processes.is_main)
+        )
         saver = stack.enter_context(Saver(run_dir, config.train.keep, processes))
         monitor.state("running", step=training.counters.step)
         if training.counters.step == 0:
@@ -113,6 +116,21 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: chec
     ):
         if then != now:
             raise LmtrainError(f"the {what} is not the one that {run_dir} was trained on: choose another run.name")
+
+
+def _monitor(
+    run_dir: Path, config: Config, budget: Budget, clock: Clock, info: CheckpointInfo | None, quiet: bool
+) -> RunMonitor:
+    step = info.counters.step if info is not None else 0
+    return RunMonitor(
+        run_dir,
+        config,
+        step=step,
+        progress=budget.progress(step, clock.read()) if info is not None else 0.0,
+        total_steps=budget.steps if budget.seconds is None else None,
+        metrics_bytes=info.metrics_bytes if info is not None else 0,
+        quiet=quiet,
+    )
 
 
 def _note_rounding_differences(info: CheckpointInfo, training: Training, note: Note) -> None:

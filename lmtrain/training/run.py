@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.evaluation.perplexity import Score
 from lmtrain.system.signals import StopSignal
-from lmtrain.training.budget import Budget, evaluation_steps
+from lmtrain.training.budget import Budget, make_evaluations
+from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.meter import Clock, Meter
 from lmtrain.training.monitor import Monitor
 from lmtrain.training.saving import Saver
@@ -27,6 +29,11 @@ class Outcome:
     best_step: int
 
 
+def out_of_patience(config: Config, counters: Counters) -> bool:
+    """Whether `train.patience` evaluations in a row were no new best."""
+    return config.train.patience is not None and counters.stale >= config.train.patience
+
+
 @dataclass
 class OpenRun:
     """A run that is being trained. `evaluate`, `after_step` and `finish` raise Interrupted after a stop signal."""
@@ -43,7 +50,14 @@ class OpenRun:
     def __post_init__(self) -> None:
         self._meter = Meter(self.training)
         self._saved_step = self.training.counters.step  # a resumed run's checkpoint exists
-        self._eval_steps = evaluation_steps(self.training.config.train, self.training.samples.order.per_epoch())
+        self._evaluations = make_evaluations(
+            self.training.config.train,
+            self.training.samples.order.per_epoch(),
+            self.training.targets_per_step,
+            self.store.split("valid").tokens,
+        )
+        # With a budget in time, the progress at the last evaluation is not known here, and the present one serves.
+        self._evaluated_progress = self.budget.progress(self.training.counters.evaluated, self.clock.read())
 
     def progress(self) -> float:
         """The fraction of the budget that is spent, in [0, 1]."""
@@ -51,18 +65,18 @@ class OpenRun:
 
     def out_of_patience(self) -> bool:
         """Whether `train.patience` evaluations in a row were no new best."""
-        patience = self.training.config.train.patience
-        return patience is not None and self.training.counters.stale >= patience
+        return out_of_patience(self.training.config, self.training.counters)
 
-    def evaluation_was_interrupted(self) -> bool:
-        """Whether the run is at a step that must be evaluated and was not: a signal stopped it there."""
-        step = self.training.counters.step
-        return step > 0 and step % self._eval_steps == 0 and self.training.counters.evaluated != step
+    def evaluation_is_due(self) -> bool:
+        """Whether this step must be evaluated and was not yet: at the start, because a signal stopped the run there."""
+        counters = self.training.counters
+        return self._evaluations.due(counters.step, self.progress(), counters.evaluated, self._evaluated_progress)
 
     def evaluate(self) -> None:
         """Evaluate, and save a checkpoint with the score."""
         with self._meter.paused():
             self._save(evaluate_and_show(self.training, self.store, self.monitor, self.stop))
+        self._evaluated_progress = self.progress()
 
     def after_step(self, lr: float) -> None:
         """Log, evaluate and save when that is due, then check for a stop signal."""
@@ -72,9 +86,9 @@ class OpenRun:
         self.saver.check()
         progress = self.progress()
         self.monitor.advance(step, progress)
-        if step % config.log_steps == 0:
+        if step == 1 or step % config.log_steps == 0:
             self.monitor.train(step, self._meter.metrics(lr, self.clock.read()))
-        if step % self._eval_steps == 0:
+        if self.evaluation_is_due():
             self.evaluate()
         elif self.clock.since_save() > 60 * config.save_minutes and progress < 1.0:
             self._save(None)
@@ -88,7 +102,7 @@ class OpenRun:
         self.saver.wait()
         minutes, step = self.clock.read() / 60, self.training.counters.step
         score, best_step = final_score(self.training, self.store, self.run_dir, self.monitor, self.stop)
-        self.monitor.final(score.figures())
+        self.monitor.final(score.figures(), score.lines(self.store.tokenizer.kind))
         self.monitor.state("finished", step=step, minutes=minutes, best_step=best_step, valid=score.summary())
         status = "stopped early" if self.out_of_patience() else "finished"
         return Outcome(status, step, minutes, score, best_step)

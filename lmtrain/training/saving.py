@@ -74,8 +74,8 @@ class Saver:
             for name, tensor in named.items():
                 if tensor.is_floating_point() and tensor.numel() and not _is_finite(tensor):
                     raise LmtrainError(
-                        f"step {step}: {group} tensor {name} is not finite, so this checkpoint was not written; "
-                        "the one before it is good: lower train.lr or raise train.warmup"
+                        f"step {step}: {group} tensor {name} is not finite, so this checkpoint was not written: "
+                        "lower train.lr or raise train.warmup"
                     )
         self._good.add(checkpoint.save(self._run_dir, step, tensors, info, processes))
         if processes.is_main:
@@ -91,7 +91,7 @@ def abort(run_dir: Path, processes: ProcessGroup) -> NoReturn:
         run_folder.write_state(run_dir, "interrupted", step=steps[-1] if steps else 0, signal="SIGINT")
     kept = "no checkpoint has been saved yet"
     if steps:
-        kept = f"the checkpoint of step {steps[-1]:,} is good, and the same command resumes from it"
+        kept = f"the checkpoint of step {steps[-1]:,} is good; rerun the same command to resume from it"
     end_at_once(f"interrupted again, so ended at once: {kept}")
 
 

@@ -89,6 +89,7 @@ class Training:
     parallel: Parallel
     teacher: str | None
     """The hash of the teacher's checkpoint."""
+    compiled: bool
     counters: Counters = field(default_factory=Counters)
 
     @property
@@ -98,13 +99,16 @@ class Training:
         return self.config.train.batch_size * per_window
 
 
+def sample_order(config: Config, store: TokenStore) -> SampleOrder:
+    """The order in which the windows of the training text are read. Raises LmtrainError if it has not even one."""
+    return SampleOrder(store.split("train").tokens, config.model.context, config.model.mode, config.run.seed)
+
+
 def new_training(config: Config, store: TokenStore, note: Note, processes: ProcessGroup = SINGLE_PROCESS) -> Training:
     """A run before its first step: the model at its initial weights, its optimizer, and the order of samples."""
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
-    split = store.split("train")
-    ids = split.ids
-    order = SampleOrder(split.tokens, config.model.context, config.model.mode, config.run.seed)
+    ids, order = store.split("train").ids, sample_order(config, store)
     torch.manual_seed(config.run.seed)
     model = build_model(
         config.model, store.tokenizer.vocab_size, recompute_blocks=config.train.activation_checkpointing
@@ -126,6 +130,7 @@ def new_training(config: Config, store: TokenStore, note: Note, processes: Proce
     if kind == "single" or (kind == "ddp" and (device.type == "cuda" or config.train.compile is True)):
         budget = make_budget(config.train, order.per_epoch())
         forward = compiled_forward(objective, config, budget, device, precision, note)
+    compiled = forward is not objective
     forward, parallel = distribute(kind, model, forward, precision, processes)
     return Training(
         config,
@@ -140,6 +145,7 @@ def new_training(config: Config, store: TokenStore, note: Note, processes: Proce
         StepStatistics.zero(device),
         parallel,
         teacher_hash,
+        compiled,
     )
 
 

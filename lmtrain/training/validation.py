@@ -75,7 +75,7 @@ def evaluate_and_show(training: Training, store: TokenStore, monitor: Monitor, s
     metrics |= {"loss": score.loss, "word_perplexity": score.word_perplexity}
     if store.tokenizer.kind != "word" and score.bits_per_byte is not None:
         metrics["bits_per_byte"] = score.bits_per_byte
-    monitor.evaluation(counters.step, metrics, score.remark)
+    monitor.evaluation(counters.step, metrics, score.headline(store.tokenizer.kind))
     return score.loss
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lmtrain.cli.output import duration, quantity
 from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config
 from tests.helpers import TINY, Lmtrain
@@ -45,7 +46,45 @@ def test_dry_run_trains_nothing(lmtrain: Lmtrain, workdir: Path) -> None:
     assert result["memory_bytes"]["weights"] == 4 * result["parameters"]
     assert result["steps"] == 12
     assert not (workdir / "runs/dry").exists()
-    assert "parameters" in lmtrain("train", *TINY, "--dry-run").out
+    text = lmtrain("train", *TINY, "--dry-run").out.partition("---\n")[2]
+    assert re.search(r"^parameters +\d+\.\d k, with a vocabulary of \d+$", text, re.M)
+    assert re.search(r"^step +64 tokens, \d+\.\d MFLOP, .* \(estimated\)$", text, re.M)
+    assert re.search(r"^run +12 steps, 0\.\d+ epochs, .* \(estimated\), without evaluations$", text, re.M)
+    assert re.search(r"^memory +[0-9.]+ [kM]B \(estimated\) of [0-9.]+ GB$", text, re.M)
+    text = lmtrain("train", *TINY, "train.max_minutes=0.0001", "--dry-run").out
+    assert re.search(r"^run +\d steps, .* epochs \(estimated\) in 0.0001 minutes, without evaluations$", text, re.M)
+
+
+@pytest.mark.parametrize(
+    ("fields", "needed", "remedy"),
+    [
+        (["model.dim=1000000"], r"\d+ TB", "lower model.dim, model.layers"),
+        (["train.batch_size=10000000", "train.micro_batch=null"], r"\d+ GB", "lower train.micro_batch"),
+    ],
+)
+def test_a_dry_run_of_what_memory_can_not_hold_fails_with_a_remedy(
+    lmtrain: Lmtrain, workdir: Path, fields: list[str], needed: str, remedy: str
+) -> None:
+    done = lmtrain("train", *TINY, *fields, "--dry-run")
+    assert done.code == 1
+    assert re.search(rf"^memory +{needed} \(estimated\) of [0-9.]+ GB$", done.out, re.M)
+    assert re.search(rf"training needs an estimated {needed} of memory, and this machine has .*: {remedy}", done.err)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (999, "999"), (999.9, "1.0 k"), (33278, "33.3 k"), (5.1e6, "5.1 M"), (2e21, "2,000 E")],
+)
+def test_quantities_have_a_prefix(value: float, text: str) -> None:
+    assert quantity(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.00123, "1.23 ms"), (2.5, "2.5 s"), (90, "1.5 minutes"), (7200, "2.0 hours"), (1e7, "116 days")],
+)
+def test_durations_are_in_the_unit_that_fits(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize("prefixes", [[], ["model"], ["train.eval_", "eval."]])
@@ -68,7 +107,8 @@ def test_an_interrupted_run_saves_and_says_how_to_resume(workdir: Path, number: 
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command resumes from it" in err
+    messages = r"(?s)lmtrain: stopping: saving .*\ninterrupted at step \d+; .*: rerun the same command to resume\n"
+    assert re.search(messages, err)
     state = json.loads((workdir / "runs/cut/state.json").read_text())
     assert (state["status"], state["signal"]) == ("interrupted", name)
     assert (workdir / f"runs/cut/checkpoints/step-{state['step']:08d}/manifest.json").is_file()

@@ -3,7 +3,9 @@
 import copy
 import json
 import math
+import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +24,9 @@ from lmtrain.evaluation.adaptive import (
     adapted,
     cache_log_probs,
     dynamic_scorer,
-    gradient_rms,
     mix,
 )
+from lmtrain.evaluation.gradient_rms import FILE, FOLDER, gradient_rms, kept_gradient_rms, rms_tokens
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
@@ -62,8 +64,8 @@ def tiny_model(
 
 
 def adapt(model: LanguageModel, settings: EvalConfig, *, dynamic: bool = False, cache: bool = False) -> Forward:
-    options = {"segment": SEGMENT, "device": CPU, "precision": "fp32"}
-    return adapted(model, settings, TRAIN, dynamic=dynamic, cache=cache, **options)  # type: ignore[arg-type]
+    measure = partial(gradient_rms_of, model)
+    return adapted(model, settings, measure, dynamic=dynamic, cache=cache, segment=SEGMENT, precision="fp32")
 
 
 def forward_of(model: LanguageModel, mode: str) -> Forward:
@@ -223,7 +225,7 @@ def test_dynamic_evaluation_equals_a_plain_loop(tied: bool) -> None:
 
 
 def test_the_gradients_rms_is_that_of_batches_times_the_root_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmtrain.evaluation.adaptive.TOKENS_PER_GRADIENT", 2 * CONTEXT)
+    monkeypatch.setattr("lmtrain.evaluation.gradient_rms.TOKENS_PER_GRADIENT", 2 * CONTEXT)
     model = tiny_model()
     forward = model.forward
     batches: list[tuple[Tensor, Tensor]] = []
@@ -234,6 +236,7 @@ def test_the_gradients_rms_is_that_of_batches_times_the_root_of_their_tokens(mon
 
     monkeypatch.setattr(model, "forward", recorded)
     found = gradient_rms_of(model)
+    assert sum(targets.numel() for _, targets in batches) == rms_tokens(model, TRAIN)
     assert len(batches) == 18  # 36 whole windows of 300 tokens, two at a time
     squares = [torch.zeros_like(value) for value in found]
     for inputs, targets in batches:
@@ -245,6 +248,38 @@ def test_the_gradients_rms_is_that_of_batches_times_the_root_of_their_tokens(mon
             square.add_(parameter.grad**2)
     for value, square in zip(found, squares, strict=True):
         assert_close(value, (square / 18 * 2 * CONTEXT).sqrt())
+
+
+def test_the_gradients_rms_is_measured_once(tmp_path: Path) -> None:
+    """It is read back bit for bit, and measured again if anything differs that could change it, or if it is damaged."""
+    read = 0
+
+    def advance(tokens: int) -> None:
+        nonlocal read
+        read += tokens
+
+    def kept(weights: LanguageModel, folder: Path = tmp_path, tokens: str = "a", precision: str = "fp32") -> int:
+        """How many tokens are read; the result must be that of a new measurement."""
+        nonlocal read
+        read = 0
+        found = kept_gradient_rms(folder, weights, TRAIN, tokens, device=CPU, precision=precision, advance=advance)
+        measured = gradient_rms(weights, TRAIN, device=CPU, precision=precision)
+        assert all(torch.equal(a, b) for a, b in zip(found, measured, strict=True))
+        return read
+
+    model, everything = tiny_model().float(), rms_tokens(tiny_model(), TRAIN)
+    assert [kept(model), kept(model), kept(copy.deepcopy(model))] == [everything, 0, 0]
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        next(other.parameters())[0] += 1e-3
+    assert [kept(other), kept(other), kept(model)] == [everything, 0, everything]
+    assert [kept(model, tokens="b"), kept(model, tokens="b", precision="bf16")] == [everything, everything]
+    file = tmp_path / FOLDER / FILE
+    assert kept(model, tokens="b", precision="bf16") == 0
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert [kept(model, tokens="b", precision="bf16") for _ in range(2)] == [everything, 0]
+    (tmp_path / "no folder").touch()  # where nothing can be written
+    assert [kept(model, tmp_path / "no folder") for _ in range(2)] == [everything, everything]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -303,10 +338,14 @@ ADAPTIVE = ["--dynamic", "--cache", "--temperature", "1.1"]
 
 
 def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
-    """On the sample corpus, whose entropy is known: no mode may get below it, and no file of the run may change."""
+    """On the sample corpus, whose entropy is known: no mode may get below it, and no file of the run may change.
+
+    The gradients' RMS is added to the run; without it the score has the same bits.
+    """
 
     def hashes() -> dict[Path, str]:
-        return {path: sha256_bytes(path.read_bytes()) for path in (workdir / "runs").rglob("*") if path.is_file()}
+        files = [path for path in (workdir / "runs").rglob("*") if path.is_file() and path.parent.name != FOLDER]
+        return {path: sha256_bytes(path.read_bytes()) for path in files}
 
     before = hashes()
     floor = json.loads(next((workdir / "data").glob("*.word-*/manifest.json")).read_text())["floor"]["valid"]
@@ -325,6 +364,8 @@ def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
     assert len(set(results)) == len(results)
     assert (found["dynamic_rule"], found["dynamic_embedding"]) == ("rms", 1.0)
     assert (found["temperature"], found["cache_weight"]) == (1.1, 0.1)
+    shutil.rmtree(workdir / "runs/default" / FOLDER)
+    assert json.loads(lmtrain(*part, *ADAPTIVE).out) == found
     text = lmtrain("eval", *ADAPTIVE, "eval.dynamic_rule=sgd", "--limit", "20", "--stride", "2").out
     assert "stride 2, temperature 1.1, cache weight 0.1" in text
     assert "dynamic rule sgd, dynamic lr 0.02, dynamic embedding 1.0" in text

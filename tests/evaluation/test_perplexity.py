@@ -15,7 +15,7 @@ from torch import Tensor
 from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.evaluation.perplexity import Score
+from lmtrain.evaluation.perplexity import Score, readable
 from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
 from tests.evaluation.scoring import score_of, split_of
@@ -48,7 +48,7 @@ def test_every_token_is_scored_once_with_the_promised_context(
     assert score.tokens == scored
     assert score.token_perplexity == pytest.approx(3.0)
     assert (score.words, score.bytes) == pytest.approx((split.words * scored / count, 5 * scored))
-    assert score.words_estimated == (scored < count)
+    assert (score.words_estimated, score.bytes_estimated) == (scored < count, scored < count)
     assert [target for target, _ in found] == list(range(1, scored + 1))
     assert all(min(target, context - stride + 1) <= have <= context for target, have in found)
 
@@ -110,14 +110,54 @@ def test_figures_under_their_own_names() -> None:
     replaced = dataclasses.replace(score, unknown_share=0.25)  # the bytes of unknown words were not predicted
     assert replaced.figures() == {key: value for key, value in score.figures().items() if key != "bits_per_byte"}
     assert replaced.summary() == score.summary() | {"bits_per_byte": None, "unknown_share": 0.25}
-    assert (score.remark, replaced.remark) == ("", " (<unk> stands for 25.00% of the tokens)")
-    rare = dataclasses.replace(score, unknown_share=0.00002)
-    assert rare.remark == " (<unk> stands for less than 0.01% of the tokens)"
-    assert dataclasses.replace(score, words_estimated=True).remark == " (word count estimated)"
     huge = Score(1e9, 1, 1, 1, 1, 1)
     assert huge.word_perplexity == math.inf
     assert (huge.summary()["word_perplexity"], huge.summary()["nats"]) == (None, 1e9)
     assert json.dumps(Score(math.inf, 1, 1, 1, 1, 1).summary(), allow_nan=False)
+
+
+WORDS = Score(nats=800.0, tokens=400, words=400, bytes=1600, context=8, stride=2)
+PIECES = dataclasses.replace(WORDS, words=200)
+PARTLY = dataclasses.replace(PIECES, words_estimated=True, bytes_estimated=True)
+UNKNOWN = dataclasses.replace(WORDS, unknown_share=0.25)
+RARELY_UNKNOWN = dataclasses.replace(WORDS, unknown_share=0.00002)
+BITS, TOKENS = "bits per byte 0.7213 over 1,600 bytes", "token perplexity 7.389 over 400 tokens"
+SAME, LONGER = "word perplexity 7.389 over 400 words", "word perplexity 54.598 over 200 words"
+QUARTER, RARE = " (<unk> stands for 25.00% of the tokens)", " (<unk> stands for less than 0.01% of the tokens)"
+WORD_COUNT, BYTE_COUNT = " (word count estimated)", " (byte count estimated)"
+
+
+@pytest.mark.parametrize(
+    ("score", "kind", "floor", "headline", "lines"),
+    [
+        (WORDS, "word", None, "word perplexity 7.39", [SAME, BITS]),
+        (WORDS, "word", 2.0, "word perplexity 7.39 (floor 2.00)", [f"{SAME} (floor 2.000)", BITS]),
+        (UNKNOWN, "word", None, f"word perplexity 7.39{QUARTER}", [SAME + QUARTER]),
+        (RARELY_UNKNOWN, "word", None, f"word perplexity 7.39{RARE}", [SAME + RARE]),
+        (PARTLY, "word", None, f"word perplexity 54.60{WORD_COUNT}", [LONGER + WORD_COUNT, TOKENS, BITS + BYTE_COUNT]),
+        (PIECES, "bpe", None, "0.721 bits per byte", [BITS, TOKENS, LONGER]),
+        (PIECES, "byte", math.exp(2), "0.721 bits per byte (floor 0.361)", [f"{BITS} (floor 0.3607)", TOKENS, LONGER]),
+        (PARTLY, "bpe", None, f"0.721 bits per byte{BYTE_COUNT}", [BITS + BYTE_COUNT, TOKENS, LONGER + WORD_COUNT]),
+    ],
+)
+def test_the_figure_that_suits_the_tokenizer_comes_first(
+    score: Score, kind: str, floor: float | None, headline: str, lines: list[str]
+) -> None:
+    """Each with its own qualifications; a token perplexity only where tokens are not words."""
+    assert score.headline(kind, floor) == headline
+    assert [" ".join(line.split()) for line in score.lines(kind, floor)] == lines
+    assert len({line.index(" over ") for line in score.lines(kind, floor)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.5, "0.50"), (85.314, "85.31"), (999.99, "999.99"), (1234.5, "1,234"), (2123238.1, "2,123,238"),
+        (1e7, "1.0e+07"), (3.44e12, "3.4e+12"), (1.23e299, "1.2e+299"), (math.inf, "over 1e+300"), (math.nan, "nan"),
+    ],
+)  # fmt: skip
+def test_a_figure_of_any_size_is_readable(value: float, text: str) -> None:
+    assert readable(value, 2) == text
 
 
 def test_a_large_split_is_not_copied_to_int64() -> None:

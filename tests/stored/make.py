@@ -64,7 +64,7 @@ def main() -> None:
     target = HERE / checkpoint.FORMAT.replace("/", "-")
     with tempfile.TemporaryDirectory() as temporary:
         os.chdir(temporary)
-        fit(*example(), Path("run"), resume=False, note=print, quiet=True)
+        fit(*example(), Path("run"), note=print, quiet=True)
         shutil.rmtree(target, ignore_errors=True)
         names = (".lock", run_folder.STATE, run_folder.METRICS, "events.*")
         shutil.copytree("run", target, ignore=shutil.ignore_patterns(*names))

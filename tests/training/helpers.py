@@ -64,12 +64,12 @@ def run(
     store: TokenStore,
     run_dir: Path,
     *,
-    resume: bool = True,
+    quiet: bool = True,
     processes: ProcessGroup = SINGLE_PROCESS,
 ) -> tuple[Outcome, list[str]]:
     """How the run ended, and its notes."""
     notes: list[str] = []
-    outcome = fit(config, store, run_dir, resume=resume, note=notes.append, quiet=True, processes=processes)
+    outcome = fit(config, store, run_dir, note=notes.append, quiet=quiet, processes=processes)
     return outcome, notes
 
 

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.training.costs import blank_batch, costs, memory_estimate, step_flops
+from lmtrain.training.costs import LAYER_SECONDS, UTILIZATION, blank_batch, costs, memory_estimate, step_flops
 from lmtrain.training.loop import train_step
 from lmtrain.training.optim import make_optimizer
 from tests.helpers import Child
@@ -130,9 +130,37 @@ def test_the_memory_of_the_optimizer_is_that_of_its_state(tiny: Config, kind: st
     assert memory_estimate(config, 500, "fp32")["optimizer"] == kept
 
 
-def test_a_dry_run_has_all_figures(tiny: Config, store: TokenStore) -> None:
-    found = costs(tiny, store)
-    assert found["tokens_per_epoch"] == store.split("train").tokens
-    assert found["steps"] == 12
+@pytest.mark.parametrize(
+    ("budget", "steps", "expected", "minutes"),
+    [
+        ({"train__steps": 12}, 12, 12, 2),
+        ({"train__steps": None, "train__epochs": 0.5}, 24, 24, 4),
+        ({"train__steps": None, "train__max_minutes": 1}, None, 6, 1),
+        ({"train__max_minutes": 1}, 12, 6, 1),
+        ({"train__max_minutes": 3}, 12, 12, 2),
+        ({"train__max_minutes": 0.01}, 12, 1, 1 / 6),
+    ],
+)
+def test_a_dry_run_has_all_figures(
+    tiny: Config,
+    store: TokenStore,
+    monkeypatch: pytest.MonkeyPatch,
+    budget: dict[str, Any],
+    steps: int | None,
+    expected: int,
+    minutes: float,
+) -> None:
+    """On a machine that takes ten seconds for a step."""
+    config = change(tiny, **budget)
+    seconds = 10 - 3 * 2 * LAYER_SECONDS  # a layer, what is outside of it, and two micro-batches
+    peak = step_flops(LanguageModel(tiny.model, store.tokenizer.vocab_size), tiny) / UTILIZATION["cpu"] / seconds
+    monkeypatch.setattr("lmtrain.training.costs.peak_flops", lambda device, precision: peak)
+    found = costs(config, store)
+    assert (found["tokens_per_epoch"], found["tokens_per_step"]) == (store.split("train").tokens, 4 * 16)
     assert found["memory_bytes"]["total"] == sum(v for k, v in found["memory_bytes"].items() if k != "total")
-    assert "steps" not in costs(change(tiny, train__steps=None, train__max_minutes=1), store)
+    assert found.get("steps") == steps
+    estimate = found["estimate"]
+    assert (estimate["seconds_per_step"], estimate["steps"]) == (pytest.approx(10), expected)
+    assert estimate["minutes"] == pytest.approx(minutes)
+    assert estimate["epochs"] == pytest.approx(expected * 4 / found["windows_per_epoch"])
+    assert estimate["device_memory_bytes"] > found["memory_bytes"]["total"]

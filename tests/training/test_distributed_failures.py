@@ -198,7 +198,7 @@ main()
 def test_torchrun_restarts_a_run(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["--max-restarts", "1", "--monitor-interval", "0.1", "script.py", "train", *TINY, "--json", "--quiet"]
+    command += ["--max-restarts", "1", "--monitor-interval", "0.1", "script.py", "train", *TINY, "--json"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"} | {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
@@ -210,5 +210,5 @@ def test_torchrun_restarts_a_run(trained: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)  # only one process prints
     assert (result["status"], result["step"]) == ("finished", 12)
-    assert "resuming runs/sample from step 5" in done.stderr
+    assert "runs/sample: resuming from step 5" in done.stderr
     assert last_hash(tmp_path / "runs" / "sample") == last_hash(trained / "runs" / "sample")

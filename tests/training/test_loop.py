@@ -1,5 +1,7 @@
 """The loop: what a step computes, what ends a run, which runs are rejected, and what a finished run contains."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,23 +152,60 @@ def test_a_validation_loss_that_is_not_finite_is_reported_before_text_is_generat
         run(tiny, store, tmp_path)
 
 
-def test_a_finished_run_is_only_scored_and_a_damaged_checkpoint_replaced(
-    tiny: Config, store: TokenStore, tmp_path: Path
+def test_a_finished_run_is_left_alone_and_a_damaged_checkpoint_replaced(
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = run(tiny, store, tmp_path)
-    before = last_hash(tmp_path)
-    second, _ = run(tiny, store, tmp_path)
-    assert (second.score, second.step, last_hash(tmp_path)) == (first.score, 12, before)
+    before, written = last_hash(tmp_path), {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "new_training", None)
+        assert run(tiny, store, tmp_path, quiet=False) == (
+            first,
+            [f"{tmp_path} is finished: step 12, best step {first.best_step}"],
+        )
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == written
     newest = run_checkpoints.choose(tmp_path, "last")
     flip_bit(newest / "model.safetensors", -3)
-    _, notes = run(tiny, store, tmp_path)
+    _, notes = run(tiny, store, tmp_path, quiet=False)
     assert "it was set aside as step-00000012.damaged" in notes[0]
-    assert "step 10" in notes[1]
+    assert notes[1] == f"{tmp_path}: resuming from step 10 (83% of the budget)"
     assert last_hash(tmp_path) == before
-    with pytest.raises(LmtrainError, match="holds a run already"):
-        run(tiny, store, tmp_path, resume=False)
     with run_folder.lock(tmp_path), pytest.raises(LmtrainError, match="in use by another process"):
         run(tiny, store, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change_state",
+    [
+        lambda state: state.pop("valid"),
+        lambda state: state["valid"].update(nats=None),
+        lambda state: state["valid"].update(words=0),
+        lambda state: state.update(step=7),
+        lambda state: state.update(best_step=5),
+    ],
+)
+def test_a_run_whose_state_is_not_that_of_its_end_is_scored_again(
+    tiny: Config, store: TokenStore, tmp_path: Path, change_state: Callable[[dict[str, Any]], object]
+) -> None:
+    first, _ = run(tiny, store, tmp_path)
+    written = run_state(tmp_path)
+    state = json.loads(json.dumps(written))
+    change_state(state)
+    run_folder.write_state(tmp_path, **state)
+    assert run(tiny, store, tmp_path)[0].score == first.score
+    assert run_state(tmp_path)["valid"] == written["valid"]
+
+
+def test_a_run_says_what_it_starts(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
+    _, notes = run(tiny, store, tmp_path, quiet=False)
+    assert notes == [
+        f"{tmp_path}: a new run",
+        "model: 20,198 parameters, 1 block of width 16, context 16",
+        "data: 3,103 training tokens (word, 836 entries), 48 steps of 64 tokens per epoch",
+        "budget: 12 steps (0.25 epochs)",
+        "a run of 12 steps learns little: more train.steps give it more",
+        "device: cpu, fp32, 1 thread, not compiled",
+    ]
 
 
 def test_a_budget_in_time_counts_from_the_first_step(

@@ -1,12 +1,14 @@
 """Schedules against literal lists, AdamW against torch's unfused one, averaged weights against a loop."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from lmtrain.config.schema import TrainConfig
 from lmtrain.errors import LmtrainError
-from lmtrain.training.budget import Budget, evaluation_steps, make_budget
+from lmtrain.training.budget import Budget, make_budget, make_evaluations
 from lmtrain.training.optim import learning_rate, make_optimizer, schedule, update_ema
 
 LISTS = {
@@ -52,9 +54,34 @@ def test_budgets() -> None:
     assert make_budget(TrainConfig(steps=10), 100).begun(1e9).progress(5, 2e9) == 0.5
     with pytest.raises(LmtrainError, match=r"train.max_minutes=1 is over before the first step, 1.50 minutes"):
         both.begun(90.0)
-    assert evaluation_steps(TrainConfig(eval_steps=7), 100) == 7
-    assert evaluation_steps(TrainConfig(eval_epochs=0.5, batch_size=10), 100) == 5
-    assert evaluation_steps(TrainConfig(batch_size=10), 100) == 10
+
+
+@pytest.mark.parametrize(
+    ("fields", "validation_tokens", "expected"),
+    [
+        ({"eval_steps": 7, "steps": 20}, 1, [7, 14]),
+        ({"eval_epochs": 1.5, "steps": 31, "batch_size": 10}, 1, [15, 30]),
+        ({"steps": 40}, 1, list(range(2, 41, 2))),
+        ({"steps": 30}, 1, [2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18, 20, 21, 23, 24, 26, 27, 29, 30]),
+        ({"steps": 40}, 3000, [10, 20, 30, 40]),
+        ({"steps": 40, "ema": 0.9}, 3000, [20, 40]),
+        ({"steps": 40, "eval_tokens": 600}, 3000, list(range(2, 41, 2))),
+        ({"max_minutes": 1}, 1, list(range(3, 61, 3))),
+    ],
+)
+def test_evaluations_are_spread_over_the_budget_and_do_not_take_most_of_it(
+    fields: dict[str, Any], validation_tokens: int, expected: list[int]
+) -> None:
+    """With a thousand targets in a step, which takes a second."""
+    config = TrainConfig(**fields)
+    evaluations = make_evaluations(config, 100, 1000, validation_tokens)
+    budget = make_budget(config, 100)
+    last, found = 0, []
+    for step in range(1, (config.steps or 60) + 1):
+        if evaluations.due(step, budget.progress(step, float(step)), last, budget.progress(last, float(last))):
+            found.append(step)
+            last = step
+    assert found == expected
 
 
 class _Tiny(nn.Module):

@@ -52,7 +52,8 @@ def test_the_initial_weights_are_the_best_averaged_ones_if_there_are_any(
 def test_a_run_that_learns_nothing_has_the_score_of_its_base(
     continued: Config, store: TokenStore, base: Path, tiny: Config, tmp_path: Path
 ) -> None:
-    outcome, notes = run(change(continued, train__lr=1e-12, train__steps=1), store, tmp_path / "run")
+    config = change(continued, train__lr=1e-12, train__steps=1)
+    outcome, notes = run(config, store, tmp_path / "run", quiet=False)
     before = run(tiny, store, base)[0].score
     assert outcome.score is not None
     assert before is not None

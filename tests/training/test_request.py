@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def train(wanted: Request) -> Config:
     """Train what is wanted; returns the configuration that the run stores."""
     store = tokens_of(wanted, note=silent, progress=False)
-    fit(completed(wanted, store), store, wanted.run_dir, resume=True, note=silent, quiet=True)
+    fit(completed(wanted, store), store, wanted.run_dir, note=silent, quiet=True)
     return run_config(wanted.run_dir)
 
 

@@ -19,7 +19,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.model.trained import load_trained
-from lmtrain.storage import checkpoint, run_checkpoints
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.system import disk
 from lmtrain.system.device import lacks_to_compile
 from lmtrain.training import loop, samples, state
@@ -65,7 +65,7 @@ def test_a_compiled_training_can_be_resumed(
     assert departures(reference, 5) == []
 
 
-@pytest.mark.parametrize("variant", ["to the end", "stopping early"])
+@pytest.mark.parametrize("variant", ["to the end", "evaluating by share", "stopping early"])
 def test_a_kill_at_any_moment_leaves_no_trace(
     little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
@@ -75,11 +75,13 @@ def test_a_kill_at_any_moment_leaves_no_trace(
         monkeypatch.setattr(loop, "train_step", worsen)
         fields = {"train__steps": 50, "train__eval_steps": 1, "train__patience": 2, "train__keep": 1}
         config = change(little, **LOGGED | fields)
+    if variant == "evaluating by share":
+        config = change(little, **LOGGED | {"train__steps": 9, "train__eval_steps": None})
     monkeypatch.setattr(samples, "show", lambda *arguments: None)
     with copied_for_every_kill(tmp_path / "whole", tmp_path / "copies") as copies:
         whole, _ = run(config, little_store, tmp_path / "whole")
     assert len(copies) > 15
-    assert whole.status == ("finished" if variant == "to the end" else "stopped early")
+    assert whole.status == ("stopped early" if variant == "stopping early" else "finished")
     expected = curves(tmp_path / "whole")
     for copy in copies:
         resumed, _ = run(config, little_store, copy)
@@ -113,8 +115,8 @@ def test_a_killed_process_frees_its_run_folder_and_the_run_is_resumed(
         run(config, little_store, tmp_path / "run")
     os.kill(child.process, signal.SIGKILL)
     assert child.end() == -signal.SIGKILL
-    _, notes = run(config, little_store, tmp_path / "run")
-    assert re.search("from step [67]$", notes[0])
+    _, notes = run(config, little_store, tmp_path / "run", quiet=False)
+    assert re.search(r"resuming from step [67] \(5[08]% of the budget\)$", notes[0])
     assert last_hash(tmp_path / "run") == last_hash(tmp_path / "whole")
 
 
@@ -219,8 +221,10 @@ def test_another_precision_is_reported(
 ) -> None:
     """`auto` depends on the machine, and is the same configuration."""
     config = change(tiny, train__precision="auto", train__steps=1)
-    notes = []
+    notes: list[list[str]] = []
     for precision in ("bf16", "bf16", "fp32"):
+        if notes:
+            run_folder.write_state(tmp_path, "interrupted")
         monkeypatch.setattr(state, "choose_precision", lambda name, device, precision=precision: precision)
         notes.append([note for note in run(config, store, tmp_path)[1] if "bf16" in note])
     assert notes == [[], [], ["fp32 instead of bf16: train.precision=auto differs on this machine"]]

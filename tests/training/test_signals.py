@@ -18,6 +18,7 @@ from lmtrain.__main__ import main
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.evaluation.perplexity import Score, evaluate
+from lmtrain.storage import run_folder
 from lmtrain.system import disk
 from lmtrain.training import loop, validation
 from lmtrain.training.monitor import RunMonitor
@@ -107,9 +108,10 @@ def test_a_signal_at_any_moment_saves_the_run(tiny: Config, store: TokenStore, t
         assert logged(run_dir) == logged(tmp_path / "whole")
 
 
-def test_a_signal_while_a_finished_run_is_scored_again_changes_no_checkpoint(
+def test_a_signal_while_a_complete_run_is_scored_again_changes_no_checkpoint(
     tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As after a kill in the final evaluation."""
     monkeypatch.setattr(loop, "train_step", worsen)
     config = change(tiny, **SLOW, train__eval_steps=2)
     first, _ = run(config, store, tmp_path)
@@ -118,6 +120,7 @@ def test_a_signal_while_a_finished_run_is_scored_again_changes_no_checkpoint(
     def files() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
 
+    run_folder.write_state(tmp_path, "running", step=first.step)
     before = files()
     with observed(Sender("batch", 2, signal.SIGTERM)):
         assert run(config, store, tmp_path)[0].status == "interrupted"

@@ -1,0 +1,72 @@
+"""What a run says of itself before its first step."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from lmtrain.config.schema import Config
+from lmtrain.data.tokens import TokenStore
+from lmtrain.model.build import build_uninitialized
+from lmtrain.training.budget import Budget
+from lmtrain.training.checkpoint_info import CheckpointInfo
+from lmtrain.training.state import Training
+
+FEW_STEPS = 500
+
+
+def introduction(
+    config: Config,
+    store: TokenStore,
+    run_dir: Path,
+    budget: Budget,
+    samples_per_epoch: int,
+    resumed: CheckpointInfo | None,
+) -> Iterator[str]:
+    """Lines about the run, its model, its data and its budget; `resumed` is the checkpoint that it resumes from."""
+    if resumed is None:
+        yield f"{run_dir}: a new run"
+    else:
+        step = resumed.counters.step
+        spent = budget.progress(step, resumed.seconds)
+        yield f"{run_dir}: resuming from step {step:,} ({spent:.0%} of the budget)"
+    model, train, tokenizer = config.model, config.train, store.tokenizer
+    parameters = sum(value.numel() for value in build_uninitialized(model, tokenizer.vocab_size).parameters())
+    size = f"{parameters / 1e6:,.1f} M" if parameters >= 1e6 else f"{parameters:,}"
+    blocks = f"{_count(model.layers, 'block')} of width {model.dim}"
+    yield f"model: {size} parameters, {blocks}, context {model.context}"
+    targets = train.batch_size * (1 if model.mode == "windowed" else model.context)
+    yield (
+        f"data: {store.split('train').tokens:,} training tokens ({tokenizer.kind}, {tokenizer.vocab_size:,} entries), "
+        f"{math.ceil(samples_per_epoch / train.batch_size):,} steps of {targets:,} tokens per epoch"
+    )
+    limits = []
+    if budget.steps is not None:
+        limits.append(f"{budget.steps:,} steps ({budget.steps * train.batch_size / samples_per_epoch:.3g} epochs)")
+    if budget.seconds is not None:
+        limits.append(f"{budget.seconds / 60:g} minutes")
+    yield f"budget: {' or '.join(limits)}{', whichever ends first' if len(limits) > 1 else ''}"
+
+
+def few_steps(config: Config, budget: Budget) -> str | None:
+    """A warning, with its remedy, about a budget of few steps; None if there are enough, or time sets their number."""
+    if budget.steps is None or budget.steps >= FEW_STEPS:
+        return None
+    remedy = "more train.steps give" if config.train.steps else "a smaller train.batch_size or more train.epochs give"
+    return f"a run of {_count(budget.steps, 'step')} learns little: {remedy} it more"
+
+
+def device_line(training: Training) -> str:
+    """Where and how a run computes."""
+    device, processes = training.device, training.parallel.processes.world_size
+    facts = [torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", training.precision]
+    if device.type == "cpu":
+        facts.append(_count(torch.get_num_threads(), "thread"))
+    if processes > 1:
+        facts.append(f"{processes} processes ({training.parallel.kind})")
+    return f"device: {', '.join(facts)}, {'compiled' if training.compiled else 'not compiled'}"
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number:,} {name}{'s' * (number != 1)}"
