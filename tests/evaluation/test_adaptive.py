@@ -364,7 +364,7 @@ def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
     assert len(set(results)) == len(results)
     assert (found["dynamic_rule"], found["dynamic_embedding"]) == ("rms", 1.0)
     assert (found["temperature"], found["cache_weight"]) == (1.1, 0.1)
-    shutil.rmtree(workdir / "runs/default" / FOLDER)
+    shutil.rmtree(workdir / "runs/sample" / FOLDER)
     assert json.loads(lmtrain(*part, *ADAPTIVE).out) == found
     text = lmtrain("eval", *ADAPTIVE, "eval.dynamic_rule=sgd", "--limit", "20", "--stride", "2").out
     assert "stride 2, temperature 1.1, cache weight 0.1" in text
