@@ -14,7 +14,7 @@ from lmtrain.storage.run_folder import STATE
 from lmtrain.system import disk
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.budget import Budget
-from lmtrain.training.checkpoint_info import CheckpointInfo
+from lmtrain.training.checkpoint_info import CheckpointInfo, Count, Seconds
 from lmtrain.training.run import Outcome, out_of_patience
 from lmtrain.training.validation import GROUPS
 
@@ -23,15 +23,16 @@ class _Finished(BaseModel, strict=True):
     """The state of a finished run; see `OpenRun.finish`."""
 
     status: Literal["finished"]
-    step: int
-    minutes: float
-    best_step: int
+    step: Count
+    minutes: Seconds
+    best_step: Count
     valid: Score
 
     @field_validator("valid")
     @classmethod
     def _usable(cls, score: Score) -> Score:
-        if not math.isfinite(score.nats) or min(score.tokens, score.words, score.bytes) <= 0:
+        counts = score.tokens, score.words, score.bytes
+        if not math.isfinite(score.nats) or not all(0 < count < math.inf for count in counts):
             raise ValueError("not a score")
         return score
 

@@ -93,7 +93,7 @@ def test_the_first_signal_is_recorded_and_a_second_ctrl_c_aborts() -> None:
         raise KeyboardInterrupt
 
     previous = signal.getsignal(signal.SIGINT)
-    with catch_stop_signals(lambda number: number, abort) as stop:
+    with catch_stop_signals(lambda number: number, abort, is_main=True) as stop:
         stop.check()
         signal.raise_signal(signal.SIGTERM)
         assert stop.name == "SIGTERM"
@@ -102,7 +102,8 @@ def test_the_first_signal_is_recorded_and_a_second_ctrl_c_aborts() -> None:
         with pytest.raises(Interrupted, match="SIGTERM"):
             stop.check()
     assert signal.getsignal(signal.SIGINT) is previous
-    with catch_stop_signals(lambda number: signal.SIGUSR1, abort) as stop, pytest.raises(Interrupted, match="SIGUSR1"):
+    other = catch_stop_signals(lambda number: signal.SIGUSR1, abort, is_main=False)
+    with other as stop, pytest.raises(Interrupted, match="SIGUSR1"):
         stop.check()  # the signal of another process
 
 

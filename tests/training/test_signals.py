@@ -157,6 +157,7 @@ def test_one_signal_saves_and_a_second_ctrl_c_ends_the_process_at_once(
     assert verified_steps(run_dir)[-1] == found["step"]
     for kind, count in (("step", 2), ("batch", 30)):
         code, text = train_and_send(tiny.data.dir, tmp_path / "log", kind, count, *[signal.SIGINT] * 3)
+        assert text.count("lmtrain: stopping: saving a checkpoint (Ctrl-C again ends at once, without saving)\n") == 1
         printed += text
         assert code == 130, text
         (step,) = verified_steps(run_dir)[-1:] or [0]
