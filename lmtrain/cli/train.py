@@ -117,25 +117,29 @@ def _train(wanted: "Request", as_json: bool, quiet: bool) -> None:
 
     run_dir, train = wanted.run_dir, wanted.config.train
     with join_processes(train.device, train.timeout_minutes) as processes:
-        message = note if processes.is_main else _ignore
+        warning = note if processes.is_main else _ignore
+        message = _ignore if quiet else warning
         with processes.main_first():
             store = tokens_of(wanted, note=message, progress=not quiet)
         config = completed(wanted, store)
-        if wanted.is_automatic and not quiet:
+        if wanted.is_automatic:
             message(f"chosen for this text and machine, unless you set them: {' '.join(chosen(config))}")
-        outcome = fit(config, store, run_dir, note=message, quiet=quiet, processes=processes)
+        outcome = fit(config, store, run_dir, note=warning, quiet=quiet, processes=processes)
     score = outcome.score
     if score is None:
-        message(f"interrupted at step {outcome.step:,}; the checkpoint is saved: rerun the same command to resume")
+        warning(f"interrupted at step {outcome.step:,}; the checkpoint is saved: rerun the same command to resume")
         raise typer.Exit(INTERRUPTED)
     if processes.is_main:
         figures = {"run": str(run_dir), "status": outcome.status, "step": outcome.step, "minutes": outcome.minutes}
-        text = (
+        heading = (
             f"{run_dir}: {outcome.status} at step {outcome.step:,} after {outcome.minutes:.1f} minutes; "
-            f"best checkpoint: step {outcome.best_step:,}, "
-            f"valid {score.headline(store.tokenizer.kind, floor(store, 'valid'))}"
+            f"the best checkpoint, of step {outcome.best_step:,}, on valid:"
         )
-        show({**figures, "best_step": outcome.best_step, "valid": score.summary()}, text, as_json)
+        lines = [f"  {line}" for line in score.lines(store.tokenizer.kind, floor(store, "valid"))]
+        show(
+            {**figures, "best_step": outcome.best_step, "valid": score.summary()}, "\n".join([heading, *lines]), as_json
+        )
+        message(f'next: lmtrain generate "Once" --run {run_dir.name}; tensorboard --logdir {run_dir.parent}')
 
 
 def _ignore(_message: str) -> None:
