@@ -27,9 +27,7 @@ app = typer.Typer(
 )
 app.command(epilog="Example: lmtrain download wikitext-2")(data.download)
 app.command(epilog="Example: lmtrain tokenize wikitext-2 --kind bpe --vocab-size 8192")(data.tokenize)
-app.command(
-    epilog="Examples: lmtrain train book.txt; lmtrain train -c wikitext2-cpu model.dim=512 train.max_minutes=20"
-)(train.train)
+app.command(epilog="Examples: lmtrain train book.txt; lmtrain train -c wikitext2-cpu train.max_minutes=20")(train.train)
 app.command("eval", epilog="Example: lmtrain eval --split test --stride 32 --cache eval.cache_weight=0.2")(
     evaluate.evaluate
 )
