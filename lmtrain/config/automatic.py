@@ -10,49 +10,56 @@ from lmtrain.config.schema import Config
 
 MINUTES = 10.0
 """The budget where none is given."""
-TOKENS_PER_MINUTE = 300_000
-"""Training tokens per minute and CPU core, of the models below; only the order of magnitude matters."""
+SIZES = (
+    # core-minutes, width, blocks, training tokens per core-minute
+    (60, 128, 4, 400_000),
+    (240, 192, 6, 150_000),
+    (1_200, 256, 8, 70_000),
+    (math.inf, 384, 12, 25_000),
+)
+"""Up to which budget a model has which size, and how fast it trains; only the order of magnitude of that matters."""
 GPU_CORES = 200
 """A GPU counts as so many CPU cores."""
+DROPOUTS = (
+    # passes over the text, dropout in the blocks, dropout of the input and the output
+    (4, 0.0, 0.0),
+    (12, 0.1, 0.1),
+    (40, 0.1, 0.2),
+    (math.inf, 0.2, 0.4),
+)
+"""Up to how many passes over the text a model has which dropout: what is read often is otherwise learned by heart."""
 LARGE_VOCABULARY = 8_192
-"""From here on the output layer is most of a small model, so that it becomes an adaptive softmax."""
+"""Above this, the output layer is most of a small model: an adaptive softmax of narrow embeddings costs less."""
 
 
 def automatic(tokens: int, vocab_size: int, cores: int, cuda: bool, minutes: float | None) -> Config:
-    """The recipe for so many training tokens; with `minutes` None it has no budget, because there is another one.
+    """The recipe for a training text of `tokens` on a machine; `minutes` None leaves the budget to another field.
 
-    How often the text is read in the time decides: a small text is read many times, so that its model needs dropout and
-    is small; a large one is hardly read once, so that nothing but speed counts.
+    The budget in core-minutes decides the size of the model; how often that reads the text decides the dropout.
     """
-    passes = (minutes or MINUTES) * TOKENS_PER_MINUTE * (GPU_CORES if cuda else cores) / tokens
-    dropout = 0.0 if passes < 4 else 0.1 if passes < 20 else 0.2 if passes < 60 else 0.3
-    width = 128 if passes >= 4 else 256
-    if cuda:
-        width *= 2
-    large = vocab_size > LARGE_VOCABULARY
-    return parse(
-        {
-            "model": {
-                "context": min(256, 2 ** int(math.log2(max(8, tokens / 4)))),
-                "dim": width,
-                "layers": 4 if width > 128 else 2,
-                "heads": 4,
-                "copy": True,
-                "output": "adaptive" if large else "softmax",
-                **({"embed_dim": 128} if large else {}),
-                "dropout": dropout,
-                "input_dropout": dropout,
-                "output_dropout": dropout,
-            },
-            "train": {
-                "batch_size": 32 if cuda else 4,
-                "optimizer": "muon",
-                "lr": 3e-3,
-                "schedule": "linear",
-                "warmup": 0.03,
-                "final_lr": 0.0,
-                **({"max_minutes": minutes} if minutes is not None else {}),
-            },
-        },
-        "the automatic recipe",
-    )
+    work = (minutes or MINUTES) * (GPU_CORES if cuda else cores)
+    width, blocks, speed = next(size for most, *size in SIZES if work <= most)
+    passes = work * speed / tokens
+    inner, outer = next(dropouts for most, *dropouts in DROPOUTS if passes <= most)
+    model = {
+        "context": min(256, 2 ** int(math.log2(max(8, tokens / 4)))),
+        "dim": width,
+        "layers": blocks,
+        "heads": 4,
+        "copy": True,
+        "dropout": inner,
+        "input_dropout": outer,
+        "output_dropout": outer,
+    }
+    if vocab_size > LARGE_VOCABULARY:
+        model |= {"output": "adaptive", "embed_dim": 128}
+    train = {
+        "batch_size": 32 if cuda else 4,
+        "optimizer": "muon",
+        "lr": 3e-3,
+        "schedule": "linear",
+        "warmup": 0.03,
+        "final_lr": 0.0,
+        "max_minutes": minutes,
+    }
+    return parse({"model": model, "train": train}, "the automatic recipe")

@@ -51,7 +51,7 @@ def test_a_smaller_text_is_regularized_more() -> None:
 
 
 def test_without_a_configuration_it_is_chosen_and_stored_whole(folder: Path) -> None:
-    wanted = request(None, ["data.source=book.txt", "model.dim=16", "model.layers=1", "train.steps=2"])
+    wanted = request(None, ["data.source=book.txt", "model.dim=16", "model.layers=1", "model.heads=2", "train.steps=2"])
     assert wanted.run_dir == Path("runs/book")
     stored = flat(train(wanted))
     assert (stored["model.dim"], stored["train.steps"], stored["train.max_minutes"]) == (16, 2, None)
