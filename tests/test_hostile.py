@@ -67,7 +67,7 @@ def use_config(path: Path) -> None:
 
 
 def use_text(path: Path) -> None:
-    counts = write_split(path.parent, "train", local.read_lines([path], "text"), False)
+    counts = write_split(path.parent, "train", local.read_lines([path], "text"), False, "the text")
     assert counts["words"] > 0
     assert counts["bytes"] == (path.parent / "train.txt").stat().st_size
 

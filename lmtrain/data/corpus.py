@@ -88,7 +88,7 @@ def download(
     unknown = dict.fromkeys(("subset", "revision", "licence", "text_column"))
     info = {"name": folder.name, "source": data.source, "origin": source.origin, **unknown, **text.about}
     with new_folder(folder, FORMAT, info) as temporary:
-        splits = _write(temporary, text, note, progress)
+        splits = _write(temporary, text, data.source, note, progress)
         info["splits"] = splits
         if floor := {split: own.floor() for split, own in text.splits.items() if isinstance(own, SampleSplit)}:
             info["floor"] = floor
@@ -123,20 +123,20 @@ def reject_foreign(folder: Path, own: re.Pattern[str]) -> None:
         raise LmtrainError(f"{folder} holds files that lmtrain didn't write: move them away or change data.dir")
 
 
-def _write(folder: Path, text: Text, note: Note, progress: bool) -> dict[str, dict[str, int]]:
+def _write(folder: Path, text: Text, source: str, note: Note, progress: bool) -> dict[str, dict[str, int]]:
     """Write the splits and return their counts.
 
     A source without a valid split gives the last 5 % of its training text for it; a single file is cut into the first
     90 % for train, the next 5 % for valid and the last 5 % for test.
     """
     counts = {
-        split: write_split(folder, split, text.splits[split], progress)
+        split: write_split(folder, split, text.splits[split], progress, f"the {split} split of {source}")
         for split in ("valid", "test")
         if split in text.splits
     }
     if "valid" in counts:
-        counts["train"] = write_split(folder, "train", text.splits["train"], progress)
+        counts["train"] = write_split(folder, "train", text.splits["train"], progress, f"the train split of {source}")
     else:
         shares = {"train": 0.9, "valid": 0.05, "test": 0.05} if text.is_one_file else {"train": 0.95, "valid": 0.05}
-        counts |= cut_split(folder, text.splits["train"], shares, note, progress)
+        counts |= cut_split(folder, text.splits["train"], shares, source, note, progress)
     return {split: counts[split] for split in _SPLITS if split in counts}

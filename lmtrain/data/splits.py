@@ -52,7 +52,7 @@ class Counts(BaseModel, strict=True):
     documents: int = Field(ge=0, le=_MOST)
 
 
-def write_split(folder: Path, split: str, lines: Lines, progress: bool, called: str | None = None) -> dict[str, int]:
+def write_split(folder: Path, split: str, lines: Lines, progress: bool, called: str) -> dict[str, int]:
     """Write a split, counting its lines, words (between white space), bytes (with newlines) and documents.
 
     Documents start at WikiText's level-one headings (` = Title = ` between blank lines), if there are any and no row of
@@ -78,7 +78,7 @@ def write_split(folder: Path, split: str, lines: Lines, progress: bool, called: 
             first_text = number if first_text < 0 and line_words else first_text
             words += line_words
             lines_count = number + 1
-    _check_words(words, called or f"the {split} split of the source")
+    _check_words(words, called)
     if headings and len(starts) in (0, lines_count):
         starts = headings
     if not starts or starts[0] > first_text:
@@ -89,7 +89,7 @@ def write_split(folder: Path, split: str, lines: Lines, progress: bool, called: 
 
 
 def cut_split(
-    folder: Path, lines: Lines, shares: Mapping[str, float], note: Callable[[str], None], progress: bool
+    folder: Path, lines: Lines, shares: Mapping[str, float], source: str, note: Callable[[str], None], progress: bool
 ) -> dict[str, dict[str, int]]:
     """Write `lines` as several splits, in order, each with its share of the documents, the lines or the words.
 
@@ -101,14 +101,14 @@ def cut_split(
     """
     first, *others = shares
     path = folder / f"{first}.txt"
-    whole = write_split(folder, first, lines, progress)
+    whole = write_split(folder, first, lines, progress, source)
     starts = np.array(load_array(path.with_suffix(".docs.npy"), np.dtype(np.int64)))
     held_out = {split: min(shares[split], HELD_OUT / whole["bytes"]) for split in others}
     parts = {first: 1 - sum(held_out.values())} | held_out
     ends = np.cumsum(list(parts.values()))[:-1]
     if whole["words"] < _FEW:
         raise LmtrainError(
-            f"the source has no valid split, and its {whole['words']} words (between white space) are too few to "
+            f"{source} has no valid split, and its {whole['words']} words (between white space) are too few to "
             f"cut one off: give {_FEW} words or more, or a folder with train.txt and valid.txt"
         )
     if len(starts) >= _FEW and min(held_out.values()) * len(starts) >= 1:
@@ -131,10 +131,10 @@ def cut_split(
         for split, begin, end in zip(others, bounds[:-1], bounds[1:], strict=True):
             numbered = enumerate(islice(file, end - begin), begin)
             tail = ((line[:-1].decode(), number in held_out_starts) for number, line in numbered)
-            counts[split] = write_split(folder, split, tail, progress, f"what is cut off the source for {split}")
+            counts[split] = write_split(folder, split, tail, progress, f"what is cut off {source} for {split}")
         file.truncate(offset)
     rest = {unit: whole[unit] - sum(own[unit] for own in counts.values()) for unit in ("lines", "words", "bytes")}
-    _check_words(rest["words"], f"the {first} split of the source")
+    _check_words(rest["words"], f"the {first} split of {source}")
     starts = starts[starts < bounds[0]]
     np.save(folder / f"{first}.docs.npy", starts)
     return {first: rest | {"documents": len(starts)}} | counts

@@ -70,13 +70,13 @@ def _existing(run_dir: Path, overrides: Sequence[str]) -> Request:
 
 
 def _located(config: Config, run_dir: Path) -> Config:
-    """The configuration with the name of the run, and with paths that mean the same in any working folder."""
+    """The configuration with the name of the run, and with paths of its data that mean the same anywhere."""
     source = Path(config.data.source).expanduser()
     is_path = config.data.source not in KNOWN and source.exists()
     data = {"dir": config.data.dir.absolute(), **({"source": str(source.absolute())} if is_path else {})}
     return config.model_copy(
         update={
-            "run": config.run.model_copy(update={"name": run_dir.name, "dir": run_dir.absolute().parent}),
+            "run": config.run.model_copy(update={"name": run_dir.name, "dir": run_dir.parent}),
             "data": config.data.model_copy(update=data),
         }
     )

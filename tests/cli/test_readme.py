@@ -12,7 +12,7 @@ import typer
 from lmtrain.cli import app as cli
 from lmtrain.cli.options import split_arguments
 from lmtrain.config.fields import as_text
-from lmtrain.config.loader import load
+from lmtrain.config.loader import RECIPES, load
 from tests.helpers import TINY, Lmtrain
 
 ROOT = Path(__file__).parents[2]
@@ -49,8 +49,8 @@ def test_a_printed_command_is_accepted(command: Printed, monkeypatch: pytest.Mon
         assert all(as_text(prefix) for prefix in overrides)
         return
     if config is not None and not config.exists():
-        assert config.parts[0] == "runs", f"{config} is no file of the repository"
-        config = None
+        assert config.parts[0] == "runs" or (RECIPES / f"{config}.yaml").exists(), f"{config} is no file or recipe"
+        config = None if config.parts[0] == "runs" else config
     assert load(config, [*overrides, *([f"data.source={first}"] if "source" in given else [])], {})
 
 

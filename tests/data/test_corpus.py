@@ -102,7 +102,7 @@ def test_rows_that_are_wikitext_lines(load: Importer, folder: Path) -> None:
 def test_a_split_without_words_is_rejected(load: Importer, folder: Path, content: str) -> None:
     write(folder / "valid.txt", "a\n")
     write(folder / "train.txt", content)
-    with pytest.raises(LmtrainError, match="the train split of the source has no words"):
+    with pytest.raises(LmtrainError, match=r"the train split of .* has no words"):
         load(folder)
     assert not any(load.dir.iterdir())
 
@@ -139,7 +139,7 @@ def test_missing_valid_is_cut_from_train_and_missing_test_is_noted(load: Importe
     ("content", "message"),
     [
         ("word\n" * 19, r"19 words \(between white space\) are too few"),
-        ("word\n" * 22 + "\n\n" + "word\n", "what is cut off the source for valid has no words: give it some text"),
+        ("word\n" * 22 + "\n\n" + "word\n", "what is cut off .* for valid has no words: give it some text"),
     ],
 )
 def test_too_little_text_to_cut(load: Importer, tmp_path: Path, content: str, message: str) -> None:

@@ -131,7 +131,7 @@ def test_hyperparameters_are_the_runs_own(tmp_path: Path) -> None:
     assert start.hparams["train.lr"].number_value == 0.001
     assert start.hparams["model.norm"].string_value == "rms"
     assert start.hparams["model.attention"].string_value == "['local', 'full']"
-    assert {name.partition(".")[0] for name in start.hparams} == {"model", "tokenizer", "train"}
+    assert {name.partition(".")[0] for name in start.hparams} == {"model", "train"}
     assert not {"train.eval_tokens", "train.log_steps", "train.keep"} & set(start.hparams)
     assert metadata.SESSION_END_INFO_TAG not in content
     reports.final({"perplexity": 7.0}, [])

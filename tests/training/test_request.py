@@ -63,7 +63,7 @@ def test_without_a_configuration_it_is_chosen_and_stored_whole(folder: Path) -> 
 
 def test_an_existing_run_keeps_its_configuration_anywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its options, from another working folder, with the text gone, and moved together with its tokens."""
-    begun = request(None, ["data.source=book.txt", *OWN, "train.steps=4"])
+    begun = request(None, ["data.source=book.txt", *OWN, "train.steps=4", "train.eval_steps=2"])
     stored = train(begun)
     whole = last_hash(begun.run_dir)
     again = request(None, ["run.name=book"])
@@ -72,13 +72,11 @@ def test_an_existing_run_keeps_its_configuration_anywhere(folder: Path, monkeypa
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
     found = request(None, [], folder / "runs/book")
-    assert completed(found, tokens_of(found, note=silent, progress=False)) == stored
+    assert tokens_of(found, note=silent, progress=False).folder.parent == folder / "data"
     shutil.move(folder / "runs", "runs")
     shutil.move(folder / "data", "data")
-    for checkpoint in sorted(Path("runs/book/checkpoints").iterdir())[1:]:
-        shutil.rmtree(checkpoint)
-    moved = train(request(None, [], Path("book")))
-    assert moved.run.dir == folder / "elsewhere/runs"
+    shutil.rmtree(sorted(Path("runs/book/checkpoints").iterdir())[-1])
+    assert train(request(None, [], Path("book"))).data.dir == folder / "elsewhere/data"
     assert last_hash(Path("runs/book")) == whole
 
 
@@ -101,9 +99,10 @@ def test_a_bpe_run_of_an_earlier_version_keeps_its_vocabulary(folder: Path) -> N
     values["data"] |= {"source": "book.txt", "dir": "data"}
     values["run"] = {"name": None, "dir": "runs", "seed": 1}
     path.write_text(yaml.safe_dump(values))
-    assert train(request(None, [], wanted.run_dir)).tokenizer.vocab_size == 300
-    shutil.rmtree("data")
-    train(request(None, [], wanted.run_dir))
+    for _ in range(2):
+        shutil.rmtree(sorted((wanted.run_dir / "checkpoints").iterdir())[-1])
+        train(request(None, [], wanted.run_dir))
+        shutil.rmtree("data")
 
 
 def test_the_name_of_a_run_follows_from_its_configuration_or_its_text() -> None:

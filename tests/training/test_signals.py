@@ -134,7 +134,8 @@ def train_and_send(data_dir: Path, log: Path, *sent: Any) -> tuple[int, str]:
 
     def work(_say: Callable[[str], None]) -> None:
         default_interrupts()
-        sys.argv = ["lmtrain", "train", *OVERRIDES, f"data.dir={data_dir}", "--quiet"]
+        Path("sample.yaml").touch()
+        sys.argv = ["lmtrain", "train", "-c", "sample.yaml", *OVERRIDES, f"data.dir={data_dir}", "--quiet"]
         with observed(Sender(*sent)):
             main()
 
@@ -182,7 +183,7 @@ def read_until(process: "subprocess.Popen[str]", wanted: str, times: int) -> str
     return seen
 
 
-EARLY = ["-X", "importtime", "-m", "lmtrain", "train", *OVERRIDES, "data.sample_tokens=20000", "--quiet"]
+EARLY = ["-X", "importtime", "-m", "lmtrain", "train", *OVERRIDES, "data.sample_tokens=20000"]
 
 
 @pytest.mark.parametrize(
