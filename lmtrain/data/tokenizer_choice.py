@@ -15,7 +15,7 @@ SET_APART = 0.9
 FREQUENT = 0.005
 """Share of all words that are such a mark alone: 8.5 % in WikiText."""
 
-BYTES_PER_ENTRY = 400
+BYTES_PER_ENTRY = 200
 """Text for each entry of a bpe vocabulary, so that most entries occur often enough to be learned."""
 BPE_SIZES = (512, 16_384)
 """The smallest and the largest bpe vocabulary that is chosen."""

@@ -1,5 +1,6 @@
 """`lmtrain generate` as a user types it: prompts from everywhere, and what is printed for them."""
 
+import dataclasses
 import io
 import json
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from lmtrain.generation.options import Options
 from tests.helpers import Lmtrain
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -197,3 +199,22 @@ def test_the_compiler_is_not_loaded(workdir: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.split()[-2:] == ["True", "False"]
+
+
+def test_every_option_of_a_completion_arrives(lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No field has its default then, so that none can be forgotten between the command and the library."""
+    seen: list[Options] = []
+    monkeypatch.setattr("lmtrain.cli.answers.answer", lambda _trained, options, *_rest: seen.append(options))
+    sampling = "--temperature 0.7 --top-k 7 --top-p 0.6 --min-p 0.01 --repetition-penalty 1.5"
+    others = "--max-tokens 9 --samples 3 --seed 5 --results 2 --length-penalty 0.5 --stop line --stop-string x --raw"
+    assert lmtrain("generate", "The", *sampling.split(), *others.split()).code == 0
+    assert lmtrain("generate", "The", "--beams", "3").code == 0
+    (options, search), defaults = seen, Options()
+    assert search.beams == 3
+    for given, default in ((options, defaults), (options.sampling, defaults.sampling)):
+        same = [
+            field.name
+            for field in dataclasses.fields(given)
+            if getattr(given, field.name) == getattr(default, field.name)
+        ]
+        assert set(same) <= {"beams"}

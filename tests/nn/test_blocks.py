@@ -1,6 +1,7 @@
 """The feed-forward layer against its formulas, and the blocks' dropout; `test_against_torch` has the whole blocks."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.blocks import Activation, EncoderBlock, FeedForward
 
 
-@pytest.mark.parametrize("activation", ["relu", "relu2", "gelu", "swiglu"])
+@pytest.mark.parametrize("activation", get_args(Activation))
 def test_feed_forward_formula(activation: Activation) -> None:
     torch.manual_seed(0)
     layer, x = FeedForward(4, 6, activation), torch.randn(3, 4)
