@@ -18,7 +18,7 @@ from lmtrain.cli.options import (
     Subset,
     TextColumn,
     as_overrides,
-    split_arguments,
+    split_source,
 )
 from lmtrain.cli.output import note, show, table
 from lmtrain.errors import UsageError
@@ -102,6 +102,6 @@ def _overrides(
     text_column: str | None,
     data_dir: Path | None,
 ) -> list[str]:
-    source, overrides = split_arguments(source, overrides)
+    source, overrides = split_source(source, overrides)
     given = {"source": source, "subset": subset, "revision": revision, "text_column": text_column, "dir": data_dir}
     return [*overrides, *as_overrides({f"data.{key}": value for key, value in given.items()})]

@@ -78,12 +78,20 @@ WeightsChoice = Annotated[Weights, typer.Option("--weights", help="auto: EMA wei
 PARSER_ERROR: Any = typer.BadParameter.__mro__[1]
 """Any mistake on the command line; typer exports only this kind of it by name."""
 
+_ASSIGNMENT = re.compile(r"[\w.-]+=")
 _OVERRIDE = re.compile(r"[a-z_]+\.[a-z_]+=")
 
 
 def split_arguments(first: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
     """The first argument of a command and the overrides after it; the first may be an override itself."""
     if first is not None and _OVERRIDE.match(first):
+        return None, [first, *(overrides or [])]
+    return first, overrides or []
+
+
+def split_source(first: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
+    """The source of a command and the overrides after it; NAME=VALUE is no source unless it exists."""
+    if first is not None and _ASSIGNMENT.match(first) and not Path(first).exists():
         return None, [first, *(overrides or [])]
     return first, overrides or []
 

@@ -13,7 +13,7 @@ from lmtrain.cli.options import (
     Source,
     as_overrides,
     require_single_process,
-    split_arguments,
+    split_source,
 )
 from lmtrain.cli.output import floor, note, show, show_costs, show_profile
 from lmtrain.errors import UsageError
@@ -56,7 +56,7 @@ def train(
         require_single_process("train --profile")
     if (fields or dry_run) and not launcher.is_main_process():
         return
-    source, overrides = split_arguments(source, overrides)
+    source, overrides = split_source(source, overrides)
     if fields:
         _fields([*([source] if source is not None else []), *overrides])
         return

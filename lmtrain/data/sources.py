@@ -83,7 +83,7 @@ def _local_path(source: str) -> Path | None:
         path = Path(source)  # no such folder, or a name that no path can have
     if _HUB_ID.fullmatch(source) and not source.startswith(".") and not local.is_text(path):
         return None
-    near = difflib.get_close_matches(source, [*KNOWN, *siblings], n=2)
+    near = difflib.get_close_matches(source, [*KNOWN, *siblings], n=2, cutoff=0.75)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise LmtrainError(
         f"data.source={source[:200]} is no file or folder here, no hub id (owner/name) and none of "

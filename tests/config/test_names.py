@@ -57,3 +57,10 @@ def test_an_option_of_another_program_is_answered_with_an_override(
     rejected = lmtrain("train", *options)
     assert rejected.code == 2
     assert rejected.err.endswith(f"Fields are set without dashes: {answer}\n")
+
+
+def test_a_field_without_its_section_is_no_source(lmtrain: Lmtrain) -> None:
+    for command in ("train", "tokenize", "download"):
+        rejected = lmtrain(command, "lr=3e-4")
+        assert rejected.code == 2
+        assert rejected.err.endswith("did you mean train.lr=3e-4?\n")
