@@ -93,7 +93,7 @@ def test_a_bpe_run_of_an_earlier_version_keeps_its_vocabulary(folder: Path) -> N
     """Those stored no size where none was given, and no absolute paths."""
     wanted = request(None, ["data.source=book.txt", *OWN, "tokenizer.kind=bpe", "tokenizer.vocab_size=300"])
     train(wanted)
-    path = wanted.run_dir / "config.yaml"
+    whole, path = last_hash(wanted.run_dir), wanted.run_dir / "config.yaml"
     values = yaml.safe_load(path.read_text())
     values["tokenizer"]["vocab_size"] = None
     values["data"] |= {"source": "book.txt", "dir": "data"}
@@ -102,6 +102,7 @@ def test_a_bpe_run_of_an_earlier_version_keeps_its_vocabulary(folder: Path) -> N
     for _ in range(2):
         shutil.rmtree(sorted((wanted.run_dir / "checkpoints").iterdir())[-1])
         train(request(None, [], wanted.run_dir))
+        assert last_hash(wanted.run_dir) == whole
         shutil.rmtree("data")
 
 
