@@ -117,7 +117,7 @@ def write_record(
         "benchmark": benchmark,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "commit": (_git("rev-parse", "HEAD") or "unknown") + changed,
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
         "machine": machine(torch.device(device)) | {"load_average": os.getloadavg()[0]},
         "versions": {package: version(package) for package in (*PACKAGES, *packages)},
         "seeds": list(seeds),
