@@ -10,6 +10,7 @@ import typer
 
 from lmtrain import __version__
 from lmtrain.cli import data, evaluate, generate, train
+from lmtrain.cli.command import Command
 from lmtrain.cli.options import PARSER_ERROR, require_single_process
 from lmtrain.cli.output import note
 from lmtrain.errors import AlreadyReported, LmtrainError, UsageError
@@ -25,10 +26,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command(epilog="Example: lmtrain download wikitext-2")(data.download)
-app.command(epilog="Example: lmtrain tokenize wikitext-2 --kind bpe --vocab-size 8192")(data.tokenize)
-app.command(epilog="Examples: lmtrain train book.txt; lmtrain train -c wikitext2-cpu train.max_minutes=20")(train.train)
-app.command("eval", epilog="Example: lmtrain eval --split test --stride 32 --cache eval.cache_weight=0.2")(
+app.command(cls=Command, epilog="Example: lmtrain download wikitext-2")(data.download)
+app.command(cls=Command, epilog="Example: lmtrain tokenize wikitext-2 --kind bpe --vocab-size 8192")(data.tokenize)
+app.command(
+    cls=Command, epilog="Examples: lmtrain train book.txt; lmtrain train -c wikitext2-cpu train.max_minutes=20"
+)(train.train)
+app.command("eval", cls=Command, epilog="Example: lmtrain eval --split test --stride 32 --cache eval.cache_weight=0.2")(
     evaluate.evaluate
 )
 app.command(

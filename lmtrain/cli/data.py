@@ -20,7 +20,7 @@ from lmtrain.cli.options import (
     as_overrides,
     split_source,
 )
-from lmtrain.cli.output import note, show, table
+from lmtrain.cli.output import ignore, note, show, table
 from lmtrain.errors import UsageError
 
 UNITS = ("tokens", "words", "lines", "bytes", "documents")
@@ -47,7 +47,7 @@ def download(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a corpus from the hub, from local files, or the built-in one into the data folder.
+    """Fetch a corpus from the Hugging Face Hub, local files, or the built-in sample into the data folder.
 
     Does nothing if the corpus exists and is unchanged.
     """
@@ -55,7 +55,7 @@ def download(
     from lmtrain.data.corpus import download as make_corpus
 
     data = load(config, _overrides(source, overrides, subset, revision, text_column, data_dir)).data
-    corpus = make_corpus(data, force=force, note=note, progress=not quiet)
+    corpus = make_corpus(data, force=force, note=ignore if quiet else note, progress=not quiet)
     counts = {split: corpus.manifest["splits"][split] for split in corpus.splits}
     show({"folder": str(corpus.folder), **corpus.manifest}, f"{corpus.folder}\n{table(counts)}", as_json)
 
@@ -68,9 +68,10 @@ def tokenize(
     revision: Revision = None,
     text_column: TextColumn = None,
     kind: Annotated[Kind | None, typer.Option(help="auto, the default: word or bpe, as suits the text.")] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Maximum vocabulary size.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(metavar="N", help="Maximum vocabulary size.")] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Use this tokenizer.json, of a run for example, instead of training one.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Use this tokenizer.json, of a run for example, instead of training one."),
     ] = None,
     data_dir: DataDir = None,
     force: Force = False,
@@ -88,7 +89,7 @@ def tokenize(
         raise UsageError("--tokenizer has a kind and a vocabulary of its own: leave --kind and --vocab-size out")
     given = _overrides(source, overrides, subset, revision, text_column, data_dir)
     given += as_overrides({"tokenizer.kind": kind, "tokenizer.vocab_size": vocab_size, "tokenizer.file": tokenizer})
-    store = prepare_store(load(config, given), force=force, note=note, progress=not quiet)
+    store = prepare_store(load(config, given), force=force, note=ignore if quiet else note, progress=not quiet)
     counts = {split: {unit: store.manifest["splits"][split][unit] for unit in UNITS} for split in store.splits}
     heading = f"{store.folder}\n{store.tokenizer.vocab_size:,} {store.tokenizer.kind} entries"
     show({"folder": str(store.folder), **store.manifest}, f"{heading}\n{table(counts)}", as_json)

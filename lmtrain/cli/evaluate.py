@@ -40,7 +40,9 @@ def evaluate(
     overrides: Overrides = None,
     config: ConfigFile = None,
     run: Run = None,
-    split: Annotated[Literal["train", "valid", "test"] | None, typer.Option(help="[default: valid]")] = None,
+    split: Annotated[
+        Literal["train", "valid", "test"] | None, typer.Option(help="The split to score. [default: valid]")
+    ] = None,
     text: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Score a file of text instead of a split, with the run's own tokenizer."),

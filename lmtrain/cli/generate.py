@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
+from lmtrain.cli.command import Command
 from lmtrain.cli.options import (
     PARSER_ERROR,
     Checkpoint,
@@ -28,8 +28,10 @@ from lmtrain.errors import UsageError
 LENGTH, SAMPLING, SEARCH, OUTPUT = "Length and end", "Sampling, the default", "Search and choice", "Input and output"
 
 
-class GenerateCommand(TyperCommand):
-    """A command whose help lists its options in groups, and which explains a prompt that looks like an option."""
+class GenerateCommand(Command):
+    """A command that explains a prompt that looks like an option."""
+
+    ungrouped = "Model"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments."""
@@ -39,19 +41,6 @@ class GenerateCommand(TyperCommand):
             if hasattr(error, "possibilities") and not error.possibilities:  # of an unknown option
                 error.message += '. A prompt that begins with - needs -- before it: lmtrain generate -- "- a prompt"'
             raise
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments and options, group after group, in the order of their first members."""
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            if record := parameter.get_help_record(ctx):
-                if parameter.param_type_name == "argument":
-                    groups.setdefault("Arguments", []).append((record[0].partition(" <")[0], record[1]))
-                else:
-                    groups.setdefault(getattr(parameter, "rich_help_panel", None) or "Model", []).append(record)
-        for name, records in groups.items():
-            with formatter.section(name):
-                formatter.write_dl(records)
 
 
 def _option(group: str, text: str, *names: str, **limits: Any) -> Any:

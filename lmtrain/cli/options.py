@@ -17,7 +17,11 @@ Overrides = Annotated[
 ]
 Source = Annotated[
     str | None,
-    typer.Argument(help="sample, wikitext-2, wikitext-2-raw, wikitext-103, a hub id (owner/name), a folder or a file."),
+    typer.Argument(
+        metavar="SOURCE",
+        help="A text file, a folder, a hub id (owner/name), wikitext-2, wikitext-2-raw, wikitext-103, or sample (built "
+        "in, the default).",
+    ),
 ]
 ConfigFile = Annotated[
     Path | None,
@@ -32,7 +36,7 @@ DataDir = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Folder for corpora and token stores. [default: data]")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
 Force = Annotated[bool, typer.Option("--force", help="Write it again even if it exists and is unchanged.")]
 Run = Annotated[
     Path | None, typer.Option("--run", "-r", metavar="RUN", help="A run: its folder or name. [default: the latest]")

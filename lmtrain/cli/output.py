@@ -17,6 +17,10 @@ def note(message: str) -> None:
     print(escaped(message), file=sys.stderr, flush=True)
 
 
+def ignore(_message: str) -> None:
+    """Take the place of `note` under --quiet, and in processes that print nothing."""
+
+
 def show(result: dict[str, Any], text: str, as_json: bool) -> None:
     """Print the result of a command: `text`, or `result` as one line of JSON."""
     print(to_json(result) if as_json else for_terminal(text))

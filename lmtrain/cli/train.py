@@ -15,7 +15,7 @@ from lmtrain.cli.options import (
     require_single_process,
     split_source,
 )
-from lmtrain.cli.output import floor, note, show, show_costs, show_profile
+from lmtrain.cli.output import floor, ignore, note, show, show_costs, show_profile
 from lmtrain.errors import UsageError
 from lmtrain.system import launcher
 from lmtrain.system.signals import INTERRUPTED
@@ -105,7 +105,7 @@ def _profile(wanted: "Request", as_json: bool, quiet: bool) -> None:
     from lmtrain.training.profiling import profile_steps
     from lmtrain.training.request import completed, tokens_of
 
-    store, message = tokens_of(wanted, note=note, progress=not quiet), _ignore if quiet else note
+    store, message = tokens_of(wanted, note=note, progress=not quiet), ignore if quiet else note
     show_profile(profile_steps(completed(wanted, store), store, wanted.run_dir / "profile", message), as_json)
 
 
@@ -117,8 +117,8 @@ def _train(wanted: "Request", as_json: bool, quiet: bool) -> None:
 
     run_dir, train = wanted.run_dir, wanted.config.train
     with join_processes(train.device, train.timeout_minutes) as processes:
-        warning = note if processes.is_main else _ignore
-        message = _ignore if quiet else warning
+        warning = note if processes.is_main else ignore
+        message = ignore if quiet else warning
         with processes.main_first():
             store = tokens_of(wanted, note=message, progress=not quiet)
         config = completed(wanted, store)
@@ -140,7 +140,3 @@ def _train(wanted: "Request", as_json: bool, quiet: bool) -> None:
             {**figures, "best_step": outcome.best_step, "valid": score.summary()}, "\n".join([heading, *lines]), as_json
         )
         message(f'next: lmtrain generate "Once" --run {run_dir.name}; tensorboard --logdir {run_dir.parent}')
-
-
-def _ignore(_message: str) -> None:
-    """Takes the place of `note` in processes that print nothing."""

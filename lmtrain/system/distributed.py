@@ -117,5 +117,5 @@ def _explain_lost_process() -> Iterator[None]:
         reason = (str(error).splitlines() or [""])[0][:160]
         raise LmtrainError(
             "another process of this run has ended, or has not answered for train.timeout_minutes: see its message; "
-            f"the last checkpoint is good, and the same command resumes from it ({reason})"
+            f"the same command resumes from the last checkpoint, if one was saved ({reason})"
         ) from error
