@@ -67,9 +67,11 @@ def main() -> None:
         if status:
             raise SystemExit(status)
     except PARSER_ERROR as error:
-        shown = io.StringIO()
+        shown, field = io.StringIO(), _field_meant(error)
+        if field:
+            error.possibilities = []  # other options are not what was meant
         error.show(shown)
-        print(with_lines(shown.getvalue() + _field_meant(error)), end="", file=sys.stderr)
+        print(with_lines(shown.getvalue() + field), end="", file=sys.stderr)
         raise SystemExit(WRONG_USAGE) from None
     except AlreadyReported:
         raise SystemExit(1) from None

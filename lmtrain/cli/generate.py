@@ -186,10 +186,11 @@ def generate(
     trained = open_trained(run_folder(run, config, overrides), checkpoint, weights.value, device.value, note)
     trained = ready_to_generate(trained, precision.value)
     output = Output(as_json, batch_size, show_attention)
+    many = None if prompts is None else read_prompts(prompts)
     if has_random_seed:
         note(f"seed {seed}: --seed {seed} repeats this text")
-    if prompts is not None:
-        answer_all(trained, options, read_prompts(prompts), output)
+    if many is not None:
+        answer_all(trained, options, many, output)
     elif asks:
         converse(trained, options)
     else:

@@ -132,11 +132,15 @@ def _train(wanted: "Request", as_json: bool, quiet: bool) -> None:
     if processes.is_main:
         figures = {"run": str(run_dir), "status": outcome.status, "step": outcome.step, "minutes": outcome.minutes}
         heading = (
-            f"{run_dir}: {outcome.status} at step {outcome.step:,} after {outcome.minutes:.1f} minutes; "
+            f"{run_dir}: {outcome.status} at step {outcome.step:,} after {_duration(outcome.minutes)}; "
             f"the best checkpoint, of step {outcome.best_step:,}, on valid:"
         )
         lines = [f"  {line}" for line in score.lines(store.tokenizer.kind, floor(store, "valid"))]
         show(
             {**figures, "best_step": outcome.best_step, "valid": score.summary()}, "\n".join([heading, *lines]), as_json
         )
-        message(f'next: lmtrain generate "Once" --run {run_dir.name}; tensorboard --logdir {run_dir.parent}')
+        message(f'next: lmtrain generate "Once" --run {run_dir}; tensorboard --logdir {run_dir.parent}')
+
+
+def _duration(minutes: float) -> str:
+    return f"{minutes:.1f} minutes" if minutes >= 1 else f"{minutes * 60:.0f} seconds"

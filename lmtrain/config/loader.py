@@ -37,6 +37,11 @@ REMOVED: dict[str, tuple[object, str]] = {
 
 _MOST_MISTAKES = 5
 _LONGEST_VALUE = 200
+_MESSAGES = {
+    "model_type": "a section holds one `field: value` per line",
+    "string_pattern_mismatch": "a name has letters, digits, `_`, `-` and `.` only, and does not begin with `-` or `.`",
+}
+"""In place of pydantic's words for these types of error."""
 _TEXTS = (str, str | None, Path, UserPath | None)
 _COMMAND_LINE = "the command line"
 _KEY = re.compile(rf"\b({'|'.join(Config.model_fields)})\.(\w+)")
@@ -222,10 +227,11 @@ def _sentence(error: Any, origin: str) -> str:
     if error["type"] == "extra_forbidden":
         value = error["input"]
         return f"{origin}: unknown key {key}{suggestion(key, None if isinstance(value, dict | list) else str(value))}"
-    message = error["msg"].removeprefix("Value error, ")
+    message = _MESSAGES.get(error["type"], error["msg"].removeprefix("Value error, "))
     if error["type"] in ("string_type", "path_type") and not isinstance(error["input"], list | dict | None):
         message = "a text is needed, and YAML takes this for something else: put it in quotes"
-    return f"{origin}: {key}={shown(error['input'])}: {message}" if len(location) > 1 else f"{origin}: {message}"
+    has_value = len(location) > 1 or error["type"] == "model_type"  # else it is about several fields
+    return f"{origin}: {key}={shown(error['input'])}: {message}" if has_value else f"{origin}: {message}"
 
 
 def shown(value: Any) -> str:

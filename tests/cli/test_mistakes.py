@@ -38,6 +38,7 @@ WRONG_USAGE = {
     "two sources": (["tokenize", "own.txt", "short.txt"], "not of the form section.field=value"),
     "wrong type": ([*TRAIN, "-c", "type.yaml"], "model.dim='wide'"),
     "vocabulary too large": (["tokenize", "sample", "--vocab-size", "5000000000"], "tokenizer.vocab_size"),
+    "a name of two words": ([*TRAIN, "run.name=my run"], "run.name='my run': a name has letters, digits"),
     "stride too long": (["eval", "--stride", "17"], "eval.stride=17"),
     "learning backwards": (["eval", "eval.dynamic_lr=-1"], "eval.dynamic_lr=-1"),
     "dynamic int8": (["eval", "--dynamic", "--precision", "int8"], "--dynamic needs gradients"),

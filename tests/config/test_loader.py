@@ -224,7 +224,7 @@ def test_a_contradiction_is_named(overrides: list[str], message: str) -> None:
         (b"model: [", "not valid YAML"),
         (b"just text", "must hold sections"),
         (b"- 1\n- 2", "must hold sections"),
-        (b"model: 5", "model"),
+        (b"model: 5", "model=5: a section holds one `field: value` per line"),
         (b"\xff\xfe", "not UTF-8"),
         (b"a: &a [x, x]\nb: &b [*a, *a]", "aliases"),
         (b"model:\n  dim: 64\n  dim: 128", "line 3: duplicate key dim"),
