@@ -16,6 +16,9 @@ from lmtrain.nn.pooling import AttentionPooling
 PREPACKED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 """Whether matrices can be stored in oneDNN's own layout. A plain bf16 matrix is converted to it by every call."""
 
+PREPACKED_BF16 = PREPACKED and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+"""Likewise for bf16 matrices, which need a CPU with AVX-512 or its like."""
+
 BIG = 2**20
 """Elements of a float32 matrix from which oneDNN's layout pays: below, the call costs more than it saves."""
 
@@ -46,7 +49,7 @@ class NarrowLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
-        self.prepacked = PREPACKED and weight.device.type == "cpu" and dtype == torch.bfloat16
+        self.prepacked = PREPACKED_BF16 and weight.device.type == "cpu" and dtype == torch.bfloat16
         weight = weight.detach().to(dtype)
         weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self.prepacked else weight
         self.register_buffer("weight", weight, persistent=False)

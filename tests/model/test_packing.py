@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.packing import BatchLinear, Int8Linear, NarrowLinear, multiplies_int8, pack
+from lmtrain.model.packing import PREPACKED_BF16, BatchLinear, Int8Linear, NarrowLinear, multiplies_int8, pack
 from tests.model.models import VARIANTS, WINDOWED_VARIANTS, build, tokens
 
 
@@ -15,7 +15,8 @@ from tests.model.models import VARIANTS, WINDOWED_VARIANTS, build, tokens
 def test_narrow_equals_autocast(
     bias: bool, dtype: torch.dtype, prepacked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lmtrain.model.packing.PREPACKED", prepacked)
+    prepacked = prepacked and PREPACKED_BF16
+    monkeypatch.setattr("lmtrain.model.packing.PREPACKED_BF16", prepacked)
     torch.manual_seed(0)
     layer, x = nn.Linear(96, 40, bias=bias), torch.randn(2, 5, 96)
     packed = NarrowLinear(layer.weight, layer.bias if bias else None, dtype)
