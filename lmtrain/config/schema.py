@@ -121,7 +121,8 @@ class ModelConfig(Section):
     attention_stride: int = Field(8, ge=1)
     """`strided`: attend to tokens at multiples of this distance."""
     attention_globals: int = Field(4, ge=1)
-    """`global`: this many first tokens attend to all tokens, and all attend to them."""
+    """`global`: this many learned tokens before the sequence, to which all tokens attend and which, if windowed, attend
+    to all tokens."""
     compression: int = Field(4, ge=2)
     """`compressed`: tokens per key."""
     projected_length: int = Field(32, ge=1)
@@ -174,6 +175,11 @@ class ModelConfig(Section):
     def layer_attention(self) -> tuple[str, ...]:
         """The attention of each layer."""
         return (self.attention,) * self.layers if isinstance(self.attention, str) else self.attention
+
+    @property
+    def global_tokens(self) -> int:
+        """How many learned tokens come before the sequence: none, unless a layer has global attention."""
+        return self.attention_globals if any("global" in kind.split("+") for kind in self.layer_attention) else 0
 
     def _check_attention(self) -> None:
         if not isinstance(self.attention, str) and len(self.attention) != self.layers:

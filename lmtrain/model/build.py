@@ -71,6 +71,7 @@ def initialize(model: LanguageModel) -> None:
     |                                     |                           | the first prediction is the output bias. The  |
     |                                     |                           | input is scaled to 1/2, which learns fastest  |
     | learned positions                   | normal, 1/2               | as large as the scaled embedding              |
+    | global tokens                       | normal, 1/2               | likewise                                      |
     | pooling seed                        | normal, 1 / sqrt(d_head)  | the pool starts close to a plain mean, or one |
     |                                     |                           | weighted by recency only                      |
     | pooling slopes                      | 4 .. 0.02, log-spaced     | several time scales from the start            |
@@ -90,6 +91,8 @@ def initialize(model: LanguageModel) -> None:
         model.output.weight.normal_(std=1 / model.output.in_features)
     if model.position is not None:
         model.position.weight.normal_(std=0.5)
+    if model.encoder.global_tokens is not None:
+        model.encoder.global_tokens.normal_(std=0.5)
     if model.adaptive is not None:
         model.adaptive.clusters.weight.zero_()
     if model.copying is not None:

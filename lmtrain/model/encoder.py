@@ -1,6 +1,6 @@
 """The encoder of a language model: a stack of blocks, with the positions and patterns of their attention.
 
-Shapes: B rows, T positions, D the model's width, H heads.
+Shapes: B rows, T tokens, G global tokens before them, D the model's width, H heads.
 """
 
 from functools import partial
@@ -23,6 +23,11 @@ from lmtrain.nn.sets import ISAB
 class Encoder(nn.Module):
     """The blocks of a configuration, one for each of its `layer_attention`.
 
+    Where a layer has global attention, learned global tokens come before the sequence (Ainslie et al., 2020), and their
+    states are dropped after the last block. All tokens attend to them. If windowed, they attend to all tokens, which
+    makes them a memory of the window. If causal, a later token would see what they have read, so that they attend to
+    each other only, and what the tokens find in them depends on no token.
+
     With `recompute_blocks` the backward pass computes the activations inside a block again (Chen et al., 2016), with
     the same random numbers.
     """
@@ -31,12 +36,14 @@ class Encoder(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(encoder_block(config, kind) for kind in config.layer_attention)
         self.recompute_blocks = recompute_blocks
-        positions, rotary = torch.arange(config.context), config.position == "rotary"
+        count = config.global_tokens
+        self.global_tokens = nn.Parameter(torch.empty(count, config.dim)) if count else None
+        positions, rotary = torch.arange(count + config.context), config.position == "rotary"
         cosines, sines = rotation(positions, config.dim // config.heads) if rotary else (None, None)
         self.cosines: Tensor | None
         self.sines: Tensor | None
         self.slopes: Tensor | None
-        # Fixed tables of the `context` positions: computed, so never saved.
+        # Fixed tables of all positions: computed, so never saved.
         self.register_buffer("cosines", cosines, persistent=False)
         self.register_buffer("sines", sines, persistent=False)
         slopes = alibi_slopes(config.heads) if config.position == "alibi" else None
@@ -44,31 +51,45 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """Embedded tokens (B, T, D) at positions (T,) -> states (B, T, D)."""
+        x, positions = self._with_globals(x, positions)
         bias, rotated_by = self._bias(positions), self._rotation(positions)
         for block in self.blocks:
             forward = partial(block, mask=bias, rotation=rotated_by) if isinstance(block, EncoderBlock) else block
             recompute = self.recompute_blocks and torch.is_grad_enabled()
             x = checkpoint(forward, x, use_reentrant=False) if recompute else forward(x)
-        return x
+        return x[:, self._globals :]
 
     def prefill(self, x: Tensor, positions: Tensor, lengths: Tensor, capacity: int) -> tuple[Tensor, list[Cache]]:
         """`forward`, and each layer's cache of the rows' first `lengths` (B,) tokens, with space for `capacity`."""
+        x, positions = self._with_globals(x, positions)
+        lengths, capacity = lengths + self._globals, capacity + self._globals
         bias, rotated_by, caches = self._bias(positions), self._rotation(positions), []
         for block in self._causal_blocks():
             x, cache = block.prefill(x, lengths, capacity, mask=bias, rotation=rotated_by)
             caches.append(cache)
-        return x, caches
+        return x[:, self._globals :], caches
 
-    def cache_position(self, position: Tensor, kv_len: int, *, uniform_length: bool) -> CachePosition:
-        """The cache position of each row's next token (B,), with its rotation or slopes."""
-        shared = position[:1] if uniform_length else position.view(-1, 1, 1)  # over rows, heads and the one position
-        return CachePosition(position, kv_len, uniform_length, self._rotation(shared), self.slopes)
-
-    def step(self, x: Tensor, caches: list[Cache], at: CachePosition) -> Tensor:
-        """One token per row, (B, 1, D) -> (B, 1, D)."""
+    def step(self, x: Tensor, caches: list[Cache], token: CachePosition) -> Tensor:
+        """One token per row, (B, 1, D) -> (B, 1, D), each at its position in the sequence."""
+        position = token.position + self._globals
+        shared = position[:1] if token.uniform_length else position.view(-1, 1, 1)  # over rows, heads, the one position
+        kv_len, rotated_by = token.kv_len + self._globals, self._rotation(shared)
+        at = CachePosition(position, kv_len, token.uniform_length, rotated_by, self.slopes)
         for block, cache in zip(self._causal_blocks(), caches, strict=True):
             x = block.step(x, cache, at)
         return x
+
+    @property
+    def _globals(self) -> int:
+        return 0 if self.global_tokens is None else len(self.global_tokens)
+
+    def _with_globals(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The global tokens and x (B, T, D), G + T in all, and the positions of both, given those of x (T,)."""
+        if self.global_tokens is None:
+            return x, positions
+        first = self.global_tokens.to(x.dtype).expand(len(x), -1, -1)
+        own = torch.arange(self._globals, device=x.device)
+        return torch.cat((first, x), dim=1), torch.cat((own, positions + self._globals))
 
     def _causal_blocks(self) -> list[EncoderBlock]:
         return [block for block in self.blocks if isinstance(block, EncoderBlock)]
@@ -127,7 +148,7 @@ def attention_layer(config: ModelConfig, kind: str) -> nn.Module:
         return LinformerAttention(
             dim,
             heads,
-            context=config.context,
+            context=config.global_tokens + config.context,
             projected=config.projected_length,
             qk_norm=config.qk_norm,
             dropout=config.attention_dropout,

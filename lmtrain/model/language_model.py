@@ -21,6 +21,7 @@ from lmtrain.model.decoding_state import DecodingState, State, WindowState, alig
 from lmtrain.model.encoder import Encoder
 from lmtrain.nn.adaptive import AdaptiveSoftmax
 from lmtrain.nn.dropout import locked_dropout
+from lmtrain.nn.kv_cache import CachePosition
 from lmtrain.nn.norms import norm
 from lmtrain.nn.output_loss import Chunk, target_nats
 from lmtrain.nn.pooling import AttentionPooling
@@ -173,7 +174,7 @@ class LanguageModel(nn.Module):
         recorded and replayed; `state.kv_len` is not changed. See `CachePosition` for `uniform_length`.
         """
         position = state.lengths
-        at = self.encoder.cache_position(position, kv_len, uniform_length=uniform_length)
+        at = CachePosition(position, kv_len, uniform_length)
         at.write(state.tokens, tokens)
         x = self.encoder.step(self._embed(tokens.unsqueeze(-1), position.unsqueeze(-1)), state.caches, at)
         pooled = self.pool.step(x, state.pool)

@@ -144,8 +144,11 @@ def check_model(found: Checkpoint, model: ModelConfig) -> None:
 
 def check_fit(found: Mapping[str, Tensor | Stored], wanted: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless `found` has the names, shapes and types of `wanted`."""
-    if found.keys() != wanted.keys():
-        raise ValueError(f"its tensors are not the expected ones: {str(sorted(found.keys() ^ wanted.keys()))[1:200]}")
+    for what, names in (("lacks", wanted.keys() - found.keys()), ("also has", found.keys() - wanted.keys())):
+        if names:
+            raise ValueError(
+                f"it {what} {', '.join(sorted(names))[:199]}: was it trained by another version of lmtrain?"
+            )
     for name, tensor in wanted.items():
         theirs, ours = ((tuple(each.shape), each.dtype) for each in (found[name], tensor))
         if theirs != ours:
