@@ -139,6 +139,7 @@ class RunningMean(RecurrentState):
         before = self.peak - slope
         peak = torch.maximum(before, score).detach()  # it cancels in the mean, so it carries no gradient
         past, weight = (before - peak).exp(), (score - peak).exp()
+        self.copy_for_gradients()
         self.peak.copy_(peak)
         self.summed.mul_(past.unsqueeze(-1)).addcmul_(value.to(self.summed.dtype), weight.unsqueeze(-1))
         self.total.mul_(past).add_(weight)
