@@ -36,8 +36,9 @@ class MultiHeadAttention(nn.Module):
     Queries have width `dim`, keys `key_dim`, values `value_dim` and the result `output_dim`; a head has `head_dim`
     features of queries and keys and `value_head_dim` of values. The widths default to `dim`, those of values to those
     of keys, and `head_dim` to dim / heads. `bias` gives all four projections a bias. `qk_norm` gives queries and keys
-    unit mean square per head, with learned gains (Henry et al., 2020). Raises ValueError when `dim` must be divided
-    among the heads and can't.
+    unit mean square per head, with learned gains (Henry et al., 2020). The scores are products of queries and keys
+    times `scale`, which is 1 / sqrt(head_dim) by default, and 1 in plain dot-product attention (Luong et al., 2015).
+    Raises ValueError when `dim` must be divided among the heads and can't.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class MultiHeadAttention(nn.Module):
         value_head_dim: int | None = None,
         bias: bool = False,
         qk_norm: bool = False,
+        scale: float | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -59,6 +61,7 @@ class MultiHeadAttention(nn.Module):
         head_dim = head_dim or width_per_head(dim, heads)
         value_head_dim = value_head_dim or head_dim
         self.heads = heads
+        self.scale = scale
         self.dropout = dropout
         self.query = nn.Linear(dim, heads * head_dim, bias=bias)
         self.key = nn.Linear(key_dim, heads * head_dim, bias=bias)
@@ -70,7 +73,7 @@ class MultiHeadAttention(nn.Module):
     def _join(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, pattern: Pattern = FULL) -> Tensor:
         """The joined heads before the output projection."""
         dropout = self.dropout if self.training else 0.0
-        return join_heads(attend(query, key, value, mask, pattern=pattern, dropout=dropout))
+        return join_heads(attend(query, key, value, mask, pattern=pattern, dropout=dropout, scale=self.scale))
 
 
 def width_per_head(dim: int, heads: int) -> int:
@@ -91,9 +94,10 @@ class SelfAttention(MultiHeadAttention):
         pattern: Pattern = FULL,
         bias: bool = False,
         qk_norm: bool = False,
+        scale: float | None = None,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__(dim, heads, bias=bias, qk_norm=qk_norm, dropout=dropout)
+        super().__init__(dim, heads, bias=bias, qk_norm=qk_norm, scale=scale, dropout=dropout)
         self.pattern = pattern
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
@@ -114,7 +118,8 @@ class SelfAttention(MultiHeadAttention):
         query, key, value = self.project(x, at.rotation)
         cache.write(key, value, at.index, at.kv_len)
         keys, values = cache.key[:, :, : at.kv_len], cache.value[:, :, : at.kv_len]
-        result: Tensor = self.output(join_heads(attend(query, keys, values, at.mask(self.pattern))))
+        pooled = attend(query, keys, values, at.mask(self.pattern), scale=self.scale)
+        result: Tensor = self.output(join_heads(pooled))
         return result
 
     def project(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -156,7 +161,7 @@ class CrossAttention(MultiHeadAttention):
     def weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """The attention weights without dropout: (B, Tq, W), (B, Tk, W) -> (B, H, Tq, Tk), rows sum to one."""
         memory = self.remember(key)
-        return attention_weights(self._queries(query, memory), memory.key, mask)
+        return attention_weights(self._queries(query, memory), memory.key, mask, self.scale)
 
     def _queries(self, query: Tensor, memory: KeyValueCache) -> Tensor:
         """In the type of keys and values: norms may compute in another than the products."""

@@ -43,6 +43,7 @@ MASKED: dict[str, Make] = {
 }
 CAUSAL: dict[str, Make] = {
     **{name: make for (name, make), pattern in zip(MASKED.items(), PATTERNS, strict=True) if pattern.causal},
+    "unscaled": lambda: SelfAttention(8, 2, pattern=patterns.CAUSAL, scale=1.0),
     **{f"compressed {n}": lambda n=n: compressed(n, causal=True) for n in (1, 3, 4)},  # type: ignore[misc]
     "linear": lambda: LinearAttention(8, 2, causal=True, qk_norm=True),
 }
