@@ -177,3 +177,27 @@ def test_without_a_scale_attention_is_softmax_of_plain_products() -> None:
         torch.testing.assert_close(found, layer.output(join_heads(expected)))
     weights = cross_attention.weights(x, memory) @ value
     torch.testing.assert_close(weights, expected)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_heads_whose_values_differ_in_width_equal_a_loop_with_matrices_of_each_head(padded: bool) -> None:
+    torch.manual_seed(0)
+    widths = [3, 1, 5]
+    layer = CrossAttention(6, 3, value_head_dim=widths, output_dim=4).double()
+    x, memory = torch.randn(2, 4, 6, dtype=torch.float64), torch.randn(2, 7, 6, dtype=torch.float64)
+    lengths = [7, 3] if padded else [7, 7]
+    valid = torch.arange(7) < torch.tensor(lengths).unsqueeze(-1)
+    found = layer(x, memory, mask=padding_mask(valid) if padded else None)
+    assert layer.output.weight.shape == (4, sum(widths))
+    for b, t in product(range(2), range(4)):
+        heads, first = [], 0
+        for h, width in enumerate(widths):
+            w_query, w_key = (part.weight[2 * h : 2 * h + 2] for part in (layer.query, layer.key))
+            w_value = layer.value.weight[first : first + width]
+            first += width
+            scores = torch.stack([(w_query @ x[b, t]) @ (w_key @ key) for key in memory[b, : lengths[b]]])
+            weights = (scores / math.sqrt(2)).softmax(0)
+            heads.append(sum(weight * (w_value @ key) for weight, key in zip(weights, memory[b], strict=False)))
+        torch.testing.assert_close(found[b, t], layer.output.weight @ torch.cat(heads))
+    with pytest.raises(ValueError, match=r"value_head_dim=\[3, 1\] has not one width for each of 3 heads"):
+        CrossAttention(6, 3, value_head_dim=widths[:2])
