@@ -40,11 +40,20 @@ def run(load: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.Captur
     return call
 
 
-def test_largest(run: Any) -> None:
-    results = run("largest", "--steps", "50")
+@pytest.mark.parametrize(("pooling", "name"), [("residual", "largest"), ("queries", "largest-queries")])
+def test_largest(run: Any, pooling: str, name: str) -> None:
+    results = run("largest", "--steps", "50", "--pooling", pooling)
     assert 0 < results["chance_accuracy"] < 0.1
     assert results["pointing_accuracy"] > 0.7
     assert results["regression_mse"] < 0.4 * results["mean_mse"]
+    assert Path(results["picture"]).stem == name
+
+
+def test_largest_of_plain_blocks(run: Any) -> None:
+    """Without residuals they learn to regress first, and to point later."""
+    results = run("largest", "--steps", "50", "--pooling", "plain")
+    assert results["regression_mse"] < 0.7 * results["mean_mse"]
+    assert Path(results["picture"]).stem == "largest-plain"
 
 
 def test_counting(run: Any) -> None:

@@ -110,7 +110,8 @@ class FusedSelfAttention(SelfAttention):
 
     def __init__(self, trained: SelfAttention) -> None:
         nn.Module.__init__(self)
-        self.heads, self.dropout, self.pattern = trained.heads, trained.dropout, trained.pattern
+        self.heads, self.scale, self.value_widths = trained.heads, trained.scale, trained.value_widths
+        self.dropout, self.pattern = trained.dropout, trained.pattern
         self.query_key_value = _concatenated([trained.query, trained.key, trained.value])
         self.output = trained.output
         self.query_norm, self.key_norm = trained.query_norm, trained.key_norm

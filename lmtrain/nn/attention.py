@@ -1,9 +1,13 @@
 """Multi-head self-attention with its key-value cache, and multi-head cross-attention (Vaswani et al., 2017).
 
-Shapes: B rows, H heads, T positions (Tq of queries, Tk of keys), D features per head (Dv of values), W the width of an
-input or output.
+Shapes: B rows, H heads, T positions (Tq of queries, Tk of keys), D features per head (Dv of values, those of the widest
+head), W the width of an input or output.
 """
 
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.dot_product import attend, attention_weights
@@ -34,10 +38,12 @@ class MultiHeadAttention(nn.Module):
     """The four linear layers of multi-head attention, and the optional norms of queries and keys.
 
     Queries have width `dim`, keys `key_dim`, values `value_dim` and the result `output_dim`; a head has `head_dim`
-    features of queries and keys and `value_head_dim` of values. The widths default to `dim`, those of values to those
-    of keys, and `head_dim` to dim / heads. `bias` gives all four projections a bias. `qk_norm` gives queries and keys
-    unit mean square per head, with learned gains (Henry et al., 2020). Raises ValueError when `dim` must be divided
-    among the heads and can't.
+    features of queries and keys and `value_head_dim` of values, which may be a list with a width for each head. The
+    widths default to `dim`, those of values to those of keys, and `head_dim` to dim / heads. `bias` gives all four
+    projections a bias. `qk_norm` gives queries and keys unit mean square per head, with learned gains (Henry et al.,
+    2020). The scores are products of queries and keys times `scale`, which is 1 / sqrt(head_dim) by default, and 1 in
+    plain dot-product attention (Luong et al., 2015). Raises ValueError when `dim` must be divided among the heads and
+    can't, and for another number of widths than heads.
     """
 
     def __init__(
@@ -49,28 +55,43 @@ class MultiHeadAttention(nn.Module):
         value_dim: int | None = None,
         output_dim: int | None = None,
         head_dim: int | None = None,
-        value_head_dim: int | None = None,
+        value_head_dim: int | Sequence[int] | None = None,
         bias: bool = False,
         qk_norm: bool = False,
+        scale: float | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         key_dim = key_dim or dim
         head_dim = head_dim or width_per_head(dim, heads)
         value_head_dim = value_head_dim or head_dim
+        self.value_widths = [value_head_dim] * heads if isinstance(value_head_dim, int) else [*value_head_dim]
+        if len(self.value_widths) != heads:
+            raise ValueError(f"value_head_dim={self.value_widths} has not one width for each of {heads} heads")
         self.heads = heads
+        self.scale = scale
         self.dropout = dropout
         self.query = nn.Linear(dim, heads * head_dim, bias=bias)
         self.key = nn.Linear(key_dim, heads * head_dim, bias=bias)
-        self.value = nn.Linear(value_dim or key_dim, heads * value_head_dim, bias=bias)
-        self.output = ResidualProjection(heads * value_head_dim, output_dim or dim, bias=bias)
+        self.value = nn.Linear(value_dim or key_dim, sum(self.value_widths), bias=bias)
+        self.output = ResidualProjection(sum(self.value_widths), output_dim or dim, bias=bias)
         self.query_norm = norm("rms", head_dim) if qk_norm else nn.Identity()
         self.key_norm = norm("rms", head_dim) if qk_norm else nn.Identity()
 
     def _join(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, pattern: Pattern = FULL) -> Tensor:
         """The joined heads before the output projection."""
         dropout = self.dropout if self.training else 0.0
-        return join_heads(attend(query, key, value, mask, pattern=pattern, dropout=dropout))
+        pooled = attend(query, key, value, mask, pattern=pattern, dropout=dropout, scale=self.scale)
+        if len(set(self.value_widths)) == 1:
+            return join_heads(pooled)
+        return torch.cat([pooled[:, head, :, :width] for head, width in enumerate(self.value_widths)], dim=-1)
+
+    def _split_values(self, value: Tensor) -> Tensor:
+        """(B, T, sum of the widths) -> (B, H, T, Dv): where widths differ, each is padded with zeros to the widest."""
+        if len(set(self.value_widths)) == 1:
+            return split_heads(value, self.heads)
+        widest, parts = max(self.value_widths), torch.split(value, self.value_widths, dim=-1)
+        return torch.stack([F.pad(part, (0, widest - part.shape[-1])) for part in parts], dim=1)
 
 
 def width_per_head(dim: int, heads: int) -> int:
@@ -91,9 +112,10 @@ class SelfAttention(MultiHeadAttention):
         pattern: Pattern = FULL,
         bias: bool = False,
         qk_norm: bool = False,
+        scale: float | None = None,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__(dim, heads, bias=bias, qk_norm=qk_norm, dropout=dropout)
+        super().__init__(dim, heads, bias=bias, qk_norm=qk_norm, scale=scale, dropout=dropout)
         self.pattern = pattern
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
@@ -114,7 +136,8 @@ class SelfAttention(MultiHeadAttention):
         query, key, value = self.project(x, at.rotation)
         cache.write(key, value, at.index, at.kv_len)
         keys, values = cache.key[:, :, : at.kv_len], cache.value[:, :, : at.kv_len]
-        result: Tensor = self.output(join_heads(attend(query, keys, values, at.mask(self.pattern))))
+        pooled = attend(query, keys, values, at.mask(self.pattern), scale=self.scale)
+        result: Tensor = self.output(join_heads(pooled))
         return result
 
     def project(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -141,7 +164,7 @@ class CrossAttention(MultiHeadAttention):
     def remember(self, key: Tensor, value: Tensor | None = None) -> KeyValueCache:
         """Keys and values of (B, Tk, W), for many calls of `recall`."""
         keys = self.key_norm(split_heads(self.key(key), self.heads))
-        values = split_heads(self.value(key if value is None else value), self.heads)
+        values = self._split_values(self.value(key if value is None else value))
         return KeyValueCache(keys.to(values.dtype), values, keys.shape[-2])
 
     def recall(self, query: Tensor, memory: KeyValueCache, *, mask: Tensor | None = None) -> Tensor:
@@ -150,13 +173,13 @@ class CrossAttention(MultiHeadAttention):
         return result
 
     def pooled(self, query: Tensor, memory: KeyValueCache, *, mask: Tensor | None = None) -> Tensor:
-        """The joined heads of `recall` before the output projection: (B, Tq, W) -> (B, Tq, H Dv)."""
+        """The joined heads of `recall` before the output projection: (B, Tq, W) -> (B, Tq, sum of their widths)."""
         return self._join(self._queries(query, memory), memory.key, memory.value, mask)
 
     def weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """The attention weights without dropout: (B, Tq, W), (B, Tk, W) -> (B, H, Tq, Tk), rows sum to one."""
         memory = self.remember(key)
-        return attention_weights(self._queries(query, memory), memory.key, mask)
+        return attention_weights(self._queries(query, memory), memory.key, mask, self.scale)
 
     def _queries(self, query: Tensor, memory: KeyValueCache) -> Tensor:
         """In the type of keys and values: norms may compute in another than the products."""

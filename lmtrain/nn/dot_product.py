@@ -30,8 +30,9 @@ def attend(
     *,
     pattern: Pattern = FULL,
     dropout: float = 0.0,
+    scale: float | None = None,
 ) -> Tensor:
-    """softmax(query key^T / sqrt(D)) value (Vaswani et al., 2017).
+    """softmax(scale query key^T) value, where `scale` is 1 / sqrt(D) by default (Vaswani et al., 2017).
 
     query (B, H, Tq, D), key (B, H, Tk, D), value (B, H, Tk, Dv) -> (B, H, Tq, Dv).
 
@@ -48,31 +49,33 @@ def attend(
     skips = pattern != FULL and query.shape[-2] == key.shape[-2] > 2 * BLOCK
     flexible = pattern.sparse and mask is None and not dropout and query.shape[-1] >= FLEX_HEAD_DIM
     if skips and query.is_cuda and flexible:
-        return attend_flex(query, key, value, pattern)
+        return attend_flex(query, key, value, pattern, scale)
     if query.is_cuda and not learned:
         if pattern == CAUSAL and mask is None:
-            return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+            return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True, scale=scale)
         mask = _with_pattern(mask, pattern, query, key)
-        return _attend_fused(query, key, value, mask, dropout)
+        return _attend_fused(query, key, value, mask, dropout, scale)
     if query.shape[-2] == 1 and pattern == FULL and not dropout and not torch.is_grad_enabled():
-        return F.scaled_dot_product_attention(query, key, value, mask)
+        return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
     if skips:
-        return _attend_blocks(query, key, value, mask, pattern, dropout)
+        return _attend_blocks(query, key, value, mask, pattern, dropout, scale)
     empty = mask is not None or query.shape[-2] > key.shape[-2]  # a pattern always leaves every query a key
     mask = _with_pattern(mask, pattern, query, key)
-    return _attend_plain(query, key, value, mask, dropout, empty=empty)
+    return _attend_plain(query, key, value, mask, dropout, scale, empty=empty)
 
 
-def _attend_fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+def _attend_fused(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float | None
+) -> Tensor:
     """By torch's kernels, which want one type: that of an added mask, as bf16 can't tell position 257 from 256."""
     if mask is None or not mask.is_floating_point() or mask.dtype == query.dtype:
-        return F.scaled_dot_product_attention(query, key, value, mask, dropout)
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scale)
     with torch.autocast(query.device.type, enabled=False):
         query, key, wide = (x.to(mask.dtype) for x in (query, key, value))
-        return F.scaled_dot_product_attention(query, key, wide, mask, dropout).to(value.dtype)
+        return F.scaled_dot_product_attention(query, key, wide, mask, dropout, scale=scale).to(value.dtype)
 
 
-def attend_flex(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern) -> Tensor:
+def attend_flex(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, scale: float | None = None) -> Tensor:
     """`attend` by FlexAttention, which skips the blocks of keys that the pattern masks (Dong et al., 2024).
 
     One kernel on CUDA, where it is compiled; elsewhere torch's own plain form of it.
@@ -85,7 +88,8 @@ def attend_flex(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern) -> 
         make, kernel = _cached_block_mask, _compiled_flex()
     # Each pattern and length is compiled separately, and past the limit torch would fall back to the plain form.
     with torch._dynamo.config.patch(recompile_limit=64) if kernel is not flex_attention else nullcontext():
-        result: Tensor = kernel(query, key, value, block_mask=make(pattern, queries, keys, query.device))
+        mask = make(pattern, queries, keys, query.device)
+        result: Tensor = kernel(query, key, value, block_mask=mask, scale=scale)
     return result
 
 
@@ -105,7 +109,13 @@ _cached_block_mask = lru_cache(maxsize=64)(_block_mask)
 
 
 def _attend_blocks(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, pattern: Pattern, dropout: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    pattern: Pattern,
+    dropout: float,
+    scale: float | None,
 ) -> Tensor:
     """Block by block of queries, each with the blocks of keys that contain a permitted one (Tq = Tk).
 
@@ -123,23 +133,26 @@ def _attend_blocks(
             part = restrict(mask[..., positions[number], :][..., near], part)
         near_keys = torch.cat([keys[block] for block in blocks], dim=-2)
         near_values = torch.cat([values[block] for block in blocks], dim=-2)
-        pooled.append(_attend_plain(queries[number], near_keys, near_values, part, dropout, empty=mask is not None))
+        attended = _attend_plain(queries[number], near_keys, near_values, part, dropout, scale, empty=mask is not None)
+        pooled.append(attended)
     return torch.cat(pooled, dim=-2)
 
 
 def _attend_plain(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, empty: bool
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float | None, *, empty: bool
 ) -> Tensor:
-    weights = attention_weights(query, key, mask, empty=empty).to(value.dtype)
+    weights = attention_weights(query, key, mask, scale, empty=empty).to(value.dtype)
     return drop(weights, dropout) @ value
 
 
-def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, *, empty: bool = True) -> Tensor:
+def attention_weights(
+    query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None = None, *, empty: bool = True
+) -> Tensor:
     """The attention weights of `attend`: (B, H, Tq, D), (B, H, Tk, D) -> (B, H, Tq, Tk), rows sum to one.
 
     `empty`: a bool mask may leave a query no key, whose softmax would be 0 / 0.
     """
-    scores: Tensor = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)  # (B, H, Tq, Tk)
+    scores: Tensor = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
     # No cast to float32: softmax sums in float32 whatever its input, and bf16 halves what is saved for the gradient.
     # A float32 mask makes the sum float32, as it must: bf16 can't tell position 257 from 256.
     if mask is None:

@@ -64,7 +64,8 @@ class CachePosition:
 
 @dataclass
 class KeyValueCache:
-    """Keys and values of the tokens read so far, in memory allocated ahead and written in place.
+    """Keys and values of the tokens read so far, in memory allocated ahead and written in place; where gradients are
+    enabled, in a copy, since earlier steps need what they have read.
 
     key (B, H, N, D), value (B, H, N, Dv). Rows may hold different numbers of tokens: entries past a row's own length
     are finite and meaningless, and no row has any past the first `kv_len`.
@@ -89,6 +90,8 @@ class KeyValueCache:
         """Write one token's keys (B, H, 1, D) and values (B, H, 1, Dv) at each row's cache position (B,), or at one for
         all rows; every one of them is below `kv_len`."""
         self.kv_len = max(self.kv_len, kv_len)
+        if torch.is_grad_enabled():
+            self.key, self.value = self.key.clone(), self.value.clone()
         if isinstance(index, int):
             self.key[:, :, index : index + 1] = key
             self.value[:, :, index : index + 1] = value
@@ -111,7 +114,16 @@ class KeyValueCache:
 
 @dataclass
 class RecurrentState:
-    """The base of states of constant size, whatever the number of tokens: tensors whose first axis is the row."""
+    """The base of states of constant size, whatever the number of tokens: tensors whose first axis is the row.
+
+    A step updates them in place; where gradients are enabled, a copy, since earlier steps need what they have read.
+    """
+
+    def copy_for_gradients(self) -> None:
+        """Where gradients are enabled, copy all tensors, to be updated in place."""
+        if torch.is_grad_enabled():
+            for name, tensor in vars(self).items():
+                setattr(self, name, tensor.clone())
 
     def grow(self, factor: int) -> None:
         """The capacity is unlimited."""

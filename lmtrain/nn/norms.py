@@ -17,12 +17,13 @@ EPSILON = 1e-6
 class ScaleNorm(nn.Module):
     """g x / ||x||, with one learned length g for all features (Nguyen & Salazar, 2019).
 
-    g starts at sqrt(dim), so that a normalized vector starts with unit mean square, as under RMSNorm.
+    g starts at sqrt(dim), so that a normalized vector starts with unit mean square, as under RMSNorm. It is
+    a vector of one element, since FSDP2 can't shard a scalar.
     """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.length = nn.Parameter(torch.tensor(float(dim) ** 0.5))
+        self.length = nn.Parameter(torch.tensor([float(dim) ** 0.5]))
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""

@@ -12,7 +12,8 @@ With `seed` for both, this is `sets.PMA` of one seed in its residual form, excep
 The query does not depend on t, so neither does seed.k_i, and the part -m_h t cancels in the softmax: the pools of all
 prefixes are a running softmax mean, in O(T), and decoding needs O(1) state.
 
-Shapes: B rows, H heads, T positions, D features per head, H * D the model's width, K chunks of C positions.
+Shapes: B rows, H heads, T positions, D features per head, H * D the model's width, K chunks of C positions, G groups
+of C chunks.
 """
 
 import math
@@ -27,6 +28,7 @@ from lmtrain.nn.attention import ResidualProjection, join_heads, split_heads
 from lmtrain.nn.blocks import Activation, FeedForward
 from lmtrain.nn.dropout import Dropout, drop
 from lmtrain.nn.kv_cache import RecurrentState
+from lmtrain.nn.linear_attention import to_blocks
 from lmtrain.nn.norms import NormKind, norm
 
 PoolQuery = Literal["seed", "recency"]
@@ -41,32 +43,22 @@ def prefix_mean(score: Tensor, value: Tensor, slope: Tensor, chunk: int = CHUNK)
     """For every t the mean of value_i over i <= t under softmax_i(score_i - slope (t - i)).
 
     score (B, H, T), value (B, H, T, D), slope (H,) >= 0 -> (B, H, T, D). A mean within each chunk is merged with one
-    over the chunks before it (Feng et al., 2024, arXiv 2405.13956, describe the scan). Each exponent is relative to a
-    maximum over the keys that it is summed with, so that none is above zero, at any slope, length or score.
+    over the chunks before it, which is found in the same way from the sums of the chunks (Feng et al., 2024, arXiv
+    2405.13956, describe the scan): O(T) in all. Each exponent is relative to a maximum over the keys that it is summed
+    with, so that none is above zero, at any slope, length or score.
     """
     length = score.shape[-1]
     chunk = min(chunk, length)
-    padding = -length % chunk  # after the last position, where no real position attends to it
-    score = F.pad(score, (0, padding)).view(*score.shape[:2], -1, chunk)  # (B, H, K, C)
-    value = F.pad(value, (0, 0, 0, padding)).view(*value.shape[:2], -1, chunk, value.shape[-1])  # (B, H, K, C, D)
+    # Padded after the last position, where no real position attends to it.
+    score, value = _split(score, chunk), to_blocks(value, chunk)  # (B, H, K, C), (B, H, K, C, D)
     slope = slope.view(-1, 1, 1)
     offset = torch.arange(chunk, device=score.device)
-    order = torch.arange(score.shape[2], device=score.device)
 
     # Each chunk by itself, relative to its last position. Maxima cancel in the mean, so they carry no gradient.
-    relative = score - slope * (chunk - 1 - offset)  # (B, H, K, C)
-    peak = relative.detach().amax(-1)  # (B, H, K)
-    weight = (relative - peak.unsqueeze(-1)).exp()
+    peak, weight = _relative_to_end(score, slope, 1)
     total = weight.sum(-1)  # (B, H, K)
     summed = (weight.to(value.dtype).unsqueeze(-2) @ value).squeeze(-2)  # (B, H, K, D)
-
-    # All chunks before each chunk, relative to the end of the one just before it.
-    gap = order.unsqueeze(-1) - 1 - order  # (K, K)
-    relative = (peak.unsqueeze(-2) - slope * (chunk * gap)).masked_fill(gap < 0, float("-inf"))  # (B, H, K, K)
-    carried = relative.detach().amax(-1).clamp_min(MASKED)  # (B, H, K)
-    weight = (relative - carried.unsqueeze(-1)).exp()
-    carried_total = (weight * total.unsqueeze(-2)).sum(-1)  # (B, H, K)
-    carried_sum = weight.to(summed.dtype) @ summed  # (B, H, K, D)
+    carried, carried_total, carried_sum = _carried(peak, total, summed, slope, chunk)
 
     # Each position: the keys of its own chunk, and what is carried.
     gap = offset.unsqueeze(-1) - offset  # (C, C)
@@ -79,6 +71,59 @@ def prefix_mean(score: Tensor, value: Tensor, slope: Tensor, chunk: int = CHUNK)
     inside = weight.to(value.dtype) @ value  # (B, H, K, C, D)
     mean = (inside + past.unsqueeze(-1) * carried_sum.unsqueeze(-2)) / denominator.unsqueeze(-1)
     return mean.flatten(2, 3)[:, :, :length].to(value.dtype)
+
+
+def _carried(peak: Tensor, total: Tensor, summed: Tensor, slope: Tensor, span: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The sums over all chunks before each chunk, relative to the end of the one just before it.
+
+    peak (B, H, K), total (B, H, K), summed (B, H, K, D): the sums of each chunk of `span` positions, relative to its
+    end; slope (H, 1, 1) -> the same shapes. Each sum over a group of C chunks is merged with one over the groups before
+    it, which is this function of the groups: O(K).
+    """
+    chunks = peak.shape[-1]
+    if chunks == 1:
+        return torch.full_like(peak, MASKED), torch.zeros_like(total), torch.zeros_like(summed)
+    size = min(CHUNK, chunks)
+    peak, total, summed = _split(peak, size), _split(total, size), to_blocks(summed, size)  # (B, H, G, C), and D
+    offset = torch.arange(size, device=peak.device)
+
+    # Each group by itself, relative to its end; then all groups before each group.
+    group_peak, weight = _relative_to_end(peak, slope, span)
+    group_total = (weight * total).sum(-1)  # (B, H, G)
+    group_sum = (weight.to(summed.dtype).unsqueeze(-2) @ summed).squeeze(-2)  # (B, H, G, D)
+    before, before_total, before_sum = _carried(group_peak, group_total, group_sum, slope, span * size)
+
+    # Each chunk: those before it in its own group, and the groups before that.
+    gap = offset.unsqueeze(-1) - 1 - offset  # (C, C)
+    relative = peak.unsqueeze(-2) - slope.unsqueeze(-1) * (span * gap)
+    relative = relative.masked_fill(gap < 0, float("-inf"))  # (B, H, G, C, C)
+    before = before.unsqueeze(-1) - slope * (span * offset)  # (B, H, G, C)
+    highest = torch.maximum(relative.detach().amax(-1), before.detach())
+    weight = (relative - highest.unsqueeze(-1)).exp()
+    past = (before - highest).exp()
+    carried_total = (weight * total.unsqueeze(-2)).sum(-1) + past * before_total.unsqueeze(-1)  # (B, H, G, C)
+    inside = weight.to(summed.dtype) @ summed  # (B, H, G, C, D)
+    carried_sum = inside + past.unsqueeze(-1) * before_sum.unsqueeze(-2)
+    highest, carried_total, carried_sum = (
+        x.flatten(2, 3)[:, :, :chunks] for x in (highest, carried_total, carried_sum)
+    )
+    return highest, carried_total, carried_sum
+
+
+def _relative_to_end(score: Tensor, slope: Tensor, span: int) -> tuple[Tensor, Tensor]:
+    """The largest score of each chunk as of its end, and exp(score - that): (.., C) -> (..), (.., C).
+
+    Entries are `span` positions apart.
+    """
+    size = score.shape[-1]
+    relative = score - slope * (span * (size - 1 - torch.arange(size, device=score.device)))
+    peak = relative.detach().amax(-1)
+    return peak, (relative - peak.unsqueeze(-1)).exp()
+
+
+def _split(score: Tensor, size: int) -> Tensor:
+    """`to_blocks` of scores: (B, H, T) -> (B, H, K, C)."""
+    return to_blocks(score.unsqueeze(-1), size).squeeze(-1)
 
 
 @dataclass
@@ -97,6 +142,7 @@ class RunningMean(RecurrentState):
         before = self.peak - slope
         peak = torch.maximum(before, score).detach()  # it cancels in the mean, so it carries no gradient
         past, weight = (before - peak).exp(), (score - peak).exp()
+        self.copy_for_gradients()
         self.peak.copy_(peak)
         self.summed.mul_(past.unsqueeze(-1)).addcmul_(value.to(self.summed.dtype), weight.unsqueeze(-1))
         self.total.mul_(past).add_(weight)

@@ -133,13 +133,15 @@ class PMA(nn.Module):
 class LearnedQueryAttention(nn.Module):
     """Multi-head attention whose projected queries are learned themselves (Ji, Gao & Xie, 2019).
 
-    [softmax(Q_i (X W_i^K)^T / sqrt(D_H)) X W_i^V] W_O, joined over the heads i: `queries` vectors in place of a Q W^Q.
-    D_H is a head's share of `dim`. Raises ValueError when `dim` can't be divided among the heads.
+    [softmax(s Q_i (X W_i^K)^T) X W_i^V] W_O, joined over the heads i: `queries` vectors in place of a Q W^Q. The scale
+    s is 1 / sqrt(D_H) by default, where D_H is a head's share of `dim`; it is 1 in the source. Raises ValueError when
+    `dim` can't be divided among the heads.
     """
 
-    def __init__(self, queries: int, dim: int, heads: int) -> None:
+    def __init__(self, queries: int, dim: int, heads: int, *, scale: float | None = None) -> None:
         super().__init__()
         self.heads = heads
+        self.scale = scale
         inner = heads * width_per_head(dim, heads)
         self.queries = nn.Parameter(torch.randn(queries, inner))
         self.key = nn.Linear(dim, inner, bias=False)
@@ -151,5 +153,5 @@ class LearnedQueryAttention(nn.Module):
         key, value = split_heads(self.key(x), self.heads), split_heads(self.value(x), self.heads)
         queries = split_heads(self.queries.to(key.dtype).expand(len(x), -1, -1), self.heads)
         mask = None if valid is None else padding_mask(valid)
-        result: Tensor = self.output(join_heads(attend(queries, key, value, mask)))
+        result: Tensor = self.output(join_heads(attend(queries, key, value, mask, scale=self.scale)))
         return result

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from types import EllipsisType
@@ -75,6 +75,11 @@ class Stored:
             if begin < stop:
                 found[begin - first : stop - first] = piece.read(slice(begin - piece.first, stop - piece.first))
         return found
+
+    def as_vector(self) -> "Stored":
+        """A stored scalar as a tensor of shape (1,), which is read now."""
+        piece = replace(self.pieces[0], view=self[...].view(1), shape=(1,))
+        return Stored((1,), self.dtype, (piece,))
 
 
 def rows_name(name: str, first: int, end: int, total: int) -> str:

@@ -105,7 +105,6 @@ def choose_kind(
     if kind == "fsdp":
         for name, value, remedy in (
             ("train.optimizer", config.train.optimizer == "muon", "adamw"),
-            ("model.norm", config.model.norm == "scale", "rms"),
             ("train.compile", config.train.compile is True, "false"),
             ("train.teacher", config.train.teacher is not None, "null"),
             ("train.precision", precision == "fp16", "bf16 or fp32"),

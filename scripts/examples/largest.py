@@ -1,17 +1,21 @@
 """Sets of 2-D vectors: which element has the largest norm, and where is it?
 
-    python scripts/examples/largest.py
+    python scripts/examples/largest.py [--pooling residual|plain|queries]
 
 A set is 8 to 32 Gaussian vectors, padded to 32. Two blocks of set attention (ISAB; Lee et al., 2019) compare each
-element with the others through 8 inducing points. PMA with two seeds pools the set into two vectors: from
-one a linear layer regresses the largest element itself, the other is the query of a pointer (Vinyals et al., 2015),
-which says which element it is. The order of the elements has no influence.
+element with the others through 8 inducing points. PMA with two seeds pools the set into two vectors: from one a linear
+layer regresses the largest element itself, the other is the query of a pointer (Vinyals et al., 2015), which says which
+element it is. The order of the elements has no influence.
+
+`--pooling plain` has every block as O + ReLU(O W_O), without residuals from the queries and without norms; `queries`
+pools by attention with two learned queries (Ji, Gao & Xie, 2019), whose products with the keys are not scaled.
 
 The results are for 4,096 unseen sets. Where two norms are almost equal, the regression answers with a point between the
 two elements, while the pointer takes one of them: `pointed_mse` is the error of answering with the element that is
 pointed at, to compare with `regression_mse`. `mean_mse` is the error of always answering the mean.
 
-Writes largest.png: six sets, the element that is largest, what is regressed and where the pointer points.
+Writes largest.png, largest-plain.png or largest-queries.png: six sets, the element that is largest, what is regressed
+and where the pointer points.
 
 Shapes: B sets, T = 32 elements, D the model's width.
 """
@@ -25,7 +29,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from lmtrain.nn.pointer import PointerAttention
-from lmtrain.nn.sets import ISAB, PMA, FormOptions
+from lmtrain.nn.sets import ISAB, PMA, FormOptions, LearnedQueryAttention
 
 SMALLEST, LARGEST = 8, 32
 INDUCING = 8
@@ -52,14 +56,15 @@ def draw(count: int) -> Sets:
 
 
 class Model(nn.Module):
-    """Two blocks of set attention, then PMA with a seed for each question."""
+    """Two blocks of set attention, then a pool with a seed or learned query for each question."""
 
-    def __init__(self, dim: int = 32, heads: int = 4, ff_dim: int = 64) -> None:
+    def __init__(self, pooling: str, dim: int = 32, heads: int = 4, ff_dim: int = 64) -> None:
         super().__init__()
-        options: FormOptions = {"form": "residual", "ff_dim": ff_dim}
+        options: FormOptions = {"form": "plain"} if pooling == "plain" else {"form": "residual", "ff_dim": ff_dim}
         self.embed = nn.Linear(2, dim)
         self.blocks = nn.ModuleList(ISAB(dim, heads, INDUCING, **options) for _ in range(2))
-        self.pool = PMA(dim, heads, 2, **options)
+        learned = pooling == "queries"
+        self.pool = LearnedQueryAttention(2, dim, heads, scale=1) if learned else PMA(dim, heads, 2, **options)
         self.regress = nn.Linear(dim, 2)
         self.pointer = PointerAttention(dim, dim, dim)
 
@@ -75,8 +80,8 @@ class Model(nn.Module):
 
 def main(argv: list[str] | None = None) -> Results:
     """Train, evaluate on unseen sets, draw."""
-    options = parse(__doc__, argv, steps=2000)
-    model = Model()
+    options = parse(__doc__, argv, steps=2000, pooling=["residual", "plain", "queries"])
+    model = Model(options.pooling)
 
     def loss() -> Tensor:
         sets = draw(64)
@@ -84,7 +89,8 @@ def main(argv: list[str] | None = None) -> Results:
         return F.mse_loss(regressed, sets.largest()) + F.nll_loss(pointed, sets.target)
 
     trained = train(loss, list(model.parameters()), options.steps, 3e-3)
-    return report("largest", judge(model, draw(UNSEEN)) | trained, show(model, draw(6)), options)
+    name = "largest" if options.pooling == "residual" else f"largest-{options.pooling}"
+    return report(name, judge(model, draw(UNSEEN)) | trained, show(model, draw(6)), options)
 
 
 @torch.no_grad()

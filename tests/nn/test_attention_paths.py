@@ -40,7 +40,8 @@ def test_block_by_block_equals_dense(pattern: Pattern, kind: str, length: int) -
         dense = alibi(length).masked_fill(~allowed, float("-inf"))
     else:
         dense = allowed if mask is None else allowed & mask
-    assert_same(attend(query, key, value, mask, pattern=pattern), attend(query, key, value, dense), leaves)
+    expected = attend(query, key, value, dense, scale=0.9)
+    assert_same(attend(query, key, value, mask, pattern=pattern, scale=0.9), expected, leaves)
 
 
 def test_forbidden_blocks_are_skipped() -> None:
@@ -71,36 +72,36 @@ def test_traced_as_one_graph_equals_eager(pattern: Pattern) -> None:
         torch.testing.assert_close(flexible(query, key, value, pattern), attend(query, key, value, pattern=pattern))
 
 
-def flex(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern) -> Tensor:
+def flex(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, scale: float | None) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-        return attend_flex(query, key, value, pattern)
+        return attend_flex(query, key, value, pattern, scale)
 
 
 @every_pattern
-@pytest.mark.parametrize("length", [50, LONG])
-def test_flex_equals_dense(pattern: Pattern, length: int) -> None:
+@pytest.mark.parametrize(("length", "scale"), [(50, 0.9), (LONG, None)])
+def test_flex_equals_dense(pattern: Pattern, length: int, scale: float | None) -> None:
     query, key, value = (x.detach().float() for x in random_qkv(length))
-    dense = attend(query, key, value, pattern.mask(length, length, torch.device("cpu")))
-    torch.testing.assert_close(flex(query, key, value, pattern), dense, atol=1e-5, rtol=1e-5)
+    dense = attend(query, key, value, pattern.mask(length, length, torch.device("cpu")), scale=scale)
+    torch.testing.assert_close(flex(query, key, value, pattern, scale), dense, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available:UserWarning")
-def test_a_bias_keeps_its_type_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bias_keeps_its_type_and_scores_their_scale_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen on fake tensors: bf16 would give position 257 the bias of position 256."""
-    seen: list[tuple[list[torch.dtype], bool]] = []
+    seen: list[tuple[list[torch.dtype], bool, float]] = []
     real = F.scaled_dot_product_attention
 
-    def noted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float) -> Tensor:
-        seen.append(([x.dtype for x in (query, key, value, mask)], torch.is_autocast_enabled("cuda")))
-        return real(query, key, value, mask, dropout)
+    def noted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, *, scale: float) -> Tensor:
+        seen.append(([x.dtype for x in (query, key, value, mask)], torch.is_autocast_enabled("cuda"), scale))
+        return real(query, key, value, mask, dropout, scale=scale)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", noted)
     with FakeTensorMode():
         query, key, value = (torch.empty(1, 2, 300, 16, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         bias = torch.empty(2, 300, 300, device="cuda")
-        assert attend(query, key, value, bias).dtype == torch.bfloat16
-    assert seen == [([torch.float32] * 4, False)]
+        assert attend(query, key, value, bias, scale=0.9).dtype == torch.bfloat16
+    assert seen == [([torch.float32] * 4, False, 0.9)]
 
 
 def on_cuda() -> list[Tensor]:
@@ -127,5 +128,5 @@ def test_cuda_masks_equal_the_cpu(pattern: Pattern, kind: str) -> None:
     leaves = query, key, value = on_cuda()
     empty = padding_mask((torch.arange(LONG) >= BLOCK + 7)[None])  # queries without a key among them
     mask = alibi(LONG).float() if kind == "float" else empty
-    expected = attend(query.cpu(), key.cpu(), value.cpu(), mask, pattern=pattern).cuda()
-    assert_same(attend(query, key, value, mask.cuda(), pattern=pattern), expected, leaves, 1e-2)
+    expected = attend(query.cpu(), key.cpu(), value.cpu(), mask, pattern=pattern, scale=0.9).cuda()
+    assert_same(attend(query, key, value, mask.cuda(), pattern=pattern, scale=0.9), expected, leaves, 1e-2)

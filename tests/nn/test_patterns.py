@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lmtrain.nn.attention import CrossAttention, join_heads, padding_mask, split_heads
+from lmtrain.nn.attention import CrossAttention, SelfAttention, join_heads, padding_mask, split_heads
 from lmtrain.nn.dot_product import attend
 from lmtrain.nn.patterns import CAUSAL, FULL, Pattern, key_blocks
 from tests.nn.patterns import alibi, every_pattern, random_qkv
@@ -37,13 +37,16 @@ def written_out(pattern: Pattern, queries: int, keys: int) -> Tensor:
     return torch.tensor([[attends(pattern, query, key) for key in range(keys)] for query in range(queries)])
 
 
-def loop(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
+def loop(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None = None, scale: float | None = None
+) -> Tensor:
     """One softmax per query, over the keys that the bool mask (B, H, T, T) names; zeros where it names none."""
     out = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=value.dtype)
     mask = mask.expand(*query.shape[:-1], key.shape[-2])
+    scale = scale or 1 / math.sqrt(query.shape[-1])
     for b, h, t in product(*map(range, query.shape[:-1])):
         keys = mask[b, h, t].nonzero().flatten().tolist()
-        scores = [(query[b, h, t] @ key[b, h, k]).item() / math.sqrt(query.shape[-1]) for k in keys]
+        scores = [scale * (query[b, h, t] @ key[b, h, k]).item() for k in keys]
         if bias is not None:
             scores = [score + bias[h, t, k].item() for score, k in zip(scores, keys, strict=True)]
         weights = [math.exp(score) for score in scores]
@@ -112,11 +115,12 @@ def test_sizes_below_one_are_rejected(wrong: int) -> None:
 
 @every_pattern
 @pytest.mark.parametrize("biased", [False, True])
-def test_attend_equals_a_loop_of_softmaxes(pattern: Pattern, biased: bool) -> None:
+@pytest.mark.parametrize("scale", [None, 0.9])
+def test_attend_equals_a_loop_of_softmaxes(pattern: Pattern, biased: bool, scale: float | None) -> None:
     query, key, value = (x.detach() for x in random_qkv(9, rows=2))
     bias = alibi(9) if biased else None
-    expected = loop(query, key, value, written_out(pattern, 9, 9), bias)
-    torch.testing.assert_close(attend(query, key, value, bias, pattern=pattern), expected)
+    expected = loop(query, key, value, written_out(pattern, 9, 9), bias, scale)
+    torch.testing.assert_close(attend(query, key, value, bias, pattern=pattern, scale=scale), expected)
 
 
 @every_pattern
@@ -136,9 +140,9 @@ def test_bool_mask_and_pattern_combine_and_an_empty_row_gives_zeros(pattern: Pat
 def test_queries_and_keys_of_different_number(pattern: Pattern, queries: int, gradients: bool) -> None:
     query = random_qkv(queries)[0].detach()
     key, value = (x.detach() for x in random_qkv(9)[1:])
-    expected = loop(query, key, value, written_out(pattern, queries, 9))
+    expected = loop(query, key, value, written_out(pattern, queries, 9), scale=0.9)
     with torch.set_grad_enabled(gradients):  # without, one query has a path of its own
-        torch.testing.assert_close(attend(query, key, value, pattern=pattern), expected)
+        torch.testing.assert_close(attend(query, key, value, pattern=pattern, scale=0.9), expected)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -156,3 +160,44 @@ def test_cross_attention_of_any_widths_equals_a_loop_and_recalls_what_it_remembe
     order = torch.tensor([1, 0, 1])
     again = layer.recall(query[order], memory.select(order), mask=None if mask is None else mask[order])
     torch.testing.assert_close(again, expected[order])
+
+
+def test_without_a_scale_attention_is_softmax_of_plain_products() -> None:
+    torch.manual_seed(0)
+    x, memory = torch.randn(2, 5, 8, dtype=torch.float64), torch.randn(2, 7, 8, dtype=torch.float64)
+    self_attention = SelfAttention(8, 2, scale=1.0).double()
+    cross_attention = CrossAttention(8, 2, scale=1.0).double()
+    for layer, keys_of, found in (
+        (self_attention, x, self_attention(x)),
+        (cross_attention, memory, cross_attention(x, memory)),
+    ):
+        projected = (layer.query(x), layer.key(keys_of), layer.value(keys_of))
+        query, key, value = (split_heads(part, 2) for part in projected)
+        expected = loop(query, key, value, torch.ones(5, keys_of.shape[1], dtype=torch.bool), scale=1.0)
+        torch.testing.assert_close(found, layer.output(join_heads(expected)))
+    weights = cross_attention.weights(x, memory) @ value
+    torch.testing.assert_close(weights, expected)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_heads_whose_values_differ_in_width_equal_a_loop_with_matrices_of_each_head(padded: bool) -> None:
+    torch.manual_seed(0)
+    widths = [3, 1, 5]
+    layer = CrossAttention(6, 3, value_head_dim=widths, output_dim=4).double()
+    x, memory = torch.randn(2, 4, 6, dtype=torch.float64), torch.randn(2, 7, 6, dtype=torch.float64)
+    lengths = [7, 3] if padded else [7, 7]
+    valid = torch.arange(7) < torch.tensor(lengths).unsqueeze(-1)
+    found = layer(x, memory, mask=padding_mask(valid) if padded else None)
+    assert layer.output.weight.shape == (4, sum(widths))
+    for b, t in product(range(2), range(4)):
+        heads, first = [], 0
+        for h, width in enumerate(widths):
+            w_query, w_key = (part.weight[2 * h : 2 * h + 2] for part in (layer.query, layer.key))
+            w_value = layer.value.weight[first : first + width]
+            first += width
+            scores = torch.stack([(w_query @ x[b, t]) @ (w_key @ key) for key in memory[b, : lengths[b]]])
+            weights = (scores / math.sqrt(2)).softmax(0)
+            heads.append(sum(weight * (w_value @ key) for weight, key in zip(weights, memory[b], strict=False)))
+        torch.testing.assert_close(found[b, t], layer.output.weight @ torch.cat(heads))
+    with pytest.raises(ValueError, match=r"value_head_dim=\[3, 1\] has not one width for each of 3 heads"):
+        CrossAttention(6, 3, value_head_dim=widths[:2])

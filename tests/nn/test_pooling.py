@@ -1,12 +1,15 @@
 """The pool against a written-out loop, in all of its forms: every prefix, whole window, running."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from lmtrain.nn.pooling import AttentionPooling, PoolQuery, PoolResidual, prefix_mean, slope_parameters
+from tests.nn.measuring import largest_tensor
 
 QUERIES: tuple[PoolQuery, ...] = ("seed", "recency")
 
@@ -30,7 +33,7 @@ def mean_loop(score: Tensor, value: Tensor, slope: Tensor) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("length", [1, 2, 11, 31, 32, 33, 100])
+@pytest.mark.parametrize("length", [1, 2, 11, 31, 32, 33, 100, 1100])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_prefix_mean_equals_loop_with_gradients_in_chunks_of_any_size(
     length: int, dtype: torch.dtype, tolerance: float
@@ -46,6 +49,38 @@ def test_prefix_mean_equals_loop_with_gradients_in_chunks_of_any_size(
         out = prefix_mean(score.to(dtype), value.to(dtype), slope.to(dtype), chunk)
         found = [out.double(), *torch.autograd.grad((out * outer).sum(), inputs)]
         torch.testing.assert_close(found, wanted, atol=tolerance, rtol=10 * tolerance)
+
+
+def test_gradients_of_prefix_mean_equal_finite_differences() -> None:
+    torch.manual_seed(0)
+    score, value = torch.randn(1, 2, 40, dtype=torch.float64), torch.randn(1, 2, 40, 1, dtype=torch.float64)
+    slope = torch.tensor([0.02, 0.5], dtype=torch.float64)
+    inputs = [x.requires_grad_() for x in (score, value, slope)]
+    assert torch.autograd.gradcheck(partial(prefix_mean, chunk=1), inputs)
+
+
+@pytest.mark.parametrize("length", [40, 1100, 2048])
+def test_a_prefix_mean_does_not_change_with_later_inputs(length: int) -> None:
+    torch.manual_seed(0)
+    score, value, slope = torch.randn(1, 2, length), torch.randn(1, 2, length, 3), torch.tensor([0.0, 0.02])
+    before = prefix_mean(score, value, slope)
+    for t in (0, 31, 32, length // 2, length - 2):
+        later = torch.arange(length) > t
+        changed = score + 9 * later, value + later.unsqueeze(-1)
+        after = prefix_mean(*changed, slope)
+        assert torch.equal(after[:, :, : t + 1], before[:, :, : t + 1])
+        assert not torch.equal(after[:, :, t + 1], before[:, :, t + 1])
+
+
+def test_all_prefixes_cost_time_and_memory_in_proportion_to_the_length() -> None:
+    costs = []
+    for length in (2**12, 2**15):
+        score, value, slope = torch.randn(1, 1, length), torch.randn(1, 1, length, 2), torch.zeros(1)
+        with FlopCounterMode(display=False) as counter, largest_tensor() as sizes:
+            prefix_mean(score, value, slope)
+        costs.append((counter.get_total_flops(), sizes.largest))
+    assert costs[1][0] == pytest.approx(8 * costs[0][0], rel=0.01)
+    assert costs[1][1] == 8 * costs[0][1]
 
 
 @pytest.mark.parametrize("size", [1.0, 1e4])

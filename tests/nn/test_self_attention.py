@@ -43,6 +43,7 @@ MASKED: dict[str, Make] = {
 }
 CAUSAL: dict[str, Make] = {
     **{name: make for (name, make), pattern in zip(MASKED.items(), PATTERNS, strict=True) if pattern.causal},
+    "unscaled": lambda: SelfAttention(8, 2, pattern=patterns.CAUSAL, scale=1.0),
     **{f"compressed {n}": lambda n=n: compressed(n, causal=True) for n in (1, 3, 4)},  # type: ignore[misc]
     "linear": lambda: LinearAttention(8, 2, causal=True, qk_norm=True),
 }
@@ -104,8 +105,8 @@ def test_prefill_and_steps_equal_one_pass(kind: str, precision: torch.dtype, len
             )
 
 
-@pytest.mark.parametrize("kind", [str(patterns.CAUSAL), "linear", "pool"])
-def test_a_step_has_the_gradients_of_one_pass(kind: str) -> None:
+@pytest.mark.parametrize("kind", [str(patterns.CAUSAL), "compressed 3", "linear", "pool"])
+def test_steps_have_the_gradients_of_one_pass(kind: str) -> None:
     torch.manual_seed(0)
     layer = AttentionPooling(8, 2, 16).double() if kind == "pool" else CAUSAL[kind]().double()
     x, lengths = torch.randn(2, 7, 8, dtype=torch.float64, requires_grad=True), torch.tensor([3, 3])
@@ -117,12 +118,11 @@ def test_a_step_has_the_gradients_of_one_pass(kind: str) -> None:
         _, cache = layer.prefill(x[:, :3], lengths, 7)
         places = [CachePosition(torch.tensor([t, t]), t + 1) for t in range(3, 7)]
         steps = [layer.step(x[:, t : t + 1], cache, at).squeeze(1) for t, at in enumerate(places, start=3)]
-    whole = layer(x)
-    torch.testing.assert_close(torch.stack(steps, 1), whole[:, 3:])
+    found, whole = torch.stack(steps, 1), layer(x)[:, 3:]
+    torch.testing.assert_close(found, whole)
     leaves = [x, *layer.parameters()]
-    weight = torch.randn(2, 8, dtype=torch.float64)
-    gradients = [torch.autograd.grad((out * weight).sum(), leaves) for out in (steps[-1], whole[:, -1])]
-    torch.testing.assert_close(*gradients)
+    weight = torch.randn(2, 4, 8, dtype=torch.float64)
+    torch.testing.assert_close(*(torch.autograd.grad((out * weight).sum(), leaves) for out in (found, whole)))
 
 
 @pytest.mark.parametrize(("kind", "masking"), [*product(LAYERS, ["none"]), *product(MASKED, ["float", "bool"])])

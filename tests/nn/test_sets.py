@@ -22,14 +22,15 @@ FORMS: list[dict[str, Any]] = [
 DIM, HEADS = 8, 2
 
 
-def heads_loop(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+def heads_loop(query: Tensor, key: Tensor, value: Tensor, heads: int, scale: float | None = None) -> Tensor:
     """Projected queries (Tq, D), keys and values (T, D) -> joined heads (Tq, D)."""
     size = query.shape[1] // heads
+    scale = scale or 1 / math.sqrt(size)
     out = torch.zeros_like(query)
     for start in range(0, query.shape[1], size):
         part = slice(start, start + size)
         for t in range(len(query)):
-            scores = [(query[t, part] @ key[i, part]).item() / math.sqrt(size) for i in range(len(key))]
+            scores = [scale * (query[t, part] @ key[i, part]).item() for i in range(len(key))]
             total = sum(math.exp(score) for score in scores)
             for i, score in enumerate(scores):
                 out[t, part] += math.exp(score) / total * value[i, part]
@@ -97,11 +98,12 @@ def test_sab_and_isab_are_mab_of_the_set() -> None:
     torch.testing.assert_close(isab(x), torch.stack(expected))
 
 
-def test_learned_queries_take_the_place_of_projected_ones() -> None:
+@pytest.mark.parametrize("scale", [None, 1.0])
+def test_learned_queries_take_the_place_of_projected_ones(scale: float | None) -> None:
     torch.manual_seed(0)
-    layer = LearnedQueryAttention(3, DIM, HEADS).double()
+    layer = LearnedQueryAttention(3, DIM, HEADS, scale=scale).double()
     x = torch.randn(2, 4, DIM, dtype=torch.float64)
-    joined = [heads_loop(layer.queries.detach(), layer.key(row), layer.value(row), HEADS) for row in x]
+    joined = [heads_loop(layer.queries.detach(), layer.key(row), layer.value(row), HEADS, scale) for row in x]
     torch.testing.assert_close(layer(x), torch.stack(joined) @ layer.output.weight.T)
     with pytest.raises(ValueError, match="a width of 8 can't be divided among 3 heads"):
         LearnedQueryAttention(2, 8, 3)

@@ -1,5 +1,6 @@
 """Several processes train like one, to the same checkpoints and scores, and any number of them resumes a run."""
 
+import shutil
 import signal
 import time
 from functools import partial
@@ -143,6 +144,7 @@ def test_a_sharded_run_equals_a_single_process(tiny: Config, store: TokenStore, 
         "checkpointing": change(
             sharded, train__precision="bf16", train__activation_checkpointing=True, model__norm="layer"
         ),
+        "scale": change(sharded, model__norm="scale"),  # one gain, which one process holds
         "init_from": change(sharded, train__init_from=str(tmp_path / "base")),
     }
 
@@ -203,6 +205,33 @@ def test_each_process_reads_holds_and_writes_only_its_rows_of_a_sharded_state(
         before = after
 
 
+def test_scalar_gains_of_older_checkpoints_are_read(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
+    """By a sharded run that resumes, and by a trained model."""
+    config = change(tiny, model__norm="scale", train__parallel="fsdp")
+    new, old = tmp_path / "new", tmp_path / "old"
+    run(config, store, new)
+    found = read(run_checkpoints.choose(new, "last"))
+    shutil.copytree(new, old)
+    shutil.rmtree(old / "checkpoints")
+    scalars = {
+        group: {name: tensor.squeeze() if ".length" in name else tensor for name, tensor in named.items()}
+        for group, named in found.tensors.items()
+    }
+    assert sum(not tensor.shape for tensor in scalars["model"].values()) == 5  # two of the block, its end's, the pool's
+    checkpoint.save(old, found.info["step"], scalars, found.info)
+
+    def work(processes: ProcessGroup) -> None:
+        training = new_training(config, store, silent, processes)
+        restore(training, checkpoint.load(run_checkpoints.choose(old, "last")))
+        with Saver(tmp_path / "resumed", 1, processes) as saver:
+            saver.save(training.counters.step, *snapshot(training, store, None, CLOCK))
+
+    together(2, work, tmp_path / "log")
+    assert last_hash(tmp_path / "resumed") == last_hash(new)
+    trained = load_trained(old, "last", "raw", cpu())
+    assert all(torch.equal(value, found.tensors["model"][name]) for name, value in trained.model.named_parameters())
+
+
 @pytest.mark.parametrize("kind", ["full", "compressed", "linear"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_recomputed_activations_give_the_same_bits(tiny: Config, store: TokenStore, kind: str, precision: str) -> None:
@@ -230,7 +259,6 @@ def test_a_batch_that_can_not_be_divided_is_rejected(tiny: Config, changes: dict
     [
         ({"train__optimizer": "muon"}, "train.optimizer=muon"),
         ({"train__teacher": "runs/other"}, "train.teacher=runs/other"),
-        ({"model__norm": "scale"}, "model.norm=scale"),
         ({"train__compile": True}, "train.compile=True"),
         ({"train__precision": "fp16"}, "train.precision=fp16"),
     ],
