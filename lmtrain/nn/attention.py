@@ -7,6 +7,7 @@ input or output.
 from torch import Tensor, nn
 
 from lmtrain.nn.dot_product import attend, attention_weights
+from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
 from lmtrain.nn.norms import norm
 from lmtrain.nn.patterns import FULL, Pattern
@@ -155,8 +156,14 @@ class CrossAttention(MultiHeadAttention):
 
     def weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """The attention weights without dropout: (B, Tq, W), (B, Tk, W) -> (B, H, Tq, Tk), rows sum to one."""
+        return self.with_weights(query, key, mask=mask)[1]
+
+    def with_weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`forward` in its plain form, and `weights`, which no fused kernel returns."""
         memory = self.remember(key)
-        return attention_weights(self._queries(query, memory), memory.key, mask)
+        weights = attention_weights(self._queries(query, memory), memory.key, mask)
+        dropped = drop(weights.to(memory.value.dtype), self.dropout, self.training)
+        return self.output(join_heads(dropped @ memory.value)), weights
 
     def _queries(self, query: Tensor, memory: KeyValueCache) -> Tensor:
         """In the type of keys and values: norms may compute in another than the products."""

@@ -186,6 +186,16 @@ class DecoderBlock(nn.Module):
         result: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return result
 
+    def with_weights(
+        self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`forward`, and the weights of its attention to the memory (B, H, T, Tm)."""
+        x = self.self_residual(x, lambda states: self.self_attention(states, mask=mask))
+        query = self.cross_residual.enter(x)
+        attended, weights = self.cross_attention.with_weights(query, memory, mask=memory_mask)
+        x = self.cross_residual.leave(x, attended)
+        return self.feed_forward_residual(x, self.feed_forward), weights
+
     def step(
         self,
         x: Tensor,

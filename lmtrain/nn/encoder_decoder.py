@@ -176,15 +176,15 @@ class Decoder(nn.Module):
         result: Tensor = self.norm(x)
         return result
 
-    def cross_weights(self, x: Tensor, memory: Tensor, valid: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The cross-attention weights of every layer in `forward`: (L, B, H, T, Ts)."""
+    def with_weights(
+        self, x: Tensor, memory: Tensor, valid: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`forward`, and the cross-attention weights of every layer (L, B, H, T, Ts), from one pass."""
         found = []
         for block in self.blocks:
-            attended = block.self_residual(x, lambda states, block=block: block.self_attention(states, mask=mask))
-            query = block.cross_residual.enter(attended)
-            found.append(block.cross_attention.weights(query, memory, mask=padding_mask(valid)))
-            x = block(x, memory, mask=mask, memory_mask=padding_mask(valid))
-        return torch.stack(found)
+            x, weights = block.with_weights(x, memory, mask=mask, memory_mask=padding_mask(valid))
+            found.append(weights)
+        return self.norm(x), torch.stack(found)
 
     def start(self, x: Tensor, source: Tensor, valid: Tensor, memory: Tensor) -> DecoderState:
         """A state that has read nothing, for steps with inputs like x (B, 1, D)."""

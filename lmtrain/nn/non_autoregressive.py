@@ -84,7 +84,7 @@ class NonAutoregressive(nn.Module):
     def cross_weights(self, source: Tensor, positions: Tensor, source_valid: Tensor | None = None) -> Tensor:
         """The cross-attention weights: source (B, Ts), which positions exist (B, T) bool -> (L, B, H, T, Ts)."""
         memory, valid = self.encoder(source, source_valid)
-        return self.decoder.cross_weights(self._inputs(positions), memory, valid, padding_mask(positions))
+        return self.decoder.with_weights(self._inputs(positions), memory, valid, padding_mask(positions))[1]
 
     def _length_logits(self, memory: Tensor, valid: Tensor) -> Tensor:
         """The classifier's logits of the lengths 0 .. N, from the mean of the memory (B, Ts, D): (B, N + 1) float32."""
