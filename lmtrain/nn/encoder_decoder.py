@@ -4,16 +4,17 @@ Shapes: B rows, T positions of the decoder, Ts positions of the source, D the mo
 decoder, V target words.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Self, cast
+from typing import Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lmtrain.nn.alignment import LocationAwareAttention, MonotonicAttention
 from lmtrain.nn.attention import CrossAttention, SelfAttention, padding_mask
-from lmtrain.nn.blocks import DecoderBlock, EncoderBlock, FeedForward, NormPosition, ResidualOptions
+from lmtrain.nn.blocks import Cache, DecoderBlock, EncoderBlock, FeedForward, NormPosition, ResidualOptions
 from lmtrain.nn.dropout import Dropout
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
 from lmtrain.nn.norms import NormKind, norm
@@ -21,13 +22,21 @@ from lmtrain.nn.patterns import Pattern
 from lmtrain.nn.pointer import PointerAttention, copy_log_probs
 from lmtrain.nn.positions import sinusoidal
 
+CrossAttentionKind = Literal["softmax", "monotonic", "location"]
+CROSS_ATTENTION: dict[CrossAttentionKind, Callable[[int, int], nn.Module]] = {
+    "softmax": CrossAttention,
+    "monotonic": MonotonicAttention,
+    "location": LocationAwareAttention,
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
     """The sizes of an encoder-decoder and of its vocabularies.
 
     The last two of the `target_vocab` ids are END and BEGIN. With `copy`, source and target must share their ids: a
-    copied source id becomes a target id. `max_length` bounds both sources and targets, END included.
+    copied source id becomes a target id. `max_length` bounds both sources and targets, END included. `cross_attention`
+    other than `softmax` is in `alignment`.
     """
 
     source_vocab: int
@@ -42,6 +51,7 @@ class Sizes:
     norm_kind: NormKind = "rms"
     norm_position: NormPosition = "pre"
     copy: bool = False
+    cross_attention: CrossAttentionKind = "softmax"
 
     def __post_init__(self) -> None:
         if self.target_vocab < 3:
@@ -127,8 +137,8 @@ class DecoderState:
     """(B, Ts) bool, True where the source is real."""
     memory: Tensor
     """(B, Ts, D), the encoded source."""
-    memories: list[KeyValueCache]
-    """Per layer, the keys and values of the memory."""
+    memories: list[Cache]
+    """Per layer, the keys and values of the memory, and the last alignment to it if the next one depends on that."""
     caches: list[KeyValueCache]
     """Per layer, the keys and values of the tokens read."""
     length: int = 0
@@ -156,7 +166,7 @@ class Decoder(nn.Module):
             DecoderBlock(
                 sizes.dim,
                 SelfAttention(sizes.dim, sizes.heads, pattern=pattern),
-                CrossAttention(sizes.dim, sizes.heads),
+                CROSS_ATTENTION[sizes.cross_attention](sizes.dim, sizes.heads),
                 sizes.feed_forward(),
                 **sizes.residual,
             )
