@@ -77,17 +77,16 @@ def test_expected_alignment_equals_its_definition(first: bool, queries: int, key
     assert (result.sum(-1) <= previous.sum(-1, keepdim=True) + 1e-12).all()
 
 
-def test_expected_alignment_is_stable_where_the_closed_form_underflows() -> None:
-    """500 keys that are almost surely passed, after which one stops every query."""
-    energy = torch.full((1, 1, 3, 501), 30.0).neg().index_fill(-1, torch.tensor([0, 500]), 30.0).requires_grad_()
-    energy.data[0, 0, 0, 0] = -30.0
-    energy.data[..., 1:500] = 5.0 * torch.arange(499) / 499 - 20
-    previous = torch.eye(501)[0].expand(1, 1, -1)
-    result = expected_alignment(energy.sigmoid(), previous)
-    torch.testing.assert_close(result, torch.eye(501)[500].expand(1, 1, 3, -1), atol=1e-4, rtol=0)
-    result = expected_alignment(torch.full((1, 1, 3, 501), 0.9), previous)
-    assert result.isfinite().all()
-    torch.testing.assert_close(result[0, 0], by_definition(torch.full((3, 501), 0.9), previous[0, 0]))
+def test_expected_alignment_is_exact_where_the_closed_form_divides_by_zero() -> None:
+    """In float32 the probability of passing 60 keys underflows, and that of passing a certain one is zero."""
+    probability = torch.full((1, 1, 3, 60), 0.9)
+    probability[0, 0, 1, :30] = 0
+    probability[0, 0, 2, 40] = 1
+    probability.requires_grad_()
+    result = expected_alignment(probability, torch.eye(60)[None, None, 0])
+    torch.testing.assert_close(result[0, 0], by_definition(probability[0, 0], torch.eye(60)[0]))
+    (gradient,) = torch.autograd.grad(result[..., 30:].sum(), probability)
+    assert gradient.isfinite().all()
 
 
 def left_to_right(stops: Tensor, start: int) -> list[int]:
@@ -201,8 +200,7 @@ def test_padded_keys_get_no_weight_and_no_key_at_all_gives_zeros(kind: type[Alig
 
 
 @every_kind
-@pytest.mark.parametrize("copy", [False, True])
-def test_cached_steps_equal_teacher_forcing(kind: Kind, copy: bool) -> None:
+def test_cached_steps_equal_teacher_forcing(kind: Kind) -> None:
     model = make(kind)
     expected = model(SOURCE, INPUTS, SOURCE_VALID)
     log_probs, state = model.start(SOURCE, SOURCE_VALID)
@@ -211,7 +209,7 @@ def test_cached_steps_equal_teacher_forcing(kind: Kind, copy: bool) -> None:
         log_probs, state = model.step(state, INPUTS[:, t])
         torch.testing.assert_close(log_probs, expected[:, t], atol=1e-5, rtol=0)
     places = model.cross_weights(SOURCE, INPUTS, SOURCE_VALID).argmax(-1)
-    assert len(places.unique()) > 2
+    assert len(set(places.flatten().tolist())) > 2
 
 
 @every_kind
