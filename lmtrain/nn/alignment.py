@@ -141,25 +141,19 @@ class LocationAwareAttention(AlignedAttention):
 
     def __init__(self, dim: int, heads: int, *, width: int = 15, dropout: float = 0.0) -> None:
         super().__init__(dim, heads, dropout=dropout)
-        features = dim // heads
         self.width = width
-        self.filters = nn.Parameter(torch.empty(heads, width, features).uniform_(-1, 1) * width**-0.5)
-        self.bias = nn.Parameter(torch.zeros(heads, 1, features))
-        self.energy = nn.Parameter(torch.empty(heads, features, 1).uniform_(-1, 1) * features**-0.5)
+        self.location = nn.Conv1d(heads, dim, width, groups=heads)
+        self.energy = nn.Parameter(torch.empty(heads, dim // heads, 1).uniform_(-1, 1) * (dim // heads) ** -0.5)
 
     def align(self, query: Tensor, memory: AlignedMemory, mask: Tensor) -> Tensor:
         """The alignment of `memory`, then those of the queries: (B, H, Tq, D) -> (B, H, 1 + Tq, Tk)."""
-        keys, mask = memory.key + self.bias, mask.squeeze(2)
+        keys, mask, half = memory.key.mT, mask.squeeze(2), self.width // 2
         found = [memory.alignment]
         for one in query.unbind(2):
-            features = one.unsqueeze(2) + keys + self._around(found[-1]).to(keys.dtype) @ self.filters  # (B, H, Tk, D)
-            energy = (features.tanh() @ self.energy).squeeze(-1).to(memory.alignment.dtype)
+            around = F.pad(found[-1], (half, half + 1)).to(keys.dtype)  # one too many: a convolution has some output
+            location = self.location(around)[..., :-1].view(keys.shape)  # (B, H, D, Tk)
+            features = (one.unsqueeze(-1) + keys + location).tanh()
+            energy = (features * self.energy).sum(-2, dtype=memory.alignment.dtype)
             weights = energy.masked_fill(~mask, torch.finfo(energy.dtype).min).softmax(-1)
             found.append(weights * mask)  # where all is masked, nothing has a weight
         return torch.stack(found, dim=2)
-
-    def _around(self, alignment: Tensor) -> Tensor:
-        """The weights around each key: (B, H, Tk) -> (B, H, Tk, R)."""
-        half = self.width // 2
-        padded = F.pad(alignment, (half, half + 1))  # one more than is used: without keys, there is still a window
-        return padded.unfold(-1, self.width, 1)[:, :, : alignment.shape[-1]]

@@ -143,8 +143,8 @@ def test_monotonic_attention_equals_a_loop(training: bool, monkeypatch: pytest.M
 def test_location_aware_attention_equals_a_loop() -> None:
     query, key = inputs()
     layer = LocationAwareAttention(WIDTH, H, width=3).double()
-    layer.bias.data.normal_()
-    layer.filters.data.mul_(5)
+    layer.location.weight.data.mul_(5)
+    filters, bias = (parameter.view(H, D, -1) for parameter in layer.location.parameters())
     result, weights = layer.with_weights(query, key, mask=padding_mask(VALID))
     queries, keys, values = (split_heads(x, H) for x in (layer.query(query), layer.key(key), layer.value(key)))
     pooled = torch.zeros(B, TQ, WIDTH, dtype=torch.float64)
@@ -153,8 +153,8 @@ def test_location_aware_attention_equals_a_loop() -> None:
         for i in range(TQ):
             energies = []
             for j in range(int(VALID[b].sum())):
-                around = sum(before[j + r] * layer.filters[h, r] for r in range(3))
-                features = queries[b, h, i] + keys[b, h, j] + around + layer.bias[h, 0]
+                around = sum(before[j + r] * filters[h, :, r] for r in range(3))
+                features = queries[b, h, i] + keys[b, h, j] + around + bias[h, :, 0]
                 energies.append((layer.energy[h, :, 0] @ features.tanh()).item())
             shares = [math.exp(energy) for energy in energies] + [0.0] * (TK - len(energies))
             expected = torch.tensor(shares, dtype=torch.float64) / sum(shares)
