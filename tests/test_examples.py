@@ -104,6 +104,16 @@ def test_sequences_are_reversed_and_counted_whole(
     assert script.exact_match(None, some) == 0.25
 
 
+def test_alignments(run: Any, load: Callable[[str], ModuleType]) -> None:
+    """Any share is at least 0 %, so the first evaluation is good enough there; at 99 %, one step is not."""
+    rows = run("alignments", "--steps", "5", UNSEEN=4, EVERY=3, ENOUGH=0.0)["rows"]
+    assert [row["way"] for row in rows] == ["softmax", "softmax, guided", "monotonic", "location-aware"]
+    assert all(row["last_loss"] < 0.95 * row["first_loss"] for row in rows)
+    assert all(row["steps_to_99"] == 3 and 0 <= row["exact_match"] <= 1 for row in rows)
+    script = load("alignments")
+    assert script.learn(script.Seq2Seq(script.SIZES), 0.0, 1, script.copies(4))["steps_to_99"] is None
+
+
 def test_no_unseen_sequence_is_trained_on(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one symbol there are 13 sequences, all of them unseen: no row is left to train on."""
     kept: list[int] = []

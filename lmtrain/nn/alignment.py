@@ -69,9 +69,9 @@ class MonotonicAttention(AlignedAttention):
 
     From where the query before stopped, a query inspects one key after the other, and stops at a key with the
     probability sigmoid(e), where e is a scaled dot product plus a learned offset (for every head, as in Ma et al.,
-    2020). In training the weights are the expected alignments, and e has standard normal noise, which makes it worth
-    while to be sure. Otherwise, whether in `forward` or by steps, a query stops at the first key where e > 0. A query
-    that passes the last key attends to nothing, as do those after it.
+    2020). In training mode the weights are the expected alignments, and standard normal noise on e favors probabilities
+    near 0 and 1. In evaluation mode, in `forward` as by steps, a query stops at the first key where e > 0. A query that
+    passes the last key attends to nothing, as do all after it.
     """
 
     def __init__(self, dim: int, heads: int, *, dropout: float = 0.0) -> None:
@@ -107,7 +107,7 @@ def expected_alignment(probability: Tensor, previous: Tensor) -> Tensor:
     queries, keys = probability.shape[-2:]
     entering = F.pad(previous.unsqueeze(-2), (0, queries, 0, queries - 1))  # the first query's, (B, H, Tq, Tk + Tq)
     # Each row shifted to the right by its number: [i, i + j] is the probability of (i, j).
-    shifted = F.pad(probability, (0, queries + 1)).flatten(-2)[..., : entering[0, 0].numel()].view_as(entering)
+    shifted = F.pad(probability, (0, queries + 1)).flatten(-2)[..., : queries * (queries + keys)].view_as(entering)
     stopped = passed = torch.zeros_like(entering[..., 0])
     found = []
     for probable, entered in zip(shifted.unbind(-1), entering.unbind(-1), strict=True):

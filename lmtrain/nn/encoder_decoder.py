@@ -35,8 +35,8 @@ class Sizes:
     """The sizes of an encoder-decoder and of its vocabularies.
 
     The last two of the `target_vocab` ids are END and BEGIN. With `copy`, source and target must share their ids: a
-    copied source id becomes a target id. `max_length` bounds both sources and targets, END included. `cross_attention`
-    other than `softmax` is in `alignment`.
+    copied source id becomes a target id. `max_length` bounds both sources and targets, END included. The kinds of
+    `cross_attention` besides softmax are in `alignment`.
     """
 
     source_vocab: int
