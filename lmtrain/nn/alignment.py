@@ -111,7 +111,7 @@ def expected_alignment(probability: Tensor, previous: Tensor) -> Tensor:
     stopped = passed = torch.zeros_like(entering[..., 0])
     found = []
     for probable, entered in zip(shifted.unbind(-1), entering.unbind(-1), strict=True):
-        reached = passed + F.pad(stopped, (1, -1)) + entered
+        reached = passed + F.pad(stopped, (1, 0))[..., :queries] + entered
         stopped = reached * probable
         passed = reached - stopped
         found.append(stopped)

@@ -166,10 +166,14 @@ def test_location_aware_attention_equals_a_loop() -> None:
 
 
 @every_layer
-def test_a_memory_is_read_in_parts(kind: type[AlignedAttention]) -> None:
-    """In any cut, also where rows are selected in between; in training the parts are expected alignments, too."""
+@pytest.mark.parametrize("training", [True, False])
+def test_a_memory_is_read_in_parts(
+    kind: type[AlignedAttention], training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where rows are selected in between; the expected alignments of training continue from their mass."""
+    monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
     query, key = inputs()
-    layer = kind(WIDTH, H).double().eval()
+    layer = kind(WIDTH, H).double().train(training).requires_grad_(False)
     layer.query.weight.data.mul_(6)
     mask, order = padding_mask(VALID), torch.tensor([1, 0, 1])
     expected = layer(query, key, mask=mask)
