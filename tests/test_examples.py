@@ -81,11 +81,13 @@ def test_patterns(run: Any) -> None:
             assert max(parts) < rows[name][causal] < sum(parts)
 
 
-@pytest.mark.parametrize("decoding", ["autoregressive", "parallel"])
+@pytest.mark.parametrize("decoding", ["autoregressive", "parallel", "parallel-fixed"])
 def test_sequences(run: Any, decoding: str) -> None:
     results = run("sequences", "--decoding", decoding, "--steps", "8", UNSEEN=32)
     assert results["last_loss"] < 0.95 * results["first_loss"]
-    assert 0 <= results["exact_match"] <= 1
+    assert Path(results["picture"]).name == f"sequences-reverse-{decoding}.png"
+    assert all(0 <= value <= 1 for name, value in results.items() if name.startswith("exact_match"))
+    assert ("exact_match_given_lengths" in results) == (decoding == "parallel")
 
 
 def test_sequences_are_reversed_and_counted_whole(
@@ -107,8 +109,18 @@ def test_sequences_are_reversed_and_counted_whole(
     some = script.draw(4)
     right = [row[:length] for row, length in zip(some.target.tolist(), some.lengths.tolist(), strict=True)]
     wrong = [right[0], right[1][:-1], [*right[2], 0], [(right[3][0] + 1) % 10, *right[3][1:]]]
-    monkeypatch.setattr(script, "decode", lambda model, sequences: wrong)
+    monkeypatch.setattr(script, "decode", lambda *_: wrong)
     assert script.exact_match(None, some) == 0.25
+
+
+def test_alignments(run: Any, load: Callable[[str], ModuleType]) -> None:
+    """Any share is at least 0 %, so the first evaluation is good enough there; at 99 %, one step is not."""
+    rows = run("alignments", "--steps", "5", UNSEEN=4, EVERY=3, ENOUGH=0.0)["rows"]
+    assert [row["way"] for row in rows] == ["softmax", "softmax, guided", "monotonic", "location-aware"]
+    assert all(row["last_loss"] < 0.95 * row["first_loss"] for row in rows)
+    assert all(row["steps_to_99"] == 3 and 0 <= row["exact_match"] <= 1 for row in rows)
+    script = load("alignments")
+    assert script.learn(script.Seq2Seq(script.SIZES), 0.0, 1, script.copies(4))["steps_to_99"] is None
 
 
 def test_no_unseen_sequence_is_trained_on(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

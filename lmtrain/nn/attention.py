@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.dot_product import attend, attention_weights
+from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
 from lmtrain.nn.norms import norm
 from lmtrain.nn.patterns import FULL, Pattern
@@ -81,7 +82,10 @@ class MultiHeadAttention(nn.Module):
     def _join(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, pattern: Pattern = FULL) -> Tensor:
         """The joined heads before the output projection."""
         dropout = self.dropout if self.training else 0.0
-        pooled = attend(query, key, value, mask, pattern=pattern, dropout=dropout, scale=self.scale)
+        return self._join_heads(attend(query, key, value, mask, pattern=pattern, dropout=dropout, scale=self.scale))
+
+    def _join_heads(self, pooled: Tensor) -> Tensor:
+        """(B, H, T, Dv) -> (B, T, sum of the widths)."""
         if len(set(self.value_widths)) == 1:
             return join_heads(pooled)
         return torch.cat([pooled[:, head, :, :width] for head, width in enumerate(self.value_widths)], dim=-1)
@@ -178,8 +182,14 @@ class CrossAttention(MultiHeadAttention):
 
     def weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """The attention weights without dropout: (B, Tq, W), (B, Tk, W) -> (B, H, Tq, Tk), rows sum to one."""
+        return self.with_weights(query, key, mask=mask)[1]
+
+    def with_weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`forward` in its plain form, and `weights`, which no fused kernel returns."""
         memory = self.remember(key)
-        return attention_weights(self._queries(query, memory), memory.key, mask, self.scale)
+        weights = attention_weights(self._queries(query, memory), memory.key, mask, self.scale)
+        dropped = drop(weights.to(memory.value.dtype), self.dropout, self.training)
+        return self.output(self._join_heads(dropped @ memory.value)), weights
 
     def _queries(self, query: Tensor, memory: KeyValueCache) -> Tensor:
         """In the type of keys and values: norms may compute in another than the products."""

@@ -158,6 +158,7 @@ class CrossAttentionBlock(nn.Module):
 class DecoderBlock(nn.Module):
     """Masked self-attention, attention to a memory, then feed-forward, each in a residual (Vaswani et al., 2017).
 
+    `cross_attention` is `CrossAttention` or any layer with the same `forward`, `with_weights`, `remember` and `recall`.
     The memory has no norm here, since an encoder ends with one. `options` are those of `Residual`.
     """
 
@@ -165,14 +166,14 @@ class DecoderBlock(nn.Module):
         self,
         dim: int,
         self_attention: SelfAttention,
-        cross_attention: CrossAttention,
+        cross_attention: nn.Module,
         feed_forward: FeedForward,
         **options: Unpack[ResidualOptions],
     ) -> None:
         super().__init__()
         self.self_attention = self_attention
         self.self_residual = Residual(dim, **options)
-        self.cross_attention = cross_attention
+        self.cross_attention: Any = cross_attention
         self.cross_residual = Residual(dim, **options)
         self.feed_forward = feed_forward
         self.feed_forward_residual = Residual(dim, **options)
@@ -186,10 +187,20 @@ class DecoderBlock(nn.Module):
         result: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return result
 
+    def with_weights(
+        self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`forward`, and the weights of its attention to the memory (B, H, T, Tm)."""
+        x = self.self_residual(x, lambda states: self.self_attention(states, mask=mask))
+        query = self.cross_residual.enter(x)
+        attended, weights = self.cross_attention.with_weights(query, memory, mask=memory_mask)
+        x = self.cross_residual.leave(x, attended)
+        return self.feed_forward_residual(x, self.feed_forward), weights
+
     def step(
         self,
         x: Tensor,
-        memory: KeyValueCache,
+        memory: Cache,
         cache: KeyValueCache,
         at: CachePosition,
         *,
@@ -197,7 +208,7 @@ class DecoderBlock(nn.Module):
     ) -> Tensor:
         """One token per row, (B, 1, D) -> (B, 1, D); see `SelfAttention.step`.
 
-        `memory` comes from `cross_attention.remember`.
+        `memory` comes from `cross_attention.remember`, which may write to it in `recall`.
         """
         x = self.self_residual(x, lambda state: self.self_attention.step(state, cache, at))
         x = self.cross_residual(x, lambda state: self.cross_attention.recall(state, memory, mask=memory_mask))

@@ -4,16 +4,17 @@ Shapes: B rows, T positions of the decoder, Ts positions of the source, D the mo
 decoder, V target words.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Self, cast
+from typing import Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lmtrain.nn.alignment import LocationAwareAttention, MonotonicAttention
 from lmtrain.nn.attention import CrossAttention, SelfAttention, padding_mask
-from lmtrain.nn.blocks import DecoderBlock, EncoderBlock, FeedForward, NormPosition, ResidualOptions
+from lmtrain.nn.blocks import Cache, DecoderBlock, EncoderBlock, FeedForward, NormPosition, ResidualOptions
 from lmtrain.nn.dropout import Dropout
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
 from lmtrain.nn.norms import NormKind, norm
@@ -21,13 +22,21 @@ from lmtrain.nn.patterns import Pattern
 from lmtrain.nn.pointer import PointerAttention, copy_log_probs
 from lmtrain.nn.positions import sinusoidal
 
+CrossAttentionKind = Literal["softmax", "monotonic", "location"]
+CROSS_ATTENTION: dict[CrossAttentionKind, Callable[[int, int], nn.Module]] = {
+    "softmax": CrossAttention,
+    "monotonic": MonotonicAttention,
+    "location": LocationAwareAttention,
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
     """The sizes of an encoder-decoder and of its vocabularies.
 
     The last two of the `target_vocab` ids are END and BEGIN. With `copy`, source and target must share their ids: a
-    copied source id becomes a target id. `max_length` bounds both sources and targets, END included.
+    copied source id becomes a target id. `max_length` bounds both sources and targets, END included. The kinds of
+    `cross_attention` besides softmax are in `alignment`.
     """
 
     source_vocab: int
@@ -42,6 +51,7 @@ class Sizes:
     norm_kind: NormKind = "rms"
     norm_position: NormPosition = "pre"
     copy: bool = False
+    cross_attention: CrossAttentionKind = "softmax"
 
     def __post_init__(self) -> None:
         if self.target_vocab < 3:
@@ -127,8 +137,8 @@ class DecoderState:
     """(B, Ts) bool, True where the source is real."""
     memory: Tensor
     """(B, Ts, D), the encoded source."""
-    memories: list[KeyValueCache]
-    """Per layer, the keys and values of the memory."""
+    memories: list[Cache]
+    """Per layer, the keys and values of the memory, and the last alignment to it if the next one depends on that."""
     caches: list[KeyValueCache]
     """Per layer, the keys and values of the tokens read."""
     length: int = 0
@@ -156,7 +166,7 @@ class Decoder(nn.Module):
             DecoderBlock(
                 sizes.dim,
                 SelfAttention(sizes.dim, sizes.heads, pattern=pattern),
-                CrossAttention(sizes.dim, sizes.heads),
+                CROSS_ATTENTION[sizes.cross_attention](sizes.dim, sizes.heads),
                 sizes.feed_forward(),
                 **sizes.residual,
             )
@@ -176,15 +186,15 @@ class Decoder(nn.Module):
         result: Tensor = self.norm(x)
         return result
 
-    def cross_weights(self, x: Tensor, memory: Tensor, valid: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The cross-attention weights of every layer in `forward`: (L, B, H, T, Ts)."""
+    def with_weights(
+        self, x: Tensor, memory: Tensor, valid: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`forward`, and the cross-attention weights of every layer (L, B, H, T, Ts), from one pass."""
         found = []
         for block in self.blocks:
-            attended = block.self_residual(x, lambda states, block=block: block.self_attention(states, mask=mask))
-            query = block.cross_residual.enter(attended)
-            found.append(block.cross_attention.weights(query, memory, mask=padding_mask(valid)))
-            x = block(x, memory, mask=mask, memory_mask=padding_mask(valid))
-        return torch.stack(found)
+            x, weights = block.with_weights(x, memory, mask=mask, memory_mask=padding_mask(valid))
+            found.append(weights)
+        return self.norm(x), torch.stack(found)
 
     def start(self, x: Tensor, source: Tensor, valid: Tensor, memory: Tensor) -> DecoderState:
         """A state that has read nothing, for steps with inputs like x (B, 1, D)."""

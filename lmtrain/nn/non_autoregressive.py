@@ -29,7 +29,8 @@ class NonAutoregressive(nn.Module):
     | `predicted` | predicted by a classifier of the mean of the memory  | the words, and the length                |
     | `fixed`     | N                                                    | the words, then END to the last position |
 
-    Either way, the result is cut at the first END. Rows are padded on the right, as in `Seq2Seq`.
+    Either way, the result is cut at the first END. With `fixed` the decoder reads N BEGINs for every source, and
+    only the cut gives a text its length. Rows are padded on the right, as in `Seq2Seq`.
     """
 
     def __init__(self, sizes: Sizes, length: Length = "predicted") -> None:
@@ -60,14 +61,22 @@ class NonAutoregressive(nn.Module):
         return nats if self.length is None else nats + F.cross_entropy(self._length_logits(memory, valid), lengths)
 
     @torch.no_grad()
-    def decode(self, source: Tensor, source_valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The most likely words: source (B, Ts) -> (B, T), END after the last word, and their lengths (B,)."""
+    def decode(
+        self, source: Tensor, source_valid: Tensor | None = None, *, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The most likely words: source (B, Ts) -> (B, T), END after the last word, and their lengths (B,).
+
+        `lengths` (B,) are the numbers of positions, if the caller chooses them instead of the classifier; `fixed` has
+        been trained with N only. Raises ValueError where one is greater than N.
+        """
         memory, valid = self.encoder(source, source_valid)
-        if self.length is None:
-            positions = valid.new_ones(len(source), self.sizes.max_length)
-        else:
+        if lengths is None and self.length is None:
+            lengths = source.new_full((len(source),), self.sizes.max_length)
+        elif lengths is None:
             lengths = self._length_logits(memory, valid).argmax(-1)
-            positions = torch.arange(int(lengths.max()), device=source.device) < lengths.unsqueeze(-1)
+        positions = torch.arange(int(lengths.max()), device=source.device) < lengths.unsqueeze(-1)
+        if positions.shape[1] > self.sizes.max_length:
+            raise ValueError(f"a length of {positions.shape[1]} is greater than max_length={self.sizes.max_length}")
         words = self._predict(memory, source, valid, positions).argmax(-1)
         own = (positions & (words != self.sizes.end_id)).cumprod(1)
         return words.masked_fill(own == 0, self.sizes.end_id), own.sum(1)
@@ -75,7 +84,7 @@ class NonAutoregressive(nn.Module):
     def cross_weights(self, source: Tensor, positions: Tensor, source_valid: Tensor | None = None) -> Tensor:
         """The cross-attention weights: source (B, Ts), which positions exist (B, T) bool -> (L, B, H, T, Ts)."""
         memory, valid = self.encoder(source, source_valid)
-        return self.decoder.cross_weights(self._inputs(positions), memory, valid, padding_mask(positions))
+        return self.decoder.with_weights(self._inputs(positions), memory, valid, padding_mask(positions))[1]
 
     def _length_logits(self, memory: Tensor, valid: Tensor) -> Tensor:
         """The classifier's logits of the lengths 0 .. N, from the mean of the memory (B, Ts, D): (B, N + 1) float32."""

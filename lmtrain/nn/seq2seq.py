@@ -41,11 +41,13 @@ class Seq2Seq(nn.Module):
         lengths: Tensor | None = None,
         *,
         sampling: float = 0.0,
+        guided: float = 0.0,
     ) -> Tensor:
         """The mean of -log p of the target's words and its END, in nats: source (B, Ts), target (B, T) -> ().
 
         `lengths` (B,) are the targets' own, without END; by default all are T. `sampling` is the probability of an
-        input from the model's own predictions, by parallel scheduled sampling; see `scheduled_sampling`.
+        input from the model's own predictions, by parallel scheduled sampling; see `scheduled_sampling`. `guided` is
+        the weight of `guided_attention_loss` on every layer's cross-attention, END being the last query.
         """
         memory, valid = self.encoder(source, source_valid)
         inputs, labels, real = shift(target, lengths, self.sizes)
@@ -53,12 +55,16 @@ class Seq2Seq(nn.Module):
             with torch.no_grad():
                 sampled = sample(self._predict(inputs, memory, source, valid))  # (B, T + 1), each one position early
             inputs = mix(inputs, torch.cat((inputs[:, :1], sampled[:, :-1]), dim=1), sampling)
-        return mean_nats(self._predict(inputs, memory, source, valid), labels, real)
+        if not guided:
+            return mean_nats(self._predict(inputs, memory, source, valid), labels, real)
+        states, weights = self.decoder.with_weights(self.embedding(inputs), memory, valid)
+        nats = mean_nats(self.prediction(states, memory, source, valid), labels, real)
+        return nats + guided * guided_attention_loss(weights, real.sum(1), valid.sum(1))
 
     def cross_weights(self, source: Tensor, inputs: Tensor, source_valid: Tensor | None = None) -> Tensor:
-        """The cross-attention weights under teacher forcing, by a separate pass: (L, B, H, T, Ts)."""
+        """The cross-attention weights under teacher forcing: (L, B, H, T, Ts)."""
         memory, valid = self.encoder(source, source_valid)
-        return self.decoder.cross_weights(self.embedding(inputs), memory, valid)
+        return self.decoder.with_weights(self.embedding(inputs), memory, valid)[1]
 
     @torch.no_grad()
     def start(self, source: Tensor, source_valid: Tensor | None = None) -> tuple[Tensor, DecoderState]:

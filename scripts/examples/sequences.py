@@ -1,17 +1,20 @@
 """Reverse sequences with an encoder-decoder, token by token or in parallel.
 
-    python scripts/examples/sequences.py [--decoding autoregressive|parallel]
+    python scripts/examples/sequences.py [--decoding autoregressive|parallel|parallel-fixed]
 
 A sequence has 4 to 16 random symbols out of 10. The autoregressive model (Vaswani et al., 2017) decodes greedily with
 cached keys and values; the parallel one (Gu et al., 2018) predicts the number of tokens from the source, and then all
-of them in one pass. `exact_match` is the share of sequences that are right from end to end, over sequences that are in
-no training batch: a random sequence that is one of them is not trained on.
+of them in one pass; the parallel-fixed one predicts as many tokens for every source, and ends at the first END.
+`exact_match` is the share of sequences that are right from end to end, over sequences that are in no training batch: a
+random sequence that is one of them is not trained on. `exact_match_given_lengths` is the parallel model's share when
+the true lengths replace those that it predicts.
 
 Writes sequences-reverse-DECODING.png, the attention of each token to the source, and prints the results.
 
 Shapes: B rows, Ts positions of the source, T positions of the decoder, H heads.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -37,6 +40,11 @@ SIZES = Sizes(
     decoder_layers=1,
     max_length=LONGEST + 1,
 )
+MODELS: dict[str, Callable[[], Seq2Seq | NonAutoregressive]] = {
+    "autoregressive": lambda: Seq2Seq(SIZES),
+    "parallel": lambda: NonAutoregressive(SIZES),
+    "parallel-fixed": lambda: NonAutoregressive(SIZES, "fixed"),
+}
 
 
 class Sequences(NamedTuple):
@@ -67,21 +75,24 @@ def draw(count: int) -> Sequences:
     return Sequences(source, source.gather(1, back) * valid, valid, lengths)
 
 
-def decode(model: Seq2Seq | NonAutoregressive, sequences: Sequences) -> list[list[int]]:
-    """The tokens that the model generates from each source, without END."""
+def decode(model: Seq2Seq | NonAutoregressive, sequences: Sequences, lengths: Tensor | None = None) -> list[list[int]]:
+    """The tokens that the model generates from each source, without END.
+
+    A parallel model takes the `lengths` (B,) that are given.
+    """
     if isinstance(model, NonAutoregressive):
-        words, lengths = model.decode(sequences.source, sequences.valid)
+        words, lengths = model.decode(sequences.source, sequences.valid, lengths=lengths)
         return [row[:length] for row, length in zip(words.tolist(), lengths.tolist(), strict=True)]
     rules = Rules(SIZES.max_length, lambda ids: ids[-1] == SIZES.end_id, blocked=frozenset({SIZES.begin_id}))
     found = sample(*model.start(sequences.source, sequences.valid), model.step, rules)
     return [list(text.ids[:-1] if text.finished else text.ids) for text in found]
 
 
-def exact_match(model: Seq2Seq | NonAutoregressive, sequences: Sequences) -> float:
-    """The share of sequences that are right from end to end."""
+def exact_match(model: Seq2Seq | NonAutoregressive, sequences: Sequences, lengths: Tensor | None = None) -> float:
+    """The share of sequences that are right from end to end. `lengths` are as for `decode`."""
     targets = zip(sequences.target.tolist(), sequences.lengths.tolist(), strict=True)
     wanted = [row[:length] for row, length in targets]
-    found = decode(model, sequences)
+    found = decode(model, sequences, lengths)
     right: int = sum(a == b for a, b in zip(found, wanted, strict=True))
     return right / len(wanted)
 
@@ -91,7 +102,9 @@ def cross_weights(model: Seq2Seq | NonAutoregressive, sequence: Sequences) -> Te
     """Attention of each token of one sequence (B = 1) to the source, in the last layer: (H, T, Ts)."""
     source, target = sequence.source[:, sequence.valid[0]], sequence.target[:, sequence.valid[0]]
     if isinstance(model, NonAutoregressive):
-        return model.cross_weights(source, torch.ones_like(target, dtype=torch.bool))[-1, 0]
+        count = target.shape[1] if model.length is not None else SIZES.max_length  # as many as in training
+        positions = torch.ones(1, count, dtype=torch.bool)
+        return model.cross_weights(source, positions)[-1, 0, :, : target.shape[1]]
     return model.cross_weights(source, shift(target, None, SIZES)[0])[-1, 0, :, :-1]  # the last position predicts END
 
 
@@ -111,10 +124,10 @@ def draw_picture(weights: Tensor, sequence: Sequences) -> Figure:
 
 def main(argv: list[str] | None = None) -> Results:
     """Train, evaluate on unseen sequences, draw."""
-    options = parse(__doc__, argv, steps=1000, decoding=["autoregressive", "parallel"])
+    options = parse(__doc__, argv, steps=1000, decoding=list(MODELS))
     unseen = draw(UNSEEN)
     keys = unseen.keys()
-    model = Seq2Seq(SIZES) if options.decoding == "autoregressive" else NonAutoregressive(SIZES)
+    model = MODELS[options.decoding]()
 
     def loss() -> Tensor:
         batch = draw(128)
@@ -125,7 +138,10 @@ def main(argv: list[str] | None = None) -> Results:
     model.eval()
     example = unseen.rows(unseen.lengths.argmax().unsqueeze(0))
     figure = draw_picture(cross_weights(model, example), example)
-    results = {"exact_match": exact_match(model, unseen), "unseen": UNSEEN, **trained}
+    results = {"exact_match": exact_match(model, unseen)}
+    if options.decoding == "parallel":
+        results["exact_match_given_lengths"] = exact_match(model, unseen, unseen.lengths)
+    results |= {"unseen": UNSEEN, **trained}
     return report(f"sequences-reverse-{options.decoding}", results, figure, options)
 
 

@@ -85,6 +85,23 @@ def test_what_is_decoded_is_cut_at_the_first_end(monkeypatch: pytest.MonkeyPatch
     assert lengths.tolist() == [2, 0, 6]
 
 
+@pytest.mark.parametrize("length", ["predicted", "fixed"])
+def test_chosen_lengths_give_that_many_positions_and_no_other(length: Length) -> None:
+    model = make(length)
+    model.prediction.vocabulary.bias.data[END] = -100.0
+    chosen = torch.tensor([3, 0, 6])
+    words, lengths = model.decode(SOURCE, VALID, lengths=chosen)
+    assert torch.equal(lengths, chosen)
+    for row, count in enumerate(chosen.tolist()):
+        assert words[row].tolist() == table(model, row, count).argmax(-1).tolist() + [END] * (6 - count)
+    own = model.decode(SOURCE, VALID)
+    again = model.decode(SOURCE, VALID, lengths=own[1])
+    assert torch.equal(own[0], again[0])
+    assert torch.equal(own[1], again[1])
+    with pytest.raises(ValueError, match="max_length=6"):
+        model.decode(SOURCE, VALID, lengths=torch.tensor([3, 7, 0]))
+
+
 def test_cross_weights_attend_to_the_source_only() -> None:
     model = make("predicted")
     positions = torch.arange(4) < torch.tensor(TARGET_LENGTHS).unsqueeze(-1)

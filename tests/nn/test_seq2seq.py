@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lmtrain.generation import sampling
 from lmtrain.generation.search import Rules
-from lmtrain.nn.attention import padding_mask
+from lmtrain.nn.attention import CrossAttention, padding_mask
 from lmtrain.nn.blocks import NormPosition
 from lmtrain.nn.encoder_decoder import DecoderState, Sizes
 from lmtrain.nn.non_autoregressive import NonAutoregressive
@@ -231,18 +231,48 @@ def test_scheduled_sampling_reads_what_the_first_pass_predicted() -> None:
     assert abs(mean_loss(model, rows) - mean_loss(model, TARGET.tolist())) > 1e-3
 
 
-def test_cross_weights_are_those_of_the_forward_pass() -> None:
+def test_weights_are_those_of_the_forward_pass_and_come_with_its_states() -> None:
     model = make()
     read: list[Tensor] = []
     for block in model.decoder.blocks:
         block.cross_attention.register_forward_pre_hook(
             lambda layer, inputs: read.append(layer.weights(*inputs, mask=padding_mask(VALID)))
         )
-    model(SOURCE, INPUTS, VALID)
-    expected = torch.stack(read)
-    weights = model.cross_weights(SOURCE, INPUTS, VALID)
-    torch.testing.assert_close(weights, expected)
-    assert weights.requires_grad  # for a loss
+    memory, _ = model.encoder(SOURCE, VALID)
+    expected = model.decoder(model.embedding(INPUTS), memory, VALID)
+    states, weights = model.decoder.with_weights(model.embedding(INPUTS), memory, VALID)
+    torch.testing.assert_close(states, expected)
+    torch.testing.assert_close(weights, torch.stack(read))
+    torch.testing.assert_close(model.cross_weights(SOURCE, INPUTS, VALID), weights)
+
+
+def test_dropout_of_weights_is_the_same_with_weights() -> None:
+    torch.manual_seed(0)
+    layer = CrossAttention(16, 2, dropout=0.5)
+    query, key = torch.randn(3, 4, 16), torch.randn(3, 5, 16)
+    torch.manual_seed(1)
+    expected = layer(query, key)
+    torch.manual_seed(1)
+    result, weights = layer.with_weights(query, key)
+    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(3, 2, 4))
+
+
+def test_guided_attention_is_added_to_the_loss_in_the_same_pass() -> None:
+    model = make()
+    lengths = torch.tensor(TARGET_LENGTHS)
+    plain = model.loss(SOURCE, TARGET, VALID, lengths)
+    inputs, _, _ = shift(TARGET, lengths, SIZES)
+    guide = guided_attention_loss(model.cross_weights(SOURCE, inputs, VALID), lengths + 1, torch.tensor(LENGTHS))
+    passes: list[nn.Module] = []
+    for block in model.decoder.blocks:
+        block.feed_forward.register_forward_hook(lambda layer, *_: passes.append(layer))
+    torch.testing.assert_close(model.loss(SOURCE, TARGET, VALID, lengths, guided=3.0), plain + 3 * guide)
+    assert len(passes) == SIZES.decoder_layers
+    layer = next(model.decoder.blocks).cross_attention
+    difference = model.loss(SOURCE, TARGET, VALID, lengths, guided=3.0) - model.loss(SOURCE, TARGET, VALID, lengths)
+    (gradient,) = torch.autograd.grad(difference, layer.query.weight)
+    assert gradient.abs().max() > 1e-4
 
 
 def test_guided_attention_loss_equals_a_loop_and_prefers_the_diagonal() -> None:

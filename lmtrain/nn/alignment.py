@@ -1,0 +1,159 @@
+"""Cross-attention in which a query's weights depend on those of the query before: monotonic and location-aware.
+
+Shapes: B rows, H heads, Tq positions of queries, Tk of keys, D features per head, W the width of an input or output, R
+the width of a filter.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmtrain.nn.attention import MultiHeadAttention, join_heads, split_heads
+from lmtrain.nn.dropout import drop
+from lmtrain.nn.kv_cache import RecurrentState
+
+
+@dataclass
+class AlignedMemory(RecurrentState):
+    """Keys and values, each (B, H, Tk, D), and the weights of the last query that has read them."""
+
+    key: Tensor
+    value: Tensor
+    alignment: Tensor
+    """(B, H, Tk), in float32 at least."""
+
+
+class AlignedAttention(MultiHeadAttention):
+    """The base of cross-attention that is a recurrence over the queries, with the interface of `CrossAttention`.
+
+    A mask is that of `padding_mask`, (B, 1, 1, Tk) bool: False gets no weight.
+    """
+
+    def __init__(self, dim: int, heads: int, *, dropout: float = 0.0) -> None:
+        super().__init__(dim, heads, dropout=dropout)
+
+    def forward(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """(B, Tq, W), (B, Tk, W) -> (B, Tq, W)."""
+        return self.recall(query, self.remember(key), mask=mask)
+
+    def with_weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`forward`, and the weights without dropout (B, H, Tq, Tk)."""
+        return self._read(query, self.remember(key), mask)
+
+    def remember(self, key: Tensor) -> AlignedMemory:
+        """Keys and values of (B, Tk, W), which no query has read."""
+        keys, values = split_heads(self.key(key), self.heads), split_heads(self.value(key), self.heads)
+        wide = torch.promote_types(keys.dtype, torch.float32)
+        return AlignedMemory(keys, values, torch.zeros(keys.shape[:-1], dtype=wide, device=keys.device))
+
+    def recall(self, query: Tensor, memory: AlignedMemory, *, mask: Tensor | None = None) -> Tensor:
+        """The next queries, (B, Tq, W) -> (B, Tq, W). The alignment of `memory` becomes that of the last one."""
+        return self._read(query, memory, mask)[0]
+
+    def align(self, query: Tensor, memory: AlignedMemory, mask: Tensor) -> Tensor:
+        """The alignment of `memory`, then those of the queries: (B, H, Tq, D) -> (B, H, 1 + Tq, Tk)."""
+        raise NotImplementedError
+
+    def _read(self, query: Tensor, memory: AlignedMemory, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        mask = memory.key.new_ones(1, 1, 1, memory.key.shape[-2], dtype=torch.bool) if mask is None else mask
+        alignments = self.align(split_heads(self.query(query), self.heads), memory, mask)
+        memory.alignment, weights = alignments[:, :, -1], alignments[:, :, 1:]
+        dropped = drop(weights.to(memory.value.dtype), self.dropout, self.training)
+        return self.output(join_heads(dropped @ memory.value)), weights
+
+
+class MonotonicAttention(AlignedAttention):
+    """Attention to one key, at or after that of the query before (Raffel et al., 2017).
+
+    From where the query before stopped, a query inspects one key after the other, and stops at a key with the
+    probability sigmoid(e), where e is a scaled dot product plus a learned offset (for every head, as in Ma et al.,
+    2020). In training mode the weights are the expected alignments, and standard normal noise on e favors probabilities
+    near 0 and 1. In evaluation mode, in `forward` as by steps, a query stops at the first key where e > 0. A query that
+    passes the last key attends to nothing, as do all after it.
+    """
+
+    def __init__(self, dim: int, heads: int, *, dropout: float = 0.0) -> None:
+        super().__init__(dim, heads, dropout=dropout)
+        self.offset = nn.Parameter(torch.full((heads, 1, 1), -1.0))  # below zero: at first, no key stops every query
+
+    def remember(self, key: Tensor) -> AlignedMemory:
+        """Keys and values of (B, Tk, W), of which the first query starts with the first."""
+        memory = super().remember(key)
+        memory.alignment[..., :1] = 1
+        return memory
+
+    def align(self, query: Tensor, memory: AlignedMemory, mask: Tensor) -> Tensor:
+        """The alignment of `memory`, then those of the queries: (B, H, Tq, D) -> (B, H, 1 + Tq, Tk)."""
+        scores = (query * query.shape[-1] ** -0.5) @ memory.key.transpose(-2, -1)
+        energy = scores.to(memory.alignment.dtype) + self.offset
+        if not self.training:
+            return hard_alignment((energy > 0) & mask, memory.alignment)
+        probability = (energy + torch.randn_like(energy)).sigmoid() * mask
+        return torch.cat((memory.alignment.unsqueeze(2), expected_alignment(probability, memory.alignment)), dim=2)
+
+
+def expected_alignment(probability: Tensor, previous: Tensor) -> Tensor:
+    """Where queries are expected to stop that inspect keys from left to right, each from the stop of the one before.
+
+    probability (B, H, Tq, Tk) of query i to stop at key j when it inspects it, previous (B, H, Tk) of the query before
+    the first to have stopped at j -> the probability that query i stops at key j, (B, H, Tq, Tk).
+
+    This is a walk through pairs (i, j): a stop leads to (i + 1, j), anything else to (i, j + 1). All pairs of equal
+    i + j are computed together, from those before. Raffel et al. (2017) divide by a product of probabilities, which
+    underflows; here nothing but probabilities is added and multiplied.
+    """
+    queries, keys = probability.shape[-2:]
+    entering = F.pad(previous.unsqueeze(-2), (0, queries, 0, queries - 1))  # the first query's, (B, H, Tq, Tk + Tq)
+    # Each row shifted to the right by its number: [i, i + j] is the probability of (i, j).
+    shifted = F.pad(probability, (0, queries + 1)).flatten(-2)[..., : queries * (queries + keys)].view_as(entering)
+    stopped = passed = torch.zeros_like(entering[..., 0])
+    found = []
+    for probable, entered in zip(shifted.unbind(-1), entering.unbind(-1), strict=True):
+        reached = passed + F.pad(stopped, (1, 0))[..., :queries] + entered
+        stopped = reached * probable
+        passed = reached - stopped
+        found.append(stopped)
+    back = F.pad(torch.stack(found, dim=-1).flatten(-2), (0, queries))
+    return back.view(*probability.shape[:-1], queries + keys + 1)[..., :keys]
+
+
+def hard_alignment(stops: Tensor, previous: Tensor) -> Tensor:
+    """Where queries do stop, as ones among zeros: `expected_alignment` for probabilities of 0 and 1.
+
+    stops (B, H, Tq, Tk) bool, previous (B, H, Tk) -> `previous`, then the queries' (B, H, 1 + Tq, Tk).
+    """
+    found = [previous]
+    for stop in stops.unbind(2):
+        candidates = stop & (found[-1].cumsum(-1) > 0)
+        found.append((candidates & (candidates.cumsum(-1) == 1)).to(previous.dtype))
+    return torch.stack(found, dim=2)
+
+
+class LocationAwareAttention(AlignedAttention):
+    """Attention that sees where the query before has attended to (Chorowski et al., 2015).
+
+    The energy of a key is w . tanh(q + k + f + b), where f are the features of a convolution over the weights of the
+    query before, around the key, and the weights are the softmax of the energies. A head has its own w, b and filters,
+    one for each feature, R (odd) keys wide; before the first query all weights are zero.
+    """
+
+    def __init__(self, dim: int, heads: int, *, width: int = 15, dropout: float = 0.0) -> None:
+        super().__init__(dim, heads, dropout=dropout)
+        self.width = width
+        self.location = nn.Conv1d(heads, dim, width, groups=heads)
+        self.energy = nn.Parameter(torch.empty(heads, dim // heads, 1).uniform_(-1, 1) * (dim // heads) ** -0.5)
+
+    def align(self, query: Tensor, memory: AlignedMemory, mask: Tensor) -> Tensor:
+        """The alignment of `memory`, then those of the queries: (B, H, Tq, D) -> (B, H, 1 + Tq, Tk)."""
+        keys, mask, half = memory.key.mT, mask.squeeze(2), self.width // 2
+        found = [memory.alignment]
+        for one in query.unbind(2):
+            around = F.pad(found[-1], (half, half + 1)).to(keys.dtype)  # one too many: a convolution has some output
+            location = self.location(around)[..., :-1].view(keys.shape)  # (B, H, D, Tk)
+            features = (one.unsqueeze(-1) + keys + location).tanh()
+            energy = (features * self.energy).sum(-2, dtype=memory.alignment.dtype)
+            weights = energy.masked_fill(~mask, torch.finfo(energy.dtype).min).softmax(-1)
+            found.append(weights * mask)  # where all is masked, nothing has a weight
+        return torch.stack(found, dim=2)

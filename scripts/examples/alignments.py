@@ -1,0 +1,98 @@
+"""Copy sequences of digits with four ways to attend to the source: how fast each is learned, and how it aligns.
+
+    python scripts/examples/alignments.py
+
+A sequence has 4 to 16 random digits; the target is the source itself, decoded greedily. The ways are softmax attention,
+with and without the guided attention loss (Tachibana et al., 2018), monotonic attention (Raffel et al., 2017), which
+never goes back in the source, and location-aware attention (Chorowski et al., 2015), which sees where it has attended
+to before. Each starts from the same seed.
+
+`exact_match` is the share of 512 sequences that are right from end to end, none of which is trained on; it is evaluated
+every 25 steps, and `steps_to_99` is the first of them with 99 % or more, if any.
+
+Writes alignments.png: the attention of each token of one sequence to the source, as the mean over heads.
+
+Shapes: Ts positions of the source, T positions of the decoder.
+"""
+
+from dataclasses import replace
+from itertools import count
+
+import torch
+from example import Results, parse, report, train
+from matplotlib.figure import Figure
+from sequences import SIZES, Sequences, cross_weights, draw, exact_match
+from torch import Tensor
+
+from lmtrain.nn.encoder_decoder import Sizes
+from lmtrain.nn.seq2seq import Seq2Seq
+
+UNSEEN, EVERY, ENOUGH = 512, 25, 0.99
+WAYS: dict[str, tuple[Sizes, float]] = {
+    "softmax": (SIZES, 0.0),
+    "softmax, guided": (SIZES, 1.0),
+    "monotonic": (replace(SIZES, cross_attention="monotonic"), 0.0),
+    "location-aware": (replace(SIZES, cross_attention="location"), 0.0),
+}
+"""The sizes of each model, and the weight of its guided attention loss."""
+
+
+def copies(rows: int) -> Sequences:
+    """Random sequences, each the target of itself."""
+    sequences = draw(rows)
+    return sequences._replace(target=sequences.source)
+
+
+def learn(model: Seq2Seq, guided: float, steps: int, unseen: Sequences) -> Results:
+    """Train on random sequences; when the unseen ones are right, and how many are in the end."""
+    keys, numbers = unseen.keys(), count()
+    shares: dict[int, float] = {}  # by the number of steps
+
+    def evaluate(step: int) -> None:
+        model.eval()
+        shares[step] = exact_match(model, unseen)
+        model.train()
+
+    def loss() -> Tensor:
+        step = next(numbers)
+        if step and step % EVERY == 0:
+            evaluate(step)
+        batch = copies(128)
+        batch = batch.rows(~torch.isin(batch.keys(), keys))
+        return model.loss(batch.source, batch.target, batch.valid, batch.lengths, guided=guided)
+
+    trained = train(loss, list(model.parameters()), steps, 2e-3)
+    evaluate(steps)
+    first = next((step for step, share in shares.items() if share >= ENOUGH), None)
+    return {"steps_to_99": first, "exact_match": shares[steps], **trained}
+
+
+def draw_picture(alignments: dict[str, Tensor], sequence: Sequences) -> Figure:
+    """The weights (T, Ts) of each way as an image, a row for each token."""
+    digits = sequence.source[sequence.valid].tolist()
+    figure = Figure(figsize=(4 * len(alignments), 4), layout="constrained")
+    for axes, (way, weights) in zip(figure.subplots(1, len(alignments)), alignments.items(), strict=True):
+        image = axes.imshow(weights.numpy(), vmin=0, vmax=1, cmap="magma")
+        axes.set(title=way, xlabel="source", ylabel="target")
+        axes.set_xticks(range(len(digits)), digits)
+        axes.set_yticks(range(len(digits)), digits)
+    figure.colorbar(image, ax=figure.axes, label="weight")
+    return figure
+
+
+def main(argv: list[str] | None = None) -> Results:
+    """Train each way, evaluate on unseen sequences, draw."""
+    options = parse(__doc__, argv, steps=800)
+    unseen = copies(UNSEEN)
+    example = unseen.rows(unseen.lengths.argmax().unsqueeze(0))
+    rows, alignments = [], {}
+    for way, (sizes, guided) in WAYS.items():
+        torch.manual_seed(options.seed)
+        model = Seq2Seq(sizes)
+        rows.append({"way": way, **learn(model, guided, options.steps, unseen)})
+        alignments[way] = cross_weights(model.eval(), example).mean(0)
+    return report("alignments", {"unseen": UNSEEN, "rows": rows}, draw_picture(alignments, example), options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""Monotonic and location-aware cross-attention against loops, alone and in an encoder-decoder."""
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmtrain.generation.beam import beam_search
+from lmtrain.generation.search import Rules
+from lmtrain.nn.alignment import (
+    AlignedAttention,
+    LocationAwareAttention,
+    MonotonicAttention,
+    expected_alignment,
+    hard_alignment,
+)
+from lmtrain.nn.attention import padding_mask, split_heads
+from lmtrain.nn.encoder_decoder import Sizes
+from lmtrain.nn.non_autoregressive import NonAutoregressive
+from lmtrain.nn.seq2seq import Seq2Seq
+
+B, H, TQ, TK, WIDTH = 2, 3, 4, 5, 12
+D = WIDTH // H
+VALID = torch.arange(TK) < torch.tensor([[TK], [3]])
+LAYERS: tuple[type[AlignedAttention], ...] = (MonotonicAttention, LocationAwareAttention)
+END, BEGIN = 5, 6
+SIZES = Sizes(source_vocab=5, target_vocab=7, dim=16, heads=2, ff_dim=24, max_length=9)
+SOURCE = torch.tensor([[0, 1, 2, 3, 4, 0], [4, 4, 3, 0, 0, 0], [2, 0, 0, 0, 0, 0]])
+SOURCE_VALID = torch.arange(6) < torch.tensor([[6], [3], [1]])
+INPUTS = torch.tensor([[BEGIN, 1, 2, 3, 4], [BEGIN, 0, 0, 4, 1], [BEGIN, 3, 3, 3, 2]])
+Kind = Literal["monotonic", "location"]
+every_kind = pytest.mark.parametrize("kind", ["monotonic", "location"])
+every_layer = pytest.mark.parametrize("kind", LAYERS)
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(B, TQ, WIDTH, dtype=torch.float64), torch.randn(B, TK, WIDTH, dtype=torch.float64)
+
+
+def make(kind: Kind, seed: int = 0) -> Seq2Seq:
+    """Scores are large enough for some of the keys to be chosen."""
+    torch.manual_seed(seed)
+    model = Seq2Seq(replace(SIZES, cross_attention=kind)).eval()
+    for block in model.decoder.blocks:
+        block.cross_attention.query.weight.data.mul_(6)
+    return model
+
+
+def by_definition(probability: Tensor, previous: Tensor) -> Tensor:
+    """Of one head: the sum over where the query before stopped, times the product of passing every key up to here."""
+    queries, keys = probability.shape
+    before, rows = previous.tolist(), []
+    for i in range(queries):
+        p = probability[i].tolist()
+        before = [
+            p[j] * sum(before[k] * math.prod(1 - p[m] for m in range(k, j)) for k in range(j + 1)) for j in range(keys)
+        ]
+        rows.append(before)
+    return torch.tensor(rows, dtype=probability.dtype)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(4, 5), (5, 2), (1, 4), (3, 1)])
+@pytest.mark.parametrize("first", [True, False], ids=["from the first key", "from anywhere"])
+def test_expected_alignment_equals_its_definition(first: bool, queries: int, keys: int) -> None:
+    torch.manual_seed(0)
+    probability = torch.rand(B, H, queries, keys, dtype=torch.float64)
+    previous = torch.eye(keys, dtype=torch.float64)[0].expand(B, H, keys)
+    previous = previous if first else torch.rand(B, H, keys, dtype=torch.float64).softmax(-1)
+    result = expected_alignment(probability, previous)
+    for b, h in itertools.product(range(B), range(H)):
+        torch.testing.assert_close(result[b, h], by_definition(probability[b, h], previous[b, h]))
+    assert (result.sum(-1) <= previous.sum(-1, keepdim=True) + 1e-12).all()
+
+
+def test_expected_alignment_is_exact_where_the_closed_form_divides_by_zero() -> None:
+    """In float32 the probability of passing 60 keys underflows, and that of passing a certain one is zero."""
+    probability = torch.full((1, 1, 3, 60), 0.9)
+    probability[0, 0, 1, :30] = 0
+    probability[0, 0, 2, 40] = 1
+    probability.requires_grad_()
+    result = expected_alignment(probability, torch.eye(60)[None, None, 0])
+    torch.testing.assert_close(result[0, 0], by_definition(probability[0, 0], torch.eye(60)[0]))
+    (gradient,) = torch.autograd.grad(result[..., 30:].sum(), probability)
+    assert gradient.isfinite().all()
+
+
+def left_to_right(stops: Tensor, start: int) -> list[int]:
+    """Of one head: the key where each query stops, as the paper writes it; TK when it passes the last."""
+    places = []
+    for row in stops.tolist():
+        while start < len(row) and not row[start]:
+            start += 1
+        places.append(start)
+    return places
+
+
+@pytest.mark.parametrize("start", [0, 2, TK])
+def test_hard_alignment_walks_from_left_to_right_as_is_expected_of_zeros_and_ones(start: int) -> None:
+    torch.manual_seed(0)
+    stops = torch.rand(20, H, TQ, TK) < 0.4
+    previous = torch.eye(TK + 1)[start, :TK].expand(20, H, TK)
+    result = hard_alignment(stops, previous)
+    assert torch.equal(result[:, :, 0], previous)
+    assert torch.equal(result[:, :, 1:], expected_alignment(stops.float(), previous))
+    for b, h in itertools.product(range(20), range(H)):
+        places = left_to_right(stops[b, h], start)
+        assert torch.equal(result[b, h, 1:], torch.eye(TK + 1)[places, :TK])
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["expected", "hard"])
+def test_monotonic_attention_equals_a_loop(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = torch.randn(B, H, TQ, TK, dtype=torch.float64)
+    monkeypatch.setattr(torch, "randn_like", lambda _: noise)
+    query, key = inputs()
+    layer = MonotonicAttention(WIDTH, H).double().train(training)
+    layer.query.weight.data.mul_(4)
+    layer.offset.data += torch.tensor([0.0, 0.5, 1.0]).view(H, 1, 1)
+    result, weights = layer.with_weights(query, key, mask=padding_mask(VALID))
+    queries, keys, values = (split_heads(x, H) for x in (layer.query(query), layer.key(key), layer.value(key)))
+    pooled = torch.zeros(B, TQ, WIDTH, dtype=torch.float64)
+    for b, h in itertools.product(range(B), range(H)):
+        energy = torch.stack(
+            [torch.stack([q @ k / D**0.5 + layer.offset[h, 0, 0] for k in keys[b, h]]) for q in queries[b, h]]
+        )
+        if training:
+            stop = (energy + noise[b, h]).sigmoid() * VALID[b]
+            expected = by_definition(stop, torch.eye(TK, dtype=torch.float64)[0])
+        else:
+            places = left_to_right((energy > 0) & VALID[b], 0)
+            expected = torch.eye(TK + 1, dtype=torch.float64)[places, :TK]
+        torch.testing.assert_close(weights[b, h], expected)
+        pooled[b, :, h * D : (h + 1) * D] = expected @ values[b, h]
+    torch.testing.assert_close(result, layer.output(pooled))
+    assert 0.2 < weights.sum() / (B * H * TQ) < 0.98
+    torch.testing.assert_close(layer(query, key, mask=padding_mask(VALID)), result)
+
+
+def test_location_aware_attention_equals_a_loop() -> None:
+    query, key = inputs()
+    layer = LocationAwareAttention(WIDTH, H, width=3).double()
+    layer.location.weight.data.mul_(5)
+    filters, bias = (parameter.view(H, D, -1) for parameter in layer.location.parameters())
+    result, weights = layer.with_weights(query, key, mask=padding_mask(VALID))
+    queries, keys, values = (split_heads(x, H) for x in (layer.query(query), layer.key(key), layer.value(key)))
+    pooled = torch.zeros(B, TQ, WIDTH, dtype=torch.float64)
+    for b, h in itertools.product(range(B), range(H)):
+        before = [0.0] * (TK + 2)  # a key of zeros at both ends
+        for i in range(TQ):
+            energies = []
+            for j in range(int(VALID[b].sum())):
+                around = sum(before[j + r] * filters[h, :, r] for r in range(3))
+                features = queries[b, h, i] + keys[b, h, j] + around + bias[h, :, 0]
+                energies.append((layer.energy[h, :, 0] @ features.tanh()).item())
+            shares = [math.exp(energy) for energy in energies] + [0.0] * (TK - len(energies))
+            expected = torch.tensor(shares, dtype=torch.float64) / sum(shares)
+            before = [0.0, *expected.tolist(), 0.0]
+            torch.testing.assert_close(weights[b, h, i], expected)
+            pooled[b, i, h * D : (h + 1) * D] = expected @ values[b, h]
+    torch.testing.assert_close(result, layer.output(pooled))
+    torch.testing.assert_close(layer(query, key, mask=padding_mask(VALID)), result)
+
+
+@every_layer
+@pytest.mark.parametrize("training", [True, False])
+def test_a_memory_is_read_in_parts(
+    kind: type[AlignedAttention], training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where rows are selected in between; the expected alignments of training continue from their mass."""
+    monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
+    query, key = inputs()
+    layer = kind(WIDTH, H).double().train(training).requires_grad_(False)
+    layer.query.weight.data.mul_(6)
+    mask, order = padding_mask(VALID), torch.tensor([1, 0, 1])
+    expected = layer(query, key, mask=mask)
+    memory = layer.remember(key)
+    first = layer.recall(query[:, :2], memory, mask=mask)
+    torch.testing.assert_close(first, expected[:, :2])
+    memory = memory.select(order)
+    for t in range(2, TQ):
+        torch.testing.assert_close(
+            layer.recall(query[order, t : t + 1], memory, mask=mask[order]), expected[order, t : t + 1]
+        )
+    assert layer.recall(query[order, :0], memory, mask=mask[order]).shape == (3, 0, WIDTH)
+
+
+@every_layer
+@pytest.mark.parametrize("training", [True, False])
+def test_padded_keys_get_no_weight_and_no_key_at_all_gives_zeros(kind: type[AlignedAttention], training: bool) -> None:
+    query, key = inputs()
+    layer = kind(WIDTH, H).double().train(training)
+    layer.query.weight.data.mul_(6)
+    _, weights = layer.with_weights(query, key, mask=padding_mask(VALID))
+    assert not weights.masked_select(~VALID[:, None, None].expand_as(weights)).any()
+    assert weights[0].any(-2).any(0).sum() > 2
+    nothing, weights = layer.with_weights(query, key, mask=padding_mask(torch.zeros_like(VALID)))
+    assert not nothing.any()
+    assert not weights.any()
+    assert torch.equal(layer(query, key[:, :0]), nothing)
+
+
+@every_kind
+def test_cached_steps_equal_teacher_forcing(kind: Kind) -> None:
+    model = make(kind)
+    expected = model(SOURCE, INPUTS, SOURCE_VALID)
+    log_probs, state = model.start(SOURCE, SOURCE_VALID)
+    torch.testing.assert_close(log_probs, expected[:, 0], atol=1e-5, rtol=0)
+    for t in range(1, INPUTS.shape[1]):
+        log_probs, state = model.step(state, INPUTS[:, t])
+        torch.testing.assert_close(log_probs, expected[:, t], atol=1e-5, rtol=0)
+    places = model.cross_weights(SOURCE, INPUTS, SOURCE_VALID).argmax(-1)
+    assert len(set(places.flatten().tolist())) > 2
+
+
+@every_kind
+def test_beam_search_scores_its_texts_as_teacher_forcing_does(kind: Kind) -> None:
+    """The beam's rows are selected, repeated and dropped between steps."""
+    model = make(kind)
+    model.prediction.vocabulary.weight.data.mul_(3)
+    rules = Rules(6, lambda ids: ids[-1] == END, blocked=frozenset({BEGIN}))
+    found = beam_search(*model.start(SOURCE, SOURCE_VALID), model.step, rules, beams=3, results=3)
+    for row, hypotheses in enumerate(found):
+        for hypothesis in hypotheses:
+            text = torch.tensor([[BEGIN, *hypothesis.ids]])
+            log_probs = model(SOURCE[row : row + 1], text[:, :-1], SOURCE_VALID[row : row + 1])[0]
+            scores = log_probs.gather(-1, text[0, 1:].unsqueeze(-1)).flatten()
+            torch.testing.assert_close(torch.tensor(hypothesis.token_log_probs), scores, atol=1e-4, rtol=0)
+        assert len({hypothesis.ids for hypothesis in hypotheses}) == 3
+
+
+@every_kind
+def test_padding_and_later_inputs_have_no_influence(kind: Kind) -> None:
+    model = make(kind)
+    expected = model(SOURCE, INPUTS, SOURCE_VALID)
+    torch.testing.assert_close(model(SOURCE.masked_fill(~SOURCE_VALID, 3), INPUTS, SOURCE_VALID), expected)
+    for row, length in enumerate(SOURCE_VALID.sum(1).tolist()):
+        alone = model(SOURCE[row : row + 1, :length], INPUTS[row : row + 1, :3])
+        torch.testing.assert_close(alone, expected[row : row + 1, :3], atol=1e-5, rtol=0)
+
+
+@every_kind
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
+@pytest.mark.parametrize("form", ["seq2seq", "predicted", "fixed"])
+def test_gradients_reach_every_parameter(
+    form: Literal["seq2seq", "predicted", "fixed"], kind: Kind, bf16: bool
+) -> None:
+    torch.manual_seed(0)
+    sizes = replace(SIZES, cross_attention=kind, dropout=0.1)
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        model = Seq2Seq(sizes) if form == "seq2seq" else NonAutoregressive(sizes, form)
+        options = {"sampling": 0.5, "guided": 1.0} if isinstance(model, Seq2Seq) else {}
+        loss = model.loss(SOURCE, INPUTS[:, 1:], SOURCE_VALID, torch.tensor([4, 1, 2]), **options)
+    assert loss.dtype == torch.float32
+    loss.backward()  # type: ignore[no-untyped-call]
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+@every_layer
+def test_weights_are_in_float32_under_autocast(kind: type[AlignedAttention]) -> None:
+    query, key = (x.float() for x in inputs())
+    layer = kind(WIDTH, H)
+    with torch.autocast("cpu", torch.bfloat16):
+        result, weights = layer.with_weights(query, key)
+    assert (result.dtype, weights.dtype) == (torch.bfloat16, torch.float32)
