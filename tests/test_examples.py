@@ -115,3 +115,7 @@ def test_no_unseen_sequence_is_trained_on(run: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch, "isin", watch)
     run("sequences", "--steps", "2", SYMBOLS=1, UNSEEN=500)
     assert kept == [0, 0]
+
+
+def test_model(run: Any) -> None:
+    assert Path(run("model")["picture"]).name == "model.png"
