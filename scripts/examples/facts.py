@@ -5,9 +5,10 @@
 A pair is the first paragraph of an article of the built-in sample corpus, and its facts in the order of the text:
 "The Sarn is a compact river in Corland . ..." becomes "river: Sarn region: Corland ...". Every fourth name (of people,
 towns, rivers, ...) occurs in no training pair. Such a name has an id like any other word, but its embeddings keep their
-random initial values, and a softmax over the vocabulary never learns to generate it: without copying the model cannot
-name it. With a pointer to the source (See et al., 2017) it can, from the words around it. `--sampling` is the rate of
-parallel scheduled sampling (Mihaylova & Martins, 2019).
+random initial values, and a softmax over the vocabulary never learns to generate it. With a pointer to the source (See
+et al., 2017) the model can copy it. In training the names are exchanged at random, towns for rivers too, so that the
+words around a name say what it is and not the name itself. `--sampling` is the rate of parallel scheduled sampling
+(Mihaylova & Martins, 2019).
 
 `exact_match` is the share of pairs whose facts are all right, in the right order: for unseen pairs whose names all
 occurred in training, and for those with at least one new name; by greedy search, and by beam search of width 4.
@@ -20,7 +21,7 @@ Shapes: B pairs, Ts positions of the source, T of the target.
 """
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -35,14 +36,16 @@ from lmtrain.generation.search import Rules
 from lmtrain.nn.encoder_decoder import Sizes
 from lmtrain.nn.seq2seq import Seq2Seq
 
-NAMES = ("men", "women", "surnames", "towns", "rivers", "regions", "works", "ships", "villages")
-"""The pools of names."""
 PAIRS, UNSEEN, BEAMS = 20_000, 512, 4
 GRAMMAR = encyclopedia()
-NEW = frozenset(name for pool in NAMES for name in GRAMMAR.pools[pool].values[3::4])
-"""Names that occur in no training pair."""
-WORDS = sorted(GRAMMAR.vocabulary | {f"{name}:" for name in GRAMMAR.facts})
-IDS = {word: index for index, word in enumerate(WORDS)}
+POOLS = ("men", "women", "surnames", "towns", "rivers", "regions", "works", "ships", "villages")
+NAMES = [name for pool in POOLS for name in GRAMMAR.pools[pool].values if name != "<unk>"]
+NEW = frozenset(NAMES[3::4])
+"""The names that occur in no training pair."""
+KNOWN = [name for name in NAMES if name not in NEW]
+
+Ids = dict[str, int]
+"""Each word's id."""
 
 
 class Pair(NamedTuple):
@@ -75,61 +78,71 @@ def pairs(seed: int) -> Iterator[Pair]:
         yield Pair(tuple(source), tuple(word for name, value in facts.items() for word in (f"{name}:", value)))
 
 
-def split(drawn: Iterable[Pair]) -> tuple[list[Pair], list[Pair], list[Pair]]:
-    """UNSEEN pairs with known names only, UNSEEN with a new name, and PAIRS without new names to train on."""
-    known, new, training = [], [], []
-    for pair in drawn:
+def rename(pair: Pair, names: random.Random) -> Pair:
+    """The pair with random known names, of any kind, in place of its own."""
+    own = [name for name in KNOWN if name in pair.source]
+    others = dict(zip(own, names.sample(KNOWN, len(own)), strict=True))
+    return Pair(*(tuple(others.get(word, word) for word in text) for text in pair))
+
+
+def split(seed: int) -> tuple[list[Pair], list[Pair], list[Pair]]:
+    """UNSEEN pairs with known names, UNSEEN with a new one, and PAIRS others to train on, whose names are exchanged."""
+    known: list[Pair] = []
+    new: list[Pair] = []
+    training: list[Pair] = []
+    names = random.Random(f"names {seed}")
+    for pair in pairs(seed):
         if not NEW.isdisjoint(pair.source):
             new.append(pair)
         elif len(known) < UNSEEN:
             known.append(pair)
-        elif pair not in known:
-            training.append(pair)
+        elif (renamed := rename(pair, names)) not in known:
+            training.append(renamed)
         if len(training) == PAIRS and len(new) >= UNSEEN:
             break
     return known, new[:UNSEEN], training
 
 
-def encode(texts: Sequence[tuple[str, ...]]) -> tuple[Tensor, Tensor]:
+def encode(texts: Sequence[tuple[str, ...]], ids: Ids) -> tuple[Tensor, Tensor]:
     """Ids (B, T), zeros where padded, and lengths (B,)."""
     lengths = torch.tensor([len(text) for text in texts])
-    ids = torch.zeros(len(texts), int(lengths.max()), dtype=torch.long)
-    for row, text in zip(ids, texts, strict=True):
-        row[: len(text)] = torch.tensor([IDS[word] for word in text])
-    return ids, lengths
+    rows = torch.zeros(len(texts), int(lengths.max()), dtype=torch.long)
+    for row, text in zip(rows, texts, strict=True):
+        row[: len(text)] = torch.tensor([ids[word] for word in text])
+    return rows, lengths
 
 
-def batch(chosen: Sequence[Pair]) -> Batch:
+def batch(chosen: Sequence[Pair], ids: Ids) -> Batch:
     """Pairs as tensors."""
-    source, read = encode([pair.source for pair in chosen])
-    target, lengths = encode([pair.target for pair in chosen])
+    source, read = encode([pair.source for pair in chosen], ids)
+    target, lengths = encode([pair.target for pair in chosen], ids)
     return Batch(source, target, torch.arange(source.shape[1]) < read.unsqueeze(-1), lengths)
 
 
-def decode(model: Seq2Seq, chosen: Sequence[Pair], beams: int) -> list[tuple[str, ...]]:
+def decode(model: Seq2Seq, chosen: Sequence[Pair], ids: Ids, beams: int) -> list[tuple[str, ...]]:
     """The words that the model generates for each source, by beam search or, with one beam, by greedy search."""
-    source, _, valid, _ = batch(chosen)
-    end = model.sizes.end_id
-    rules = Rules(model.sizes.max_length, lambda ids: ids[-1] == end, blocked=frozenset({model.sizes.begin_id}))
+    source, _, valid, _ = batch(chosen, ids)
+    words, end = list(ids), model.sizes.end_id
+    rules = Rules(model.sizes.max_length, lambda text: text[-1] == end, blocked=frozenset({model.sizes.begin_id}))
     start = model.start(source, valid)
     if beams == 1:
         found = sample(*start, model.step, rules)
     else:
         found = [best for (best,) in beam_search(*start, model.step, rules, beams=beams)]
-    return [tuple(WORDS[token] for token in text.ids if token != end) for text in found]
+    return [tuple(words[token] for token in text.ids if token != end) for text in found]
 
 
-def exact_match(model: Seq2Seq, chosen: Sequence[Pair], beams: int) -> float:
+def exact_match(model: Seq2Seq, chosen: Sequence[Pair], ids: Ids, beams: int) -> float:
     """The share of pairs whose targets are generated from end to end."""
-    found = decode(model, chosen, beams)
+    found = decode(model, chosen, ids, beams)
     right: int = sum(words == pair.target for words, pair in zip(found, chosen, strict=True))
     return right / len(chosen)
 
 
 @torch.no_grad()
-def origins(model: Seq2Seq, source: tuple[str, ...], target: tuple[str, ...]) -> Tensor:
-    """For each word of a target, a share for each source word: its probability of being copied, or its attention."""
-    read, written = encode([source])[0], encode([target])[0]
+def origins(model: Seq2Seq, pair: Pair, ids: Ids) -> Tensor:
+    """For each word of the target, a share for each source word: its probability of being copied, or its attention."""
+    read, written = encode([pair.source], ids)[0], encode([pair.target], ids)[0]
     inputs = torch.cat((torch.full((1, 1), model.sizes.begin_id), written[:, :-1]), dim=1)
     prediction = model.prediction
     if prediction.pointer is None or prediction.gate is None:
@@ -140,10 +153,10 @@ def origins(model: Seq2Seq, source: tuple[str, ...], target: tuple[str, ...]) ->
     return copied[0]
 
 
-def draw_picture(model: Seq2Seq, pair: Pair) -> Figure:
+def draw_picture(model: Seq2Seq, pair: Pair, ids: Ids) -> Figure:
     """Where each generated word comes from; new names are bold, and generated words that are wrong are red."""
-    (found,) = decode(model, [pair], beams=1)
-    shares = origins(model, pair.source, found)
+    (found,) = decode(model, [pair], ids, beams=1)
+    shares = origins(model, pair._replace(target=found), ids)
     figure = Figure(figsize=(0.26 * len(pair.source) + 2, 0.26 * len(found) + 1.5), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(shares.numpy(), vmin=0, vmax=1, cmap="Blues", aspect="auto")
@@ -162,11 +175,13 @@ def draw_picture(model: Seq2Seq, pair: Pair) -> Figure:
 
 def main(argv: list[str] | None = None) -> Results:
     """Train, evaluate on unseen pairs, draw."""
-    options = parse(__doc__, argv, steps=1500, copy=["on", "off"], sampling=["0", "0.25"])
-    known, new, training = split(pairs(options.seed))
+    options = parse(__doc__, argv, steps=600, copy=["on", "off"], sampling=["0", "0.25"])
+    known, new, training = split(options.seed)
+    words = {word for pair in (*known, *new, *training) for text in pair for word in text}
+    ids = {word: index for index, word in enumerate(sorted(words))}
     sizes = Sizes(
-        source_vocab=len(WORDS),
-        target_vocab=len(WORDS) + 2,
+        source_vocab=len(ids),
+        target_vocab=len(ids) + 2,
         dim=64,
         ff_dim=128,
         decoder_layers=1,
@@ -176,19 +191,19 @@ def main(argv: list[str] | None = None) -> Results:
     model = Seq2Seq(sizes)
 
     def loss() -> Tensor:
-        source, target, valid, lengths = batch([training[index] for index in torch.randint(PAIRS, (32,))])
+        source, target, valid, lengths = batch([training[index] for index in torch.randint(PAIRS, (32,))], ids)
         return model.loss(source, target, valid, lengths, sampling=float(options.sampling))
 
     trained = train(loss, list(model.parameters()), options.steps, 2e-3)
     model.eval()
     rows = [
-        {"names": names, "search": search, "exact_match": exact_match(model, chosen, beams)}
+        {"names": names, "search": search, "exact_match": exact_match(model, chosen, ids, beams)}
         for names, chosen in (("known", known), ("new", new))
         for search, beams in (("greedy", 1), (f"beam of {BEAMS}", BEAMS))
     ]
     name = f"facts-copy-{options.copy}" + (f"-sampling-{options.sampling}" if options.sampling != "0" else "")
     results = {"unseen": UNSEEN, "pairs": PAIRS, **trained, "rows": rows}
-    return report(name, results, draw_picture(model, new[0]), options)
+    return report(name, results, draw_picture(model, new[0], ids), options)
 
 
 if __name__ == "__main__":
