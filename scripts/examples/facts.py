@@ -79,28 +79,24 @@ def pairs(seed: int) -> Iterator[Pair]:
 
 
 def rename(pair: Pair, names: random.Random) -> Pair:
-    """The pair with random known names, of any kind, in place of its own."""
-    own = [name for name in KNOWN if name in pair.source]
+    """The pair with random known names, of any kind, in place of its names."""
+    own = sorted({*NAMES}.intersection(pair.source))
     others = dict(zip(own, names.sample(KNOWN, len(own)), strict=True))
     return Pair(*(tuple(others.get(word, word) for word in text) for text in pair))
 
 
 def split(seed: int) -> tuple[list[Pair], list[Pair], list[Pair]]:
-    """UNSEEN pairs with known names, UNSEEN with a new one, and PAIRS others to train on, whose names are exchanged."""
-    known: list[Pair] = []
-    new: list[Pair] = []
-    training: list[Pair] = []
-    names = random.Random(f"names {seed}")
-    for pair in pairs(seed):
-        if not NEW.isdisjoint(pair.source):
-            new.append(pair)
-        elif len(known) < UNSEEN:
-            known.append(pair)
-        elif (renamed := rename(pair, names)) not in known:
-            training.append(renamed)
-        if len(training) == PAIRS and len(new) >= UNSEEN:
-            break
-    return known, new[:UNSEEN], training
+    """UNSEEN pairs with known names, UNSEEN with at least one new name, and PAIRS others, renamed, to train on."""
+    known, new, training = list[Pair](), list[Pair](), list[Pair]()
+    drawn, names = pairs(seed), random.Random(f"names {seed}")
+    while min(len(known), len(new)) < UNSEEN:
+        pair = next(drawn)
+        (known if NEW.isdisjoint(pair.source) else new).append(pair)
+    while len(training) < PAIRS:
+        pair = rename(next(drawn), names)
+        if pair not in known:
+            training.append(pair)
+    return known[:UNSEEN], new[:UNSEEN], training
 
 
 def encode(texts: Sequence[tuple[str, ...]], ids: Ids) -> tuple[Tensor, Tensor]:
