@@ -34,7 +34,7 @@ from lmtrain.generation.beam import beam_search
 from lmtrain.generation.sampling import sample
 from lmtrain.generation.search import Rules
 from lmtrain.nn.encoder_decoder import Sizes
-from lmtrain.nn.seq2seq import Seq2Seq
+from lmtrain.nn.seq2seq import Seq2Seq, shift
 
 PAIRS, UNSEEN, BEAMS = 20_000, 512, 4
 GRAMMAR = encyclopedia()
@@ -139,7 +139,7 @@ def exact_match(model: Seq2Seq, chosen: Sequence[Pair], ids: Ids, beams: int) ->
 def origins(model: Seq2Seq, pair: Pair, ids: Ids) -> Tensor:
     """For each word of the target, a share for each source word: its probability of being copied, or its attention."""
     read, written = encode([pair.source], ids)[0], encode([pair.target], ids)[0]
-    inputs = torch.cat((torch.full((1, 1), model.sizes.begin_id), written[:, :-1]), dim=1)
+    inputs = shift(written, None, model.sizes)[0][:, :-1]  # the last position predicts END
     prediction = model.prediction
     if prediction.pointer is None or prediction.gate is None:
         return model.cross_weights(read, inputs)[-1, 0].mean(0)
