@@ -153,6 +153,18 @@ def test_pairs_of_paragraphs_and_facts(load: Callable[[str], ModuleType], monkey
     assert script.exact_match(None, new[:4], {}, 1) == 0.25
 
 
+def test_a_new_name_reads_like_the_mean_of_the_known_ones(load: Callable[[str], ModuleType]) -> None:
+    script = load("facts")
+    ids = {"Helena": 0, "Clara": 1, "river": 2, "Sarn": 3}
+    assert (script.NEW & {*ids}, {*script.KNOWN} & {*ids}) == ({"Sarn"}, {"Helena", "Clara"})
+    model = script.Seq2Seq(script.Sizes(source_vocab=4, target_vocab=6, dim=8, heads=2))
+    before = [embedding.words.weight.clone() for embedding in (model.encoder.embedding, model.embedding)]
+    script.embed_new_names(model, ids)
+    for old, embedding in zip(before, (model.encoder.embedding, model.embedding), strict=True):
+        assert embedding.words.weight[3].tolist() == pytest.approx(((old[0] + old[1]) / 2).tolist())
+        assert torch.equal(embedding.words.weight[:3], old[:3])
+
+
 @pytest.mark.parametrize("copy", [True, False])
 def test_what_is_copied_has_at_least_that_probability(load: Callable[[str], ModuleType], copy: bool) -> None:
     script = load("facts")

@@ -4,11 +4,15 @@
 
 A pair is the first paragraph of an article of the built-in sample corpus, and its facts in the order of the text:
 "The Sarn is a compact river in Corland . ..." becomes "river: Sarn region: Corland ...". Every fourth name (of people,
-towns, rivers, ...) occurs in no training pair. Such a name has an id like any other word, but its embeddings keep their
-random initial values, and a softmax over the vocabulary never learns to generate it. With a pointer to the source (See
-et al., 2017) the model can copy it. In training the names are exchanged at random, towns for rivers too, so that the
-words around a name say what it is and not the name itself. `--sampling` is the rate of parallel scheduled sampling
-(Mihaylova & Martins, 2019).
+towns, rivers, ...) occurs in no training pair. Such a name has an id like any other word, but a softmax over the
+vocabulary never learns to generate it. With a pointer to the source (See et al., 2017) the model can copy it:
+
+- In training, names are exchanged at random, towns for rivers too, so that a name's role follows from the words around
+  it and not from the name itself.
+- After training, every new name gets the mean embedding of the known names. It is the word for "some name", as See et
+  al. have one for every unknown word; only its position tells one new name from another.
+
+`--sampling` is the rate of parallel scheduled sampling (Mihaylova & Martins, 2019).
 
 `exact_match` is the share of pairs whose facts are all right, in the right order: for unseen pairs whose names all
 occurred in training, and for those with at least one new name; by greedy search, and by beam search of width 4.
@@ -136,6 +140,14 @@ def exact_match(model: Seq2Seq, chosen: Sequence[Pair], ids: Ids, beams: int) ->
 
 
 @torch.no_grad()
+def embed_new_names(model: Seq2Seq, ids: Ids) -> None:
+    """Set the embeddings of new names to the mean of those of known names, in the encoder and the decoder."""
+    known, new = ([ids[name] for name in names if name in ids] for names in (KNOWN, sorted(NEW)))
+    for embedding in (model.encoder.embedding, model.embedding):
+        embedding.words.weight[new] = embedding.words.weight[known].mean(0)
+
+
+@torch.no_grad()
 def origins(model: Seq2Seq, pair: Pair, ids: Ids) -> Tensor:
     """For each word of the target, a share for each source word: its probability of being copied, or its attention."""
     read, written = encode([pair.source], ids)[0], encode([pair.target], ids)[0]
@@ -171,7 +183,7 @@ def draw_picture(model: Seq2Seq, pair: Pair, ids: Ids) -> Figure:
 
 def main(argv: list[str] | None = None) -> Results:
     """Train, evaluate on unseen pairs, draw."""
-    options = parse(__doc__, argv, steps=600, copy=["on", "off"], sampling=["0", "0.25"])
+    options = parse(__doc__, argv, steps=700, copy=["on", "off"], sampling=["0", "0.25"])
     known, new, training = split(options.seed)
     words = {word for pair in (*known, *new, *training) for text in pair for word in text}
     ids = {word: index for index, word in enumerate(sorted(words))}
@@ -191,7 +203,7 @@ def main(argv: list[str] | None = None) -> Results:
         return model.loss(source, target, valid, lengths, sampling=float(options.sampling))
 
     trained = train(loss, list(model.parameters()), options.steps, 2e-3)
-    model.eval()
+    embed_new_names(model, ids)
     rows = [
         {"names": names, "search": search, "exact_match": exact_match(model, chosen, ids, beams)}
         for names, chosen in (("known", known), ("new", new))
