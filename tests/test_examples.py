@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -136,3 +137,67 @@ def test_no_unseen_sequence_is_trained_on(run: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch, "isin", watch)
     run("sequences", "--steps", "2", SYMBOLS=1, UNSEEN=500)
     assert kept == [0, 0]
+
+
+def test_model(run: Any) -> None:
+    assert Path(run("model")["picture"]).name == "model.png"
+
+
+@pytest.mark.parametrize("arguments", [("--copy", "on", "--sampling", "0.25"), ("--copy", "off")])
+def test_facts(run: Any, arguments: tuple[str, ...]) -> None:
+    results = run("facts", "--steps", "12", *arguments, PAIRS=64, UNSEEN=4)
+    ending = "copy-on-sampling-0.25" if "on" in arguments else "copy-off"
+    assert Path(results["picture"]).name == f"facts-{ending}.png"
+    assert results["last_loss"] < 0.95 * results["first_loss"]
+    assert [(row["names"], row["search"]) for row in results["rows"]] == [
+        (names, search) for names in ("known", "new") for search in ("greedy", "beam of 4")
+    ]
+
+
+def test_pairs_of_paragraphs_and_facts(load: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load("facts")
+    monkeypatch.setattr(script, "PAIRS", 100)
+    monkeypatch.setattr(script, "UNSEEN", 20)
+    known, new, training = script.split(seed=1)
+    assert (len(known), len(new), len(training)) == (20, 20, 100)
+    for pair in (*known, *new, *training):
+        assert all(name.endswith(":") for name in pair.target[::2])
+        assert set(pair.target[1::2]) <= set(pair.source)
+    assert all(script.NEW & {*pair.source} for pair in new)
+    assert not any(script.NEW & {*pair.source} for pair in (*known, *training))
+    assert not {*known} & {*training}
+    renamed = script.rename(new[0], random.Random(0))
+    changed = [pair for pair in zip(new[0].source, renamed.source, strict=True) if pair[0] != pair[1]]
+    assert script.NEW & {*new[0].source} <= {before for before, _ in changed} <= {*script.NAMES}
+    assert {after for _, after in changed} <= {*script.KNOWN}
+    monkeypatch.setattr(script, "decode", lambda *_: [new[0].target, new[1].target[:-1], (*new[2].target, "a"), ()])
+    assert script.exact_match(None, new[:4], {}, 1) == 0.25
+
+
+def test_a_new_name_reads_like_the_mean_of_the_known_ones(load: Callable[[str], ModuleType]) -> None:
+    script = load("facts")
+    ids = {"Helena": 0, "Clara": 1, "river": 2, "Sarn": 3}
+    assert (script.NEW & {*ids}, {*script.KNOWN} & {*ids}) == ({"Sarn"}, {"Helena", "Clara"})
+    model = script.Seq2Seq(script.Sizes(source_vocab=4, target_vocab=6, dim=8, heads=2))
+    before = [embedding.words.weight.clone() for embedding in (model.encoder.embedding, model.embedding)]
+    script.embed_new_names(model, ids)
+    for old, embedding in zip(before, (model.encoder.embedding, model.embedding), strict=True):
+        assert embedding.words.weight[3].tolist() == pytest.approx(((old[0] + old[1]) / 2).tolist())
+        assert torch.equal(embedding.words.weight[:3], old[:3])
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_what_is_copied_has_at_least_that_probability(load: Callable[[str], ModuleType], copy: bool) -> None:
+    script = load("facts")
+    torch.manual_seed(0)
+    pair = next(script.pairs(3))
+    ids = {word: index for index, word in enumerate(sorted({*pair.source, *pair.target}))}
+    sizes = script.Sizes(source_vocab=len(ids), target_vocab=len(ids) + 2, dim=8, heads=2, copy=copy)
+    model = script.Seq2Seq(sizes)
+    shares = script.origins(model, pair, ids)
+    assert shares.shape == (len(pair.target), len(pair.source))
+    source, target = (torch.tensor([[ids[word] for word in text]]) for text in pair)
+    probabilities = model(source, script.shift(target, None, sizes)[0])[0].exp()
+    for word, row, probability in zip(pair.target, shares, probabilities, strict=False):
+        copied = sum(share for share, other in zip(row.tolist(), pair.source, strict=True) if other == word)
+        assert copied <= probability[ids[word]] + 1e-6 if copy else row.sum() == pytest.approx(1)

@@ -226,12 +226,13 @@ class Grammar:
             merged[item] = (total, self._merge([(probability / total, node) for probability, node in after]))
         return Node(merged)
 
-    def article(self, uniform: Callable[[], float]) -> Iterator[tuple[str, float]]:
+    def article(self, uniform: Callable[[], float], facts: dict[str, str] | None = None) -> Iterator[tuple[str, float]]:
         """Sample an article: its tokens, each with its exact -log p (nats) given the tokens before it.
 
-        `uniform` returns numbers in [0, 1).
+        `uniform` returns numbers in [0, 1). `facts`, an empty dictionary if given, is filled with the article's facts
+        by name, each by the time its token is yielded.
         """
-        facts: dict[str, str] = {}
+        facts = {} if facts is None else facts
         pool_facts: dict[str, set[str]] = {}
         recent: dict[str, tuple[str, ...]] = {}
         node = self.start

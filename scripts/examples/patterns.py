@@ -59,7 +59,7 @@ def keys_per_query() -> dict[str, list[float]]:
 
 def draw_pattern(axes: Axes, name: str, pattern: Pattern) -> None:
     axes.imshow(pattern.mask(T, T, torch.device("cpu")).numpy(), cmap=COLOURS, vmin=0, vmax=1)
-    axes.set_title(f"{name}{', causal' if pattern.causal else ''}: {share(pattern, T):.0%}", fontsize=11)
+    axes.set_title(f"{share(pattern, T):.0%}" if pattern.causal else f"{name}\n{share(pattern, T):.0%}")
     axes.set_xticks([0, 10, 20, 30])
     axes.set_yticks([0, 10, 20, 30])
 
@@ -78,14 +78,16 @@ def draw_counts(axes: Axes) -> None:
 
 
 def draw() -> Figure:
-    figure = Figure(figsize=(16, 10), layout="constrained")
-    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=[6, 4]).flat
+    figure = Figure(figsize=(12, 8.5), layout="constrained")
+    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=[5, 4]).flat
     grid = above.subplots(2, len(PATTERNS), sharex=True, sharey=True)
     for causal, row in zip((False, True), grid, strict=True):
         for axes, (name, pattern) in zip(row, PATTERNS.items(), strict=True):
             draw_pattern(axes, name, replace(pattern, causal=causal))
-    above.supxlabel("key", fontsize=11)
-    above.supylabel("query", fontsize=11)
+    grid[0, 0].set_ylabel("both directions\n\nquery")
+    grid[1, 0].set_ylabel("causal\n\nquery")
+    for axes in grid[1]:
+        axes.set_xlabel("key")
     draw_counts(below.subplots())
     return figure
 

@@ -73,31 +73,31 @@ def matrix(axes: Axes, table: Tensor, title: str, across: str, colours: str, lim
     axes.figure.colorbar(image, ax=axes)
 
 
-def curves(axes: Axes, pairs: Tensor, title: str) -> None:
+def curves(axes: Axes, pairs: Tensor, title: str, upwards: str) -> None:
     """Pairs (T, T) by offset, from several positions."""
     for width, start in zip((7, 4, 1.5), STARTS, strict=True):
         axes.plot(by_offset(pairs)[start].numpy(), linewidth=width, label=f"from position {start}")
-    axes.set(title=title, xlabel="offset")
+    axes.set(title=title, xlabel="offset", ylabel=upwards)
     axes.legend()
     axes.grid(alpha=0.3)
 
 
 def draw() -> Figure:
-    figure = Figure(figsize=(16, 9), layout="constrained")
+    figure = Figure(figsize=(13, 7.5), layout="constrained")
     (first, second, third), (fourth, fifth, sixth) = figure.subplots(2, 3)
     places = torch.arange(T)
     table = sinusoidal(places, D)
-    matrix(first, table, f"sinusoids of {D} features", "feature", "RdBu", (-1, 1))
-    matrix(second, 2 * table @ table.T / D, "products of two positions' sinusoids", "position", "RdBu", (-1, 1))
-    curves(third, torch.cdist(table, table), "distance of two positions' sinusoids")
+    matrix(first, table, "sinusoids", "feature", "RdBu", (-1, 1))
+    matrix(second, 2 * table @ table.T / D, "products of sinusoids", "position", "RdBu", (-1, 1))
+    curves(third, torch.cdist(table, table), "distances of sinusoids", "distance")
     cosines, sines = rotation(places, D)
     angles = torch.atan2(sines, cosines)
-    matrix(fourth, angles, "angles of the rotary embedding", "pair of features", "twilight", (-math.pi, math.pi))
-    curves(fifth, rotary_scores(), "score of one query and key, rotated")
+    matrix(fourth, angles, "rotary angles", "pair of features", "twilight", (-math.pi, math.pi))
+    curves(fifth, rotary_scores(), "scores of a rotated query and key", "score")
     slopes = alibi_slopes(H)
     for head, bias in enumerate(alibi_bias(slopes, places[:1], places).squeeze(1)):
         sixth.plot(bias.numpy(), label=f"1/{1 / slopes[head]:.0f}", color=colormaps["viridis"](head / H))
-    sixth.set(title="ALiBi: bias on the scores", xlabel="distance", ylim=(-12, 0.5))
+    sixth.set(title="ALiBi", xlabel="offset", ylabel="bias of the score", ylim=(-12, 0.5))
     sixth.legend(title="slope", loc="center left", bbox_to_anchor=(1.01, 0.5))
     sixth.grid(alpha=0.3)
     return figure

@@ -112,13 +112,16 @@ def draw_picture(weights: Tensor, sequence: Sequences) -> Figure:
     """The weights of every head and their mean as images, a row for each token."""
     length = int(sequence.lengths[0])
     source, target = sequence.source[0, :length].tolist(), sequence.target[0, :length].tolist()
-    figure = Figure(figsize=(4 * (len(weights) + 1), 4), layout="constrained")
     titles = [*(f"head {head}" for head in range(len(weights))), "mean"]
-    for axes, table, title in zip(figure.subplots(1, len(titles)), [*weights, weights.mean(0)], titles, strict=True):
+    figure = Figure(figsize=(2.4 * len(titles), 3), layout="constrained")
+    panels = figure.subplots(1, len(titles), sharey=True)
+    for axes, table, title in zip(panels, [*weights, weights.mean(0)], titles, strict=True):
         axes.imshow(table.numpy(), vmin=0, vmax=1, cmap="magma")
-        axes.set(title=title, xlabel="source", ylabel="target")
-        axes.set_xticks(range(length), source)
-        axes.set_yticks(range(length), target)
+        axes.set(title=title, xlabel="source")
+        axes.set_xticks(range(length), source, fontsize=9)
+        axes.set_yticks(range(length), target, fontsize=9)
+        axes.tick_params(length=0)
+    panels[0].set_ylabel("target")
     return figure
 
 

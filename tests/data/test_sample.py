@@ -136,6 +136,18 @@ def test_sentence_probabilities_are_sums_over_derivations() -> None:
     assert {token for sentence in reference for token in sentence} == grammar.vocabulary
 
 
+def test_an_article_tells_its_facts() -> None:
+    grammar = Grammar(
+        "{who:name} met {name} in {year:gap} , and {=who} [{dress:hue}|left] in {then:year+gap} /", {}, TINY_POOLS
+    )
+    for seed in range(20):
+        facts: dict[str, str] = {}
+        told = [token for token, _ in grammar.article(random.Random(seed).random, facts)]
+        assert told == [token for token, _ in grammar.article(random.Random(seed).random)]
+        dress = {} if told[8] == "left" else {"dress": told[8]}
+        assert facts == {"who": told[0], "year": told[4], **dress, "then": told[10]}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

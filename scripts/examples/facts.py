@@ -1,0 +1,218 @@
+"""Read the facts out of a paragraph with an encoder-decoder, also those with names that never occurred in training.
+
+    python scripts/examples/facts.py [--copy on|off] [--sampling 0|0.25]
+
+A pair is the first paragraph of an article of the built-in sample corpus, and its facts in the order of the text:
+"The Sarn is a compact river in Corland . ..." becomes "river: Sarn region: Corland ...". Every fourth name (of people,
+towns, rivers, ...) occurs in no training pair. Such a name has an id like any other word, but a softmax over the
+vocabulary never learns to generate it. With a pointer to the source (See et al., 2017) the model can copy it:
+
+- In training, names are exchanged at random, towns for rivers too, so that a name's role follows from the words around
+  it and not from the name itself.
+- After training, every new name gets the mean embedding of the known names. It is the word for "some name", as See et
+  al. have one for every unknown word; only its position tells one new name from another.
+
+`--sampling` is the rate of parallel scheduled sampling (Mihaylova & Martins, 2019).
+
+`exact_match` is the share of pairs whose facts are all right, in the right order: for unseen pairs whose names all
+occurred in training, and for those with at least one new name; by greedy search, and by beam search of width 4.
+
+Writes facts-copy-COPY.png (with sampling: facts-copy-COPY-sampling-RATE.png), where each word that greedy search
+generated for a paragraph with new names comes from: the probability of copying it from each source word, or without
+copying the attention of the last layer. Prints the results.
+
+Shapes: B pairs, Ts positions of the source, T of the target.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from example import Results, parse, report, train
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from lmtrain.data.sample import LINE_END, encyclopedia
+from lmtrain.generation.beam import beam_search
+from lmtrain.generation.sampling import sample
+from lmtrain.generation.search import Rules
+from lmtrain.nn.encoder_decoder import Sizes
+from lmtrain.nn.seq2seq import Seq2Seq, shift
+
+PAIRS, UNSEEN, BEAMS = 20_000, 512, 4
+GRAMMAR = encyclopedia()
+POOLS = ("men", "women", "surnames", "towns", "rivers", "regions", "works", "ships", "villages")
+NAMES = [name for pool in POOLS for name in GRAMMAR.pools[pool].values if name != "<unk>"]
+NEW = frozenset(NAMES[3::4])
+"""The names that occur in no training pair."""
+KNOWN = [name for name in NAMES if name not in NEW]
+
+Ids = dict[str, int]
+"""Each word's id."""
+
+
+class Pair(NamedTuple):
+    """A paragraph and its facts, as words."""
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+
+
+class Batch(NamedTuple):
+    """source (B, Ts) and target (B, T), zeros where padded; valid (B, Ts) bool; lengths (B,) of the targets."""
+
+    source: Tensor
+    target: Tensor
+    valid: Tensor
+    lengths: Tensor
+
+
+def pairs(seed: int) -> Iterator[Pair]:
+    """The first paragraph of every article, without end."""
+    uniform = random.Random(seed).random
+    while True:
+        source, facts, lines = [], dict[str, str](), 0
+        for token, _ in GRAMMAR.article(uniform, facts):
+            lines += token == LINE_END
+            if lines == 3:  # after the title and an empty line
+                break
+            if lines == 2 and token != LINE_END:
+                source.append(token)
+        yield Pair(tuple(source), tuple(word for name, value in facts.items() for word in (f"{name}:", value)))
+
+
+def rename(pair: Pair, names: random.Random) -> Pair:
+    """The pair with random known names, of any kind, in place of its names."""
+    own = sorted({*NAMES}.intersection(pair.source))
+    others = dict(zip(own, names.sample(KNOWN, len(own)), strict=True))
+    return Pair(*(tuple(others.get(word, word) for word in text) for text in pair))
+
+
+def split(seed: int) -> tuple[list[Pair], list[Pair], list[Pair]]:
+    """UNSEEN pairs with known names, UNSEEN with at least one new name, and PAIRS others, renamed, to train on."""
+    known, new, training = list[Pair](), list[Pair](), list[Pair]()
+    drawn, names = pairs(seed), random.Random(f"names {seed}")
+    while min(len(known), len(new)) < UNSEEN:
+        pair = next(drawn)
+        (known if NEW.isdisjoint(pair.source) else new).append(pair)
+    while len(training) < PAIRS:
+        pair = rename(next(drawn), names)
+        if pair not in known:
+            training.append(pair)
+    return known[:UNSEEN], new[:UNSEEN], training
+
+
+def encode(texts: Sequence[tuple[str, ...]], ids: Ids) -> tuple[Tensor, Tensor]:
+    """Ids (B, T), zeros where padded, and lengths (B,)."""
+    lengths = torch.tensor([len(text) for text in texts])
+    rows = torch.zeros(len(texts), int(lengths.max()), dtype=torch.long)
+    for row, text in zip(rows, texts, strict=True):
+        row[: len(text)] = torch.tensor([ids[word] for word in text])
+    return rows, lengths
+
+
+def batch(chosen: Sequence[Pair], ids: Ids) -> Batch:
+    """Pairs as tensors."""
+    source, read = encode([pair.source for pair in chosen], ids)
+    target, lengths = encode([pair.target for pair in chosen], ids)
+    return Batch(source, target, torch.arange(source.shape[1]) < read.unsqueeze(-1), lengths)
+
+
+def decode(model: Seq2Seq, chosen: Sequence[Pair], ids: Ids, beams: int) -> list[tuple[str, ...]]:
+    """The words that the model generates for each source, by beam search or, with one beam, by greedy search."""
+    source, _, valid, _ = batch(chosen, ids)
+    words, end = list(ids), model.sizes.end_id
+    rules = Rules(model.sizes.max_length, lambda text: text[-1] == end, blocked=frozenset({model.sizes.begin_id}))
+    start = model.start(source, valid)
+    if beams == 1:
+        found = sample(*start, model.step, rules)
+    else:
+        found = [best for (best,) in beam_search(*start, model.step, rules, beams=beams)]
+    return [tuple(words[token] for token in text.ids if token != end) for text in found]
+
+
+def exact_match(model: Seq2Seq, chosen: Sequence[Pair], ids: Ids, beams: int) -> float:
+    """The share of pairs whose targets are generated from end to end."""
+    found = decode(model, chosen, ids, beams)
+    right: int = sum(words == pair.target for words, pair in zip(found, chosen, strict=True))
+    return right / len(chosen)
+
+
+@torch.no_grad()
+def embed_new_names(model: Seq2Seq, ids: Ids) -> None:
+    """Set the embeddings of new names to the mean of those of known names, in the encoder and the decoder."""
+    known, new = ([ids[name] for name in names if name in ids] for names in (KNOWN, sorted(NEW)))
+    for embedding in (model.encoder.embedding, model.embedding):
+        embedding.words.weight[new] = embedding.words.weight[known].mean(0)
+
+
+@torch.no_grad()
+def origins(model: Seq2Seq, pair: Pair, ids: Ids) -> Tensor:
+    """For each word of the target, a share for each source word: its probability of being copied, or its attention."""
+    read, written = encode([pair.source], ids)[0], encode([pair.target], ids)[0]
+    inputs = shift(written, None, model.sizes)[0][:, :-1]  # the last position predicts END
+    prediction = model.prediction
+    if prediction.pointer is None or prediction.gate is None:
+        return model.cross_weights(read, inputs)[-1, 0].mean(0)
+    memory, valid = model.encoder(read)
+    states = model.decoder(model.embedding(inputs), memory, valid)
+    copied: Tensor = prediction.pointer(states, memory).exp() * prediction.gate(states).sigmoid()
+    return copied[0]
+
+
+def draw_picture(model: Seq2Seq, pair: Pair, ids: Ids) -> Figure:
+    """Where each generated word comes from; new names are bold, and generated words that are wrong are red."""
+    (found,) = decode(model, [pair], ids, beams=1)
+    shares = origins(model, pair._replace(target=found), ids)
+    figure = Figure(figsize=(0.26 * len(pair.source) + 2, 0.26 * len(found) + 1.5), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(shares.numpy(), vmin=0, vmax=1, cmap="Blues", aspect="auto")
+    axes.set_xticks(range(len(pair.source)), pair.source, rotation=60, ha="left", rotation_mode="anchor")
+    axes.set_yticks(range(len(found)), found)
+    axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False)
+    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        label.set_fontweight("bold" if label.get_text() in NEW else "normal")
+    for label, word, wanted in zip(axes.get_yticklabels(), found, pair.target, strict=False):
+        label.set_color("black" if word == wanted else "tab:red")
+    axes.set_ylabel("generated")
+    kind = "attention, mean of the heads" if model.prediction.pointer is None else "probability of being copied"
+    figure.colorbar(image, ax=axes, label=kind)
+    return figure
+
+
+def main(argv: list[str] | None = None) -> Results:
+    """Train, evaluate on unseen pairs, draw."""
+    options = parse(__doc__, argv, steps=700, copy=["on", "off"], sampling=["0", "0.25"])
+    known, new, training = split(options.seed)
+    words = {word for pair in (*known, *new, *training) for text in pair for word in text}
+    ids = {word: index for index, word in enumerate(sorted(words))}
+    sizes = Sizes(
+        source_vocab=len(ids),
+        target_vocab=len(ids) + 2,
+        dim=64,
+        ff_dim=128,
+        decoder_layers=1,
+        max_length=64,
+        copy=options.copy == "on",
+    )
+    model = Seq2Seq(sizes)
+
+    def loss() -> Tensor:
+        source, target, valid, lengths = batch([training[index] for index in torch.randint(PAIRS, (32,))], ids)
+        return model.loss(source, target, valid, lengths, sampling=float(options.sampling))
+
+    trained = train(loss, list(model.parameters()), options.steps, 2e-3)
+    embed_new_names(model, ids)
+    rows = [
+        {"names": names, "search": search, "exact_match": exact_match(model, chosen, ids, beams)}
+        for names, chosen in (("known", known), ("new", new))
+        for search, beams in (("greedy", 1), (f"beam of {BEAMS}", BEAMS))
+    ]
+    name = f"facts-copy-{options.copy}" + (f"-sampling-{options.sampling}" if options.sampling != "0" else "")
+    results = {"unseen": UNSEEN, "pairs": PAIRS, **trained, "rows": rows}
+    return report(name, results, draw_picture(model, new[0], ids), options)
+
+
+if __name__ == "__main__":
+    main()
