@@ -150,7 +150,7 @@ def test_a_model_has_the_same_loss_and_gradients(mode: str, fields: dict[str, ob
     with largest_tensor() as sizes:
         found = trained(Objective(plain_model, 2))
     assert sizes.largest < 36 * VOCABULARY or mode == "windowed"
-    assert_near(found, trained(Objective(plain_model, None)), 2e-6)
+    assert_near(found, trained(Objective(plain_model, None)), 1e-5)
     with torch.no_grad():
         text = torch.arange(12).view(2, 6)
         targets = text if mode == "causal" else text[:, 0]
