@@ -12,7 +12,8 @@ vocabulary never learns to generate it. With a pointer to the source (See et al.
 - After training, every new name gets the mean embedding of the known names. It is the word for "some name", as See et
   al. have one for every unknown word; only its position tells one new name from another.
 
-`--sampling` is the rate of parallel scheduled sampling (Mihaylova & Martins, 2019).
+`--sampling` is the rate of parallel scheduled sampling (Mihaylova & Martins, 2019). Training without copying needs
+more steps, each of which takes less time: `--copy off --steps 1500`.
 
 `exact_match` is the share of pairs whose facts are all right, in the right order: for unseen pairs whose names all
 occurred in training, and for those with at least one new name; by greedy search, and by beam search of width 4.
