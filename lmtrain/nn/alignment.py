@@ -26,7 +26,9 @@ class AlignedMemory(RecurrentState):
 
 
 class AlignedAttention(MultiHeadAttention):
-    """The base of cross-attention that is a recurrence over the queries, with the interface of `CrossAttention`.
+    """The base of cross-attention that is a recurrence over the queries.
+
+    It has the methods of `CrossAttention` that a `DecoderBlock` calls.
 
     A mask is that of `padding_mask`, (B, 1, 1, Tk) bool: False gets no weight.
     """
@@ -53,13 +55,13 @@ class AlignedAttention(MultiHeadAttention):
         return self._read(query, memory, mask)[0]
 
     def align(self, query: Tensor, memory: AlignedMemory, mask: Tensor) -> Tensor:
-        """The alignment of `memory`, then those of the queries: (B, H, Tq, D) -> (B, H, 1 + Tq, Tk)."""
+        """The weights of the queries, the first of which comes after that of `memory`: (B, H, Tq, D) -> (B, H, Tq, Tk)."""
         raise NotImplementedError
 
     def _read(self, query: Tensor, memory: AlignedMemory, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         mask = memory.key.new_ones(1, 1, 1, memory.key.shape[-2], dtype=torch.bool) if mask is None else mask
-        alignments = self.align(split_heads(self.query(query), self.heads), memory, mask)
-        memory.alignment, weights = alignments[:, :, -1], alignments[:, :, 1:]
+        weights = self.align(split_heads(self.query(query), self.heads), memory, mask)
+        memory.alignment = weights[:, :, -1]
         dropped = drop(weights.to(memory.value.dtype), self.dropout, self.training)
         return self.output(join_heads(dropped @ memory.value)), weights
 
@@ -85,20 +87,20 @@ class MonotonicAttention(AlignedAttention):
         return memory
 
     def align(self, query: Tensor, memory: AlignedMemory, mask: Tensor) -> Tensor:
-        """The alignment of `memory`, then those of the queries: (B, H, Tq, D) -> (B, H, 1 + Tq, Tk)."""
+        """The weights of the queries, the first of which comes after that of `memory`: (B, H, Tq, D) -> (B, H, Tq, Tk)."""
         scores = (query * query.shape[-1] ** -0.5) @ memory.key.transpose(-2, -1)
         energy = scores.to(memory.alignment.dtype) + self.offset
         if not self.training:
             return hard_alignment((energy > 0) & mask, memory.alignment)
         probability = (energy + torch.randn_like(energy)).sigmoid() * mask
-        return torch.cat((memory.alignment.unsqueeze(2), expected_alignment(probability, memory.alignment)), dim=2)
+        return expected_alignment(probability, memory.alignment)
 
 
 def expected_alignment(probability: Tensor, previous: Tensor) -> Tensor:
-    """Where queries are expected to stop that inspect keys from left to right, each from the stop of the one before.
+    """The expected alignments of monotonic attention: the probability that query i stops at key j, (B, H, Tq, Tk).
 
-    probability (B, H, Tq, Tk) of query i to stop at key j when it inspects it, previous (B, H, Tk) of the query before
-    the first to have stopped at j -> the probability that query i stops at key j, (B, H, Tq, Tk).
+    probability (B, H, Tq, Tk): that query i stops at key j, given that it inspects j. previous (B, H, Tk): the alignment
+    of the query before query 0.
 
     This is a walk through pairs (i, j): a stop leads to (i + 1, j), anything else to (i, j + 1). All pairs of equal
     i + j are computed together, from those before. Raffel et al. (2017) divide by a product of probabilities, which
@@ -120,14 +122,16 @@ def expected_alignment(probability: Tensor, previous: Tensor) -> Tensor:
 
 
 def hard_alignment(stops: Tensor, previous: Tensor) -> Tensor:
-    """Where queries do stop, as ones among zeros: `expected_alignment` for probabilities of 0 and 1.
+    """`expected_alignment` for probabilities of 0 and 1, of which it makes ones among zeros.
 
-    stops (B, H, Tq, Tk) bool, previous (B, H, Tk) -> `previous`, then the queries' (B, H, 1 + Tq, Tk).
+    stops (B, H, Tq, Tk) bool: whether query i stops at key j where it inspects j; previous (B, H, Tk): a one, or only
+    zeros if the query before has passed the last key -> (B, H, Tq, Tk).
     """
-    found = [previous]
+    found = []
     for stop in stops.unbind(2):
-        candidates = stop & (found[-1].cumsum(-1) > 0)
-        found.append((candidates & (candidates.cumsum(-1) == 1)).to(previous.dtype))
+        candidates = stop & (previous.cumsum(-1) > 0)
+        previous = (candidates & (candidates.cumsum(-1) == 1)).to(previous.dtype)
+        found.append(previous)
     return torch.stack(found, dim=2)
 
 
@@ -136,24 +140,24 @@ class LocationAwareAttention(AlignedAttention):
 
     The energy of a key is w . tanh(q + k + f + b), where f are the features of a convolution over the weights of the
     query before, around the key, and the weights are the softmax of the energies. A head has its own w, b and filters,
-    one for each feature, R (odd) keys wide; before the first query all weights are zero.
+    one for each feature, R (odd) keys wide; before the first query all weights are zero. Raises ValueError for an even R.
     """
 
     def __init__(self, dim: int, heads: int, *, width: int = 15, dropout: float = 0.0) -> None:
         super().__init__(dim, heads, dropout=dropout)
-        self.width = width
-        self.location = nn.Conv1d(heads, dim, width, groups=heads)
+        if width % 2 == 0:
+            raise ValueError(f"width={width} must be odd, to have a key in the middle")
+        self.location = nn.Conv1d(heads, dim, width, padding=width // 2, groups=heads)
         self.energy = nn.Parameter(torch.empty(heads, dim // heads, 1).uniform_(-1, 1) * (dim // heads) ** -0.5)
 
     def align(self, query: Tensor, memory: AlignedMemory, mask: Tensor) -> Tensor:
-        """The alignment of `memory`, then those of the queries: (B, H, Tq, D) -> (B, H, 1 + Tq, Tk)."""
-        keys, mask, half = memory.key.mT, mask.squeeze(2), self.width // 2
-        found = [memory.alignment]
+        """The weights of the queries, the first of which comes after that of `memory`: (B, H, Tq, D) -> (B, H, Tq, Tk)."""
+        keys, mask, weights, found = memory.key.mT, mask.squeeze(2), memory.alignment, []
         for one in query.unbind(2):
-            around = F.pad(found[-1], (half, half + 1)).to(keys.dtype)  # one too many: a convolution has some output
-            location = self.location(around)[..., :-1].view(keys.shape)  # (B, H, D, Tk)
+            location = self.location(weights.to(keys.dtype)).view(keys.shape)  # (B, H, D, Tk)
             features = (one.unsqueeze(-1) + keys + location).tanh()
-            energy = (features * self.energy).sum(-2, dtype=memory.alignment.dtype)
-            weights = energy.masked_fill(~mask, torch.finfo(energy.dtype).min).softmax(-1)
-            found.append(weights * mask)  # where all is masked, nothing has a weight
+            energy = (features * self.energy).sum(-2, dtype=weights.dtype)
+            scores = energy.masked_fill(~mask, torch.finfo(energy.dtype).min)
+            weights = scores.softmax(-1) * mask  # where all is masked, nothing has a weight
+            found.append(weights)
         return torch.stack(found, dim=2)

@@ -35,8 +35,9 @@ class Sizes:
     """The sizes of an encoder-decoder and of its vocabularies.
 
     The last two of the `target_vocab` ids are END and BEGIN. With `copy`, source and target must share their ids: a
-    copied source id becomes a target id. `max_length` bounds both sources and targets, END included. The kinds of
-    `cross_attention` besides softmax are in `alignment`.
+    copied source id becomes a target id. `max_length` bounds sources, and targets with their END in `Seq2Seq`,
+    without it in `NonAutoregressive`. The kinds of `cross_attention` besides softmax are in `alignment`. Raises
+    ValueError for vocabularies that do not fit together.
     """
 
     source_vocab: int

@@ -19,7 +19,8 @@ Length = Literal["predicted", "fixed"]
 
 
 class NonAutoregressive(nn.Module):
-    """A source of ids to a target of ids, every input of the decoder being BEGIN and its position.
+    """A source of ids to a target of ids, every input of the decoder being BEGIN and its position (in Gu et al., a copy
+    of a source word).
 
     No position depends on the word chosen at another, but all attend to each other's states. `length` determines how
     many positions the decoder has:
@@ -40,25 +41,25 @@ class NonAutoregressive(nn.Module):
         self.begin = PositionedEmbedding(1, sizes)
         self.decoder = Decoder(sizes, FULL)
         self.prediction = Prediction(sizes)
-        self.length = nn.Linear(sizes.dim, sizes.max_length + 1) if length == "predicted" else None
+        self.length_classifier = nn.Linear(sizes.dim, sizes.max_length + 1) if length == "predicted" else None
 
     def loss(
         self, source: Tensor, target: Tensor, source_valid: Tensor | None = None, lengths: Tensor | None = None
     ) -> Tensor:
-        """The mean of -log p of the words, in nats, and of the lengths where predicted: (B, Ts), (B, T) -> ().
+        """The mean of -log p of the words, in nats: source (B, Ts), target (B, T) -> ().
 
-        `lengths` (B,) are the targets' own; by default all are T. Raises ValueError for targets wider than N.
+        Where lengths are predicted, the mean of -log p of the rows' lengths is added. `lengths` (B,) are the targets' own; by default all are T. Raises ValueError for targets wider than N.
         """
         if target.shape[1] > self.sizes.max_length:
             raise ValueError(f"a target of {target.shape[1]} columns is wider than max_length={self.sizes.max_length}")
         memory, valid = self.encoder(source, source_valid)
         lengths = target.new_full((len(target),), target.shape[1]) if lengths is None else lengths
-        labels = target if self.length is not None else F.pad(target, (0, self.sizes.max_length - target.shape[1]))
+        labels = target if self.length_classifier is not None else F.pad(target, (0, self.sizes.max_length - target.shape[1]))
         own = torch.arange(labels.shape[1], device=target.device) < lengths.unsqueeze(-1)
         labels = labels.masked_fill(~own, self.sizes.end_id)
-        positions = own if self.length is not None else torch.ones_like(own)
+        positions = own if self.length_classifier is not None else torch.ones_like(own)
         nats = mean_nats(self._predict(memory, source, valid, positions), labels, positions)
-        return nats if self.length is None else nats + F.cross_entropy(self._length_logits(memory, valid), lengths)
+        return nats if self.length_classifier is None else nats + F.cross_entropy(self._length_logits(memory, valid), lengths)
 
     @torch.no_grad()
     def decode(
@@ -70,7 +71,7 @@ class NonAutoregressive(nn.Module):
         been trained with N only. Raises ValueError where one is greater than N.
         """
         memory, valid = self.encoder(source, source_valid)
-        if lengths is None and self.length is None:
+        if lengths is None and self.length_classifier is None:
             lengths = source.new_full((len(source),), self.sizes.max_length)
         elif lengths is None:
             lengths = self._length_logits(memory, valid).argmax(-1)
@@ -88,9 +89,9 @@ class NonAutoregressive(nn.Module):
 
     def _length_logits(self, memory: Tensor, valid: Tensor) -> Tensor:
         """The classifier's logits of the lengths 0 .. N, from the mean of the memory (B, Ts, D): (B, N + 1) float32."""
-        assert self.length is not None
+        assert self.length_classifier is not None
         weights = (valid / valid.sum(1, keepdim=True).clamp_min(1)).unsqueeze(1)  # (B, 1, Ts)
-        logits: Tensor = self.length((weights @ memory.float()).squeeze(1))
+        logits: Tensor = self.length_classifier((weights @ memory.float()).squeeze(1))
         return logits.float()
 
     def _predict(self, memory: Tensor, source: Tensor, valid: Tensor, positions: Tensor) -> Tensor:

@@ -47,7 +47,8 @@ class Seq2Seq(nn.Module):
 
         `lengths` (B,) are the targets' own, without END; by default all are T. `sampling` is the probability of an
         input from the model's own predictions, by parallel scheduled sampling; see `scheduled_sampling`. `guided` is
-        the weight of `guided_attention_loss` on every layer's cross-attention, END being the last query.
+        the weight of `guided_attention_loss` on every layer's cross-attention, END being the last query. Raises
+        ValueError for a source or a target with END of more than `max_length` words.
         """
         memory, valid = self.encoder(source, source_valid)
         inputs, labels, real = shift(target, lengths, self.sizes)
@@ -62,7 +63,8 @@ class Seq2Seq(nn.Module):
         return nats + guided * guided_attention_loss(weights, real.sum(1), valid.sum(1))
 
     def cross_weights(self, source: Tensor, inputs: Tensor, source_valid: Tensor | None = None) -> Tensor:
-        """The cross-attention weights under teacher forcing: (L, B, H, T, Ts)."""
+        """The cross-attention weights under teacher forcing, in training mode of monotonic attention the expected ones:
+        (L, B, H, T, Ts)."""
         memory, valid = self.encoder(source, source_valid)
         return self.decoder.with_weights(self.embedding(inputs), memory, valid)[1]
 
@@ -109,10 +111,10 @@ def mean_nats(log_probs: Tensor, labels: Tensor, real: Tensor) -> Tensor:
 
 
 def guided_attention_loss(weights: Tensor, query_lengths: Tensor, key_lengths: Tensor, width: float = 0.2) -> Tensor:
-    """The mean of w (1 - exp(-(n/N - t/T)^2 / (2 width^2))) over real positions (Tachibana et al., 2018).
+    """The mean of w (1 - exp(-(i/I - j/J)^2 / (2 width^2))) over real positions (Tachibana et al., 2018).
 
-    weights (..., B, H, Tq, Tk), w for query n of N and key t of T, where query_lengths (B,) are the N and key_lengths
-    (B,) the T -> (). Added to a loss, it penalizes attention far from the diagonal.
+    weights (..., B, H, Tq, Tk), w for query i of I and key j of J, where query_lengths (B,) are the I and key_lengths
+    (B,) the J -> (). Added to a loss, it penalizes attention far from the diagonal.
     """
     queries = torch.arange(weights.shape[-2], device=weights.device)
     keys = torch.arange(weights.shape[-1], device=weights.device)

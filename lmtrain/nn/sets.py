@@ -6,6 +6,9 @@
     ISAB(X)    = MAB(X, MAB(I, X))          through m inducing points I: linear
     PMA(X)     = MAB(S, X)                  k seeds S attend: k vectors, for any order of the elements
 
+`plain` is the block of later implementations; the paper's MAB is `residual` with the options that `MAB` names. In both,
+PMA pools the elements themselves, without the paper's feed-forward layer before it.
+
 Learned points start with unit variance, like a normalized element: at any width, their scores start at the scale of
 scores between elements, so that the points can specialize.
 

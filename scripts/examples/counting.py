@@ -49,7 +49,7 @@ class Questions(NamedTuple):
 def draw(count: int) -> Questions:
     """Random sequences, each with symbols of its own frequencies."""
     valid = torch.arange(LONGEST) < torch.randint(SHORTEST, LONGEST + 1, (count, 1))
-    frequencies = torch.rand(count, SYMBOLS).log().neg()  # uniform among those that sum to one, but for the sum
+    frequencies = torch.empty(count, SYMBOLS).exponential_()  # divided by their sum, uniform on the simplex
     symbols = torch.multinomial(frequencies, LONGEST, replacement=True)
     asked = torch.randint(SYMBOLS + 1, (count, 1))
     found = ((symbols == asked) | (asked == EVERY)) & valid

@@ -9,8 +9,8 @@ vocabulary never learns to generate it. With a pointer to the source (See et al.
 
 - In training, names are exchanged at random, towns for rivers too, so that a name's role follows from the words around
   it and not from the name itself.
-- After training, every new name gets the mean embedding of the known names. It is the word for "some name", as See et
-  al. have one for every unknown word; only its position tells one new name from another.
+- After training, every new name gets the mean embedding of the known names, as all unknown words have one embedding in
+  See et al.; only its position tells one new name from another.
 
 `--sampling` is the rate of parallel scheduled sampling (Mihaylova & Martins, 2019). Training without copying needs
 more steps, each of which takes less time: `--copy off --steps 1500`.
@@ -18,9 +18,9 @@ more steps, each of which takes less time: `--copy off --steps 1500`.
 `exact_match` is the share of pairs whose facts are all right, in the right order: for unseen pairs whose names all
 occurred in training, and for those with at least one new name; by greedy search, and by beam search of width 4.
 
-Writes facts-copy-COPY.png (with sampling: facts-copy-COPY-sampling-RATE.png), where each word that greedy search
-generated for a paragraph with new names comes from: the probability of copying it from each source word, or without
-copying the attention of the last layer. Prints the results.
+Writes facts-copy-COPY.png (with sampling: facts-copy-COPY-sampling-RATE.png): for each word that greedy search generated
+for a paragraph with new names, the probability of copying it from each source word, or without copying the attention of
+the last layer. Prints the results.
 
 Shapes: B pairs, Ts positions of the source, T of the target.
 """
@@ -36,7 +36,6 @@ from torch import Tensor
 
 from lmtrain.data.sample import LINE_END, encyclopedia
 from lmtrain.generation.beam import beam_search
-from lmtrain.generation.sampling import sample
 from lmtrain.generation.search import Rules
 from lmtrain.nn.encoder_decoder import Sizes
 from lmtrain.nn.seq2seq import Seq2Seq, shift
@@ -126,10 +125,7 @@ def decode(model: Seq2Seq, chosen: Sequence[Pair], ids: Ids, beams: int) -> list
     words, end = list(ids), model.sizes.end_id
     rules = Rules(model.sizes.max_length, lambda text: text[-1] == end, blocked=frozenset({model.sizes.begin_id}))
     start = model.start(source, valid)
-    if beams == 1:
-        found = sample(*start, model.step, rules)
-    else:
-        found = [best for (best,) in beam_search(*start, model.step, rules, beams=beams)]
+    found = [best for (best,) in beam_search(*start, model.step, rules, beams=beams)]
     return [tuple(words[token] for token in text.ids if token != end) for text in found]
 
 

@@ -76,11 +76,7 @@ def draw_model(axes: Axes, x: float) -> None:
     axes.text(x, 0.2, "tokens", ha="center", va="center", fontsize=13, color=LINE)
     axes.text(x, 8.0, "logits of every next token", ha="center", va="center", fontsize=13, color=LINE)
     box(axes, x, 1.45, 3.9, 0.6, "embedding", BLUE)
-    path(axes, (x, 1.75), (x, 2.13))
-    plus(axes, x, 2.3)
-    axes.text(x + 0.75, 2.3, "position", ha="left", va="center", fontsize=15)
-    path(axes, (x + 0.7, 2.3), (x + 0.17, 2.3))
-    path(axes, (x, 2.47), (x, 2.9))
+    path(axes, (x, 1.75), (x, 2.9))
     for offset in (0.2, 0.1, 0.0):
         box(axes, x + offset, 3.5 + offset, 3.0, 1.2, "" if offset else "encoder block", GREEN)
     axes.text(x + 1.85, 3.6, "\N{MULTIPLICATION SIGN} N", ha="left", va="center", fontsize=17, fontweight="bold")
@@ -95,7 +91,7 @@ def draw_model(axes: Axes, x: float) -> None:
 
 def draw_block(axes: Axes, x: float) -> None:
     """One encoder block."""
-    middle = sublayer(axes, x, 1.2, ("norm", "causal\nself-attention"), GREEN)
+    middle = sublayer(axes, x, 1.2, ("norm", "causal self-attention\n(rotary positions)"), GREEN)
     top = sublayer(axes, x, middle + 0.17, ("norm", "feed-forward"), GREEN)
     path(axes, (x, top + 0.17), (x, top + 0.75))
 
@@ -114,7 +110,7 @@ def draw_pool(axes: Axes, x: float) -> None:
         box(axes, place, 3.55, 0.5, 0.5, f"$O_{index + 1}$", ORANGE if index == shown else WHITE)
     box(axes, 9.13, 1.75, 0.9, 0.7, "learned\nquery $s$", ORANGE)
     path(axes, (9.58, 1.75), (x - 1.47, 1.75))
-    box(axes, x, 1.75, 2.94, 0.5, r"scores $s \cdot k_i$", ORANGE)
+    box(axes, x, 1.75, 2.94, 0.5, r"scores $s \cdot k_i - m\,(t-i)$", ORANGE)
     axes.text(9.3, 2.75, "softmax\nmean over\n$i \\leq t$", ha="center", va="center", fontsize=13, color=LINE)
     path(axes, (x, 3.8), (x, 4.33))
     plus(axes, x, 4.5)

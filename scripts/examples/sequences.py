@@ -102,7 +102,7 @@ def cross_weights(model: Seq2Seq | NonAutoregressive, sequence: Sequences) -> Te
     """Attention of each token of one sequence (B = 1) to the source, in the last layer: (H, T, Ts)."""
     source, target = sequence.source[:, sequence.valid[0]], sequence.target[:, sequence.valid[0]]
     if isinstance(model, NonAutoregressive):
-        count = target.shape[1] if model.length is not None else SIZES.max_length  # as many as in training
+        count = target.shape[1] if model.length_classifier is not None else SIZES.max_length  # as many as in training
         positions = torch.ones(1, count, dtype=torch.bool)
         return model.cross_weights(source, positions)[-1, 0, :, : target.shape[1]]
     return model.cross_weights(source, shift(target, None, SIZES)[0])[-1, 0, :, :-1]  # the last position predicts END

@@ -105,11 +105,10 @@ def test_hard_alignment_walks_from_left_to_right_as_is_expected_of_zeros_and_one
     stops = torch.rand(20, H, TQ, TK) < 0.4
     previous = torch.eye(TK + 1)[start, :TK].expand(20, H, TK)
     result = hard_alignment(stops, previous)
-    assert torch.equal(result[:, :, 0], previous)
-    assert torch.equal(result[:, :, 1:], expected_alignment(stops.float(), previous))
+    assert torch.equal(result, expected_alignment(stops.float(), previous))
     for b, h in itertools.product(range(20), range(H)):
         places = left_to_right(stops[b, h], start)
-        assert torch.equal(result[b, h, 1:], torch.eye(TK + 1)[places, :TK])
+        assert torch.equal(result[b, h], torch.eye(TK + 1)[places, :TK])
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["expected", "hard"])
@@ -185,7 +184,6 @@ def test_a_memory_is_read_in_parts(
         torch.testing.assert_close(
             layer.recall(query[order, t : t + 1], memory, mask=mask[order]), expected[order, t : t + 1]
         )
-    assert layer.recall(query[order, :0], memory, mask=mask[order]).shape == (3, 0, WIDTH)
 
 
 @every_layer
@@ -200,7 +198,6 @@ def test_padded_keys_get_no_weight_and_no_key_at_all_gives_zeros(kind: type[Alig
     nothing, weights = layer.with_weights(query, key, mask=padding_mask(torch.zeros_like(VALID)))
     assert not nothing.any()
     assert not weights.any()
-    assert torch.equal(layer(query, key[:, :0]), nothing)
 
 
 @every_kind

@@ -36,9 +36,9 @@ def table(model: NonAutoregressive, row: int, positions: int) -> Tensor:
 
 def length_log_probs(model: NonAutoregressive, row: int) -> Tensor:
     """log p (N + 1,) of the lengths, by a mean over the memory of one source without padding."""
-    assert model.length is not None
+    assert model.length_classifier is not None
     memory = model.encoder(SOURCE[row : row + 1, : LENGTHS[row]])[0][0]
-    logits: Tensor = model.length(sum(memory) / LENGTHS[row])
+    logits: Tensor = model.length_classifier(sum(memory) / LENGTHS[row])
     return logits.log_softmax(-1)
 
 
@@ -66,8 +66,8 @@ def test_decoding_takes_the_most_likely_length_and_word_of_each_position(length:
     bias = model.prediction.vocabulary.bias.data
     bias -= table(model, 0, 6).mean(0).detach()  # no word is likely everywhere
     bias[END] = -100.0
-    if model.length is not None:
-        model.length.weight.data.mul_(10)
+    if model.length_classifier is not None:
+        model.length_classifier.weight.data.mul_(10)
     words, lengths = model.decode(SOURCE, VALID)
     for row in range(3):
         assert lengths[row] == (length_log_probs(model, row).argmax() if length == "predicted" else 6)
