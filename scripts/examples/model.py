@@ -91,7 +91,7 @@ def draw_model(axes: Axes, x: float) -> None:
 
 def draw_block(axes: Axes, x: float) -> None:
     """One encoder block."""
-    middle = sublayer(axes, x, 1.2, ("norm", "causal self-attention\n(rotary positions)"), GREEN)
+    middle = sublayer(axes, x, 1.2, ("norm", "causal attention\n(rotary positions)"), GREEN)
     top = sublayer(axes, x, middle + 0.17, ("norm", "feed-forward"), GREEN)
     path(axes, (x, top + 0.17), (x, top + 0.75))
 
