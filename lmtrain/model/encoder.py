@@ -24,9 +24,9 @@ class Encoder(nn.Module):
     """The blocks of a configuration, one for each of its `layer_attention`.
 
     Where a layer has global attention, learned global tokens come before the sequence (Ainslie et al., 2020), and their
-    states are dropped after the last block. In layers with global attention all tokens attend to them. If windowed, they
-    attend to all tokens, which makes them a memory of the window. If causal, a token would learn from them of later ones,
-    so that they attend only to themselves and each other, and depend on no token.
+    states are dropped after the last block. In layers with global attention all tokens attend to them. If windowed,
+    they attend to all tokens, which makes them a memory of the window. If causal, a token would learn from them of
+    later ones, so that they attend only to themselves and each other, and depend on no token.
 
     With `recompute_blocks` the backward pass computes the activations inside a block again (Chen et al., 2016), with
     the same random numbers.
@@ -72,7 +72,7 @@ class Encoder(nn.Module):
     def step(self, x: Tensor, caches: list[Cache], token: CachePosition) -> Tensor:
         """One token per row, (B, 1, D) -> (B, 1, D), each at its position in the sequence."""
         position = token.position + self._globals
-        shared = position[:1] if token.uniform_length else position.view(-1, 1, 1)  # (B, 1, 1): over heads and the one query
+        shared = position[:1] if token.uniform_length else position.view(-1, 1, 1)  # over heads and the one query
         kv_len, rotated_by = token.kv_len + self._globals, self._rotation(shared)
         at = CachePosition(position, kv_len, token.uniform_length, rotated_by, self.slopes)
         for block, cache in zip(self._causal_blocks(), caches, strict=True):

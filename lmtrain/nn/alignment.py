@@ -55,7 +55,7 @@ class AlignedAttention(MultiHeadAttention):
         return self._read(query, memory, mask)[0]
 
     def align(self, query: Tensor, memory: AlignedMemory, mask: Tensor) -> Tensor:
-        """The weights of the queries, the first of which comes after that of `memory`: (B, H, Tq, D) -> (B, H, Tq, Tk)."""
+        """The weights of queries that follow the one of `memory.alignment`: (B, H, Tq, D) -> (B, H, Tq, Tk)."""
         raise NotImplementedError
 
     def _read(self, query: Tensor, memory: AlignedMemory, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -87,7 +87,7 @@ class MonotonicAttention(AlignedAttention):
         return memory
 
     def align(self, query: Tensor, memory: AlignedMemory, mask: Tensor) -> Tensor:
-        """The weights of the queries, the first of which comes after that of `memory`: (B, H, Tq, D) -> (B, H, Tq, Tk)."""
+        """The weights of queries that follow the one of `memory.alignment`: (B, H, Tq, D) -> (B, H, Tq, Tk)."""
         scores = (query * query.shape[-1] ** -0.5) @ memory.key.transpose(-2, -1)
         energy = scores.to(memory.alignment.dtype) + self.offset
         if not self.training:
@@ -99,8 +99,8 @@ class MonotonicAttention(AlignedAttention):
 def expected_alignment(probability: Tensor, previous: Tensor) -> Tensor:
     """The expected alignments of monotonic attention: the probability that query i stops at key j, (B, H, Tq, Tk).
 
-    probability (B, H, Tq, Tk): that query i stops at key j, given that it inspects j. previous (B, H, Tk): the alignment
-    of the query before query 0.
+    probability (B, H, Tq, Tk): that query i stops at key j, given that it inspects j. previous (B, H, Tk): the
+    alignment of the query before query 0.
 
     This is a walk through pairs (i, j): a stop leads to (i + 1, j), anything else to (i, j + 1). All pairs of equal
     i + j are computed together, from those before. Raffel et al. (2017) divide by a product of probabilities, which
@@ -140,7 +140,7 @@ class LocationAwareAttention(AlignedAttention):
 
     The energy of a key is w . tanh(q + k + f + b), where f are the features of a convolution over the weights of the
     query before, around the key, and the weights are the softmax of the energies. A head has its own w, b and filters,
-    one for each feature, R (odd) keys wide; before the first query all weights are zero. Raises ValueError for an even R.
+    one for each feature, R keys wide; before the first query all weights are zero. Raises ValueError for an even R.
     """
 
     def __init__(self, dim: int, heads: int, *, width: int = 15, dropout: float = 0.0) -> None:
@@ -151,7 +151,7 @@ class LocationAwareAttention(AlignedAttention):
         self.energy = nn.Parameter(torch.empty(heads, dim // heads, 1).uniform_(-1, 1) * (dim // heads) ** -0.5)
 
     def align(self, query: Tensor, memory: AlignedMemory, mask: Tensor) -> Tensor:
-        """The weights of the queries, the first of which comes after that of `memory`: (B, H, Tq, D) -> (B, H, Tq, Tk)."""
+        """The weights of queries that follow the one of `memory.alignment`: (B, H, Tq, D) -> (B, H, Tq, Tk)."""
         keys, mask, weights, found = memory.key.mT, mask.squeeze(2), memory.alignment, []
         for one in query.unbind(2):
             location = self.location(weights.to(keys.dtype)).view(keys.shape)  # (B, H, D, Tk)

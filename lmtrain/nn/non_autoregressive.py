@@ -48,18 +48,23 @@ class NonAutoregressive(nn.Module):
     ) -> Tensor:
         """The mean of -log p of the words, in nats: source (B, Ts), target (B, T) -> ().
 
-        Where lengths are predicted, the mean of -log p of the rows' lengths is added. `lengths` (B,) are the targets' own; by default all are T. Raises ValueError for targets wider than N.
+        Where lengths are predicted, the mean of -log p of the rows' lengths is added.
+
+        `lengths` (B,) are the targets' own; by default all are T. Raises ValueError for targets wider than N.
         """
         if target.shape[1] > self.sizes.max_length:
             raise ValueError(f"a target of {target.shape[1]} columns is wider than max_length={self.sizes.max_length}")
         memory, valid = self.encoder(source, source_valid)
         lengths = target.new_full((len(target),), target.shape[1]) if lengths is None else lengths
-        labels = target if self.length_classifier is not None else F.pad(target, (0, self.sizes.max_length - target.shape[1]))
+        padding = self.sizes.max_length - target.shape[1]
+        labels = target if self.length_classifier is not None else F.pad(target, (0, padding))
         own = torch.arange(labels.shape[1], device=target.device) < lengths.unsqueeze(-1)
         labels = labels.masked_fill(~own, self.sizes.end_id)
         positions = own if self.length_classifier is not None else torch.ones_like(own)
         nats = mean_nats(self._predict(memory, source, valid, positions), labels, positions)
-        return nats if self.length_classifier is None else nats + F.cross_entropy(self._length_logits(memory, valid), lengths)
+        if self.length_classifier is None:
+            return nats
+        return nats + F.cross_entropy(self._length_logits(memory, valid), lengths)
 
     @torch.no_grad()
     def decode(

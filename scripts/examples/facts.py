@@ -18,9 +18,9 @@ more steps, each of which takes less time: `--copy off --steps 1500`.
 `exact_match` is the share of pairs whose facts are all right, in the right order: for unseen pairs whose names all
 occurred in training, and for those with at least one new name; by greedy search, and by beam search of width 4.
 
-Writes facts-copy-COPY.png (with sampling: facts-copy-COPY-sampling-RATE.png): for each word that greedy search generated
-for a paragraph with new names, the probability of copying it from each source word, or without copying the attention of
-the last layer. Prints the results.
+Writes facts-copy-COPY.png (with sampling: facts-copy-COPY-sampling-RATE.png): for each word that greedy search
+generated for a paragraph with new names, the probability of copying it from each source word, or without copying the
+attention of the last layer. Prints the results.
 
 Shapes: B pairs, Ts positions of the source, T of the target.
 """
