@@ -25,6 +25,8 @@ from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
 FORMAT = "lmtrain-checkpoint/1"
 
+_GAIN = re.compile(r".+\.length(/exp_avg|/exp_avg_sq)?")
+"""The gain of a ScaleNorm and its moments, which were scalars in older checkpoints."""
 _FILE = re.compile(r"(.+?)(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 
 Tensors = dict[str, dict[str, Tensor]]
@@ -111,12 +113,13 @@ def load(folder: Path, groups: tuple[str, ...] | None = None, *, hashed: bool = 
         verify_files(folder, {name: manifest["files"][name] for of_group in names.values() for name in of_group})
     if "model" not in names or not isinstance(manifest.get("step"), int):
         raise LmtrainError(f"{folder} is not a checkpoint: it has no weights or no step")
-    tensors = {group: open_files([folder / name for name in of_group]) for group, of_group in names.items()}
-    for named in tensors.values():
-        # In older checkpoints the gain of ScaleNorm and its moments were scalars, as only Adam's step counts are now.
-        named |= {
-            name: value.as_vector() for name, value in named.items() if not (value.shape or name.endswith("/step"))
+    tensors = {
+        group: {
+            name: stored.as_vector() if not stored.shape and _GAIN.fullmatch(name) else stored
+            for name, stored in open_files([folder / name for name in of_group]).items()
         }
+        for group, of_group in names.items()
+    }
     return Checkpoint(folder, tensors, manifest)
 
 
