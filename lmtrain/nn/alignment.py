@@ -4,6 +4,7 @@ Shapes: B rows, H heads, Tq positions of queries, Tk of keys, D features per hea
 the width of a filter.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +26,7 @@ class AlignedMemory(RecurrentState):
     """(B, H, Tk), in float32 at least."""
 
 
-class AlignedAttention(MultiHeadAttention):
+class AlignedAttention(MultiHeadAttention, ABC):
     """The base of cross-attention that is a recurrence over the queries.
 
     It has the methods of `CrossAttention` that a `DecoderBlock` calls.
@@ -54,9 +55,9 @@ class AlignedAttention(MultiHeadAttention):
         """The next queries, (B, Tq, W) -> (B, Tq, W). The alignment of `memory` becomes that of the last one."""
         return self._read(query, memory, mask)[0]
 
+    @abstractmethod
     def align(self, query: Tensor, memory: AlignedMemory, mask: Tensor) -> Tensor:
         """The weights of queries that follow the one of `memory.alignment`: (B, H, Tq, D) -> (B, H, Tq, Tk)."""
-        raise NotImplementedError
 
     def _read(self, query: Tensor, memory: AlignedMemory, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         mask = memory.key.new_ones(1, 1, 1, memory.key.shape[-2], dtype=torch.bool) if mask is None else mask
@@ -147,14 +148,16 @@ class LocationAwareAttention(AlignedAttention):
         super().__init__(dim, heads, dropout=dropout)
         if width % 2 == 0:
             raise ValueError(f"width={width} must be odd, to have a key in the middle")
-        self.location = nn.Conv1d(heads, dim, width, padding=width // 2, groups=heads)
+        self.around = (width // 2, width // 2 + 1)  # one too many, because Conv1d rejects a result without any key
+        self.location = nn.Conv1d(heads, dim, width, groups=heads)
         self.energy = nn.Parameter(torch.empty(heads, dim // heads, 1).uniform_(-1, 1) * (dim // heads) ** -0.5)
 
     def align(self, query: Tensor, memory: AlignedMemory, mask: Tensor) -> Tensor:
         """The weights of queries that follow the one of `memory.alignment`: (B, H, Tq, D) -> (B, H, Tq, Tk)."""
         keys, mask, weights, found = memory.key.mT, mask.squeeze(2), memory.alignment, []
         for one in query.unbind(2):
-            location = self.location(weights.to(keys.dtype)).view(keys.shape)  # (B, H, D, Tk)
+            padded = F.pad(weights.to(keys.dtype), self.around)
+            location = self.location(padded)[..., :-1].view(keys.shape)  # (B, H, D, Tk)
             features = (one.unsqueeze(-1) + keys + location).tanh()
             energy = (features * self.energy).sum(-2, dtype=weights.dtype)
             scores = energy.masked_fill(~mask, torch.finfo(energy.dtype).min)

@@ -198,6 +198,7 @@ def test_padded_keys_get_no_weight_and_no_key_at_all_gives_zeros(kind: type[Alig
     nothing, weights = layer.with_weights(query, key, mask=padding_mask(torch.zeros_like(VALID)))
     assert not nothing.any()
     assert not weights.any()
+    assert torch.equal(layer(query, key[:, :0]), nothing)
 
 
 @every_kind
