@@ -17,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import lmtrain
 from lmtrain.config import loader
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import local
@@ -30,7 +31,6 @@ from lmtrain.errors import LmtrainError
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.generation.prompts import read_prompts
-from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.files import MANIFEST, verify
 from lmtrain.training.state import new_training, restore
@@ -147,7 +147,7 @@ def use_checkpoint(run: Run) -> None:
 
 
 def use_run(run: Run) -> None:
-    trained = load_trained(run.folder, "last", "auto", torch.device("cpu"))
+    trained = lmtrain.load(run.folder, checkpoint="last", weights="auto", device="cpu")
     for beams in (1, 2):
         (found,) = complete(trained.model, trained.tokenizer, ["the"], Options(max_tokens=2, beams=beams))
         assert len(found.completions[0].ids) == 2

@@ -12,10 +12,10 @@ from lmtrain import __version__
 from lmtrain.cli import data, evaluate, generate, train
 from lmtrain.cli.command import Command
 from lmtrain.cli.options import PARSER_ERROR, require_single_process
-from lmtrain.cli.output import note
 from lmtrain.errors import AlreadyReported, LmtrainError, UsageError
 from lmtrain.system import launcher
 from lmtrain.system.escapes import with_lines
+from lmtrain.system.messages import note
 
 WRONG_USAGE = 2
 

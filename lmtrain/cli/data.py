@@ -20,8 +20,9 @@ from lmtrain.cli.options import (
     as_overrides,
     split_source,
 )
-from lmtrain.cli.output import ignore, note, show, table
+from lmtrain.cli.output import show, table
 from lmtrain.errors import UsageError
+from lmtrain.system.messages import ignore, note
 
 UNITS = ("tokens", "words", "lines", "bytes", "documents")
 

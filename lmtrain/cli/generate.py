@@ -22,8 +22,8 @@ from lmtrain.cli.options import (
     run_folder,
     split_arguments,
 )
-from lmtrain.cli.output import note
 from lmtrain.errors import UsageError
+from lmtrain.system.messages import note
 
 LENGTH, SAMPLING, SEARCH, OUTPUT = "Length and end", "Sampling, the default", "Search and choice", "Input and output"
 
@@ -152,11 +152,10 @@ def generate(
     if asks and (as_json or show_attention is not None):
         raise UsageError("--json and --show-attention need a prompt: give one as an argument")
 
+    from lmtrain.api.run import load
     from lmtrain.cli.answers import Output, answer, answer_all, converse
     from lmtrain.generation.options import Options
     from lmtrain.generation.prompts import read_all, read_prompts
-    from lmtrain.generation.sampling import Sampling
-    from lmtrain.model.trained import open_trained, ready_to_generate
 
     if chosen:
         temperature = 0.0
@@ -165,16 +164,14 @@ def generate(
     try:
         options = Options(
             max_tokens=max_tokens,
-            sampling=Sampling(
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-            ),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
             samples=samples,
             beams=beams,
-            results=samples if results is None else results,
+            results=results,
             length_penalty=length_penalty,
             seed=seed,
             stop=stop,
@@ -183,8 +180,13 @@ def generate(
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
-    trained = open_trained(run_folder(run, config, overrides), checkpoint, weights.value, device.value, note)
-    trained = ready_to_generate(trained, precision.value)
+    trained = load(
+        run_folder(run, config, overrides),
+        checkpoint=checkpoint,
+        weights=weights.value,
+        device=device.value,
+        precision=precision.value,
+    )
     output = Output(as_json, batch_size, show_attention)
     many = None if prompts is None else read_prompts(prompts)
     if has_random_seed:

@@ -18,12 +18,12 @@ from tqdm import tqdm
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.corpus import Corpus, reject_foreign
 from lmtrain.data.encoding import Advance, blocks, encode_text, lines_of
-from lmtrain.data.sources import Note
 from lmtrain.data.tokenizer import Tokenizer, pieces
 from lmtrain.data.tokenizer_choice import resolve
 from lmtrain.data.tokens import FORMAT, TOKENIZER, TokenStore, open_store, shard_name
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import new_folder, sha256_bytes, verify
+from lmtrain.system.messages import Note
 
 MOST_WORDS = 1_500_000
 """Different words that are counted at once; above that, the rarest half is dropped."""

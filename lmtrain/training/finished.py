@@ -31,8 +31,8 @@ class _Finished(BaseModel, strict=True):
     @field_validator("valid")
     @classmethod
     def _usable(cls, score: Score) -> Score:
-        counts = score.tokens, score.words, score.bytes
-        if not math.isfinite(score.nats) or not all(0 < count < math.inf for count in counts):
+        positive = score.tokens, score.words, score.bytes, score.floor or 1.0
+        if not math.isfinite(score.nats) or not all(0 < value < math.inf for value in positive):
             raise ValueError("not a score")
         return score
 

@@ -11,7 +11,7 @@ from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.tokens import TOKENIZER, TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.trained import TrainedWeights, trained_weights, with_weights
+from lmtrain.model.trained import TrainedWeights, build_trained, trained_weights
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.files import sha256_bytes
 from lmtrain.storage.run_folder import CONFIG
@@ -38,7 +38,7 @@ def load_teacher(
     Raises LmtrainError if there is none, or if it can't predict this run's windows.
     """
     found = _teacher(run_dir, config, store, processes)
-    return with_weights(found, device).model, sha256_bytes(json.dumps(found.info["files"], sort_keys=True).encode())
+    return build_trained(found, device), sha256_bytes(json.dumps(found.info["files"], sort_keys=True).encode())
 
 
 def load_initial_weights(

@@ -6,12 +6,12 @@ depends on the text. Fields that are set one by one come on top of either.
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmtrain.config.automatic import MINUTES, automatic
-from lmtrain.config.loader import change, flat, load
+from lmtrain.config.loader import Source, change, flat, load
 from lmtrain.config.schema import Config, DataConfig, TokenizerConfig
 from lmtrain.data.corpus import download
 from lmtrain.data.prepare import prepare_store
@@ -24,8 +24,7 @@ from lmtrain.storage.checkpoint import FORMAT
 from lmtrain.storage.files import read_manifest
 from lmtrain.storage.run_folder import CONFIG, TOKENIZER, default_name, find_run, run_config
 from lmtrain.system.device import choose_device, cores
-
-Note = Callable[[str], None]
+from lmtrain.system.messages import Note
 
 
 @dataclass(frozen=True)
@@ -41,23 +40,24 @@ class Request:
     """Whether sizes and budget are to follow from the text."""
 
 
-def request(path: Path | None, overrides: Sequence[str], resume: Path | None = None) -> Request:
-    """What to train: the configuration at `path`, or the run `resume`, or neither, with `overrides`.
+def request(source: Source, overrides: Sequence[str], resume: Path | None = None) -> Request:
+    """What to train: the configuration `source`, or the run `resume`, or neither, with `overrides`.
 
     Raises UsageError where they contradict each other, and LmtrainError where one can't be read.
     """
     if resume is not None:
-        if path is not None:
+        if source is not None:
             raise UsageError("--resume takes the configuration of the run: leave --config out")
         run_dir = find_run(resume, load(None, [text for text in overrides if text.startswith("run.dir=")]).run.dir)
         return _existing(run_dir, overrides)
-    config = load(path, overrides)
-    run_dir = config.run.dir / (config.run.name or default_name(path or Path(config.data.source)))
+    config = load(source, overrides)
+    named_after = source if isinstance(source, Path) else Path(config.data.source)
+    run_dir = config.run.dir / (config.run.name or default_name(named_after))
     exists = (run_dir / CONFIG).is_file()
-    if path is None and exists:
+    if source is None and exists:
         return _existing(run_dir, overrides)
     stored = run_config(run_dir) if exists else None
-    return Request(_located(config, run_dir), run_dir, overrides, stored, path is None)
+    return Request(_located(config, run_dir), run_dir, overrides, stored, source is None)
 
 
 def _existing(run_dir: Path, overrides: Sequence[str]) -> Request:

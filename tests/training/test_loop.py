@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
 
+import lmtrain
 from lmtrain.config.schema import Config
 from lmtrain.data import order
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import evaluate
-from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.system.signals import Interrupted
 from lmtrain.training import loop, noise, opening, state
@@ -125,7 +125,7 @@ def test_the_final_score_is_of_the_best_checkpoint(
     outcome, _ = run(change(tiny, train__steps=5, train__eval_steps=1), store, tmp_path)
     assert outcome.best_step < outcome.step == 5
     score = evaluate(
-        load_trained(tmp_path, str(outcome.best_step), "ema", cpu()).model,
+        lmtrain.load(tmp_path, checkpoint=str(outcome.best_step), weights="ema", device="cpu").model,
         store.split("valid"),
         mode="causal",
         context=16,

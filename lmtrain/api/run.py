@@ -1,0 +1,264 @@
+"""A trained run in Python. `lmtrain eval` and `lmtrain generate` call the same methods."""
+
+import functools
+import json
+import math
+import secrets
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn, overload
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from lmtrain.config.loader import change
+from lmtrain.config.schema import Config, RunConfig
+from lmtrain.data.prepare import text_split
+from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.data.tokens import Split, TokenStore
+from lmtrain.errors import LmtrainError
+from lmtrain.evaluation.adaptive import adapted
+from lmtrain.evaluation.gradient_rms import kept_gradient_rms, rms_tokens
+from lmtrain.evaluation.perplexity import Score, default_stride, evaluate
+from lmtrain.evaluation.run_store import find_run_store
+from lmtrain.generation.complete import Completed, complete
+from lmtrain.generation.options import SAMPLED, Options
+from lmtrain.generation.sampling import OnToken
+from lmtrain.generation.search import Step
+from lmtrain.model.cuda_graph import step_function
+from lmtrain.model.decoding_state import State
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.packing import pack
+from lmtrain.model.trained import TrainedWeights, build_trained, trained_weights
+from lmtrain.storage.run_folder import find_run
+from lmtrain.system.device import choose_device, choose_precision
+from lmtrain.system.messages import Note, note
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained run at one of its checkpoints; see `load`.
+
+    `config` is what it was trained with; its sections `eval` and `data` may be others, which `evaluate` then uses.
+    """
+
+    stored: TrainedWeights
+    config: Config
+    device: torch.device
+    precision: str | None
+    note: Note
+    progress: bool
+    """Whether progress bars are shown on a terminal."""
+    given: frozenset[str] = frozenset()
+    """The fields of `data` that the user has set, such as data.source: what only the run names may not be read."""
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.stored.run_dir
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the run."""
+        return self.stored.tokenizer
+
+    @property
+    def step(self) -> int:
+        """The step of the checkpoint."""
+        step: int = self.stored.info["step"]
+        return step
+
+    @property
+    def weights(self) -> str:
+        """`ema` or `raw`."""
+        return self.stored.kind
+
+    @functools.cached_property
+    def model(self) -> LanguageModel:
+        """The model, a torch module in evaluation mode, with float32 weights."""
+        return build_trained(self.stored, self.device)
+
+    @functools.cached_property
+    def _generator(self) -> tuple[LanguageModel, Step[State]]:
+        """The model with packed weights, for inference only, and its step function."""
+        model = build_trained(self.stored, self.device)
+        precision = self.precision or "auto"
+        try:
+            pack(model, choose_precision(precision, self.device))
+        except ValueError as error:
+            raise LmtrainError(f"precision {precision}: {error}; use another one") from error
+        return model, step_function(model)
+
+    # Texts
+
+    @overload
+    def generate(self, prompts: str, **options: Any) -> str: ...
+
+    @overload
+    def generate(self, prompts: Sequence[str], **options: Any) -> list[str]: ...
+
+    def generate(self, prompts: str | Sequence[str], **options: Any) -> str | list[str]:
+        """The text that follows a prompt, or each of several prompts.
+
+        `options` are fields of `generation.options.Options`. By default a text of 100 tokens is sampled at temperature
+        0.8 and top-p 0.95, another one each time unless `seed` is given; `temperature=0` is greedy, and `beams=4` a
+        beam search. Of several texts, the best is returned; `complete` returns all, with their log-probabilities.
+        Raises ValueError for options that contradict each other, and TypeError for unknown ones.
+        """
+        base = Options() if options.get("beams", 1) > 1 else replace(SAMPLED, seed=secrets.randbelow(1_000_000))
+        completed = self.complete([prompts] if isinstance(prompts, str) else prompts, replace(base, **options))
+        texts = [found.completions[0].text for found in completed]
+        return texts[0] if isinstance(prompts, str) else texts
+
+    def complete(
+        self, prompts: Sequence[str], options: Options, *, first: int = 0, on_token: OnToken | None = None
+    ) -> list[Completed]:
+        """The completions of each prompt, best first: see `generation.complete.complete`.
+
+        Raises LmtrainError where the device can't compute in the run's `precision`.
+        """
+        model, step = self._generator
+        return complete(model, self.tokenizer, prompts, options, first=first, on_token=on_token, step=step)
+
+    # Scores
+
+    def score(self, text: str, **settings: Any) -> Score:
+        """The nats, tokens, words and bytes of a text, as `lmtrain eval --text` counts them in a file.
+
+        `settings` are those of `evaluate`. Raises LmtrainError for a text without words.
+        """
+        return self.score_split(self._split_of(text), **settings)
+
+    def score_tokens(self, text: str, **settings: Any) -> list[tuple[str, float]]:
+        """The tokens of a text in readable form, each with its nats; their sum is that of `score`."""
+        split, nats = self._split_of(text), list[float]()
+        self.score_split(split, on_nats=lambda batch: nats.extend(batch.flatten().tolist()), **settings)
+        return [(self.tokenizer.token(int(index)), value) for index, value in zip(split.ids[:], nats, strict=False)]
+
+    def evaluate(
+        self, split: str = "valid", *, source: str | None = None, data_dir: str | Path | None = None, **settings: Any
+    ) -> Score:
+        """The score of a split of the corpus that the run was trained on.
+
+        The token store is found in `data_dir` or in the data folder of the run. A missing one is made again from
+        `source`, or if the corpus is known by name. `settings` are `limit` (score only so many tokens), `cache` and
+        `dynamic` (adapt to the text already scored), and fields of the section `eval`, such as `stride`.
+        Raises LmtrainError where there is no such split or store.
+        """
+        data = {"data.source": source, "data.dir": data_dir}
+        given = {field: json.dumps(str(value)) for field, value in data.items() if value is not None}
+        run = self
+        if given:
+            config = change(self.config, [f"{field}={value}" for field, value in given.items()])
+            run = replace(self, config=config, given=frozenset(given))
+        return run.score_split(run.corpus().split(split), **settings)
+
+    def corpus(self) -> TokenStore:
+        """The token store that the run was trained on; see `find_run_store`."""
+        return find_run_store(self.stored, self.config, self.given, note=self.note, progress=self.progress)
+
+    def score_split(
+        self,
+        part: Split,
+        *,
+        limit: int | None = None,
+        cache: bool = False,
+        dynamic: bool = False,
+        on_nats: Callable[[Tensor], object] = lambda _nats: None,
+        **settings: Any,
+    ) -> Score:
+        """The score of tokens, batch by batch; `on_nats` is given the nats of each batch's targets.
+
+        Raises LmtrainError if dynamic evaluation diverges, and as `adapted` does.
+        """
+        config = change(self.config, [f"eval.{field}={json.dumps(value)}" for field, value in settings.items()])
+        model = self._generator[0] if self.precision == "int8" else self.model
+        stride = config.eval.stride or default_stride(config.model.mode, config.model.context)
+        forward = adapted(
+            model,
+            config.eval,
+            self._gradient_rms,
+            dynamic=dynamic,
+            cache=cache,
+            segment=stride,
+            precision=self.arithmetic,
+        )
+
+        def observed(inputs: Tensor, targets: Tensor) -> Tensor:
+            nats = forward(inputs, targets)
+            on_nats(nats)
+            return nats
+
+        with self._bar("", min(limit or part.tokens, part.tokens)) as bar:
+            score = evaluate(
+                observed,
+                part,
+                mode=config.model.mode,
+                context=config.model.context,
+                stride=stride,
+                batch_size=1 if dynamic else config.eval.batch_size,
+                first_token=self.tokenizer.eos_id,
+                device=self.device,
+                precision="fp32" if self.arithmetic == "int8" else self.arithmetic,  # for all but matrix products
+                limit=limit,
+                advance=bar.update,
+            )
+        if dynamic and not math.isfinite(score.nats):
+            raise LmtrainError("dynamic evaluation diverged: lower eval.dynamic_lr")
+        return score
+
+    @property
+    def arithmetic(self) -> str:
+        """The precision of scores: `precision`, or else that of training."""
+        return choose_precision(self.precision or self.config.train.precision, self.device)
+
+    def _gradient_rms(self) -> list[Tensor]:
+        """The RMS of the gradients on the training split, which dynamic evaluation needs."""
+        store = self.corpus()
+        train = store.split("train")
+        with self._bar("gradients", rms_tokens(self.model, train)) as bar:
+            return kept_gradient_rms(
+                self.folder,
+                self.model,
+                train,
+                store.sha256,
+                device=self.device,
+                precision=self.arithmetic,
+                advance=bar.update,
+            )
+
+    def _split_of(self, text: str) -> Split:
+        """The split that a file of this text would be."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "text"
+            file.write_text(text, newline="")
+            return text_split(file, self.tokenizer, self.config.data.text_column, progress=False)
+
+    def _bar(self, title: str, tokens: int) -> "tqdm[NoReturn]":
+        hidden = None if self.progress else True  # None: hidden unless stderr is a terminal
+        return tqdm(desc=title or None, total=tokens, unit="tok", unit_scale=True, disable=hidden, delay=0.5)
+
+
+def load(
+    run: str | Path | None = None,
+    *,
+    checkpoint: str | int | None = None,
+    weights: str = "auto",
+    device: str = "auto",
+    precision: str | None = None,
+    note: Note = note,
+    progress: bool = False,
+) -> Run:
+    """The run in a folder or of a name in `runs/`; None = the latest there.
+
+    `checkpoint` is `best`, `last` or a step (None = the best undamaged one), `weights` `auto` (averaged ones if there
+    are any), `ema` or `raw`, `device` `auto`, `cpu` or `cuda`. `precision` is fp32, bf16, fp16 or (on a CPU) int8;
+    None = that of training for scores, and what is fastest for texts. `note` is given messages.
+    Raises LmtrainError where there is no such run, or it is damaged.
+    """
+    folder = find_run(None if run is None else Path(run), RunConfig().dir)
+    stored = trained_weights(folder, None if checkpoint is None else str(checkpoint), weights, note)
+    return Run(stored, stored.config, choose_device(device), precision, note, progress)
