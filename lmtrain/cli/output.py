@@ -53,7 +53,7 @@ def show_costs(config: "Config", store: "TokenStore", as_json: bool) -> None:
 def _cost_lines(result: dict[str, Any], minutes: float | None) -> list[str]:
     """The figures of `costs`, with units; `minutes` is the budget in time."""
     estimate, memory = result["estimate"], result["memory_bytes"]
-    steps = f"{estimate['steps']:,} steps, {estimate['epochs']:,.3g} epochs"
+    steps = f"{estimate['steps']:,} steps, {quantity(estimate['tokens'])} tokens, {estimate['epochs']:,.3g} epochs"
     if result.get("steps") == estimate["steps"]:
         run = f"{steps}, {duration(60 * estimate['minutes'])} (estimated)"
     else:

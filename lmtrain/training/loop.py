@@ -2,7 +2,7 @@
 
 All randomness is a function of (seed, step, micro-batch) and the learning rate is a function of progress, so the state
 of a run consists of its tensors and the numbers in `Counters`, and a resumed run equals an uninterrupted one if its
-budget is in steps or epochs.
+budget is in steps, epochs or tokens.
 """
 
 import math

@@ -60,7 +60,7 @@ def open_run(
             found = run_checkpoints.last(run_dir, note, hashed=processes.is_main, check=check)
         info = read_info(found) if found is not None else None
         per_epoch = sample_order(config, store).per_epoch()
-        budget = make_budget(config.train, per_epoch)
+        budget = make_budget(config, per_epoch)
         if info is not None:
             budget = budget.begun(info.prepared)
             if (outcome := finished_outcome(run_dir, config, budget, info, processes)) is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from lmtrain.config.automatic import MINUTES, automatic
 from lmtrain.config.loader import Source, change, flat, load
 from lmtrain.config.schema import Config, DataConfig, TokenizerConfig
+from lmtrain.config.train import BUDGETS
 from lmtrain.data.corpus import download
 from lmtrain.data.prepare import prepare_store
 from lmtrain.data.sources import KNOWN
@@ -124,7 +125,8 @@ def completed(wanted: Request, store: TokenStore) -> Config:
     config = wanted.config
     if wanted.is_automatic:
         train, device = config.train, choose_device(config.train.device)
-        minutes = None if train.steps or train.epochs else train.max_minutes or MINUTES
+        in_steps = any(getattr(train, name) is not None for name in BUDGETS)
+        minutes = None if in_steps else train.max_minutes or MINUTES
         tokens, vocab_size = store.split("train").tokens, store.tokenizer.vocab_size
         base = automatic(tokens, vocab_size, cores(), device.type == "cuda", minutes)
         config = _located(change(base, wanted.overrides, os.environ), wanted.run_dir)
