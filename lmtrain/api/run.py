@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, overload
+from typing import Any, NoReturn, Self, overload
 
 import torch
 from torch import Tensor
@@ -21,18 +21,19 @@ from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.adaptive import adapted
+from lmtrain.evaluation.ensemble_weights import fitted_weights, member_nats
 from lmtrain.evaluation.gradient_rms import kept_gradient_rms, rms_tokens
-from lmtrain.evaluation.perplexity import Score, default_stride, evaluate
-from lmtrain.evaluation.run_store import find_run_store
+from lmtrain.evaluation.perplexity import Forward, Score, default_stride, evaluate
+from lmtrain.evaluation.run_store import check_same_corpus, find_run_store
 from lmtrain.generation.complete import Completed, complete
 from lmtrain.generation.options import SAMPLED, Options
 from lmtrain.generation.sampling import OnToken
-from lmtrain.generation.search import Step
 from lmtrain.model.cuda_graph import step_function
-from lmtrain.model.decoding_state import State
+from lmtrain.model.ensemble import Ensemble, Predictor, Step
 from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.members import build_members, load_members
 from lmtrain.model.packing import pack
-from lmtrain.model.trained import TrainedWeights, build_trained, trained_weights
+from lmtrain.model.trained import TrainedWeights
 from lmtrain.storage.run_folder import find_run
 from lmtrain.system.device import choose_device, choose_precision
 from lmtrain.system.messages import Note, note
@@ -40,12 +41,14 @@ from lmtrain.system.messages import Note, note
 
 @dataclass(frozen=True)
 class Run:
-    """A trained run at one of its checkpoints; see `load`.
+    """A trained run at one of its checkpoints, or an ensemble of several; see `load`.
 
-    `config` is what it was trained with; its sections `eval` and `data` may be others, which `evaluate` then uses.
+    `config` is what the first was trained with; its sections `eval` and `data` may be others, which `evaluate` then
+    uses. `shares` are the weights of the members in the mean of their probabilities.
     """
 
-    stored: TrainedWeights
+    members: tuple[TrainedWeights, ...]
+    shares: tuple[float, ...]
     config: Config
     device: torch.device
     precision: str | None
@@ -57,34 +60,36 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """The run folder."""
-        return self.stored.run_dir
+        """The folder of the run, or of the first of several."""
+        return self.members[0].run_dir
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the run."""
-        return self.stored.tokenizer
+        return self.members[0].tokenizer
 
     @property
     def step(self) -> int:
-        """The step of the checkpoint."""
-        step: int = self.stored.info["step"]
+        """The step of the checkpoint, of an ensemble that of the first."""
+        step: int = self.members[0].info["step"]
         return step
 
-    @property
-    def weights(self) -> str:
-        """`ema` or `raw`."""
-        return self.stored.kind
+    def about(self) -> dict[str, Any]:
+        """Which run this is, at which step, with which weights (`ema` or `raw`); of an ensemble, for each member."""
+        found = [{"run": str(one.run_dir), "step": one.info["step"], "weights": one.kind} for one in self.members]
+        if len(found) == 1:
+            return found[0]
+        return {"members": [one | {"share": share} for one, share in zip(found, self.shares, strict=True)]}
 
     @functools.cached_property
-    def model(self) -> LanguageModel:
+    def model(self) -> Predictor:
         """The model, a torch module in evaluation mode, with float32 weights."""
-        return build_trained(self.stored, self.device)
+        return build_members(self.members, self.shares, self.device)
 
     @functools.cached_property
-    def _generator(self) -> tuple[LanguageModel, Step[State]]:
+    def _generator(self) -> tuple[Predictor, Step]:
         """The model with packed weights, for inference only, and its step function."""
-        model = build_trained(self.stored, self.device)
+        model = build_members(self.members, self.shares, self.device)
         precision = self.precision or "auto"
         try:
             pack(model, choose_precision(precision, self.device))
@@ -158,7 +163,21 @@ class Run:
 
     def corpus(self) -> TokenStore:
         """The token store that the run was trained on; see `find_run_store`."""
-        return find_run_store(self.stored, self.config, self.given, note=self.note, progress=self.progress)
+        check_same_corpus(self.members)
+        return find_run_store(self.members[0], self.config, self.given, note=self.note, progress=self.progress)
+
+    def fitted(self, split: str = "valid", *, limit: int | None = None, **settings: Any) -> Self:
+        """The ensemble with the shares that give a split the highest probability: see `fitted_weights`.
+
+        Report the score of a split on which they were not fitted.
+        """
+        config, part = self._settings(settings), self.corpus().split(split)
+        model = self.model
+        assert isinstance(model, Ensemble)
+        nats = member_nats(
+            model, lambda forward: self._pass(forward, part, config, limit=limit), config.eval.temperature
+        )
+        return replace(self, shares=tuple(fitted_weights(nats)))
 
     def score_split(
         self,
@@ -174,16 +193,14 @@ class Run:
 
         Raises LmtrainError if dynamic evaluation diverges, and as `adapted` does.
         """
-        config = change(self.config, [f"eval.{field}={json.dumps(value)}" for field, value in settings.items()])
-        model = self._generator[0] if self.precision == "int8" else self.model
-        stride = config.eval.stride or default_stride(config.model.mode, config.model.context)
+        config = self._settings(settings)
         forward = adapted(
-            model,
+            self._generator[0] if self.precision == "int8" else self.model,
             config.eval,
             self._gradient_rms,
             dynamic=dynamic,
             cache=cache,
-            segment=stride,
+            segment=stride_of(config),
             precision=self.arithmetic,
         )
 
@@ -192,23 +209,33 @@ class Run:
             on_nats(nats)
             return nats
 
+        score = self._pass(observed, part, config, limit=limit, batch_size=1 if dynamic else None)
+        if dynamic and not math.isfinite(score.nats):
+            raise LmtrainError("dynamic evaluation diverged: lower eval.dynamic_lr")
+        return score
+
+    def _settings(self, fields: dict[str, Any]) -> Config:
+        """The configuration with these fields of the section `eval`."""
+        return change(self.config, [f"eval.{field}={json.dumps(value)}" for field, value in fields.items()])
+
+    def _pass(
+        self, forward: Forward, part: Split, config: Config, *, limit: int | None, batch_size: int | None = None
+    ) -> Score:
+        """One pass over tokens, with a progress bar."""
         with self._bar("", min(limit or part.tokens, part.tokens)) as bar:
-            score = evaluate(
-                observed,
+            return evaluate(
+                forward,
                 part,
                 mode=config.model.mode,
                 context=config.model.context,
-                stride=stride,
-                batch_size=1 if dynamic else config.eval.batch_size,
+                stride=stride_of(config),
+                batch_size=batch_size or config.eval.batch_size,
                 first_token=self.tokenizer.eos_id,
                 device=self.device,
                 precision="fp32" if self.arithmetic == "int8" else self.arithmetic,  # for all but matrix products
                 limit=limit,
                 advance=bar.update,
             )
-        if dynamic and not math.isfinite(score.nats):
-            raise LmtrainError("dynamic evaluation diverged: lower eval.dynamic_lr")
-        return score
 
     @property
     def arithmetic(self) -> str:
@@ -217,12 +244,13 @@ class Run:
 
     def _gradient_rms(self) -> list[Tensor]:
         """The RMS of the gradients on the training split, which dynamic evaluation needs."""
-        store = self.corpus()
+        store, model = self.corpus(), self.model
+        assert isinstance(model, LanguageModel)
         train = store.split("train")
-        with self._bar("gradients", rms_tokens(self.model, train)) as bar:
+        with self._bar("gradients", rms_tokens(model, train)) as bar:
             return kept_gradient_rms(
                 self.folder,
-                self.model,
+                model,
                 train,
                 store.sha256,
                 device=self.device,
@@ -242,8 +270,13 @@ class Run:
         return tqdm(desc=title or None, total=tokens, unit="tok", unit_scale=True, disable=hidden, delay=0.5)
 
 
+def stride_of(config: Config) -> int:
+    """The tokens that each window scores."""
+    return config.eval.stride or default_stride(config.model.mode, config.model.context)
+
+
 def load(
-    run: str | Path | None = None,
+    run: str | Path | Sequence[str | Path] | None = None,
     *,
     checkpoint: str | int | None = None,
     weights: str = "auto",
@@ -252,13 +285,16 @@ def load(
     note: Note = note,
     progress: bool = False,
 ) -> Run:
-    """The run in a folder or of a name in `runs/`; None = the latest there.
+    """The run in a folder or of a name in `runs/`; None = the latest there; several = the mean of their probabilities.
 
     `checkpoint` is `best`, `last` or a step (None = the best undamaged one), `weights` `auto` (averaged ones if there
     are any), `ema` or `raw`, `device` `auto`, `cpu` or `cuda`. `precision` is fp32, bf16, fp16 or (on a CPU) int8;
     None = that of training for scores, and what is fastest for texts. `note` is given messages.
-    Raises LmtrainError where there is no such run, or it is damaged.
+    Raises LmtrainError where there is no such run, it is damaged, or several don't fit each other.
     """
-    folder = find_run(None if run is None else Path(run), RunConfig().dir)
-    stored = trained_weights(folder, None if checkpoint is None else str(checkpoint), weights, note)
-    return Run(stored, stored.config, choose_device(device), precision, note, progress)
+    names = [run] if run is None or isinstance(run, str | Path) else run
+    folders = [find_run(None if name is None else Path(name), RunConfig().dir) for name in names]
+    which = None if checkpoint is None else str(checkpoint)
+    members = load_members(folders, which, weights, note)
+    shares = (1 / len(members),) * len(members)
+    return Run(members, shares, members[0].config, choose_device(device), precision, note, progress)

@@ -17,6 +17,7 @@ from lmtrain.generation.options import Options
 from lmtrain.generation.prompts import Prompt, batches
 from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import TextStreamer, prompt_for_model, unknown_words
+from lmtrain.model.language_model import LanguageModel
 from lmtrain.system.escapes import escaped, for_terminal, to_json
 from lmtrain.system.memory import enough_memory
 from lmtrain.system.messages import note
@@ -109,10 +110,9 @@ def _complete(
     """Complete and print a batch of prompts, of which the first has the number `first`."""
     texts = [prompt.text for prompt in prompts]
     completed = trained.complete(texts, options, first=first)
-    about = {"run": str(trained.folder), "step": trained.step, "weights": trained.weights}
     for prompt, result in zip(prompts, completed, strict=True):
         if as_json_lines:
-            print(to_json({"id": prompt.id, **as_json(result), **about}))
+            print(to_json({"id": prompt.id, **as_json(result), **trained.about()}))
             continue
         for number, completion in enumerate(result.completions, start=1):
             if len(result.completions) > 1:
@@ -140,8 +140,9 @@ def _draw(trained: Run, prompt: str, completed: Completed, path: Path) -> None:
     """The picture of the best text after `prompt`, which is given as the model reads it."""
     from lmtrain.generation.picture import save_png, word_map  # loads an imaging library
 
-    ids = completed.completions[0].ids
-    rows, columns, weights = pool_weights(trained.model, trained.tokenizer, prompt, ids)
+    ids, model = completed.completions[0].ids, trained.model
+    assert isinstance(model, LanguageModel)  # the option is for a single run
+    rows, columns, weights = pool_weights(model, trained.tokenizer, prompt, ids)
     if len(rows) < len(ids):
         note(f"{path} shows the first {MAX_ROWS} words of the text")
     save_png(word_map(rows, columns, weights), path)

@@ -16,12 +16,12 @@ from lmtrain.cli.options import (
     Overrides,
     Precision,
     Quiet,
-    Run,
+    Runs,
     TextColumn,
     Weights,
     WeightsChoice,
     as_overrides,
-    run_folder,
+    run_folders,
 )
 from lmtrain.cli.output import show
 from lmtrain.errors import UsageError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def evaluate(
     overrides: Overrides = None,
     config: ConfigFile = None,
-    run: Run = None,
+    run: Runs = None,
     split: Annotated[
         Literal["train", "valid", "test"] | None, typer.Option(help="The split to score. [default: valid]")
     ] = None,
@@ -57,6 +57,10 @@ def evaluate(
     dynamic: Annotated[
         bool, typer.Option("--dynamic", help="Dynamic evaluation: update the weights after scoring each segment.")
     ] = False,
+    fit_weights: Annotated[
+        Literal["train", "valid", "test"] | None,
+        typer.Option(help="Of several runs: fit their weights in the mean on this split. [default: equal weights]"),
+    ] = None,
     text_column: TextColumn = None,
     data_dir: DataDir = None,
     device: DeviceChoice = Device.auto,
@@ -80,12 +84,14 @@ def evaluate(
 
     if text is not None and split is not None:
         raise UsageError("--split and --text both say what is scored: give one of them")
+    if fit_weights is not None and (run is None or len(run) == 1):
+        raise UsageError("--fit-weights divides the mean among several runs: give --run more than once")
     options = {"eval.temperature": temperature, "eval.stride": stride, "eval.batch_size": batch_size}
     source = {"data.dir": data_dir, "data.text_column": None if text is not None else text_column}
     overrides = [*_checked(overrides or []), *as_overrides(options), *as_overrides(source)]
     arithmetic = precision.value if precision else None
     trained = load(
-        run_folder(run, config, overrides),
+        run_folders(run, config, overrides),
         checkpoint=checkpoint,
         weights=weights.value,
         device=device.value,
@@ -100,22 +106,25 @@ def evaluate(
         kind, name = "split", split or "valid"
         part = trained.corpus().split(name)
     with enough_memory("lower --batch-size or, with --cache, eval.cache_window"):
+        if fit_weights is not None:
+            trained = trained.fitted(fit_weights, limit=limit)
         score = trained.score_split(part, limit=limit, cache=cache, dynamic=dynamic)
     used = settings_used(trained.config.eval, dynamic=dynamic, cache=cache)
-    about = {
-        "run": str(trained.folder),
-        "step": trained.step,
-        "weights": trained.weights,
-        kind: name,
-        "precision": trained.arithmetic,
-    }
+    about = {**trained.about(), kind: name, "precision": trained.arithmetic}
     named = [f", {key.replace('_', ' ')} {value}" for key, value in used.items() if (key, value) != ("temperature", 1)]
     lines = [
-        f"{trained.folder} step {trained.step:,} ({trained.weights} weights, {trained.arithmetic}) on {name}: "
-        f"context {score.context}, stride {score.stride}{''.join(named)}",
+        f"{_title(trained)} on {name}: context {score.context}, stride {score.stride}{''.join(named)}",
         *(f"  {line}" for line in score.lines(trained.tokenizer.kind)),
     ]
     show({**about, **used, **score.summary()}, "\n".join(lines), as_json)
+
+
+def _title(run: "api.Run") -> str:
+    """The run, or the members of an ensemble with their shares."""
+    titles = [f"{one.run_dir} step {one.info['step']:,} ({one.kind} weights, {run.arithmetic})" for one in run.members]
+    if len(titles) == 1:
+        return titles[0]
+    return " + ".join(f"{share:.3f} {title}" for share, title in zip(run.shares, titles, strict=True))
 
 
 def _checked(overrides: list[str]) -> list[str]:

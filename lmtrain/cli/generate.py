@@ -16,10 +16,10 @@ from lmtrain.cli.options import (
     DeviceChoice,
     Overrides,
     Precision,
-    Run,
+    Runs,
     Weights,
     WeightsChoice,
-    run_folder,
+    run_folders,
     split_arguments,
 )
 from lmtrain.errors import UsageError
@@ -59,7 +59,7 @@ def generate(
     ] = None,
     overrides: Overrides = None,
     config: ConfigFile = None,
-    run: Run = None,
+    run: Runs = None,
     checkpoint: Checkpoint = None,
     weights: WeightsChoice = Weights.auto,
     device: DeviceChoice = Device.auto,
@@ -148,6 +148,8 @@ def generate(
         raise UsageError("a prompt and --prompts exclude each other: leave out one of them")
     if show_attention is not None and (prompts is not None or show_attention.suffix.lower() != ".png"):
         raise UsageError("--show-attention draws one text into one picture: give one prompt, and a name FILE.png")
+    if show_attention is not None and len(run or []) > 1:
+        raise UsageError("--show-attention draws how one run reads a text: give one --run")
     asks = prompt is None and prompts is None and sys.stdin.isatty()
     if asks and (as_json or show_attention is not None):
         raise UsageError("--json and --show-attention need a prompt: give one as an argument")
@@ -181,7 +183,7 @@ def generate(
     except ValueError as error:
         raise UsageError(str(error)) from None
     trained = load(
-        run_folder(run, config, overrides),
+        run_folders(run, config, overrides),
         checkpoint=checkpoint,
         weights=weights.value,
         device=device.value,

@@ -19,6 +19,7 @@ from lmtrain.config.schema import EvalConfig
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.evaluation.gradient_rms import gradients_of
 from lmtrain.evaluation.perplexity import Forward
+from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.pointer import NEVER
 
@@ -167,7 +168,7 @@ def settings_used(settings: EvalConfig, *, dynamic: bool, cache: bool) -> dict[s
 
 
 def adapted(
-    model: LanguageModel,
+    model: Predictor,
     settings: EvalConfig,
     measure: Callable[[], list[Tensor]],
     *,
@@ -184,6 +185,8 @@ def adapted(
     """
     score: Scorer = partial(model.score, temperature=settings.temperature)
     if dynamic:
+        if isinstance(model, Ensemble):
+            raise UsageError("--dynamic is for one run, whose weights it changes: give one --run, or use --cache")
         if not model.causal:
             raise LmtrainError("--dynamic learns from segments of a text, and a windowed model predicts one token")
         if precision not in ("fp32", "bf16"):

@@ -1,6 +1,6 @@
 """The corpus of a trained run, as tokens."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from lmtrain.config.loader import shown
 from lmtrain.config.schema import Config
@@ -44,3 +44,15 @@ def find_run_store(
             "--data-dir names the folder of the run's own token store, and data.source=... its own text"
         )
     return store
+
+
+def check_same_corpus(members: Sequence[TrainedWeights]) -> None:
+    """Raise LmtrainError unless all members were trained on the same tokens: the split of one may be in what another
+    has learned."""
+    first = members[0]
+    for other in members[1:]:
+        if other.info.get("tokens") != first.info.get("tokens"):
+            raise LmtrainError(
+                f"{other.run_dir} and {first.run_dir} were trained on different corpora, and a split of one may "
+                "contain text that the other was trained on: leave one of them out, or score a file with --text"
+            )

@@ -20,7 +20,7 @@ from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import decode, prompt_for_model
 from lmtrain.model.cuda_graph import step_function
 from lmtrain.model.decoding_state import State
-from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.ensemble import Predictor
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Completed:
 
 @torch.no_grad()
 def complete(
-    model: LanguageModel,
+    model: Predictor,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     options: Options | None = None,
@@ -121,7 +121,7 @@ def model_input(tokenizer: Tokenizer, prompt_ids: Sequence[int], context: int) -
     return [tokenizer.eos_id, *prompt_ids][-context:]
 
 
-def _padded(model: LanguageModel, tokenizer: Tokenizer, ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+def _padded(model: Predictor, tokenizer: Tokenizer, ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Tokens (P, T), padded on the left, and which of them are not padding, (P, T) bool."""
     inputs = [model_input(tokenizer, prompt, model.config.context) for prompt in ids]
     longest = max(map(len, inputs))

@@ -6,17 +6,20 @@ Shapes: B rows, V vocabulary.
 """
 
 import copy
-from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from lmtrain.model.decoding_state import DecodingState, State
+from lmtrain.model.ensemble import Ensemble, Predictor, Step
 from lmtrain.model.language_model import LanguageModel
 
 
-def step_function(model: LanguageModel) -> Callable[[State, Tensor], tuple[Tensor, State]]:
-    """`model.step`, recorded for a causal model on CUDA."""
+def step_function(model: Predictor) -> Step:
+    """`model.step`, recorded for a causal model on CUDA; of an ensemble, for each member."""
+    if isinstance(model, Ensemble):
+        return partial(model.step_by, [step_function(member) for member in model.members])
     if model.causal and model.embedding.weight.device.type == "cuda":
         return GraphedSteps(model).step
     return model.step

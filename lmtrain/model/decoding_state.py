@@ -98,4 +98,15 @@ class WindowState:
         return WindowState(self.tokens[index], self.valid[index])
 
 
-State = DecodingState | WindowState
+@dataclass
+class EnsembleState:
+    """The states of an ensemble's members, which have read the same rows."""
+
+    members: tuple["State", ...]
+
+    def select(self, index: Tensor) -> "EnsembleState":
+        """The rows `index` (B',), in that order; rows may repeat. This state must not be used again."""
+        return EnsembleState(tuple(state.select(index) for state in self.members))
+
+
+State = DecodingState | WindowState | EnsembleState

@@ -164,6 +164,7 @@ class LanguageModel(nn.Module):
         if isinstance(state, WindowState):
             valid = torch.cat((state.valid, torch.ones_like(state.valid[:, :1])), dim=1)
             return self.start(torch.cat((state.tokens, tokens.unsqueeze(-1)), dim=1), valid)
+        assert isinstance(state, DecodingState)
         self.ensure_capacity(state)
         return self._step(state, tokens)
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.pooling import AttentionPooling
 
@@ -155,13 +155,17 @@ class PackedOutput(nn.Module):
         return logits
 
 
-def pack(model: LanguageModel, weights: str) -> None:
+def pack(model: Predictor, weights: str) -> None:
     """Replace the model's layers by packed ones in the form `weights`: it can no longer be trained or saved.
 
     fp32 changes no number, and on a CPU takes a second copy of the big matrices. bf16 and fp16 round the inputs,
     weights and results of every product, as autocast does; int8 rounds inputs and weights to 8-bit integers and scales.
     Everything else stays float32. Raises ValueError for int8 on another device than a CPU, and on a CPU that can't.
     """
+    if isinstance(model, Ensemble):
+        for member in model.members:
+            pack(member, weights)
+        return
     device = model.embedding.weight.device.type
     if weights == "int8" and device != "cpu":
         raise ValueError("int8 weights are for a CPU")

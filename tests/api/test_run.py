@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import lmtrain as library
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.generation.options import Options
-from tests.helpers import Lmtrain
+from tests.helpers import TINY, Lmtrain
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -95,3 +96,35 @@ def test_training_from_a_dict_is_that_of_the_command(lmtrain: Lmtrain, workdir: 
         assert torch.equal(weight, theirs[name])
     with pytest.raises(UsageError, match=r"unknown key model\.dims"):
         library.train({"model": {"dims": 3}})
+
+
+def test_several_runs_are_the_mean_of_their_probabilities(lmtrain: Lmtrain, workdir: Path) -> None:
+    """In scores, with the cache, in texts; with weights fitted on a split they give it the highest probability."""
+    lmtrain("train", *TINY, "run.name=other", "run.seed=2", "model.layers=0")
+    both = library.load(["sample", "other"], precision="fp32")
+    scored = [library.load(name).score_tokens(TEXT) for name in ("sample", "other")]
+    mean = [-math.log((math.exp(-a) + math.exp(-b)) / 2) for (_, a), (_, b) in zip(*scored, strict=True)]
+    assert [value for _, value in both.score_tokens(TEXT)] == pytest.approx(mean, abs=1e-4)
+    options = ["--run", "sample", "--run", "other", "--precision", "fp32"]
+    found = json.loads(lmtrain("eval", *options, "--limit", "200", "--cache", "--json").out)
+    assert found["nats"] == both.evaluate(limit=200, cache=True).nats
+    members = [(member["run"], member["share"]) for member in found["members"]]
+    assert members == [("runs/sample", 0.5), ("runs/other", 0.5)]
+    text = json.loads(lmtrain("generate", "The", *options, "--greedy", "-n", "8", "--json").out)["completions"][0][
+        "text"
+    ]
+    assert text == both.generate("The", temperature=0, max_tokens=8)
+    command = ["eval", *options, "--fit-weights", "valid", "--split", "test", "--limit", "200"]
+    fitted = both.fitted("valid", limit=200)
+    assert json.loads(lmtrain(*command, "--json").out)["nats"] == fitted.evaluate("test", limit=200).nats
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        other = replace(both, shares=(share, 1 - share))
+        assert fitted.evaluate(limit=200).nats <= other.evaluate(limit=200).nats + 1e-3
+    assert " + 0." in lmtrain(*command).out
+    for arguments, message in (
+        (["eval", *options, "--dynamic"], "--dynamic is for one run"),
+        (["eval", "--fit-weights", "valid"], "give --run more than once"),
+        (["generate", "The", *options, "--show-attention", "a.png"], "give one --run"),
+    ):
+        done = lmtrain(*arguments)
+        assert (done.code, message in done.err) == (2, True)

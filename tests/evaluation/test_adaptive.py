@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.config.schema import EvalConfig, ModelConfig
-from lmtrain.errors import LmtrainError
-from lmtrain.evaluation import perplexity
+from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.evaluation.adaptive import (
     EPS,
     Cached,
@@ -29,6 +28,7 @@ from lmtrain.evaluation.adaptive import (
 from lmtrain.evaluation.gradient_rms import FILE, FOLDER, gradient_rms, kept_gradient_rms, rms_tokens
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.build import build_model
+from lmtrain.model.ensemble import Ensemble
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage.files import sha256_bytes
 from tests.evaluation.scoring import CPU, score_of, split_of
@@ -166,6 +166,40 @@ def test_the_cache_equals_a_double_loop(mode: str, window: int, monkeypatch: pyt
         found = scores(Cached(score, 0.4, 5.0, window), IDS, mode=mode, batch_size=batch_size)
         assert_close(found, naive_cache(torch.cat(states), IDS.tolist(), plain, 0.4, 5.0, window))
         assert (found - plain).abs().max() > 0.1
+
+
+@torch.no_grad()
+def test_the_cache_of_an_ensemble_has_the_mean_of_the_members_cosines() -> None:
+    members, weights = (tiny_model(), tiny_model(copying=False, output="adaptive")), (0.7, 0.3)
+    settings = EvalConfig(cache_weight=0.4, cache_theta=5.0, cache_window=4)
+    inputs, targets = (torch.from_numpy(IDS[start : start + CONTEXT]).unsqueeze(0) for start in (0, 1))
+    model = Ensemble(members, weights).eval()
+    forward = adapted(model, settings, list, dynamic=False, cache=True, segment=SEGMENT, precision="fp32")
+    found = forward(inputs, targets)[0].tolist()
+    (first_nats, first), (second_nats, second) = (member.score(inputs, targets) for member in members)
+    words = targets[0].tolist()
+    for now in range(CONTEXT):
+        total = hit = 0.0
+        for before in range(max(0, now - 4), now):
+            cosines = [float(torch.cosine_similarity(h[0, now], h[0, before], dim=0)) for h in (first, second)]
+            score = math.exp(5.0 * (0.7 * cosines[0] + 0.3 * cosines[1]))
+            total += score
+            hit += score if words[before] == words[now] else 0.0
+        p = 0.7 * math.exp(-float(first_nats[0, now])) + 0.3 * math.exp(-float(second_nats[0, now]))
+        assert found[now] == pytest.approx(-math.log(0.6 * p + 0.4 * hit / total if now else p), rel=1e-6)
+
+
+def test_dynamic_evaluation_is_not_for_an_ensemble() -> None:
+    with pytest.raises(UsageError, match=r"--dynamic is for one run, whose weights it changes: give one --run"):
+        adapted(
+            Ensemble([tiny_model()]),
+            EvalConfig(),
+            list,
+            dynamic=True,
+            cache=False,
+            segment=SEGMENT,
+            precision="fp32",
+        )
 
 
 def naive_dynamic(start: LanguageModel, update: Update) -> Tensor:
@@ -378,7 +412,7 @@ def test_running_out_of_memory_names_the_remedy(
     def starved(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(perplexity, "evaluate", starved)
+    monkeypatch.setattr("lmtrain.api.run.evaluate", starved)
     done = lmtrain("eval", "--limit", "20")
     assert (done.code, done.out) == (1, "")
     assert done.err.endswith("lmtrain: out of memory: lower --batch-size or, with --cache, eval.cache_window\n")

@@ -36,8 +36,8 @@ class Script(LanguageModel):
         return scores
 
 
-def random_model(mode: str, tokenizer: Tokenizer, context: int = 6) -> LanguageModel:
-    torch.manual_seed(3)
+def random_model(mode: str, tokenizer: Tokenizer, context: int = 6, seed: int = 3) -> LanguageModel:
+    torch.manual_seed(seed)
     config = ModelConfig(mode=mode, context=context, dim=8, layers=1, heads=2)
     model = build_model(config, tokenizer.vocab_size)
     with torch.no_grad():

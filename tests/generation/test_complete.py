@@ -10,6 +10,7 @@ from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.complete import Completed, complete
 from lmtrain.generation.options import Options
+from lmtrain.model.ensemble import Ensemble, Predictor
 from tests.generation.models import NUMBERED, Script, random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -74,10 +75,16 @@ def test_unknown_is_never_generated() -> None:
     assert "<unk>" not in said(Script(WORDS, "<unk> " * 12), WORDS, "a")[0]
 
 
-@pytest.mark.parametrize("mode", ["causal", "windowed"])
+def model_of(mode: str) -> Predictor:
+    if mode == "ensemble":
+        return Ensemble([random_model("causal", NUMBERED), random_model("causal", NUMBERED, seed=4)])
+    return random_model(mode, NUMBERED)
+
+
+@pytest.mark.parametrize("mode", ["causal", "windowed", "ensemble"])
 @pytest.mark.parametrize("name", SEARCHES)
 def test_a_batch_equals_its_prompts(mode: str, name: str) -> None:
-    model, options = random_model(mode, NUMBERED), replace(SEARCHES[name], max_tokens=20, stop="line")
+    model, options = model_of(mode), replace(SEARCHES[name], max_tokens=20, stop="line")
     together = complete(model, NUMBERED, PROMPTS, options)
     alone = [complete(model, NUMBERED, [prompt], options, first=number)[0] for number, prompt in enumerate(PROMPTS)]
     assert_same_texts(together, alone)

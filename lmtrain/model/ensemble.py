@@ -1,0 +1,93 @@
+"""Several language models as one: the weighted mean of their probabilities.
+
+Shapes: B rows, T tokens, S targets, E the width of all members' states together, V word types.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmtrain.model.decoding_state import EnsembleState, State
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.nn.pointer import NEVER
+
+Step = Callable[[State, Tensor], tuple[Tensor, State]]
+"""As `LanguageModel.step`."""
+
+
+class Ensemble(nn.Module):
+    """p(w) = sum over the members m of weight_m p_m(w), for evaluation and generation, as `LanguageModel` does them.
+
+    Members may differ in everything but vocabulary and mode; `config` is that of the one with the shortest context.
+    `weights` are equal by default, and divided by their sum. An ensemble of one model computes the same bits as it.
+    Raises ValueError for members that don't fit each other, or weights that don't fit them.
+    """
+
+    def __init__(self, members: Sequence[LanguageModel], weights: Sequence[float] | None = None) -> None:
+        super().__init__()
+        weights = [1.0] * len(members) if weights is None else weights
+        if len(weights) != len(members) or not all(0 <= weight < math.inf for weight in weights) or not sum(weights):
+            raise ValueError(f"{list(weights)} are no weights of {len(members)} members")
+        if len({(member.vocab_size, member.config.mode) for member in members}) != 1:
+            raise ValueError("the members have different vocabularies or modes")
+        self.members = tuple(members)
+        self.registered = nn.ModuleList(members)  # their parameters are also the ensemble's
+        self.weights = tuple(weight / sum(weights) for weight in weights)
+        self.config = min((member.config for member in members), key=lambda config: config.context)
+        self.vocab_size = members[0].vocab_size
+        self.causal = members[0].causal
+
+    def score(self, tokens: Tensor, targets: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """-log p of each target, in nats, float32, and the states (..., E) of a cache.
+
+        As `LanguageModel.score`; `temperature` divides the logits of each member. The states are the members', each of
+        length sqrt(weight), one after the other: the cosine of two is the weighted mean of the members' cosines.
+        """
+        scored = [member.score(tokens, targets, temperature=temperature) for member in self.members]
+        nats = -self._mean([-nats for nats, _ in scored])
+        return nats, self._joined([states for _, states in scored])
+
+    def predict(self, tokens: Tensor) -> Tensor:
+        """log p of every next token, in nats, float32: tokens (B, T) -> (B, T, V) if causal, (B, V) if windowed."""
+        return self._mean(member.predict(tokens) for member in self.members)
+
+    @torch.no_grad()
+    def start(self, tokens: Tensor, valid: Tensor | None = None) -> tuple[Tensor, State]:
+        """Read prompts (B, T): log-probabilities (B, V) and the state, as `LanguageModel.start`."""
+        return self._together(member.start(tokens, valid) for member in self.members)
+
+    @torch.no_grad()
+    def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
+        """Read one more token per row (B,): log-probabilities (B, V) and the state, as `LanguageModel.step`."""
+        return self.step_by([member.step for member in self.members], state, tokens)
+
+    def step_by(self, steps: Sequence[Step], state: State, tokens: Tensor) -> tuple[Tensor, State]:
+        """`step` by these step functions of the members."""
+        assert isinstance(state, EnsembleState)
+        return self._together(step(own, tokens) for step, own in zip(steps, state.members, strict=True))
+
+    def _together(self, read: Iterable[tuple[Tensor, State]]) -> tuple[Tensor, State]:
+        predictions = list(read)
+        states = tuple(state for _, state in predictions)
+        return self._mean(log_probs for log_probs, _ in predictions), EnsembleState(states)
+
+    def _mean(self, log_probs: Iterable[Tensor]) -> Tensor:
+        """log of the weighted mean of the members' probabilities; only two of them are in memory at once."""
+        log_weights = (math.log(weight) if weight else NEVER for weight in self.weights)
+        weighted = (member + log_weight for member, log_weight in zip(log_probs, log_weights, strict=True))
+        return functools.reduce(torch.logaddexp, weighted)
+
+    def _joined(self, states: list[Tensor]) -> Tensor:
+        """The members' states (..., E_m) as one of length 1: (..., E). The state of a single member keeps its bits."""
+        if len(states) == 1:
+            return states[0]
+        unit = (F.normalize(state.to(torch.promote_types(state.dtype, torch.float32)), dim=-1) for state in states)
+        return torch.cat([state * math.sqrt(weight) for state, weight in zip(unit, self.weights, strict=True)], -1)
+
+
+Predictor = LanguageModel | Ensemble
+"""What is evaluated, generates, or teaches."""

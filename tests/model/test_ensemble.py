@@ -1,0 +1,156 @@
+"""An ensemble against the mean of its members' probabilities, written out; of one member, against that member."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmtrain.model.cuda_graph import step_function
+from lmtrain.model.decoding_state import State
+from lmtrain.model.ensemble import Ensemble
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.packing import pack
+from tests.model.models import VOCABULARY, build, tokens
+
+WEIGHTS = (0.5, 0.2, 0.3)
+LONE = [{}, {"copy": True, "output": "adaptive"}, {"mode": "windowed"}]
+
+
+def members(mode: str) -> list[LanguageModel]:
+    """Three models that differ in size and kind, far from uniform."""
+    fields: list[dict[str, object]] = [{}, {"dim": 12, "layers": 1, "copy": True}, {"position": "alibi", "norm": "rms"}]
+    found = [build(mode=mode, **extra) for extra in fields]
+    with torch.no_grad():
+        for model in found:
+            for weight in model.parameters():
+                weight.mul_(2)
+    return found
+
+
+@pytest.fixture(params=["causal", "windowed"])
+def ensemble(request: pytest.FixtureRequest) -> Ensemble:
+    return Ensemble(members(request.param), WEIGHTS).eval()
+
+
+def mean(log_probs: list[Tensor]) -> Tensor:
+    """log of the weighted mean, computed in float64."""
+    return torch.stack([w * one.double().exp() for w, one in zip(WEIGHTS, log_probs, strict=True)]).sum(0).log().float()
+
+
+def test_predictions_are_the_weighted_mean_of_the_members_probabilities(ensemble: Ensemble) -> None:
+    text = tokens(3, 12)
+    log_probs = ensemble.predict(text)
+    assert log_probs.dtype == torch.float32
+    torch.testing.assert_close(log_probs, mean([member.predict(text) for member in ensemble.members]))
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(log_probs.shape[:-1]))
+
+
+def test_scores_are_those_of_the_predictions(ensemble: Ensemble) -> None:
+    text = tokens(3, 12)
+    targets = text[:, -1] if not ensemble.causal else text.flip(1)[:, -5:]
+    log_probs = ensemble.predict(text)
+    expected = log_probs[:, -5:] if ensemble.causal else log_probs
+    nats, _ = ensemble.score(text, targets)
+    torch.testing.assert_close(-nats, expected.gather(-1, targets.unsqueeze(-1)).squeeze(-1))
+
+
+def test_the_temperature_is_that_of_every_member(ensemble: Ensemble) -> None:
+    text = tokens(3, 12)
+    targets = text if ensemble.causal else text[:, 0]
+    expected = mean([-member.score(text, targets, temperature=2.0)[0] for member in ensemble.members])
+    torch.testing.assert_close(-ensemble.score(text, targets, temperature=2.0)[0], expected)
+
+
+def test_the_cosine_of_two_states_is_the_weighted_mean_of_the_members_cosines(ensemble: Ensemble) -> None:
+    text = tokens(2, 12)
+    targets = text if ensemble.causal else text[:, 0]
+    one, other = ensemble.score(text, targets)[1]
+    expected = torch.zeros(one.shape[:-1])
+    for weight, member in zip(WEIGHTS, ensemble.members, strict=True):
+        first, second = member.score(text, targets)[1]
+        expected += weight * F.cosine_similarity(first, second, dim=-1)
+    torch.testing.assert_close(F.cosine_similarity(one, other, dim=-1), expected)
+    torch.testing.assert_close(one.norm(dim=-1), torch.ones(one.shape[:-1]))
+
+
+def test_steps_equal_those_of_the_members_for_rows_that_are_reordered_and_dropped(ensemble: Ensemble) -> None:
+    """Through three contexts, rows of different lengths; the step function of a GPU or a CPU is the same."""
+    text, valid = tokens(3, 40), torch.arange(5) >= torch.tensor([[0], [2], [4]])
+    take_step = step_function(ensemble)
+    log_probs, state = ensemble.start(text[:, :5], valid)
+    alone = [member.start(text[:, :5], valid) for member in ensemble.members]
+    torch.testing.assert_close(log_probs, mean([found for found, _ in alone]))
+    for t in range(5, 40):
+        if t % 7 == 3:
+            order = torch.tensor([2, 0, 0] if t < 30 else [1, 0]) % len(log_probs)
+            text, state = text[order], state.select(order)
+            alone = [(found, own.select(order)) for found, own in alone]
+        log_probs, state = take_step(state, text[:, t])
+        alone = [member.step(own, text[:, t]) for member, (_, own) in zip(ensemble.members, alone, strict=True)]
+        torch.testing.assert_close(log_probs, mean([found for found, _ in alone]))
+
+
+@pytest.mark.parametrize("fields", LONE, ids=str)
+def test_an_ensemble_of_one_equals_its_member_to_the_bit(fields: dict[str, object]) -> None:
+    member = build(**fields)
+    ensemble, text = Ensemble([member], [3.0]), tokens(2, 12)
+    targets = text if member.causal else text[:, 0]
+    for mine, own in zip(ensemble.score(text, targets), member.score(text, targets, temperature=1.0), strict=True):
+        assert torch.equal(mine, own)
+    assert torch.equal(ensemble.predict(text), member.predict(text))
+
+    def steps(model: LanguageModel | Ensemble) -> list[Tensor]:
+        log_probs, state = model.start(text)
+        found = [log_probs]
+        for token in text.unbind(1):
+            log_probs, state = step(model, state, token)
+            found.append(log_probs)
+        return found
+
+    def step(model: LanguageModel | Ensemble, state: State, token: Tensor) -> tuple[Tensor, State]:
+        return model.step(state.select(torch.tensor([1, 0])), token)
+
+    assert all(torch.equal(mine, own) for mine, own in zip(steps(ensemble), steps(member), strict=True))
+
+
+def test_packing_packs_every_member(ensemble: Ensemble) -> None:
+    text = tokens(2, 12)
+    alone = copy.deepcopy(ensemble.members)
+    for member in alone:
+        pack(member, "bf16")
+    pack(ensemble, "bf16")
+    expected = mean([member.predict(text) for member in alone])
+    torch.testing.assert_close(ensemble.predict(text), expected)
+    assert ensemble.members[0].output.weight is None
+
+
+def test_a_member_of_weight_zero_changes_nothing() -> None:
+    first, second, third = members("causal")
+    text = tokens(2, 12)
+    torch.testing.assert_close(
+        Ensemble([first, second, third], [2.0, 0.0, 6.0]).predict(text),
+        Ensemble([first, third], [0.25, 0.75]).predict(text),
+    )
+
+
+def test_its_parameters_are_the_members() -> None:
+    found = members("causal")
+    ensemble = Ensemble(found)
+    assert ensemble.weights == (1 / 3, 1 / 3, 1 / 3)
+    assert {id(weight) for weight in ensemble.parameters()} == {
+        id(weight) for member in found for weight in member.parameters()
+    }
+
+
+def test_members_that_do_not_fit_and_other_weights_are_rejected() -> None:
+    for weights in ([1.0], [0.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [1.0, float("inf")]):
+        with pytest.raises(ValueError, match="are no weights of 2 members"):
+            Ensemble([build(), build()], weights)
+    with pytest.raises(ValueError, match="different vocabularies or modes"):
+        Ensemble([build(), build(mode="windowed")])
+    other = LanguageModel(build().config, VOCABULARY + 1)
+    with pytest.raises(ValueError, match="different vocabularies or modes"):
+        Ensemble([build(), other])
+    assert Ensemble([build(context=12), build(context=8)]).config.context == 8

@@ -1,0 +1,69 @@
+"""The members of an ensemble are loaded as single runs are, and must fit each other."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmtrain.config.schema import Config
+from lmtrain.data.corpus import download
+from lmtrain.data.tokenizing import tokenize
+from lmtrain.data.tokens import TokenStore
+from lmtrain.errors import LmtrainError
+from lmtrain.evaluation.run_store import check_same_corpus
+from lmtrain.model.ensemble import Ensemble
+from lmtrain.model.members import build_members, load_members
+from tests.training.helpers import LOGGED, change, cpu, run, silent
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def load(*runs: Path) -> Any:
+    return load_members(runs, "best", "auto")
+
+
+@pytest.fixture
+def first(tiny: Config, store: TokenStore, tmp_path: Path) -> Path:
+    run(change(tiny, **LOGGED), store, tmp_path / "first")
+    return tmp_path / "first"
+
+
+def test_members_may_differ_in_size_and_are_loaded_in_order(
+    tiny: Config, store: TokenStore, first: Path, tmp_path: Path
+) -> None:
+    run(change(tiny, **LOGGED, model__heads=1, model__copy=True, run__seed=2), store, tmp_path / "other")
+    found = load(tmp_path / "other", first)
+    assert [one.run_dir.name for one in found] == ["other", "first"]
+    ensemble, alone = build_members(found, [0.25, 0.75], cpu()), build_members(load(first), [1.0], cpu())
+    assert isinstance(ensemble, Ensemble)
+    assert ensemble.weights == (0.25, 0.75)
+    weights = zip(ensemble.members[1].parameters(), alone.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in weights)
+    check_same_corpus(found)
+
+
+@pytest.mark.parametrize(("name", "value"), [("mode", "windowed"), ("context", 8)])
+def test_another_mode_or_context_is_rejected(
+    tiny: Config, store: TokenStore, first: Path, tmp_path: Path, name: str, value: object
+) -> None:
+    fields = LOGGED | {f"model__{name}": value, "eval__stride": 1}
+    run(change(tiny, **fields), store, tmp_path / "other")
+    message = rf"other has model\.{name}={value}, and \S*first \w+: leave one of them out, or train it again with"
+    with pytest.raises(LmtrainError, match=message):
+        load(first, tmp_path / "other")
+
+
+def test_another_tokenizer_and_another_corpus_are_rejected(
+    tiny: Config, store: TokenStore, first: Path, tmp_path: Path
+) -> None:
+    config = change(tiny, **LOGGED, tokenizer__kind="byte")
+    corpus = download(config.data, note=silent, progress=False)
+    bytes_store = tokenize(corpus, config.tokenizer, config.data.dir, note=silent, progress=False)
+    run(config, bytes_store, tmp_path / "other")
+    remedy = rf"train it again with tokenizer\.file={first}/tokenizer\.json"
+    with pytest.raises(LmtrainError, match=f"have different tokenizers, .* {remedy}"):
+        load(first, tmp_path / "other")
+    alone = [load(folder)[0] for folder in (first, tmp_path / "other")]
+    with pytest.raises(LmtrainError, match=r"trained on different corpora, .* leave one of them out, or score a file"):
+        check_same_corpus(alone)
