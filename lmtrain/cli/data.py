@@ -72,7 +72,9 @@ def tokenize(
     vocab_size: Annotated[int | None, typer.Option(metavar="N", help="Maximum vocabulary size.")] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Use this tokenizer.json, of a run for example, instead of training one."),
+        typer.Option(
+            metavar="FILE", help="Use this tokenizer.json, of a run or any published model, instead of training one."
+        ),
     ] = None,
     data_dir: DataDir = None,
     force: Force = False,

@@ -50,6 +50,7 @@ ALIASES = {
     "tokenizer.kind": "type tokenizer_type model_type",
     "tokenizer.vocab_size": "vocabulary_size n_vocab num_tokens",
     "tokenizer.file": "tokenizer_path tokenizer_file tokenizer_name",
+    "tokenizer.eos_token": "eos eot_token end_of_text_token",
     "data.source": "dataset data_path train_file train_data corpus dataset_name",
     "data.subset": "dataset_config dataset_config_name",
     "data.text_column": "text_field text_key column",

@@ -30,7 +30,7 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 _WORDS_FIRST = ("word_perplexity", "token_perplexity", "bits_per_byte")
 _BITS_FIRST = ("bits_per_byte", "token_perplexity", "word_perplexity")
-_SHOWN = {"word": _WORDS_FIRST, "bpe": _BITS_FIRST, "byte": _BITS_FIRST}
+_SHOWN = {"word": _WORDS_FIRST, "bpe": _BITS_FIRST, "byte": _BITS_FIRST, "file": _BITS_FIRST}
 """The figures of a text by kind of tokenizer, the headline first. Where a word is many predictions, word perplexity
 comes last: that of a model that has learned little is a number of many digits."""
 _DECIMALS = {"word_perplexity": 2, "token_perplexity": 2, "bits_per_byte": 3}

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from lmtrain.config.loader import shown
-from lmtrain.config.schema import Config
+from lmtrain.config.schema import Config, TokenizerConfig
 from lmtrain.data.prepare import prepare_store
 from lmtrain.data.sources import KNOWN
 from lmtrain.data.tokens import TokenStore, find_store
@@ -33,10 +33,9 @@ def find_run_store(
             "data.dir=FOLDER, or what to make them from with data.source=... (the run says "
             f"{shown(config.data.source)}); --text scores any file as it is"
         )
-    if config.tokenizer.file is not None:  # that file may be gone; the run has a copy
-        own = config.tokenizer.model_copy(update={"file": run.run_dir / TOKENIZER})
-        config = config.model_copy(update={"tokenizer": own})
-    store = prepare_store(config, note=note, progress=progress)
+    # Another version may train another tokenizer on the same text, and a file that was given may be gone.
+    config = config.model_copy(update={"tokenizer": TokenizerConfig(file=run.run_dir / TOKENIZER)})
+    store = prepare_store(config, trained_on=wanted, note=note, progress=progress)
     if store.sha256 != wanted:
         raise LmtrainError(
             f"{store.folder} is not what {run.run_dir} was trained on: the corpus has changed or is another one, "

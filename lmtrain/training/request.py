@@ -14,7 +14,6 @@ from lmtrain.config.automatic import MINUTES, automatic
 from lmtrain.config.loader import Source, change, flat, load
 from lmtrain.config.schema import Config, DataConfig, TokenizerConfig
 from lmtrain.config.train import BUDGETS
-from lmtrain.data.corpus import download
 from lmtrain.data.prepare import prepare_store
 from lmtrain.data.sources import KNOWN
 from lmtrain.data.tokenizer_choice import of_store
@@ -89,18 +88,15 @@ def tokens_of(wanted: Request, *, note: Note, progress: bool) -> TokenStore:
     config, trained_on = wanted.config, _trained_on(wanted.run_dir)
     if trained_on is None or wanted.stored is None:
         return prepare_store(config, note=note, progress=progress)
-    found = find_store(config.data.dir, trained_on)
-    if found is not None:
-        source = config.data.source
-        if source not in KNOWN and not Path(source).exists():
-            return found
-        corpus = download(config.data, note=note, progress=progress)
-        if corpus.sha256 in found.manifest["corpora_sha256"]:
+    source = config.data.source
+    if source not in KNOWN and not Path(source).exists():
+        found = find_store(config.data.dir, trained_on)
+        if found is not None:
             return found
     if _asks_for_no_other(config.tokenizer, wanted.stored.tokenizer):
         own = TokenizerConfig(file=wanted.run_dir / TOKENIZER)
         config = config.model_copy(update={"tokenizer": own})
-    return prepare_store(config, note=note, progress=progress)
+    return prepare_store(config, trained_on=trained_on, note=note, progress=progress)
 
 
 def _asks_for_no_other(asked: TokenizerConfig, stored: TokenizerConfig) -> bool:
