@@ -60,6 +60,12 @@ def finished_outcome(
     )
 
 
+def best_score(run_dir: Path) -> tuple[int, Score] | None:
+    """The step of the best checkpoint of a finished run, and its score; None for another run."""
+    state = _parse(_read(run_dir / STATE))
+    return None if state is None else (state.best_step, state.valid)
+
+
 def _read(path: Path) -> str:
     try:
         disk.check_regular(path)
