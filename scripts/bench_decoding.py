@@ -34,7 +34,8 @@ def decoding(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     options = [*recipe_options(arguments.recipe), f"model.context={PROMPT + new + 1}", *arguments.overrides]
     options += [*random_corpus(folder, arguments.vocab_size), f"run.dir={folder}", "run.name=run"]
     costs = lmtrain("train", *options, "--dry-run")
-    one_step = ["train.steps=1", "train.epochs=null", "train.max_minutes=null", "train.compile=false"]
+    one_step = ["train.steps=1", "train.epochs=null", "train.tokens=null", "train.max_minutes=null"]
+    one_step += ["train.compile=false"]
     lmtrain("train", *options, *one_step, "train.sample_prompts=[]", "train.eval_tokens=100", "eval.stride=null", "-q")
     model = costs["config"]["model"]
     shape = {name: model[name] for name in ("dim", "layers", "heads")} | {"vocab_size": costs["vocabulary"]}

@@ -17,10 +17,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import lmtrain
 from lmtrain.config import loader
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import local
 from lmtrain.data.corpus import open_corpus
+from lmtrain.data.given_tokenizer import load_given
 from lmtrain.data.order import SampleOrder, batch
 from lmtrain.data.splits import write_split
 from lmtrain.data.tokenizer import Tokenizer
@@ -30,10 +32,10 @@ from lmtrain.errors import LmtrainError
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.generation.prompts import read_prompts
-from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.files import MANIFEST, verify
 from lmtrain.training.state import new_training, restore
+from tests.data.published import SHAPES, published
 from tests.hostile import (
     FRAGMENTS,
     SMALL,
@@ -85,7 +87,13 @@ def use_tokenizer(path: Path) -> None:
     loaded = Tokenizer.load(path)
     ids = loaded.encode("the cat <eos> \x00é\U0001f600\n")
     assert all(0 <= index < loaded.vocab_size for index in ids)
-    assert loaded.decode(ids)
+    assert loaded.decode(ids) or loaded.kind == "file"
+
+
+def use_given_tokenizer(path: Path) -> None:
+    loaded = load_given(path, None)
+    loaded.save(path)
+    use_tokenizer(path)
 
 
 def tokenizers() -> Iterator[bytes]:
@@ -115,6 +123,7 @@ FILES: dict[str, tuple[Callable[[Path], None], list[bytes]]] = {
     "prompts.txt": (use_prompts, [TEXT, b"\xef\xbb\xbfone\r\ntwo\r\n"]),
     "prompts.jsonl": (use_prompts, [json_lines("prompt")]),
     "tokenizer.json": (use_tokenizer, list(tokenizers())),
+    **{f"{name}.json": (use_given_tokenizer, [published(name).encode()]) for name in SHAPES},
 }
 """Files that stand alone: a function that uses the content or raises LmtrainError, and valid contents."""
 
@@ -147,7 +156,7 @@ def use_checkpoint(run: Run) -> None:
 
 
 def use_run(run: Run) -> None:
-    trained = load_trained(run.folder, "last", "auto", torch.device("cpu"))
+    trained = lmtrain.load(run.folder, checkpoint="last", weights="auto", device="cpu")
     for beams in (1, 2):
         (found,) = complete(trained.model, trained.tokenizer, ["the"], Options(max_tokens=2, beams=beams))
         assert len(found.completions[0].ids) == 2

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-import torch
 import yaml
 
+import lmtrain
 from lmtrain.config.schema import Config, DataConfig
 from lmtrain.data.corpus import download
 from lmtrain.errors import LmtrainError
-from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import MANIFEST
 from lmtrain.training.loop import fit
@@ -51,7 +50,7 @@ def resume(run: Run, config: Config | None = None) -> Outcome:
 
 
 def load(run: Run, weights: str = "auto") -> object:
-    return load_trained(run.folder, "last", weights, torch.device("cpu"))
+    return lmtrain.load(run.folder, checkpoint="last", weights=weights, device="cpu").model
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -9,17 +9,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmtrain.cli.output import note
+from lmtrain.api.run import Run
 from lmtrain.errors import LmtrainError
 from lmtrain.generation.attention import MAX_ROWS, pool_weights
-from lmtrain.generation.complete import Completed, as_json, complete
+from lmtrain.generation.complete import Completed, as_json
 from lmtrain.generation.options import Options
 from lmtrain.generation.prompts import Prompt, batches
 from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import TextStreamer, prompt_for_model, unknown_words
-from lmtrain.model.trained import Trained
+from lmtrain.model.language_model import LanguageModel
 from lmtrain.system.escapes import escaped, for_terminal, to_json
 from lmtrain.system.memory import enough_memory
+from lmtrain.system.messages import note
 from lmtrain.system.signals import forget
 
 REMEDY = "lower --batch-size, --samples, --beams or --max-tokens"
@@ -35,7 +36,7 @@ class Output:
     picture: Path | None
 
 
-def answer(trained: Trained, options: Options, prompt: str, output: Output) -> None:
+def answer(trained: Run, options: Options, prompt: str, output: Output) -> None:
     """Print the texts for one prompt; on a terminal, a single text is streamed."""
     if output.picture is not None and not output.picture.parent.is_dir():
         raise LmtrainError(f"the folder of {output.picture} does not exist: make it first")
@@ -44,7 +45,7 @@ def answer(trained: Trained, options: Options, prompt: str, output: Output) -> N
         _draw(trained, prompt_for_model(trained.tokenizer, prompt, options.raw), completed, output.picture)
 
 
-def answer_all(trained: Trained, options: Options, prompts: Iterator[Prompt], output: Output) -> None:
+def answer_all(trained: Run, options: Options, prompts: Iterator[Prompt], output: Output) -> None:
     """Print the texts for many prompts, one batch at a time as they are read."""
     tokenizer, context = trained.tokenizer, trained.config.model.context
     count = unknown = cut = 0
@@ -61,13 +62,11 @@ def answer_all(trained: Trained, options: Options, prompts: Iterator[Prompt], ou
         note(f"{cut:,} of {count:,} prompts are longer than the context {context:,}: only their ends are read")
 
 
-def converse(trained: Trained, options: Options) -> None:
+def converse(trained: Run, options: Options) -> None:
     """Ask for prompts on the terminal until Ctrl-D, and answer each."""
     if importlib.util.find_spec("readline"):
         import readline  # noqa: F401 -- adds line editing and history to `input`
-    note(
-        f"{trained.run_dir}, step {trained.step:,}. Type a prompt and press Enter. Ctrl-C stops a text, Ctrl-D leaves."
-    )
+    note(f"{trained.folder}, step {trained.step:,}. Type a prompt and press Enter. Ctrl-C stops a text, Ctrl-D leaves.")
     number = 0
     while (prompt := _ask()) is not None:
         if not prompt:
@@ -82,26 +81,20 @@ def converse(trained: Trained, options: Options) -> None:
         number += 1
 
 
-def _stream(trained: Trained, options: Options, prompt: str, number: int) -> Completed:
+def _stream(trained: Run, options: Options, prompt: str, number: int) -> Completed:
     """Write the prompt and its text to standard output, each word as it is generated."""
     stops = Stops(trained.tokenizer, options.stop, options.stop_strings)
     streamer = TextStreamer(trained.tokenizer, prompt, stops, options.raw)
     _write(streamer.prompt)
-    (completed,) = complete(
-        trained.model,
-        trained.tokenizer,
-        [prompt],
-        options,
-        first=number,
-        on_token=lambda _row, token: _write(streamer.push(token)),
-        step=trained.take_step,
+    (completed,) = trained.complete(
+        [prompt], options, first=number, on_token=lambda _row, token: _write(streamer.push(token))
     )
     rest = streamer.close()
     _write(rest + ("" if completed.completions[0].text.endswith("\n") else "\n"))
     return completed
 
 
-def _answer(trained: Trained, options: Options, prompt: str, number: int, as_json_lines: bool) -> Completed:
+def _answer(trained: Run, options: Options, prompt: str, number: int, as_json_lines: bool) -> Completed:
     """Print the texts for the prompt of this number, from 0; on a terminal, a single text is streamed."""
     _warn(trained, options, prompt)
     is_single = options.beams == 1 and options.samples == 1  # its tokens are final when they are generated
@@ -112,15 +105,14 @@ def _answer(trained: Trained, options: Options, prompt: str, number: int, as_jso
 
 
 def _complete(
-    trained: Trained, options: Options, prompts: list[Prompt], first: int, as_json_lines: bool
+    trained: Run, options: Options, prompts: list[Prompt], first: int, as_json_lines: bool
 ) -> list[Completed]:
     """Complete and print a batch of prompts, of which the first has the number `first`."""
     texts = [prompt.text for prompt in prompts]
-    completed = complete(trained.model, trained.tokenizer, texts, options, first=first, step=trained.take_step)
-    about = {"run": str(trained.run_dir), "step": trained.step, "weights": trained.weights}
+    completed = trained.complete(texts, options, first=first)
     for prompt, result in zip(prompts, completed, strict=True):
         if as_json_lines:
-            print(to_json({"id": prompt.id, **as_json(result), **about}))
+            print(to_json({"id": prompt.id, **as_json(result), **trained.about()}))
             continue
         for number, completion in enumerate(result.completions, start=1):
             if len(result.completions) > 1:
@@ -132,7 +124,7 @@ def _complete(
     return completed
 
 
-def _warn(trained: Trained, options: Options, prompt: str) -> None:
+def _warn(trained: Run, options: Options, prompt: str) -> None:
     """Report what the model can't read of a prompt."""
     text = prompt_for_model(trained.tokenizer, prompt, options.raw)
     if not text.strip():
@@ -144,12 +136,13 @@ def _warn(trained: Trained, options: Options, prompt: str) -> None:
         note(f"the prompt has {length:,} tokens and the context {context:,}: only the last {context:,} are read")
 
 
-def _draw(trained: Trained, prompt: str, completed: Completed, path: Path) -> None:
+def _draw(trained: Run, prompt: str, completed: Completed, path: Path) -> None:
     """The picture of the best text after `prompt`, which is given as the model reads it."""
     from lmtrain.generation.picture import save_png, word_map  # loads an imaging library
 
-    ids = completed.completions[0].ids
-    rows, columns, weights = pool_weights(trained.model, trained.tokenizer, prompt, ids)
+    ids, model = completed.completions[0].ids, trained.model
+    assert isinstance(model, LanguageModel)  # the option is for a single run
+    rows, columns, weights = pool_weights(model, trained.tokenizer, prompt, ids)
     if len(rows) < len(ids):
         note(f"{path} shows the first {MAX_ROWS} words of the text")
     save_png(word_map(rows, columns, weights), path)

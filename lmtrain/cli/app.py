@@ -9,13 +9,13 @@ from typing import Annotated, NoReturn
 import typer
 
 from lmtrain import __version__
-from lmtrain.cli import data, evaluate, generate, train
+from lmtrain.cli import data, evaluate, export, generate, train
 from lmtrain.cli.command import Command
 from lmtrain.cli.options import PARSER_ERROR, require_single_process
-from lmtrain.cli.output import note
 from lmtrain.errors import AlreadyReported, LmtrainError, UsageError
 from lmtrain.system import launcher
 from lmtrain.system.escapes import with_lines
+from lmtrain.system.messages import note
 
 WRONG_USAGE = 2
 
@@ -38,6 +38,7 @@ app.command(
     cls=generate.GenerateCommand,
     epilog='Example: lmtrain generate "The river" --stop sentence --samples 3',
 )(generate.generate)
+app.command(cls=Command, epilog="Example: lmtrain export book --to hf book-hf")(export.export)
 
 
 def _print_version(wanted: bool) -> None:
@@ -53,7 +54,7 @@ def _options(
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Train language models from end to end: download, tokenize, train, eval, generate."""
+    """Train language models from end to end: download, tokenize, train, eval, generate, export."""
     if context.invoked_subcommand not in (None, "train"):
         require_single_process(context.invoked_subcommand)
 

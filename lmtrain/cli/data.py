@@ -20,8 +20,9 @@ from lmtrain.cli.options import (
     as_overrides,
     split_source,
 )
-from lmtrain.cli.output import ignore, note, show, table
+from lmtrain.cli.output import show, table
 from lmtrain.errors import UsageError
+from lmtrain.system.messages import ignore, note
 
 UNITS = ("tokens", "words", "lines", "bytes", "documents")
 
@@ -71,7 +72,9 @@ def tokenize(
     vocab_size: Annotated[int | None, typer.Option(metavar="N", help="Maximum vocabulary size.")] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Use this tokenizer.json, of a run for example, instead of training one."),
+        typer.Option(
+            metavar="FILE", help="Use this tokenizer.json, of a run or any published model, instead of training one."
+        ),
     ] = None,
     data_dir: DataDir = None,
     force: Force = False,

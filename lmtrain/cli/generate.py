@@ -16,14 +16,14 @@ from lmtrain.cli.options import (
     DeviceChoice,
     Overrides,
     Precision,
-    Run,
+    Runs,
     Weights,
     WeightsChoice,
-    run_folder,
+    run_folders,
     split_arguments,
 )
-from lmtrain.cli.output import note
 from lmtrain.errors import UsageError
+from lmtrain.system.messages import note
 
 LENGTH, SAMPLING, SEARCH, OUTPUT = "Length and end", "Sampling, the default", "Search and choice", "Input and output"
 
@@ -59,7 +59,7 @@ def generate(
     ] = None,
     overrides: Overrides = None,
     config: ConfigFile = None,
-    run: Run = None,
+    run: Runs = None,
     checkpoint: Checkpoint = None,
     weights: WeightsChoice = Weights.auto,
     device: DeviceChoice = Device.auto,
@@ -148,15 +148,16 @@ def generate(
         raise UsageError("a prompt and --prompts exclude each other: leave out one of them")
     if show_attention is not None and (prompts is not None or show_attention.suffix.lower() != ".png"):
         raise UsageError("--show-attention draws one text into one picture: give one prompt, and a name FILE.png")
+    if show_attention is not None and len(run or []) > 1:
+        raise UsageError("--show-attention draws how one run reads a text: give one --run")
     asks = prompt is None and prompts is None and sys.stdin.isatty()
     if asks and (as_json or show_attention is not None):
         raise UsageError("--json and --show-attention need a prompt: give one as an argument")
 
+    from lmtrain.api.run import load
     from lmtrain.cli.answers import Output, answer, answer_all, converse
     from lmtrain.generation.options import Options
     from lmtrain.generation.prompts import read_all, read_prompts
-    from lmtrain.generation.sampling import Sampling
-    from lmtrain.model.trained import open_trained, ready_to_generate
 
     if chosen:
         temperature = 0.0
@@ -165,16 +166,14 @@ def generate(
     try:
         options = Options(
             max_tokens=max_tokens,
-            sampling=Sampling(
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-            ),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
             samples=samples,
             beams=beams,
-            results=samples if results is None else results,
+            results=results,
             length_penalty=length_penalty,
             seed=seed,
             stop=stop,
@@ -183,8 +182,13 @@ def generate(
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
-    trained = open_trained(run_folder(run, config, overrides), checkpoint, weights.value, device.value, note)
-    trained = ready_to_generate(trained, precision.value)
+    trained = load(
+        run_folders(run, config, overrides),
+        checkpoint=checkpoint,
+        weights=weights.value,
+        device=device.value,
+        precision=precision.value,
+    )
     output = Output(as_json, batch_size, show_attention)
     many = None if prompts is None else read_prompts(prompts)
     if has_random_seed:

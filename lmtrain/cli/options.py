@@ -38,8 +38,14 @@ DataDir = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
 Force = Annotated[bool, typer.Option("--force", help="Write it again even if it exists and is unchanged.")]
-Run = Annotated[
-    Path | None, typer.Option("--run", "-r", metavar="RUN", help="A run: its folder or name. [default: the latest]")
+Runs = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--run",
+        "-r",
+        metavar="RUN",
+        help="A run: its folder or name. Repeated: the mean of their probabilities. [default: the latest]",
+    ),
 ]
 Checkpoint = Annotated[
     str | None,
@@ -109,19 +115,18 @@ def as_overrides(given: Mapping[str, str | Path | float | None]) -> list[str]:
     ]
 
 
-def run_folder(run: Path | None, config: Path | None, overrides: list[str]) -> Path:
-    """The run to use: `run`, or the one that `overrides`, the environment or a file name, or else the latest."""
+def run_folders(runs: list[Path] | None, config: Path | None, overrides: list[str]) -> list[Path]:
+    """The runs to use: `runs`, or the one that `overrides`, the environment or a file name, or else the latest."""
     from lmtrain.config.loader import environment_of, load
     from lmtrain.storage.run_folder import default_name, find_run
 
     settings = load(
         config, [text for text in overrides if text.startswith("run.")], environment_of("run.dir", "run.name")
     ).run
-    if run is None and config is not None:
-        run = settings.dir / (settings.name or default_name(config))
-    elif run is None and settings.name is not None:
-        run = settings.dir / settings.name
-    return find_run(run, settings.dir)
+    if runs:
+        return [find_run(run, settings.dir) for run in runs]
+    name = settings.name or (default_name(config) if config is not None else None)
+    return [find_run(None if name is None else settings.dir / name, settings.dir)]
 
 
 def require_single_process(command: str) -> None:

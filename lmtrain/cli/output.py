@@ -1,24 +1,14 @@
-"""What the commands print: results as text or JSON on stdout, messages on stderr."""
+"""What the commands print on stdout: results as text or JSON."""
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from lmtrain.errors import LmtrainError
 from lmtrain.system import launcher
-from lmtrain.system.escapes import escaped, for_terminal, to_json
+from lmtrain.system.escapes import for_terminal, to_json
 
 if TYPE_CHECKING:
     from lmtrain.config.schema import Config
     from lmtrain.data.tokens import TokenStore
-
-
-def note(message: str) -> None:
-    """Print a message to stderr as one line, unbuffered."""
-    print(escaped(message), file=sys.stderr, flush=True)
-
-
-def ignore(_message: str) -> None:
-    """Take the place of `note` under --quiet, and in processes that print nothing."""
 
 
 def show(result: dict[str, Any], text: str, as_json: bool) -> None:
@@ -35,12 +25,6 @@ def table(counts: dict[str, dict[str, int]]) -> str:
     ]
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-
-
-def floor(store: "TokenStore", split: str) -> float | None:
-    """The word perplexity of the generator of the built-in corpus, below which no model can be; else None."""
-    found: dict[str, float] = store.manifest.get("floor", {}).get(split, {})
-    return found.get("word_perplexity")
 
 
 def show_costs(config: "Config", store: "TokenStore", as_json: bool) -> None:
@@ -69,7 +53,7 @@ def show_costs(config: "Config", store: "TokenStore", as_json: bool) -> None:
 def _cost_lines(result: dict[str, Any], minutes: float | None) -> list[str]:
     """The figures of `costs`, with units; `minutes` is the budget in time."""
     estimate, memory = result["estimate"], result["memory_bytes"]
-    steps = f"{estimate['steps']:,} steps, {estimate['epochs']:,.3g} epochs"
+    steps = f"{estimate['steps']:,} steps, {quantity(estimate['tokens'])} tokens, {estimate['epochs']:,.3g} epochs"
     if result.get("steps") == estimate["steps"]:
         run = f"{steps}, {duration(60 * estimate['minutes'])} (estimated)"
     else:

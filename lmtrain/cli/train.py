@@ -15,13 +15,15 @@ from lmtrain.cli.options import (
     require_single_process,
     split_source,
 )
-from lmtrain.cli.output import floor, ignore, note, show, show_costs, show_profile
+from lmtrain.cli.output import show, show_costs, show_profile
 from lmtrain.errors import UsageError
 from lmtrain.system import launcher
+from lmtrain.system.messages import ignore, note
 from lmtrain.system.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from lmtrain.training.request import Request
+    from lmtrain.training.run import Outcome
 
 
 def train(
@@ -111,35 +113,30 @@ def _profile(wanted: "Request", as_json: bool, quiet: bool) -> None:
 
 def _train(wanted: "Request", as_json: bool, quiet: bool) -> None:
     """Train to the end of the budget, in every process of the run; the main process prints the outcome."""
-    from lmtrain.system.distributed import join_processes
-    from lmtrain.training.loop import fit
-    from lmtrain.training.request import chosen, completed, tokens_of
+    from lmtrain.api.train import train_request
 
-    run_dir, train = wanted.run_dir, wanted.config.train
-    with join_processes(train.device, train.timeout_minutes) as processes:
-        warning = note if processes.is_main else ignore
-        message = ignore if quiet else warning
-        with processes.main_first():
-            store = tokens_of(wanted, note=message, progress=not quiet)
-        config = completed(wanted, store)
-        if wanted.is_automatic:
-            message(f"chosen for this text and machine, unless you set them: {' '.join(chosen(config))}")
-        outcome = fit(config, store, run_dir, note=warning, quiet=quiet, processes=processes)
+    outcome, store = train_request(wanted, quiet=quiet)
+    if launcher.is_main_process():
+        _show_outcome(outcome, wanted.run_dir, store.tokenizer.kind, as_json, quiet)
+    if outcome.score is None:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _show_outcome(outcome: "Outcome", run_dir: Path, kind: str, as_json: bool, quiet: bool) -> None:
+    """Print how a run ended; `kind` is that of its tokenizer."""
     score = outcome.score
     if score is None:
-        warning(f"interrupted at step {outcome.step:,}; the checkpoint is saved: rerun the same command to resume")
-        raise typer.Exit(INTERRUPTED)
-    if processes.is_main:
-        figures = {"run": str(run_dir), "status": outcome.status, "step": outcome.step, "minutes": outcome.minutes}
-        heading = (
-            f"{run_dir}: {outcome.status} at step {outcome.step:,} after {_duration(outcome.minutes)}; "
-            f"the best checkpoint, of step {outcome.best_step:,}, on valid:"
-        )
-        lines = [f"  {line}" for line in score.lines(store.tokenizer.kind, floor(store, "valid"))]
-        show(
-            {**figures, "best_step": outcome.best_step, "valid": score.summary()}, "\n".join([heading, *lines]), as_json
-        )
-        message(f'next: lmtrain generate "Once" --run {run_dir}; tensorboard --logdir {run_dir.parent}')
+        note(f"interrupted at step {outcome.step:,}; the checkpoint is saved: rerun the same command to resume")
+        return
+    figures = {"run": str(run_dir), "status": outcome.status, "step": outcome.step, "minutes": outcome.minutes}
+    heading = (
+        f"{run_dir}: {outcome.status} at step {outcome.step:,} after {_duration(outcome.minutes)}; "
+        f"the best checkpoint, of step {outcome.best_step:,}, on valid:"
+    )
+    lines = [f"  {line}" for line in score.lines(kind)]
+    show({**figures, "best_step": outcome.best_step, "valid": score.summary()}, "\n".join([heading, *lines]), as_json)
+    if not quiet:
+        note(f'next: lmtrain generate "Once" --run {run_dir}; tensorboard --logdir {run_dir.parent}')
 
 
 def _duration(minutes: float) -> str:

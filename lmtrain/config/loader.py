@@ -47,12 +47,14 @@ _TEXT_OR_LIST = tuple[UserPath, ...]
 _COMMAND_LINE = "the command line"
 _KEY = re.compile(rf"\b({'|'.join(Config.model_fields)})\.(\w+)")
 
+Source = Path | Mapping[str, Mapping[str, Any]] | Config | None
+"""Where a configuration comes from: a YAML file, its sections, a Config, or nothing but defaults."""
 Origins = dict[tuple[str, str], str]
 """Where the value of a (section, field) was set, if not in the file."""
 
 
 def load(
-    path: Path | None = None,
+    source: Source = None,
     overrides: Iterable[str] = (),
     environment: Mapping[str, str] | None = None,
     *,
@@ -60,15 +62,24 @@ def load(
 ) -> Config:
     """Read a configuration: defaults, then the YAML file, then the environment, then `section.field=value` overrides.
 
-    `environment` defaults to that of the process. If `stored`, the file is the configuration that a run was trained
-    with, in which removed fields may have any value.
+    In place of the file there may be its sections, or a Config. `environment` defaults to that of the process. If
+    `stored`, the file is the configuration that a run was trained with, in which removed fields may have any value.
     Raises UsageError naming the key, the value and the remedy, and LmtrainError if the file can't be read.
     """
-    values: dict[str, Any] = _read_yaml(path) if path is not None else {}
+    values = _values(source)
     if stored:
         values = {section: _without_removed(section, fields) for section, fields in values.items()}
     origins = _override(values, overrides, os.environ if environment is None else environment)
-    return parse(values, str(path) if path is not None else "the configuration", origins)
+    return parse(values, str(source) if isinstance(source, Path) else "the configuration", origins)
+
+
+def _values(source: Source) -> dict[str, Any]:
+    """The plain values of a configuration, in a copy."""
+    if isinstance(source, Path):
+        return _read_yaml(source)
+    if isinstance(source, Config):
+        return source.model_dump(mode="json")
+    return {section: dict(fields) for section, fields in (source or {}).items()}
 
 
 def change(config: Config, overrides: Iterable[str], environment: Mapping[str, str] | None = None) -> Config:

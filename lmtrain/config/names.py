@@ -9,6 +9,7 @@ ALIASES = {
     "train.final_lr": "min_lr lr_end min_learning_rate final_lr_frac",
     "train.steps": "max_steps max_iters num_iterations iterations iters train_steps num_steps total_steps",
     "train.epochs": "num_train_epochs num_epochs max_epochs n_epochs",
+    "train.tokens": "max_tokens total_tokens train_tokens max_train_tokens token_budget",
     "train.max_minutes": "minutes max_time time_limit time_budget",
     "train.batch_size": "global_batch_size total_batch_size train_batch_size bs",
     "train.micro_batch": "micro_batch_size per_device_train_batch_size device_batch_size gradient_accumulation_steps "
@@ -49,6 +50,7 @@ ALIASES = {
     "tokenizer.kind": "type tokenizer_type model_type",
     "tokenizer.vocab_size": "vocabulary_size n_vocab num_tokens",
     "tokenizer.file": "tokenizer_path tokenizer_file tokenizer_name",
+    "tokenizer.eos_token": "eos eot_token end_of_text_token",
     "data.source": "dataset data_path train_file train_data corpus dataset_name",
     "data.subset": "dataset_config dataset_config_name",
     "data.text_column": "text_field text_key column",

@@ -63,11 +63,16 @@ class TokenizerConfig(Section):
     """Largest number of entries. null = every word of the training split, or for bpe a number that fits its size; byte
     has a fixed size."""
     file: UserPath | None = None
-    """Use this tokenizer.json, of a run or a token store, instead of training one; `kind` and `vocab_size` then have no
-    effect."""
+    """Use this tokenizer.json, of a run, a token store or any published model, instead of training one; `kind` and
+    `vocab_size` then have no effect."""
+    eos_token: str | None = Field(None, min_length=1)
+    """The token of `file` that ends each document. null = the one that a tokenizer_config.json or
+    special_tokens_map.json beside it names, or else one of a usual name such as `<|endoftext|>` or `</s>`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.eos_token is not None and self.file is None:
+            raise ValueError("tokenizer.eos_token is a token of tokenizer.file: give the file, or leave it out")
         if self.kind == "byte" and self.vocab_size is not None:
             raise ValueError("tokenizer.vocab_size has no meaning with tokenizer.kind=byte: leave it out")
         if self.kind == "bpe" and self.vocab_size is not None and self.vocab_size < LEAST_BPE:

@@ -6,6 +6,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from lmtrain.config.base import Rate, Section, UserPath
 
+BUDGETS = ("steps", "epochs", "tokens")
+"""The fields that give the budget as a number of steps; a run has at most one of them."""
+
 
 def _listed(value: Any) -> Any:
     """One value as a list of one, and null as an empty list."""
@@ -44,6 +47,8 @@ class TrainConfig(Section):
     """Budget in optimizer steps. Without any budget a run takes 10 epochs."""
     epochs: float | None = Field(None, gt=0)
     """Budget in passes over the training tokens."""
+    tokens: int | None = Field(None, ge=1)
+    """Budget in training tokens (predictions, of which a windowed model makes one per window), to the end of a step."""
     max_minutes: float | None = Field(None, gt=0)
     """Budget in minutes of wall-clock time, including compilation. The schedule then follows the clock too."""
 
@@ -108,8 +113,9 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.steps is not None and self.epochs is not None:
-            raise ValueError("train.steps and train.epochs contradict each other: give one")
+        given = [f"train.{name}" for name in BUDGETS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} contradict each other: give one, and set the others to null")
         if self.eval_steps is not None and self.eval_epochs is not None:
             raise ValueError("train.eval_steps and train.eval_epochs contradict each other: give one")
         if self.schedule == "wsd" and self.warmup + self.decay > 1 + 1e-9:

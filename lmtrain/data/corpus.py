@@ -13,10 +13,11 @@ from pydantic import BaseModel, ValidationError
 
 from lmtrain.config.schema import DataConfig
 from lmtrain.data.sample import SampleSplit
-from lmtrain.data.sources import KNOWN, Note, find_source
+from lmtrain.data.sources import KNOWN, find_source
 from lmtrain.data.splits import Counts, SplitName, Text, cut_split, write_split
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, recover, sha256_bytes, verify
+from lmtrain.system.messages import Note
 
 FORMAT = "lmtrain-corpus/1"
 _SPLITS = ("train", "valid", "test")

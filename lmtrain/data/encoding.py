@@ -16,7 +16,7 @@ SHARD_BYTES = 64 << 20
 """Text in a shard, to the end of its last line. The hash of a token store depends on where its shards end."""
 
 _BATCH = 512
-"""Lines that are encoded at once, by bpe on all cores."""
+"""Lines that are encoded at once, by the tokenizers library on all cores."""
 
 Advance = Callable[[int], object]
 """Is called with the number of lines that were just read."""
@@ -59,8 +59,8 @@ def lines_of(block: bytes, most: int | None = None) -> Iterator[str]:
 def encode_text(text: Path, tokenizer: Tokenizer, advance: Advance = lambda _lines: None) -> Iterator[Shard]:
     """The shards of a split's text; the lines at which its documents start are in a file beside it.
 
-    With bpe and byte an `<eos>` ends each document, stored where the next one starts; with word every line has its
-    own.
+    Except with word, where every line has its own, an end-of-text token ends each document, stored where the next one
+    starts.
     """
     document_end = [] if tokenizer.kind == "word" else [tokenizer.eos_id]
     starts = map(int, load_array(text.with_suffix(".docs.npy"), np.dtype(np.int64)))

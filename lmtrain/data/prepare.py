@@ -12,15 +12,26 @@ from lmtrain.data.ids import Ids
 from lmtrain.data.splits import write_split
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizing import tokenize
-from lmtrain.data.tokens import Split, TokenStore
+from lmtrain.data.tokens import Split, TokenStore, find_store
 
 
-def prepare_store(config: Config, *, force: bool = False, note: Callable[[str], None], progress: bool) -> TokenStore:
+def prepare_store(
+    config: Config,
+    *,
+    force: bool = False,
+    trained_on: str | None = None,
+    note: Callable[[str], None],
+    progress: bool,
+) -> TokenStore:
     """The token store of a configuration; a missing corpus is downloaded first. With `force` the store is made again.
 
-    `note` receives one-line messages. Raises LmtrainError as `corpus.download` and `tokenizing.tokenize` do.
+    A store of the same text whose hash is `trained_on` is used whatever the configuration of its tokenizer. `note`
+    receives one-line messages. Raises LmtrainError as `corpus.download` and `tokenizing.tokenize` do.
     """
     corpus = download(config.data, note=note, progress=progress)
+    found = find_store(config.data.dir, trained_on) if trained_on is not None else None
+    if found is not None and corpus.sha256 in found.manifest["corpora_sha256"]:
+        return found
     return tokenize(corpus, config.tokenizer, config.data.dir, force=force, note=note, progress=progress)
 
 

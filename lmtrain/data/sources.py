@@ -17,6 +17,7 @@ from lmtrain.data.split_files import find_splits, listed
 from lmtrain.data.splits import Text
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import sha256_bytes, sha256_file
+from lmtrain.system.messages import Note
 
 _WIKITEXT = "Salesforce/wikitext"
 _WIKITEXT_REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
@@ -37,8 +38,6 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 _SAMPLE_SEEDS = {"train": 1, "valid": 2, "test": 3}
 _SAMPLE_LEAST = 5_000
-
-Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
-"""Text to token ids and back: whole words, byte-level BPE or bytes, each stored as one Hugging Face tokenizer.json.
+"""Text to token ids and back: whole words, byte-level BPE, bytes, or what any tokenizer.json of Hugging Face's does.
 
 Whitespace is that of `str.split()` (Unicode whitespace and the separators U+001C to U+001F), by which a corpus counts
-its words. A line ends with "\\n" and nothing else; that "\\n" belongs to the line.
+its words. A line ends with "\\n" and nothing else; that "\\n" belongs to the line, and each line is encoded by itself.
 
 - word: a line is its words and `<eos>`; the closed vocabulary maps every other word to `<unk>`.
 - bpe: byte-level byte-pair encoding (Sennrich et al., 2016; Radford et al., 2019) of the line with its "\\n".
 - byte: the UTF-8 bytes of the line with its "\\n" (byte b is token b + 1).
+- file: a tokenizer that lmtrain did not train, on the line with its "\\n"; it adds no special tokens.
 
-With bpe and byte, `<eos>` ends a document. No text is ever encoded to `<eos>`: the word `<eos>` in a text is an unknown
-word, or its five characters. Only a vocabulary and merges are taken from a file; the rest is built here.
+Except with word, the end-of-text token ends a document. No text is ever encoded to it: the word `<eos>` in a text is an
+unknown word, or its five characters.
 """
 
 import json
@@ -19,44 +20,73 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Self
 
-import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
+from tokenizers import pre_tokenizers, trainers
 
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import tokenizer_file
-from lmtrain.data.tokenizer_file import BYTE, BYTE_SYMBOLS, BYTE_VOCABULARY, EOS, UNK, Kind, Merges
+from lmtrain.data.tokenizer_file import EOS, UNK, Json, Kind
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import sha256_bytes, write_file
 
+BYTE_SYMBOLS = sorted(pre_tokenizers.ByteLevel.alphabet())
+"""The 256 characters that stand for bytes in a byte-level vocabulary."""
+_DIRECT = {symbol: ord(symbol) for symbol in BYTE_SYMBOLS if ord(symbol) < 256}
+BYTE = _DIRECT | dict(zip(BYTE_SYMBOLS[len(_DIRECT) :], sorted(set(range(256)) - set(_DIRECT.values())), strict=True))
+"""The byte of each symbol: printable Latin-1 stands for itself, later symbols for the other bytes in order."""
+BYTE_VOCABULARY = {EOS: 0} | {symbol: byte + 1 for symbol, byte in BYTE.items()}
+
+MOST_IDS = 1 << 24
 _PIECE = 1 << 16
 
 _WORD_END = re.compile(r"\S(?= )")
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""A byte in a vocabulary of characters that falls back to bytes."""
 
 
 class Tokenizer:
-    """A trained tokenizer; made by `train` or `load`.
+    """The tokenizer of a tokenizer.json; made by `train`, `load`, or `given_tokenizer.load_given`.
 
-    `sha256` is the hash of the bytes of its tokenizer.json, its identity. `line_end_ids` are the ids that end a
-    line. `unk_id` is None unless the kind is word.
+    `sha256` is the hash of the file's bytes, its identity. `vocab_size` is the largest id plus one; ids below it may be
+    unused. `line_end_ids` are the ids that end a line. `unk_id` is None where no text is unknown. With `adds_space` the
+    first word of a line has a space before it, as the other words do, in ids or in their `piece`, but not in the text.
     """
 
-    def __init__(self, kind: Kind, vocabulary: dict[str, int], merges: Merges, content: bytes) -> None:
-        self.kind: Kind = kind
-        self.vocab_size = len(vocabulary)
-        self.eos_id = vocabulary[EOS]
-        self.unk_id = vocabulary[UNK] if kind == "word" else None
+    def __init__(self, content: bytes) -> None:
+        """Raises ValueError, with the rest of a sentence about the file, when lmtrain did not write `content`."""
+        self._backend, document = tokenizer_file.parse(content)
+        found = tokenizer_file.description(document)
+        if found is None:
+            raise ValueError("is not one that lmtrain wrote: make it with 'lmtrain tokenize'")
+        vocabulary: dict[str, int] = self._backend.get_vocab()
+        if not {found.eos, found.unk} - {None} <= vocabulary.keys():
+            raise ValueError("is damaged: its vocabulary lacks its end-of-text or its unknown token")
+        if (found.kind == "byte" and vocabulary != BYTE_VOCABULARY) or (found.kind == "word" and found.unk != UNK):
+            raise ValueError(f"is damaged: it is not of kind {found.kind}")
+        self.kind: Kind = found.kind
+        self.vocab_size = max(vocabulary.values()) + 1
+        if self.vocab_size > MOST_IDS:
+            raise ValueError(f"has an id above {MOST_IDS:,}, which is too large for a model")
         self.sha256 = sha256_bytes(content)
+        self.eos_token = found.eos
+        self.eos_id = vocabulary[found.eos]
+        self.unk_id = None if found.unk is None else vocabulary[found.unk]
         self._content = content
-        self._tokens = sorted(vocabulary, key=vocabulary.__getitem__)
-        if kind == "word":
-            self._words = {word: index for word, index in vocabulary.items() if word != EOS}
+        if self.kind == "word":
+            self._words = {word: index for word, index in vocabulary.items() if index != self.eos_id}
             self.line_end_ids = frozenset({self.eos_id})
+            self.adds_space = True
             return
-        self._bytes = [b"" if token == EOS else bytes(BYTE[symbol] for symbol in token) for token in self._tokens]
-        self.line_end_ids = frozenset(index for index, token in enumerate(self._bytes) if b"\n" in token)
-        if kind == "bpe":
-            self._bpe = _build_bpe(vocabulary, merges)
+        byte_level = _is_byte_level(document)
+        found_bytes = ((index, _bytes_of(token, byte_level)) for token, index in vocabulary.items())
+        self._bytes = {index: content for index, content in found_bytes if content is not None}
+        self.line_end_ids = frozenset(
+            index for token, index in vocabulary.items() if b"\n" in self._bytes.get(index, token.encode())
+        )
+        first = self.encode_pieces(["a"])[0]
+        # What stands for an unknown token before another one: it ends a word.
+        self._word = first[-1] if first else self.eos_id
+        self.adds_space = bool(first) and self.piece(None, first[0]).startswith(b" ")
 
     @classmethod
     def train(cls, lines: Iterable[str], config: TokenizerConfig) -> Self:
@@ -71,12 +101,20 @@ class Tokenizer:
         if config.kind == "word":
             return cls.of_words(Counter(chain.from_iterable(map(str.split, lines))), config)
         if config.kind == "byte":
-            return cls._made("byte", BYTE_VOCABULARY, [])
-        texts = pieces((f"{line}\n" for line in lines), config.kind)
+            return cls._made("byte", tokenizer_file.new_backend("byte", BYTE_VOCABULARY))
         if config.vocab_size is None:
             raise ValueError("the size of the vocabulary is not resolved")
-        vocabulary, merges = _train_bpe(texts, config.vocab_size)
-        return cls._made("bpe", vocabulary, merges)
+        backend = tokenizer_file.new_backend("bpe", {EOS: 0})
+        # `<eos>`, the 256 bytes, then merges of pairs that occur at least twice.
+        trainer = trainers.BpeTrainer(
+            vocab_size=config.vocab_size,
+            min_frequency=2,
+            special_tokens=[EOS],
+            initial_alphabet=BYTE_SYMBOLS,
+            show_progress=False,
+        )
+        backend.train_from_iterator(pieces((f"{line}\n" for line in lines), "bpe"), trainer)
+        return cls._made("bpe", backend)
 
     @classmethod
     def of_words(cls, counts: Mapping[str, int], config: TokenizerConfig) -> Self:
@@ -84,14 +122,17 @@ class Tokenizer:
         and alphabetically among equals, `tokenizer.vocab_size` entries at most. Raises as `train` does."""
         ordered = sorted(counts.keys() - {UNK, EOS}, key=lambda word: (-counts[word], word))
         vocabulary = {word: index for index, word in enumerate([UNK, EOS, *ordered][: config.vocab_size])}
-        return cls._made("word", vocabulary, [])
+        return cls._made("word", tokenizer_file.new_backend("word", vocabulary))
 
     @classmethod
-    def _made(cls, kind: Kind, vocabulary: dict[str, int], merges: Merges) -> Self:
-        content = tokenizer_file.content(kind, vocabulary, merges)
+    def _made(cls, kind: Kind, backend: Any) -> Self:
+        # `<eos>` is no added token: those are found in any text.
+        document: Json = json.loads(backend.to_str()) | {"added_tokens": []}
+        content = tokenizer_file.described(document, tokenizer_file.own_description(kind))
         if len(content) > tokenizer_file.MOST_BYTES:
-            raise LmtrainError(f"a vocabulary of {len(vocabulary):,} entries is too large: set tokenizer.vocab_size")
-        return cls(kind, vocabulary, merges, content)
+            size = backend.get_vocab_size()
+            raise LmtrainError(f"a vocabulary of {size:,} entries is too large: set tokenizer.vocab_size")
+        return cls(content)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -99,21 +140,45 @@ class Tokenizer:
 
         Raises LmtrainError when it is missing, damaged, or not written by lmtrain.
         """
-        return cls(*tokenizer_file.read(path))
+        content = tokenizer_file.read(path)
+        try:
+            return cls(content)
+        except ValueError as error:
+            raise LmtrainError(f"tokenizer {path} {error}") from None
 
     def save(self, path: Path) -> None:
         """Write tokenizer.json, the bytes with the hash `sha256`, to `path`."""
         write_file(path, self._content)
 
     def encode_pieces(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text, a line with its "\\n" or a part of one (see `pieces`); bpe runs on all cores."""
+        """The ids of each text, a line with its "\\n" or a part of one (see `pieces`); bpe and file run on all cores.
+
+        Raises LmtrainError where the tokenizer of a file fails.
+        """
         if self.kind == "word":
             # Equal to what the tokenizers library does with tokenizer.json, and faster.
             word_id, unk, eos = self._words.get, repeat(self._words[UNK]), [self.eos_id]
             return [[*map(word_id, text.split(), unk)] + eos * text.endswith("\n") for text in texts]
         if self.kind == "byte":
             return [[byte + 1 for byte in text.encode()] for text in texts]
-        return [encoding.ids for encoding in self._bpe.encode_batch_fast(texts, add_special_tokens=False)]
+        rows = self._library_ids(texts)
+        return [self._spelled_out(row) if self.eos_id in row else row for row in rows]
+
+    def _library_ids(self, texts: list[str]) -> list[list[int]]:
+        try:
+            with tokenizer_file.library_errors("the tokenizer can't encode the text: "):
+                return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+        except ValueError as error:
+            raise LmtrainError(str(error)) from None
+
+    def _spelled_out(self, ids: list[int]) -> list[int]:
+        """`ids` with the two parts of the end-of-text token, its first character and the others, in place of it.
+
+        Some vocabularies, such as T5's, hold it as a word that a text may have.
+        """
+        parts = chain.from_iterable(self._library_ids([self.eos_token[:1], self.eos_token[1:]]))
+        spelled = [index for index in parts if index != self.eos_id]
+        return [part for index in ids for part in (spelled if index == self.eos_id else [index])]
 
     def encode(self, text: str) -> list[int]:
         """The ids of a prompt: each "\\n" in it ends a line; its last line need not end.
@@ -129,43 +194,73 @@ class Tokenizer:
         return list(chain.from_iterable(self.encode_pieces(list(pieces(_LINE.findall(text), self.kind)))))
 
     def replaced(self, text: str, ids: list[int]) -> int:
-        """How many words of `text`, whose ids these are, `<unk>` replaces, its own literal `<unk>` not counted."""
+        """How many of `ids`, those of `text`, stand for a word or a part of one that is unknown; with word, the text's
+        own literal `<unk>` is not counted."""
         if self.unk_id is None or self.unk_id not in ids:
             return 0
-        return ids.count(self.unk_id) - text.split().count(UNK)
+        return ids.count(self.unk_id) - (text.split().count(UNK) if self.kind == "word" else 0)
 
     def knows(self, word: str) -> bool:
         """Whether `word` is one of a word vocabulary; `<unk>` is, `<eos>` is not."""
         return self.kind == "word" and word in self._words
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`; bytes that are not UTF-8 become U+FFFD.
+        """The text of `ids`, its lines joined; bytes that are not UTF-8 become U+FFFD.
 
-        word: words joined by spaces, `<eos>` as line end. bpe and byte: the inverse of `encode`; `<eos>` is empty.
+        word: words joined by spaces, `<eos>` as line end. bpe and byte: the inverse of `encode`; the end-of-text token
+        is empty. file: what its own decoder makes of each line; other special tokens are text.
         """
         if any(not 0 <= index < self.vocab_size for index in ids):
             raise ValueError(f"a token id outside 0..{self.vocab_size - 1}")
-        if self.kind != "word":
-            return b"".join([self._bytes[index] for index in ids]).decode("utf-8", errors="replace")
-        words = ["\n" if index == self.eos_id else self._tokens[index] for index in ids]
-        return re.sub(" ?\n ?", "\n", " ".join(words))
+        before = [self.eos_id, *ids]
+        return b"".join(map(self.piece, before, ids)).decode("utf-8", errors="replace")
 
     def piece(self, before: int | None, id: int) -> bytes:  # noqa: A002 -- the field's term
-        """What `id` adds to a text whose last token is `before`, in UTF-8; with bpe and byte it may be a part of a
-        character. Joined, the pieces of `ids` are `decode(ids)`, with a space before a first word (`before` = None).
+        """What `id` adds to a text whose last token is `before`, in UTF-8; it may be a part of a character. After the
+        end-of-text token a text begins. Where the token before is not known (None), it is taken to end a word: a space
+        comes before a first word.
         """
-        if self.kind != "word":
-            return self._bytes[id]
         if id == self.eos_id:
-            return b"\n"
-        return (b"" if before == self.eos_id else b" ") + self._tokens[id].encode()
+            return b"\n" if self.kind == "word" else b""
+        if self.kind == "word":
+            return (b"" if before == self.eos_id else b" ") + self._token(id).encode()
+        return self._bytes[id] if id in self._bytes else self._decoded(before, id).encode()
+
+    def _decoded(self, before: int | None, id: int) -> str:  # noqa: A002 -- the field's term
+        """What `id` adds to the library's text of `before`."""
+        before = self._word if before is None else before
+        if before == self.eos_id or before in self.line_end_ids:
+            return self._library_text([id])
+        return self._library_text([before, id])[len(self._library_text([before])) :]
+
+    def _library_text(self, ids: list[int]) -> str:
+        text: str = self._backend.decode(ids, skip_special_tokens=False)
+        return text
+
+    def _token(self, id: int) -> str:  # noqa: A002 -- the field's term
+        return self._backend.id_to_token(id) or ""
 
     def token(self, id: int) -> str:  # noqa: A002 -- the field's term
         """One token in readable form, with control characters and incomplete UTF-8 escaped."""
-        if self.kind == "word" or id == self.eos_id:
-            return self._tokens[id]
-        text = self._bytes[id].decode("utf-8", errors="backslashreplace")
+        text = self._token(id)
+        if self.kind == "word":
+            return text
+        if id in self._bytes and id != self.eos_id:
+            text = self._bytes[id].decode("utf-8", errors="backslashreplace")
         return "".join(symbol if symbol.isprintable() else symbol.encode("unicode_escape").decode() for symbol in text)
+
+
+def _is_byte_level(document: Json) -> bool:
+    """Whether the characters of the vocabulary stand for bytes: its decoder, or without one its pre-tokenizer, says."""
+    return '"ByteLevel"' in json.dumps(document.get("decoder") or document.get("pre_tokenizer"))
+
+
+def _bytes_of(token: str, byte_level: bool) -> bytes | None:
+    """The bytes that a token stands for at any place of a text; None where the place matters."""
+    if byte_level and BYTE.keys() >= set(token):
+        return bytes(BYTE[symbol] for symbol in token)
+    byte = _BYTE_TOKEN.fullmatch(token)
+    return bytes.fromhex(byte[1]) if byte else None
 
 
 def pieces(texts: Iterable[str], kind: Kind) -> Iterator[str]:
@@ -183,25 +278,3 @@ def pieces(texts: Iterable[str], kind: Kind) -> Iterator[str]:
             start = cut
         if start < len(text):
             yield text[start:]
-
-
-def _train_bpe(texts: Iterable[str], size: int) -> tuple[dict[str, int], Merges]:
-    """`<eos>`, the 256 bytes, then merges of pairs that occur at least twice; `size` entries at most."""
-    model = _build_bpe({EOS: 0}, [])
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        min_frequency=2,
-        special_tokens=[EOS],
-        initial_alphabet=BYTE_SYMBOLS,
-        show_progress=False,
-    )
-    model.train_from_iterator(texts, trainer)
-    trained = json.loads(model.to_str())["model"]
-    return trained["vocab"], [(left, right) for left, right in trained["merges"]]
-
-
-def _build_bpe(vocabulary: dict[str, int], merges: Merges) -> Any:
-    """The Hugging Face tokenizer that encodes bpe."""
-    model = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    return model

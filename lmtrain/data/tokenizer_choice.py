@@ -46,9 +46,9 @@ def resolve(config: TokenizerConfig, corpus: Corpus) -> TokenizerConfig:
 def of_store(config: TokenizerConfig, store: TokenStore) -> TokenizerConfig:
     """What `resolve` made of `config` for this store, which was made with it."""
     if config.file is not None:
-        kind = store.tokenizer.kind if config.kind == "auto" else config.kind
-        return config.model_copy(update={"kind": kind})
-    return config.model_copy(update={"kind": store.manifest["kind"], "vocab_size": store.manifest["vocab_limit"]})
+        return config
+    size = store.manifest["vocab_limit"] or config.vocab_size  # none with the run's own tokenizer, given again
+    return config.model_copy(update={"kind": store.manifest["kind"], "vocab_size": size})
 
 
 def has_spaced_punctuation(text: str) -> bool:

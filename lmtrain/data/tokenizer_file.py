@@ -1,112 +1,68 @@
-"""tokenizer.json: a Hugging Face file, written here, so that its bytes do not depend on the library's version.
+"""tokenizer.json: a Hugging Face file with a field of lmtrain's own, by which lmtrain recognizes it.
 
-Only a kind, a vocabulary and merges are read back; a file that specifies anything else is rejected.
+`"model": {..., "lmtrain": {"kind": "bpe", "eos": "<eos>", "unk": null}}`: the kind, and the tokens that end a text and
+stand for unknown parts of it. The tokenizers library reads such a file and ignores the field.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from tokenizers import pre_tokenizers
+import tokenizers
+from pydantic import BaseModel, ValidationError
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from lmtrain.errors import LmtrainError
 
-Kind = Literal["word", "bpe", "byte"]
-Merges = list[tuple[str, str]]
+Kind = Literal["word", "bpe", "byte", "file"]
+"""`file`: a tokenizer that lmtrain did not train."""
+Json = dict[str, Any]
 
 UNK, EOS = "<unk>", "<eos>"
 MOST_BYTES = 64 << 20
+FIELD = "lmtrain"
 
 _SPACE = r"\t-\r\x1c-\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
-BYTE_SYMBOLS = sorted(pre_tokenizers.ByteLevel.alphabet())
-"""The 256 characters that stand for bytes in a byte-level vocabulary."""
-
-
-_DIRECT = {symbol: ord(symbol) for symbol in BYTE_SYMBOLS if ord(symbol) < 256}
-BYTE = _DIRECT | dict(zip(BYTE_SYMBOLS[len(_DIRECT) :], sorted(set(range(256)) - set(_DIRECT.values())), strict=True))
-"""The byte of each symbol: printable Latin-1 stands for itself, later symbols for the other bytes in order."""
-BYTE_VOCABULARY = {EOS: 0} | {symbol: byte + 1 for symbol, byte in BYTE.items()}
 _LITERAL_EOS = f"(?<![^{_SPACE}]){EOS}(?![^{_SPACE}])"
-_WORD_PARTS = {
-    "added_tokens": [],
-    "normalizer": {
-        "type": "Sequence",
-        "normalizers": [
-            {"type": "Replace", "pattern": {"Regex": _LITERAL_EOS}, "content": UNK},
-            {"type": "Replace", "pattern": {"String": "\n"}, "content": f" {EOS} "},
-        ],
-    },
-    "pre_tokenizer": {
-        "type": "Split",
-        "pattern": {"Regex": f"[{_SPACE}]+"},
-        "behavior": "Removed",
-        "invert": False,
-    },
-}
 
 
-def _byte_level(use_regex: bool) -> dict[str, Any]:
-    options = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
-    return {"added_tokens": [], "normalizer": None, "pre_tokenizer": options}
+class Description(BaseModel, strict=True):
+    """What the field says."""
+
+    kind: Kind
+    eos: str
+    unk: str | None
 
 
-_PARTS: dict[Kind, dict[str, Any]] = {"word": _WORD_PARTS, "bpe": _byte_level(True), "byte": _byte_level(False)}
-"""The parts of tokenizer.json other than the model, by which its kind is recognized, in the library's format.
-
-`<eos>` is an entry of the vocabulary and not an added token, because added tokens are found in any text. With bpe no
-merge can spell it: letters and brackets are never in one word."""
-_BYTE_DECODER = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-_BPE_OPTIONS = {
-    "dropout": None,
-    "unk_token": None,
-    "continuing_subword_prefix": None,
-    "end_of_word_suffix": None,
-    "fuse_unk": False,
-    "byte_fallback": False,
-    "ignore_merges": False,
-}
+def own_description(kind: Kind) -> Description:
+    """That of a kind which lmtrain trains."""
+    return Description(kind=kind, eos=EOS, unk=UNK if kind == "word" else None)
 
 
-def content(kind: Kind, vocabulary: dict[str, int], merges: Merges) -> bytes:
-    """The bytes of tokenizer.json."""
-    ordered = dict(sorted(vocabulary.items(), key=lambda entry: entry[1]))
-    model: dict[str, Any]
-    if kind == "word":
-        model = {"type": "WordLevel", "vocab": ordered, "unk_token": UNK}
-    else:
-        model = {"type": "BPE", **_BPE_OPTIONS, "vocab": ordered, "merges": merges}
-    document = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        **_PARTS[kind],
-        "post_processor": None,
-        "decoder": None if kind == "word" else _BYTE_DECODER,
-        "model": model,
-    }
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+def new_backend(kind: Kind, vocabulary: dict[str, int]) -> Any:
+    """The library's tokenizer of a kind that lmtrain trains, without merges.
 
-
-def read(path: Path) -> tuple[Kind, dict[str, int], Merges, bytes]:
-    """The kind, the vocabulary, the merges, and the file's bytes.
-
-    Raises LmtrainError when it is missing, damaged, or not written by lmtrain.
+    `<eos>` is an entry of the vocabulary and not an added token, because added tokens are found in any text.
     """
-    found = _read(path)
-    try:
-        document = json.loads(found)
-    except (ValueError, RecursionError):
-        raise LmtrainError(f"tokenizer {path} is damaged: it is not JSON") from None
-    kind = _kind_of(document)
-    if kind is None:
-        raise LmtrainError(f"tokenizer {path} is not one that lmtrain wrote: make it with 'lmtrain tokenize'")
-    vocabulary, merges = document["model"].get("vocab"), document["model"].get("merges", [])
-    if not _sound_vocabulary(kind, vocabulary) or not _sound_merges(kind, vocabulary, merges):
-        raise LmtrainError(f"tokenizer {path} is damaged: its vocabulary or its merges don't fit together")
-    return kind, vocabulary, [(left, right) for left, right in merges], found
+    if kind == "word":
+        backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, UNK))
+        literal, line_end = (
+            normalizers.Replace(tokenizers.Regex(_LITERAL_EOS), UNK),
+            normalizers.Replace("\n", f" {EOS} "),
+        )
+        backend.normalizer = normalizers.Sequence([literal, line_end])
+        backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(f"[{_SPACE}]+"), "removed")
+        return backend
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind == "bpe")
+    backend.decoder = decoders.ByteLevel()
+    return backend
 
 
-def _read(path: Path) -> bytes:
+def read(path: Path) -> bytes:
+    """The bytes of a tokenizer.json. Raises LmtrainError when it is missing, unreadable or too large."""
     try:
         if not path.is_file():
             raise LmtrainError(f"tokenizer {path} does not exist: make it with 'lmtrain tokenize'")
@@ -115,58 +71,61 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise LmtrainError(f"tokenizer {path} can't be read: {error.strerror}") from None
     if len(content) > MOST_BYTES:
-        raise LmtrainError(f"tokenizer {path} is larger than {MOST_BYTES >> 20} MiB: lmtrain did not write it")
+        raise LmtrainError(f"tokenizer {path} is larger than {MOST_BYTES >> 20} MiB: it is not one")
     return content
 
 
-def _kind_of(document: Any) -> Kind | None:
-    """The kind of which `document` is a tokenizer.json, whatever its vocabulary and merges; None = foreign."""
-    if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
-        return None
-    kinds: tuple[Kind, ...] = get_args(Kind)
-    for kind in kinds:
-        model_type = "WordLevel" if kind == "word" else "BPE"
-        if document["model"].get("type") == model_type and _holds(document, _PARTS[kind]):
-            return kind
-    return None
+def parse(content: bytes) -> tuple[Any, Json]:
+    """The library's tokenizer, which encodes texts as they are, whole and always in the same way; and the document.
+
+    Raises ValueError, with the rest of a sentence about the file, when `content` is no tokenizer.json.
+    """
+    with library_errors("is damaged, or not a tokenizer.json of Hugging Face's: "):
+        backend = tokenizers.Tokenizer.from_buffer(content)
+        document = json.loads(content)
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    if getattr(backend.model, "dropout", None) is not None:
+        backend.model.dropout = None
+    return backend, document
 
 
-def _holds(found: Any, ours: Any) -> bool:
-    """Whether `found` contains all of `ours`; its objects may have more keys, such as a later library may write."""
-    if isinstance(ours, dict):
-        return isinstance(found, dict) and all(key in found and _holds(found[key], ours[key]) for key in ours)
-    if isinstance(ours, list):
-        return isinstance(found, list) and len(found) == len(ours) and all(map(_holds, found, ours))
-    return type(found) is type(ours) and bool(found == ours)
-
-
-def _sound_vocabulary(kind: Kind, vocabulary: Any) -> bool:
-    """Whether `vocabulary` maps the tokens of this kind, each well formed, to the ids 0, 1, 2 and so on."""
-    if not isinstance(vocabulary, dict) or any(type(index) is not int for index in vocabulary.values()):
-        return False
-    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
-        return False
-    if kind == "byte":
-        return vocabulary == BYTE_VOCABULARY
-    if kind == "bpe":
-        symbols = all(token == EOS or (token and BYTE.keys() >= set(token)) for token in vocabulary)
-        return symbols and vocabulary.get(EOS) == 0 and vocabulary.keys() >= set(BYTE_SYMBOLS)
+@contextmanager
+def library_errors(message: str) -> Iterator[None]:
+    """ValueError in place of what the library raises: any Exception, or a PanicException, which is none."""
     try:
-        "".join(vocabulary).encode()
-    except UnicodeEncodeError:
-        return False
-    return vocabulary.get(UNK) == 0 and vocabulary.get(EOS) == 1 and all(word.split() == [word] for word in vocabulary)
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(message + " ".join(str(error).split())[:200]) from None
 
 
-def _sound_merges(kind: Kind, vocabulary: dict[str, int], merges: Any) -> bool:
-    """Whether every merge joins two tokens of the vocabulary into a third one, which is not `<eos>`."""
-    if not isinstance(merges, list) or (kind != "bpe" and merges):
-        return False
-    tokens = vocabulary.keys() - {EOS}
-    return all(
-        isinstance(pair, list)
-        and len(pair) == 2
-        and all(isinstance(part, str) and part in tokens for part in pair)
-        and pair[0] + pair[1] in tokens
-        for pair in merges
-    )
+def description(document: Json) -> Description | None:
+    """What a document says in lmtrain's field; None where it has none."""
+    if FIELD not in document["model"]:
+        return _earlier_description(document)
+    try:
+        return Description.model_validate(document["model"][FIELD])
+    except ValidationError:
+        raise ValueError(f"is damaged: its field {FIELD!r} is not one that lmtrain wrote") from None
+
+
+def described(document: Json, found: Description) -> bytes:
+    """The content of a tokenizer.json: `document` with this description."""
+    model = {FIELD: found.model_dump(), **document["model"]}
+    return json.dumps(document | {"model": model}, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _earlier_description(document: Json) -> Description | None:
+    """That of a file from before there was the field: lmtrain's `<eos>` had a fixed id, and was no added token."""
+    model, splits = document["model"], document.get("pre_tokenizer")
+    vocabulary = model.get("vocab")
+    if document.get("added_tokens") or not isinstance(vocabulary, dict) or not isinstance(splits, dict):
+        return None
+    if model.get("type") == "WordLevel" and (vocabulary.get(UNK), vocabulary.get(EOS)) == (0, 1):
+        return own_description("word")
+    if model.get("type") == "BPE" and splits.get("type") == "ByteLevel" and vocabulary.get(EOS) == 0:
+        return own_description("bpe" if splits.get("use_regex") else "byte")
+    return None

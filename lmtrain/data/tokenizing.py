@@ -18,12 +18,13 @@ from tqdm import tqdm
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.corpus import Corpus, reject_foreign
 from lmtrain.data.encoding import Advance, blocks, encode_text, lines_of
-from lmtrain.data.sources import Note
+from lmtrain.data.given_tokenizer import load_given
 from lmtrain.data.tokenizer import Tokenizer, pieces
 from lmtrain.data.tokenizer_choice import resolve
 from lmtrain.data.tokens import FORMAT, TOKENIZER, TokenStore, open_store, shard_name
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import new_folder, sha256_bytes, verify
+from lmtrain.system.messages import Note
 
 MOST_WORDS = 1_500_000
 """Different words that are counted at once; above that, the rarest half is dropped."""
@@ -41,7 +42,7 @@ def tokenize(
     one-line messages, such as why a store is made again. Raises LmtrainError when the corpus is damaged or has no train
     split, when `config.file` is no tokenizer, when the folder holds other files, or when the disk is full.
     """
-    given = Tokenizer.load(config.file) if config.file is not None else None
+    given = load_given(config.file, config.eos_token) if config.file is not None else None
     config = resolve(config, corpus)
     name, identity = _identify(corpus, config, given)
     folder = data_dir / name
@@ -54,7 +55,7 @@ def tokenize(
     verify(corpus.folder, corpus.manifest)
     tokenizer = given or _trained(corpus, config, note, progress)
     # `<unk>` is easier to predict than the words that it replaces, so the floor of the text is not that of its tokens.
-    knows_all = tokenizer.kind != "word" or (given is None and tokenizer.vocab_size != identity["vocab_limit"])
+    knows_all = tokenizer.unk_id is None or (given is None and tokenizer.vocab_size != identity["vocab_limit"])
     floor = corpus.manifest.get("floor", {}) if knows_all else {}
     info = identity | {
         "corpora": [corpus.name],
@@ -163,7 +164,7 @@ def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer,
 
 
 def _note_unknown(splits: dict[str, dict[str, Any]], note: Note) -> None:
-    """Say how many words of each split a word tokenizer does not know; `<unk>` in the text itself is not counted."""
+    """Say how many words of each split the tokenizer does not know."""
     if any(split["replaced"] for split in splits.values()):
         shares = {name: split["replaced"] / max(1, split["words"]) for name, split in splits.items()}
         listed = ", ".join(f"{100 * share:.2g}% of {name}" for name, share in shares.items())

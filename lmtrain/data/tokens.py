@@ -67,7 +67,8 @@ class Split:
 
     `words` counts the corpus's words and line ends: the denominator of word perplexity, whatever the tokenizer. `bytes`
     counts the UTF-8 bytes of its text: the denominator of bits per byte. `replaced` counts the words of the text that
-    `<unk>` replaced; their bytes are not known from the ids.
+    `<unk>` replaced; their bytes are not known from the ids. `floor` is the word perplexity of the process that
+    generated the text, below which no model can be, where that is known.
     """
 
     ids: Ids
@@ -75,6 +76,7 @@ class Split:
     words: int
     bytes: int
     replaced: int = 0
+    floor: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +125,8 @@ def open_store(folder: Path) -> TokenStore:
     if (tokenizer.sha256, tokenizer.vocab_size) != (info.tokenizer_sha256, info.vocab_size):
         raise LmtrainError(f"{folder / TOKENIZER} isn't the tokenizer of this store: delete {folder} and make it again")
     splits: dict[str, Split] = {
-        name: _open_split(folder, name, split, tokenizer.vocab_size) for name, split in info.splits.items()
+        name: _open_split(folder, name, split, info.floor.get(name), tokenizer.vocab_size)
+        for name, split in info.splits.items()
     }
     return TokenStore(folder, manifest, tokenizer, splits)
 
@@ -143,7 +146,7 @@ def _content_sha256(manifest: dict[str, Any]) -> str:
     return sha256_bytes(json.dumps(identity, sort_keys=True).encode())
 
 
-def _open_split(folder: Path, split: str, info: _SplitInfo, vocab_size: int) -> Split:
+def _open_split(folder: Path, split: str, info: _SplitInfo, floor: _Floor | None, vocab_size: int) -> Split:
     """Map the shards of a split; their ids are checked for their range."""
     parts: list[np.ndarray] = []
     for number, shard in enumerate(info.shards):
@@ -153,4 +156,5 @@ def _open_split(folder: Path, split: str, info: _SplitInfo, vocab_size: int) -> 
         if shard.tokens and map_ids().max() >= vocab_size:
             raise LmtrainError(f"{path} has ids out of range: delete {folder} and make it again")
         parts.append(map_ids())
-    return Split(Ids(parts), info.tokens, info.words + info.lines, info.bytes, info.replaced)
+    lowest = floor.word_perplexity if floor is not None else None
+    return Split(Ids(parts), info.tokens, info.words + info.lines, info.bytes, info.replaced, lowest)

@@ -170,7 +170,7 @@ def settings_used(settings: EvalConfig, *, dynamic: bool, cache: bool) -> dict[s
 def adapted(
     model: Predictor,
     settings: EvalConfig,
-    measure: Callable[[], list[Tensor]] | None,
+    measure: Callable[[], list[Tensor]],
     *,
     dynamic: bool,
     cache: bool,
@@ -179,9 +179,9 @@ def adapted(
 ) -> Forward:
     """A `forward` for `perplexity.evaluate`, from a model in evaluation mode and the settings.
 
-    The rest is for `dynamic`: `segment` is the number of targets in each call, and `measure` returns the `gradient_rms`
-    for the rule rms. Raises LmtrainError or UsageError for a model or precision that can't be adapted, and ValueError
-    where `measure` is missing.
+    The rest is for `dynamic`: `segment` is the number of targets in each call, and `measure` returns the
+    `gradient_rms`, which the rule rms needs. Raises LmtrainError or UsageError for a model or precision that can't be
+    adapted.
     """
     score: Scorer = partial(model.score, temperature=settings.temperature)
     if dynamic:
@@ -193,11 +193,7 @@ def adapted(
             raise UsageError(
                 f"--dynamic needs gradients, for which {precision} has too small a range: use fp32 or bf16"
             )
-        rms: list[Tensor] = []
-        if settings.dynamic_rule == "rms":
-            if measure is None:
-                raise ValueError("the rule rms needs the gradients' RMS")
-            rms = measure()
+        rms = measure() if settings.dynamic_rule == "rms" else []
         score = dynamic_scorer(model, settings, rms, segment)
     if cache:
         return Cached(score, settings.cache_weight, settings.cache_theta, settings.cache_window)

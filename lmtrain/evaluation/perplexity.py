@@ -30,7 +30,7 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 _WORDS_FIRST = ("word_perplexity", "token_perplexity", "bits_per_byte")
 _BITS_FIRST = ("bits_per_byte", "token_perplexity", "word_perplexity")
-_SHOWN = {"word": _WORDS_FIRST, "bpe": _BITS_FIRST, "byte": _BITS_FIRST}
+_SHOWN = {"word": _WORDS_FIRST, "bpe": _BITS_FIRST, "byte": _BITS_FIRST, "file": _BITS_FIRST}
 """The figures of a text by kind of tokenizer, the headline first. Where a word is many predictions, word perplexity
 comes last: that of a model that has learned little is a number of many digits."""
 _DECIMALS = {"word_perplexity": 2, "token_perplexity": 2, "bits_per_byte": 3}
@@ -52,6 +52,8 @@ class Score:
     """Whether `words` is estimated, from the share of the split's tokens that was scored."""
     bytes_estimated: bool = False
     """Whether `bytes` is estimated in the same way."""
+    floor: float | None = None
+    """The word perplexity of the process that generated the text, where that is known."""
 
     @property
     def loss(self) -> float:
@@ -97,20 +99,20 @@ class Score:
             "context": self.context,
             "stride": self.stride,
             "unknown_share": self.unknown_share,
+            **({"floor": self.floor} if self.floor is not None else {}),
         }
 
-    def headline(self, kind: str, floor: float | None = None) -> str:
+    def headline(self, kind: str) -> str:
         """The figure that suits a kind of tokenizer, in one phrase: `word perplexity 85.31` or `2.134 bits per byte`.
 
-        Behind it stand its qualifications and the floor, in the same unit. `floor` is the word perplexity of the
-        process that generated the text, where that is known.
+        Behind it stand its qualifications and the floor, in the same unit.
         """
         name = self._shown(kind)[0]
         number = readable(self.figures()[name], _DECIMALS[name])
         text = f"{number} bits per byte" if name == "bits_per_byte" else f"{name.replace('_', ' ')} {number}"
-        return text + self._floor(name, floor, _DECIMALS[name]) + self._unknown() + self._estimated(name)
+        return text + self._floor(name, _DECIMALS[name]) + self._unknown() + self._estimated(name)
 
-    def lines(self, kind: str, floor: float | None = None) -> list[str]:
+    def lines(self, kind: str) -> list[str]:
         """The figures as aligned lines, the one of `headline` first, each with the count that it is computed over."""
         counts = {
             "word_perplexity": f"{self.words:,.0f} words",
@@ -123,7 +125,7 @@ class Score:
             digits = _DECIMALS[name] + 1
             line = f"{name.replace('_', ' '):16} {readable(figures[name], digits):>11}   over {counts[name]}"
             if name == names[0]:
-                line += self._floor(name, floor, digits) + self._unknown()
+                line += self._floor(name, digits) + self._unknown()
             lines.append(line + self._estimated(name))
         return lines
 
@@ -133,10 +135,10 @@ class Score:
         absent |= {"token_perplexity"} if self.tokens == self.words else set()
         return [name for name in _SHOWN[kind] if name not in absent]
 
-    def _floor(self, name: str, floor: float | None, decimals: int) -> str:
-        if floor is None:
+    def _floor(self, name: str, decimals: int) -> str:
+        if self.floor is None:
             return ""
-        generator = replace(self, nats=math.log(floor) * self.words)
+        generator = replace(self, nats=math.log(self.floor) * self.words)
         return f" (floor {readable(generator.figures()[name], decimals)})"
 
     def _unknown(self) -> str:
@@ -219,6 +221,7 @@ def evaluate(
         unknown_share=split.replaced / split.tokens,
         words_estimated=count < split.tokens and split.words != split.tokens,
         bytes_estimated=count < split.tokens and split.bytes != split.tokens,
+        floor=split.floor,
     )
 
 

@@ -98,7 +98,7 @@ def complete(
             timed_step,
             rules,
             beams=options.beams,
-            results=options.results,
+            results=options.returned,
             length_penalty=options.length_penalty,
         )
     else:
@@ -109,7 +109,7 @@ def complete(
     results = []
     for prompt, texts in zip(prompts, found, strict=True):
         shown, completions = prompt, []
-        for text in texts[: options.results]:
+        for text in texts[: options.returned]:
             shown, written = decode(tokenizer, prompt, text.ids, stops, options.raw)
             completions.append(_completion(tokenizer, text, written, stops))
         results.append(Completed(prompt, shown, completions, *speed))
@@ -148,7 +148,7 @@ def _samples(
         log_probs, state = log_probs[rows], state.select(rows)
     seeds = [f"{options.seed} {first + prompt} {number}" for prompt in range(len(ids)) for number in range(count)]
     prompts = [prompt for prompt in ids for _ in range(count)]
-    texts = sample(log_probs, state, step, rules, options.sampling, seeds=seeds, prompts=prompts, on_token=on_token)
+    texts = sample(log_probs, state, step, rules, options, seeds=seeds, prompts=prompts, on_token=on_token)
     scored = [replace(text, score=text.score / len(text.ids) ** options.length_penalty) for text in texts]
     return [
         sorted(scored[start : start + count], key=lambda text: -text.score) for start in range(0, len(scored), count)

@@ -24,7 +24,7 @@ def unknown_words(tokenizer: Tokenizer, prompt: str) -> list[str]:
     if tokenizer.unk_id is None:
         return []
     words = dict.fromkeys(prompt.split())
-    return [word for word in words if word != "<unk>" and tokenizer.encode(word) == [tokenizer.unk_id]]
+    return [word for word in words if word != "<unk>" and tokenizer.unk_id in tokenizer.encode(word)]
 
 
 class TextStreamer:
@@ -50,8 +50,8 @@ class TextStreamer:
             self.prompt = given.feed(prompt) + given.pause()
             self._detokenizer.feed(prompt_for_model(tokenizer, prompt, raw))
             self._detokenizer.pause()
-        # The prompt already ends with the space before a word-level text's first word, or that space is unwanted.
-        self._space_to_drop = tokenizer.kind == "word" and (not prompt or prompt[-1].isspace())
+        # The prompt already ends with the space before the text's first word, or that space is unwanted.
+        self._space_to_drop = tokenizer.adds_space and (not prompt or prompt[-1].isspace())
 
     def push(self, token: int) -> str:
         """Add a token; returns the text that is now final."""

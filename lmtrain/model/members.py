@@ -6,21 +6,29 @@ from pathlib import Path
 import torch
 
 from lmtrain.errors import LmtrainError
-from lmtrain.model.trained import Note, Trained, TrainedWeights, trained_weights, with_weights
+from lmtrain.model.ensemble import Ensemble, Predictor
+from lmtrain.model.trained import TrainedWeights, build_trained, trained_weights
 from lmtrain.storage.run_folder import TOKENIZER
+from lmtrain.system.messages import Note, ignore
 
 
 def load_members(
-    run_dirs: Sequence[Path], which: str | None, weights: str, device: torch.device, note: Note = lambda _: None
-) -> list[Trained]:
-    """The model of each run, as `load_trained`.
+    run_dirs: Sequence[Path], which: str | None, weights: str, note: Note = ignore
+) -> tuple[TrainedWeights, ...]:
+    """The weights of each run, as `trained_weights`.
 
     Raises LmtrainError where that does, or unless all have the same tokenizer, mode and context.
     """
-    found = [trained_weights(run_dir, which, weights, note) for run_dir in run_dirs]
+    found = tuple(trained_weights(run_dir, which, weights, note) for run_dir in run_dirs)
     for other in found[1:]:
         _check_alike(found[0], other)
-    return [with_weights(one, device) for one in found]
+    return found
+
+
+def build_members(found: Sequence[TrainedWeights], shares: Sequence[float], device: torch.device) -> Predictor:
+    """The model of a run, or of several with their shares in the mean, in evaluation mode."""
+    models = [build_trained(one, device) for one in found]
+    return models[0] if len(models) == 1 else Ensemble(models, shares).eval()
 
 
 def _check_alike(first: TrainedWeights, other: TrainedWeights) -> None:

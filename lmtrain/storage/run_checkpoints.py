@@ -9,8 +9,7 @@ from lmtrain.errors import LmtrainError, UnreadableError, UsageError
 from lmtrain.storage.checkpoint import FORMAT, Checkpoint, load, verify_files
 from lmtrain.storage.files import parse_manifest, read_manifest, reading, remove_folder, writing
 from lmtrain.system import disk
-
-Note = Callable[[str], None]
+from lmtrain.system.messages import Note
 
 _STEP = re.compile(r"[0-9]{1,18}")
 

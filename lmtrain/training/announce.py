@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 
 from lmtrain.config.schema import Config
+from lmtrain.config.train import BUDGETS
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.build import build_uninitialized
-from lmtrain.training.budget import Budget
+from lmtrain.training.budget import Budget, targets_per_step
 from lmtrain.training.checkpoint_info import CheckpointInfo
 from lmtrain.training.state import Training
 
@@ -36,14 +37,15 @@ def introduction(
     size = f"{parameters / 1e6:,.1f} M" if parameters >= 1e6 else f"{parameters:,}"
     blocks = f"{_count(model.layers, 'block')} of width {model.dim}"
     yield f"model: {size} parameters, {blocks}, context {model.context}"
-    targets = train.batch_size * (1 if model.mode == "windowed" else model.context)
+    targets = targets_per_step(config)
     yield (
         f"data: {store.split('train').tokens:,} training tokens ({tokenizer.kind}, {tokenizer.vocab_size:,} entries), "
         f"{math.ceil(samples_per_epoch / train.batch_size):,} steps of {targets:,} tokens per epoch"
     )
     limits = []
     if budget.steps is not None:
-        limits.append(f"{budget.steps:,} steps ({budget.steps * train.batch_size / samples_per_epoch:.3g} epochs)")
+        epochs = budget.steps * train.batch_size / samples_per_epoch
+        limits.append(f"{budget.steps:,} steps ({budget.steps * targets:,} tokens, {epochs:.3g} epochs)")
     if budget.seconds is not None:
         limits.append(f"{budget.seconds / 60:g} minutes")
     yield f"budget: {' or '.join(limits)}{', whichever ends first' if len(limits) > 1 else ''}"
@@ -53,8 +55,9 @@ def few_steps(config: Config, budget: Budget) -> str | None:
     """A warning, with its remedy, about a budget of few steps; None if there are enough, or time sets their number."""
     if budget.steps is None or budget.steps >= FEW_STEPS:
         return None
-    remedy = "more train.steps give" if config.train.steps else "a smaller train.batch_size or more train.epochs give"
-    return f"a run of {_count(budget.steps, 'step')} learns little: {remedy} it more"
+    given = next((name for name in BUDGETS if getattr(config.train, name) is not None), "epochs")
+    remedy = f"{'' if given == 'steps' else 'a smaller train.batch_size or '}more train.{given}"
+    return f"a run of {_count(budget.steps, 'step')} learns little: {remedy} give it more"
 
 
 def device_line(training: Training) -> str:

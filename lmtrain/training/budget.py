@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Self
 
-from lmtrain.config.schema import TrainConfig
+from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 
 DEFAULT_EPOCHS = 10.0
@@ -43,15 +43,30 @@ class Budget:
         return replace(self, prepared=seconds)
 
 
-def make_budget(config: TrainConfig, samples_per_epoch: int) -> Budget:
+def targets_per_step(config: Config) -> int:
+    """Predictions per optimizer step: what a budget in tokens counts."""
+    return config.train.batch_size * (1 if config.model.mode == "windowed" else config.model.context)
+
+
+def make_budget(config: Config, samples_per_epoch: int) -> Budget:
     """The configured budget in steps and seconds; the last step of an epoch may reach into the next one."""
-    steps = config.steps
-    epochs = config.epochs
-    if steps is None and epochs is None and config.max_minutes is None:
-        epochs = DEFAULT_EPOCHS
-    if epochs is not None:
-        steps = math.ceil(epochs * samples_per_epoch / config.batch_size)
-    return Budget(steps, None if config.max_minutes is None else 60.0 * config.max_minutes)
+    train = config.train
+    return Budget(
+        _budget_steps(config, samples_per_epoch), None if train.max_minutes is None else 60.0 * train.max_minutes
+    )
+
+
+def _budget_steps(config: Config, samples_per_epoch: int) -> int | None:
+    """The budget as a number of steps; None = it is only in minutes."""
+    train = config.train
+    if train.steps is not None:
+        return train.steps
+    if train.tokens is not None:
+        return -(-train.tokens // targets_per_step(config))
+    if train.epochs is None and train.max_minutes is not None:
+        return None
+    epochs = DEFAULT_EPOCHS if train.epochs is None else train.epochs
+    return math.ceil(epochs * samples_per_epoch / train.batch_size)
 
 
 @dataclass(frozen=True)
@@ -71,13 +86,12 @@ class Evaluations:
         return step - last_step >= self.least and int(EVALUATIONS * progress) > int(EVALUATIONS * last_progress)
 
 
-def make_evaluations(
-    config: TrainConfig, samples_per_epoch: int, targets_per_step: int, validation_tokens: int
-) -> Evaluations:
+def make_evaluations(config: Config, samples_per_epoch: int, validation_tokens: int) -> Evaluations:
     """The configured evaluations, without `eval_steps` and `eval_epochs` those by parts of the budget."""
-    if config.eval_steps is not None:
-        return Evaluations(config.eval_steps)
-    if config.eval_epochs is not None:
-        return Evaluations(max(1, round(config.eval_epochs * samples_per_epoch / config.batch_size)))
-    scored = min(config.eval_tokens or validation_tokens, validation_tokens) * (1 if config.ema is None else 2)
-    return Evaluations(None, math.ceil(scored / (3 * EVALUATION_COST * targets_per_step)))
+    train = config.train
+    if train.eval_steps is not None:
+        return Evaluations(train.eval_steps)
+    if train.eval_epochs is not None:
+        return Evaluations(max(1, round(train.eval_epochs * samples_per_epoch / train.batch_size)))
+    scored = min(train.eval_tokens or validation_tokens, validation_tokens) * (1 if train.ema is None else 2)
+    return Evaluations(None, math.ceil(scored / (3 * EVALUATION_COST * targets_per_step(config))))

@@ -21,7 +21,7 @@ from lmtrain.storage.run_folder import run_config
 from lmtrain.system.device import autocast, choose_device, choose_precision, set_threads
 from lmtrain.system.machine import peak_flops
 from lmtrain.system.memory import installed_bytes
-from lmtrain.training.budget import make_budget
+from lmtrain.training.budget import make_budget, targets_per_step
 
 DISTILLATION_BUFFERS = 3
 """Arrays of the size of the logits that the distillation loss allocates at one time, beside those autograd saves."""
@@ -154,7 +154,8 @@ def costs(config: Config, store: TokenStore) -> dict[str, Any]:
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
     memory = memory_estimate(config, store.tokenizer.vocab_size, precision)
-    budget = make_budget(config.train, samples)
+    budget = make_budget(config, samples)
+    tokens = targets_per_step(config)
     flops, steps_per_epoch = step_flops(model, config), samples / config.train.batch_size
     set_threads(config.train.threads)
     peak = peak_flops(device, precision)
@@ -166,7 +167,7 @@ def costs(config: Config, store: TokenStore) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "vocabulary": store.tokenizer.vocab_size,
         "tokens_per_epoch": split.tokens,
-        "tokens_per_step": config.train.batch_size * (1 if config.model.mode == "windowed" else config.model.context),
+        "tokens_per_step": tokens,
         "windows_per_epoch": samples,
         "steps_per_epoch": steps_per_epoch,
         **({"steps": budget.steps} if budget.steps is not None else {}),
@@ -179,6 +180,7 @@ def costs(config: Config, store: TokenStore) -> dict[str, Any]:
             "utilization": UTILIZATION[device.type],
             "seconds_per_step": seconds,
             "steps": steps,
+            "tokens": steps * tokens,
             "epochs": steps / steps_per_epoch,
             "minutes": steps * seconds / 60,
             "device_memory_bytes": installed_bytes(device),

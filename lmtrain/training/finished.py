@@ -31,8 +31,8 @@ class _Finished(BaseModel, strict=True):
     @field_validator("valid")
     @classmethod
     def _usable(cls, score: Score) -> Score:
-        counts = score.tokens, score.words, score.bytes
-        if not math.isfinite(score.nats) or not all(0 < count < math.inf for count in counts):
+        positive = score.tokens, score.words, score.bytes, score.floor or 1.0
+        if not math.isfinite(score.nats) or not all(0 < value < math.inf for value in positive):
             raise ValueError("not a score")
         return score
 
@@ -58,6 +58,12 @@ def finished_outcome(
     return Outcome(
         "stopped early" if stopped_early else "finished", state.step, state.minutes, state.valid, state.best_step
     )
+
+
+def best_score(run_dir: Path) -> tuple[int, Score] | None:
+    """The step of the best checkpoint of a finished run, and its score; None for another run."""
+    state = _parse(_read(run_dir / STATE))
+    return None if state is None else (state.best_step, state.valid)
 
 
 def _read(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 All randomness is a function of (seed, step, micro-batch) and the learning rate is a function of progress, so the state
 of a run consists of its tensors and the numbers in `Counters`, and a resumed run equals an uninterrupted one if its
-budget is in steps or epochs.
+budget is in steps, epochs or tokens.
 """
 
 import math
@@ -19,10 +19,10 @@ from lmtrain.data.order import batch
 from lmtrain.data.tokens import TokenStore
 from lmtrain.system.device import autocast, to_device
 from lmtrain.system.memory import enough_memory
+from lmtrain.system.messages import Note
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.system.seeds import step_seed
 from lmtrain.system.signals import Interrupted
-from lmtrain.training.compilation import Note
 from lmtrain.training.noise import noisy
 from lmtrain.training.opening import open_run
 from lmtrain.training.optim import learning_rate, update_ema

@@ -12,12 +12,12 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.system.device import set_threads
+from lmtrain.system.messages import Note
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import catch_stop_signals
 from lmtrain.training.announce import device_line, few_steps, introduction
 from lmtrain.training.budget import Budget, make_budget
 from lmtrain.training.checkpoint_info import CheckpointInfo, read_info
-from lmtrain.training.compilation import Note
 from lmtrain.training.finished import finished_outcome
 from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
@@ -60,7 +60,7 @@ def open_run(
             found = run_checkpoints.last(run_dir, note, hashed=processes.is_main, check=check)
         info = read_info(found) if found is not None else None
         per_epoch = sample_order(config, store).per_epoch()
-        budget = make_budget(config.train, per_epoch)
+        budget = make_budget(config, per_epoch)
         if info is not None:
             budget = budget.begun(info.prepared)
             if (outcome := finished_outcome(run_dir, config, budget, info, processes)) is not None:

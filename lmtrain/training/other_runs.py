@@ -10,9 +10,10 @@ from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.tokens import TOKENIZER, TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.model.ensemble import Ensemble, Predictor
+from lmtrain.model.ensemble import Predictor
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.trained import TrainedWeights, trained_weights, with_weights
+from lmtrain.model.members import build_members
+from lmtrain.model.trained import TrainedWeights, trained_weights
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.files import sha256_bytes
 from lmtrain.storage.run_folder import CONFIG
@@ -40,11 +41,9 @@ def load_teacher(
     Raises LmtrainError if there is none, or if it can't predict this run's windows.
     """
     found = [_teacher(run_dir, config, store, processes) for run_dir in config.train.teacher]
-    models = [with_weights(weights, device).model for weights in found]
     hashes = [sha256_bytes(json.dumps(weights.info["files"], sort_keys=True).encode()) for weights in found]
-    if len(models) == 1:
-        return models[0], hashes[0]
-    return Ensemble(models), sha256_bytes(" ".join(hashes).encode())
+    joined = hashes[0] if len(hashes) == 1 else sha256_bytes(" ".join(hashes).encode())
+    return build_members(found, [1.0] * len(found), device), joined
 
 
 def load_initial_weights(

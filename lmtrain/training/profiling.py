@@ -22,7 +22,7 @@ from lmtrain.system import disk
 from lmtrain.system.device import set_threads, synchronize
 from lmtrain.system.machine import machine, peak_flops
 from lmtrain.system.memory import enough_memory
-from lmtrain.training.compilation import Note
+from lmtrain.system.messages import Note
 from lmtrain.training.costs import step_flops
 from lmtrain.training.loop import MEMORY_REMEDY, Part, train_step
 from lmtrain.training.optim import learning_rate

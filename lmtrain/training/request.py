@@ -6,14 +6,14 @@ depends on the text. Fields that are set one by one come on top of either.
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmtrain.config.automatic import MINUTES, automatic
-from lmtrain.config.loader import change, flat, load
+from lmtrain.config.loader import Source, change, flat, load
 from lmtrain.config.schema import Config, DataConfig, TokenizerConfig
-from lmtrain.data.corpus import download
+from lmtrain.config.train import BUDGETS
 from lmtrain.data.prepare import prepare_store
 from lmtrain.data.sources import KNOWN
 from lmtrain.data.tokenizer_choice import of_store
@@ -24,8 +24,7 @@ from lmtrain.storage.checkpoint import FORMAT
 from lmtrain.storage.files import read_manifest
 from lmtrain.storage.run_folder import CONFIG, TOKENIZER, default_name, find_run, run_config
 from lmtrain.system.device import choose_device, cores
-
-Note = Callable[[str], None]
+from lmtrain.system.messages import Note
 
 
 @dataclass(frozen=True)
@@ -41,23 +40,24 @@ class Request:
     """Whether sizes and budget are to follow from the text."""
 
 
-def request(path: Path | None, overrides: Sequence[str], resume: Path | None = None) -> Request:
-    """What to train: the configuration at `path`, or the run `resume`, or neither, with `overrides`.
+def request(source: Source, overrides: Sequence[str], resume: Path | None = None) -> Request:
+    """What to train: the configuration `source`, or the run `resume`, or neither, with `overrides`.
 
     Raises UsageError where they contradict each other, and LmtrainError where one can't be read.
     """
     if resume is not None:
-        if path is not None:
+        if source is not None:
             raise UsageError("--resume takes the configuration of the run: leave --config out")
         run_dir = find_run(resume, load(None, [text for text in overrides if text.startswith("run.dir=")]).run.dir)
         return _existing(run_dir, overrides)
-    config = load(path, overrides)
-    run_dir = config.run.dir / (config.run.name or default_name(path or Path(config.data.source)))
+    config = load(source, overrides)
+    named_after = source if isinstance(source, Path) else Path(config.data.source)
+    run_dir = config.run.dir / (config.run.name or default_name(named_after))
     exists = (run_dir / CONFIG).is_file()
-    if path is None and exists:
+    if source is None and exists:
         return _existing(run_dir, overrides)
     stored = run_config(run_dir) if exists else None
-    return Request(_located(config, run_dir), run_dir, overrides, stored, path is None)
+    return Request(_located(config, run_dir), run_dir, overrides, stored, source is None)
 
 
 def _existing(run_dir: Path, overrides: Sequence[str]) -> Request:
@@ -88,18 +88,15 @@ def tokens_of(wanted: Request, *, note: Note, progress: bool) -> TokenStore:
     config, trained_on = wanted.config, _trained_on(wanted.run_dir)
     if trained_on is None or wanted.stored is None:
         return prepare_store(config, note=note, progress=progress)
-    found = find_store(config.data.dir, trained_on)
-    if found is not None:
-        source = config.data.source
-        if source not in KNOWN and not Path(source).exists():
-            return found
-        corpus = download(config.data, note=note, progress=progress)
-        if corpus.sha256 in found.manifest["corpora_sha256"]:
+    source = config.data.source
+    if source not in KNOWN and not Path(source).exists():
+        found = find_store(config.data.dir, trained_on)
+        if found is not None:
             return found
     if _asks_for_no_other(config.tokenizer, wanted.stored.tokenizer):
         own = TokenizerConfig(file=wanted.run_dir / TOKENIZER)
         config = config.model_copy(update={"tokenizer": own})
-    return prepare_store(config, note=note, progress=progress)
+    return prepare_store(config, trained_on=trained_on, note=note, progress=progress)
 
 
 def _asks_for_no_other(asked: TokenizerConfig, stored: TokenizerConfig) -> bool:
@@ -124,7 +121,8 @@ def completed(wanted: Request, store: TokenStore) -> Config:
     config = wanted.config
     if wanted.is_automatic:
         train, device = config.train, choose_device(config.train.device)
-        minutes = None if train.steps or train.epochs else train.max_minutes or MINUTES
+        in_steps = any(getattr(train, name) is not None for name in BUDGETS)
+        minutes = None if in_steps else train.max_minutes or MINUTES
         tokens, vocab_size = store.split("train").tokens, store.tokenizer.vocab_size
         base = automatic(tokens, vocab_size, cores(), device.type == "cuda", minutes)
         config = _located(change(base, wanted.overrides, os.environ), wanted.run_dir)

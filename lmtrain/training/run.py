@@ -51,10 +51,7 @@ class OpenRun:
         self._meter = Meter(self.training)
         self._saved_step = self.training.counters.step  # a resumed run's checkpoint exists
         self._evaluations = make_evaluations(
-            self.training.config.train,
-            self.training.samples.order.per_epoch(),
-            self.training.targets_per_step,
-            self.store.split("valid").tokens,
+            self.training.config, self.training.samples.order.per_epoch(), self.store.split("valid").tokens
         )
         # With a budget in time, the progress at the last evaluation is not known here, and the present one serves.
         self._evaluated_progress = self.budget.progress(self.training.counters.evaluated, self.clock.read())

@@ -19,11 +19,12 @@ from lmtrain.model.objective import Objective
 from lmtrain.storage import checkpoint
 from lmtrain.system.device import choose_device, choose_precision
 from lmtrain.system.machine import machine
+from lmtrain.system.messages import Note
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.adamw import AdamW
-from lmtrain.training.budget import make_budget
+from lmtrain.training.budget import make_budget, targets_per_step
 from lmtrain.training.checkpoint_info import Counters, read_info
-from lmtrain.training.compilation import Forward, Note, compiled_forward
+from lmtrain.training.compilation import Forward, compiled_forward
 from lmtrain.training.muon import Muon
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from lmtrain.training.other_runs import load_teacher
@@ -96,8 +97,7 @@ class Training:
     @property
     def targets_per_step(self) -> int:
         """Predictions per optimizer step."""
-        per_window = 1 if self.samples.order.mode == "windowed" else self.samples.order.context
-        return self.config.train.batch_size * per_window
+        return targets_per_step(self.config)
 
 
 def sample_order(config: Config, store: TokenStore) -> SampleOrder:
@@ -129,7 +129,7 @@ def new_training(config: Config, store: TokenStore, note: Note, processes: Proce
     objective = Objective(model, config.train.loss_chunk, teacher, config.train.teacher_weight)
     forward: Forward = objective
     if kind == "single" or (kind == "ddp" and (device.type == "cuda" or config.train.compile is True)):
-        budget = make_budget(config.train, order.per_epoch())
+        budget = make_budget(config, order.per_epoch())
         forward = compiled_forward(objective, config, budget, device, precision, note)
     compiled = forward is not objective
     forward, parallel = distribute(kind, model, forward, precision, processes)

@@ -49,7 +49,7 @@ def test_dry_run_trains_nothing(lmtrain: Lmtrain, workdir: Path) -> None:
     text = lmtrain("train", *TINY, "--dry-run").out.partition("---\n")[2]
     assert re.search(r"^parameters +\d+\.\d k, with a vocabulary of \d+$", text, re.M)
     assert re.search(r"^step +64 tokens, \d+\.\d MFLOP, .* \(estimated\)$", text, re.M)
-    assert re.search(r"^run +12 steps, 0\.\d+ epochs, .* \(estimated\), without evaluations$", text, re.M)
+    assert re.search(r"^run +12 steps, 768 tokens, 0\.\d+ epochs, .* \(estimated\), without evaluations$", text, re.M)
     assert re.search(r"^memory +[0-9.]+ [kM]B \(estimated\) of [0-9.]+ GB$", text, re.M)
     text = lmtrain("train", *TINY, "train.max_minutes=0.0001", "--dry-run").out
     assert re.search(r"^run +\d steps, .* epochs \(estimated\) in 0.0001 minutes, without evaluations$", text, re.M)

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import encoding, tokenizing
 from lmtrain.data.encoding import blocks, lines_of
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokens import TokenStore
 from tests.data.helpers import CONFIGS, KINDS, Documents, make_corpus, make_store, token_starts, tokenized
+from tests.stored.make import HERE
 
 LINES = [f"line {number} says {number % 7} times é" for number in range(400)]
 DOCUMENTS: Documents = {
@@ -66,7 +68,8 @@ def test_blocks_are_whole_lines_and_all_of_the_text(tmp_path: Path, small_shards
 
 
 def test_the_hash_of_a_store_of_several_shards_is_that_of_earlier_versions(tmp_path: Path, small_shards: None) -> None:
-    store = make_store(tmp_path, "byte", DOCUMENTS)
+    config = TokenizerConfig(file=HERE / "lmtrain-checkpoint-1/tokenizer.json")  # a part of the store
+    store = tokenized(make_corpus(tmp_path / "tiny", DOCUMENTS), config)
     assert len(store.manifest["splits"]["train"]["shards"]) == 5
     assert store.sha256 == "e7d26fe08d758c2276888e037872b22c742eaabf0f8abafde96d811ef9665bb6"
 

@@ -1,5 +1,6 @@
 """tokenizer.json: what is saved can be loaded, and nothing else."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 import tokenizers
 
 from lmtrain.data import tokenizer_file
+from lmtrain.data.given_tokenizer import load_given
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
@@ -30,78 +32,77 @@ def test_a_bpe_without_merges_stays_a_bpe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_file_is_what_the_library_writes(kind: Kind) -> None:
+def test_the_file_is_the_library_s_with_a_field_of_ours(kind: Kind) -> None:
     odd = ['a\x7f\x01"\\', "é😀", "\ud7ff\ufffe"]
     trained = Tokenizer.train([" ".join([*LINES, *odd])], CONFIGS[kind])
-    assert tokenizers.Tokenizer.from_str(trained._content.decode()).to_str() == trained._content.decode()
+    document = json.loads(trained._content)
+    field = {"kind": kind, "eos": "<eos>", "unk": "<unk>" if kind == "word" else None}
+    assert document["model"].pop("lmtrain") == field
+    assert json.loads(tokenizers.Tokenizer.from_str(trained._content.decode()).to_str()) == document
+    assert document["added_tokens"] == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_with_what_a_later_library_adds_is_read(kind: Kind, tmp_path: Path) -> None:
-    def add(value: Any) -> Any:
-        if isinstance(value, list):
-            return [add(item) for item in value]
-        return {**{key: add(item) for key, item in value.items()}, "new": None} if isinstance(value, dict) else value
-
+def test_a_file_from_before_there_was_the_field_is_read(kind: Kind, tmp_path: Path) -> None:
     document = json.loads(TRAINED[kind]._content)
-    vocabulary = document["model"]["vocab"]
-    document = add(document)
-    document["model"]["vocab"] = vocabulary
-    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    del document["model"]["lmtrain"]
+    content = json.dumps(document)
+    (tmp_path / "tokenizer.json").write_text(content)
     loaded = Tokenizer.load(tmp_path / "tokenizer.json")
-    assert loaded.kind == kind
+    assert (loaded.kind, loaded.sha256) == (kind, hashlib.sha256(content.encode()).hexdigest())
     assert loaded.encode_pieces(LINES) == TRAINED[kind].encode_pieces(LINES)
+    assert load_given(tmp_path / "tokenizer.json", None).sha256 == loaded.sha256
 
 
 def _damaged() -> Iterator[tuple[str, Kind, Any]]:
     """Documents that are JSON but wrong: a name, the kind, and a function that changes a sound document."""
     yield "not an object", "word", lambda d: [d]
     yield "no model", "word", lambda d: d | {"model": None}
-    yield "other model", "bpe", lambda d: d | {"model": d["model"] | {"type": "Unigram"}}
-    yield "other pre-tokenizer", "bpe", lambda d: d | {"pre_tokenizer": {"type": "Whitespace"}}
-    yield (
-        "stalling expression",
-        "word",
-        lambda d: d | {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}}},
-    )
-    yield "another option", "bpe", lambda d: d | {"pre_tokenizer": d["pre_tokenizer"] | {"add_prefix_space": True}}
-    yield "added tokens", "byte", lambda d: d | {"added_tokens": [{"id": 0, "content": "a"}]}
-    yield "a word twice", "word", lambda d: _vocab(d, {"new": 2})
-    yield "a gap in the ids", "word", lambda d: _vocab(d, {"new": 10**6})
+    yield "other model", "bpe", lambda d: _model(d, {"type": "Unigram"})
+    yield "no field", "word", lambda d: d | {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
+    yield "other field", "word", lambda d: _model(d, {"lmtrain": "word"})
+    yield "other kind", "word", lambda d: _field(d, {"kind": "sentence"})
+    yield "no kind", "word", lambda d: _model(d, {"lmtrain": {"eos": "<eos>", "unk": "<unk>"}})
+    yield "an end-of-text token that is no text", "word", lambda d: _field(d, {"eos": 1})
+    yield "an end-of-text token that it lacks", "bpe", lambda d: _field(d, {"eos": "</s>"})
+    yield "an unknown token that it lacks", "bpe", lambda d: _field(d, {"unk": "<unk>"})
+    yield "words without an unknown token", "word", lambda d: _field(d, {"unk": None})
     yield "a negative id", "word", lambda d: _vocab(d, {"new": -1})
-    yield "an id that is no integer", "word", lambda d: _vocab(d, {"the": 2.0})
-    yield "specials swapped", "word", lambda d: _vocab(d, {"<unk>": 1, "<eos>": 0})
-    yield "a word with a space", "word", lambda d: _vocab(d, {"two words": len(d["model"]["vocab"])})
+    yield "an id that is no integer", "word", lambda d: _vocab(d, {"the": 2.5})
+    yield "an id that is too large", "bpe", lambda d: _vocab(d, {"new": 1 << 31})
     yield "a surrogate", "word", lambda d: _vocab(d, {"\ud800": len(d["model"]["vocab"])})
-    yield "a symbol of no byte", "bpe", lambda d: _vocab(d, {"東": len(d["model"]["vocab"])})
-    yield "an empty token", "bpe", lambda d: _vocab(d, {"": len(d["model"]["vocab"])})
+    yield "another byte", "byte", lambda d: _vocab(d, {"new": 257})
     yield "bytes swapped", "byte", lambda d: _vocab(d, {"a": d["model"]["vocab"]["b"], "b": d["model"]["vocab"]["a"]})
     yield "no vocabulary", "byte", lambda d: d | {"model": {k: v for k, v in d["model"].items() if k != "vocab"}}
-    yield "a byte with merges", "byte", lambda d: _merges(d, [["a", "b"]])
     yield "a merge of unknown tokens", "bpe", lambda d: _merges(d, [["Q", "Zx"]])
     yield "a merge into nothing", "bpe", lambda d: _merges(d, [["Q", "Z"]])
-    size = TRAINED["bpe"].vocab_size
-    yield "a merge into <eos>", "bpe", lambda d: _merges(_vocab(d, {"<e": size, "os>": size + 1}), [["<e", "os>"]])
     yield "a merge of three", "bpe", lambda d: _merges(d, [["t", "h", "e"]])
     yield "a merge of numbers", "bpe", lambda d: _merges(d, [[1, 2]])
-    yield "merges of lists", "bpe", lambda d: _merges(d, [[["t"], "h"]])
-    yield "merges that are a word", "bpe", lambda d: d | {"model": d["model"] | {"merges": "th"}}
+    yield "merges that are a word", "bpe", lambda d: _model(d, {"merges": "th"})
+
+
+def _model(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    return document | {"model": document["model"] | changes}
+
+
+def _field(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    return _model(document, {"lmtrain": document["model"]["lmtrain"] | changes})
 
 
 def _vocab(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    return document | {"model": document["model"] | {"vocab": document["model"]["vocab"] | changes}}
+    return _model(document, {"vocab": document["model"]["vocab"] | changes})
 
 
 def _merges(document: dict[str, Any], more: list[Any]) -> dict[str, Any]:
-    return document | {"model": document["model"] | {"merges": document["model"]["merges"] + more}}
+    return _model(document, {"merges": document["model"]["merges"] + more})
 
 
 @pytest.mark.parametrize(("kind", "spoil"), [pytest.param(k, spoil, id=name) for name, k, spoil in _damaged()])
-def test_load_rejects_what_train_never_writes(kind: Kind, spoil: Any, tmp_path: Path) -> None:
+def test_load_rejects_what_can_t_be_a_tokenizer(kind: Kind, spoil: Any, tmp_path: Path) -> None:
     document = spoil(json.loads(TRAINED[kind]._content))
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(document))
-    with pytest.raises(LmtrainError, match=r"not one that lmtrain wrote|damaged"):
+    with pytest.raises(LmtrainError, match=r"not one that lmtrain wrote|damaged|too large"):
         Tokenizer.load(path)
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lmtrain.config.schema import EvalConfig, ModelConfig
 from lmtrain.errors import LmtrainError, UsageError
-from lmtrain.evaluation import perplexity
 from lmtrain.evaluation.adaptive import (
     EPS,
     Cached,
@@ -175,7 +174,7 @@ def test_the_cache_of_an_ensemble_has_the_mean_of_the_members_cosines() -> None:
     settings = EvalConfig(cache_weight=0.4, cache_theta=5.0, cache_window=4)
     inputs, targets = (torch.from_numpy(IDS[start : start + CONTEXT]).unsqueeze(0) for start in (0, 1))
     model = Ensemble(members, weights).eval()
-    forward = adapted(model, settings, None, dynamic=False, cache=True, segment=SEGMENT, precision="fp32")
+    forward = adapted(model, settings, list, dynamic=False, cache=True, segment=SEGMENT, precision="fp32")
     found = forward(inputs, targets)[0].tolist()
     (first_nats, first), (second_nats, second) = (member.score(inputs, targets) for member in members)
     words = targets[0].tolist()
@@ -195,7 +194,7 @@ def test_dynamic_evaluation_is_not_for_an_ensemble() -> None:
         adapted(
             Ensemble([tiny_model()]),
             EvalConfig(),
-            None,
+            list,
             dynamic=True,
             cache=False,
             segment=SEGMENT,
@@ -413,7 +412,7 @@ def test_running_out_of_memory_names_the_remedy(
     def starved(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(perplexity, "evaluate", starved)
+    monkeypatch.setattr("lmtrain.api.run.evaluate", starved)
     done = lmtrain("eval", "--limit", "20")
     assert (done.code, done.out) == (1, "")
     assert done.err.endswith("lmtrain: out of memory: lower --batch-size or, with --cache, eval.cache_window\n")

@@ -17,7 +17,7 @@ IDS = np.random.default_rng(0).integers(1, VOCABULARY, 60)
 
 
 def plain(ensemble: Ensemble) -> Forward:
-    return adapted(ensemble, EvalConfig(), None, dynamic=False, cache=False, segment=5, precision="fp32")
+    return adapted(ensemble, EvalConfig(), list, dynamic=False, cache=False, segment=5, precision="fp32")
 
 
 def random_nats(members: int, better: float = 0.0) -> Tensor:

@@ -10,7 +10,6 @@ from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.complete import Completed, complete
 from lmtrain.generation.options import Options
-from lmtrain.generation.sampling import Sampling
 from lmtrain.model.ensemble import Ensemble, Predictor
 from tests.generation.models import NUMBERED, Script, random_model
 
@@ -22,8 +21,8 @@ PROMPTS = ["w1", "", "w2 w3 w4 w5 w6 w7 w8 w9 w10 w11", "w1 w2 w1 w2 w1", "w40\n
 SEARCHES = {
     "greedy": Options(),
     "beams": Options(beams=4, results=3, length_penalty=0.7),
-    "sampling": Options(sampling=Sampling(temperature=1.3, top_p=0.9, repetition_penalty=1.2), seed=5),
-    "best of many": Options(sampling=Sampling(top_k=20), samples=4, results=2, length_penalty=1.0),
+    "sampling": Options(temperature=1.3, top_p=0.9, repetition_penalty=1.2, seed=5),
+    "best of many": Options(temperature=1.0, top_k=20, samples=4, results=2, length_penalty=1.0),
 }
 
 
@@ -95,7 +94,7 @@ def test_a_batch_equals_its_prompts(mode: str, name: str) -> None:
 
 def test_a_sample_depends_on_the_seed_the_prompt_and_its_number() -> None:
     model = random_model("causal", NUMBERED)
-    options = Options(max_tokens=9, sampling=Sampling(temperature=2.0), samples=3, results=3)
+    options = Options(max_tokens=9, temperature=2.0, samples=3, results=3)
     one, same, other = (complete(model, NUMBERED, ["w1", "w1"], replace(options, seed=seed)) for seed in (0, 0, 1))
     texts = [text.ids for done in one for text in done.completions]
     assert texts == [text.ids for done in same for text in done.completions]
@@ -109,7 +108,7 @@ def test_a_sample_depends_on_the_seed_the_prompt_and_its_number() -> None:
 def test_the_best_samples_come_first(length_penalty: float) -> None:
     model = random_model("causal", NUMBERED)
     options = Options(
-        max_tokens=30, sampling=Sampling(), samples=8, results=8, length_penalty=length_penalty, stop_strings=("3", "5")
+        max_tokens=30, temperature=1.0, samples=8, results=8, length_penalty=length_penalty, stop_strings=("3", "5")
     )
     (all_of_them,) = complete(model, NUMBERED, ["w1"], options)
     scores = [text.score for text in all_of_them.completions]
@@ -138,7 +137,7 @@ def test_log_probabilities_are_those_of_the_text_read_again(mode: str, search: s
 
 CONTRADICTIONS: list[dict[str, Any]] = [
     {"beams": 2, "samples": 2},
-    {"beams": 2, "sampling": Sampling()},
+    {"beams": 2, "temperature": 1.0},
     {"samples": 2},
     {"results": 2},
     {"results": 0},

@@ -12,15 +12,15 @@ from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.run_store import check_same_corpus
-from lmtrain.model.members import load_members
-from lmtrain.model.trained import load_trained
+from lmtrain.model.ensemble import Ensemble
+from lmtrain.model.members import build_members, load_members
 from tests.training.helpers import LOGGED, change, cpu, run, silent
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def load(*runs: Path) -> Any:
-    return load_members(runs, "best", "auto", cpu())
+    return load_members(runs, "best", "auto")
 
 
 @pytest.fixture
@@ -34,9 +34,12 @@ def test_members_may_differ_in_size_and_are_loaded_in_order(
 ) -> None:
     run(change(tiny, **LOGGED, model__heads=1, model__copy=True, run__seed=2), store, tmp_path / "other")
     found = load(tmp_path / "other", first)
-    assert [trained.run_dir.name for trained in found] == ["other", "first"]
-    alone = load_trained(first, "best", "auto", cpu())
-    assert all(torch.equal(a, b) for a, b in zip(found[1].model.parameters(), alone.model.parameters(), strict=True))
+    assert [one.run_dir.name for one in found] == ["other", "first"]
+    ensemble, alone = build_members(found, [0.25, 0.75], cpu()), build_members(load(first), [1.0], cpu())
+    assert isinstance(ensemble, Ensemble)
+    assert ensemble.weights == (0.25, 0.75)
+    weights = zip(ensemble.members[1].parameters(), alone.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in weights)
     check_same_corpus(found)
 
 

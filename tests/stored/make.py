@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
+import lmtrain
 from lmtrain.config.loader import load
 from lmtrain.config.schema import Config
 from lmtrain.data.corpus import download
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
-from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.training.loop import fit
 
@@ -54,7 +54,7 @@ def example() -> tuple[Config, TokenStore]:
 
 def loss(run_dir: Path) -> float:
     """Nats per token of the start of the text under the stored averaged weights."""
-    trained = load_trained(run_dir, "last", "auto", torch.device("cpu"))
+    trained = lmtrain.load(run_dir, checkpoint="last", weights="auto", device="cpu")
     ids = torch.tensor([trained.tokenizer.encode(TEXT[:33])]).view(3, 11)
     with torch.no_grad():
         return float(trained.model(ids[:, :8], ids[:, 1:9]).mean())

@@ -136,6 +136,7 @@ def test_the_memory_of_the_optimizer_is_that_of_its_state(tiny: Config, kind: st
     [
         ({"train__steps": 12}, 12, 12, 2),
         ({"train__steps": None, "train__epochs": 0.5}, 24, 24, 4),
+        ({"train__steps": None, "train__tokens": 23 * 64 + 1}, 24, 24, 4),
         ({"train__steps": None, "train__max_minutes": 1}, None, 6, 1),
         ({"train__max_minutes": 1}, 12, 6, 1),
         ({"train__max_minutes": 3}, 12, 12, 2),
@@ -163,5 +164,6 @@ def test_a_dry_run_has_all_figures(
     estimate = found["estimate"]
     assert (estimate["seconds_per_step"], estimate["steps"]) == (pytest.approx(10), expected)
     assert estimate["minutes"] == pytest.approx(minutes)
+    assert estimate["tokens"] == 64 * expected
     assert estimate["epochs"] == pytest.approx(expected * 4 / found["windows_per_epoch"])
     assert estimate["device_memory_bytes"] > found["memory_bytes"]["total"]

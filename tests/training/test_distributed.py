@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+import lmtrain
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.tensor_files import Stored
 from lmtrain.system.distributed import join_processes
@@ -157,7 +157,7 @@ def test_a_sharded_run_equals_a_single_process(tiny: Config, store: TokenStore, 
     together(2, work, tmp_path / "log")
     for name in variants:
         assert_close_runs(tmp_path / "1" / name, tmp_path / "2" / name)
-    trained = load_trained(tmp_path / "2" / "init_from", "last", "ema", cpu())
+    trained = lmtrain.load(tmp_path / "2" / "init_from", checkpoint="last", weights="ema", device="cpu")
     stored = read(run_checkpoints.choose(tmp_path / "2" / "init_from", "last")).tensors["ema"]
     assert all(torch.equal(value, stored[name]) for name, value in trained.model.named_parameters())
 
@@ -229,7 +229,7 @@ def test_scalar_gains_of_older_checkpoints_are_read(tiny: Config, store: TokenSt
 
     together(2, work, tmp_path / "log")
     assert last_hash(tmp_path / "resumed") == last_hash(new)
-    trained = load_trained(old, "last", "raw", cpu())
+    trained = lmtrain.load(old, checkpoint="last", weights="raw", device="cpu")
     assert all(torch.equal(value, found.tensors["model"][name]) for name, value in trained.model.named_parameters())
 
 

@@ -1,6 +1,7 @@
 """What may change between the parts of a run: resources, but no other field of the configuration, and no data."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +105,12 @@ def test_a_changed_word_of_the_text_is_rejected(tmp_path: Path, kind: str, word:
 
 def test_another_tokenizer_of_the_same_size_is_rejected(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
     tokenizer = store.tokenizer
-    words = [tokenizer.token(index) for index in range(tokenizer.vocab_size)]
-    words[-1], words[-2] = words[-2], words[-1]
-    swapped = type(tokenizer)("word", {word: index for index, word in enumerate(words)}, [], b"its file")
+    document = json.loads((store.folder / "tokenizer.json").read_bytes())
+    words = document["model"]["vocab"]
+    (last, end), (other, before) = list(words.items())[-1], list(words.items())[-2]
+    words |= {last: before, other: end}
+    swapped = type(tokenizer)(json.dumps(document).encode())
+    assert swapped.vocab_size == tokenizer.vocab_size
     found = begun(tiny, store, tmp_path)
     with pytest.raises(LmtrainError, match="the tokenizer is not the one"):
         check_same_run(tiny, dataclasses.replace(store, tokenizer=swapped), tmp_path, found)

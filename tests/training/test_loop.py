@@ -9,15 +9,17 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
 
+import lmtrain
 from lmtrain.config.schema import Config
 from lmtrain.data import order
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import evaluate
-from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.system.signals import Interrupted
 from lmtrain.training import loop, noise, opening, state
+from lmtrain.training.announce import few_steps
+from lmtrain.training.budget import Budget
 from lmtrain.training.loop import StepResult, train_step
 from lmtrain.training.optim import optimizer_tensors
 from lmtrain.training.state import Training
@@ -125,7 +127,7 @@ def test_the_final_score_is_of_the_best_checkpoint(
     outcome, _ = run(change(tiny, train__steps=5, train__eval_steps=1), store, tmp_path)
     assert outcome.best_step < outcome.step == 5
     score = evaluate(
-        load_trained(tmp_path, str(outcome.best_step), "ema", cpu()).model,
+        lmtrain.load(tmp_path, checkpoint=str(outcome.best_step), weights="ema", device="cpu").model,
         store.split("valid"),
         mode="causal",
         context=16,
@@ -202,10 +204,23 @@ def test_a_run_says_what_it_starts(tiny: Config, store: TokenStore, tmp_path: Pa
         f"{tmp_path}: a new run",
         "model: 20,198 parameters, 1 block of width 16, context 16",
         "data: 3,103 training tokens (word, 836 entries), 48 steps of 64 tokens per epoch",
-        "budget: 12 steps (0.25 epochs)",
+        "budget: 12 steps (768 tokens, 0.25 epochs)",
         "a run of 12 steps learns little: more train.steps give it more",
         "device: cpu, fp32, 1 thread, not compiled",
     ]
+
+
+@pytest.mark.parametrize(
+    ("budget", "remedy"),
+    [
+        ({"train__steps": 9}, "more train.steps"),
+        ({"train__steps": None, "train__epochs": 0.1}, "a smaller train.batch_size or more train.epochs"),
+        ({"train__steps": None, "train__tokens": 9 * 64}, "a smaller train.batch_size or more train.tokens"),
+    ],
+)
+def test_a_short_run_is_warned_about_with_a_remedy(tiny: Config, budget: dict[str, Any], remedy: str) -> None:
+    warning = few_steps(change(tiny, **budget), Budget(9, None))
+    assert warning == f"a run of 9 steps learns little: {remedy} give it more"
 
 
 def test_a_budget_in_time_counts_from_the_first_step(

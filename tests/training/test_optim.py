@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lmtrain.config.schema import TrainConfig
+from lmtrain.config.schema import Config, ModelConfig, TrainConfig
 from lmtrain.errors import LmtrainError
 from lmtrain.training.budget import Budget, make_budget, make_evaluations
 from lmtrain.training.optim import learning_rate, make_optimizer, schedule, update_ema
@@ -28,16 +28,26 @@ def test_schedules_are_these_lists(kind: str) -> None:
 
 def test_the_learning_rate_of_each_step() -> None:
     config = TrainConfig(lr=2.0, schedule="linear", warmup=0.5, final_lr=0.0, steps=4)
-    budget = make_budget(config, samples_per_epoch=100)
+    budget = make_budget(Config(train=config), samples_per_epoch=100)
     rates = [learning_rate(config, budget.progress(step, 0.0)) for step in range(4)]
     assert rates == pytest.approx([0.002, 1.0, 2.0, 1.0])
 
 
+def _config(**train: Any) -> Config:
+    """With as many targets in a step as windows."""
+    return Config(model=ModelConfig(mode="windowed"), train=TrainConfig(**train))
+
+
 def test_budgets() -> None:
-    assert make_budget(TrainConfig(epochs=2, batch_size=32), 100) == Budget(7, None)
-    assert make_budget(TrainConfig(batch_size=10), 100) == Budget(100, None)
-    assert make_budget(TrainConfig(max_minutes=2), 100) == Budget(None, 120.0)
-    both = make_budget(TrainConfig(max_minutes=1, steps=10), 100)
+    assert make_budget(_config(epochs=2, batch_size=32), 100) == Budget(7, None)
+    assert make_budget(_config(batch_size=10), 100) == Budget(100, None)
+    assert make_budget(_config(tokens=320, batch_size=32), 100) == Budget(10, None)
+    assert make_budget(_config(tokens=321, batch_size=32), 100) == Budget(11, None)
+    assert make_budget(_config(tokens=1, batch_size=32, max_minutes=2), 100) == Budget(1, 120.0)
+    causal = Config(model=ModelConfig(context=64), train=TrainConfig(tokens=10**7, batch_size=8))
+    assert make_budget(causal, 100) == Budget(19532, None)
+    assert make_budget(_config(max_minutes=2), 100) == Budget(None, 120.0)
+    both = make_budget(_config(max_minutes=1, steps=10), 100)
     assert [both.progress(5, 6.0), both.progress(1, 30.0), both.progress(10, 0.0), both.progress(0, 99.0)] == [
         0.5,
         0.5,
@@ -51,7 +61,7 @@ def test_budgets() -> None:
         1.0,
         0.9,
     ]
-    assert make_budget(TrainConfig(steps=10), 100).begun(1e9).progress(5, 2e9) == 0.5
+    assert make_budget(_config(steps=10), 100).begun(1e9).progress(5, 2e9) == 0.5
     with pytest.raises(LmtrainError, match=r"train.max_minutes=1 is over before the first step, 1.50 minutes"):
         both.begun(90.0)
 
@@ -73,11 +83,11 @@ def test_evaluations_are_spread_over_the_budget_and_do_not_take_most_of_it(
     fields: dict[str, Any], validation_tokens: int, expected: list[int]
 ) -> None:
     """With a thousand targets in a step, which takes a second."""
-    config = TrainConfig(**fields)
-    evaluations = make_evaluations(config, 100, 1000, validation_tokens)
+    config = _config(**{"batch_size": 1000, **fields})
+    evaluations = make_evaluations(config, 100, validation_tokens)
     budget = make_budget(config, 100)
     last, found = 0, []
-    for step in range(1, (config.steps or 60) + 1):
+    for step in range(1, (config.train.steps or 60) + 1):
         if evaluations.due(step, budget.progress(step, float(step)), last, budget.progress(last, float(last))):
             found.append(step)
             last = step

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+import lmtrain
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.model.trained import load_trained
 from lmtrain.storage import run_checkpoints
 from lmtrain.training.other_runs import check_other_runs, load_initial_weights
 from tests.helpers import Lmtrain
-from tests.training.helpers import change, cpu, flip_bit, last_hash, run, start
+from tests.training.helpers import change, flip_bit, last_hash, run, start
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -41,7 +41,7 @@ def test_the_initial_weights_are_the_best_averaged_ones_if_there_are_any(
 ) -> None:
     run(change(tiny, train__ema=base_ema), store, tmp_path)
     config = change(tiny, train__ema=ema)
-    training, expected = start(config, store), load_trained(tmp_path, "best", weights, cpu())
+    training, expected = start(config, store), lmtrain.load(tmp_path, checkpoint="best", weights=weights, device="cpu")
     assert load_initial_weights(tmp_path, config, store, training.model, training.ema) == expected.step
     for name, value in expected.model.named_parameters():
         assert torch.equal(training.model.get_parameter(name), value)
@@ -58,7 +58,8 @@ def test_a_run_that_learns_nothing_has_the_score_of_its_base(
     assert outcome.score is not None
     assert before is not None
     assert outcome.score.nats == pytest.approx(before.nats, rel=1e-6)
-    assert f"starting from the weights of {base} at step {load_trained(base, 'best', 'ema', cpu()).step}" in notes
+    step = lmtrain.load(base, checkpoint="best", device="cpu").step
+    assert f"starting from the weights of {base} at step {step}" in notes
 
 
 def test_a_resumed_run_does_not_need_its_base(

@@ -44,6 +44,18 @@ def test_an_automatic_recipe_fits_any_text(tokens: int, vocab_size: int, cores: 
     assert automatic(tokens, vocab_size, cores, cuda, None).train.max_minutes is None
 
 
+@pytest.mark.parametrize(
+    ("given", "minutes"), [("train.steps=2", None), ("train.tokens=99", None), ("train.max_minutes=3", 3.0)]
+)
+def test_a_budget_of_any_kind_replaces_that_of_the_automatic_recipe(
+    folder: Path, given: str, minutes: float | None
+) -> None:
+    wanted = request(None, ["data.source=book.txt", given])
+    stored = flat(completed(wanted, tokens_of(wanted, note=silent, progress=False)))
+    assert f"{given.partition('=')[0]}={stored[given.partition('=')[0]]:g}" == given
+    assert stored["train.max_minutes"] == minutes
+
+
 def test_a_smaller_text_is_regularized_more() -> None:
     dropouts = [automatic(tokens, 1000, 2, False, MINUTES).model.dropout for tokens in (10**4, 10**6, 10**8)]
     assert dropouts == sorted(dropouts, reverse=True)

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import lmtrain
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
-from lmtrain.model.trained import load_trained
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.system import disk
 from lmtrain.system.device import lacks_to_compile
@@ -179,7 +179,7 @@ def test_any_sequence_of_events_leads_to_the_same_end(
             if event == "damage" and len(folders) > 1:
                 damage_the_newest(run_dir, choice)
             elif event == "generation" and folders:
-                trained = load_trained(run_dir, "last", "auto", cpu())
+                trained = lmtrain.load(run_dir, checkpoint="last", weights="auto", device="cpu")
                 assert complete(trained.model, trained.tokenizer, ["The"], Options(max_tokens=3))
             elif event not in ("damage", "generation"):
                 train_until(event, choice.randint(1, 6), config, little_store, run_dir)

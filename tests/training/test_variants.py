@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import lmtrain
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
-from lmtrain.model.trained import load_trained
 from lmtrain.storage import run_folder
-from tests.training.helpers import change, cpu, run, start, without_dropout
+from tests.training.helpers import change, run, start, without_dropout
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,7 +60,7 @@ def test_a_short_run_learns_and_generates(
     with torch.no_grad():
         untrained = untrained_model.eval()(inputs, targets).mean().item()
     assert outcome.score.loss < 0.96 * untrained
-    trained = load_trained(tmp_path / "run", "best", "auto", cpu())
+    trained = lmtrain.load(tmp_path / "run", checkpoint="best", weights="auto", device="cpu")
     (done,) = complete(trained.model, trained.tokenizer, ["The river"], Options(max_tokens=20))
     assert len(done.completions[0].ids) == 20
     assert run_folder.run_config(tmp_path / "run").model == config.model

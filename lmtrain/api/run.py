@@ -1,0 +1,300 @@
+"""A trained run in Python. `lmtrain eval` and `lmtrain generate` call the same methods."""
+
+import functools
+import json
+import math
+import secrets
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn, Self, overload
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from lmtrain.config.loader import change
+from lmtrain.config.schema import Config, RunConfig
+from lmtrain.data.prepare import text_split
+from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.data.tokens import Split, TokenStore
+from lmtrain.errors import LmtrainError
+from lmtrain.evaluation.adaptive import adapted
+from lmtrain.evaluation.ensemble_weights import fitted_weights, member_nats
+from lmtrain.evaluation.gradient_rms import kept_gradient_rms, rms_tokens
+from lmtrain.evaluation.perplexity import Forward, Score, default_stride, evaluate
+from lmtrain.evaluation.run_store import check_same_corpus, find_run_store
+from lmtrain.generation.complete import Completed, complete
+from lmtrain.generation.options import SAMPLED, Options
+from lmtrain.generation.sampling import OnToken
+from lmtrain.model.cuda_graph import step_function
+from lmtrain.model.ensemble import Ensemble, Predictor, Step
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.members import build_members, load_members
+from lmtrain.model.packing import pack
+from lmtrain.model.trained import TrainedWeights
+from lmtrain.storage.run_folder import find_run
+from lmtrain.system.device import choose_device, choose_precision
+from lmtrain.system.messages import Note, note
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained run at one of its checkpoints, or an ensemble of several; see `load`.
+
+    `config` is what the first was trained with; its sections `eval` and `data` may be others, which `evaluate` then
+    uses. `shares` are the weights of the members in the mean of their probabilities.
+    """
+
+    members: tuple[TrainedWeights, ...]
+    shares: tuple[float, ...]
+    config: Config
+    device: torch.device
+    precision: str | None
+    note: Note
+    progress: bool
+    """Whether progress bars are shown on a terminal."""
+    given: frozenset[str] = frozenset()
+    """The fields of `data` that the user has set, such as data.source: what only the run names may not be read."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run, or of the first of several."""
+        return self.members[0].run_dir
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the run."""
+        return self.members[0].tokenizer
+
+    @property
+    def step(self) -> int:
+        """The step of the checkpoint, of an ensemble that of the first."""
+        step: int = self.members[0].info["step"]
+        return step
+
+    def about(self) -> dict[str, Any]:
+        """Which run this is, at which step, with which weights (`ema` or `raw`); of an ensemble, for each member."""
+        found = [{"run": str(one.run_dir), "step": one.info["step"], "weights": one.kind} for one in self.members]
+        if len(found) == 1:
+            return found[0]
+        return {"members": [one | {"share": share} for one, share in zip(found, self.shares, strict=True)]}
+
+    @functools.cached_property
+    def model(self) -> Predictor:
+        """The model, a torch module in evaluation mode, with float32 weights."""
+        return build_members(self.members, self.shares, self.device)
+
+    @functools.cached_property
+    def _generator(self) -> tuple[Predictor, Step]:
+        """The model with packed weights, for inference only, and its step function."""
+        model = build_members(self.members, self.shares, self.device)
+        precision = self.precision or "auto"
+        try:
+            pack(model, choose_precision(precision, self.device))
+        except ValueError as error:
+            raise LmtrainError(f"precision {precision}: {error}; use another one") from error
+        return model, step_function(model)
+
+    # Texts
+
+    @overload
+    def generate(self, prompts: str, **options: Any) -> str: ...
+
+    @overload
+    def generate(self, prompts: Sequence[str], **options: Any) -> list[str]: ...
+
+    def generate(self, prompts: str | Sequence[str], **options: Any) -> str | list[str]:
+        """The text that follows a prompt, or each of several prompts.
+
+        `options` are fields of `generation.options.Options`. By default a text of 100 tokens is sampled at temperature
+        0.8 and top-p 0.95, another one each time unless `seed` is given; `temperature=0` is greedy, and `beams=4` a
+        beam search. Of several texts, the best is returned; `complete` returns all, with their log-probabilities.
+        Raises ValueError for options that contradict each other, and TypeError for unknown ones.
+        """
+        base = Options() if options.get("beams", 1) > 1 else replace(SAMPLED, seed=secrets.randbelow(1_000_000))
+        completed = self.complete([prompts] if isinstance(prompts, str) else prompts, replace(base, **options))
+        texts = [found.completions[0].text for found in completed]
+        return texts[0] if isinstance(prompts, str) else texts
+
+    def complete(
+        self, prompts: Sequence[str], options: Options, *, first: int = 0, on_token: OnToken | None = None
+    ) -> list[Completed]:
+        """The completions of each prompt, best first: see `generation.complete.complete`.
+
+        Raises LmtrainError where the device can't compute in the run's `precision`.
+        """
+        model, step = self._generator
+        return complete(model, self.tokenizer, prompts, options, first=first, on_token=on_token, step=step)
+
+    # Scores
+
+    def score(self, text: str, **settings: Any) -> Score:
+        """The nats, tokens, words and bytes of a text, as `lmtrain eval --text` counts them in a file.
+
+        `settings` are those of `evaluate`. Raises LmtrainError for a text without words.
+        """
+        return self.score_split(self._split_of(text), **settings)
+
+    def score_tokens(self, text: str, **settings: Any) -> list[tuple[str, float]]:
+        """The tokens of a text in readable form, each with its nats; their sum is that of `score`."""
+        split, nats = self._split_of(text), list[float]()
+        self.score_split(split, on_nats=lambda batch: nats.extend(batch.flatten().tolist()), **settings)
+        return [(self.tokenizer.token(int(index)), value) for index, value in zip(split.ids[:], nats, strict=False)]
+
+    def evaluate(
+        self, split: str = "valid", *, source: str | None = None, data_dir: str | Path | None = None, **settings: Any
+    ) -> Score:
+        """The score of a split of the corpus that the run was trained on.
+
+        The token store is found in `data_dir` or in the data folder of the run. A missing one is made again from
+        `source`, or if the corpus is known by name. `settings` are `limit` (score only so many tokens), `cache` and
+        `dynamic` (adapt to the text already scored), and fields of the section `eval`, such as `stride`.
+        Raises LmtrainError where there is no such split or store.
+        """
+        data = {"data.source": source, "data.dir": data_dir}
+        given = {field: json.dumps(str(value)) for field, value in data.items() if value is not None}
+        run = self
+        if given:
+            config = change(self.config, [f"{field}={value}" for field, value in given.items()])
+            run = replace(self, config=config, given=frozenset(given))
+        return run.score_split(run.corpus().split(split), **settings)
+
+    def corpus(self) -> TokenStore:
+        """The token store that the run was trained on; see `find_run_store`."""
+        check_same_corpus(self.members)
+        return find_run_store(self.members[0], self.config, self.given, note=self.note, progress=self.progress)
+
+    def fitted(self, split: str = "valid", *, limit: int | None = None, **settings: Any) -> Self:
+        """The ensemble with the shares that give a split the highest probability: see `fitted_weights`.
+
+        Report the score of a split on which they were not fitted.
+        """
+        config, part = self._settings(settings), self.corpus().split(split)
+        model = self.model
+        assert isinstance(model, Ensemble)
+        nats = member_nats(
+            model, lambda forward: self._pass(forward, part, config, limit=limit), config.eval.temperature
+        )
+        return replace(self, shares=tuple(fitted_weights(nats)))
+
+    def score_split(
+        self,
+        part: Split,
+        *,
+        limit: int | None = None,
+        cache: bool = False,
+        dynamic: bool = False,
+        on_nats: Callable[[Tensor], object] = lambda _nats: None,
+        **settings: Any,
+    ) -> Score:
+        """The score of tokens, batch by batch; `on_nats` is given the nats of each batch's targets.
+
+        Raises LmtrainError if dynamic evaluation diverges, and as `adapted` does.
+        """
+        config = self._settings(settings)
+        forward = adapted(
+            self._generator[0] if self.precision == "int8" else self.model,
+            config.eval,
+            self._gradient_rms,
+            dynamic=dynamic,
+            cache=cache,
+            segment=stride_of(config),
+            precision=self.arithmetic,
+        )
+
+        def observed(inputs: Tensor, targets: Tensor) -> Tensor:
+            nats = forward(inputs, targets)
+            on_nats(nats)
+            return nats
+
+        score = self._pass(observed, part, config, limit=limit, batch_size=1 if dynamic else None)
+        if dynamic and not math.isfinite(score.nats):
+            raise LmtrainError("dynamic evaluation diverged: lower eval.dynamic_lr")
+        return score
+
+    def _settings(self, fields: dict[str, Any]) -> Config:
+        """The configuration with these fields of the section `eval`."""
+        return change(self.config, [f"eval.{field}={json.dumps(value)}" for field, value in fields.items()])
+
+    def _pass(
+        self, forward: Forward, part: Split, config: Config, *, limit: int | None, batch_size: int | None = None
+    ) -> Score:
+        """One pass over tokens, with a progress bar."""
+        with self._bar("", min(limit or part.tokens, part.tokens)) as bar:
+            return evaluate(
+                forward,
+                part,
+                mode=config.model.mode,
+                context=config.model.context,
+                stride=stride_of(config),
+                batch_size=batch_size or config.eval.batch_size,
+                first_token=self.tokenizer.eos_id,
+                device=self.device,
+                precision="fp32" if self.arithmetic == "int8" else self.arithmetic,  # for all but matrix products
+                limit=limit,
+                advance=bar.update,
+            )
+
+    @property
+    def arithmetic(self) -> str:
+        """The precision of scores: `precision`, or else that of training."""
+        return choose_precision(self.precision or self.config.train.precision, self.device)
+
+    def _gradient_rms(self) -> list[Tensor]:
+        """The RMS of the gradients on the training split, which dynamic evaluation needs."""
+        store, model = self.corpus(), self.model
+        assert isinstance(model, LanguageModel)
+        train = store.split("train")
+        with self._bar("gradients", rms_tokens(model, train)) as bar:
+            return kept_gradient_rms(
+                self.folder,
+                model,
+                train,
+                store.sha256,
+                device=self.device,
+                precision=self.arithmetic,
+                advance=bar.update,
+            )
+
+    def _split_of(self, text: str) -> Split:
+        """The split that a file of this text would be."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "text"
+            file.write_text(text, newline="")
+            return text_split(file, self.tokenizer, self.config.data.text_column, progress=False)
+
+    def _bar(self, title: str, tokens: int) -> "tqdm[NoReturn]":
+        hidden = None if self.progress else True  # None: hidden unless stderr is a terminal
+        return tqdm(desc=title or None, total=tokens, unit="tok", unit_scale=True, disable=hidden, delay=0.5)
+
+
+def stride_of(config: Config) -> int:
+    """The tokens that each window scores."""
+    return config.eval.stride or default_stride(config.model.mode, config.model.context)
+
+
+def load(
+    run: str | Path | Sequence[str | Path] | None = None,
+    *,
+    checkpoint: str | int | None = None,
+    weights: str = "auto",
+    device: str = "auto",
+    precision: str | None = None,
+    note: Note = note,
+    progress: bool = False,
+) -> Run:
+    """The run in a folder or of a name in `runs/`; None = the latest there; several = the mean of their probabilities.
+
+    `checkpoint` is `best`, `last` or a step (None = the best undamaged one), `weights` `auto` (averaged ones if there
+    are any), `ema` or `raw`, `device` `auto`, `cpu` or `cuda`. `precision` is fp32, bf16, fp16 or (on a CPU) int8;
+    None = that of training for scores, and what is fastest for texts. `note` is given messages.
+    Raises LmtrainError where there is no such run, it is damaged, or several don't fit each other.
+    """
+    names = [run] if run is None or isinstance(run, str | Path) else run
+    folders = [find_run(None if name is None else Path(name), RunConfig().dir) for name in names]
+    which = None if checkpoint is None else str(checkpoint)
+    members = load_members(folders, which, weights, note)
+    shares = (1 / len(members),) * len(members)
+    return Run(members, shares, members[0].config, choose_device(device), precision, note, progress)

@@ -1,0 +1,54 @@
+"""Training from Python. `lmtrain train` calls the same function."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lmtrain.api.run import Run, load
+from lmtrain.config.schema import Config
+from lmtrain.data.tokens import TokenStore
+from lmtrain.system.distributed import join_processes
+from lmtrain.system.messages import ignore, note
+from lmtrain.training.loop import fit
+from lmtrain.training.request import Request, chosen, completed, request, tokens_of
+from lmtrain.training.run import Outcome
+
+
+def train(
+    config: str | Path | Mapping[str, Mapping[str, Any]] | Config | None = None, *overrides: str, quiet: bool = False
+) -> Run:
+    """Train a model, or resume an interrupted run, and return the run at its best checkpoint.
+
+    `config` is a YAML file or the name of a recipe, the sections of a configuration as a dict, or a Config; without it,
+    sizes and budget follow from the text and the machine. `overrides` are `section.field=value`:
+
+        lmtrain.train(None, "data.source=book.txt")
+        lmtrain.train("wikitext2-cpu", "train.max_minutes=20")
+        lmtrain.train({"data": {"source": "book.txt"}, "model": {"layers": 2}, "train": {"steps": 500}})
+
+    A corpus that is missing is downloaded and tokenized first; a finished run is not trained again. Several processes
+    that torchrun started call this together. Raises LmtrainError where the command `train` fails with a message, and
+    KeyboardInterrupt after Ctrl-C, when the checkpoint is saved.
+    """
+    wanted = request(Path(config) if isinstance(config, str) else config, overrides)
+    outcome, _ = train_request(wanted, quiet=quiet)
+    if outcome.score is None:
+        raise KeyboardInterrupt
+    return load(wanted.run_dir)
+
+
+def train_request(wanted: Request, *, quiet: bool) -> tuple[Outcome, TokenStore]:
+    """Train to the end of the budget, in every process of the run: its outcome, and the tokens it was trained on.
+
+    The main process prints messages, if `quiet` only warnings.
+    """
+    train = wanted.config.train
+    with join_processes(train.device, train.timeout_minutes) as processes:
+        warning = note if processes.is_main else ignore
+        message = ignore if quiet else warning
+        with processes.main_first():
+            store = tokens_of(wanted, note=message, progress=not quiet)
+        config = completed(wanted, store)
+        if wanted.is_automatic:
+            message(f"chosen for this text and machine, unless you set them: {' '.join(chosen(config))}")
+        return fit(config, store, wanted.run_dir, note=warning, quiet=quiet, processes=processes), store

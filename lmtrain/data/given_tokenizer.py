@@ -1,0 +1,94 @@
+"""`tokenizer.file`: any tokenizer.json, with the end-of-text and the unknown token that it does not name itself.
+
+The tokenizer's own tokenizer.json is the given document with these added (see `tokenizer_file`), so that it is complete
+by itself in a token store and in a run.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lmtrain.data import tokenizer_file
+from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.data.tokenizer_file import Description, Json
+from lmtrain.errors import LmtrainError
+
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json")
+"""The files beside a published tokenizer.json that name its special tokens, the first one first."""
+END_OF_TEXT = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "<EOS>",
+    "[EOS]",
+    "[SEP]",
+)
+"""Names of the end-of-text token in published vocabularies."""
+_CANDIDATES = 8
+
+
+def load_given(path: Path, eos_token: str | None) -> Tokenizer:
+    """The tokenizer of any tokenizer.json, whose end-of-text token is `eos_token` (None = found).
+
+    A file that lmtrain wrote is used as it is. Raises LmtrainError when the file is missing, when it is no
+    tokenizer.json, and when it has no such end-of-text token.
+    """
+    content = tokenizer_file.read(path)
+    try:
+        backend, document = tokenizer_file.parse(content)
+        found = tokenizer_file.description(document)
+        if found is None:
+            vocabulary = backend.get_vocab()
+            eos, unk = eos_token or _end_of_text(path, vocabulary, backend), _unknown(document)
+            if eos not in vocabulary:
+                raise ValueError(f"has no token {eos!r}: set tokenizer.eos_token to one that it has")
+            described = Description(kind="file", eos=eos, unk=unk if unk in vocabulary and unk != eos else None)
+            return Tokenizer(tokenizer_file.described(document, described))
+        if eos_token not in (None, found.eos):
+            raise ValueError(f"is one of a run, in which {found.eos} ends a text: leave tokenizer.eos_token out")
+        return Tokenizer(content)
+    except ValueError as error:
+        raise LmtrainError(f"tokenizer {path} {error}") from None
+
+
+def _end_of_text(path: Path, vocabulary: dict[str, int], backend: Any) -> str:
+    """The token that the files beside a tokenizer.json name, or else one of a well-known name."""
+    named = [_content(_read_object(path.with_name(name)).get("eos_token")) for name in BESIDE]
+    for name in [*named, *END_OF_TEXT]:
+        if name in vocabulary:
+            return name
+    special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
+    listed = ", ".join((special or sorted(vocabulary, key=vocabulary.__getitem__))[:_CANDIDATES])
+    raise ValueError(
+        "has no end-of-text token of a usual name: set tokenizer.eos_token to the token that is to end each document, "
+        f"such as {listed}"
+    )
+
+
+def _unknown(document: Json) -> str | None:
+    """The token that the model itself puts in place of what it does not know."""
+    model = document["model"]
+    if isinstance(model.get("vocab"), list):  # Unigram
+        index = model.get("unk_id")
+        return None if index is None else str(model["vocab"][index][0])
+    return _content(model.get("unk_token"))
+
+
+def _read_object(path: Path) -> Json:
+    """The JSON object in a file beside tokenizer.json; empty where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(tokenizer_file.read(path))
+    except (ValueError, RecursionError):
+        raise ValueError(f"can't be used: {path.name} beside it is damaged; set tokenizer.eos_token") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _content(token: Any) -> str | None:
+    """The text of a token, which is stored as it is or in an object with its options."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None

@@ -1,0 +1,144 @@
+"""A run's checkpoint as a folder that Hugging Face's transformers loads, by the code in `modeling_lmtrain.py`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.errors import LmtrainError
+from lmtrain.export.model_card import model_card
+from lmtrain.model.trained import TrainedWeights, trained_weights
+from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, reading
+from lmtrain.storage.run_folder import TOKENIZER
+from lmtrain.storage.tensor_files import serialize
+from lmtrain.system import disk
+from lmtrain.system.messages import Note, ignore
+
+FORMAT = "lmtrain-export/1"
+MODELING = Path(__file__).with_name("modeling_lmtrain.py")
+
+
+def export(run_dir: Path, folder: Path, which: str | None, weights: str, note: Note = ignore) -> TrainedWeights:
+    """Write the checkpoint that `trained_weights` finds to `folder`, and return it.
+
+    Raises LmtrainError as `trained_weights` does, for a windowed model, and where `folder` has other files than those
+    of an earlier export, which is replaced.
+    """
+    _check_replaceable(folder)
+    found = trained_weights(run_dir, which, weights, note)
+    if found.config.model.mode != "causal":
+        raise LmtrainError(
+            f"{run_dir} is a {found.config.model.mode} model, which predicts one token per window: transformers' causal "
+            "language models predict one at every position, so only a run with model.mode=causal can be exported"
+        )
+    with new_folder(folder, FORMAT, {"step": found.info["step"], "weights": found.kind}) as temporary:
+        tensors = {f"model.{name}": stored[...] for name, stored in found.tensors.items()}
+        disk.write(temporary / "model.safetensors", serialize(tensors))
+        disk.write(temporary / MODELING.name, MODELING.read_bytes())
+        tokenizer = json.loads((run_dir / TOKENIZER).read_bytes())
+        documents = {
+            "config.json": _config(found),
+            "generation_config.json": _generation_config(found.tokenizer),
+            TOKENIZER: _tokenizer(tokenizer, found.tokenizer),
+            "tokenizer_config.json": _tokenizer_config(found),
+        }
+        for name, document in documents.items():
+            disk.write(temporary / name, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
+        disk.write(temporary / "README.md", model_card(found).encode())
+    return found
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Raise LmtrainError if there is anything at `folder` but an empty folder or an earlier export."""
+    if not folder.exists():
+        return
+    try:
+        with reading(folder):
+            names = {path.name for path in folder.iterdir()}
+        if names and names != {*read_manifest(folder, FORMAT, remedy="")["files"], MANIFEST}:
+            raise LmtrainError("it has files that lmtrain did not write")
+    except LmtrainError as error:
+        raise LmtrainError(f"{folder} is not empty, and not an earlier export: {error}; name another folder") from error
+
+
+def _config(found: TrainedWeights) -> dict[str, Any]:
+    model, tokenizer = found.config.model, found.tokenizer
+    return {
+        "architectures": ["LmtrainForCausalLM"],
+        "auto_map": {
+            "AutoConfig": f"{MODELING.stem}.LmtrainConfig",
+            "AutoModelForCausalLM": f"{MODELING.stem}.LmtrainForCausalLM",
+        },
+        "model_type": "lmtrain",
+        "model": model.model_dump(mode="json"),
+        "vocab_size": tokenizer.vocab_size,
+        "max_position_embeddings": model.context,
+        "hidden_size": model.dim,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "tie_word_embeddings": model.tie_embeddings,
+        "dtype": "float32",
+        **_token_ids(tokenizer),
+    }
+
+
+def _token_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """`<eos>` begins and ends a text, as `model_input` in generation has it, and there is no token for padding only."""
+    return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
+
+
+def _generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
+    """As lmtrain generates: never an unknown word."""
+    blocked = {} if tokenizer.unk_id is None else {"suppress_tokens": [tokenizer.unk_id]}
+    return {**_token_ids(tokenizer), **blocked}
+
+
+def _tokenizer(document: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    """The run's tokenizer.json, which encodes a text to `<eos>` and the ids that lmtrain encodes it to.
+
+    lmtrain encodes each line by itself, and adds `<eos>` itself.
+    """
+    eos = tokenizer.token(tokenizer.eos_id)
+    before, text = {"SpecialToken": {"id": eos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    changed = {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [before, text],
+            "pair": [before, text, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {eos: {"id": eos, "ids": [tokenizer.eos_id], "tokens": [eos]}},
+        }
+    }
+    if tokenizer.kind == "word":  # its normalizer makes `<eos>` of a line end, and words are joined by spaces
+        return {**document, **changed, "decoder": _word_decoder(eos)}
+    lines = {"type": "Split", "pattern": {"String": "\n"}, "behavior": "MergedWithPrevious", "invert": False}
+    parts = [part for part in (lines, document["pre_tokenizer"]) if part is not None]
+    return {**document, **changed, "pre_tokenizer": {"type": "Sequence", "pretokenizers": parts}}
+
+
+def _word_decoder(eos: str) -> dict[str, Any]:
+    """Words joined by spaces, `<eos>` as a line end.
+
+    The library joins decoded tokens without spaces. Its decoder of word pieces puts one before every token that does
+    not begin with its prefix, which here no token does.
+    """
+    line_end = {"type": "Replace", "pattern": {"Regex": f" ?{eos} ?"}, "content": "\n"}
+    return {
+        "type": "Sequence",
+        "decoders": [{"type": "WordPiece", "prefix": "\n", "cleanup": False}, {"type": "Fuse"}, line_end],
+    }
+
+
+def _tokenizer_config(found: TrainedWeights) -> dict[str, Any]:
+    tokenizer = found.tokenizer
+    eos = tokenizer.token(tokenizer.eos_id)
+    unknown = {} if tokenizer.unk_id is None else {"unk_token": tokenizer.token(tokenizer.unk_id)}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **dict.fromkeys(("bos_token", "eos_token", "pad_token"), eos),
+        **unknown,
+        "split_special_tokens": True,  # `<eos>` in a text is text
+        "model_max_length": found.config.model.context,
+        "padding_side": "left",
+        "truncation_side": "left",
+        "clean_up_tokenization_spaces": False,
+    }

@@ -1,0 +1,112 @@
+"""The README.md of an exported model, made from its run."""
+
+import math
+import shlex
+from contextlib import suppress
+from pathlib import Path
+
+from lmtrain import __version__
+from lmtrain.data.corpus import open_corpus
+from lmtrain.data.tokens import find_store
+from lmtrain.errors import LmtrainError
+from lmtrain.model.trained import TrainedWeights
+from lmtrain.training.finished import best_score
+from lmtrain.training.request import chosen
+
+_CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- lmtrain
+---
+
+# {name}
+
+A causal language model: Transformer encoder blocks and an attention-pooling head, trained from scratch with lmtrain
+{version}. It continues text; it follows no instructions.
+
+| | |
+| --- | --- |
+{rows}
+
+## Use
+
+Install lmtrain and transformers 5. The code of the model, `modeling_lmtrain.py`, is in this folder and calls lmtrain.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")  # the path of this folder
+model = AutoModelForCausalLM.from_pretrained("{name}", trust_remote_code=True)
+inputs = tokenizer("The", return_tensors="pt")
+texts = model.generate(**inputs, max_new_tokens=50, do_sample=True, temperature=0.8, top_p=0.95)
+print(tokenizer.decode(texts[0], skip_special_tokens=True))
+```
+
+The logits are log-probabilities. The tokenizer puts `{eos}` before a text, as the model has read it in training, and a
+text ends with it.
+
+## Recipe
+
+The data, and every field of the model, its tokenizer and its training that is not lmtrain's default:
+
+```
+lmtrain train {source}{recipe}
+```
+"""
+
+
+def model_card(found: TrainedWeights) -> str:
+    """The text of the card."""
+    config, info, tokenizer = found.config, found.info, found.tokenizer
+    source = Path(config.data.source).name if Path(config.data.source).is_absolute() else config.data.source
+    data = source if config.data.subset is None else f"{source}, {config.data.subset}"
+    machine = info.get("machine", {})
+    trained_on = [machine.get("processor"), machine.get("device"), f"PyTorch {machine.get('torch')}"]
+    rows = {
+        "data": data,
+        "licence of the data": _licence(found) or "unknown",
+        "tokenizer": f"{tokenizer.kind}, {tokenizer.vocab_size:,} entries",
+        "parameters": f"{sum(math.prod(stored.shape) for stored in found.tensors.values()):,}",
+        "context": f"{config.model.context:,} tokens",
+        "checkpoint": f"step {info['step']:,}, {'averaged' if found.kind == 'ema' else 'raw'} weights",
+        "validation": _measured(found),
+        "trained on": ", ".join(filter(None, trained_on)) if machine else "unknown",
+    }
+    return _CARD.format(
+        name=found.run_dir.name,
+        version=__version__,
+        rows="\n".join(f"| {name} | {value} |" for name, value in rows.items()),
+        eos=tokenizer.token(tokenizer.eos_id),
+        source=shlex.quote(source),
+        recipe="".join(f" \\\n    {shlex.quote(field)}" for field in chosen(config)),
+    )
+
+
+def _measured(found: TrainedWeights) -> str:
+    """The final score of the run if it is of these weights, else that of its checkpoint."""
+    step, averages = found.info["step"], found.config.train.ema is not None
+    if averages != (found.kind == "ema"):
+        return "not measured with these weights"
+    best = best_score(found.run_dir)
+    if best is not None and best[0] == step:
+        score = best[1]
+        headline = score.headline(found.tokenizer.kind).replace("<unk>", "`<unk>`")
+        return f"{headline}, over {score.words:,.0f} words, with context {score.context} and stride {score.stride}"
+    if found.info["score"] is None:
+        return "not measured"
+    tokens, context = found.config.train.eval_tokens, found.config.model.context
+    part = "" if tokens is None else f" of the first {tokens:,} tokens"
+    return f"{found.info['score']:.4f} nats per token{part}, with context {context} and stride {context}"
+
+
+def _licence(found: TrainedWeights) -> str | None:
+    """The licence that the corpus of the run states; None where it states none, or is not on this machine."""
+    folder = found.config.data.dir
+    with suppress(LmtrainError):
+        store = find_store(folder, str(found.info.get("tokens")))
+        for name in [] if store is None else store.manifest["corpora"]:
+            licence: str | None = open_corpus(folder / name).manifest["licence"]
+            return licence
+    return None

@@ -1,0 +1,130 @@
+"""A run in Python: its texts and scores are those of the commands, and of the model read by hand."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import lmtrain as library
+from lmtrain.errors import LmtrainError, UsageError
+from lmtrain.generation.options import Options
+from tests.helpers import TINY, Lmtrain
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TEXT = "The river was small .\nIt was old .\n"
+
+
+def test_a_prompt_gives_the_text_of_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
+    run = library.load(workdir / "runs/sample", precision="fp32")
+    text = run.generate("The river", max_tokens=12, temperature=0.7, seed=3)
+    command = ["generate", "The river", "-n", "12", "--temperature", "0.7", "--seed", "3", "--precision", "fp32"]
+    assert json.loads(lmtrain(*command, "--json").out)["completions"][0]["text"] == text
+    (beam,) = run.generate(["The river"], max_tokens=6, beams=3)
+    (found,) = run.complete(["The river"], Options(max_tokens=6, beams=3))
+    assert beam == found.completions[0].text
+    assert len({run.generate("The", max_tokens=12) for _ in range(5)}) > 1
+
+
+def test_a_greedy_text_is_the_most_likely_next_token_again_and_again(workdir: Path) -> None:
+    run = library.load("sample")
+    ids = [run.tokenizer.eos_id, *run.tokenizer.encode("The river")]
+    prompt = len(ids)
+    with torch.no_grad():
+        while len(ids) < 12:
+            scores = run.model.predict(torch.tensor([ids]))[0, -1]
+            scores[run.tokenizer.unk_id] = -math.inf
+            ids.append(int(scores.argmax()))
+    run = library.load("sample", precision="fp32")
+    (found,) = run.complete(["The river"], Options(max_tokens=12 - prompt))
+    assert list(found.completions[0].ids) == ids[prompt:]
+
+
+def test_the_score_of_a_text_is_that_of_its_tokens_one_by_one(lmtrain: Lmtrain, workdir: Path) -> None:
+    run = library.load()
+    score = run.score(TEXT)
+    ids = [run.tokenizer.eos_id, *run.tokenizer.encode(TEXT)]
+    expected = []
+    with torch.no_grad():
+        for end in range(1, len(ids)):
+            log_probs = run.model.predict(torch.tensor([ids[:end][-16:]]))[0, -1]
+            expected.append(-float(log_probs[ids[end]]))
+    assert (score.tokens, score.words, score.bytes) == (len(expected), 11, len(TEXT))
+    found = run.score_tokens(TEXT, stride=1)
+    assert [token for token, _ in found] == [run.tokenizer.token(index) for index in ids[1:]]
+    assert [nats for _, nats in found] == pytest.approx(expected, abs=1e-4)
+    assert run.score(TEXT, stride=1).nats == pytest.approx(sum(expected), rel=1e-5)
+    (workdir / "own.txt").write_text(TEXT)
+    assert json.loads(lmtrain("eval", "--text", "own.txt", "--json").out)["nats"] == score.nats
+    with pytest.raises(LmtrainError, match="no words"):
+        run.score(" ")
+
+
+def test_an_evaluation_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
+    run = library.load("sample")
+    for settings, options in (
+        ({"stride": 8, "limit": 300}, ["eval.stride=8", "--limit", "300"]),
+        ({"cache": True, "cache_weight": 0.2, "limit": 300}, ["--cache", "eval.cache_weight=0.2", "--limit", "300"]),
+        ({"dynamic": True, "limit": 200}, ["--dynamic", "--limit", "200"]),
+    ):
+        expected = json.loads(lmtrain("eval", "--split", "test", *options, "--json").out)
+        assert run.evaluate("test", **settings).summary().items() <= expected.items()
+    moved = (workdir / "data").rename(workdir / "elsewhere")
+    assert run.evaluate(data_dir=moved, limit=50).tokens == 50
+    with pytest.raises(LmtrainError, match="has no dev split"):
+        run.evaluate("dev", data_dir=moved)
+    with pytest.raises(UsageError, match=r"unknown key eval\.strid"):
+        run.evaluate(data_dir=moved, strid=3)
+
+
+def test_training_from_a_dict_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
+    """The run of the command is found finished, so that nothing is trained twice."""
+    config = library.load("sample").config
+    again = library.train(config, quiet=True)
+    assert (again.folder, again.step) == (Path("runs/sample"), library.load("sample").step)
+    sections = {section: dict(fields) for section, fields in config.model_dump(mode="json").items()}
+    sections["run"]["name"] = "short"
+    run = library.train(sections, "train.steps=3", quiet=True)
+    assert (run.folder, run.config.train.steps, run.step) == (Path("runs/short"), 3, 3)
+    flags = [f"{key}.{name}={json.dumps(value)}" for key, fields in sections.items() for name, value in fields.items()]
+    assert lmtrain("train", *flags, "train.steps=3", "run.name=same").code == 0
+    theirs = dict(library.load("same").model.named_parameters())
+    for name, weight in run.model.named_parameters():
+        assert torch.equal(weight, theirs[name])
+    with pytest.raises(UsageError, match=r"unknown key model\.dims"):
+        library.train({"model": {"dims": 3}})
+
+
+def test_several_runs_are_the_mean_of_their_probabilities(lmtrain: Lmtrain, workdir: Path) -> None:
+    """In scores, with the cache, in texts; with weights fitted on a split they give it the highest probability."""
+    lmtrain("train", *TINY, "run.name=other", "run.seed=2", "model.layers=0")
+    both = library.load(["sample", "other"], precision="fp32")
+    scored = [library.load(name).score_tokens(TEXT) for name in ("sample", "other")]
+    mean = [-math.log((math.exp(-a) + math.exp(-b)) / 2) for (_, a), (_, b) in zip(*scored, strict=True)]
+    assert [value for _, value in both.score_tokens(TEXT)] == pytest.approx(mean, abs=1e-4)
+    options = ["--run", "sample", "--run", "other", "--precision", "fp32"]
+    found = json.loads(lmtrain("eval", *options, "--limit", "200", "--cache", "--json").out)
+    assert found["nats"] == both.evaluate(limit=200, cache=True).nats
+    members = [(member["run"], member["share"]) for member in found["members"]]
+    assert members == [("runs/sample", 0.5), ("runs/other", 0.5)]
+    text = json.loads(lmtrain("generate", "The", *options, "--greedy", "-n", "8", "--json").out)["completions"][0][
+        "text"
+    ]
+    assert text == both.generate("The", temperature=0, max_tokens=8)
+    command = ["eval", *options, "--fit-weights", "valid", "--split", "test", "--limit", "200"]
+    fitted = both.fitted("valid", limit=200)
+    assert json.loads(lmtrain(*command, "--json").out)["nats"] == fitted.evaluate("test", limit=200).nats
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        other = replace(both, shares=(share, 1 - share))
+        assert fitted.evaluate(limit=200).nats <= other.evaluate(limit=200).nats + 1e-3
+    assert " + 0." in lmtrain(*command).out
+    for arguments, message in (
+        (["eval", *options, "--dynamic"], "--dynamic is for one run"),
+        (["eval", "--fit-weights", "valid"], "give --run more than once"),
+        (["generate", "The", *options, "--show-attention", "a.png"], "give one --run"),
+    ):
+        done = lmtrain(*arguments)
+        assert (done.code, message in done.err) == (2, True)

@@ -1,0 +1,195 @@
+"""Tokenizers of published shapes as `tokenizer.file`: ids as the library gives them, and the text back."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from lmtrain.config.schema import TokenizerConfig
+from lmtrain.data.given_tokenizer import load_given
+from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.errors import LmtrainError
+from tests.data.helpers import DOCUMENTS, make_corpus, tokenized
+from tests.data.published import EXACT, SHAPES, published, reference
+
+WORDS = ["the", "cat", "'s", " ", "  ", "\n", "\t", "\r", "é", "東", "😀", "\x00", "7", "Cat", ".", "-"]
+TEXT = st.lists(st.sampled_from(WORDS)).map("".join) | st.text(st.characters(codec="utf-8", exclude_characters="▁"))
+EVERY_SHAPE = pytest.mark.parametrize("name", SHAPES)
+
+
+def write(folder: Path, name: str, **beside: object) -> Path:
+    """The tokenizer.json of a shape in a folder, and files beside it."""
+    for other, content in beside.items():
+        (folder / f"{other}.json").write_text(json.dumps(content))
+    path = folder / "tokenizer.json"
+    path.write_text(published(name))
+    return path
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    return {name: load_given(write(tmp_path_factory.mktemp(name), name), None) for name in SHAPES}
+
+
+def lines_of(text: str) -> list[str]:
+    lines = [f"{line}\n" for line in text.split("\n")]
+    return [line for line in [*lines[:-1], lines[-1][:-1]] if line]
+
+
+@EVERY_SHAPE
+def test_the_special_tokens_are_found(name: str, loaded: dict[str, Tokenizer]) -> None:
+    tokenizer, library = loaded[name], reference(name)
+    _, eos, unk = SHAPES[name]
+    assert (tokenizer.kind, tokenizer.eos_token, tokenizer.eos_id) == ("file", eos, library.token_to_id(eos))
+    assert tokenizer.unk_id == (None if unk is None else library.token_to_id(unk))
+    assert tokenizer.vocab_size == max(library.get_vocab().values()) + 1
+    assert not tokenizer.knows("the")
+    assert tokenizer.token(tokenizer.eos_id) == eos
+    assert all(tokenizer.token(index).isprintable() for index in range(tokenizer.vocab_size))
+
+
+@EVERY_SHAPE
+@given(text=TEXT)
+@example(text=" = A title = \n\n\n the  cat 's 1,234 \n")
+def test_each_line_is_encoded_as_the_library_does(name: str, text: str, loaded: dict[str, Tokenizer]) -> None:
+    encoded = [reference(name).encode(line, add_special_tokens=False).ids for line in lines_of(text)]
+    assert loaded[name].encode(text) == [index for ids in encoded for index in ids]
+
+
+@EVERY_SHAPE
+@given(text=TEXT)
+@example(text=" = A title = \n\n\n the  cat 's 1,234 \n")
+def test_decoding_restores_what_the_tokenizer_keeps(name: str, text: str, loaded: dict[str, Tokenizer]) -> None:
+    tokenizer, library = loaded[name], reference(name)
+    assert name not in EXACT or tokenizer.decode(tokenizer.encode(text)) == text
+    for line in lines_of(text):
+        ids = tokenizer.encode(line)
+        assert tokenizer.decode(ids) == library.decode(ids, skip_special_tokens=False)
+
+
+@EVERY_SHAPE
+@given(data=st.data())
+def test_pieces_joined_are_the_text_of_any_ids(name: str, data: st.DataObject, loaded: dict[str, Tokenizer]) -> None:
+    tokenizer = loaded[name]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20))
+    joined = b"".join(tokenizer.piece(*pair) for pair in zip([tokenizer.eos_id, *ids], ids, strict=False))
+    assert joined.decode(errors="replace") == tokenizer.decode(ids)
+    assert tokenizer.piece(None, tokenizer.eos_id) == b""
+
+
+@EVERY_SHAPE
+def test_text_that_continues_another_begins_with_its_space(name: str, loaded: dict[str, Tokenizer]) -> None:
+    tokenizer = loaded[name]
+    assert tokenizer.adds_space == (name not in {"gpt2", "llama3"})
+    ids = tokenizer.encode("the cat")
+    pieces = [tokenizer.piece(None if index == 0 else ids[index - 1], ids[index]) for index in range(len(ids))]
+    assert b"".join(pieces) == b" " * tokenizer.adds_space + b"the cat"
+
+
+@EVERY_SHAPE
+@pytest.mark.parametrize("text", ["{}", "a {} b\n", "x{}y{}\n{}\n", " {}{} "])
+def test_no_text_becomes_the_end_of_text_token(name: str, text: str, loaded: dict[str, Tokenizer]) -> None:
+    tokenizer = loaded[name]
+    for spelling in (tokenizer.eos_token, tokenizer.eos_token.lower(), tokenizer.eos_token.upper()):
+        ids = tokenizer.encode(text.format(*[spelling] * 3))
+        assert ids
+        assert tokenizer.eos_id not in ids
+        if name in EXACT:
+            assert tokenizer.decode(ids) == text.format(*[spelling] * 3)
+
+
+def test_a_word_that_is_the_end_of_text_token_is_spelled(loaded: dict[str, Tokenizer]) -> None:
+    """As Unigram does with `</s>` in a text."""
+    assert reference("t5").encode("a </s>", add_special_tokens=False).tokens[-1] == "</s>"
+    ids = loaded["t5"].encode("a </s>")
+    assert [loaded["t5"].token(index) for index in ids][-2:] == ["s", ">"]
+
+
+@EVERY_SHAPE
+def test_the_file_is_complete_by_itself_and_the_library_reads_it(
+    name: str, loaded: dict[str, Tokenizer], tmp_path: Path
+) -> None:
+    tokenizer, path = loaded[name], tmp_path / "tokenizer.json"
+    tokenizer.save(path)
+    again, library = Tokenizer.load(path), tokenizers.Tokenizer.from_file(str(path))
+    assert (again.sha256, again.kind, again.eos_id, again.unk_id) == (
+        tokenizer.sha256,
+        "file",
+        tokenizer.eos_id,
+        tokenizer.unk_id,
+    )
+    assert library.to_str() == tokenizers.Tokenizer.from_str(published(name)).to_str()
+    assert load_given(path, None).sha256 == load_given(path, tokenizer.eos_token).sha256 == tokenizer.sha256
+    with pytest.raises(LmtrainError, match=r"is one of a run, in which .* ends a text: leave tokenizer\.eos_token out"):
+        load_given(path, "x")
+    path.write_text(published(name))
+    with pytest.raises(LmtrainError, match="not one that lmtrain wrote"):
+        Tokenizer.load(path)
+
+
+@EVERY_SHAPE
+def test_a_store_has_one_end_of_text_token_for_each_document(name: str, tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
+    notes: list[str] = []
+    store = tokenized(corpus, TokenizerConfig(file=write(tmp_path, name)), notes.append)
+    for split, documents in DOCUMENTS.items():
+        ids = store.split(split).ids[:]
+        assert (ids == store.tokenizer.eos_id).sum() == len(documents)
+        text = "".join(f"{line}\n" for lines in documents for line in lines)
+        assert name not in EXACT or store.tokenizer.decode(ids.tolist()) == text
+        unknown = 0 if store.tokenizer.unk_id is None else (ids == store.tokenizer.unk_id).sum()
+        assert store.split(split).replaced == unknown
+    assert store.folder.name.startswith("tiny.file-")
+    assert bool(store.split("train").replaced) == (name in {"t5", "words"}) == ("does not know" in str(notes))
+
+
+def test_the_end_of_text_token_is_given_or_named_beside_the_file_or_has_a_usual_name(tmp_path: Path) -> None:
+    def end(eos_token: str | None = None, **beside: object) -> str:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        return load_given(write(folder, "llama2", **beside), eos_token).eos_token
+
+    assert end() == "</s>"
+    assert end(tokenizer_config={"eos_token": None}, special_tokens_map={"eos_token": {"content": "<s>"}}) == "<s>"
+    assert end(tokenizer_config={"eos_token": "<s>"}, special_tokens_map={"eos_token": "</s>"}) == "<s>"
+    assert end(tokenizer_config=["eos_token"], special_tokens_map={"eos_token": "missing"}) == "</s>"
+    assert end("<0x00>", tokenizer_config={"eos_token": "<s>"}) == "<0x00>"
+    with pytest.raises(LmtrainError, match=r"has no token 'the end': set tokenizer\.eos_token to one that it has"):
+        end("the end")
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(LmtrainError, match=r"tokenizer_config\.json beside it is damaged; set tokenizer\.eos_token"):
+        load_given(write(tmp_path, "llama2"), None)
+    assert load_given(write(tmp_path, "llama2"), "</s>").eos_id == 2
+
+
+def test_a_file_without_an_end_of_text_token_names_the_field(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(published("bert").replace("[SEP]", "[END]"))
+    with pytest.raises(LmtrainError, match=r"set tokenizer\.eos_token .* such as \[PAD\], \[UNK\], \[CLS\], \[END\]"):
+        load_given(path, None)
+    assert load_given(path, "[END]").eos_id == 3
+
+
+def test_ids_may_have_gaps(tmp_path: Path) -> None:
+    document = json.loads(published("gpt2"))
+    last = max(document["model"]["vocab"].values())
+    document["model"]["vocab"]["last"] = last + 100
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    tokenizer = load_given(tmp_path / "tokenizer.json", None)
+    assert tokenizer.vocab_size == last + 101
+    assert (tokenizer.token(last + 99), tokenizer.decode([last + 99])) == ("", "")
+
+
+def test_dropout_and_an_added_token_that_is_not_special_change_no_text(tmp_path: Path) -> None:
+    document = json.loads(published("llama2"))
+    document["model"]["dropout"] = 0.9
+    for token in document["added_tokens"]:
+        token["special"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    tokenizer, text = load_given(tmp_path / "tokenizer.json", None), "the cat sat on the mat"
+    assert tokenizer.encode(text) == reference("llama2").encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode(tokenizer.encode("the cat</s> sat")).replace(" ", "") == "thecat</s>sat"
+    assert tokenizer.eos_id not in tokenizer.encode("the cat</s> sat")

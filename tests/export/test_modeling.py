@@ -1,0 +1,178 @@
+"""An exported model in transformers computes, and generates, what lmtrain does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmtrain.config.schema import ModelConfig
+from lmtrain.export.hugging_face import export
+from lmtrain.generation.beam import beam_search
+from lmtrain.generation.sampling import sample
+from lmtrain.generation.search import Hypothesis, Rules
+from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.trained import load_trained
+from tests.data.trained import TRAINED
+from tests.export.runs import CONTEXT, stored_run
+from tests.model.models import PLAIN, VARIANTS
+
+pytest.importorskip("transformers")
+
+from lmtrain.export.modeling_lmtrain import LmtrainConfig, LmtrainForCausalLM
+
+WORDS = TRAINED["word"]
+SOME = [VARIANTS[0], VARIANTS[4], VARIANTS[6], VARIANTS[8], VARIANTS[-2], VARIANTS[-1], PLAIN[0]]
+"""A few kinds of caches."""
+
+
+def both(tmp_path: Path, **fields: object) -> tuple[LanguageModel, LmtrainForCausalLM]:
+    """The model of a run as lmtrain loads it, and as transformers loads its export."""
+    run_dir = stored_run(tmp_path / "run", **fields)
+    export(run_dir, tmp_path / "hf", None, "auto")
+    ours = load_trained(run_dir, None, "auto", torch.device("cpu")).model
+    return ours, LmtrainForCausalLM.from_pretrained(tmp_path / "hf")
+
+
+def words(*shape: int) -> Tensor:
+    """Random words of the vocabulary."""
+    return torch.randint(2, WORDS.vocab_size, shape, generator=torch.Generator().manual_seed(1))
+
+
+def padded(lengths: list[int], columns: int, side: str) -> tuple[Tensor, Tensor]:
+    """Rows of random words, and their attention mask."""
+    tokens, mask = words(len(lengths), columns), torch.zeros(len(lengths), columns, dtype=torch.long)
+    for row, length in zip(mask, lengths, strict=True):
+        row[columns - length if side == "left" else 0 :][:length] = 1
+    return tokens * mask + WORDS.eos_id * (1 - mask), mask
+
+
+@pytest.mark.parametrize("fields", [*VARIANTS, *PLAIN, {"tie_embeddings": False}, {"norm": "scale"}], ids=str)
+def test_logits_are_the_log_probabilities_of_lmtrain(tmp_path: Path, fields: dict[str, object]) -> None:
+    ours, theirs = both(tmp_path, **fields)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(words(3, CONTEXT)).logits, ours.predict(words(3, CONTEXT)))
+        for side in ("left", "right"):
+            tokens, mask = padded([CONTEXT - 2, 1, CONTEXT, 5], CONTEXT, side)
+            found = theirs(tokens, attention_mask=mask).logits
+            for row, logits, valid in zip(tokens, found, mask.bool(), strict=True):
+                expected = ours.predict(row[valid].unsqueeze(0)).squeeze(0)
+                torch.testing.assert_close(logits[valid], expected, atol=1e-5, rtol=0)
+
+
+def test_labels_give_the_mean_loss_and_its_gradients(tmp_path: Path) -> None:
+    ours, theirs = both(tmp_path, copy=True)
+    tokens = words(3, CONTEXT)
+    labels = tokens.masked_fill(torch.rand(tokens.shape, generator=torch.Generator().manual_seed(2)) < 0.3, -100)
+    found = theirs(tokens, labels=labels).loss
+    counted = labels[:, 1:] != -100
+    expected = ours(tokens[:, :-1], tokens[:, 1:])[counted].mean()
+    torch.testing.assert_close(found, expected)
+    found.backward()
+    expected.backward()
+    for name, parameter in ours.named_parameters():
+        gradient = theirs.model.get_parameter(name).grad
+        assert parameter.grad is not None
+        assert gradient is not None
+        torch.testing.assert_close(gradient, parameter.grad)
+
+
+def test_a_cache_gives_the_logits_of_a_pass_without_one(tmp_path: Path) -> None:
+    _, theirs = both(tmp_path, copy=True, attention="compressed")
+    tokens, mask = padded([4, CONTEXT - 1], CONTEXT - 1, "left")
+    with torch.no_grad():
+        whole = theirs(tokens, attention_mask=mask)
+        assert whole.past_key_values is None
+        first = theirs(tokens, attention_mask=mask, use_cache=True)
+        torch.testing.assert_close(first.logits, whole.logits)
+        head = theirs(tokens[1:, :6], use_cache=True, logits_to_keep=1)
+        assert head.past_key_values.get_seq_length() == 6
+        rest = theirs(tokens[1:, 6:], past_key_values=head.past_key_values)
+        assert rest.past_key_values.get_seq_length() == CONTEXT - 1
+        found = torch.cat((head.logits, rest.logits), dim=1)
+        torch.testing.assert_close(found, whole.logits[1:, 5:], atol=1e-5, rtol=0)
+        kept = theirs(tokens, attention_mask=mask, logits_to_keep=torch.tensor([3, -1])).logits
+        torch.testing.assert_close(kept, whole.logits[:, [3, -1]])
+
+
+def rules(max_tokens: int, eos: bool) -> Rules:
+    assert WORDS.unk_id is not None
+    is_end = {"is_end": lambda ids: ids[-1] == WORDS.eos_id} if eos else {}
+    return Rules(max_tokens, blocked=frozenset({WORDS.unk_id}), **is_end)
+
+
+def generated(theirs: LmtrainForCausalLM, tokens: Tensor, mask: Tensor, **options: Any) -> list[list[int]]:
+    """What `generate` adds to each row, up to the first `<eos>` where that ends texts."""
+    found = theirs.generate(tokens, attention_mask=mask, do_sample=False, **options)
+    texts: list[list[int]] = found[:, tokens.shape[1] :].tolist()
+    if theirs.generation_config.eos_token_id is None:
+        return texts
+    return [text[: text.index(WORDS.eos_id) + 1] if WORDS.eos_id in text else text for text in texts]
+
+
+def ids(texts: list[Hypothesis]) -> list[list[int]]:
+    return [list(text.ids) for text in texts]
+
+
+@pytest.mark.parametrize("eos", [True, False])
+@pytest.mark.parametrize("fields", SOME, ids=str)
+def test_greedy_search_is_that_of_lmtrain_far_beyond_the_context(
+    tmp_path: Path, fields: dict[str, object], eos: bool
+) -> None:
+    ours, theirs = both(tmp_path, **fields)
+    if not eos:
+        theirs.generation_config.eos_token_id = None
+    for columns in (5, 2 * CONTEXT):  # of the longer prompts, the last `context` tokens are read
+        tokens, mask = padded([columns, 1, 3], columns, "left")
+        expected = ids(sample(*ours.start(tokens, mask.bool()), ours.step, rules(40, eos)))
+        assert generated(theirs, tokens, mask, max_new_tokens=40) == expected
+        assert eos or {len(text) for text in expected} == {40}
+        assert len({tuple(text) for text in expected}) > 1
+
+
+def test_generation_without_a_cache_is_the_same_within_the_context(tmp_path: Path) -> None:
+    _, theirs = both(tmp_path)
+    tokens, mask = padded([5, 2], 5, "left")
+    options = {"max_new_tokens": CONTEXT - 4, "do_sample": False}
+    expected = theirs.generate(tokens, attention_mask=mask, **options)
+    assert torch.equal(theirs.generate(tokens, attention_mask=mask, use_cache=False, **options), expected)
+    with pytest.raises(ValueError, match="13 tokens in a row: the model takes 1 to 12"):
+        theirs.generate(tokens[:1], use_cache=False, max_new_tokens=9, min_new_tokens=9, do_sample=False)
+
+
+@pytest.mark.parametrize("fields", SOME, ids=str)
+def test_beam_search_for_texts_of_one_length_is_that_of_lmtrain(tmp_path: Path, fields: dict[str, object]) -> None:
+    ours, theirs = both(tmp_path, **fields)
+    theirs.generation_config.eos_token_id = None
+    tokens, mask = padded([5, 2, 4], 5, "left")
+    best = beam_search(*ours.start(tokens, mask.bool()), ours.step, rules(20, False), beams=4, results=3)
+    found = generated(theirs, tokens, mask, max_new_tokens=20, num_beams=4, num_return_sequences=3, length_penalty=0.0)
+    assert found == [text for texts in best for text in ids(texts)]
+
+
+def test_a_model_that_is_saved_and_loaded_again_is_the_same(tmp_path: Path) -> None:
+    ours, theirs = both(tmp_path, position="sinusoidal")
+    theirs.save_pretrained(tmp_path / "again")
+    again = LmtrainForCausalLM.from_pretrained(tmp_path / "again")
+    assert torch.equal(again(words(2, 9)).logits, ours.predict(words(2, 9)))
+    assert isinstance(again.config, LmtrainConfig)
+    assert ModelConfig.model_validate(again.config.model) == ours.config
+    assert again.get_input_embeddings() is again.model.embedding
+
+
+def test_what_can_not_be_computed_is_rejected(tmp_path: Path) -> None:
+    _, theirs = both(tmp_path)
+    tokens, mask = padded([3, 2], 3, "right")
+    with pytest.raises(ValueError, match="pad on the left"):
+        theirs.generate(tokens, attention_mask=mask, max_new_tokens=2)
+    with pytest.raises(ValueError, match="model.mode=windowed"):
+        LmtrainForCausalLM(LmtrainConfig(model={"mode": "windowed"}))
+
+
+def test_a_new_model_has_the_initial_weights_of_lmtrain() -> None:
+    torch.manual_seed(5)
+    theirs = LmtrainForCausalLM(LmtrainConfig(model={"dim": 16, "heads": 2, "layers": 1}, vocab_size=30))
+    assert theirs.model.embedding.weight.std().item() == pytest.approx(1 / 16, rel=0.2)
+    assert theirs.model.encoder.cosines is not None
+    assert theirs.model.encoder.cosines[0].eq(1).all()
