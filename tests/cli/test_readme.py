@@ -72,3 +72,19 @@ def test_the_commands_for_own_text_run(lmtrain: Lmtrain, tmp_path: Path, monkeyp
         done = lmtrain(*command, *tiny)
         assert done.code == 0, done.err
     assert done.out.startswith("Once")
+
+
+def test_the_python_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a tiny model, of a few steps, by the environment."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("Once upon a time there was a small river in the north.\n" * 300)
+    for override in [*TINY, "train.steps=2", "tokenizer.vocab_size=300"]:
+        key, _, value = override.partition("=")
+        monkeypatch.setenv(f"LMTRAIN_{key.replace('.', '__').upper()}", value)
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["log_probs"].exp().sum(-1).tolist() == [pytest.approx([1.0] * names["ids"].shape[1], abs=1e-4)]
+    assert len(capsys.readouterr().out.splitlines()) >= 3
