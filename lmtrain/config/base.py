@@ -8,10 +8,19 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 
 def _expanded(path: Path) -> Path:
+    if not _can_be_path(path):
+        raise ValueError("holds a character that no path can contain")
     try:
         return path.expanduser()
     except RuntimeError as error:
         raise ValueError(str(error)) from None
+
+
+def _can_be_path(path: Path) -> bool:
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 UserPath = Annotated[Path, AfterValidator(_expanded)]
@@ -33,13 +42,4 @@ class Section(BaseModel):
         for name, value in self:
             if isinstance(value, int | float) and value > LARGEST:
                 raise ValueError(f"{section}.{name} is larger than 2**40")
-            if isinstance(value, Path) and not _can_be_path(value):
-                raise ValueError(f"{section}.{name} holds a character that no path can contain")
         return self
-
-
-def _can_be_path(path: Path) -> bool:
-    try:
-        return b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:
-        return False

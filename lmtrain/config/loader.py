@@ -43,6 +43,7 @@ _MESSAGES = {
 }
 """In place of pydantic's words for these types of error."""
 _TEXTS = (str, str | None, Path, UserPath | None)
+_TEXT_OR_LIST = tuple[UserPath, ...]
 _COMMAND_LINE = "the command line"
 _KEY = re.compile(rf"\b({'|'.join(Config.model_fields)})\.(\w+)")
 
@@ -215,7 +216,9 @@ def _assign(values: dict[str, Any], section: str, field: str, text: str, origin:
         raise UsageError(f"{origin}: {section} is not a section")
     part = Config.model_fields.get(section)
     known = part.annotation.model_fields.get(field) if part is not None else None  # type: ignore[union-attr]
-    holds_text = known is not None and known.annotation in _TEXTS
+    holds_text = known is not None and (
+        known.annotation in _TEXTS or (known.annotation == _TEXT_OR_LIST and not text.lstrip().startswith("["))
+    )
     fields[field] = yaml_values.read_value(text, origin, is_text=holds_text)
 
 

@@ -1,13 +1,18 @@
 """The `train` section of a configuration."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from lmtrain.config.base import Rate, Section, UserPath
 
 BUDGETS = ("steps", "epochs", "tokens")
 """The fields that give the budget as a number of steps; a run has at most one of them."""
+
+
+def _listed(value: Any) -> Any:
+    """One value as a list of one, and null as an empty list."""
+    return value if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
 class TrainConfig(Section):
@@ -77,9 +82,10 @@ class TrainConfig(Section):
     init_from: UserPath | None = None
     """Start from the best weights of this run. It must have the same tokenizer and model, except for dropout and
     (unless positions are learned) `context`."""
-    teacher: UserPath | None = None
-    """Distill from the best checkpoint of this run. It must have the same tokenizer and mode and at least this
-    `context`. All logits are then computed at once, regardless of `loss_chunk`."""
+    teacher: Annotated[tuple[UserPath, ...], BeforeValidator(_listed)] = ()
+    """Distill from the best checkpoint of a run, or, of a list of runs, from the mean of their predictions. They must
+    have the same tokenizer and mode and at least this `context`. All logits are then computed at once, regardless of
+    `loss_chunk`."""
     teacher_weight: float = Field(0.5, gt=0, le=1)
     """Weight of the distillation loss; 1 = learn only from the teacher."""
     ema: Rate | None = None

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lmtrain.model.ensemble import Predictor
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.output_loss import Chunk
 
@@ -15,16 +16,16 @@ class Objective(nn.Module):
     """-log p of each target in nats, or with a `teacher` the distillation loss (Hinton et al., 2015; Furlanello et al.,
     2018, for a teacher of the same size).
 
-    That is (1 - weight) * -log p(target) + weight * KL(the teacher's distribution || the model's). The teacher reads
-    the same tokens, without dropout, and is not trained. `loss_chunk` applies without a teacher only: the divergence
-    needs the logits of all targets.
+    That is (1 - weight) * -log p(target) + weight * KL(the teacher's distribution || the model's). The teacher, which
+    may be an ensemble, reads the same tokens, without dropout, and is not trained. `loss_chunk` applies without a
+    teacher only: the divergence needs the logits of all targets.
     """
 
     def __init__(
         self,
         model: LanguageModel,
         loss_chunk: Chunk = "auto",
-        teacher: LanguageModel | None = None,
+        teacher: Predictor | None = None,
         teacher_weight: float = 0.5,
     ) -> None:
         super().__init__()

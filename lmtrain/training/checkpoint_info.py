@@ -56,7 +56,7 @@ class CheckpointInfo:
     """Hash of the token store."""
     processes: Annotated[int, Field(ge=1)] = 1
     teacher: str | None = None
-    """Hash of the teacher's checkpoint."""
+    """Hash of the teacher's checkpoint, or of the checkpoints of several."""
     prepared: Seconds = 0.0
     """Seconds before the first step."""
     precision: str | None = None

@@ -13,6 +13,7 @@ from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.build import build_uninitialized
+from lmtrain.model.ensemble import Ensemble
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
 from lmtrain.nn.output_loss import rows_at_once
@@ -81,20 +82,20 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
     """Bytes that training needs, by part; what autograd saves in eager mode is counted, not estimated.
 
     The forward pass of one micro-batch runs on fake tensors, which have no data. Of an adaptive output only the logits
-    of the first classes are counted: those of a tail are temporary, and few except with unusual cutoffs. A teacher
-    needs its weights, and the distributions over the vocabulary for every target.
+    of the first classes are counted: those of a tail are temporary, and few except with unusual cutoffs. Teachers
+    need their weights, and the distributions over the vocabulary for every target.
     """
-    cpu, teacher = torch.device("cpu"), config.train.teacher
+    cpu, configs = torch.device("cpu"), [run_config(run_dir).model for run_dir in config.train.teacher]
     with FakeTensorMode():
         model = LanguageModel(config.model, vocab_size)
-        teacher_model = LanguageModel(run_config(teacher).model, vocab_size) if teacher is not None else None
-        objective = Objective(model, config.train.loss_chunk, teacher_model)
+        teacher = Ensemble([LanguageModel(own, vocab_size) for own in configs]) if configs else None
+        objective = Objective(model, config.train.loss_chunk, teacher)
         inputs, targets = blank_batch(config, cpu)
         activations = _saved_bytes(objective, inputs, targets, precision)
         if config.train.activation_checkpointing:
             recomputing = LanguageModel(config.model, vocab_size, recompute_blocks=True)
             between_blocks = 4.0 * inputs.numel() * config.model.dim * config.model.layers
-            objective = Objective(recomputing, config.train.loss_chunk, teacher_model)
+            objective = Objective(recomputing, config.train.loss_chunk, teacher)
             outside = _saved_bytes(objective, inputs, targets, precision)  # with what is saved between blocks
             blocks = activations - outside + between_blocks
             one_block = blocks / config.model.layers if config.model.layers else 0.0
@@ -112,9 +113,9 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
         "activations": activations,
         "logits": 4.0 * rows * classes,
     }
-    if teacher_model is not None:
+    if teacher is not None:
         estimate["logits"] = DISTILLATION_BUFFERS * 4.0 * tokens * vocab_size
-        estimate["teacher"] = 4.0 * sum(parameter.numel() for parameter in teacher_model.parameters())
+        estimate["teacher"] = 4.0 * sum(parameter.numel() for parameter in teacher.parameters())
     return estimate
 
 

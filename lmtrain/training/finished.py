@@ -42,7 +42,7 @@ def finished_outcome(
 ) -> Outcome | None:
     """The outcome of the run; None unless it ended with this last checkpoint, and the best one is undamaged."""
     stopped_early = out_of_patience(config, last.counters)
-    if (last.teacher is None) != (config.train.teacher is None):
+    if (last.teacher is None) != (not config.train.teacher):
         return None  # not the same run, which `restore` reports
     if not stopped_early and budget.progress(last.counters.step, last.seconds) < 1.0:
         return None

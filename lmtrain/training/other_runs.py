@@ -1,4 +1,4 @@
-"""What a run takes from another, trained run: its predictions as a teacher's, or its weights to start from."""
+"""What a run takes from other, trained runs: their predictions as teachers', or the weights of one to start from."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,10 @@ from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.tokens import TOKENIZER, TokenStore
 from lmtrain.errors import LmtrainError
+from lmtrain.model.ensemble import Predictor
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.trained import TrainedWeights, build_trained, trained_weights
+from lmtrain.model.members import build_members
+from lmtrain.model.trained import TrainedWeights, trained_weights
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.files import sha256_bytes
 from lmtrain.storage.run_folder import CONFIG
@@ -24,21 +26,24 @@ _FREE = {"context", "dropout", "attention_dropout", "input_dropout", "output_dro
 
 def check_other_runs(config: Config, store: TokenStore) -> None:
     """Raise LmtrainError if `load_teacher` or `load_initial_weights` would, before anything is created."""
-    if config.train.teacher is not None:
-        _teacher(config.train.teacher, config, store)
+    for run_dir in config.train.teacher:
+        _teacher(run_dir, config, store)
     if config.train.init_from is not None:
         _base(config.train.init_from, config, store)
 
 
 def load_teacher(
-    run_dir: Path, config: Config, store: TokenStore, device: torch.device, processes: ProcessGroup = SINGLE_PROCESS
-) -> tuple[LanguageModel, str]:
-    """The model of the best checkpoint of the run that `config` names as its teacher, and a hash of that checkpoint.
+    config: Config, store: TokenStore, device: torch.device, processes: ProcessGroup = SINGLE_PROCESS
+) -> tuple[Predictor, str]:
+    """The model of the best checkpoint of the run that `config` names as its teacher, and a hash of that checkpoint; of
+    several runs, their ensemble, and a hash of all.
 
     Raises LmtrainError if there is none, or if it can't predict this run's windows.
     """
-    found = _teacher(run_dir, config, store, processes)
-    return build_trained(found, device), sha256_bytes(json.dumps(found.info["files"], sort_keys=True).encode())
+    found = [_teacher(run_dir, config, store, processes) for run_dir in config.train.teacher]
+    hashes = [sha256_bytes(json.dumps(weights.info["files"], sort_keys=True).encode()) for weights in found]
+    joined = hashes[0] if len(hashes) == 1 else sha256_bytes(" ".join(hashes).encode())
+    return build_members(found, [1.0] * len(found), device), joined
 
 
 def load_initial_weights(

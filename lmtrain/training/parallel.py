@@ -106,7 +106,7 @@ def choose_kind(
         for name, value, remedy in (
             ("train.optimizer", config.train.optimizer == "muon", "adamw"),
             ("train.compile", config.train.compile is True, "false"),
-            ("train.teacher", config.train.teacher is not None, "null"),
+            ("train.teacher", bool(config.train.teacher), "null"),
             ("train.precision", precision == "fp16", "bf16 or fp32"),
         ):
             if value:

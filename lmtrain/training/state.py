@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config
 from lmtrain.data.ids import Ids
 from lmtrain.data.order import SampleOrder
@@ -89,7 +90,7 @@ class Training:
     statistics: StepStatistics
     parallel: Parallel
     teacher: str | None
-    """The hash of the teacher's checkpoint."""
+    """The hash of the teacher's checkpoint, or of the checkpoints of several."""
     compiled: bool
     counters: Counters = field(default_factory=Counters)
 
@@ -123,8 +124,8 @@ def new_training(config: Config, store: TokenStore, note: Note, processes: Proce
     if kind != "fsdp":  # sharding moves the model to the device block by block
         model.to(device)
     teacher, teacher_hash = None, None
-    if config.train.teacher is not None:
-        teacher, teacher_hash = load_teacher(config.train.teacher, config, store, device, processes)
+    if config.train.teacher:
+        teacher, teacher_hash = load_teacher(config, store, device, processes)
     objective = Objective(model, config.train.loss_chunk, teacher, config.train.teacher_weight)
     forward: Forward = objective
     if kind == "single" or (kind == "ddp" and (device.type == "cuda" or config.train.compile is True)):
@@ -192,7 +193,7 @@ def restore(training: Training, found: checkpoint.Checkpoint) -> None:
     if info.teacher != training.teacher:
         learned = "no teacher" if info.teacher is None else "another teacher, or an earlier checkpoint of it"
         raise LmtrainError(
-            f"train.teacher={training.config.train.teacher}: {found.folder} has learned from {learned}: "
+            f"train.teacher={flat(training.config)['train.teacher']}: {found.folder} has learned from {learned}: "
             "choose another run.name, or name the old one"
         )
     try:

@@ -44,11 +44,12 @@ def test_later_sources_win(tmp_path: Path) -> None:
 )
 def test_a_text_may_look_like_a_number_or_a_date(text: str, tmp_path: Path) -> None:
     """A shell removes quotes, so the command line can't tell text from numbers; a file can."""
-    keys = ["data.source", "data.revision", "data.dir", "train.teacher"]
+    keys = ["data.source", "data.revision", "data.dir", "train.init_from"]
     keys += ["run.name"] if ":" not in text else []
     loaded = config.load(None, [f"{key}={text}" for key in keys], {})
     found = config.flat(loaded)
     assert [found[key] for key in keys] == [text] * len(keys)
+    assert config.load(None, [f"train.teacher={text}"], {}).train.teacher == (Path(text),)
     assert config.load(None, [], {"LMTRAIN_DATA__DIR": text}).data.dir == Path(text)
     path = tmp_path / "c.yaml"
     path.write_text(f"data:\n  revision: {text}\n")
@@ -113,10 +114,23 @@ def test_a_removed_field_loads_at_its_default_and_in_a_stored_run_with_any_value
         assert run_config(tmp_path) == loaded
 
 
+@pytest.mark.parametrize(
+    ("text", "paths"),
+    [("null", []), ("[]", []), ("runs/a", ["runs/a"]), ("[runs/a, 'b, c']", ["runs/a", "b, c"]), ("'[a]'", ["[a]"])],
+)
+def test_teachers_are_a_path_or_a_list_of_paths(text: str, paths: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(f"train:\n  teacher: {text}\n")
+    for loaded in (config.load(path, [], {}), config.load(None, [f"train.teacher={text}"], {})):
+        assert loaded.train.teacher == tuple(map(Path, paths))
+        path.write_text(config.dump(loaded))
+        assert config.load(path, [], {}) == loaded
+
+
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     places = config.load(None, ["data.dir=~/data", "run.dir='~'", "train.teacher=~/a", "data.source=~/b"])
-    found = (places.data.dir, places.run.dir, places.train.teacher)
+    found = (places.data.dir, places.run.dir, *places.train.teacher)
     assert found == (tmp_path / "data", tmp_path, tmp_path / "a")
     with pytest.raises(LmtrainError, match=r"data\.dir='~nobody-here/x'.*home directory"):
         config.load(None, ["data.dir=~nobody-here/x"])

@@ -1,5 +1,7 @@
 """Distillation: the loss against its definition, the teacher is not trained, and resume needs the same teacher."""
 
+import hashlib
+import json
 import shutil
 import signal
 from collections.abc import Callable
@@ -13,8 +15,10 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.build import build_model
+from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
+from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.training.loop import train_step
 from lmtrain.training.other_runs import load_teacher
 from tests.training.helpers import change, cpu, last_hash, run, start, without_dropout
@@ -55,8 +59,21 @@ def test_the_loss_is_the_weighted_sum_of_the_texts_and_the_teachers(tiny: Config
     assert torch.allclose(itself(tokens, targets), torch.zeros(targets.shape), atol=1e-6)
 
 
-def test_the_teacher_is_not_trained_and_has_no_dropout(tiny: Config) -> None:
-    model, other = build(tiny, 40, 0), build(tiny, 40, 1)
+def test_of_several_teachers_the_mean_is_learned(tiny: Config) -> None:
+    model, first, second = (build(tiny, 40, seed).eval() for seed in range(3))
+    tokens, targets = torch.randint(40, (2, 16)), torch.randint(40, (2, 16))
+    loss = Objective(model, "auto", Ensemble([first, second]), 0.3)(tokens, targets)
+    p, one, other = (each.predict(tokens).double().exp() for each in (model, first, second))
+    q = (one + other) / 2
+    divergence = (q * (q / p).log()).sum(-1)
+    expected = -0.7 * p.gather(-1, targets.unsqueeze(-1)).squeeze(-1).log() + 0.3 * divergence
+    assert torch.allclose(loss.double(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_teacher_is_not_trained_and_has_no_dropout(tiny: Config, several: bool) -> None:
+    model = build(tiny, 40, 0)
+    other: Predictor = Ensemble([build(tiny, 40, 1), build(tiny, 40, 2)]) if several else build(tiny, 40, 1)
     before = {name: value.clone() for name, value in other.named_parameters()}
     both = Objective(model.train(), "auto", other.train(), 0.5)
     assert both.teacher is not None
@@ -68,9 +85,11 @@ def test_the_teacher_is_not_trained_and_has_no_dropout(tiny: Config) -> None:
     assert all(torch.equal(before[name], value) for name, value in other.named_parameters())
 
 
-def test_the_loss_does_not_depend_on_later_tokens_and_compiles_into_one_graph(tiny: Config) -> None:
+@pytest.mark.parametrize("teachers", [1, 2])
+def test_the_loss_does_not_depend_on_later_tokens_and_compiles_into_one_graph(tiny: Config, teachers: int) -> None:
     config = change(tiny, model__copy=True)
-    both = Objective(build(config, 40, 0).eval(), "auto", build(config, 40, 1), 0.5)
+    teacher = Ensemble([build(config, 40, seed) for seed in range(1, teachers + 1)])
+    both = Objective(build(config, 40, 0).eval(), "auto", teacher, 0.5)
     tokens, targets = torch.randint(40, (1, 16)), torch.randint(40, (1, 16))
     changed = tokens.clone()
     changed[0, 9] = (changed[0, 9] + 1) % 40
@@ -85,7 +104,7 @@ def test_the_loss_does_not_depend_on_later_tokens_and_compiles_into_one_graph(ti
 def test_a_student_comes_closer_to_its_teacher_than_a_model_trained_on_the_text(
     tiny: Config, store: TokenStore, teacher: Path
 ) -> None:
-    config = change(without_dropout(tiny), train__teacher=str(teacher), train__teacher_weight=1.0, run__seed=2)
+    learner = change(without_dropout(tiny), train__teacher=str(teacher), train__teacher_weight=1.0, run__seed=2)
     tokens = torch.from_numpy(store.split("valid").ids[:320].astype("int64")).view(20, 16)
 
     def divergence(config: Config) -> float:
@@ -93,10 +112,10 @@ def test_a_student_comes_closer_to_its_teacher_than_a_model_trained_on_the_text(
         training = start(config, store)
         for _ in range(30):
             train_step(training, 1e-2)
-        objective = Objective(training.model, "auto", load_teacher(teacher, config, store, cpu())[0], 1.0)
+        objective = Objective(training.model, "auto", load_teacher(learner, store, cpu())[0], 1.0)
         return float(objective(tokens, tokens).mean().detach())
 
-    assert divergence(config) < 0.2 * divergence(change(config, train__teacher=None))
+    assert divergence(learner) < 0.2 * divergence(change(learner, train__teacher=None))
 
 
 def test_a_run_resumes_with_its_own_teacher_wherever_it_is_and_with_no_other(
@@ -119,3 +138,25 @@ def test_a_run_resumes_with_its_own_teacher_wherever_it_is_and_with_no_other(
     run(change(tiny, train__steps=1), store, tmp_path / "plain")
     with pytest.raises(LmtrainError, match=r"has learned from no teacher: choose another run\.name"):
         run(change(config, train__steps=1), store, tmp_path / "plain")
+
+
+def test_several_runs_teach_as_an_ensemble_with_a_hash_of_all(
+    tiny: Config, store: TokenStore, teacher: Path, tmp_path: Path
+) -> None:
+    run(change(tiny, model__layers=2, run__seed=2), store, tmp_path / "second")
+    folders = [str(teacher), str(tmp_path / "second")]
+    config = change(tiny, train__teacher=folders, train__steps=1)
+    alone = [load_teacher(change(config, train__teacher=folder), store, cpu()) for folder in folders]
+    found, hashed = load_teacher(config, store, cpu())
+    assert isinstance(found, Ensemble)
+    files = checkpoint.load(run_checkpoints.choose(teacher, "best")).info["files"]
+    assert alone[0][1] == hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    assert len({hashed, *(own for _, own in alone)}) == 3
+    tokens = torch.from_numpy(store.split("valid").ids[:32].astype("int64")).view(2, 16)
+    probabilities = [own.eval().predict(tokens).exp() for own, _ in alone]
+    torch.testing.assert_close(found.eval().predict(tokens).exp(), sum(probabilities) / 2)
+    run(config, store, tmp_path / "student")
+    learned = checkpoint.load(run_checkpoints.choose(tmp_path / "student", "last"))
+    assert learned.info["teacher"] == hashed
+    with pytest.raises(LmtrainError, match=r"train\.teacher=nowhere is not a run folder"):
+        run(change(config, train__teacher=[str(teacher), "nowhere"]), store, tmp_path / "other")
