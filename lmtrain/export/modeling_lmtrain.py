@@ -39,7 +39,7 @@ class LmtrainCache:
         self.state = state
         self.columns = columns
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 -- transformers' signature
+    def get_seq_length(self, layer_idx: int = 0) -> int:
         """How many columns have been read, padding included."""
         return self.columns
 
