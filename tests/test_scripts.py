@@ -230,6 +230,20 @@ def test_reproduce_compares_variants(script: Any) -> None:
     assert first["spread"] == max(scores) - min(scores) > 0
 
 
+def test_reproduce_compares_an_ensemble_with_its_members(script: Any, command: Any) -> None:
+    (found,) = script("reproduce", "ensembles", "quickstart", *TINY, "--ensemble", "2", "--name", "two")
+    rows = {row["model"]: row for row in found["metrics"]["rows"]}
+    fitted = "mean of 2, weights fitted on this split"
+    assert list(rows) == ["seed 1", "seed 2", "mean of 2", fitted, "learned from the mean of 2", "2 times the steps"]
+    assert [row["steps"] for row in rows.values()] == [12, 12, 24, 24, 12, 24]
+    runs = ["--run", "runs/two/seed-1", "--run", "runs/two/seed-2"]
+    assert rows["mean of 2"]["word_perplexity"] == command("eval", *runs)["word_perplexity"]
+    assert rows[fitted]["word_perplexity"] <= rows["mean of 2"]["word_perplexity"]
+    config = (Path("runs/two/distilled") / "config.yaml").read_text()
+    assert "runs/two/seed-1" in config
+    assert found["seeds"] == [1, 2]
+
+
 @pytest.mark.parametrize("start", [(0.25, 1.0), (2.0**-4, 2.0**-6), (8.0, 4.0), (1.0, 2.0**5)])
 def test_the_rates_are_found_wherever_the_search_starts(load_script: Any, start: tuple[float, float]) -> None:
     """The best rate is 1/4 for the word embeddings and 2 for the rest, and both diverge beyond 64."""
