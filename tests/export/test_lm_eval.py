@@ -12,7 +12,7 @@ from torch import Tensor
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.export.hugging_face import export
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.trained import load_trained
+from lmtrain.model.trained import build_trained, trained_weights
 from tests.data.trained import KINDS, LINES, TRAINED
 from tests.export.runs import CONTEXT, stored_run
 from tests.helpers import Lmtrain
@@ -95,7 +95,7 @@ def test_the_choices_have_the_probabilities_of_lmtrain(tmp_path: Path) -> None:
     words = TRAINED["word"]
     run_dir = stored_run(tmp_path / "run")
     export(run_dir, tmp_path / "hf", None, "auto")
-    ours = load_trained(run_dir, None, "auto", torch.device("cpu")).model
+    ours = build_trained(trained_weights(run_dir, None, "auto"), torch.device("cpu"))
     found = results("choices")
     correct = 0
     for sample, row in zip(found["samples"]["choices"], CHOICES, strict=True):

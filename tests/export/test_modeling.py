@@ -13,7 +13,7 @@ from lmtrain.generation.beam import beam_search
 from lmtrain.generation.sampling import sample
 from lmtrain.generation.search import Hypothesis, Rules
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.trained import load_trained
+from lmtrain.model.trained import build_trained, trained_weights
 from tests.data.trained import LINES, TRAINED
 from tests.export.runs import CONTEXT, stored_run
 from tests.model.models import PLAIN, VARIANTS
@@ -31,7 +31,7 @@ def both(tmp_path: Path, **fields: Any) -> tuple[LanguageModel, LmtrainForCausal
     """The model of a run as lmtrain loads it, and as transformers loads its export."""
     run_dir = stored_run(tmp_path / "run", **fields)
     export(run_dir, tmp_path / "hf", None, "auto")
-    ours = load_trained(run_dir, None, "auto", torch.device("cpu")).model
+    ours = build_trained(trained_weights(run_dir, None, "auto"), torch.device("cpu"))
     return ours, LmtrainForCausalLM.from_pretrained(tmp_path / "hf")
 
 
