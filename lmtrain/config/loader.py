@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from lmtrain.config import yaml_values
 from lmtrain.config.base import UserPath
 from lmtrain.config.names import suggestion
-from lmtrain.config.schema import RESOURCE_FIELDS, Config
+from lmtrain.config.schema import RESOURCE_FIELDS, SCHEDULE_FIELDS, Config
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.system import disk
 
@@ -178,7 +178,8 @@ def flat(config: Config) -> dict[str, Any]:
 def identity_difference(stored: Config, wanted: Config) -> list[str]:
     """The identity fields in which two configurations differ, as readable lines; if none, one can resume the other."""
     old, new = flat(stored), flat(wanted)
-    return [f"{key}: {old[key]} -> {new[key]}" for key in old if key not in RESOURCE_FIELDS and old[key] != new[key]]
+    identity = old.keys() - RESOURCE_FIELDS - SCHEDULE_FIELDS
+    return [f"{key}: {old[key]} -> {new[key]}" for key in old if key in identity and old[key] != new[key]]
 
 
 def _read_yaml(given: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from lmtrain.config.base import Rate, Section, UserPath
+from lmtrain.config.train import BUDGETS
 from lmtrain.config.train import TrainConfig as TrainConfig  # noqa: PLC0414 -- for its importers
 
 RUN_NAME = r"^[\w][\w.-]*$"
@@ -282,4 +283,6 @@ RESOURCE_FIELDS = frozenset(
         *(f"eval.{field}" for field in EvalConfig.model_fields),
     }
 )
-"""Fields that may change when a run is resumed; all others are the identity of the run."""
+"""Fields that may change when a run is resumed; all others but `SCHEDULE_FIELDS` are the identity of the run."""
+SCHEDULE_FIELDS = frozenset({*(f"train.{field}" for field in BUDGETS), "train.warmup"})
+"""Fields that may change if the steps that are done stay the same; see `lmtrain.training.continuing`."""

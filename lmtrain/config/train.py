@@ -57,9 +57,10 @@ class TrainConfig(Section):
     lr: float = Field(1e-3, gt=0)
     """Peak learning rate."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
-    """Learning rate after the warmup; `wsd` is warmup, stable, linear decay."""
-    warmup: Rate = 0.02
-    """Fraction of the run over which the learning rate rises from zero."""
+    """Learning rate after the warmup; `wsd` is warmup, stable, linear decay. With `wsd` or `constant` a run can go on
+    with a larger budget in steps, epochs or tokens."""
+    warmup: float = Field(0.02, ge=0)
+    """Fraction of the run over which the learning rate rises from zero; from 1 on, a number of steps."""
     decay: float = Field(0.2, gt=0, le=1)
     """Fraction of the run over which `wsd` decays; at most 1 - `warmup`."""
     final_lr: float = Field(0.1, ge=0, le=1)
@@ -105,7 +106,7 @@ class TrainConfig(Section):
     save_minutes: float = Field(5.0, gt=0)
     """Minutes between two checkpoints; each new best score and the end are also saved."""
     keep: int = Field(2, ge=1)
-    """Latest checkpoints to keep, in addition to the best."""
+    """Latest checkpoints to keep, in addition to the best, and with `wsd` the last one before the decay."""
     sample_prompts: tuple[str, ...] = ("The",)
     """Prompts that are continued for TensorBoard at each evaluation."""
     sample_tokens: int = Field(40, ge=1, le=1000)
@@ -118,7 +119,12 @@ class TrainConfig(Section):
             raise ValueError(f"{' and '.join(given)} contradict each other: give one, and set the others to null")
         if self.eval_steps is not None and self.eval_epochs is not None:
             raise ValueError("train.eval_steps and train.eval_epochs contradict each other: give one")
-        if self.schedule == "wsd" and self.warmup + self.decay > 1 + 1e-9:
+        if self.warmup >= 1 and self.max_minutes is not None:
+            raise ValueError(
+                f"train.warmup={self.warmup:g} is a number of steps, and with train.max_minutes the schedule follows "
+                "the clock: give the warmup as a fraction of the run"
+            )
+        if self.schedule == "wsd" and self.warmup < 1 < self.warmup + self.decay - 1e-9:
             raise ValueError(
                 f"train.warmup={self.warmup} and train.decay={self.decay} are together more than the whole run, "
                 "so that train.schedule=wsd would do both at once: lower one of them"

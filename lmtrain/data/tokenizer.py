@@ -61,8 +61,10 @@ class Tokenizer:
         vocabulary: dict[str, int] = self._backend.get_vocab()
         if not {found.eos, found.unk} - {None} <= vocabulary.keys():
             raise ValueError("is damaged: its vocabulary lacks its end-of-text or its unknown token")
-        if (found.kind == "byte" and vocabulary != BYTE_VOCABULARY) or (found.kind == "word" and found.unk != UNK):
-            raise ValueError(f"is damaged: it is not of kind {found.kind}")
+        if found.kind != "file" and found != tokenizer_file.own_description(found.kind):
+            raise ValueError(f"is damaged: its field {tokenizer_file.FIELD!r} is not that of kind {found.kind}")
+        if found.kind == "byte" and vocabulary != BYTE_VOCABULARY:
+            raise ValueError("is damaged: its vocabulary is not that of bytes")
         self.kind: Kind = found.kind
         self.vocab_size = max(vocabulary.values()) + 1
         if self.vocab_size > MOST_IDS:
@@ -73,7 +75,7 @@ class Tokenizer:
         self.unk_id = None if found.unk is None else vocabulary[found.unk]
         self._content = content
         if self.kind == "word":
-            self._words = {word: index for word, index in vocabulary.items() if index != self.eos_id}
+            self._words = {word: index for word, index in vocabulary.items() if word != EOS}
             self.line_end_ids = frozenset({self.eos_id})
             self.adds_space = True
             return

@@ -30,6 +30,8 @@ MOST_WORDS = 1_500_000
 """Different words that are counted at once; above that, the rarest half is dropped."""
 BPE_BYTES = 256 << 20
 """Text that merges are learned from, taken evenly from a larger corpus: more changes few of them and takes long."""
+CHECKED_BYTES = 16 << 10
+"""Text by which a tokenizer that is given is found to restore a text or not."""
 _STORE_FILE = re.compile(r"(train|valid|test)(-\d{5,})?(\.docs)?\.npy|tokenizer\.json")
 
 
@@ -54,6 +56,8 @@ def tokenize(
         note(f"tokenizing {corpus.name} again: {found}")
     verify(corpus.folder, corpus.manifest)
     tokenizer = given or _trained(corpus, config, note, progress)
+    if tokenizer.kind == "file" and not _restores(tokenizer, corpus.folder / "train.txt"):
+        note("the tokenizer does not restore the text exactly: bits per byte and word perplexity are of what it keeps")
     # `<unk>` is easier to predict than the words that it replaces, so the floor of the text is not that of its tokens.
     knows_all = tokenizer.unk_id is None or (given is None and tokenizer.vocab_size != identity["vocab_limit"])
     floor = corpus.manifest.get("floor", {}) if knows_all else {}
@@ -73,7 +77,8 @@ def tokenize(
         for split in corpus.splits:
             info["splits"][split] = _write_split(temporary, corpus, split, tokenizer, bar.update)
     store = open_store(folder)
-    _note_unknown(info["splits"], note)
+    if tokenizer.unk_id is not None:
+        _note_unknown(info["splits"], tokenizer.token(tokenizer.unk_id), note)
     return store
 
 
@@ -163,9 +168,15 @@ def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer,
     }
 
 
-def _note_unknown(splits: dict[str, dict[str, Any]], note: Note) -> None:
-    """Say how many words of each split the tokenizer does not know."""
+def _restores(tokenizer: Tokenizer, text: Path) -> bool:
+    """Whether decoding gives back the start of a text."""
+    start = "".join(lines_of(next(blocks(text)), CHECKED_BYTES))
+    return tokenizer.decode(tokenizer.encode(start)) == start
+
+
+def _note_unknown(splits: dict[str, dict[str, Any]], unknown: str, note: Note) -> None:
+    """Say how many words of each split the token `unknown` replaces."""
     if any(split["replaced"] for split in splits.values()):
         shares = {name: split["replaced"] / max(1, split["words"]) for name, split in splits.items()}
         listed = ", ".join(f"{100 * share:.2g}% of {name}" for name, share in shares.items())
-        note(f"the tokenizer does not know all words: <unk> replaces {listed}")
+        note(f"the tokenizer does not know all words: {unknown} replaces {listed}")

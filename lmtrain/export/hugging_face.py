@@ -28,8 +28,8 @@ def export(run_dir: Path, folder: Path, which: str | None, weights: str, note: N
     found = trained_weights(run_dir, which, weights, note)
     if found.config.model.mode != "causal":
         raise LmtrainError(
-            f"{run_dir} is a {found.config.model.mode} model, which predicts one token per window: transformers' causal "
-            "language models predict one at every position, so only a run with model.mode=causal can be exported"
+            f"{run_dir} is a windowed model, which predicts one token per window: a causal language model of "
+            "transformers predicts one at every position, so only a run with model.mode=causal can be exported"
         )
     with new_folder(folder, FORMAT, {"step": found.info["step"], "weights": found.kind}) as temporary:
         tensors = {f"model.{name}": stored[...] for name, stored in found.tensors.items()}
@@ -121,7 +121,7 @@ def _word_decoder(eos: str) -> dict[str, Any]:
     The library joins decoded tokens without spaces. Its decoder of word pieces puts one before every token that does
     not begin with its prefix, which here no token does.
     """
-    line_end = {"type": "Replace", "pattern": {"Regex": f" ?{eos} ?"}, "content": "\n"}
+    line_end = {"type": "Replace", "pattern": {"Regex": f" ?(?<![^ ]){eos}(?![^ ]) ?"}, "content": "\n"}
     return {
         "type": "Sequence",
         "decoders": [{"type": "WordPiece", "prefix": "\n", "cleanup": False}, {"type": "Fuse"}, line_end],

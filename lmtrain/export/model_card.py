@@ -37,7 +37,8 @@ Install lmtrain and transformers 5. The code of the model, `modeling_lmtrain.py`
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("{name}")  # the path of this folder
+# "{name}" is the path of this folder.
+tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=True)
 model = AutoModelForCausalLM.from_pretrained("{name}", trust_remote_code=True)
 inputs = tokenizer("The", return_tensors="pt")
 texts = model.generate(**inputs, max_new_tokens=50, do_sample=True, temperature=0.8, top_p=0.95)

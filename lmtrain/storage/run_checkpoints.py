@@ -1,4 +1,4 @@
-"""The checkpoints of a run: the last, the best, and which to delete."""
+"""The checkpoints of a run: the last, the last before a step, the best, and which to delete."""
 
 import math
 import re
@@ -14,9 +14,10 @@ from lmtrain.system.messages import Note
 _STEP = re.compile(r"[0-9]{1,18}")
 
 
-def folders(run_dir: Path) -> list[Path]:
-    """The checkpoint folders of a run, oldest first, verified or not."""
-    return sorted((folder for folder in _all_folders(run_dir) if _STEP.fullmatch(folder.name[5:])), key=_step)
+def folders(run_dir: Path, until: int | None = None) -> list[Path]:
+    """The checkpoint folders of a run, those up to the step `until`, oldest first, verified or not."""
+    found = sorted((folder for folder in _all_folders(run_dir) if _STEP.fullmatch(folder.name[5:])), key=_step)
+    return [folder for folder in found if until is None or _step(folder) <= until]
 
 
 def _all_folders(run_dir: Path) -> list[Path]:
@@ -81,6 +82,11 @@ def last(
     return found
 
 
+def last_until(run_dir: Path, step: int) -> Checkpoint | None:
+    """The newest undamaged checkpoint of at most this step; nothing is renamed. None = there is none."""
+    return _first_good(reversed(folders(run_dir, step)))[0]
+
+
 def _set_aside(folder: Path, error: LmtrainError, note: Note) -> None:
     names = (folder.with_name(f"{folder.name}.damaged{number}") for number in ["", *range(2, 1000)])
     aside = next(name for name in names if not name.exists())
@@ -89,14 +95,15 @@ def _set_aside(folder: Path, error: LmtrainError, note: Note) -> None:
     note(f"{error}; it was set aside as {aside.name}, and the checkpoint before it is used")
 
 
-def best_first(run_dir: Path) -> list[Path]:
-    """The checkpoints of a run by score, the lowest first, of equals the oldest; then those without one, newest first.
+def best_first(run_dir: Path, until: int | None = None) -> list[Path]:
+    """The checkpoints of a run, those up to the step `until`, by score, the lowest first, of equals the oldest; then
+    those without one, newest first.
 
     One with a damaged manifest comes before all others if it may be the best, and is left out otherwise.
     """
     ranked, damaged = [], []
     newest, best_step = -1, None
-    for folder in folders(run_dir):
+    for folder in folders(run_dir, until):
         step = _step(folder)
         try:
             manifest = parse_manifest(folder, FORMAT)
@@ -116,9 +123,9 @@ def best_first(run_dir: Path) -> list[Path]:
     return [*reversed(unknown), *(folder for _, _, folder in sorted(ranked))]
 
 
-def best_folder(run_dir: Path) -> Path | None:
-    """The best checkpoint that has all its files; None = there is none."""
-    found, _ = _first_good(best_first(run_dir), ("model",), hashed=False)
+def best_folder(run_dir: Path, until: int | None = None) -> Path | None:
+    """The best checkpoint, of those up to the step `until`, that has all its files; None = there is none."""
+    found, _ = _first_good(best_first(run_dir, until), ("model",), hashed=False)
     return found.folder if found is not None else None
 
 
@@ -156,21 +163,39 @@ def choose(run_dir: Path, which: str) -> Path:
     return chosen
 
 
-def prune(run_dir: Path, keep: int, good: set[Path] | None = None) -> None:
-    """Delete all checkpoints but the newest `keep` good ones and the best.
+def remove_after(run_dir: Path, step: int) -> None:
+    """Delete the checkpoints of later steps."""
+    for folder in reversed(folders(run_dir)):
+        if _step(folder) > step:
+            remove_folder(folder)
+
+
+def prune(run_dir: Path, keep: int, good: set[Path] | None = None, before: int = 0) -> None:
+    """Delete all checkpoints but the newest `keep` good ones and the best, and of those up to the step `before`, to
+    which the run may go back, the newest good one and the best.
 
     Good ones are readable and have their hashes. A damaged one does not count, and stays for `last` to set aside.
     Checkpoints in `good` are not read again; those that are found to be good are added to it.
     """
     good = set() if good is None else good
-    best, kept = best_folder(run_dir), 0
+    stay = {best_folder(run_dir), *_newest(folders(run_dir), keep, good)}
+    if before:
+        stay |= {best_folder(run_dir, before), *_newest(folders(run_dir, before), 1, good)}
     for folder in reversed(folders(run_dir)):
-        if kept < keep:
+        if folder not in stay:
+            remove_folder(folder)
+
+
+def _newest(oldest_first: list[Path], keep: int, good: set[Path]) -> list[Path]:
+    """The newest `keep` good checkpoints, which are added to `good`, and the damaged ones that are newer."""
+    found: list[Path] = []
+    for folder in reversed(oldest_first):
+        if keep:
+            found.append(folder)
             if folder in good or _is_good(folder):
                 good.add(folder)
-                kept += 1
-        elif folder != best:
-            remove_folder(folder)
+                keep -= 1
+    return found
 
 
 def _is_good(folder: Path) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from lmtrain.config.schema import Config
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UsageError
 
 DEFAULT_EPOCHS = 10.0
 EVALUATIONS = 20
@@ -49,11 +49,17 @@ def targets_per_step(config: Config) -> int:
 
 
 def make_budget(config: Config, samples_per_epoch: int) -> Budget:
-    """The configured budget in steps and seconds; the last step of an epoch may reach into the next one."""
-    train = config.train
-    return Budget(
-        _budget_steps(config, samples_per_epoch), None if train.max_minutes is None else 60.0 * train.max_minutes
-    )
+    """The configured budget in steps and seconds; the last step of an epoch may reach into the next one.
+
+    Raises UsageError if a warmup that is given in steps does not fit into it.
+    """
+    train, steps = config.train, _budget_steps(config, samples_per_epoch)
+    if steps is not None and train.warmup >= 1:
+        decay = train.decay if train.schedule == "wsd" else 0.0
+        if train.warmup > (1 - decay) * steps:
+            also = f" steps and train.decay={decay:g} are" if decay else " steps is"
+            raise UsageError(f"train.warmup={train.warmup:g}{also} more than the whole run of {steps:,}: lower them")
+    return Budget(steps, None if train.max_minutes is None else 60.0 * train.max_minutes)
 
 
 def _budget_steps(config: Config, samples_per_epoch: int) -> int | None:

@@ -11,7 +11,7 @@ from lmtrain.storage.checkpoint import Checkpoint
 
 Count = Annotated[int, Field(ge=0, le=2**48)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass
@@ -41,11 +41,21 @@ class Counters:
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """What the learning rate of a step depends on beside the identity of the run."""
+
+    steps: Count | None
+    """The budget in steps."""
+    warmup: Amount | None
+    """`warmup_steps`."""
+
+
+@dataclass(frozen=True)
 class CheckpointInfo:
     """The counters of a checkpoint, and the circumstances in which it was written."""
 
     counters: Counters
-    seconds: Seconds
+    seconds: Amount
     """Time that the run had taken."""
     metrics_bytes: Count
     """Length of metrics.jsonl."""
@@ -57,9 +67,12 @@ class CheckpointInfo:
     processes: Annotated[int, Field(ge=1)] = 1
     teacher: str | None = None
     """Hash of the teacher's checkpoint, or of the checkpoints of several."""
-    prepared: Seconds = 0.0
+    prepared: Amount = 0.0
     """Seconds before the first step."""
     precision: str | None = None
+    compiled: bool | None = None
+    schedule: Schedule | None = None
+    """None: written by an earlier version."""
 
 
 def read_info(found: Checkpoint) -> CheckpointInfo:

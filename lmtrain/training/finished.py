@@ -14,7 +14,7 @@ from lmtrain.storage.run_folder import STATE
 from lmtrain.system import disk
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.budget import Budget
-from lmtrain.training.checkpoint_info import CheckpointInfo, Count, Seconds
+from lmtrain.training.checkpoint_info import Amount, CheckpointInfo, Count
 from lmtrain.training.run import Outcome, out_of_patience
 from lmtrain.training.validation import GROUPS
 
@@ -24,7 +24,7 @@ class _Finished(BaseModel, strict=True):
 
     status: Literal["finished"]
     step: Count
-    minutes: Seconds
+    minutes: Amount
     best_step: Count
     valid: Score
 

@@ -25,7 +25,7 @@ from lmtrain.system.seeds import step_seed
 from lmtrain.system.signals import Interrupted
 from lmtrain.training.noise import noisy
 from lmtrain.training.opening import open_run
-from lmtrain.training.optim import learning_rate, update_ema
+from lmtrain.training.optim import update_ema
 from lmtrain.training.run import Outcome
 from lmtrain.training.sharding import full_tensor
 from lmtrain.training.state import Training
@@ -46,12 +46,12 @@ def fit(
 ) -> Outcome:
     """Train until the budget is spent, the score stops improving, or a signal arrives.
 
-    Resumes from the last good checkpoint in `run_dir`, if there is one; of a finished run only returns the outcome.
+    Resumes from the last good checkpoint in `run_dir`, if there is one, or with a larger budget from the last one that
+    a run with that budget would have too; of a finished run only returns the outcome.
     `note` is given warnings and, unless `quiet`, what the run is going to do.
     All processes of a distributed run call this, and get the same outcome.
     Raises LmtrainError if the folder belongs to another configuration or other data, and if training diverges.
     """
-    train = config.train
     with (
         enough_memory(MEMORY_REMEDY),
         open_run(config, store, run_dir, note=note, quiet=quiet, processes=processes) as run,
@@ -61,8 +61,8 @@ def fit(
         try:
             if run.evaluation_is_due():
                 run.evaluate()
-            while (progress := run.progress()) < 1.0 and not run.out_of_patience():
-                lr = learning_rate(train, progress)
+            while run.progress() < 1.0 and not run.out_of_patience():
+                lr = run.learning_rate()
                 train_step(run.training, lr)
                 run.after_step(lr)
             outcome = run.finish()

@@ -18,9 +18,11 @@ from lmtrain.system.signals import catch_stop_signals
 from lmtrain.training.announce import device_line, few_steps, introduction
 from lmtrain.training.budget import Budget, make_budget
 from lmtrain.training.checkpoint_info import CheckpointInfo, read_info
+from lmtrain.training.continuing import common_steps, last_common
 from lmtrain.training.finished import finished_outcome
 from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
+from lmtrain.training.optim import steps_before_decay
 from lmtrain.training.other_runs import load_initial_weights
 from lmtrain.training.parallel import check_agreement, check_shared, share_batch
 from lmtrain.training.run import OpenRun, Outcome
@@ -58,8 +60,9 @@ def open_run(
             if processes.is_main:
                 stack.enter_context(run_folder.lock(run_dir))
             found = run_checkpoints.last(run_dir, note, hashed=processes.is_main, check=check)
-        info = read_info(found) if found is not None else None
         per_epoch = sample_order(config, store).per_epoch()
+        found = None if found is None else last_common(run_dir, config, found, per_epoch, note, processes)
+        info = read_info(found) if found is not None else None
         budget = make_budget(config, per_epoch)
         if info is not None:
             budget = budget.begun(info.prepared)
@@ -92,7 +95,15 @@ def open_run(
         stop = stack.enter_context(
             catch_stop_signals(processes.all_max, lambda: abort(run_dir, processes), processes.is_main)
         )
-        saver = stack.enter_context(Saver(run_dir, config.train.keep, processes))
+        saver = stack.enter_context(
+            Saver(
+                run_dir,
+                config.train.keep,
+                processes,
+                resumed=training.counters.step,
+                before_decay=steps_before_decay(config.train, budget),
+            )
+        )
         monitor.state("running", step=training.counters.step)
         if training.counters.step == 0:
             clock.tick()
@@ -101,7 +112,8 @@ def open_run(
 
 
 def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: checkpoint.Checkpoint) -> None:
-    """Raise LmtrainError if the configuration or the data differs from what the checkpoint was trained with."""
+    """Raise LmtrainError if the configuration or the data differs from what the checkpoint was trained with; another
+    budget may be the same up to some step."""
     changed = identity_difference(run_folder.run_config(run_dir), config)
     if changed:
         raise LmtrainError(
@@ -116,6 +128,7 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: chec
     ):
         if then != now:
             raise LmtrainError(f"the {what} is not the one that {run_dir} was trained on: choose another run.name")
+    common_steps(run_dir, config, info, sample_order(config, store).per_epoch())
 
 
 def _monitor(
@@ -138,6 +151,9 @@ def _note_rounding_differences(info: CheckpointInfo, training: Training, note: N
     threads, processes = torch.get_num_threads(), training.parallel.processes.world_size
     if info.precision not in (None, training.precision):
         note(f"{training.precision} instead of {info.precision}: train.precision=auto differs on this machine")
+    if info.compiled not in (None, training.compiled):
+        done = "compiled" if training.compiled else "not compiled"
+        note(f"the model is {done}, unlike before: the results will not be equal bit for bit")
     if info.threads != threads:
         note(f"{threads} CPU threads instead of {info.threads}: the results will not be equal bit for bit")
     if info.processes != processes:

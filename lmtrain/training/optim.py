@@ -11,6 +11,7 @@ from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage.tensor_files import Stored
 from lmtrain.system.device import choose_precision
 from lmtrain.training.adamw import AdamW
+from lmtrain.training.budget import Budget
 from lmtrain.training.muon import Muon
 from lmtrain.training.sharding import local, shard_like
 
@@ -19,14 +20,11 @@ MUON_STATE = ("momentum_buffer",)
 
 
 def schedule(kind: str, progress: float, *, warmup: float, decay: float, final: float) -> float:
-    """Learning rate as a fraction of its peak, at `progress` in [0, 1] of the run.
+    """Learning rate as a fraction of its peak, at `progress` in [`warmup`, 1] of the run.
 
-    It rises linearly over the first `warmup`. Then `cosine` decays to `final` along half a cosine (Loshchilov & Hutter,
-    2017), `linear` decays to it linearly, `wsd` is constant and decays linearly over the last `decay` (Hu et al.,
-    2024), and `constant` stays constant.
+    `cosine` decays to `final` along half a cosine (Loshchilov & Hutter, 2017), `linear` decays to it linearly, `wsd` is
+    constant and decays linearly over the last `decay` (Hu et al., 2024), and `constant` stays constant.
     """
-    if progress < warmup:
-        return progress / warmup
     rest = min(1.0, (progress - warmup) / (1.0 - warmup))
     if kind == "cosine":
         return final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * rest))
@@ -37,10 +35,39 @@ def schedule(kind: str, progress: float, *, warmup: float, decay: float, final: 
     return 1.0
 
 
-def learning_rate(config: TrainConfig, progress: float) -> float:
-    """The learning rate of the step that starts at `progress`; never zero, so that the first step has an effect."""
-    share = schedule(config.schedule, progress, warmup=config.warmup, decay=config.decay, final=config.final_lr)
+def learning_rate(config: TrainConfig, budget: Budget, step: int, seconds: float) -> float:
+    """The learning rate of this step; never zero, so that the first step has an effect.
+
+    It rises linearly over the warmup, and then follows `schedule`. With a budget in steps the rise is computed from the
+    step and `warmup_steps`, so that another budget gives the same bits.
+    """
+    progress, length = budget.progress(step, seconds), warmup_steps(config, budget)
+    done, whole = (progress, config.warmup) if length is None else (step, length)
+    if done < whole:
+        share = done / whole
+    else:
+        fraction = config.warmup if config.warmup < 1 or budget.steps is None else config.warmup / budget.steps
+        share = schedule(config.schedule, progress, warmup=fraction, decay=config.decay, final=config.final_lr)
     return config.lr * max(share, 1e-3)
+
+
+def warmup_steps(config: TrainConfig, budget: Budget) -> float | None:
+    """How many steps the warmup takes; None = it follows the clock."""
+    if budget.steps is None or budget.seconds is not None:
+        return None
+    length = config.warmup if config.warmup >= 1 else config.warmup * budget.steps
+    return max(1.0, length) if length else 0.0
+
+
+def steps_before_decay(config: TrainConfig, budget: Budget) -> int:
+    """How many of the first steps have learning rates that depend only on the step and `warmup_steps`, to the last bit.
+
+    Rounded down, for the next one may be part of the decay by rounding. 0 if the schedule follows the clock.
+    """
+    if budget.steps is None or budget.seconds is not None:
+        return 0
+    stable = {"wsd": 1.0 - config.decay, "constant": 1.0}
+    return int(stable.get(config.schedule, 0.0) * budget.steps)
 
 
 def make_optimizer(model: LanguageModel, config: TrainConfig) -> AdamW | Muon:

@@ -25,7 +25,6 @@ from lmtrain.system.memory import enough_memory
 from lmtrain.system.messages import Note
 from lmtrain.training.costs import step_flops
 from lmtrain.training.loop import MEMORY_REMEDY, Part, train_step
-from lmtrain.training.optim import learning_rate
 from lmtrain.training.state import Training, new_training
 
 PARTS = ("data", "forward", "backward", "clip", "optimizer")
@@ -97,7 +96,7 @@ def profile_text(result: dict[str, Any]) -> str:
 
 def _step(training: Training, part: Part = nullcontext) -> None:
     """A step as in the middle of a run."""
-    train_step(training, learning_rate(training.config.train, 0.5), part)
+    train_step(training, training.config.train.lr, part)
 
 
 def _seconds(training: Training, part: Part = nullcontext) -> float:

@@ -1,6 +1,6 @@
 """An open run: the state of training together with everything that accompanies it, and what happens between steps."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lmtrain.config.schema import Config
@@ -9,8 +9,10 @@ from lmtrain.evaluation.perplexity import Score
 from lmtrain.system.signals import StopSignal
 from lmtrain.training.budget import Budget, make_evaluations
 from lmtrain.training.checkpoint_info import Counters
+from lmtrain.training.continuing import schedule_of
 from lmtrain.training.meter import Clock, Meter
 from lmtrain.training.monitor import Monitor
+from lmtrain.training.optim import learning_rate, steps_before_decay
 from lmtrain.training.saving import Saver
 from lmtrain.training.state import Training, snapshot
 from lmtrain.training.validation import evaluate_and_show, final_score
@@ -49,6 +51,7 @@ class OpenRun:
 
     def __post_init__(self) -> None:
         self._meter = Meter(self.training)
+        self._before_decay = steps_before_decay(self.training.config.train, self.budget)
         self._saved_step = self.training.counters.step  # a resumed run's checkpoint exists
         self._evaluations = make_evaluations(
             self.training.config, self.training.samples.order.per_epoch(), self.store.split("valid").tokens
@@ -59,6 +62,10 @@ class OpenRun:
     def progress(self) -> float:
         """The fraction of the budget that is spent, in [0, 1]."""
         return self.budget.progress(self.training.counters.step, self.clock.read())
+
+    def learning_rate(self) -> float:
+        """The learning rate of the next step."""
+        return learning_rate(self.training.config.train, self.budget, self.training.counters.step, self.clock.read())
 
     def out_of_patience(self) -> bool:
         """Whether `train.patience` evaluations in a row were no new best."""
@@ -87,7 +94,7 @@ class OpenRun:
             self.monitor.train(step, self._meter.metrics(lr, self.clock.read()))
         if self.evaluation_is_due():
             self.evaluate()
-        elif self.clock.since_save() > 60 * config.save_minutes and progress < 1.0:
+        elif progress < 1.0 and (step == self._before_decay or self.clock.since_save() > 60 * config.save_minutes):
             self._save(None)
         if progress < 1.0:
             self.stop.check()
@@ -118,9 +125,10 @@ class OpenRun:
         self.monitor.flush()
         self.clock.tick()
         self.clock.mark_saved()
-        times = {
+        circumstances = {
             "seconds": self.clock.read(),
             "prepared": self.budget.prepared,
             "metrics_bytes": self.monitor.metrics_bytes(),
+            "schedule": asdict(schedule_of(self.training.config.train, self.budget)),
         }
-        self.saver.save(self.training.counters.step, *snapshot(self.training, self.store, score, times))
+        self.saver.save(self.training.counters.step, *snapshot(self.training, self.store, score, circumstances))

@@ -176,6 +176,7 @@ def snapshot(
         "tokenizer": store.tokenizer.sha256,
         "tokens": store.sha256,
         "precision": training.precision,
+        "compiled": training.compiled,
         "threads": torch.get_num_threads(),
         "processes": training.parallel.processes.world_size,
         "teacher": training.teacher,

@@ -31,7 +31,7 @@ def test_every_alias_means_one_field_and_is_none_itself() -> None:
         ("train.max_steps=9", "did you mean train.steps=9?"),
         ("train.max_tokens=1e9", "did you mean train.tokens=1000000000.0?"),
         ("max_tokens=10_000_000", "did you mean train.tokens=10_000_000?"),
-        ("train.warmup_steps=9", "did you mean train.warmup (as a fraction of the run)?"),
+        ("train.warmup_steps=9", "did you mean train.warmup=9?"),
         ("model.dimm=64", "did you mean model.dim=64?"),
         ("model.droput=0.1", "did you mean model.dropout=0.1?"),
         ("modell.dim=64", "did you mean model?"),

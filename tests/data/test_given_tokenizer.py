@@ -77,4 +77,4 @@ def test_the_command_takes_a_file(lmtrain: Lmtrain, tmp_path: Path, monkeypatch:
     assert second.code == 0, second.err
     made = Path(second.out.splitlines()[0])
     assert (made / TOKENIZER).read_bytes() == (folder / TOKENIZER).read_bytes()
-    assert "bpe entries" in second.out.splitlines()[1]
+    assert "entries (bpe)" in second.out.splitlines()[1]

@@ -143,7 +143,9 @@ def test_a_store_has_one_end_of_text_token_for_each_document(name: str, tmp_path
         unknown = 0 if store.tokenizer.unk_id is None else (ids == store.tokenizer.unk_id).sum()
         assert store.split(split).replaced == unknown
     assert store.folder.name.startswith("tiny.file-")
-    assert bool(store.split("train").replaced) == (name in {"t5", "words"}) == ("does not know" in str(notes))
+    assert bool(store.split("train").replaced) == (name in {"t5", "words"})
+    assert (name in {"t5", "words"}) == (f"does not know all words: {SHAPES[name][2]} replaces" in str(notes))
+    assert (name in EXACT) != ("the tokenizer does not restore the text exactly" in str(notes))
 
 
 def test_the_end_of_text_token_is_given_or_named_beside_the_file_or_has_a_usual_name(tmp_path: Path) -> None:

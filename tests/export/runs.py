@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.tokenizer import Tokenizer
@@ -18,7 +19,7 @@ def stored_run(folder: Path, tokenizer: Tokenizer = TRAINED["word"], **fields: o
     sizes = {"context": CONTEXT, "dim": 8, "layers": 2, "heads": 2, "ff_dim": 16}
     model = ModelConfig.model_validate(sizes | fields)
     torch.manual_seed(0)
-    weights = dict(build_model(model, tokenizer.vocab_size).named_parameters())
+    weights: dict[str, Tensor] = dict(build_model(model, tokenizer.vocab_size).named_parameters())
     with torch.no_grad():
         weights["embedding.weight"].mul_(10)  # else all words are about equally likely
         if "output.weight" in weights:

@@ -13,8 +13,8 @@ from lmtrain.generation.beam import beam_search
 from lmtrain.generation.sampling import sample
 from lmtrain.generation.search import Hypothesis, Rules
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.trained import load_trained
-from tests.data.trained import TRAINED
+from lmtrain.model.trained import build_trained, trained_weights
+from tests.data.trained import LINES, TRAINED
 from tests.export.runs import CONTEXT, stored_run
 from tests.model.models import PLAIN, VARIANTS
 
@@ -27,11 +27,11 @@ SOME = [VARIANTS[0], VARIANTS[4], VARIANTS[6], VARIANTS[8], VARIANTS[-2], VARIAN
 """A few kinds of caches."""
 
 
-def both(tmp_path: Path, **fields: object) -> tuple[LanguageModel, LmtrainForCausalLM]:
+def both(tmp_path: Path, **fields: Any) -> tuple[LanguageModel, LmtrainForCausalLM]:
     """The model of a run as lmtrain loads it, and as transformers loads its export."""
     run_dir = stored_run(tmp_path / "run", **fields)
     export(run_dir, tmp_path / "hf", None, "auto")
-    ours = load_trained(run_dir, None, "auto", torch.device("cpu")).model
+    ours = build_trained(trained_weights(run_dir, None, "auto"), torch.device("cpu"))
     return ours, LmtrainForCausalLM.from_pretrained(tmp_path / "hf")
 
 
@@ -166,8 +166,25 @@ def test_what_can_not_be_computed_is_rejected(tmp_path: Path) -> None:
     tokens, mask = padded([3, 2], 3, "right")
     with pytest.raises(ValueError, match="pad on the left"):
         theirs.generate(tokens, attention_mask=mask, max_new_tokens=2)
-    with pytest.raises(ValueError, match="model.mode=windowed"):
+    with pytest.raises(ValueError, match=r"model\.mode=windowed"):
         LmtrainForCausalLM(LmtrainConfig(model={"mode": "windowed"}))
+
+
+def test_the_card_says_how_to_load_a_model_and_to_generate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With the classes that the folder names, from its own code."""
+    run_dir = stored_run(tmp_path / "run")
+    export(run_dir, tmp_path / "hf/run", None, "auto")
+    code = (tmp_path / "hf/run/README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path / "hf")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert set(capfd.readouterr().out.split()) <= {*"".join(LINES).split(), "<unk>"}
+    assert type(names["model"]).__name__ == "LmtrainForCausalLM"
+    assert type(names["model"]).__module__.startswith("transformers_modules.")
+    assert names["inputs"]["input_ids"].tolist() == [[WORDS.eos_id, WORDS.unk_id]]
+    assert names["texts"].shape[1] <= 52
 
 
 def test_a_new_model_has_the_initial_weights_of_lmtrain() -> None:

@@ -126,8 +126,7 @@ def take_steps(training: Training, count: int) -> list[Step]:
         patch.setattr(loop, "batch", noted)
         for _ in range(count):
             windows.clear()
-            progress = budget.progress(training.counters.step, 0.0)
-            lr = learning_rate(config, progress)
+            lr = learning_rate(config, budget, training.counters.step, 0.0)
             result = train_step(training, lr)
             steps.append(Step(state_of(training), list(windows), bool(result.skipped)))
     return steps

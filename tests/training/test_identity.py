@@ -28,7 +28,6 @@ IDENTITY: dict[str, Any] = {
     "model__dim": 32,
     "model__dropout": 0.2,
     "train__batch_size": 8,
-    "train__steps": 13,
     "train__lr": 0.5,
     "train__optimizer": "muon",
     "train__ema": None,

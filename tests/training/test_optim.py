@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from lmtrain.config.schema import Config, ModelConfig, TrainConfig
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.training.budget import Budget, make_budget, make_evaluations
-from lmtrain.training.optim import learning_rate, make_optimizer, schedule, update_ema
+from lmtrain.training.optim import learning_rate, make_optimizer, steps_before_decay, update_ema
 
 LISTS = {
     "cosine": [0.0, 0.5, 1.0, 0.86819805, 0.55, 0.23180195, 0.1],
@@ -21,16 +21,46 @@ LISTS = {
 
 @pytest.mark.parametrize("kind", LISTS)
 def test_schedules_are_these_lists(kind: str) -> None:
-    points = [0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0]
-    found = [schedule(kind, point, warmup=0.2, decay=0.4, final=0.1) for point in points]
-    assert found == pytest.approx(LISTS[kind])
+    """The same with a warmup in steps or as a fraction of the run, be it in steps or in time."""
+    fields = {"lr": 1.0, "schedule": kind, "decay": 0.4, "final_lr": 0.1}
+    for warmup in (0.2, 2):
+        config = TrainConfig(**fields, warmup=warmup)
+        found = [learning_rate(config, Budget(10, None), step, 0.0) for step in (0, 1, 2, 4, 6, 8, 10)]
+        assert found == pytest.approx([1e-3, *LISTS[kind][1:]])
+    config = TrainConfig(**fields, warmup=0.2)
+    found = [learning_rate(config, Budget(None, 50.0), 3, seconds) for seconds in (0, 5, 10, 20, 30, 40, 50)]
+    assert found == pytest.approx([1e-3, *LISTS[kind][1:]])
 
 
 def test_the_learning_rate_of_each_step() -> None:
     config = TrainConfig(lr=2.0, schedule="linear", warmup=0.5, final_lr=0.0, steps=4)
     budget = make_budget(Config(train=config), samples_per_epoch=100)
-    rates = [learning_rate(config, budget.progress(step, 0.0)) for step in range(4)]
+    rates = [learning_rate(config, budget, step, 0.0) for step in range(4)]
     assert rates == pytest.approx([0.002, 1.0, 2.0, 1.0])
+
+
+@pytest.mark.parametrize("decay", [1e-9, 0.1, 0.2, 0.3, 0.7, 1 / 3, 0.9, 1.0])
+@pytest.mark.parametrize("kind", ["wsd", "constant"])
+def test_the_first_steps_of_two_budgets_have_the_same_learning_rates_to_the_last_bit(kind: str, decay: float) -> None:
+    config = TrainConfig(lr=3e-3, schedule=kind, decay=decay, warmup=3.3 if decay < 0.9 else 0)
+    for steps in range(20, 121):
+        small, large = Budget(steps, None), Budget(2 * steps + 1, None)
+        common = steps_before_decay(config, small)
+        assert common <= steps_before_decay(config, large)
+        assert steps - common == pytest.approx(steps * decay if kind == "wsd" else 0, abs=1)
+        rates = [[learning_rate(config, each, step, 0.0) for step in range(common)] for each in (small, large)]
+        assert rates[0] == rates[1]
+
+
+def test_a_warmup_in_steps_must_fit_into_the_run() -> None:
+    make_budget(_config(steps=100, warmup=80, schedule="wsd", decay=0.2), 100)
+    make_budget(_config(steps=100, warmup=100), 100)
+    with pytest.raises(
+        UsageError, match=r"train.warmup=81 steps and train.decay=0.2 are more than the whole run of 100: low"
+    ):
+        make_budget(_config(steps=100, warmup=81, schedule="wsd", decay=0.2), 100)
+    with pytest.raises(UsageError, match=r"train.warmup=101 steps is more than the whole run of 100: lower"):
+        make_budget(_config(steps=100, warmup=101), 100)
 
 
 def _config(**train: Any) -> Config:

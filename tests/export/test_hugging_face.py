@@ -1,0 +1,142 @@
+"""The exported folder: its tokenizer and its card are those of the run; what can't be exported or replaced."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer as Library
+
+from lmtrain.data.tokenizer_file import Kind
+from lmtrain.errors import LmtrainError
+from lmtrain.export.hugging_face import export
+from lmtrain.model.trained import trained_weights
+from tests.data.trained import KINDS, LINES, TRAINED
+from tests.export.runs import CONTEXT, stored_run
+from tests.helpers import Lmtrain
+
+FILES = {
+    "README.md",
+    "config.json",
+    "generation_config.json",
+    "manifest.json",
+    "model.safetensors",
+    "modeling_lmtrain.py",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+TEXTS = ["", "the cat", "\n", "\n\n the  cat \n\n\n", "  sat on\tthe mat\n", "".join(f"{line}\n" for line in LINES)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tokenizer_gives_eos_and_the_ids_of_lmtrain(tmp_path: Path, kind: Kind) -> None:
+    ours = TRAINED[kind]
+    export(stored_run(tmp_path / "run", ours), tmp_path / "hf", None, "auto")
+    theirs = Library.from_file(str(tmp_path / "hf/tokenizer.json"))
+    for text in TEXTS:
+        ids = ours.encode(text)
+        assert theirs.encode(text).ids == [ours.eos_id, *ids]
+        assert theirs.encode(text, add_special_tokens=False).ids == ids
+        assert theirs.decode(ids, skip_special_tokens=False) == ours.decode(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_reads_the_tokenizer(tmp_path: Path, kind: Kind) -> None:
+    transformers = pytest.importorskip("transformers")
+    ours = TRAINED[kind]
+    export(stored_run(tmp_path / "run", ours), tmp_path / "hf", None, "auto")
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "hf")
+    for text in TEXTS:
+        assert theirs(text)["input_ids"] == [ours.eos_id, *ours.encode(text)]
+        assert theirs.encode(text, add_special_tokens=False) == ours.encode(text)
+        assert theirs.decode(ours.encode(text)) == ours.decode(ours.encode(text))
+    assert len(theirs) == ours.vocab_size
+    assert (theirs.eos_token_id, theirs.bos_token_id, theirs.pad_token_id) == (ours.eos_id,) * 3
+    assert theirs.unk_token_id == ours.unk_id
+    batch = theirs(["the cat sat", "the"], padding=True)
+    assert batch["attention_mask"][1][0] == 0
+    assert batch["input_ids"][1][-1] == ours.encode("the")[-1]
+    assert theirs.model_max_length == CONTEXT
+
+
+def test_the_files_are_the_run(tmp_path: Path) -> None:
+    run_dir = stored_run(tmp_path / "run", copy=True)
+    found = export(run_dir, tmp_path / "hf", None, "auto")
+    assert {path.name for path in (tmp_path / "hf").iterdir()} == FILES
+    tensors = load_file(tmp_path / "hf/model.safetensors")
+    assert tensors.keys() == {f"model.{name}" for name in found.tensors}
+    for name, stored in trained_weights(run_dir, None, "auto").tensors.items():
+        assert tensors[f"model.{name}"].dtype == torch.float32
+        assert torch.equal(tensors[f"model.{name}"], stored[...])
+    config = json.loads((tmp_path / "hf/config.json").read_text())
+    assert config["model"] == found.config.model.model_dump(mode="json")
+    assert (config["vocab_size"], config["max_position_embeddings"]) == (TRAINED["word"].vocab_size, CONTEXT)
+    generation = json.loads((tmp_path / "hf/generation_config.json").read_text())
+    assert (generation["eos_token_id"], generation["suppress_tokens"]) == (1, [0])
+
+
+def test_the_command_writes_a_card_with_the_figures_of_the_run(lmtrain: Lmtrain, workdir: Path) -> None:
+    done = lmtrain("export", "sample", "--to", "hf", "out", "--json")
+    assert done.code == 0, done.err
+    state = json.loads((workdir / "runs/sample/state.json").read_text())
+    result = json.loads(done.out)
+    assert result == {"folder": "out", "run": "runs/sample", "step": state["best_step"], "weights": "ema", "to": "hf"}
+    card = (workdir / "out/README.md").read_text()
+    rows = dict(line.strip("| ").split(" | ", 1) for line in card.splitlines() if re.match(r"\| \w", line))
+    assert rows["data"] == "sample"
+    assert rows["licence of the data"] == "generated text, free of rights"
+    assert rows["checkpoint"] == f"step {state['best_step']}, averaged weights"
+    assert rows["parameters"] == f"{sum(value.numel() for value in load_file('out/model.safetensors').values()):,}"
+    assert f"word perplexity {state['valid']['word_perplexity']:.2f} " in rows["validation"]
+    assert rows["validation"].endswith("with context 16 and stride 4")
+    assert "    model.dim=16 \\\n" in card
+    assert "    train.steps=12 \\\n" in card
+    assert str(workdir) not in card
+    # Weights that were not scored, a licence that is not known, and a checkpoint that is not the best one.
+    shutil.rmtree(workdir / "data")
+    assert lmtrain("export", "sample", "out", "--weights", "raw").code == 0
+    raw = (workdir / "out/README.md").read_text()
+    assert "| validation | not measured with these weights |" in raw
+    assert "| checkpoint | step 12, raw weights |" in raw
+    (workdir / "runs/sample/state.json").unlink()
+    assert lmtrain("export", "sample", "out", "--checkpoint", "10").code == 0
+    score = json.loads((workdir / "runs/sample/checkpoints/step-00000010/manifest.json").read_text())["score"]
+    measured = f"| validation | {score:.4f} nats per token of the first 200 tokens, with context 16 and stride 16 |"
+    assert measured in (workdir / "out/README.md").read_text()
+
+
+def test_only_an_earlier_export_is_replaced(lmtrain: Lmtrain, tmp_path: Path) -> None:
+    run_dir, folder = stored_run(tmp_path / "run"), tmp_path / "hf"
+    folder.mkdir()
+    for _ in range(2):  # an empty folder, then an export
+        assert lmtrain("export", run_dir, folder).out == f"{folder}: {run_dir} step 7 (raw weights)\n"
+    (folder / "mine.txt").write_text("mine")
+    done = lmtrain("export", run_dir, folder)
+    assert (done.code, done.out) == (1, "")
+    assert "hf is not empty, and not an earlier export: it has files that lmtrain did not write" in done.err
+    assert (folder / "mine.txt").read_text() == "mine"
+    (folder / "mine.txt").unlink()
+    (folder / "model.safetensors").write_bytes(b"fine-tuned")
+    assert lmtrain("export", run_dir, folder).code == 1
+    assert (folder / "model.safetensors").read_bytes() == b"fine-tuned"
+    assert lmtrain("export", run_dir, run_dir).code == 1
+    assert (run_dir / "config.yaml").exists()
+    (tmp_path / "file").write_text("mine")
+    assert lmtrain("export", run_dir, tmp_path / "file").code == 1
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_what_can_not_be_exported_is_rejected(lmtrain: Lmtrain, tmp_path: Path) -> None:
+    windowed = stored_run(tmp_path / "windowed", mode="windowed")
+    with pytest.raises(LmtrainError, match="windowed model, which predicts one token per window"):
+        export(windowed, tmp_path / "hf", None, "auto")
+    done = lmtrain("export", tmp_path / "none", tmp_path / "hf")
+    assert (done.code, "is not a run folder" in done.err) == (1, True)
+    assert lmtrain("export", windowed).code == 2
+    assert lmtrain("export", windowed, tmp_path / "hf", "--to", "onnx").code == 2
+    done = lmtrain("export", windowed, tmp_path / "hf", "model.dim=3")
+    assert (done.code, "'model.dim=3': export accepts only run.dir=FOLDER" in done.err) == (2, True)
+    assert not (tmp_path / "hf").exists()

@@ -1,0 +1,85 @@
+"""A run with each shape of published tokenizer, and runs whose tokens are made again with their own tokenizer.json."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lmtrain.data import tokenizer_file
+from lmtrain.data.tokenizer_file import Description, Json
+from lmtrain.storage.run_folder import run_config
+from lmtrain.training.loop import fit
+from lmtrain.training.request import completed, request, tokens_of
+from tests.data.published import EXACT, SHAPES, TEXT, published
+from tests.helpers import TINY, Lmtrain
+from tests.training.helpers import last_hash, silent
+
+OWN = [*TINY[1:], "train.steps=2", "train.eval_tokens=50"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text("".join(f"{line}\n" for line in TEXT))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_run_has_its_tokenizer_in_its_folder(name: str, folder: Path, lmtrain: Lmtrain) -> None:
+    Path("given.json").write_text(published(name))
+    begun = lmtrain("train", "book.txt", *OWN, "tokenizer.file=given.json")
+    assert begun.code == 0, begun.err
+    assert "(file, " in begun.err
+    Path("given.json").unlink()
+    shutil.rmtree("data")
+    shutil.move("runs", "elsewhere")
+    scored = lmtrain("eval", "--run", "elsewhere/book", "data.source=book.txt", "--json")
+    assert scored.code == 0, scored.err
+    score = json.loads(scored.out)
+    assert score["words"] < score["tokens"]
+    assert (score["bits_per_byte"] is None) == (name in {"t5", "bert", "words"}) == (score["unknown_share"] > 0)
+    written = lmtrain("generate", "The cat", "--run", "elsewhere/book", "-n", "12", "--seed", "1", "--json")
+    assert written.code == 0, written.err
+    completion = json.loads(written.out)["completions"][0]
+    assert len(completion["tokens"]) == 12
+    assert SHAPES[name][2] not in completion["tokens"]
+    assert completion["text"]
+    whole = lmtrain("eval", "--run", "elsewhere/book", "--text", "book.txt")
+    assert whole.out.splitlines()[1].split()[:2] == (["bits", "per"] if name in EXACT else ["token", "perplexity"])
+
+
+def _train(run_dir: Path | None, *overrides: str) -> str:
+    wanted = request(None, [*overrides], run_dir)
+    store = tokens_of(wanted, note=silent, progress=False)
+    fit(completed(wanted, store), store, wanted.run_dir, note=silent, quiet=True)
+    return last_hash(wanted.run_dir)
+
+
+@pytest.mark.parametrize("kind", ["word", "bpe", "byte"])
+def test_tokens_of_an_earlier_version_are_made_again_with_the_tokenizer_of_the_run(
+    kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch, lmtrain: Lmtrain
+) -> None:
+    """A tokenizer that is trained again has the field, and so another hash."""
+
+    def without_field(document: Json, found: Description) -> bytes:
+        return json.dumps(document).encode()
+
+    size = ["tokenizer.vocab_size=300"] if kind == "bpe" else []
+    fields = ["data.source=book.txt", *OWN, "train.steps=4", "train.eval_steps=2", f"tokenizer.kind={kind}", *size]
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer_file, "described", without_field)
+        whole = _train(None, *fields)
+    run = folder / "runs/book"
+    stored = run_config(run).tokenizer
+    assert "lmtrain" not in json.loads((run / "tokenizer.json").read_text())["model"]
+    shutil.rmtree("data")
+    shutil.rmtree(max((run / "checkpoints").iterdir()))
+    assert _train(run) == whole
+    shutil.rmtree("data")
+    assert _train(None, *fields) == whole
+    assert run_config(run).tokenizer == stored
+    shutil.rmtree("data")
+    scored = lmtrain("eval", "--run", run, "data.source=book.txt")
+    assert scored.code == 0, scored.err
+    assert len(list(Path("data").glob(f"book-*.{kind}-*"))) == 1
