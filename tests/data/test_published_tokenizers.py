@@ -195,3 +195,24 @@ def test_dropout_and_an_added_token_that_is_not_special_change_no_text(tmp_path:
     assert tokenizer.encode(text) == reference("llama2").encode(text, add_special_tokens=False).ids
     assert tokenizer.decode(tokenizer.encode("the cat</s> sat")).replace(" ", "") == "thecat</s>sat"
     assert tokenizer.eos_id not in tokenizer.encode("the cat</s> sat")
+
+
+def test_what_the_library_fails_on_is_one_error(tmp_path: Path) -> None:
+    """A panic while the file is read, and an expression that never ends on a text."""
+    path, document = tmp_path / "tokenizer.json", json.loads(published("t5"))
+    path.write_text(json.dumps(document | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}))
+    with pytest.raises(LmtrainError, match=r"tokenizer\.json is damaged, or not a tokenizer\.json of Hugging Face's"):
+        load_given(path, None)
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    path.write_text(json.dumps(document | {"pre_tokenizer": split}))
+    tokenizer = load_given(path, None)
+    with pytest.raises(LmtrainError, match="the tokenizer can't encode the text: "):
+        tokenizer.encode("a" * 30 + "!")
+
+
+def test_words_that_a_vocabulary_without_an_unknown_token_lacks_are_an_error(tmp_path: Path) -> None:
+    path, document = tmp_path / "tokenizer.json", json.loads(published("words"))
+    document["model"]["unk_token"] = "<absent>"
+    path.write_text(json.dumps(document))
+    with pytest.raises(LmtrainError, match="the tokenizer can't encode the text: WordLevel error: Missing"):
+        load_given(path, "[EOS]").encode("the absent words")
