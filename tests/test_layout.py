@@ -80,7 +80,9 @@ def test_only_the_code_of_exported_models_imports_transformers() -> None:
     assert not any("modeling_lmtrain" in name for path in PACKAGE.rglob("*.py") for name in _imports(path))
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["generate", "-h"], ["export", "-h"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["generate", "-h"], ["export", "-h"], ["--version"]]
+)
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys, lmtrain.cli.app\n"
