@@ -168,6 +168,15 @@ def test_a_file_without_an_end_of_text_token_names_the_field(tmp_path: Path) -> 
     assert load_given(path, "[END]").eos_id == 3
 
 
+def test_a_special_token_is_the_end_of_text_before_a_word_of_a_usual_name(tmp_path: Path) -> None:
+    path, document = tmp_path / "tokenizer.json", json.loads(published("words"))
+    document["model"]["vocab"]["<eos>"] = document["model"]["vocab"].pop("the")
+    path.write_text(json.dumps(document))
+    assert load_given(path, None).eos_token == "[EOS]"
+    path.write_text(json.dumps(document).replace("[EOS]", "[END]"))
+    assert load_given(path, None).eos_token == "<eos>"
+
+
 def test_ids_may_have_gaps(tmp_path: Path) -> None:
     document = json.loads(published("gpt2"))
     last = max(document["model"]["vocab"].values())
