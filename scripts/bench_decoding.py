@@ -29,7 +29,7 @@ CASES = tuple(itertools.product((1, 16), (1, 4)))
 def decoding(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     """Metrics and settings of every precision and case."""
     if importlib.util.find_spec("transformers") is None:
-        raise SystemExit("this needs transformers: pip install -c constraints.txt -e '.[benchmark]'")
+        raise SystemExit("this needs transformers: pip install -c constraints.txt -e '.[hf]'")
     device, new = choose_device("auto"), arguments.new_tokens
     options = [*recipe_options(arguments.recipe), f"model.context={PROMPT + new + 1}", *arguments.overrides]
     options += [*random_corpus(folder, arguments.vocab_size), f"run.dir={folder}", "run.name=run"]

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent.parent
 def constraints() -> dict[str, str]:
     """By package, its version as a specifier. Raises ValueError for a dependency without a lower bound."""
     oldest = {}
-    for line in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for line in project["dependencies"] + project["optional-dependencies"]["hf"]:
         found = re.match(r"([\w.-]+)>=(\d+)(\.\d+)?", line)
         if found is None:
             raise ValueError(f"pyproject.toml: {line!r} has no lower bound")

@@ -77,14 +77,22 @@ def test_nothing_reads_or_writes_pickles() -> None:
         assert "torch.save" not in path.read_text(), path
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["generate", "-h"], ["--version"]])
+def test_only_the_code_of_exported_models_imports_transformers() -> None:
+    users = {path.name for path in PACKAGE.rglob("*.py") if any("transformers" in name for name in _imports(path))}
+    assert users == {"modeling_lmtrain.py"}
+    assert not any("modeling_lmtrain" in name for path in PACKAGE.rglob("*.py") for name in _imports(path))
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["generate", "-h"], ["export", "-h"], ["--version"]]
+)
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys, lmtrain.cli.app\n"
         f"sys.argv = ['lmtrain', *{arguments!r}]\n"
         "try: lmtrain.cli.app.main()\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'datasets', 'tokenizers', 'numpy', 'rich', 'yaml'}\n"
+        "heavy = {'torch', 'datasets', 'tokenizers', 'numpy', 'rich', 'yaml', 'transformers'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

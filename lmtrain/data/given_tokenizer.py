@@ -55,12 +55,13 @@ def load_given(path: Path, eos_token: str | None) -> Tokenizer:
 
 
 def _end_of_text(path: Path, vocabulary: dict[str, int], backend: Any) -> str:
-    """The token that the files beside a tokenizer.json name, or else one of a well-known name."""
+    """The token that the files beside a tokenizer.json name, or else one of a usual name, a special token if it can be:
+    others may be words of the text that the vocabulary was learned from."""
+    special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
     named = [_content(_read_object(path.with_name(name)).get("eos_token")) for name in BESIDE]
-    for name in [*named, *END_OF_TEXT]:
+    for name in [*named, *(name for name in END_OF_TEXT if name in special), *END_OF_TEXT]:
         if name in vocabulary:
             return name
-    special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
     listed = ", ".join((special or sorted(vocabulary, key=vocabulary.__getitem__))[:_CANDIDATES])
     raise ValueError(
         "has no end-of-text token of a usual name: set tokenizer.eos_token to the token that is to end each document, "

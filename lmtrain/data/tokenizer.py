@@ -36,6 +36,7 @@ BYTE = _DIRECT | dict(zip(BYTE_SYMBOLS[len(_DIRECT) :], sorted(set(range(256)) -
 BYTE_VOCABULARY = {EOS: 0} | {symbol: byte + 1 for symbol, byte in BYTE.items()}
 
 MOST_IDS = 1 << 24
+"""Ids that a file may make the rows of an embedding; its entries are limited by its size."""
 _PIECE = 1 << 16
 
 _WORD_END = re.compile(r"\S(?= )")
@@ -268,8 +269,9 @@ def _bytes_of(token: str, byte_level: bool) -> bytes | None:
 def pieces(texts: Iterable[str], kind: Kind) -> Iterator[str]:
     """Cut long texts, so that a corpus of one single line is encoded in bounded memory too.
 
-    A cut falls between a word and the space after it, where every kind of tokenizer has a boundary. Only a bpe or byte
-    text without such a place in the next 65,536 characters is cut elsewhere.
+    A cut falls between a word and the space after it, where every kind of tokenizer has a boundary; a tokenizer of a
+    file that puts a space before each text puts one there too. Only a text without such a place in the next 65,536
+    characters is cut elsewhere, and with word none is.
     """
     for text in texts:
         start = 0

@@ -64,6 +64,8 @@ def new_backend(kind: Kind, vocabulary: dict[str, int]) -> Any:
 def read(path: Path) -> bytes:
     """The bytes of a tokenizer.json. Raises LmtrainError when it is missing, unreadable or too large."""
     try:
+        if path.is_dir():
+            raise LmtrainError(f"tokenizer {path} is a folder: give the tokenizer.json in it")
         if not path.is_file():
             raise LmtrainError(f"tokenizer {path} does not exist: make it with 'lmtrain tokenize'")
         with path.open("rb") as file:

@@ -101,12 +101,13 @@ def _tokenizer(document: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]
     eos = tokenizer.token(tokenizer.eos_id)
     before, text = {"SpecialToken": {"id": eos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
     changed = {
+        **dict.fromkeys(("truncation", "padding")),
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [before, text],
             "pair": [before, text, {"Sequence": {"id": "B", "type_id": 0}}],
             "special_tokens": {eos: {"id": eos, "ids": [tokenizer.eos_id], "tokens": [eos]}},
-        }
+        },
     }
     if tokenizer.kind == "word":  # its normalizer makes `<eos>` of a line end, and words are joined by spaces
         return {**document, **changed, "decoder": _word_decoder(eos)}

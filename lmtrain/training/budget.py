@@ -11,7 +11,7 @@ DEFAULT_EPOCHS = 10.0
 EVALUATIONS = 20
 """Into how many parts the budget is divided for evaluations, unless the configuration says how often."""
 EVALUATION_COST = 0.1
-"""How much time evaluations may take then, in relation to training steps, which take three times as long per target."""
+"""How much time evaluations may take then, in relation to training steps."""
 
 
 @dataclass(frozen=True)
@@ -78,26 +78,35 @@ def _budget_steps(config: Config, samples_per_epoch: int) -> int | None:
 @dataclass(frozen=True)
 class Evaluations:
     """When a run is evaluated: after each multiple of `steps`, or if that is None whenever the progress enters another
-    part of the budget, but not within `least` steps of the last evaluation."""
+    part of the budget, unless evaluations would take more than `EVALUATION_COST`: not within `least` steps of the last
+    one, or if that is None by what they have cost so far."""
 
     steps: int | None
-    least: int = 1
+    least: int | None = None
 
-    def due(self, step: int, progress: float, last_step: int, last_progress: float) -> bool:
-        """Whether to evaluate at `step`, the last evaluation having been at `last_step`."""
+    def due(self, step: int, progress: float, last_step: int, last_progress: float, cost: float) -> bool:
+        """Whether to evaluate at `step`, the last evaluation having been at `last_step`; `cost` is the time that
+        evaluations have taken in relation to training steps."""
         if step == last_step:
             return False
         if self.steps is not None:
             return step % self.steps == 0
-        return step - last_step >= self.least and int(EVALUATIONS * progress) > int(EVALUATIONS * last_progress)
+        affordable = cost <= EVALUATION_COST if self.least is None else step - last_step >= self.least
+        return affordable and int(EVALUATIONS * progress) > int(EVALUATIONS * last_progress)
 
 
 def make_evaluations(config: Config, samples_per_epoch: int, validation_tokens: int) -> Evaluations:
-    """The configured evaluations, without `eval_steps` and `eval_epochs` those by parts of the budget."""
+    """The configured evaluations, without `eval_steps` and `eval_epochs` those by parts of the budget.
+
+    With a budget in steps, where they must depend only on the step, their cost is estimated: a step takes three times
+    as long as an evaluation per target.
+    """
     train = config.train
     if train.eval_steps is not None:
         return Evaluations(train.eval_steps)
     if train.eval_epochs is not None:
         return Evaluations(max(1, round(train.eval_epochs * samples_per_epoch / train.batch_size)))
+    if train.max_minutes is not None:
+        return Evaluations(None)
     scored = min(train.eval_tokens or validation_tokens, validation_tokens) * (1 if train.ema is None else 2)
     return Evaluations(None, math.ceil(scored / (3 * EVALUATION_COST * targets_per_step(config))))

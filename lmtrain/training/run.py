@@ -56,6 +56,7 @@ class OpenRun:
         self._evaluations = make_evaluations(
             self.training.config, self.training.samples.order.per_epoch(), self.store.split("valid").tokens
         )
+        self._evaluation_seconds, self._started = 0.0, self.clock.read()
         # With a budget in time, the progress at the last evaluation is not known here, and the present one serves.
         self._evaluated_progress = self.budget.progress(self.training.counters.evaluated, self.clock.read())
 
@@ -74,12 +75,18 @@ class OpenRun:
     def evaluation_is_due(self) -> bool:
         """Whether this step must be evaluated and was not yet: at the start, because a signal stopped the run there."""
         counters = self.training.counters
-        return self._evaluations.due(counters.step, self.progress(), counters.evaluated, self._evaluated_progress)
+        step_seconds = self.clock.read() - self._started - self._evaluation_seconds
+        cost = self._evaluation_seconds / step_seconds if step_seconds > 0 else 0.0
+        return self._evaluations.due(counters.step, self.progress(), counters.evaluated, self._evaluated_progress, cost)
 
     def evaluate(self) -> None:
         """Evaluate, and save a checkpoint with the score."""
+        self.clock.tick()
+        started = self.clock.read()
         with self._meter.paused():
             self._save(evaluate_and_show(self.training, self.store, self.monitor, self.stop))
+        self.clock.tick()
+        self._evaluation_seconds += self.clock.read() - started
         self._evaluated_progress = self.progress()
 
     def after_step(self, lr: float) -> None:

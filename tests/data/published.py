@@ -1,12 +1,16 @@
 """The tokenizer.json of tokenizers in the shapes of published ones, trained on a few lines with the library."""
 
 import json
+import tempfile
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from lmtrain.data.given_tokenizer import load_given
+from lmtrain.data.tokenizer import Tokenizer
 from tests.data.trained import LINES
 
 TEXT = [*LINES, "It 's 1,234 cats; doesn't the CAT sit?  Two  spaces", "The river ran past the old mill."] * 3
@@ -123,6 +127,15 @@ EXACT = ("gpt2", "llama2", "llama3")
 def published(name: str) -> str:
     """The tokenizer.json of a shape."""
     return str(SHAPES[name][0]().to_str())
+
+
+@cache
+def as_given(name: str) -> Tokenizer:
+    """The tokenizer that lmtrain makes of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tokenizer.json"
+        path.write_text(published(name))
+        return load_given(path, None)
 
 
 @cache

@@ -13,7 +13,7 @@ from lmtrain.data.given_tokenizer import load_given
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError
 from tests.data.helpers import DOCUMENTS, make_corpus, tokenized
-from tests.data.published import EXACT, SHAPES, published, reference
+from tests.data.published import EXACT, SHAPES, as_given, published, reference
 
 WORDS = ["the", "cat", "'s", " ", "  ", "\n", "\t", "\r", "é", "東", "😀", "\x00", "7", "Cat", ".", "-"]
 TEXT = st.lists(st.sampled_from(WORDS)).map("".join) | st.text(st.characters(codec="utf-8", exclude_characters="▁"))
@@ -29,19 +29,14 @@ def write(folder: Path, name: str, **beside: object) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
-    return {name: load_given(write(tmp_path_factory.mktemp(name), name), None) for name in SHAPES}
-
-
 def lines_of(text: str) -> list[str]:
     lines = [f"{line}\n" for line in text.split("\n")]
     return [line for line in [*lines[:-1], lines[-1][:-1]] if line]
 
 
 @EVERY_SHAPE
-def test_the_special_tokens_are_found(name: str, loaded: dict[str, Tokenizer]) -> None:
-    tokenizer, library = loaded[name], reference(name)
+def test_the_special_tokens_are_found(name: str) -> None:
+    tokenizer, library = as_given(name), reference(name)
     _, eos, unk = SHAPES[name]
     assert (tokenizer.kind, tokenizer.eos_token, tokenizer.eos_id) == ("file", eos, library.token_to_id(eos))
     assert tokenizer.unk_id == (None if unk is None else library.token_to_id(unk))
@@ -54,16 +49,16 @@ def test_the_special_tokens_are_found(name: str, loaded: dict[str, Tokenizer]) -
 @EVERY_SHAPE
 @given(text=TEXT)
 @example(text=" = A title = \n\n\n the  cat 's 1,234 \n")
-def test_each_line_is_encoded_as_the_library_does(name: str, text: str, loaded: dict[str, Tokenizer]) -> None:
+def test_each_line_is_encoded_as_the_library_does(name: str, text: str) -> None:
     encoded = [reference(name).encode(line, add_special_tokens=False).ids for line in lines_of(text)]
-    assert loaded[name].encode(text) == [index for ids in encoded for index in ids]
+    assert as_given(name).encode(text) == [index for ids in encoded for index in ids]
 
 
 @EVERY_SHAPE
 @given(text=TEXT)
 @example(text=" = A title = \n\n\n the  cat 's 1,234 \n")
-def test_decoding_restores_what_the_tokenizer_keeps(name: str, text: str, loaded: dict[str, Tokenizer]) -> None:
-    tokenizer, library = loaded[name], reference(name)
+def test_decoding_restores_what_the_tokenizer_keeps(name: str, text: str) -> None:
+    tokenizer, library = as_given(name), reference(name)
     assert name not in EXACT or tokenizer.decode(tokenizer.encode(text)) == text
     for line in lines_of(text):
         ids = tokenizer.encode(line)
@@ -72,8 +67,8 @@ def test_decoding_restores_what_the_tokenizer_keeps(name: str, text: str, loaded
 
 @EVERY_SHAPE
 @given(data=st.data())
-def test_pieces_joined_are_the_text_of_any_ids(name: str, data: st.DataObject, loaded: dict[str, Tokenizer]) -> None:
-    tokenizer = loaded[name]
+def test_pieces_joined_are_the_text_of_any_ids(name: str, data: st.DataObject) -> None:
+    tokenizer = as_given(name)
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20))
     joined = b"".join(tokenizer.piece(*pair) for pair in zip([tokenizer.eos_id, *ids], ids, strict=False))
     assert joined.decode(errors="replace") == tokenizer.decode(ids)
@@ -81,8 +76,8 @@ def test_pieces_joined_are_the_text_of_any_ids(name: str, data: st.DataObject, l
 
 
 @EVERY_SHAPE
-def test_text_that_continues_another_begins_with_its_space(name: str, loaded: dict[str, Tokenizer]) -> None:
-    tokenizer = loaded[name]
+def test_text_that_continues_another_begins_with_its_space(name: str) -> None:
+    tokenizer = as_given(name)
     assert tokenizer.adds_space == (name not in {"gpt2", "llama3"})
     ids = tokenizer.encode("the cat")
     pieces = [tokenizer.piece(None if index == 0 else ids[index - 1], ids[index]) for index in range(len(ids))]
@@ -91,8 +86,8 @@ def test_text_that_continues_another_begins_with_its_space(name: str, loaded: di
 
 @EVERY_SHAPE
 @pytest.mark.parametrize("text", ["{}", "a {} b\n", "x{}y{}\n{}\n", " {}{} "])
-def test_no_text_becomes_the_end_of_text_token(name: str, text: str, loaded: dict[str, Tokenizer]) -> None:
-    tokenizer = loaded[name]
+def test_no_text_becomes_the_end_of_text_token(name: str, text: str) -> None:
+    tokenizer = as_given(name)
     for spelling in (tokenizer.eos_token, tokenizer.eos_token.lower(), tokenizer.eos_token.upper()):
         ids = tokenizer.encode(text.format(*[spelling] * 3))
         assert ids
@@ -101,18 +96,16 @@ def test_no_text_becomes_the_end_of_text_token(name: str, text: str, loaded: dic
             assert tokenizer.decode(ids) == text.format(*[spelling] * 3)
 
 
-def test_a_word_that_is_the_end_of_text_token_is_spelled(loaded: dict[str, Tokenizer]) -> None:
+def test_a_word_that_is_the_end_of_text_token_is_spelled() -> None:
     """As Unigram does with `</s>` in a text."""
     assert reference("t5").encode("a </s>", add_special_tokens=False).tokens[-1] == "</s>"
-    ids = loaded["t5"].encode("a </s>")
-    assert [loaded["t5"].token(index) for index in ids][-2:] == ["s", ">"]
+    ids = as_given("t5").encode("a </s>")
+    assert [as_given("t5").token(index) for index in ids][-2:] == ["s", ">"]
 
 
 @EVERY_SHAPE
-def test_the_file_is_complete_by_itself_and_the_library_reads_it(
-    name: str, loaded: dict[str, Tokenizer], tmp_path: Path
-) -> None:
-    tokenizer, path = loaded[name], tmp_path / "tokenizer.json"
+def test_the_file_is_complete_by_itself_and_the_library_reads_it(name: str, tmp_path: Path) -> None:
+    tokenizer, path = as_given(name), tmp_path / "tokenizer.json"
     tokenizer.save(path)
     again, library = Tokenizer.load(path), tokenizers.Tokenizer.from_file(str(path))
     assert (again.sha256, again.kind, again.eos_id, again.unk_id) == (
@@ -175,6 +168,15 @@ def test_a_file_without_an_end_of_text_token_names_the_field(tmp_path: Path) -> 
     assert load_given(path, "[END]").eos_id == 3
 
 
+def test_a_special_token_is_the_end_of_text_before_a_word_of_a_usual_name(tmp_path: Path) -> None:
+    path, document = tmp_path / "tokenizer.json", json.loads(published("words"))
+    document["model"]["vocab"]["<eos>"] = document["model"]["vocab"].pop("the")
+    path.write_text(json.dumps(document))
+    assert load_given(path, None).eos_token == "[EOS]"
+    path.write_text(json.dumps(document).replace("[EOS]", "[END]"))
+    assert load_given(path, None).eos_token == "<eos>"
+
+
 def test_ids_may_have_gaps(tmp_path: Path) -> None:
     document = json.loads(published("gpt2"))
     last = max(document["model"]["vocab"].values())
@@ -195,3 +197,24 @@ def test_dropout_and_an_added_token_that_is_not_special_change_no_text(tmp_path:
     assert tokenizer.encode(text) == reference("llama2").encode(text, add_special_tokens=False).ids
     assert tokenizer.decode(tokenizer.encode("the cat</s> sat")).replace(" ", "") == "thecat</s>sat"
     assert tokenizer.eos_id not in tokenizer.encode("the cat</s> sat")
+
+
+def test_what_the_library_fails_on_is_one_error(tmp_path: Path) -> None:
+    """A panic while the file is read, and an expression that never ends on a text."""
+    path, document = tmp_path / "tokenizer.json", json.loads(published("t5"))
+    path.write_text(json.dumps(document | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}))
+    with pytest.raises(LmtrainError, match=r"tokenizer\.json is damaged, or not a tokenizer\.json of Hugging Face's"):
+        load_given(path, None)
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    path.write_text(json.dumps(document | {"pre_tokenizer": split}))
+    tokenizer = load_given(path, None)
+    with pytest.raises(LmtrainError, match="the tokenizer can't encode the text: "):
+        tokenizer.encode("a" * 30 + "!")
+
+
+def test_words_that_a_vocabulary_without_an_unknown_token_lacks_are_an_error(tmp_path: Path) -> None:
+    path, document = tmp_path / "tokenizer.json", json.loads(published("words"))
+    document["model"]["unk_token"] = "<absent>"
+    path.write_text(json.dumps(document))
+    with pytest.raises(LmtrainError, match="the tokenizer can't encode the text: WordLevel error: Missing"):
+        load_given(path, "[EOS]").encode("the absent words")

@@ -115,8 +115,12 @@ def test_load_rejects_other_files(content: bytes, tmp_path: Path) -> None:
 
 def test_load_rejects_missing_files_folders_and_pipes(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "none.json", tmp_path, tmp_path / "pipe"):
-        with pytest.raises(LmtrainError, match="does not exist"):
+    for path, message in (
+        (tmp_path / "none.json", "does not exist"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "pipe", "does not exist"),
+    ):
+        with pytest.raises(LmtrainError, match=message):
             Tokenizer.load(path)
 
 

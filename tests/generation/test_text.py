@@ -12,13 +12,15 @@ from lmtrain.generation.detokenizer import Detokenizer
 from lmtrain.generation.options import StopKind
 from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import TextStreamer, decode, has_wikitext_spacing, prompt_for_model, unknown_words
+from tests.data.published import as_given
 
 LINES = ["= Title =", "", 'a b , c @-@ d " e " . ( f ) /', "= = Part = =", "é € g 's @.@"]
 WORD = Tokenizer.train(LINES, TokenizerConfig(kind="word"))
 PLAIN = Tokenizer.train(["a b, c-d"], TokenizerConfig(kind="word"))
 BPE = Tokenizer.train(LINES * 3, TokenizerConfig(kind="bpe", vocab_size=280))
 BYTE = Tokenizer.train([], TokenizerConfig(kind="byte"))
-TOKENIZERS = [WORD, PLAIN, BPE, BYTE]
+LLAMA2, BERT = as_given("llama2"), as_given("bert")
+TOKENIZERS = [WORD, PLAIN, BPE, BYTE, LLAMA2, BERT]
 PROMPTS = ["", "a b", "a b ", "a\n", 'a " b', "(", "a-b", 'a, "b', '"', "c-"]
 STRINGS = ["d e", " a", "é", "b", "\n", ", c", "-"]
 
@@ -61,7 +63,7 @@ def test_streamed_pieces_join_to_the_final_text(
     pieces = [tokenizer.piece(before, token) for before, token in zip([None, *used], used, strict=False)]
     whole = b"".join(pieces)
     whole = whole[: len(whole) - (streamer.ending.cut if streamer.ending else 0)]
-    if tokenizer.kind == "word" and (not prompt or prompt[-1].isspace()):
+    if tokenizer in (WORD, PLAIN, LLAMA2, BERT) and (not prompt or prompt[-1].isspace()):
         whole = whole.removeprefix(b" ")
     expected = whole.decode(errors="replace")
     if not raw and has_wikitext_spacing(tokenizer):
@@ -77,6 +79,12 @@ def test_words_are_final_at_once_and_the_beginning_of_a_stop_string_waits() -> N
     assert run(WORD, "a", WORD.encode("a b d e"), strings=["d f"])[0] == [" a", " b", "", " d e", ""]
     assert run(WORD, "a", WORD.encode("a d f"), strings=["d f"])[0] == [" a", "", "", ""]
     assert run(BYTE, "", BYTE.encode("é!"))[0] == ["", "é", "!", ""]
+
+
+@pytest.mark.parametrize(("prompt", "text"), [("", "cat"), ("the", " cat"), ("the ", "cat"), ("the\n", "cat")])
+def test_a_first_word_follows_one_space_whatever_the_tokenizer(prompt: str, text: str) -> None:
+    for tokenizer in (LLAMA2, BERT):
+        assert decode(tokenizer, prompt, tokenizer.encode("cat"), Stops(tokenizer), raw=False) == (prompt, text)
 
 
 def test_a_heading_waits_until_its_level_is_known() -> None:
@@ -115,3 +123,4 @@ def test_only_a_wikitext_vocabulary_changes_the_spacing(tokenizer: Tokenizer, sp
 def test_unknown_words_are_named() -> None:
     assert unknown_words(WORD, "a xyzzy <unk> b <eos> xyzzy") == ["xyzzy", "<eos>"]
     assert unknown_words(BYTE, "anything") == []
+    assert unknown_words(as_given("t5"), "the 東京 cat") == ["東京"]

@@ -1,8 +1,10 @@
 """The loop: what a step computes, what ends a run, which runs are rejected, and what a finished run contains."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,16 +20,19 @@ from lmtrain.evaluation.perplexity import evaluate
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.system.signals import Interrupted
 from lmtrain.training import loop, noise, opening, state
+from lmtrain.training import run as training_run
 from lmtrain.training.announce import few_steps
 from lmtrain.training.budget import Budget
 from lmtrain.training.loop import StepResult, train_step
 from lmtrain.training.optim import optimizer_tensors
 from lmtrain.training.state import Training
+from lmtrain.training.validation import evaluate_and_show
 from tests.training.helpers import (
     change,
     cpu,
     flip_bit,
     last_hash,
+    metrics,
     run,
     run_state,
     scaled_loss,
@@ -254,6 +259,43 @@ def test_a_budget_in_time_counts_from_the_first_step(
     assert (outcome.status, outcome.minutes) == ("finished", 1.0)
     assert list(rates) == [12.0, 18.0, 24.0, 42.0, 48.0, 54.0]
     assert list(rates.values()) == pytest.approx([1e-6, 0.25e-3, 0.5e-3, 1e-3, 1e-3, 1e-3])
+
+
+@pytest.mark.parametrize("seconds", [0.2, 1.0, 9.0])
+def test_evaluations_take_at_most_a_tenth_of_the_time_of_steps_but_for_the_first_and_the_last(
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """In a minute, with steps of a second, against a plain loop."""
+    now = 0.0
+
+    def step(training: Training, lr: float) -> StepResult:
+        nonlocal now
+        now += 1.0
+        return train_step(training, lr)
+
+    def evaluate(*arguments: Any) -> float:
+        nonlocal now
+        now += seconds
+        return evaluate_and_show(*arguments)
+
+    monkeypatch.setattr("lmtrain.training.meter.time", SimpleNamespace(monotonic=lambda: now, perf_counter=time.time))
+    monkeypatch.setattr(loop, "train_step", step)
+    monkeypatch.setattr(training_run, "evaluate_and_show", evaluate)
+    run(change(tiny, train__steps=None, train__max_minutes=1.0, train__eval_steps=None), store, tmp_path)
+    steps, evaluated, last, reference = 0, 0.0, 0.0, []
+    while steps + evaluated < 60:
+        steps += 1
+        passed = steps + evaluated
+        if evaluated <= 0.1 * steps and passed // 3 > last // 3:
+            evaluated += seconds
+            last = steps + evaluated
+            reference.append(steps)
+    if reference[-1] != steps:
+        reference.append(steps)
+    found = [row["step"] for row in metrics(tmp_path) if row["kind"] == "valid"]
+    assert found == reference
+    assert found[0] == 3
+    assert seconds * len(found[:-2]) <= 0.1 * found[-2]
 
 
 def test_an_error_before_the_first_step_writes_no_state(
