@@ -17,9 +17,9 @@ from tqdm import tqdm
 from lmtrain.config.loader import change
 from lmtrain.config.schema import Config, RunConfig
 from lmtrain.data.prepare import text_split
-from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.data.tokenizer import Tokenizer, utf8
 from lmtrain.data.tokens import Split, TokenStore
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.evaluation.adaptive import adapted
 from lmtrain.evaluation.ensemble_weights import fitted_weights, member_nats
 from lmtrain.evaluation.gradient_rms import kept_gradient_rms, rms_tokens
@@ -169,11 +169,14 @@ class Run:
     def fitted(self, split: str = "valid", *, limit: int | None = None, **settings: Any) -> Self:
         """The ensemble with the shares that give a split the highest probability: see `fitted_weights`.
 
-        Report the score of a split on which they were not fitted.
+        Report the score of a split on which they were not fitted. Raises UsageError for a single run.
         """
-        config, part = self._settings(settings), self.corpus().split(split)
         model = self.model
-        assert isinstance(model, Ensemble)
+        if not isinstance(model, Ensemble):
+            raise UsageError(
+                "weights in the mean are fitted to several runs, and this is one: give more than one --run"
+            )
+        config, part = self._settings(settings), self.corpus().split(split)
         nats = member_nats(
             model, lambda forward: self._pass(forward, part, config, limit=limit), config.eval.temperature
         )
@@ -262,8 +265,8 @@ class Run:
         """The split that a file of this text would be."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "text"
-            file.write_text(text, newline="")
-            return text_split(file, self.tokenizer, self.config.data.text_column, progress=False)
+            file.write_bytes(utf8(text))
+            return text_split(file, self.tokenizer, self.config.data.text_column, progress=False, name="the text")
 
     def _bar(self, title: str, tokens: int) -> "tqdm[NoReturn]":
         hidden = None if self.progress else True  # None: hidden unless stderr is a terminal
@@ -290,8 +293,16 @@ def load(
     `checkpoint` is `best`, `last` or a step (None = the best undamaged one), `weights` `auto` (averaged ones if there
     are any), `ema` or `raw`, `device` `auto`, `cpu` or `cuda`. `precision` is fp32, bf16, fp16 or (on a CPU) int8;
     None = that of training for scores, and what is fastest for texts. `note` is given messages.
-    Raises LmtrainError where there is no such run, it is damaged, or several don't fit each other.
+    Raises LmtrainError where there is no such run, it is damaged, or several don't fit each other, and UsageError for
+    another value of these.
     """
+    for option, given, known in (
+        ("weights", weights, ("auto", "raw", "ema")),
+        ("device", device, ("auto", "cpu", "cuda")),
+        ("precision", precision, (None, "auto", "fp32", "bf16", "fp16", "int8")),
+    ):
+        if given not in known:
+            raise UsageError(f"{option}={given!r}: it is one of {', '.join(map(str, known))}")
     names = [run] if run is None or isinstance(run, str | Path) else run
     folders = [find_run(None if name is None else Path(name), RunConfig().dir) for name in names]
     which = None if checkpoint is None else str(checkpoint)

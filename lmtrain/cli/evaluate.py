@@ -84,8 +84,6 @@ def evaluate(
 
     if text is not None and split is not None:
         raise UsageError("--split and --text both say what is scored: give one of them")
-    if fit_weights is not None and (run is None or len(run) == 1):
-        raise UsageError("--fit-weights divides the mean among several runs: give --run more than once")
     options = {"eval.temperature": temperature, "eval.stride": stride, "eval.batch_size": batch_size}
     source = {"data.dir": data_dir, "data.text_column": None if text is not None else text_column}
     overrides = [*_checked(overrides or []), *as_overrides(options), *as_overrides(source)]

@@ -35,16 +35,16 @@ def prepare_store(
     return tokenize(corpus, config.tokenizer, config.data.dir, force=force, note=note, progress=progress)
 
 
-def text_split(path: Path, tokenizer: Tokenizer, text_column: str, *, progress: bool) -> Split:
+def text_split(path: Path, tokenizer: Tokenizer, text_column: str, *, progress: bool, name: str | None = None) -> Split:
     """The split that `path` would be in a corpus, encoded by `tokenizer`: the same ids and the same counts.
 
-    Its text is written to a temporary folder; its ids are held in memory. Raises LmtrainError when the file is missing,
-    when its content can't be read, and when it has no words.
+    Its text is written to a temporary folder; its ids are held in memory. `name` takes the place of `path` in messages.
+    Raises LmtrainError when the file is missing, when its content can't be read, and when it has no words.
     """
     local.check_file(path)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        counts = write_split(folder, "text", local.read_lines([path], text_column), progress, str(path))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        counts = write_split(folder, "text", local.read_lines([path], text_column), progress, name or str(path))
         shards = list(encode_text(folder / "text.txt", tokenizer))
     ids = Ids([shard.ids for shard in shards])
     words, replaced = counts["words"] + counts["lines"], sum(shard.replaced for shard in shards)

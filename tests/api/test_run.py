@@ -59,8 +59,13 @@ def test_the_score_of_a_text_is_that_of_its_tokens_one_by_one(lmtrain: Lmtrain, 
     assert run.score(TEXT, stride=1).nats == pytest.approx(sum(expected), rel=1e-5)
     (workdir / "own.txt").write_text(TEXT)
     assert json.loads(lmtrain("eval", "--text", "own.txt", "--json").out)["nats"] == score.nats
-    with pytest.raises(LmtrainError, match="no words"):
+    with pytest.raises(LmtrainError, match="the text has no words"):
         run.score(" ")
+    with pytest.raises(LmtrainError, match="lone surrogate at character 2"):
+        run.score("a \ud800")
+    for wrong in ({"device": "gpu"}, {"weights": "best"}, {"precision": "fp8"}):
+        with pytest.raises(UsageError, match="it is one of"):
+            library.load("sample", **wrong)  # type: ignore[arg-type]
 
 
 def test_an_evaluation_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
@@ -123,7 +128,7 @@ def test_several_runs_are_the_mean_of_their_probabilities(lmtrain: Lmtrain, work
     assert " + 0." in lmtrain(*command).out
     for arguments, message in (
         (["eval", *options, "--dynamic"], "--dynamic is for one run"),
-        (["eval", "--fit-weights", "valid"], "give --run more than once"),
+        (["eval", "--fit-weights", "valid"], "give more than one --run"),
         (["generate", "The", *options, "--show-attention", "a.png"], "give one --run"),
     ):
         done = lmtrain(*arguments)
