@@ -1,4 +1,4 @@
-"""`lmtrain export`: a run in the form of another program."""
+"""`lmtrain export`: a run as a folder that transformers loads."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -28,16 +28,16 @@ def export(
     overrides: Overrides = None,
     config: ConfigFile = None,
     to: Annotated[
-        Literal["hf"], typer.Option(help="The form. hf: for Hugging Face's transformers, with a model card.")
+        Literal["hf"], typer.Option(help="hf: the files of Hugging Face's transformers, with a model card.")
     ] = "hf",
     checkpoint: Checkpoint = None,
     weights: WeightsChoice = Weights.auto,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a trained model in the form of another program.
+    """Write a trained run as a folder that Hugging Face's transformers loads.
 
-    A configuration names the folder of all runs.
+    Of the configuration only run.dir has an effect: the folder of all runs.
     """
     from lmtrain.config.loader import shown
     from lmtrain.export.hugging_face import export as write
