@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lmtrain.config.loader import change
-from lmtrain.config.schema import Config, RunConfig
+from lmtrain.config.schema import Config, DataConfig, RunConfig
 from lmtrain.data.prepare import text_split
 from lmtrain.data.tokenizer import Tokenizer, utf8
 from lmtrain.data.tokens import Split, TokenStore
@@ -154,7 +154,9 @@ class Run:
         Raises LmtrainError where there is no such split or store.
         """
         data = {"data.source": source, "data.dir": data_dir}
-        given = {field: json.dumps(str(value)) for field, value in data.items() if value is not None}
+        given = {
+            field: json.dumps(str(value), ensure_ascii=False) for field, value in data.items() if value is not None
+        }
         run = self
         if given:
             config = change(self.config, [f"{field}={value}" for field, value in given.items()])
@@ -173,9 +175,7 @@ class Run:
         """
         model = self.model
         if not isinstance(model, Ensemble):
-            raise UsageError(
-                "weights in the mean are fitted to several runs, and this is one: give more than one --run"
-            )
+            raise UsageError("weights in the mean are fitted to several runs, and this is one: name more than one")
         config, part = self._settings(settings), self.corpus().split(split)
         nats = member_nats(
             model, lambda forward: self._pass(forward, part, config, limit=limit), config.eval.temperature
@@ -219,7 +219,9 @@ class Run:
 
     def _settings(self, fields: dict[str, Any]) -> Config:
         """The configuration with these fields of the section `eval`."""
-        return change(self.config, [f"eval.{field}={json.dumps(value)}" for field, value in fields.items()])
+        return change(
+            self.config, [f"eval.{field}={json.dumps(value, ensure_ascii=False)}" for field, value in fields.items()]
+        )
 
     def _pass(
         self, forward: Forward, part: Split, config: Config, *, limit: int | None, batch_size: int | None = None
@@ -304,8 +306,12 @@ def load(
         if given not in known:
             raise UsageError(f"{option}={given!r}: it is one of {', '.join(map(str, known))}")
     names = [run] if run is None or isinstance(run, str | Path) else run
+    if not names:
+        raise UsageError("the list of runs is empty: name one, or leave it out for the latest")
     folders = [find_run(None if name is None else Path(name), RunConfig().dir) for name in names]
     which = None if checkpoint is None else str(checkpoint)
     members = load_members(folders, which, weights, note)
+    # The data folder that it was trained with is that of another machine if the run comes from there.
+    config = change(members[0].config, [f"data.dir={DataConfig().dir}"])
     shares = (1 / len(members),) * len(members)
-    return Run(members, shares, members[0].config, choose_device(device), precision, note, progress)
+    return Run(members, shares, config, choose_device(device), precision, note, progress)

@@ -28,13 +28,13 @@ def train(
 
     A corpus that is missing is downloaded and tokenized first; a finished run is not trained again. Several processes
     that torchrun started call this together. Raises LmtrainError where the command `train` fails with a message, and
-    KeyboardInterrupt after Ctrl-C, when the checkpoint is saved.
+    KeyboardInterrupt after Ctrl-C, when the checkpoint is saved. Only the main thread can train: signals reach it.
     """
     wanted = request(Path(config) if isinstance(config, str) else config, overrides)
     outcome, _ = train_request(wanted, quiet=quiet)
     if outcome.score is None:
         raise KeyboardInterrupt
-    return load(wanted.run_dir)
+    return load(wanted.run_dir, device=wanted.config.train.device)
 
 
 def train_request(wanted: Request, *, quiet: bool) -> tuple[Outcome, TokenStore]:

@@ -143,7 +143,6 @@ def _with_settings(run: "api.Run", path: Path | None, overrides: list[str]) -> "
     """The run with the user's settings.
 
     They are, later ones first: the overrides, the environment, and of the file at `path` the section eval and data.dir.
-    The data folder that the run was trained with is not used, since the run may come from elsewhere.
     """
     from lmtrain.config.loader import change, environment_of, load
 

@@ -79,7 +79,9 @@ def _values(source: Source) -> dict[str, Any]:
         return _read_yaml(source)
     if isinstance(source, Config):
         return source.model_dump(mode="json")
-    return {section: dict(fields) for section, fields in (source or {}).items()}
+    return {
+        section: dict(fields) if isinstance(fields, Mapping) else fields for section, fields in (source or {}).items()
+    }
 
 
 def change(config: Config, overrides: Iterable[str], environment: Mapping[str, str] | None = None) -> Config:

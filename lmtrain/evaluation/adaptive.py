@@ -186,7 +186,10 @@ def adapted(
     score: Scorer = partial(model.score, temperature=settings.temperature)
     if dynamic:
         if isinstance(model, Ensemble):
-            raise UsageError("--dynamic is for one run, whose weights it changes: give one --run, or use --cache")
+            raise UsageError(
+                "dynamic evaluation changes the weights of a run, so it is for one run: leave the others out, or use "
+                "the cache"
+            )
         if not model.causal:
             raise LmtrainError("--dynamic learns from segments of a text, and a windowed model predicts one token")
         if precision not in ("fp32", "bf16"):

@@ -8,7 +8,7 @@ from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError
 from lmtrain.export.model_card import model_card
 from lmtrain.model.trained import TrainedWeights, trained_weights
-from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, reading
+from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, reading, verify
 from lmtrain.storage.run_folder import TOKENIZER
 from lmtrain.storage.tensor_files import serialize
 from lmtrain.system import disk
@@ -24,6 +24,7 @@ def export(run_dir: Path, folder: Path, which: str | None, weights: str, note: N
     Raises LmtrainError as `trained_weights` does, for a windowed model, and where `folder` has other files than those
     of an earlier export, which is replaced.
     """
+    folder = folder.absolute()
     _check_replaceable(folder)
     found = trained_weights(run_dir, which, weights, note)
     if found.config.model.mode != "causal":
@@ -44,7 +45,7 @@ def export(run_dir: Path, folder: Path, which: str | None, weights: str, note: N
         }
         for name, document in documents.items():
             disk.write(temporary / name, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
-        disk.write(temporary / "README.md", model_card(found).encode())
+        disk.write(temporary / "README.md", model_card(found, folder.name).encode())
     return found
 
 
@@ -55,8 +56,11 @@ def _check_replaceable(folder: Path) -> None:
     try:
         with reading(folder):
             names = {path.name for path in folder.iterdir()}
-        if names and names != {*read_manifest(folder, FORMAT, remedy="")["files"], MANIFEST}:
-            raise LmtrainError("it has files that lmtrain did not write")
+        if names:
+            manifest = read_manifest(folder, FORMAT, remedy="")
+            if names != {*manifest["files"], MANIFEST}:
+                raise LmtrainError("it has files that lmtrain did not write")
+            verify(folder, manifest)
     except LmtrainError as error:
         raise LmtrainError(f"{folder} is not empty, and not an earlier export: {error}; name another folder") from error
 
@@ -112,7 +116,7 @@ def _tokenizer(document: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]
     if tokenizer.kind == "word":  # its normalizer makes `<eos>` of a line end, and words are joined by spaces
         return {**document, **changed, "decoder": _word_decoder(eos)}
     lines = {"type": "Split", "pattern": {"String": "\n"}, "behavior": "MergedWithPrevious", "invert": False}
-    parts = [part for part in (lines, document["pre_tokenizer"]) if part is not None]
+    parts = [part for part in (lines, document.get("pre_tokenizer")) if part is not None]
     return {**document, **changed, "pre_tokenizer": {"type": "Sequence", "pretokenizers": parts}}
 
 

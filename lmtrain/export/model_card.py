@@ -1,6 +1,7 @@
 """The README.md of an exported model, made from its run."""
 
 import math
+import re
 import shlex
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,8 @@ from lmtrain.model.trained import TrainedWeights
 from lmtrain.training.finished import best_score
 from lmtrain.training.request import chosen
 
+_DATA = ("data.subset", "data.revision", "data.text_column", "data.sample_tokens", "run.seed")
+_PATHS = ("tokenizer.file=", "train.init_from=", "train.teacher=")
 _CARD = """\
 ---
 library_name: transformers
@@ -37,9 +40,9 @@ Install lmtrain and transformers 5. The code of the model, `modeling_lmtrain.py`
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-# "{name}" is the path of this folder.
-tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=True)
-model = AutoModelForCausalLM.from_pretrained("{name}", trust_remote_code=True)
+# "{folder}" is the path of this folder.
+tokenizer = AutoTokenizer.from_pretrained("{folder}", trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained("{folder}", trust_remote_code=True)
 inputs = tokenizer("The", return_tensors="pt")
 texts = model.generate(**inputs, max_new_tokens=50, do_sample=True, temperature=0.8, top_p=0.95)
 print(tokenizer.decode(texts[0], skip_special_tokens=True))
@@ -58,8 +61,8 @@ lmtrain train {source}{recipe}
 """
 
 
-def model_card(found: TrainedWeights) -> str:
-    """The text of the card."""
+def model_card(found: TrainedWeights, folder: str) -> str:
+    """The text of the card in a folder of this name."""
     config, info, tokenizer = found.config, found.info, found.tokenizer
     source = Path(config.data.source).name if Path(config.data.source).is_absolute() else config.data.source
     data = source if config.data.subset is None else f"{source}, {config.data.subset}"
@@ -77,12 +80,18 @@ def model_card(found: TrainedWeights) -> str:
     }
     return _CARD.format(
         name=found.run_dir.name,
+        folder=folder,
         version=__version__,
         rows="\n".join(f"| {name} | {value} |" for name, value in rows.items()),
         eos=tokenizer.token(tokenizer.eos_id),
         source=shlex.quote(source),
-        recipe="".join(f" \\\n    {shlex.quote(field)}" for field in chosen(config)),
+        recipe="".join(f" \\\n    {shlex.quote(_without_folders(field))}" for field in chosen(config, _DATA)),
     )
+
+
+def _without_folders(field: str) -> str:
+    """An override whose paths, of files on this machine, are names only."""
+    return re.sub(r'/[^"]*/', "", field) if field.startswith(_PATHS) else field
 
 
 def _measured(found: TrainedWeights) -> str:

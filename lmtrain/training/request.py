@@ -93,9 +93,10 @@ def tokens_of(wanted: Request, *, note: Note, progress: bool) -> TokenStore:
         found = find_store(config.data.dir, trained_on)
         if found is not None:
             return found
-    if _asks_for_no_other(config.tokenizer, wanted.stored.tokenizer):
-        own = TokenizerConfig(file=wanted.run_dir / TOKENIZER)
-        config = config.model_copy(update={"tokenizer": own})
+    if not _asks_for_no_other(config.tokenizer, wanted.stored.tokenizer):
+        return prepare_store(config, note=note, progress=progress)
+    own = TokenizerConfig(file=wanted.run_dir / TOKENIZER)
+    config = config.model_copy(update={"tokenizer": own})
     return prepare_store(config, trained_on=trained_on, note=note, progress=progress)
 
 
@@ -129,8 +130,12 @@ def completed(wanted: Request, store: TokenStore) -> Config:
     return config.model_copy(update={"tokenizer": of_store(config.tokenizer, store)})
 
 
-def chosen(config: Config) -> list[str]:
-    """The fields of the model, its tokenizer and its training that differ from the defaults, as overrides."""
-    defaults = flat(Config())
-    fields = {key: value for key, value in flat(config).items() if key.startswith(("tokenizer.", "model.", "train."))}
-    return [f"{key}={json.dumps(value)}".replace('"', "") for key, value in fields.items() if value != defaults[key]]
+def chosen(config: Config, also: tuple[str, ...] = ()) -> list[str]:
+    """The fields of the model, its tokenizer, its training and `also` that differ from the defaults, as overrides."""
+    fields, defaults = flat(config), flat(Config())
+    wanted = [key for key in fields if key.startswith(("tokenizer.", "model.", "train.", *also))]
+    texts = {
+        key: fields[key] if isinstance(fields[key], str) else json.dumps(fields[key], ensure_ascii=False)
+        for key in wanted
+    }
+    return [f"{key}={text}" for key, text in texts.items() if fields[key] != defaults[key]]

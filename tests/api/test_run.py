@@ -99,8 +99,14 @@ def test_training_from_a_dict_is_that_of_the_command(lmtrain: Lmtrain, workdir: 
     theirs = dict(library.load("same").model.named_parameters())
     for name, weight in run.model.named_parameters():
         assert torch.equal(weight, theirs[name])
-    with pytest.raises(UsageError, match=r"unknown key model\.dims"):
-        library.train({"model": {"dims": 3}})
+    for wrong, message in (
+        ({"model": {"dims": 3}}, r"unknown key model\.dims"),
+        ({"model": None}, "a section holds"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            library.train(wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="the list of runs is empty"):
+        library.load([])
 
 
 def test_several_runs_are_the_mean_of_their_probabilities(lmtrain: Lmtrain, workdir: Path) -> None:
@@ -127,8 +133,8 @@ def test_several_runs_are_the_mean_of_their_probabilities(lmtrain: Lmtrain, work
         assert fitted.evaluate(limit=200).nats <= other.evaluate(limit=200).nats + 1e-3
     assert " + 0." in lmtrain(*command).out
     for arguments, message in (
-        (["eval", *options, "--dynamic"], "--dynamic is for one run"),
-        (["eval", "--fit-weights", "valid"], "give more than one --run"),
+        (["eval", *options, "--dynamic"], "it is for one run: leave the others out"),
+        (["eval", "--fit-weights", "valid"], "name more than one"),
         (["generate", "The", *options, "--show-attention", "a.png"], "give one --run"),
     ):
         done = lmtrain(*arguments)

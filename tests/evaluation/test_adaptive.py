@@ -190,7 +190,7 @@ def test_the_cache_of_an_ensemble_has_the_mean_of_the_members_cosines() -> None:
 
 
 def test_dynamic_evaluation_is_not_for_an_ensemble() -> None:
-    with pytest.raises(UsageError, match=r"--dynamic is for one run, whose weights it changes: give one --run"):
+    with pytest.raises(UsageError, match="dynamic evaluation changes the weights of a run, so it is for one run"):
         adapted(
             Ensemble([tiny_model()]),
             EvalConfig(),
