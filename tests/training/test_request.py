@@ -101,6 +101,14 @@ def test_a_run_is_not_resumed_on_a_changed_text(folder: Path) -> None:
     assert set(stores) < set(folder.glob("data/*"))
 
 
+def test_a_run_is_not_resumed_with_another_tokenizer(folder: Path) -> None:
+    wanted = request(None, ["data.source=book.txt", *OWN])
+    stored = train(wanted)
+    with pytest.raises(LmtrainError, match=r"the tokenizer is not the one that runs/book was trained on"):
+        train(request(None, ["run.name=book", "tokenizer.kind=byte", "tokenizer.vocab_size=null"]))
+    assert run_config(wanted.run_dir) == stored
+
+
 def test_a_bpe_run_of_an_earlier_version_keeps_its_vocabulary(folder: Path) -> None:
     """Those stored no size where none was given, and no absolute paths."""
     wanted = request(None, ["data.source=book.txt", *OWN, "tokenizer.kind=bpe", "tokenizer.vocab_size=300"])
