@@ -53,7 +53,7 @@ class TrainConfig(Section):
     """Budget in minutes of wall-clock time, including compilation. The schedule then follows the clock too."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """`muon`: Muon for the matrices of the blocks and the pool, AdamW for the rest, at one learning rate."""
+    """`muon`: Muon for the matrices of all layers but embedding and output, AdamW for the rest, at one rate."""
     lr: float = Field(1e-3, gt=0)
     """Peak learning rate."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"

@@ -17,22 +17,26 @@ class ContextCopy(nn.Module):
     """p(w) = (1 - g) p_vocabulary(w) + g sum of the pointer's weights of the tokens equal to w (See et al., 2017;
     Merity et al., 2017), with g the sigmoid of a learned function of the pooled state.
 
-    The query is the pooled state, the key of a token is the encoder's state at its position. A `pooled` of (B, T, D)
-    points to its own token and those before; one of (B, D) to all tokens, or to those up to `position` (B,).
+    The query is the pooled state. The key of a token is made of the encoder's states at its position and at the one
+    before, which is the state that predicted it. A `pooled` of (B, T, D) points to its own token and those before; one
+    of (B, D) to all tokens, or to those up to `position` (B,).
     """
 
     def __init__(self, dim: int, norm_kind: NormKind) -> None:
         super().__init__()
         self.query_norm = norm(norm_kind, dim)
         self.key_norm = norm(norm_kind, dim)
-        self.pointer = PointerAttention(dim, dim, dim)
+        self.pointer = PointerAttention(dim, 2 * dim, dim)
         self.gate = nn.Linear(dim, 1)
         nn.init.zeros_(self.gate.weight)
         nn.init.constant_(self.gate.bias, GATE_BIAS)
 
-    def keys(self, states: Tensor) -> Tensor:
-        """The encoder's states (B, Tk, D) -> keys (B, Tk, D)."""
-        keys: Tensor = self.pointer.key(self.key_norm(states))
+    def keys(self, states: Tensor, before: Tensor | None = None) -> Tensor:
+        """The encoder's states (B, Tk, D) -> keys (B, Tk, D). `before` (B, D) is the state before the first, if any."""
+        if before is None:
+            before = states.new_zeros(len(states), states.shape[-1])
+        normed = self.key_norm(torch.cat((before.unsqueeze(1), states), dim=1))  # (B, Tk + 1, D)
+        keys: Tensor = self.pointer.key(torch.cat((normed[:, 1:], normed[:, :-1]), dim=-1))
         return keys
 
     def target_log_prob(

@@ -36,12 +36,32 @@ def align_left(tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass
+class PointerState:
+    """What the pointer of `model.copy` remembers: keys (B, N, D) of the tokens read so far, and `last` (B, D), the
+    encoder's state of the last of them."""
+
+    keys: Tensor
+    last: Tensor
+
+    def select(self, index: Tensor, kv_len: int) -> "PointerState":
+        """The rows `index` (B',) and their first `kv_len` keys; see `take_rows`."""
+        return PointerState(take_rows(self.keys, index, kv_len), take_rows(self.last, index))
+
+    def grow(self, capacity: int) -> None:
+        """Increase the capacity, in new memory."""
+        self.keys = F.pad(self.keys, (0, 0, 0, capacity - self.keys.shape[1]))
+
+    def replace(self, rows: Tensor, other: "PointerState") -> None:
+        """Overwrite these rows with all rows of `other`."""
+        self.keys[rows], self.last[rows] = other.keys, other.last
+
+
+@dataclass
 class DecodingState:
     """A causal model's caches after reading B rows of text. Everything is written in place.
 
     tokens (B, N) read so far, each row from cache position 0; lengths (B,) how many of them are valid; `kv_len` at
-    least the largest length, and with `uniform_length` every row's; copy_keys (B, N, D) the pointer's, for a model that
-    copies.
+    least the largest length, and with `uniform_length` every row's; `pointer` of a model that copies.
     """
 
     tokens: Tensor
@@ -50,7 +70,7 @@ class DecodingState:
     uniform_length: bool
     caches: list[Cache]
     pool: RunningMean
-    copy_keys: Tensor | None = None
+    pointer: PointerState | None = None
 
     @property
     def capacity(self) -> int:
@@ -63,8 +83,8 @@ class DecodingState:
         self.lengths = take_rows(self.lengths, index)
         self.caches = [cache.select(index) for cache in self.caches]
         self.pool = self.pool.select(index)
-        if self.copy_keys is not None:
-            self.copy_keys = take_rows(self.copy_keys, index, self.kv_len)
+        if self.pointer is not None:
+            self.pointer = self.pointer.select(index, self.kv_len)
         return self
 
     def grow(self, capacity: int) -> None:
@@ -73,15 +93,15 @@ class DecodingState:
         for cache in [*self.caches, self.pool]:
             cache.grow(-(-capacity // self.capacity))
         self.tokens = F.pad(self.tokens, (0, padding))
-        if self.copy_keys is not None:
-            self.copy_keys = F.pad(self.copy_keys, (0, 0, 0, padding))
+        if self.pointer is not None:
+            self.pointer.grow(capacity)
 
     def replace(self, rows: Tensor, other: "DecodingState") -> None:
         """Overwrite these rows with all rows of `other`."""
         self.tokens[rows] = other.tokens
         self.lengths[rows] = other.lengths
-        if self.copy_keys is not None and other.copy_keys is not None:
-            self.copy_keys[rows] = other.copy_keys
+        if self.pointer is not None and other.pointer is not None:
+            self.pointer.replace(rows, other.pointer)
         for mine, new in zip([*self.caches, self.pool], [*other.caches, other.pool], strict=True):
             mine.replace(rows, new)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lmtrain.config.schema import ModelConfig
 from lmtrain.model.context_copy import ContextCopy
-from lmtrain.model.decoding_state import DecodingState, State, WindowState, align_left, capacity_for
+from lmtrain.model.decoding_state import DecodingState, PointerState, State, WindowState, align_left, capacity_for
 from lmtrain.model.encoder import Encoder
 from lmtrain.nn.adaptive import AdaptiveSoftmax
 from lmtrain.nn.dropout import locked_dropout
@@ -126,9 +126,9 @@ class LanguageModel(nn.Module):
         return logits if self.adaptive is None else self.adaptive(logits, hidden)
 
     def hidden_matrices(self) -> list[Tensor]:
-        """The weights of the linear layers inside the blocks and the pool."""
-        parts = (*self.encoder.modules(), *self.pool.modules())
-        return [module.weight for module in parts if isinstance(module, nn.Linear)]
+        """The weights of all linear layers whose results are not logits."""
+        of_logits = {self.output, self.adaptive and self.adaptive.clusters, self.copying and self.copying.gate}
+        return [part.weight for part in self.modules() if isinstance(part, nn.Linear) and part not in of_logits]
 
     @torch.no_grad()
     def pool_weights(self, tokens: Tensor) -> Tensor:
@@ -180,9 +180,10 @@ class LanguageModel(nn.Module):
         x = self.encoder.step(self._embed(tokens.unsqueeze(-1), position.unsqueeze(-1)), state.caches, at)
         pooled = self.pool.step(x, state.pool)
         log_probs = self.logits(self._project(pooled)).float().log_softmax(-1)
-        if self.copying is not None and state.copy_keys is not None:
-            at.write(state.copy_keys, self.copying.keys(x).squeeze(1))
-            keys = state.copy_keys[:, :kv_len]
+        if self.copying is not None and state.pointer is not None:
+            at.write(state.pointer.keys, self.copying.keys(x, state.pointer.last).squeeze(1))
+            state.pointer.last.copy_(x.squeeze(1))
+            keys = state.pointer.keys[:, :kv_len]
             log_probs = self.copying.log_probs(log_probs, pooled, keys, state.tokens[:, :kv_len], position)
         state.lengths += 1
         return log_probs
@@ -265,9 +266,13 @@ class LanguageModel(nn.Module):
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x, caches = self.encoder.prefill(self._embed(tokens, positions), positions, lengths, capacity)
         padding = capacity - tokens.shape[1]
-        keys = F.pad(self.copying.keys(x), (0, 0, 0, padding)) if self.copying is not None else None
         pool = self.pool.prefill(x, lengths)
-        return DecodingState(F.pad(tokens, (0, padding)), lengths, tokens.shape[1], uniform_length, caches, pool, keys)
+        state = DecodingState(F.pad(tokens, (0, padding)), lengths, tokens.shape[1], uniform_length, caches, pool)
+        if self.copying is not None:
+            states = F.pad(x, (0, 0, 1, 0))  # zeros are the state before the first token
+            last = states[torch.arange(len(x), device=x.device), lengths]
+            state.pointer = PointerState(F.pad(self.copying.keys(x), (0, 0, 0, padding)), last)
+        return state
 
     def _step(self, state: DecodingState, tokens: Tensor) -> tuple[Tensor, State]:
         log_probs = self.advance(state, tokens, state.kv_len + 1, uniform_length=state.uniform_length)

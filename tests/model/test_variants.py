@@ -99,7 +99,9 @@ def test_copy_equals_its_definition_written_out(mode: str, width: int | None) ->
     for t in range(9) if mode == "causal" else [8]:
         query = pooled[0, t] if mode == "causal" else pooled[0]
         query = query / (query.square().mean() + 1e-6).sqrt()
-        keys = [states[0, i] / (states[0, i].square().mean() + 1e-6).sqrt() for i in range(t + 1)]
+        normed = [states[0, i] / (states[0, i].square().mean() + 1e-6).sqrt() for i in range(t + 1)]
+        before = [torch.zeros_like(query), *normed[:-1]]
+        keys = [torch.cat((state, last)) for state, last in zip(normed, before, strict=True)]
         q = model.copying.pointer.query.weight @ query
         scores = torch.stack([q @ (model.copying.pointer.key.weight @ key) / math.sqrt(8) for key in keys])
         gate = (model.copying.gate.weight[0] @ query + model.copying.gate.bias[0]).sigmoid()

@@ -73,14 +73,18 @@ def _hidden(model: LanguageModel) -> set[str]:
     return {name for name, value in model.named_parameters() if id(value) in hidden}
 
 
-def test_the_matrices_of_blocks_and_pool_are_hidden_ones(tiny: Config) -> None:
-    config = change(tiny, model__copy=True, model__embed_dim=8, model__position="learned", model__tie_embeddings=False)
+@pytest.mark.parametrize("output", ["softmax", "adaptive"])
+def test_the_matrices_of_all_layers_but_embeddings_and_outputs_are_hidden_ones(tiny: Config, output: str) -> None:
+    shape = {"model__embed_dim": 8, "model__position": "learned", "model__tie_embeddings": False}
+    config = change(tiny, model__copy=True, model__output=output, **shape)
     block = {"attention.query", "attention.key", "attention.value", "attention.output"}
     pool = {"key", "value", "output"}
     both = {"feed_forward.hidden", "feed_forward.output"}
     expected = {f"encoder.blocks.0.{name}.weight" for name in block | both} | {
         f"pool.{name}.weight" for name in pool | both
     }
+    expected |= {"in_projection.weight", "out_projection.weight"}
+    expected |= {"copying.pointer.query.weight", "copying.pointer.key.weight"}
     assert _hidden(_model(config)) == expected
 
 
