@@ -194,9 +194,9 @@ def _highest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     a maximum of many numbers is much faster than their `topk`.
     """
     if values.shape[-1] < 4 * COLUMNS or count >= COLUMNS:
-        return values.topk(min(count, values.shape[-1]))  # type: ignore[return-value]
+        return values.topk(min(count, values.shape[-1]))
     whole = values.shape[-1] // COLUMNS * COLUMNS
-    columns = values[:, :whole].unflatten(-1, (-1, COLUMNS)).amax(1).topk(count).indices
+    columns = values[:, :whole].reshape(len(values), -1, COLUMNS).amax(1).topk(count).indices
     rest = torch.arange(whole, values.shape[-1], device=values.device).expand(len(values), -1)
     listed = columns.unsqueeze(-1) + torch.arange(0, whole, COLUMNS, device=values.device)
     listed = torch.cat([listed.flatten(1), rest], dim=-1)

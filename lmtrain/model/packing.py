@@ -22,9 +22,6 @@ PREPACKED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mk
 PREPACKED_BF16 = PREPACKED and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 """Likewise for bf16 matrices, which need a CPU with AVX-512 or its like."""
 
-_linear_pointwise = torch.ops.mkldnn._linear_pointwise if PREPACKED else None
-"""A product of matrices with what may follow it: resolved once, as the search for an operator costs a microsecond."""
-
 BIG = 2**20
 """Elements of a float32 matrix from which oneDNN's layout pays: below, the call costs more than it saves."""
 
@@ -42,7 +39,7 @@ class BatchLinear(nn.Module):
         """(..., K) -> (..., N)."""
         if x.numel() == x.shape[-1]:
             return F.linear(x, self.weight, self.bias)
-        result: Tensor = _linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return result
 
 
@@ -68,7 +65,9 @@ class NarrowLinear(nn.Module):
         """(..., K) -> (..., N)."""
         narrow = x.to(self.dtype)
         if self.prepacked:
-            result: Tensor = _linear_pointwise(narrow, self.weight, self.bias, self.activation, [], "none")
+            result: Tensor = torch.ops.mkldnn._linear_pointwise(
+                narrow, self.weight, self.bias, self.activation, [], "none"
+            )
         else:
             result = F.linear(narrow, self.weight, self.bias)
         return result.to(x.dtype)
@@ -128,7 +127,8 @@ class PackedNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
-        return x * self.gain / torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self.floor)
+        result: Tensor = x * self.gain / torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self.floor)
+        return result
 
 
 class FusedSelfAttention(SelfAttention):
@@ -171,8 +171,9 @@ class FusedFeedForward(FeedForward):
 
     def __init__(self, trained: FeedForward) -> None:
         nn.Module.__init__(self)
-        self.hidden = NarrowLinear(trained.hidden.weight, trained.hidden.bias, torch.bfloat16, trained.activation)
-        self.output = trained.output
+        hidden = trained.hidden
+        packed = NarrowLinear(hidden.weight, hidden.bias, torch.bfloat16, trained.activation)
+        self.hidden, self.output = packed, trained.output  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D) bf16."""
@@ -270,8 +271,8 @@ def _children(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
 @torch.no_grad()
 def _concatenated(layers: list[nn.Linear], order: Tensor) -> nn.Linear:
     """One layer whose output is those of the given ones, one after the other, then taken in this order."""
-    weight = torch.cat([layer.weight for layer in layers])[order]
-    biases = [layer.bias for layer in layers if layer.bias is not None]
+    weight = torch.cat([layer.weight.detach() for layer in layers])[order]
+    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
     joined = nn.Linear(weight.shape[1], weight.shape[0], bias=bool(biases), device=weight.device)
     joined.weight.copy_(weight)
     if biases:

@@ -69,8 +69,8 @@ def test_fused_queries_and_keys_have_the_same_products(qk_norm: bool, rotated: b
     torch.manual_seed(0)
     layer, x, by = SelfAttention(24, 3, qk_norm=qk_norm), torch.randn(2, 5, 24), rotation(torch.arange(5), 8)
     if qk_norm:
-        nn.init.normal_(layer.query_norm.weight)
-        nn.init.normal_(layer.key_norm.weight)
+        for gain in (*layer.query_norm.parameters(), *layer.key_norm.parameters()):
+            nn.init.normal_(gain)
     query, key, value = (part(x).view(2, 5, 3, 8) for part in (layer.query, layer.key, layer.value))
     query, key, value = (part.transpose(1, 2) for part in (layer.query_norm(query), layer.key_norm(key), value))
     if rotated:
