@@ -124,7 +124,7 @@ class PackedNorm(nn.Module):
         super().__init__()
         width = gain.shape[-1]
         self.gain = gain.detach() * width**0.5
-        self.floor = torch.tensor((width * eps) ** 0.5)
+        self.floor = gain.new_tensor((width * eps) ** 0.5)  # on the device of the gain
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
