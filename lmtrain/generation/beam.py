@@ -14,6 +14,9 @@ from torch import Tensor
 
 from lmtrain.generation.search import Hypothesis, Rules, S, Step
 
+COLUMNS = 512
+"""Maxima that `_highest` takes first."""
+
 
 @torch.no_grad()
 def beam_search(
@@ -160,9 +163,7 @@ def _assign_rows(live: Sequence[list[_Text]], layout: _Layout) -> tuple[_Layout,
 
 def _extend(log_probs: Tensor, live: Sequence[list[_Text]], beams: int) -> list[list[_Text]]:
     """The `beams` best one-token extensions of each prompt's texts, best first, by total + log p (R, V) in float64."""
-    listed_values, listed_tokens = (
-        found.cpu().numpy() for found in log_probs.topk(min(beams + 1, log_probs.shape[-1]))
-    )
+    listed_values, listed_tokens = (found.cpu().numpy() for found in _highest(log_probs, beams + 1))
     extended = []
     for beam in live:
         rows = [text.row for text in beam]
@@ -184,3 +185,20 @@ def _extend(log_probs: Tensor, live: Sequence[list[_Text]], beams: int) -> list[
             ]
         )
     return extended
+
+
+def _highest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` highest of each row, or all of fewer, highest first, and where they are: (R, V) -> (R, count) each.
+
+    They are in the `count` columns of the highest maxima, where V is seen as a matrix with rows of `COLUMNS`: on a CPU
+    a maximum of many numbers is much faster than their `topk`.
+    """
+    if values.shape[-1] < 4 * COLUMNS or count >= COLUMNS:
+        return values.topk(min(count, values.shape[-1]))
+    whole = values.shape[-1] // COLUMNS * COLUMNS
+    columns = values[:, :whole].reshape(len(values), -1, COLUMNS).amax(1).topk(count).indices
+    rest = torch.arange(whole, values.shape[-1], device=values.device).expand(len(values), -1)
+    listed = columns.unsqueeze(-1) + torch.arange(0, whole, COLUMNS, device=values.device)
+    listed = torch.cat([listed.flatten(1), rest], dim=-1)
+    found, index = values.gather(-1, listed).topk(count)
+    return found, listed.gather(-1, index)

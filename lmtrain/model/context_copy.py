@@ -59,12 +59,13 @@ class ContextCopy(nn.Module):
     def _point(self, pooled: Tensor, keys: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
         """The pointer's log-probabilities (B, T, Tk) and the gate's logits (B, T)."""
         order = torch.arange(keys.shape[1], device=keys.device)
+        allowed: Tensor | None = None
         if pooled.dim() == 3:
             allowed = order <= order[-pooled.shape[1] :].unsqueeze(-1)  # (T, Tk)
         elif position is not None:
             pooled, allowed = pooled.unsqueeze(1), (order <= position.unsqueeze(-1)).unsqueeze(1)  # (B, 1, Tk)
         else:
-            pooled, allowed = pooled.unsqueeze(1), torch.ones_like(order, dtype=torch.bool)
+            pooled = pooled.unsqueeze(1)
         states = self.query_norm(pooled)
         pointer = point(self.pointer.query(states), keys, allowed)
         return pointer, self.gate(states).squeeze(-1).float()

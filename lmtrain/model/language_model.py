@@ -108,7 +108,7 @@ class LanguageModel(nn.Module):
         """log p of every next token, in nats, float32: tokens (B, T) -> (B, T, V) if causal, (B, V) if windowed."""
         states = self._states(tokens)
         pooled = self._pool(states)
-        log_probs = self.logits(self._project(pooled)).log_softmax(-1)
+        log_probs = self._log_probs(self._project(pooled))
         if self.copying is None:
             return log_probs
         return self.copying.log_probs(log_probs, pooled, self.copying.keys(states), tokens)
@@ -122,7 +122,7 @@ class LanguageModel(nn.Module):
         logits: Tensor = self.output(hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         # The bias in float32: log frequencies rounded to bf16 would be off by up to 3 %.
-        logits = logits + self.output_bias if self.output_bias is not None else logits
+        logits = logits.add_(self.output_bias) if self.output_bias is not None else logits
         return logits if self.adaptive is None else self.adaptive(logits, hidden)
 
     def hidden_matrices(self) -> list[Tensor]:
@@ -179,12 +179,12 @@ class LanguageModel(nn.Module):
         at.write(state.tokens, tokens)
         x = self.encoder.step(self._embed(tokens.unsqueeze(-1), position.unsqueeze(-1)), state.caches, at)
         pooled = self.pool.step(x, state.pool)
-        log_probs = self.logits(self._project(pooled)).float().log_softmax(-1)
+        log_probs = self._log_probs(self._project(pooled)).float()
         if self.copying is not None and state.pointer is not None:
             at.write(state.pointer.keys, self.copying.keys(x, state.pointer.last).squeeze(1))
             state.pointer.last.copy_(x.squeeze(1))
-            keys = state.pointer.keys[:, :kv_len]
-            log_probs = self.copying.log_probs(log_probs, pooled, keys, state.tokens[:, :kv_len], position)
+            keys, last = state.pointer.keys[:, :kv_len], None if uniform_length else position
+            log_probs = self.copying.log_probs(log_probs, pooled, keys, state.tokens[:, :kv_len], last)
         state.lengths += 1
         return log_probs
 
@@ -238,6 +238,11 @@ class LanguageModel(nn.Module):
         if self.out_projection is not None:
             x = self.out_projection(x)
         return locked_dropout(x, self.config.output_dropout, self.training)
+
+    def _log_probs(self, hidden: Tensor) -> Tensor:
+        """log p of every word by the output layer only: (..., E) -> (..., V)."""
+        logits = self.logits(hidden)
+        return logits.log_softmax(-1) if self.adaptive is None else logits  # an adaptive output is normalized
 
     def _nats(self, hidden: Tensor, targets: Tensor, loss_chunk: Chunk, temperature: float) -> Tensor:
         """-log p of each target by the output layer only: (N, E) and (N,) -> (N,)."""

@@ -1,4 +1,5 @@
-"""Packed weights for decoding, which reads every matrix whole for each token: layouts and types that are read faster.
+"""Packed weights for decoding, which reads every matrix whole for each token: layouts and types that are read faster,
+and layers of fewer operators, since one operator on one token costs little more than its call.
 
 Shapes: ... any leading axes (R rows in all), K inputs, N outputs.
 """
@@ -11,7 +12,10 @@ from torch import Tensor, nn
 
 from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.nn.attention import SelfAttention
+from lmtrain.nn.blocks import FeedForward
+from lmtrain.nn.norms import RMSNorm
 from lmtrain.nn.pooling import AttentionPooling
+from lmtrain.nn.positions import Rotation
 
 PREPACKED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 """Whether matrices can be stored in oneDNN's own layout. A plain bf16 matrix is converted to it by every call."""
@@ -41,14 +45,17 @@ class BatchLinear(nn.Module):
 
 
 class NarrowLinear(nn.Module):
-    """x W^T + b in the arithmetic of `dtype`, the type of W: (..., K) -> (..., N), of x's own type."""
+    """x W^T + b in the arithmetic of `dtype`, the type of W: (..., K) -> (..., N), of x's own type.
+
+    A prepacked layer can apply an `activation`, `relu` or `gelu`, to its sums before they are rounded.
+    """
 
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, activation: str = "none") -> None:
         super().__init__()
-        self.dtype = dtype
+        self.dtype, self.activation = dtype, activation
         self.prepacked = PREPACKED_BF16 and weight.device.type == "cpu" and dtype == torch.bfloat16
         weight = weight.detach().to(dtype)
         weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self.prepacked else weight
@@ -59,7 +66,9 @@ class NarrowLinear(nn.Module):
         """(..., K) -> (..., N)."""
         narrow = x.to(self.dtype)
         if self.prepacked:
-            result: Tensor = torch.ops.mkldnn._linear_pointwise(narrow, self.weight, self.bias, "none", [], "")
+            result: Tensor = torch.ops.mkldnn._linear_pointwise(
+                narrow, self.weight, self.bias, self.activation, [], "none"
+            )
         else:
             result = F.linear(narrow, self.weight, self.bias)
         return result.to(x.dtype)
@@ -105,31 +114,83 @@ def _to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
     return scale, (x / scale).round().to(torch.int8)
 
 
+class PackedNorm(nn.Module):
+    """`RMSNorm` on a CPU, where torch has no fused kernel of it: x g sqrt(D) / sqrt(||x||^2 + D eps), in four passes.
+
+    The gain g may be one for each of several vectors, (..., D).
+    """
+
+    def __init__(self, gain: Tensor, eps: float) -> None:
+        super().__init__()
+        width = gain.shape[-1]
+        self.gain = gain.detach() * width**0.5
+        self.floor = gain.new_tensor((width * eps) ** 0.5)  # on the device of the gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D)."""
+        result: Tensor = x * self.gain / torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self.floor)
+        return result
+
+
 class FusedSelfAttention(SelfAttention):
-    """A trained `SelfAttention` whose queries, keys and values come from one product."""
+    """A trained `SelfAttention` whose queries, keys and values come from one product.
+
+    Queries and keys also share their norm, and are rotated as complex numbers: the features of a head are reordered so
+    that those of a pair are neighbors, which no product of a query and a key depends on.
+    """
 
     def __init__(self, trained: SelfAttention) -> None:
         nn.Module.__init__(self)
         self.heads, self.scale, self.value_widths = trained.heads, trained.scale, trained.value_widths
         self.dropout, self.pattern = trained.dropout, trained.pattern
-        self.query_key_value = _concatenated([trained.query, trained.key, trained.value])
+        width = trained.query.out_features // self.heads
+        pairs = sorted(range(width), key=lambda feature: feature % ((width + 1) // 2))
+        rows = torch.arange(len(trained.query.weight)).view(self.heads, width)[:, pairs].flatten()
+        order = torch.cat([rows, rows + len(rows), torch.arange(len(trained.value.weight)) + 2 * len(rows)])
+        self.query_key_value = _concatenated([trained.query, trained.key, trained.value], order)
         self.output = trained.output
-        self.query_norm, self.key_norm = trained.query_norm, trained.key_norm
+        self.query_key_norm: nn.Module = nn.Identity()
+        if isinstance(trained.query_norm, RMSNorm) and isinstance(trained.key_norm, RMSNorm):
+            gains = [part.weight[pairs].expand(self.heads, 1, -1) for part in (trained.query_norm, trained.key_norm)]
+            self.query_key_norm = PackedNorm(torch.cat(gains), trained.query_norm.eps or 0.0)
         self.train(trained.training)
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = self.query_key_value(x).chunk(3, dim=-1)
-        return query, key, value
+    def project(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, T, W) -> queries, keys and values, each (B, H, T, D)."""
+        joined = self.query_key_value(x)
+        joined = joined.view(*x.shape[:-1], 3 * self.heads, -1).transpose(1, 2)
+        rotated = self.query_key_norm(joined[:, : 2 * self.heads])
+        if rotation is not None:
+            pairs = torch.view_as_complex(rotated.reshape(*rotated.shape[:-1], -1, 2))
+            rotated = torch.view_as_real(pairs * torch.complex(*rotation)).flatten(-2)
+        query, key = rotated.chunk(2, dim=1)
+        return query, key, joined[:, 2 * self.heads :]
+
+
+class FusedFeedForward(FeedForward):
+    """A trained `FeedForward` whose activation, `relu` or `gelu`, is part of its first product, in bf16."""
+
+    def __init__(self, trained: FeedForward) -> None:
+        nn.Module.__init__(self)
+        hidden = trained.hidden
+        packed = NarrowLinear(hidden.weight, hidden.bias, torch.bfloat16, trained.activation)
+        self.hidden, self.output = packed, trained.output  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D) bf16."""
+        result: Tensor = self.output(self.hidden(x.to(torch.bfloat16)))
+        return result
 
 
 class FoldedPooling(AttentionPooling):
-    """A trained `AttentionPooling` whose `score_weight` is computed once."""
+    """A trained `AttentionPooling` whose `score_weight` and slopes are computed once."""
 
     def __init__(self, trained: AttentionPooling) -> None:
         nn.Module.__init__(self)
         self.heads, self.residual = trained.heads, trained.residual
         self.attention_dropout, self.dropout = trained.attention_dropout, trained.dropout
-        self.norm, self.seed, self.slope = trained.norm, trained.seed, trained.slope
+        self.norm, self.seed = trained.norm, trained.seed
+        self.slopes = trained._slope().detach()
         self.value, self.output = trained.value, trained.output
         self.feed_forward_norm, self.feed_forward = trained.feed_forward_norm, trained.feed_forward
         self.folded = trained.score_weight().detach()
@@ -138,6 +199,9 @@ class FoldedPooling(AttentionPooling):
     def score_weight(self) -> Tensor:
         """(H, H D)."""
         return self.folded
+
+    def _slope(self) -> Tensor:
+        return self.slopes
 
 
 class PackedOutput(nn.Module):
@@ -158,9 +222,10 @@ class PackedOutput(nn.Module):
 def pack(model: Predictor, weights: str) -> None:
     """Replace the model's layers by packed ones in the form `weights`: it can no longer be trained or saved.
 
-    fp32 changes no number, and on a CPU takes a second copy of the big matrices. bf16 and fp16 round the inputs,
-    weights and results of every product, as autocast does; int8 rounds inputs and weights to 8-bit integers and scales.
-    Everything else stays float32. Raises ValueError for int8 on another device than a CPU, and on a CPU that can't.
+    fp32 changes numbers only by rounding, and on a CPU takes a second copy of the big matrices. bf16 and fp16 round the
+    inputs, weights and results of every product, as autocast does; int8 rounds inputs and weights to 8-bit integers and
+    scales. Everything else stays float32. Raises ValueError for int8 on another device than a CPU, and on a CPU that
+    can't.
     """
     if isinstance(model, Ensemble):
         for member in model.members:
@@ -172,9 +237,14 @@ def pack(model: Predictor, weights: str) -> None:
     if weights == "int8" and not multiplies_int8():
         raise ValueError("this CPU has no exact arithmetic for int8 weights")
     model.pool = FoldedPooling(model.pool)
+    fuses_activation = PREPACKED_BF16 and device == "cpu" and weights == "bf16"
     for module, name, child in _children(model):
         if isinstance(child, SelfAttention):
             setattr(module, name, FusedSelfAttention(child))
+        elif isinstance(child, FeedForward) and fuses_activation and child.activation in ("relu", "gelu"):
+            setattr(module, name, FusedFeedForward(child))
+        elif isinstance(child, RMSNorm) and device == "cpu":
+            setattr(module, name, PackedNorm(child.weight, child.eps or 0.0))
     if weights == "fp32" and not (PREPACKED and device == "cpu"):
         return
     weight: Tensor = model.output.weight  # type: ignore[assignment]
@@ -201,14 +271,14 @@ def _children(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
 
 
 @torch.no_grad()
-def _concatenated(layers: list[nn.Linear]) -> nn.Linear:
-    """One layer whose output is those of the given ones, one after the other."""
-    weight = torch.cat([layer.weight.detach() for layer in layers])
+def _concatenated(layers: list[nn.Linear], order: Tensor) -> nn.Linear:
+    """One layer whose output is those of the given ones, one after the other, then taken in this order."""
+    weight = torch.cat([layer.weight.detach() for layer in layers])[order]
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
     joined = nn.Linear(weight.shape[1], weight.shape[0], bias=bool(biases), device=weight.device)
     joined.weight.copy_(weight)
     if biases:
-        joined.bias.copy_(torch.cat(biases))
+        joined.bias.copy_(torch.cat(biases)[order])
     return joined
 
 

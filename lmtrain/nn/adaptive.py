@@ -61,15 +61,15 @@ class AdaptiveSoftmax(nn.Module):
         self.bias.copy_(torch.stack([tail.logsumexp(0) for tail in tails]))
 
     def forward(self, logits: Tensor, hidden: Tensor) -> Tensor:
-        """Logits (..., V) whose softmax is p, from the words' logits (..., V) and the states (..., E) behind them.
-
-        A tail's logits are shifted together, so that their exponentials sum to that of the cluster.
-        """
-        own = self.clusters(hidden) + self.bias  # (..., K)
+        """log p (..., V), from the words' logits (..., V) and the states (..., E) behind them."""
+        own = (self.clusters(hidden) + self.bias).to(logits.dtype)  # (..., K)
         first, *tails = torch.split(logits, [self.shortlist, *self.sizes], -1)
-        sums = torch.stack([tail.logsumexp(-1) for tail in tails], -1)
-        shifts = torch.split(own.to(logits.dtype) - sums, 1, -1)
-        return torch.cat([first, *(tail + shift for tail, shift in zip(tails, shifts, strict=True))], -1)
+        first, *shares = torch.split(
+            torch.cat([first, own], -1).log_softmax(-1), [self.shortlist, *([1] * len(tails))], -1
+        )
+        return torch.cat(
+            [first, *(tail.log_softmax(-1) + share for tail, share in zip(tails, shares, strict=True))], -1
+        )
 
     def nats(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: Chunk) -> Tensor:
         """-log p of each target: hidden (N, E), weight (V, E), bias (V,), targets (N,) -> (N,), float32 at least.

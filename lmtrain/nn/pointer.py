@@ -47,8 +47,12 @@ def copy_log_probs(log_vocab: Tensor, log_pointer: Tensor, tokens: Tensor, gate_
 
     log_vocab (B, T, V), log_pointer (B, T, Tk), tokens (B, Tk) int, gate_logit (B, T) -> (B, T, V). Where a pointer is
     -inf everywhere, g is 0, so that every position's probabilities sum to one.
+
+    Without gradients, words that are not among the tokens cost one addition.
     """
     log_vocab, log_pointer = _wide(log_vocab), _wide(log_pointer)
+    if not torch.is_grad_enabled():
+        return _copied_words(log_vocab, log_pointer, tokens.unsqueeze(1).expand_as(log_pointer), gate_logit)
     words = tokens.unsqueeze(1).expand_as(log_pointer)  # (B, T, Tk)
     never = torch.full_like(log_vocab, NEVER)
     # Per word, the exponents are relative to the largest of its own pointers, against underflow.
@@ -58,6 +62,14 @@ def copy_log_probs(log_vocab: Tensor, log_pointer: Tensor, tokens: Tensor, gate_
     # A word without a pointer starts at one instead of zero, whose logarithm has no gradient.
     total = absent.to(peak.dtype).scatter_add(-1, words, (log_pointer - peak.gather(-1, words)).exp())
     return _mixture(log_vocab, (total.log() + peak).masked_fill(absent, NEVER), log_pointer, gate_logit)
+
+
+def _copied_words(log_vocab: Tensor, log_pointer: Tensor, words: Tensor, gate_logit: Tensor) -> Tensor:
+    """`copy_log_probs` by its formula, only for `words` (B, T, Tk), the tokens; what underflows is not copied."""
+    copied = torch.zeros_like(log_vocab).scatter_add_(-1, words, log_pointer.exp()).gather(-1, words)
+    mixed = _mixture(log_vocab.gather(-1, words), copied.log(), log_pointer, gate_logit)
+    keep, _ = _gates(log_pointer, gate_logit)
+    return (log_vocab + keep.unsqueeze(-1)).scatter_(-1, words, mixed)
 
 
 def copy_target_log_prob(
@@ -77,14 +89,19 @@ def copy_target_log_prob(
 
 def _mixture(log_vocab: Tensor, log_copied: Tensor, log_pointer: Tensor, gate_logit: Tensor) -> Tensor:
     """log[(1 - g) p_vocab + g p_copied]: (B, T) or (B, T, V) -> the same."""
-    gate = _wide(gate_logit)
-    empty = (log_pointer == NEVER).all(-1)  # (B, T)
-    keep, copy = F.logsigmoid(-gate).masked_fill(empty, 0.0), F.logsigmoid(gate)
+    keep, copy = _gates(log_pointer, gate_logit)
     if log_vocab.dim() == 3:
         keep, copy = keep.unsqueeze(-1), copy.unsqueeze(-1)
     generated, copied = log_vocab + keep, log_copied + copy
     impossible = (generated == NEVER) & (copied == NEVER)  # logaddexp has no gradient here
     return torch.logaddexp(generated.masked_fill(impossible, 0.0), copied).masked_fill(impossible, NEVER)
+
+
+def _gates(log_pointer: Tensor, gate_logit: Tensor) -> tuple[Tensor, Tensor]:
+    """log(1 - g) and log g: (B, T) each."""
+    gate = _wide(gate_logit)
+    empty = (log_pointer == NEVER).all(-1)  # (B, T)
+    return F.logsigmoid(-gate).masked_fill(empty, 0.0), F.logsigmoid(gate)
 
 
 def _wide(x: Tensor) -> Tensor:

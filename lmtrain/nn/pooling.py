@@ -128,24 +128,21 @@ def _split(score: Tensor, size: int) -> Tensor:
 
 @dataclass
 class RunningMean(RecurrentState):
-    """The softmax mean of each row up to its last position, relative to that position: the whole state of the pool.
+    """The softmax mean of each row up to its last position: the whole state of the pool.
 
-    peak (B, H) the largest score, total (B, H) the sum of exp(score - peak), summed (B, H, D) the same sum of values.
+    mean (B, H, D), and log_total (B, H), the logarithm of the sum of exp(score) relative to the last position.
     """
 
-    peak: Tensor
-    total: Tensor
-    summed: Tensor
+    mean: Tensor
+    log_total: Tensor
 
     def add(self, score: Tensor, value: Tensor, slope: Tensor) -> None:
         """Advance by one position: score (B, H), value (B, H, D), slope (H,)."""
-        before = self.peak - slope
-        peak = torch.maximum(before, score).detach()  # it cancels in the mean, so it carries no gradient
-        past, weight = (before - peak).exp(), (score - peak).exp()
+        before = self.log_total - slope
         self.copy_for_gradients()
-        self.peak.copy_(peak)
-        self.summed.mul_(past.unsqueeze(-1)).addcmul_(value.to(self.summed.dtype), weight.unsqueeze(-1))
-        self.total.mul_(past).add_(weight)
+        # The new position's share is exp(score) / (exp(score) + exp(before)).
+        self.mean.lerp_(value.to(self.mean.dtype), (score - before).sigmoid().unsqueeze(-1))
+        self.log_total.copy_(torch.logaddexp(score, before))
 
 
 class AttentionPooling(nn.Module):
@@ -205,17 +202,17 @@ class AttentionPooling(nn.Module):
         age = lengths.unsqueeze(-1) - 1 - torch.arange(x.shape[1], device=x.device)  # (B, T), negative = padding
         score = score - self._slope().unsqueeze(-1) * age.unsqueeze(1)
         score = score.masked_fill(age.unsqueeze(1) < 0, float("-inf"))  # (B, H, T)
-        peak = F.pad(score.detach(), (0, 1), value=MASKED).amax(-1)
-        weight = (score - peak.unsqueeze(-1)).exp()
-        summed = (weight.unsqueeze(-1) * value).sum(-2)  # no product of matrices: autocast would make it bf16
-        return RunningMean(peak, weight.sum(-1), summed)
+        score = F.pad(score, (0, 1), value=MASKED)  # an empty row's only key
+        log_total = score.logsumexp(-1)
+        weight = (score - log_total.unsqueeze(-1)).exp()[..., :-1]
+        mean = (weight.unsqueeze(-1) * value).sum(-2)  # no product of matrices: autocast would make it bf16
+        return RunningMean(mean, log_total)
 
     def step(self, x: Tensor, state: RunningMean) -> Tensor:
         """One position per row, x (B, 1, H D) -> (B, H D); the state advances with it."""
         score, value = self._project(x)
         state.add(score.squeeze(-1), value.squeeze(-2), self._slope())
-        pooled = (state.summed / state.total.unsqueeze(-1)).unsqueeze(-2)
-        return self._finish(x, pooled.to(value.dtype)).squeeze(1)
+        return self._finish(x, state.mean.unsqueeze(-2).to(value.dtype)).squeeze(1)
 
     def score_weight(self) -> Tensor:
         """W_K^T seed / sqrt(D), whose product with a state is its scores: (H, H D)."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lmtrain.generation.beam import beam_search
+from lmtrain.generation.beam import COLUMNS, _highest, beam_search
 from lmtrain.generation.sampling import sample
 from lmtrain.generation.search import Hypothesis, Rules
 from tests.generation.toy import ENDS, PROMPTS, History, Toy, ends_with
@@ -176,3 +176,17 @@ def test_the_toy_detects_states_that_are_not_reordered() -> None:
     log_probs, state = model.start([(7,)], broken=True)
     (found,) = beam_search(log_probs, state, model.step, Rules(5), beams=4, results=4)
     assert any(list(h.token_log_probs) != model.score_tokens((7,), h.ids) for h in found)
+
+
+@pytest.mark.parametrize("width", [3, 4 * COLUMNS - 1, 4 * COLUMNS, 5 * COLUMNS + 7])
+@pytest.mark.parametrize("count", [1, 5, COLUMNS, COLUMNS + 1])
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_highest_are_those_of_a_whole_sort(width: int, count: int, ties: bool) -> None:
+    torch.manual_seed(0)
+    values = torch.randint(20, (3, width)).float() if ties else torch.randn(3, width)
+    values[1] = -torch.inf
+    found, index = _highest(values, count)
+    expected = values.sort(descending=True).values[:, :count]
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+    torch.testing.assert_close(values.gather(-1, index), expected, atol=0, rtol=0)
+    assert all(len(set(row)) == len(row) for row in index.tolist())

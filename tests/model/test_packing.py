@@ -5,7 +5,20 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.packing import PREPACKED_BF16, BatchLinear, Int8Linear, NarrowLinear, multiplies_int8, pack
+from lmtrain.model.packing import (
+    PREPACKED_BF16,
+    BatchLinear,
+    FusedFeedForward,
+    FusedSelfAttention,
+    Int8Linear,
+    NarrowLinear,
+    PackedNorm,
+    multiplies_int8,
+    pack,
+)
+from lmtrain.nn.attention import SelfAttention
+from lmtrain.nn.blocks import Activation, FeedForward
+from lmtrain.nn.positions import rotate, rotation
 from tests.model.models import VARIANTS, WINDOWED_VARIANTS, build, tokens
 
 
@@ -38,6 +51,50 @@ def test_batches_in_float32_equal_the_plain_product(shape: tuple[int, ...], bias
     layer, x = nn.Linear(96, 40, bias=bias), torch.randn(shape)
     packed = BatchLinear(layer.weight, layer.bias if bias else None)
     torch.testing.assert_close(packed(x), layer(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+@pytest.mark.parametrize("shape", [(40,), (3, 40)])
+def test_packed_norm_is_its_formula(shape: tuple[int, ...], scale: float) -> None:
+    torch.manual_seed(0)
+    gain, x = torch.randn(shape), torch.randn(2, 3, 40) * scale
+    expected = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-6).sqrt() * gain.double()
+    torch.testing.assert_close(PackedNorm(gain, 1e-6)(x), expected.float(), atol=1e-6, rtol=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("qk_norm", [True, False])
+@pytest.mark.parametrize("rotated", [True, False])
+def test_fused_queries_and_keys_have_the_same_products(qk_norm: bool, rotated: bool) -> None:
+    torch.manual_seed(0)
+    layer, x, by = SelfAttention(24, 3, qk_norm=qk_norm), torch.randn(2, 5, 24), rotation(torch.arange(5), 8)
+    if qk_norm:
+        for gain in (*layer.query_norm.parameters(), *layer.key_norm.parameters()):
+            nn.init.normal_(gain)
+    query, key, value = (part(x).view(2, 5, 3, 8) for part in (layer.query, layer.key, layer.value))
+    query, key, value = (part.transpose(1, 2) for part in (layer.query_norm(query), layer.key_norm(key), value))
+    if rotated:
+        query, key = rotate(query, by), rotate(key, by)
+    found = FusedSelfAttention(layer).project(x, by if rotated else None)
+    torch.testing.assert_close(found[0] @ found[1].mT, query @ key.mT, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found[2], value, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(not PREPACKED_BF16, reason="needs oneDNN's bf16")
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("bias", [False, True])
+@torch.no_grad()
+def test_a_fused_activation_is_applied_to_exact_sums(activation: Activation, bias: bool) -> None:
+    torch.manual_seed(0)
+    layer, x = FeedForward(24, 96, activation, bias=bias), torch.randn(2, 5, 24)
+    fused = FusedFeedForward(layer)
+    fused.output = NarrowLinear(layer.output.weight, layer.output.bias, torch.bfloat16)  # type: ignore[assignment]
+    found = fused(x)
+    narrow = layer.hidden.weight.bfloat16().double()
+    offset = layer.hidden.bias.bfloat16().double() if layer.hidden.bias is not None else 0
+    sums = x.bfloat16().double() @ narrow.T + offset
+    hidden = (sums.relu() if activation == "relu" else nn.functional.gelu(sums)).bfloat16()
+    torch.testing.assert_close(found.float(), layer.output(hidden.float()), atol=4e-3, rtol=1e-2)
 
 
 def rounded(x: Tensor) -> Tensor:

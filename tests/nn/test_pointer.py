@@ -82,10 +82,12 @@ def copy_loop(log_vocab: Tensor, log_pointer: Tensor, tokens: Tensor, gate_logit
     return out
 
 
-def test_copy_equals_loop_and_sums_to_one() -> None:
+@pytest.mark.parametrize("gradients", [True, False])
+def test_copy_equals_loop_and_sums_to_one(gradients: bool) -> None:
     log_vocab, log_pointer, tokens, gate = case()
     log_pointer[1, 1] = NEVER  # points nowhere: only the vocabulary
-    out = copy_log_probs(log_vocab, log_pointer, tokens, gate)
+    with torch.set_grad_enabled(gradients):
+        out = copy_log_probs(log_vocab, log_pointer, tokens, gate)
     torch.testing.assert_close(out, copy_loop(log_vocab, log_pointer, tokens, gate))
     torch.testing.assert_close(out.exp().sum(-1), torch.ones(2, 3, dtype=torch.float64))
     torch.testing.assert_close(out[1, 1], log_vocab[1, 1])
