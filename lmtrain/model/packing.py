@@ -158,10 +158,10 @@ class FusedSelfAttention(SelfAttention):
     def project(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, W) -> queries, keys and values, each (B, H, T, D)."""
         joined = self.query_key_value(x)
-        joined = joined.view(*x.shape[:-1], 3 * self.heads, -1).transpose(1, 2)
+        joined = joined.unflatten(-1, (3 * self.heads, -1)).transpose(1, 2)
         rotated = self.query_key_norm(joined[:, : 2 * self.heads])
         if rotation is not None:
-            pairs = torch.view_as_complex(rotated.reshape(*rotated.shape[:-1], -1, 2))
+            pairs = torch.view_as_complex(rotated.unflatten(-1, (-1, 2)).contiguous())
             rotated = torch.view_as_real(pairs * torch.complex(*rotation)).flatten(-2)
         query, key = rotated.chunk(2, dim=1)
         return query, key, joined[:, 2 * self.heads :]

@@ -39,8 +39,8 @@ WINDOWED = (*CAUSAL, "linformer", "induced")
     [
         *({"model__attention": kind} for kind in CAUSAL),
         *({"model__attention": kind, "model__mode": "windowed", "model__position": "learned"} for kind in WINDOWED),
-        {"model__norm_position": "post", "model__copy": True},
-        {"model__output": "adaptive"},
+        {"model__norm_position": "post"},
+        {"model__output": "adaptive", "model__copy": True},
         {"model__output": "adaptive", "model__mode": "windowed", "model__copy": True},
         {"model__attention": ("local", "linear"), "model__layers": 2},
     ],
