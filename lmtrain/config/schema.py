@@ -137,6 +137,8 @@ class ModelConfig(Section):
     """`induced`: number of inducing points."""
     qk_norm: bool = False
     """Apply RMSNorm to the queries and keys of each head."""
+    token_shift: bool = False
+    """Add the embedding of the token before to that of each token, times a learned gain for each feature."""
     position: Literal["sinusoidal", "learned", "rotary", "alibi", "none"] = "rotary"
     """Position encoding of the encoder blocks."""
     pool_query: Literal["seed", "recency"] = "recency"

@@ -61,7 +61,8 @@ class DecodingState:
     """A causal model's caches after reading B rows of text. Everything is written in place.
 
     tokens (B, N) read so far, each row from cache position 0; lengths (B,) how many of them are valid; `kv_len` at
-    least the largest length, and with `uniform_length` every row's; `pointer` of a model that copies.
+    least the largest length, and with `uniform_length` every row's; `pointer` of a model that copies; of one with token
+    shift, `embedded` (B, D), the last tokens.
     """
 
     tokens: Tensor
@@ -71,6 +72,7 @@ class DecodingState:
     caches: list[Cache]
     pool: RunningMean
     pointer: PointerState | None = None
+    embedded: Tensor | None = None
 
     @property
     def capacity(self) -> int:
@@ -85,6 +87,8 @@ class DecodingState:
         self.pool = self.pool.select(index)
         if self.pointer is not None:
             self.pointer = self.pointer.select(index, self.kv_len)
+        if self.embedded is not None:
+            self.embedded = take_rows(self.embedded, index)
         return self
 
     def grow(self, capacity: int) -> None:
@@ -102,6 +106,8 @@ class DecodingState:
         self.lengths[rows] = other.lengths
         if self.pointer is not None and other.pointer is not None:
             self.pointer.replace(rows, other.pointer)
+        if self.embedded is not None and other.embedded is not None:
+            self.embedded[rows] = other.embedded
         for mine, new in zip([*self.caches, self.pool], [*other.caches, other.pool], strict=True):
             mine.replace(rows, new)
 

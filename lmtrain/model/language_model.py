@@ -26,6 +26,7 @@ from lmtrain.nn.norms import norm
 from lmtrain.nn.output_loss import Chunk, target_nats
 from lmtrain.nn.pooling import AttentionPooling
 from lmtrain.nn.positions import sinusoidal
+from lmtrain.nn.token_shift import TokenShift
 
 
 class TiedOutput(nn.Module):
@@ -59,6 +60,7 @@ class LanguageModel(nn.Module):
         dim, width = config.dim, config.embed_dim or config.dim
         self.embedding = nn.Embedding(vocab_size, width)
         self.in_projection = nn.Linear(width, dim, bias=False) if width != dim else None
+        self.shift = TokenShift(dim) if config.token_shift else None
         self.position = nn.Embedding(config.context, dim) if config.position == "learned" else None
         sinusoids = sinusoidal(torch.arange(config.context), dim) if config.position == "sinusoidal" else None
         self.sinusoids: Tensor | None
@@ -177,7 +179,10 @@ class LanguageModel(nn.Module):
         position = state.lengths
         at = CachePosition(position, kv_len, uniform_length)
         at.write(state.tokens, tokens)
-        x = self.encoder.step(self._embed(tokens.unsqueeze(-1), position.unsqueeze(-1)), state.caches, at)
+        embedded = self._embed(tokens.unsqueeze(-1))
+        x = self.encoder.step(self._input(embedded, position.unsqueeze(-1), state.embedded), state.caches, at)
+        if state.embedded is not None:
+            state.embedded.copy_(embedded.squeeze(1))
         pooled = self.pool.step(x, state.pool)
         log_probs = self._log_probs(self._project(pooled)).float()
         if self.copying is not None and state.pointer is not None:
@@ -207,12 +212,19 @@ class LanguageModel(nn.Module):
         if not 1 <= tokens.shape[1] <= self.config.context:
             raise ValueError(f"{tokens.shape[1]} tokens in a row: the model takes 1 to {self.config.context}")
 
-    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Tokens (B, T) at positions (T,) or (B, T) -> (B, T, D)."""
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, T) -> (B, T, D)."""
         x: Tensor = self.embedding(tokens) * (self.embedding.embedding_dim / 2)  # see `initialize`
         x = locked_dropout(x, self.config.input_dropout, self.training)
-        if self.in_projection is not None:
-            x = self.in_projection(x)
+        return x if self.in_projection is None else self.in_projection(x)
+
+    def _input(self, x: Tensor, positions: Tensor, before: Tensor | None = None) -> Tensor:
+        """Embedded tokens (B, T, D) at positions (T,) or (B, T) -> the input of the encoder (B, T, D).
+
+        `before` (B, D) is the embedded token before the first, if any.
+        """
+        if self.shift is not None:
+            x = self.shift(x, before)
         if self.position is not None:
             x = x + self.position(positions)
         if self.sinusoids is not None:
@@ -224,7 +236,7 @@ class LanguageModel(nn.Module):
         self._check(tokens)
         first = 0 if self.causal else self.config.context - tokens.shape[1]
         positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)
-        states: Tensor = self.encoder(self._embed(tokens, positions), positions)
+        states: Tensor = self.encoder(self._input(self._embed(tokens), positions), positions)
         return states
 
     def _pool(self, states: Tensor) -> Tensor:
@@ -269,17 +281,23 @@ class LanguageModel(nn.Module):
         `uniform_length`: all lengths are T.
         """
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x, caches = self.encoder.prefill(self._embed(tokens, positions), positions, lengths, capacity)
+        embedded = self._embed(tokens)
+        x, caches = self.encoder.prefill(self._input(embedded, positions), positions, lengths, capacity)
         padding = capacity - tokens.shape[1]
         pool = self.pool.prefill(x, lengths)
         state = DecodingState(F.pad(tokens, (0, padding)), lengths, tokens.shape[1], uniform_length, caches, pool)
+        if self.shift is not None:
+            state.embedded = _last(embedded, lengths)
         if self.copying is not None:
-            states = F.pad(x, (0, 0, 1, 0))  # zeros are the state before the first token
-            last = states[torch.arange(len(x), device=x.device), lengths]
-            state.pointer = PointerState(F.pad(self.copying.keys(x), (0, 0, 0, padding)), last)
+            state.pointer = PointerState(F.pad(self.copying.keys(x), (0, 0, 0, padding)), _last(x, lengths))
         return state
 
     def _step(self, state: DecodingState, tokens: Tensor) -> tuple[Tensor, State]:
         log_probs = self.advance(state, tokens, state.kv_len + 1, uniform_length=state.uniform_length)
         state.kv_len += 1
         return log_probs, state
+
+
+def _last(x: Tensor, lengths: Tensor) -> Tensor:
+    """The last of the first `lengths` (B,) >= 0 vectors of each row of x (B, T, D), or zeros: (B, D)."""
+    return F.pad(x, (0, 0, 1, 0))[torch.arange(len(x), device=x.device), lengths]

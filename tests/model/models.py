@@ -3,7 +3,7 @@
 import itertools
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmtrain.config.schema import ModelConfig
 from lmtrain.model.build import build_model
@@ -30,12 +30,14 @@ VARIANTS: list[dict[str, object]] = [
     {**SIZES, "attention": "local+global", "position": "alibi", "copy": True, "qk_norm": True},
     {"output": "adaptive"},
     {"output": "adaptive", "output_cutoffs": [4, 9, 15], "embed_dim": 6, "copy": True},
+    {"token_shift": True, "embed_dim": 6, "position": "learned"},
+    {**SIZES, "token_shift": True, "attention": "compressed", "copy": True},
 ]
 WINDOWED_VARIANTS: list[dict[str, object]] = [
     *({**SIZES, "mode": "windowed", "position": "learned", "attention": kind} for kind in WINDOWED),
     {**SIZES, "mode": "windowed", "attention": ["linformer", "compressed"], "copy": True},
     {**SIZES, "mode": "windowed", "attention": "induced", "position": "sinusoidal", "norm_position": "post"},
-    {"mode": "windowed", "output": "adaptive", "copy": True},
+    {"mode": "windowed", "output": "adaptive", "copy": True, "token_shift": True},
 ]
 PLAIN: list[dict[str, object]] = [
     {"position": position, "pool_query": query, "qk_norm": position == "rotary"}
@@ -48,7 +50,10 @@ def build(**fields: object) -> LanguageModel:
     """A model of two blocks of width 8, with these fields of its configuration."""
     torch.manual_seed(0)
     config = ModelConfig.model_validate({"context": 12, "dim": 8, "layers": 2, "heads": 2, "ff_dim": 16} | fields)
-    return build_model(config, VOCABULARY).eval()
+    model = build_model(config, VOCABULARY).eval()
+    if model.shift is not None:
+        nn.init.normal_(model.shift.gain)  # zero at first, which does nothing
+    return model
 
 
 def tokens(*shape: int) -> Tensor:

@@ -108,7 +108,7 @@ def test_start_of_the_residual_stream_is_of_unit_order_at_any_depth() -> None:
 
 def test_input_and_output_dropout_are_locked_and_off_in_eval() -> None:
     model = build(input_dropout=0.5, output_dropout=0.5, position="none", dim=32).train()
-    x = model._embed(tokens(3, 12), torch.arange(12))
+    x = model._embed(tokens(3, 12))
     assert torch.equal((x == 0), (x[:, :1] == 0).expand_as(x))
     hidden = model.encode(tokens(3, 12))
     assert torch.equal((hidden == 0), (hidden[:, :1] == 0).expand_as(hidden))

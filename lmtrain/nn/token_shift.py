@@ -1,0 +1,24 @@
+"""Token shift: each position also reads the one before it.
+
+Shapes: B rows, T positions, D features.
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+class TokenShift(nn.Module):
+    """x_t + g x_(t-1), with a learned gain g for each feature, zero at first (after Peng et al., 2023, RWKV).
+
+    It gives a model pairs of words before any attention has learned to look at the last one.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor, before: Tensor | None = None) -> Tensor:
+        """(B, T, D) -> (B, T, D); `before` (B, D) is what comes before the first, if anything does."""
+        if before is None:
+            before = torch.zeros_like(x[:, 0])
+        return x + self.gain * torch.cat((before.unsqueeze(1), x[:, :-1]), dim=1)
