@@ -13,6 +13,9 @@ from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.attention import ResidualProjection
 from lmtrain.nn.pooling import slope_parameters
 
+FINAL_GAIN = 4.0
+"""The final norm's gain at first."""
+
 
 def build_model(config: ModelConfig, vocab_size: int, *, recompute_blocks: bool = False) -> LanguageModel:
     """The model of a configuration at its initial weights, which come from torch's default generator.
@@ -67,9 +70,9 @@ def initialize(model: LanguageModel) -> None:
     | inner projections, in/out projection | normal, 1 / sqrt(n)       | keeps unit mean square                        |
     | `ResidualProjection`                | that / sqrt(2 N)          | 2 N sub-layers add up to unit mean square     |
     | embedding, untied output layer      | normal, 1 / E             | a state of unit mean square then gives logits |
-    |                                     |                           | of one at most, even for its own token's row: |
-    |                                     |                           | the first prediction is the output bias. The  |
-    |                                     |                           | input is scaled to 1/2, which learns fastest  |
+    |                                     |                           | of one at most, even for its own token's row. |
+    |                                     |                           | The input is scaled to 1/2, which learns      |
+    |                                     |                           | fastest. `set_embedding` knows better         |
     | learned positions                   | normal, 1/2               | as large as the scaled embedding              |
     | global tokens                       | normal, 1/2               | likewise                                      |
     | pooling seed                        | normal, 1 / sqrt(d_head)  | the pool starts close to a plain mean, or one |
@@ -79,6 +82,8 @@ def initialize(model: LanguageModel) -> None:
     | clusters of an adaptive output      | 0, their bias log(words)  | a cluster is as probable as its words         |
     | copying gate                        | 0, its bias -2            | an eighth of the prediction is the pointer's  |
     | norms                               | identity up to scale      |                                               |
+    | final norm                          | FINAL_GAIN                | a gain of 1 takes long to grow to what        |
+    |                                     |                           | confident predictions need                    |
     """
     config = model.config
     depth = 2 * (config.layers + 1)
@@ -86,9 +91,12 @@ def initialize(model: LanguageModel) -> None:
         if isinstance(module, nn.Linear) and module is not model.output:
             scale = depth if isinstance(module, ResidualProjection) else 1
             module.weight.normal_(std=(module.in_features * scale) ** -0.5)
-    model.embedding.weight.normal_(std=1 / model.embedding.embedding_dim)
+    width = model.embedding.embedding_dim
+    model.embedding.weight.normal_(std=1 / width)
+    for gain in model.norm.parameters():
+        gain.mul_(FINAL_GAIN)
     if isinstance(model.output, nn.Linear):
-        model.output.weight.normal_(std=1 / model.output.in_features)
+        model.output.weight.normal_(std=1 / width)
     if model.position is not None:
         model.position.weight.normal_(std=0.5)
     if model.encoder.global_tokens is not None:
@@ -100,6 +108,12 @@ def initialize(model: LanguageModel) -> None:
     model.pool.seed.normal_(std=(config.dim // config.heads) ** -0.5)
     if model.pool.slope is not None:
         model.pool.slope.copy_(slope_parameters(config.heads))
+
+
+@torch.no_grad()
+def set_embedding(model: LanguageModel, vectors: Tensor) -> None:
+    """Set the embedding to vectors (V, E) of unit mean square, at its initial scale: see `initialize`."""
+    model.embedding.weight.copy_(vectors / model.embedding.embedding_dim)
 
 
 @torch.no_grad()

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 
 class TokenShift(nn.Module):
-    """x_t + g x_(t-1), with a learned gain g for each feature, zero at first (after Peng et al., 2023, RWKV).
+    """x_t + g x_(t-1), with a learned gain g for each feature, a half at first (after Peng et al., 2023, RWKV).
 
     It gives a model pairs of words before any attention has learned to look at the last one.
     """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.gain = nn.Parameter(torch.zeros(dim))
+        self.gain = nn.Parameter(torch.full((dim,), 0.5))
 
     def forward(self, x: Tensor, before: Tensor | None = None) -> Tensor:
         """(B, T, D) -> (B, T, D); `before` (B, D) is what comes before the first, if anything does."""

@@ -95,7 +95,7 @@ def train_step(training: Training, lr: float, part: Part = lambda _name: nullcon
     ids, order = training.samples.ids, training.samples.order
     total = torch.zeros((), device=training.device)
     for group in training.optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group["lr_factor"]
     micros = processes.shard(config.batch_size // micro_batch)
     for micro in micros:
         with part("data"):

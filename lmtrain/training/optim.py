@@ -75,19 +75,27 @@ def make_optimizer(model: LanguageModel, config: TrainConfig) -> AdamW | Muon:
 
     Weight decay applies to matrices, with a rate of its own for the embedding, and not to vectors: norm gains, biases,
     seeds and slopes are few and set a scale.
+
+    A group's `lr_factor` multiplies the learning rate. For the word embedding and an untied output layer of width E it
+    is 1 / sqrt(E): AdamW's updates do not depend on scale, and these elements start at 1 / E instead of 1 / sqrt(E).
     """
     embedding = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    words = {id(model.embedding.weight), id(model.output.weight)}
     matrices = model.hidden_matrices() if config.optimizer == "muon" else []
     decay = config.weight_decay
     embedding_decay = decay if config.embedding_weight_decay is None else config.embedding_weight_decay
-    groups: dict[float, list[Tensor]] = {}
+    groups: dict[tuple[float, float], list[Tensor]] = {}
     hidden = {id(parameter) for parameter in matrices}
     for parameter in model.parameters():
         if id(parameter) not in hidden:
             rate = 0.0 if parameter.ndim < 2 else embedding_decay if id(parameter) in embedding else decay
-            groups.setdefault(rate, []).append(parameter)
+            factor = model.embedding.embedding_dim**-0.5 if id(parameter) in words else 1.0
+            groups.setdefault((rate, factor), []).append(parameter)
     adamw = AdamW(
-        [{"params": parameters, "weight_decay": rate} for rate, parameters in groups.items()],
+        [
+            {"params": parameters, "weight_decay": rate, "lr_factor": factor}
+            for (rate, factor), parameters in groups.items()
+        ],
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
@@ -97,7 +105,7 @@ def make_optimizer(model: LanguageModel, config: TrainConfig) -> AdamW | Muon:
         return adamw
     # Where bf16 is emulated, float32 is several times faster and more accurate.
     native = choose_precision("auto", matrices[0].device) == "bf16"
-    group = {"params": matrices, "weight_decay": decay}
+    group = {"params": matrices, "weight_decay": decay, "lr_factor": 1.0}
     return Muon([group], adamw, config.lr, torch.bfloat16 if native else torch.float32)
 
 

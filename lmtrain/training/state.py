@@ -13,7 +13,8 @@ from lmtrain.data.ids import Ids
 from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.model.build import build_model, set_output_bias
+from lmtrain.model.build import build_model, set_embedding, set_output_bias
+from lmtrain.model.cooccurrence import TOKENS, cooccurrence_embedding
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
 from lmtrain.storage import checkpoint
@@ -114,6 +115,8 @@ def new_training(config: Config, store: TokenStore, note: Note, processes: Proce
     model = build_model(
         config.model, store.tokenizer.vocab_size, recompute_blocks=config.train.activation_checkpointing
     )
+    words, width = model.embedding.weight.shape
+    set_embedding(model, cooccurrence_embedding(ids[:TOKENS], words, width))
     if config.model.output_bias or model.adaptive is not None:
         counts = torch.from_numpy(ids.counts(store.tokenizer.vocab_size))
         if config.model.output_bias:

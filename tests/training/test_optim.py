@@ -7,9 +7,14 @@ import torch
 from torch import nn
 
 from lmtrain.config.schema import Config, ModelConfig, TrainConfig
+from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError, UsageError
+from lmtrain.model.build import build_model, set_embedding
+from lmtrain.model.cooccurrence import TOKENS, cooccurrence_embedding
 from lmtrain.training.budget import Budget, make_budget, make_evaluations
+from lmtrain.training.loop import train_step
 from lmtrain.training.optim import learning_rate, make_optimizer, steps_before_decay, update_ema
+from tests.training.helpers import change, start
 
 LISTS = {
     "cosine": [0.0, 0.5, 1.0, 0.86819805, 0.55, 0.23180195, 0.1],
@@ -178,3 +183,26 @@ def test_averaged_weights_equal_a_loop() -> None:
         }
     for name, value in ema.items():
         torch.testing.assert_close(value.double(), expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_word_embeddings_move_as_slowly_as_they_are_small(tied: bool, tiny: Config, store: TokenStore) -> None:
+    """AdamW's first step moves every element by the rate of its group."""
+    config = change(tiny, model__tie_embeddings=tied, model__embed_dim=16, train__weight_decay=0.0)
+    training = start(config, store)
+    before = {name: value.detach().clone() for name, value in training.model.named_parameters()}
+    train_step(training, 1e-3)
+    moved = {name: float((value - before[name]).abs().max()) for name, value in training.model.named_parameters()}
+    small = {"embedding.weight"} if tied else {"embedding.weight", "output.weight"}
+    for name, step in moved.items():
+        assert step == pytest.approx(1e-3 / 4 if name in small else 1e-3, rel=1e-2), name
+
+
+def test_training_starts_from_the_vectors_of_its_text(tiny: Config, store: TokenStore) -> None:
+    training = start(tiny, store)
+    torch.manual_seed(tiny.run.seed)
+    model = build_model(tiny.model, store.tokenizer.vocab_size)
+    words, width = model.embedding.weight.shape
+    set_embedding(model, cooccurrence_embedding(store.split("train").ids[:TOKENS], words, width))
+    assert torch.equal(training.model.embedding.weight, model.embedding.weight)
+    assert float(model.embedding.weight.square().mean().sqrt()) == pytest.approx(1 / width, rel=1e-3)

@@ -1,0 +1,67 @@
+"""Word embeddings from the company that words keep in a text, for a model to start from.
+
+Shapes: V word types, C context types, E features, N tokens.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+REACH = 4
+"""Tokens before and after a word that are its contexts; the one at distance d counts 1 / d."""
+CONTEXT_TYPES = 8_000
+"""Only the first word types are contexts: where ids are sorted by frequency, the frequent ones."""
+SMOOTHING = 0.75
+"""Power of the contexts' frequencies: without it, rare contexts have the largest ratios (Levy et al., 2015)."""
+TOKENS = 2**22
+"""How much of a text is read: enough for the statistics of words, and a few seconds on one core."""
+
+
+def cooccurrence_embedding(ids: np.ndarray, vocab_size: int, width: int) -> Tensor:
+    """A vector for each word type, (V, E) float32, from the first tokens of a text, ids (N,).
+
+    The positive pointwise mutual information of words and their contexts, with those before and after a word told
+    apart, is factored by a truncated singular value decomposition, and words get the left vectors times the root of the
+    singular values (Levy & Goldberg, 2014). Each vector has unit mean square. A random rotation makes all features
+    alike, and words that have no context get a random vector, from torch's default generator.
+    """
+    vectors = torch.zeros(vocab_size, width)
+    word, context, count = _contexts(ids[:TOKENS], vocab_size)
+    information = _pointwise_information(word, context, count, vocab_size)
+    if information.values().numel():
+        rank = min(width, *information.shape)
+        left, singular, _ = torch.svd_lowrank(information, q=min(rank + 16, *information.shape))
+        vectors[:, :rank] = left[:, :rank] * singular[:rank].sqrt()
+    rotation, _ = torch.linalg.qr(torch.randn(width, width))
+    vectors = vectors @ rotation
+    norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    known = norms > 1e-6 * norms.max()
+    return torch.where(known, vectors / norms * width**0.5, torch.randn(vocab_size, width))
+
+
+def _contexts(ids: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each pair of a word and a context that occurs, and its count: context c before the word is c, after it C + c."""
+    types = min(CONTEXT_TYPES, vocab_size)
+    pairs, counts = [], []
+    for distance in range(1, REACH + 1):
+        before, after = ids[:-distance].astype(np.int64), ids[distance:].astype(np.int64)
+        for word, context, side in ((after, before, 0), (before, after, types)):
+            frequent = context < types
+            found, times = np.unique(word[frequent] * (2 * types) + context[frequent] + side, return_counts=True)
+            pairs.append(found)
+            counts.append(times / distance)
+    pair, place = np.unique(np.concatenate(pairs), return_inverse=True)
+    return pair // (2 * types), pair % (2 * types), np.bincount(place, np.concatenate(counts))
+
+
+def _pointwise_information(word: np.ndarray, context: np.ndarray, count: np.ndarray, vocab_size: int) -> Tensor:
+    """max(0, log(p(w, c) / (p(w) p(c)))) as a sparse matrix (V, 2 C)."""
+    columns = 2 * min(CONTEXT_TYPES, vocab_size)
+    of_word = np.bincount(word, count, vocab_size)
+    of_context = np.bincount(context, count, columns) ** SMOOTHING
+    information = np.log(count * of_context.sum() / (of_word[word] * of_context[context]))
+    positive = information > 0
+    places = torch.from_numpy(np.stack((word[positive], context[positive])))
+    values = torch.from_numpy(information[positive].astype(np.float32))
+    size = (vocab_size, columns)
+    return torch.sparse_coo_tensor(places, values, size, check_invariants=True, is_coalesced=True)
