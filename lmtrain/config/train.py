@@ -55,7 +55,7 @@ class TrainConfig(Section):
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon`: Muon for the matrices of all layers but embedding and output, AdamW for the rest, at one rate."""
     lr: float = Field(1e-3, gt=0)
-    """Peak learning rate."""
+    """Peak learning rate. Word embeddings of width E have 1 / sqrt(E) of it."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
     """Learning rate after the warmup; `wsd` is warmup, stable, linear decay. With `wsd` or `constant` a run can go on
     with a larger budget in steps, epochs or tokens."""

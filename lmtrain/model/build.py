@@ -112,8 +112,9 @@ def initialize(model: LanguageModel) -> None:
 
 @torch.no_grad()
 def set_embedding(model: LanguageModel, vectors: Tensor) -> None:
-    """Set the embedding to vectors (V, E) of unit mean square, at its initial scale: see `initialize`."""
-    model.embedding.weight.copy_(vectors / model.embedding.embedding_dim)
+    """Set the embedding, and an untied output layer, to vectors (V, E) of unit mean square, at their initial scale."""
+    for weight in (model.embedding.weight, *model.output.parameters()):
+        weight.copy_(vectors / model.embedding.embedding_dim)
 
 
 @torch.no_grad()

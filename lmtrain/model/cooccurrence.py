@@ -13,12 +13,12 @@ CONTEXT_TYPES = 8_000
 """Only the first word types are contexts: where ids are sorted by frequency, the frequent ones."""
 SMOOTHING = 0.75
 """Power of the contexts' frequencies: without it, rare contexts have the largest ratios (Levy et al., 2015)."""
-TOKENS = 2**22
-"""How much of a text is read: enough for the statistics of words, and a few seconds on one core."""
+TOKENS = 2**21
+"""As much of a text as is worth reading: about ten seconds on one core."""
 
 
 def cooccurrence_embedding(ids: np.ndarray, vocab_size: int, width: int) -> Tensor:
-    """A vector for each word type, (V, E) float32, from the first tokens of a text, ids (N,).
+    """A vector for each word type, (V, E) float32, from the tokens of a text, ids (N,).
 
     The positive pointwise mutual information of words and their contexts, with those before and after a word told
     apart, is factored by a truncated singular value decomposition, and words get the left vectors times the root of the
@@ -26,7 +26,7 @@ def cooccurrence_embedding(ids: np.ndarray, vocab_size: int, width: int) -> Tens
     alike, and words that have no context get a random vector, from torch's default generator.
     """
     vectors = torch.zeros(vocab_size, width)
-    word, context, count = _contexts(ids[:TOKENS], vocab_size)
+    word, context, count = _contexts(ids, vocab_size)
     information = _pointwise_information(word, context, count, vocab_size)
     if information.values().numel():
         rank = min(width, *information.shape)

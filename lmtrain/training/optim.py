@@ -80,7 +80,7 @@ def make_optimizer(model: LanguageModel, config: TrainConfig) -> AdamW | Muon:
     is 1 / sqrt(E): AdamW's updates do not depend on scale, and these elements start at 1 / E instead of 1 / sqrt(E).
     """
     embedding = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    words = {id(model.embedding.weight), id(model.output.weight)}
+    words = {id(weight) for weight in (model.embedding.weight, *model.output.parameters())}
     matrices = model.hidden_matrices() if config.optimizer == "muon" else []
     decay = config.weight_decay
     embedding_decay = decay if config.embedding_weight_decay is None else config.embedding_weight_decay

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from lmtrain.errors import LmtrainError
@@ -123,5 +123,10 @@ def _copies(named: Mapping[str, Tensor], is_main: bool) -> dict[str, Tensor]:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether all elements are finite, by the minimum and maximum: five times faster than checking each element."""
-    return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
+    """Whether all elements of a tensor on the CPU are finite, by the minimum and maximum.
+
+    By numpy, since torch would start more threads for this one: with more threads than cores, OpenMP's no longer spin
+    while they wait for each other, and all later training steps take a third longer.
+    """
+    values = tensor.numpy()
+    return bool(np.isfinite((values.min(), values.max())).all())

@@ -52,7 +52,7 @@ def build(**fields: object) -> LanguageModel:
     config = ModelConfig.model_validate({"context": 12, "dim": 8, "layers": 2, "heads": 2, "ff_dim": 16} | fields)
     model = build_model(config, VOCABULARY).eval()
     if model.shift is not None:
-        nn.init.normal_(model.shift.gain)  # zero at first, which does nothing
+        nn.init.normal_(model.shift.gain)  # one number for all features at first
     return model
 
 

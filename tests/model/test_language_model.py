@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 import torch
 
-from lmtrain.model.build import set_output_bias
+from lmtrain.model.build import FINAL_GAIN, set_output_bias
 from lmtrain.nn.blocks import Activation
 from tests.model.models import NORMS, POSITIONS, QUERIES, VOCABULARY, build, tokens
 
@@ -92,8 +92,8 @@ def test_first_prediction_is_close_to_the_unigram_distribution() -> None:
     unigram = (counts + 1) / (counts + 1).sum()
     predicted = model.logits(model.encode(tokens(4, 12))).softmax(-1)
     divergence = (unigram * (unigram / predicted).log()).sum(-1)
-    # Logits of unit variance cost half a nat, and more for a token's own word, whose vector is part of the state.
-    assert divergence.max() < 1.0
+    # A token's own word, whose vector is part of the state, has the largest logit: up to the final gain.
+    assert divergence.max() < 1.5
     torch.testing.assert_close(predicted.mean((0, 1)), unigram, atol=0.05, rtol=1.0)
     with pytest.raises(ValueError, match="output_bias"):
         set_output_bias(build(output_bias=False), counts)
@@ -104,7 +104,7 @@ def test_start_of_the_residual_stream_is_of_unit_order_at_any_depth() -> None:
         model = build(dim=64, layers=layers, embed_dim=width, position="none")
         states = model._states(tokens(4, 12))
         assert 0.3 < states.square().mean().sqrt() < 2
-        assert model.logits(model.encode(tokens(4, 12))).abs().max() < 2
+        assert model.logits(model.encode(tokens(4, 12))).abs().max() < 2 * FINAL_GAIN
 
 
 def test_input_and_output_dropout_are_locked_and_off_in_eval() -> None:

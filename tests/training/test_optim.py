@@ -135,6 +135,11 @@ class _Tiny(nn.Module):
         self.embedding = nn.Embedding(5, 3)
         self.linear = nn.Linear(3, 2)
 
+    @property
+    def output(self) -> nn.Embedding:
+        """Tied."""
+        return self.embedding
+
 
 def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
     assert isinstance(model, _Tiny)
@@ -192,17 +197,22 @@ def test_word_embeddings_move_as_slowly_as_they_are_small(tied: bool, tiny: Conf
     training = start(config, store)
     before = {name: value.detach().clone() for name, value in training.model.named_parameters()}
     train_step(training, 1e-3)
-    moved = {name: float((value - before[name]).abs().max()) for name, value in training.model.named_parameters()}
+    moved = {
+        name: float((value.detach() - before[name]).abs().max()) for name, value in training.model.named_parameters()
+    }
     small = {"embedding.weight"} if tied else {"embedding.weight", "output.weight"}
     for name, step in moved.items():
         assert step == pytest.approx(1e-3 / 4 if name in small else 1e-3, rel=1e-2), name
 
 
-def test_training_starts_from_the_vectors_of_its_text(tiny: Config, store: TokenStore) -> None:
-    training = start(tiny, store)
-    torch.manual_seed(tiny.run.seed)
-    model = build_model(tiny.model, store.tokenizer.vocab_size)
+@pytest.mark.parametrize("tied", [True, False])
+def test_training_starts_from_the_vectors_of_its_text(tied: bool, tiny: Config, store: TokenStore) -> None:
+    config = change(tiny, model__tie_embeddings=tied)
+    training = start(config, store)
+    torch.manual_seed(config.run.seed)
+    model = build_model(config.model, store.tokenizer.vocab_size)
     words, width = model.embedding.weight.shape
     set_embedding(model, cooccurrence_embedding(store.split("train").ids[:TOKENS], words, width))
     assert torch.equal(training.model.embedding.weight, model.embedding.weight)
-    assert float(model.embedding.weight.square().mean().sqrt()) == pytest.approx(1 / width, rel=1e-3)
+    assert torch.equal(training.model.output.weight, model.embedding.weight)  # type: ignore[arg-type]
+    assert float(model.embedding.weight.detach().square().mean().sqrt()) == pytest.approx(1 / width, rel=1e-3)
