@@ -194,7 +194,7 @@ def test_startup_times_commands(script: Any) -> None:
 
 
 def test_reproduce_scores_with_the_settings_that_it_finds(script: Any, command: Any) -> None:
-    moves = {"temperature": [{"temperature": 1.1}], "cache": [{"cache_weight": 2}], "dynamic": [{"dynamic_lr": 0.25}]}
+    moves = {"temperature": [{"temperature": 0.9}], "cache": [{"cache_weight": 0.5}], "dynamic": [{"dynamic_lr": 4}]}
     tiny = [*TINY, "run.name=r", "--tune", "60", "--limit", "60"]
     (found,) = script("reproduce", "recipes", "quickstart", *tiny, MOVES=moves)
     first, *rows = found["metrics"]["rows"]
