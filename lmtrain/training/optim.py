@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from lmtrain.config.schema import TrainConfig
 from lmtrain.model.language_model import LanguageModel
+from lmtrain.nn.norms import ScaleNorm
+from lmtrain.nn.token_shift import TokenShift
 from lmtrain.storage.tensor_files import Stored
 from lmtrain.system.device import choose_precision
 from lmtrain.training.adamw import AdamW
@@ -17,6 +19,8 @@ from lmtrain.training.sharding import local, shard_like
 
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 MUON_STATE = ("momentum_buffer",)
+GAINS = (nn.LayerNorm, nn.RMSNorm, ScaleNorm, TokenShift)
+GAIN_FACTOR = 5.0
 
 
 def schedule(kind: str, progress: float, *, warmup: float, decay: float, final: float) -> float:
@@ -76,11 +80,14 @@ def make_optimizer(model: LanguageModel, config: TrainConfig) -> AdamW | Muon:
     Weight decay applies to matrices, with a rate of its own for the embedding, and not to vectors: norm gains, biases,
     seeds and slopes are few and set a scale.
 
-    A group's `lr_factor` multiplies the learning rate. For the word embedding and an untied output layer of width E it
-    is 1 / sqrt(E): AdamW's updates do not depend on scale, and these elements start at 1 / E instead of 1 / sqrt(E).
+    A group's `lr_factor` multiplies the learning rate, since AdamW's updates do not depend on the scale of what they
+    change. For the word embedding and an untied output layer of width E it is 1 / sqrt(E), as their elements start at
+    1 / E instead of 1 / sqrt(E). For the gains of norms and of the token shift, which start near 1, it is 5.
     """
     embedding = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     words = {id(weight) for weight in (model.embedding.weight, *model.output.parameters())}
+    gains = {id(gain) for module in model.modules() if isinstance(module, GAINS) for gain in module.parameters()}
+    factors = dict.fromkeys(words, model.embedding.embedding_dim**-0.5) | dict.fromkeys(gains, GAIN_FACTOR)
     matrices = model.hidden_matrices() if config.optimizer == "muon" else []
     decay = config.weight_decay
     embedding_decay = decay if config.embedding_weight_decay is None else config.embedding_weight_decay
@@ -89,8 +96,7 @@ def make_optimizer(model: LanguageModel, config: TrainConfig) -> AdamW | Muon:
     for parameter in model.parameters():
         if id(parameter) not in hidden:
             rate = 0.0 if parameter.ndim < 2 else embedding_decay if id(parameter) in embedding else decay
-            factor = model.embedding.embedding_dim**-0.5 if id(parameter) in words else 1.0
-            groups.setdefault((rate, factor), []).append(parameter)
+            groups.setdefault((rate, factors.get(id(parameter), 1.0)), []).append(parameter)
     adamw = AdamW(
         [
             {"params": parameters, "weight_decay": rate, "lr_factor": factor}

@@ -191,9 +191,11 @@ def test_averaged_weights_equal_a_loop() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_word_embeddings_move_as_slowly_as_they_are_small(tied: bool, tiny: Config, store: TokenStore) -> None:
+def test_word_embeddings_move_more_slowly_and_gains_faster(tied: bool, tiny: Config, store: TokenStore) -> None:
     """AdamW's first step moves every element by the rate of its group."""
-    config = change(tiny, model__tie_embeddings=tied, model__embed_dim=16, train__weight_decay=0.0)
+    config = change(
+        tiny, model__tie_embeddings=tied, model__embed_dim=16, model__token_shift=True, train__weight_decay=0.0
+    )
     training = start(config, store)
     before = {name: value.detach().clone() for name, value in training.model.named_parameters()}
     train_step(training, 1e-3)
@@ -202,7 +204,9 @@ def test_word_embeddings_move_as_slowly_as_they_are_small(tied: bool, tiny: Conf
     }
     small = {"embedding.weight"} if tied else {"embedding.weight", "output.weight"}
     for name, step in moved.items():
-        assert step == pytest.approx(1e-3 / 4 if name in small else 1e-3, rel=1e-2), name
+        factor = 1 / 4 if name in small else 5 if name.endswith(("norm.weight", "shift.gain")) else 1
+        assert step == pytest.approx(factor * 1e-3, rel=1e-2), name
+    assert {"norm.weight", "pool.norm.weight", "shift.gain"} <= moved.keys()
 
 
 @pytest.mark.parametrize("tied", [True, False])
