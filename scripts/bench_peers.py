@@ -1,11 +1,13 @@
 """`scripts/benchmark peers`: validation perplexity after the same minutes on the same words, on a CPU.
 
-Every program is a process of its own with all the cores, one after another, by its own source:
+Every program is a process of its own with all the cores, one after another, by its own source, also earlier versions of
+lmtrain, with the recipe as it was:
 
 python scripts/bench_peers.py SIDE        # as JSON; prints its nats over the validation split, tokens read, parameters
 """
 
 import argparse
+import functools
 import json
 import math
 import sys
@@ -18,7 +20,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from bench_training import load_source, nanogpt, recipe_options, tokens_per_step
-from record import Row, lmtrain, measure_beside
+from curves import Curve
+from record import ROOT, Row, commit, lmtrain, measure_beside
 from torch import Tensor, nn
 
 from lmtrain.data.tokens import open_store
@@ -27,6 +30,8 @@ from lmtrain.system.device import autocast, choose_precision
 from lmtrain.system.machine import machine
 
 RECIPE, SEED = "wikitext2-cpu", 1
+POINTS = 50
+"""Of a curve."""
 CPU = torch.device("cpu")
 
 
@@ -35,24 +40,24 @@ def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     if any(change.startswith(("data.", "tokenizer.")) for change in arguments.overrides):
         raise SystemExit("all programs read the same data: use --source, and no overrides of data or tokenizer")
     name = arguments.recipe or RECIPE
-    recipe = recipe_options(name)
-    store = lmtrain("tokenize", arguments.source, *recipe)
+    store = lmtrain("tokenize", arguments.source, *recipe_options(name))
     threads, precision = machine(CPU)["cores"], choose_precision("auto", CPU)
     budget = {"store": store["folder"], "minutes": arguments.minutes, "threads": threads}
     rows: list[Row] = []
 
     def add(form: Row, found: Row) -> None:
-        rows.append({**form, "word_perplexity": math.exp(found["nats"] / scored["words"]), **found})
-        print(rows[-1], file=sys.stderr)
+        words = store["splits"]["valid"]["words"] + store["splits"]["valid"]["lines"]
+        rows.append({**form, "word_perplexity": math.exp(found["nats"] / words), **found})
+        print({name: value for name, value in rows[-1].items() if name != "curve"}, file=sys.stderr)
 
-    options = [*recipe, "train.compile=true", *arguments.overrides, f"data.source={arguments.source}"]
-    options += [f"train.max_minutes={arguments.minutes}", f"train.threads={threads}", f"run.seed={SEED}"]
-    options += [f"run.dir={folder}"]
-    costs, trained = lmtrain("train", *options, "--dry-run"), lmtrain("train", *options)
-    scored = lmtrain("eval", "--run", trained["run"])
-    read = trained["step"] * tokens_per_step(costs["config"])
-    form = {"program": "lmtrain", "precision": precision, "compiled": costs["config"]["train"]["compile"]}
-    add(form, {"nats": scored["nats"], "tokens": read, "parameters": costs["parameters"]})
+    options = [f"train.max_minutes={arguments.minutes}", f"train.threads={threads}", f"run.seed={SEED}"]
+    options += ["train.compile=true", f"data.source={arguments.source}", *arguments.overrides]
+    for checkout in (ROOT, *arguments.earlier):
+        program = "lmtrain" if checkout == ROOT else f"lmtrain {commit(checkout)[:7]}"
+        run_dir = folder / checkout.name
+        recipe = ["--config", str(checkout / "configs" / f"{name}.yaml")]
+        found = measure_lmtrain(checkout, [*recipe, *options, f"run.dir={run_dir}", f"data.dir={run_dir}"])
+        add({"program": program, "precision": precision}, found)
     if arguments.nanogpt:
         form = {"program": "nanoGPT", "precision": precision, "compiled": True}
         add(form, measure_beside(__file__, {**form, **budget, "source": str(arguments.nanogpt)}))
@@ -61,15 +66,49 @@ def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
         add(form, measure_beside(__file__, {**form, **budget, "source": str(arguments.word_language_model)}))
     settings = {"recipe": name, "overrides": arguments.overrides, "corpus": Path(arguments.source).name}
     metrics = {"minutes": arguments.minutes, "threads": threads, "rows": rows}
-    return metrics, settings | {"words": scored["words"], "heap": "retained"}
+    return metrics, settings | {"heap": "retained"}
+
+
+def measure_lmtrain(checkout: Path, options: list[str]) -> Row:
+    """Train a recipe with the version of lmtrain in `checkout`, and score the validation split."""
+    run = functools.partial(lmtrain, environment={"PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"})
+    costs, trained = run("train", *options, "--dry-run"), run("train", *options)
+    lines = (Path(trained["run"]) / "metrics.jsonl").read_text().splitlines()
+    losses = [(point["minutes"], point["loss"]) for point in map(json.loads, lines) if point["kind"] == "train"]
+    return {
+        "compiled": costs["config"]["train"]["compile"],
+        "nats": run("eval", "--run", trained["run"])["nats"],
+        "tokens": trained["step"] * tokens_per_step(costs["config"]),
+        "parameters": costs["parameters"],
+        "curve": curve(losses),
+    }
+
+
+def curve(losses: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Minutes and training perplexity: the means of equal parts of the pairs of minutes and nats per token."""
+    parts = np.array_split(np.array(losses), min(POINTS, len(losses)))
+    return [(float(part[:, 0].mean()), math.exp(part[:, 1].mean())) for part in parts]
+
+
+def curves(rows: list[Row]) -> list[Curve]:
+    """A line for each program, and a dot for its validation perplexity at the end."""
+    drawn = []
+    for number, row in enumerate(rows):
+        minutes, perplexities = zip(*row["curve"], strict=True)
+        label = f"{row['program']}: {row['word_perplexity']:.1f}"
+        drawn.append(Curve(f"C{number}-", minutes, perplexities))
+        drawn.append(Curve(f"C{number}o", minutes[-1:], [row["word_perplexity"]], label))
+    return drawn
 
 
 class Program(NamedTuple):
     """A model, its training step, and its nats for windows of which `stride` tokens are scored."""
 
     model: nn.Module
-    step: Callable[[int, float], int]
-    """Number of the step, share of the time that has passed -> tokens read."""
+    step: Callable[[int, float], Tensor]
+    """Number of the step, share of the time that has passed -> nats per token, ()."""
+    tokens: int
+    """In a step."""
     score: Forward
     context: int
     stride: int
@@ -86,7 +125,7 @@ def nanogpt_program(source: Any, ids: Tensor, words: int, side: Row) -> Program:
     optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), "cpu")
     compiled: Any = torch.compile(model)
 
-    def step(_number: int, progress: float) -> int:
+    def step(_number: int, progress: float) -> Tensor:
         warmth = min(1.0, progress / 0.02)
         for group in optimizer.param_groups:
             group["lr"] = 1e-3 * warmth * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
@@ -98,13 +137,13 @@ def nanogpt_program(source: Any, ids: Tensor, words: int, side: Row) -> Program:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return batch * context
+        return loss.detach()
 
     def score(inputs: Tensor, targets: Tensor) -> Tensor:
         logits = model(inputs, inputs)[0][:, -targets.shape[1] :]
         return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
-    return Program(model, step, score, context, context // 4, 16)
+    return Program(model, step, batch * context, score, context, context // 4, 16)
 
 
 def lstm_program(source: Any, ids: Tensor, words: int, _side: Row) -> Program:
@@ -113,18 +152,19 @@ def lstm_program(source: Any, ids: Tensor, words: int, _side: Row) -> Program:
     lanes = ids[: len(ids) // 20 * 20].view(20, -1).t().contiguous()  # (tokens, lanes)
     hidden, read = model.init_hidden(20), model.init_hidden(1)
 
-    def step(number: int, _progress: float) -> int:
+    def step(number: int, _progress: float) -> Tensor:
         nonlocal hidden
         first = 35 * number % (len(lanes) - 36)
         hidden = tuple(part.detach() for part in hidden)
         output, hidden = model(lanes[first : first + 35], hidden)
         model.zero_grad()
-        F.nll_loss(output, lanes[first + 1 : first + 36].flatten()).backward()  # type: ignore[no-untyped-call]
+        loss = F.nll_loss(output, lanes[first + 1 : first + 36].flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 0.25)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.sub_(20.0 * parameter.grad)
-        return 35 * 20
+        return loss.detach()
 
     def score(inputs: Tensor, targets: Tensor) -> Tensor:
         nonlocal read
@@ -132,7 +172,7 @@ def lstm_program(source: Any, ids: Tensor, words: int, _side: Row) -> Program:
         output, read = model(new, read)
         return F.nll_loss(output.double(), targets[0], reduction="none")
 
-    return Program(model, step, score, 512, 512, 1)
+    return Program(model, step, 35 * 20, score, 512, 512, 1)
 
 
 PROGRAMS = {"nanoGPT": nanogpt_program, "word_language_model LSTM": lstm_program}
@@ -145,10 +185,9 @@ def measure_peer(side: Row) -> Row:
     store = open_store(Path(side["store"]))
     ids = torch.from_numpy(store.split("train").ids[:].astype(np.int64))
     program = PROGRAMS[side["program"]](load_source(side["source"]), ids, store.tokenizer.vocab_size, side)
-    start, tokens, number = time.perf_counter(), 0, 0
-    while (progress := (time.perf_counter() - start) / (60 * side["minutes"])) < 1:
-        tokens += program.step(number, progress)
-        number += 1
+    start, losses = time.perf_counter(), list[tuple[float, float]]()
+    while (minutes := (time.perf_counter() - start) / 60) < side["minutes"]:
+        losses.append((minutes, float(program.step(len(losses), minutes / side["minutes"]))))
     program.model.eval()
     scored = evaluate(
         program.score,
@@ -162,7 +201,8 @@ def measure_peer(side: Row) -> Row:
         precision="fp32",
     )
     parameters = sum(parameter.numel() for parameter in program.model.parameters())
-    return {"nats": scored.nats, "tokens": tokens, "parameters": parameters}
+    tokens = len(losses) * program.tokens
+    return {"nats": scored.nats, "tokens": tokens, "parameters": parameters, "curve": curve(losses)}
 
 
 if __name__ == "__main__":

@@ -75,9 +75,9 @@ def run_python(arguments: Sequence[str], environment: Mapping[str, str] | None =
     return printed
 
 
-def lmtrain(*arguments: str | Path) -> dict[str, Any]:
+def lmtrain(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The JSON object that a command of lmtrain prints. Raises CalledProcessError when it fails."""
-    result: dict[str, Any] = json.loads(run_python(["-m", "lmtrain", *map(str, arguments), "--json"]))
+    result: dict[str, Any] = json.loads(run_python(["-m", "lmtrain", *map(str, arguments), "--json"], environment))
     return result
 
 
@@ -116,7 +116,7 @@ def write_record(
     record = {
         "benchmark": benchmark,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "commit": (_git("rev-parse", "HEAD") or "unknown") + changed,
+        "commit": commit() + changed,
         "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
         "machine": machine(torch.device(device)) | {"load_average": os.getloadavg()[0]},
         "versions": {package: version(package) for package in (*PACKAGES, *packages)},
@@ -142,10 +142,15 @@ def _identity(record: Record) -> tuple[object, ...]:
     return record["benchmark"], record["command"], machine["processor"], machine["cores"], machine["device"]
 
 
-def _git(*arguments: str) -> str:
+def commit(checkout: Path = ROOT) -> str:
+    """The hash of the commit that is checked out in a folder."""
+    return _git("rev-parse", "HEAD", folder=checkout) or "unknown"
+
+
+def _git(*arguments: str, folder: Path = ROOT) -> str:
     """What git prints; nothing without git or a repository."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -173,16 +173,21 @@ def test_peers_are_scored_over_every_token(
     monkeypatch.setattr(bench_peers, "load_source", lambda folder: SOURCE)
     monkeypatch.setattr(bench_peers, "machine", lambda device: {"cores": 1})
     options = f"--minutes 0.01 --source {tmp_path}/book.txt --nanogpt n --word-language-model w".split()
+    (tmp_path / "old").symlink_to(SCRIPTS.parent)
+    options += ["--earlier", str(tmp_path / "old")]
     tiny = [override for override in TINY if not override.startswith("data.")]
     (found,) = script("benchmark", "peers", "peers", "quickstart", *options, *tiny)
     assert (found["benchmark"], found["settings"]["corpus"]) == ("peers-0.01-minutes", "book.txt")
-    ours, *others = found["metrics"]["rows"]
+    ours, earlier, *others = found["metrics"]["rows"]
     assert [row["program"] for row in others] == list(bench_peers.PROGRAMS)
+    assert earlier["program"] == f"lmtrain {record.commit()[:7]}"
+    assert (record.RESULTS / "peers-0.01-minutes.png").read_bytes().startswith(b"\x89PNG")
     store = command("tokenize", str(tmp_path / "book.txt"))
     valid, words = store["splits"]["valid"], store["vocab_size"]
     assert ours["word_perplexity"] == math.exp(ours["nats"] / (valid["words"] + valid["lines"]))
     for row in others:
         assert row["tokens"] > 0
+        assert row["curve"][-1] == [pytest.approx(0.01, rel=0.5), pytest.approx(words, rel=0.1)]
         assert (row["parameters"], row["nats"]) == (words, pytest.approx(valid["tokens"] * math.log(words)))
         assert row["word_perplexity"] == pytest.approx(words)
 
@@ -194,7 +199,8 @@ def test_startup_times_commands(script: Any) -> None:
 
 
 def test_reproduce_scores_with_the_settings_that_it_finds(script: Any, command: Any) -> None:
-    moves = {"temperature": [{"temperature": 1.1}], "cache": [{"cache_weight": 2}], "dynamic": [{"dynamic_lr": 0.25}]}
+    names = {"temperature": "temperature", "cache": "cache_weight", "dynamic": "dynamic_lr"}
+    moves = {method: [{name: 1.3}, {name: 1 / 1.3}] for method, name in names.items()}
     tiny = [*TINY, "run.name=r", "--tune", "60", "--limit", "60"]
     (found,) = script("reproduce", "recipes", "quickstart", *tiny, MOVES=moves)
     first, *rows = found["metrics"]["rows"]
@@ -203,6 +209,7 @@ def test_reproduce_scores_with_the_settings_that_it_finds(script: Any, command: 
     flags = [[], [], ["--cache"], ["--dynamic", "eval.stride=16"], ["--dynamic", "--cache", "eval.stride=16"]]
     defaults = [command("eval", "--run", "runs/r", "--limit", "60", *options)["nats"] for options in flags]
     assert all(row["nats"] <= nats for row, nats in zip(rows, defaults, strict=True))
+    assert sum(row["nats"] < nats for row, nats in zip(rows, defaults, strict=True)) > 1
     assert {"--dynamic", "--cache"} <= set(found["settings"]["options"]["dynamic and cache"])
     assert (found["settings"]["tuned_on_tokens"], found["seeds"]) == (60, [1])
     assert (record.RESULTS / "r.png").read_bytes().startswith(b"\x89PNG")
