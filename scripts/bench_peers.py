@@ -137,7 +137,8 @@ def nanogpt_program(source: Any, ids: Tensor, words: int, side: Row) -> Program:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+        nats: Tensor = loss.detach()
+        return nats
 
     def score(inputs: Tensor, targets: Tensor) -> Tensor:
         logits = model(inputs, inputs)[0][:, -targets.shape[1] :]
