@@ -141,7 +141,7 @@ def nanogpt_program(source: Any, ids: Tensor, words: int, side: Row) -> Program:
         return nats
 
     def score(inputs: Tensor, targets: Tensor) -> Tensor:
-        logits = model(inputs, inputs)[0][:, -targets.shape[1] :]
+        logits = model(inputs, inputs.contiguous())[0][:, -targets.shape[1] :]
         return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
     return Program(model, step, batch * context, score, context, context // 4, 16)

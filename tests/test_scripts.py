@@ -99,6 +99,7 @@ class Uniform(nn.Module):
         even = (0 * self.logits).log_softmax(0).expand(*ids.shape, -1)  # there is a gradient, and it is zero
         if self.steps_first:  # the LSTM's interface: rows of steps and lanes together, and the state after them
             return even.flatten(0, 1), state[0]
+        state[0].view(-1)  # nanoGPT's targets: they must be contiguous
         return even, -even[..., 0].mean()
 
     def init_hidden(self, lanes: int) -> tuple[Tensor, Tensor]:

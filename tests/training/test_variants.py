@@ -27,7 +27,7 @@ LEARNING = {
     "train__micro_batch": None,
     "train__steps": 60,
     "train__eval_steps": 60,
-    "train__lr": 0.02,
+    "train__lr": 0.005,
     "train__ema": None,
 }
 CAUSAL = ("full", "local", "strided", "global", "local+global", "compressed", "linear")
@@ -59,7 +59,7 @@ def test_a_short_run_learns_and_generates(
     targets = inputs.roll(-1, 1) if config.model.mode == "causal" else inputs.roll(-1, 0)[:, 0]
     with torch.no_grad():
         untrained = untrained_model.eval()(inputs, targets).mean().item()
-    assert outcome.score.loss < 0.99 * untrained
+    assert outcome.score.loss < 0.96 * untrained
     trained = lmtrain.load(tmp_path / "run", checkpoint="best", weights="auto", device="cpu")
     (done,) = complete(trained.model, trained.tokenizer, ["The river"], Options(max_tokens=20))
     assert len(done.completions[0].ids) == 20
