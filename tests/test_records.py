@@ -47,14 +47,14 @@ def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_a_record_replaces_that_of_the_same_command(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record.write_record("peers", "speed", {"rate": 1.0}, seeds=[1])
-    record.write_record("peers", "speed", {"rate": 2.0}, seeds=[1], settings={"dim": 4})
+    record.write_record("benchmarks", "speed", {"rate": 1.0}, seeds=[1])
+    record.write_record("benchmarks", "speed", {"rate": 2.0}, seeds=[1], settings={"dim": 4})
     monkeypatch.setattr(sys, "argv", ["scripts/benchmark", "startup", "--run", "other"])
-    record.write_record("peers", "speed", {"rows": [{"rate": 3.0, "compiled": True}, {"rate": 4.0}]}, seeds=[])
-    entries = json.loads((results / "peers.json").read_text())
+    record.write_record("benchmarks", "speed", {"rows": [{"rate": 3.0, "compiled": True}, {"rate": 4.0}]}, seeds=[])
+    entries = json.loads((results / "benchmarks.json").read_text())
     assert [entry["metrics"].get("rate") for entry in entries] == [2.0, None]
     assert entries[0]["command"] == "python scripts/benchmark startup"
-    assert "| rate | compiled |\n| --- | --- |\n| 2 |  |\n| 3 | yes |\n| 4 |  |" in pages.tables("peers.json")
+    assert "| rate | compiled |\n| --- | --- |\n| 2 |  |\n| 3 | yes |\n| 4 |  |" in pages.tables("benchmarks.json")
 
 
 def test_a_record_without_git_says_so(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
