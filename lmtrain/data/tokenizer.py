@@ -169,7 +169,7 @@ class Tokenizer:
 
     def _library_ids(self, texts: list[str]) -> list[list[int]]:
         try:
-            with tokenizer_file.library_errors("the tokenizer can't encode the text: "):
+            with tokenizer_file.backend_errors("the tokenizer can't encode the text: "):
                 return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
         except ValueError as error:
             raise LmtrainError(str(error)) from None

@@ -82,7 +82,7 @@ def parse(content: bytes) -> tuple[Any, Json]:
 
     Raises ValueError, with the rest of a sentence about the file, when `content` is no tokenizer.json.
     """
-    with library_errors("is damaged, or not a tokenizer.json of Hugging Face's: "):
+    with backend_errors("is damaged, or not a tokenizer.json of Hugging Face's: "):
         backend = tokenizers.Tokenizer.from_buffer(content)
         document = json.loads(content)
     backend.no_truncation()
@@ -94,7 +94,7 @@ def parse(content: bytes) -> tuple[Any, Json]:
 
 
 @contextmanager
-def library_errors(message: str) -> Iterator[None]:
+def backend_errors(message: str) -> Iterator[None]:
     """ValueError in place of what the library raises: any Exception, or a PanicException, which is none."""
     try:
         yield
