@@ -3,16 +3,20 @@
 Shapes: P prompts, W rows that the state holds for each prompt's texts, R = P W, V vocabulary.
 """
 
+import heapq
 import math
+import sys
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lmtrain.generation.search import Hypothesis, Rules, S, Step
+
+LOWEST = -sys.float_info.max
+"""Below any log-probability but minus infinity, that of blocked tokens."""
 
 COLUMNS = 512
 """Maxima that `_highest` takes first."""
@@ -55,7 +59,7 @@ def beam_search(
     rule here. Both consider 2 * beams candidates, so that `beams` texts continue beside those that finish; here a
     finished text counts among the `beams` of its step, and the next step fills the beam again.
     """
-    best = [_Best(results, length_penalty) for _ in range(len(log_probs))]
+    best = [_Results(results, length_penalty) for _ in range(len(log_probs))]
     live = [[_Text(row)] for row in range(len(log_probs))]
     layout = _Layout(list(range(len(log_probs))), width=1)
     for length in range(1, rules.max_tokens + 1):
@@ -90,7 +94,7 @@ class _Text:
 
 
 @dataclass
-class _Best:
+class _Results:
     """The best of a prompt's texts that have ended, best first."""
 
     results: int
@@ -163,28 +167,36 @@ def _assign_rows(live: Sequence[list[_Text]], layout: _Layout) -> tuple[_Layout,
 
 def _extend(log_probs: Tensor, live: Sequence[list[_Text]], beams: int) -> list[list[_Text]]:
     """The `beams` best one-token extensions of each prompt's texts, best first, by total + log p (R, V) in float64."""
-    listed_values, listed_tokens = (found.cpu().numpy() for found in _highest(log_probs, beams + 1))
+    values, tokens = (found.tolist() for found in _highest(log_probs, beams + 1))
     extended = []
     for beam in live:
-        rows = [text.row for text in beam]
-        totals = np.array([text.total for text in beam])[:, None]
-        values, tokens = listed_values[rows], listed_tokens[rows]
-        sums = totals + values  # (texts, beams + 1)
-        lowest = np.finfo(np.float64).min  # above minus infinity, the value of blocked tokens
-        cutoff = max(lowest, np.partition(sums, -beams, axis=None)[-beams]) if sums.size >= beams else lowest
-        if (sums[:, -1] >= cutoff).any():  # `topk` may have omitted ties with its last entry: take all tokens
-            values = log_probs[rows].cpu().numpy()
-            tokens = np.broadcast_to(np.arange(values.shape[-1]), values.shape)
-            sums = totals + values
-        at = (sums >= cutoff).nonzero()
-        candidates = zip((-sums[at]).tolist(), at[0].tolist(), tokens[at].tolist(), values[at].tolist(), strict=True)
+        best = _best_extensions(
+            beam, [list(zip(values[text.row], tokens[text.row], strict=True)) for text in beam], beams
+        )
+        cutoff = -best[-1][0] if len(best) == beams else LOWEST
+        if any(text.total + values[text.row][-1] >= cutoff for text in beam):  # ties with it may not be listed
+            rows = [log_probs[text.row].tolist() for text in beam]
+            best = _best_extensions(beam, [[(value, token) for token, value in enumerate(row)] for row in rows], beams)
         extended.append(
             [
                 _Text(beam[rank].row, (*beam[rank].ids, token), (*beam[rank].token_log_probs, log_prob), -minus_sum)
-                for minus_sum, rank, token, log_prob in sorted(candidates)[:beams]
+                for minus_sum, rank, token, log_prob in best
             ]
         )
     return extended
+
+
+def _best_extensions(
+    beam: Sequence[_Text], listed: Sequence[Sequence[tuple[float, int]]], beams: int
+) -> list[tuple[float, int, int, float]]:
+    """The best extensions by the (log p, token) listed for each text: minus the sum, the text's rank, token, log p."""
+    candidates = [
+        (-(text.total + value), rank, token, value)
+        for rank, (text, row) in enumerate(zip(beam, listed, strict=True))
+        for value, token in row
+        if value >= LOWEST
+    ]
+    return heapq.nsmallest(beams, candidates)
 
 
 def _highest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -57,7 +57,7 @@ class Completed:
     """Of all texts of the batch together."""
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def complete(
     model: Predictor,
     tokenizer: Tokenizer,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtrain.nn.blocks import Cache
-from lmtrain.nn.kv_cache import take_rows
+from lmtrain.nn.kv_cache import Rows
 from lmtrain.nn.pooling import RunningMean
 
 SMALLEST_CAPACITY = 256
@@ -43,9 +43,9 @@ class PointerState:
     keys: Tensor
     last: Tensor
 
-    def select(self, index: Tensor, kv_len: int) -> "PointerState":
-        """The rows `index` (B',) and their first `kv_len` keys; see `take_rows`."""
-        return PointerState(take_rows(self.keys, index, kv_len), take_rows(self.last, index))
+    def select(self, rows: Rows, used: slice) -> "PointerState":
+        """These rows, and their keys `used`; see `Rows.take`."""
+        return PointerState(rows.take(self.keys, used), rows.take(self.last))
 
     def grow(self, capacity: int) -> None:
         """Increase the capacity, in new memory."""
@@ -81,15 +81,31 @@ class DecodingState:
 
     def select(self, index: Tensor) -> "DecodingState":
         """The rows `index` (B',), in that order; rows may repeat. This state must not be used again."""
-        self.tokens = take_rows(self.tokens, index, self.kv_len)
-        self.lengths = take_rows(self.lengths, index)
-        self.caches = [cache.select(index) for cache in self.caches]
-        self.pool = self.pool.select(index)
+        rows = Rows(index, len(self.lengths))
+        same = self._same_tokens(rows)
+        used = slice(same, self.kv_len)
+        self.tokens = rows.take(self.tokens, used)
+        self.lengths = rows.take(self.lengths)
+        self.caches = [cache.select(rows, same) for cache in self.caches]
+        self.pool = self.pool.select(rows)
         if self.pointer is not None:
-            self.pointer = self.pointer.select(index, self.kv_len)
+            self.pointer = self.pointer.select(rows, used)
         if self.embedded is not None:
-            self.embedded = take_rows(self.embedded, index)
+            self.embedded = rows.take(self.embedded)
         return self
+
+    def _same_tokens(self, rows: Rows) -> int:
+        """How many tokens, at least, every row that moves shares with the row that it replaces.
+
+        What the caches hold for these tokens is the same, so it need not be copied: the texts of a beam differ mostly
+        in their last tokens. On a GPU, finding out would take longer than copying.
+        """
+        if rows.moved is None or not rows.index.is_cpu:
+            return 0
+        shortest = int(self.lengths.min())
+        old, new = self.tokens[rows.moved, :shortest], self.tokens[rows.source, :shortest]
+        different = (old != new).any(0).nonzero()
+        return int(different[0]) if len(different) else shortest
 
     def grow(self, capacity: int) -> None:
         """Increase the capacity, in new memory."""

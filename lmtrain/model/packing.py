@@ -23,24 +23,24 @@ PREPACKED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mk
 PREPACKED_BF16 = PREPACKED and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 """Likewise for bf16 matrices, which need a CPU with AVX-512 or its like."""
 
-BIG = 2**20
+NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The forms of weights that are a narrow type."""
+
+BIG = 2**17
 """Elements of a float32 matrix from which oneDNN's layout pays: below, the call costs more than it saves."""
 
 
-class BatchLinear(nn.Module):
-    """x W^T + b in float32: one row by the plain W, more rows by a copy in oneDNN's layout, which is faster."""
+class PrepackedLinear(nn.Module):
+    """x W^T + b in float32, with W in oneDNN's layout, which is faster above all for few rows."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.weight = weight.detach()
         self.bias = None if bias is None else bias.detach()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, 16)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 16)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""
-        if x.numel() == x.shape[-1]:
-            return F.linear(x, self.weight, self.bias)
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return result
 
 
@@ -136,11 +136,13 @@ class FusedSelfAttention(SelfAttention):
     """A trained `SelfAttention` whose queries, keys and values come from one product.
 
     Queries and keys also share their norm, and are rotated as complex numbers: the features of a head are reordered so
-    that those of a pair are neighbors, which no product of a query and a key depends on.
+    that those of a pair are neighbors, which no product of a query and a key depends on. Norm and rotation are computed
+    in float32; the results, and so the cache, have the type `dtype`.
     """
 
-    def __init__(self, trained: SelfAttention) -> None:
+    def __init__(self, trained: SelfAttention, dtype: torch.dtype) -> None:
         nn.Module.__init__(self)
+        self.dtype = dtype
         self.heads, self.scale, self.value_widths = trained.heads, trained.scale, trained.value_widths
         self.dropout, self.pattern = trained.dropout, trained.pattern
         width = trained.query.out_features // self.heads
@@ -157,13 +159,13 @@ class FusedSelfAttention(SelfAttention):
 
     def project(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, W) -> queries, keys and values, each (B, H, T, D)."""
-        joined = self.query_key_value(x)
+        joined = self.query_key_value(x.to(self.dtype))
         joined = joined.unflatten(-1, (3 * self.heads, -1)).transpose(1, 2)
-        rotated = self.query_key_norm(joined[:, : 2 * self.heads])
+        rotated = self.query_key_norm(joined[:, : 2 * self.heads].float())
         if rotation is not None:
             pairs = torch.view_as_complex(rotated.unflatten(-1, (-1, 2)).contiguous())
             rotated = torch.view_as_real(pairs * torch.complex(*rotation)).flatten(-2)
-        query, key = rotated.chunk(2, dim=1)
+        query, key = rotated.to(self.dtype).chunk(2, dim=1)
         return query, key, joined[:, 2 * self.heads :]
 
 
@@ -222,7 +224,7 @@ class PackedOutput(nn.Module):
 def pack(model: Predictor, weights: str) -> None:
     """Replace the model's layers by packed ones in the form `weights`: it can no longer be trained or saved.
 
-    fp32 changes numbers only by rounding, and on a CPU takes a second copy of the big matrices. bf16 and fp16 round the
+    fp32 changes numbers only by rounding. bf16 and fp16 round the
     inputs, weights and results of every product, as autocast does; int8 rounds inputs and weights to 8-bit integers and
     scales. Everything else stays float32. Raises ValueError for int8 on another device than a CPU, and on a CPU that
     can't.
@@ -240,7 +242,7 @@ def pack(model: Predictor, weights: str) -> None:
     fuses_activation = PREPACKED_BF16 and device == "cpu" and weights == "bf16"
     for module, name, child in _children(model):
         if isinstance(child, SelfAttention):
-            setattr(module, name, FusedSelfAttention(child))
+            setattr(module, name, FusedSelfAttention(child, NARROW.get(weights, torch.float32)))
         elif isinstance(child, FeedForward) and fuses_activation and child.activation in ("relu", "gelu"):
             setattr(module, name, FusedFeedForward(child))
         elif isinstance(child, RMSNorm) and device == "cpu":
@@ -259,10 +261,10 @@ def pack(model: Predictor, weights: str) -> None:
 def packed_linear(weight: Tensor, bias: Tensor | None, weights: str) -> nn.Module | None:
     """The packed layer with this weight and bias; None where the plain one is as good."""
     if weights == "fp32":
-        return BatchLinear(weight, bias) if weight.numel() >= BIG else None
+        return PrepackedLinear(weight, bias) if weight.numel() >= BIG else None
     if weights == "int8" and weight.shape[1] > 1:
         return Int8Linear(weight, bias)
-    return NarrowLinear(weight, bias, torch.float16 if weights == "fp16" else torch.bfloat16)
+    return NarrowLinear(weight, bias, NARROW.get(weights, torch.bfloat16))
 
 
 def _children(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:

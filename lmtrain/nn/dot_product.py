@@ -1,6 +1,7 @@
 """Scaled dot-product attention: one function, with the kernel that suits the device and the pattern.
 
-Shapes: B rows, H heads, Tq positions of queries, Tk of keys, D features per head (Dv of values).
+Shapes: B rows, H heads, Tq positions of queries, Tk of keys, D features per head (Dv of values), N blocks of C
+positions.
 """
 
 from collections.abc import Callable
@@ -14,10 +15,12 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from lmtrain.nn.dropout import drop
-from lmtrain.nn.patterns import CAUSAL, FULL, Pattern, key_blocks
+from lmtrain.nn.patterns import CAUSAL, FULL, Pattern
 
-BLOCK = 128
-"""Queries and keys in a block, where whole blocks are skipped; rows of up to two blocks gain nothing."""
+LONG = 256
+"""Rows of more positions gain from skipping the keys that a pattern masks."""
+BLOCK = 64
+"""Positions in a block of queries or keys of local attention."""
 FLEX_HEAD_DIM = 16
 """The narrowest head that FlexAttention's kernel takes."""
 
@@ -43,12 +46,11 @@ def attend(
     A GPU uses FlexAttention for long rows under a sparse pattern, and torch's fused kernels otherwise, except for a
     mask that requires a gradient, for which they have none; where an added mask has a wider type than the queries, they
     compute in that type. A CPU uses the plain form, which compiled is faster than the fused CPU kernel in bf16; in long
-    rows it skips whole blocks that a pattern masks.
+    rows, local attention takes only the blocks of keys near each block of queries.
     """
     learned = mask is not None and mask.requires_grad
-    skips = pattern != FULL and query.shape[-2] == key.shape[-2] > 2 * BLOCK
-    flexible = pattern.sparse and mask is None and not dropout and query.shape[-1] >= FLEX_HEAD_DIM
-    if skips and query.is_cuda and flexible:
+    skips = pattern.sparse and mask is None and query.shape[-2] == key.shape[-2] > LONG
+    if skips and query.is_cuda and not dropout and query.shape[-1] >= FLEX_HEAD_DIM:
         return attend_flex(query, key, value, pattern, scale)
     if query.is_cuda and not learned:
         if pattern == CAUSAL and mask is None:
@@ -56,9 +58,12 @@ def attend(
         mask = _with_pattern(mask, pattern, query, key)
         return _attend_fused(query, key, value, mask, dropout, scale)
     if query.shape[-2] == 1 and pattern == FULL and not dropout and not torch.is_grad_enabled():
-        return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
-    if skips:
-        return _attend_blocks(query, key, value, mask, pattern, dropout, scale)
+        # On a CPU, torch's kernel for one query is several times as fast in float32.
+        query, key, wide = (_wide(x) for x in (query, key, value))
+        return F.scaled_dot_product_attention(query, key, wide, mask, scale=scale).to(value.dtype)
+    window = pattern.local_window
+    if skips and window is not None and 2 * window <= query.shape[-2]:
+        return _attend_local(query, key, value, pattern, window, dropout, scale)
     empty = mask is not None or query.shape[-2] > key.shape[-2]  # a pattern always leaves every query a key
     mask = _with_pattern(mask, pattern, query, key)
     return _attend_plain(query, key, value, mask, dropout, scale, empty=empty)
@@ -108,34 +113,28 @@ def _block_mask(pattern: Pattern, queries: int, keys: int, device: torch.device)
 _cached_block_mask = lru_cache(maxsize=64)(_block_mask)
 
 
-def _attend_blocks(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    pattern: Pattern,
-    dropout: float,
-    scale: float | None,
+def _attend_local(
+    query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, window: int, dropout: float, scale: float | None
 ) -> Tensor:
-    """Block by block of queries, each with the blocks of keys that contain a permitted one (Tq = Tk).
+    """Every block of queries with the blocks of keys that its windows touch, all in one product (Tq = Tk)."""
+    length, before = query.shape[-2], -(-(window - 1) // BLOCK)
+    count, after = -(-length // BLOCK), 0 if pattern.causal else before
 
-    Everything is split once and concatenated for each block: the gradient of a slice is as long as the whole tensor.
-    """
-    length, pooled = query.shape[-2], []
-    if mask is not None:
-        mask = mask.expand(*mask.shape[:-2], length, length)
-    positions = torch.split(torch.arange(length, device=query.device), BLOCK)
-    queries, keys, values = (torch.split(x, BLOCK, dim=-2) for x in (query, key, value))
-    for number, blocks in enumerate(key_blocks(pattern, length, BLOCK)):
-        near = torch.cat([positions[block] for block in blocks])
-        part = pattern(positions[number].unsqueeze(-1), near)
-        if mask is not None:
-            part = restrict(mask[..., positions[number], :][..., near], part)
-        near_keys = torch.cat([keys[block] for block in blocks], dim=-2)
-        near_values = torch.cat([values[block] for block in blocks], dim=-2)
-        attended = _attend_plain(queries[number], near_keys, near_values, part, dropout, scale, empty=mask is not None)
-        pooled.append(attended)
-    return torch.cat(pooled, dim=-2)
+    def blocks(x: Tensor, before: int, after: int) -> Tensor:  # (B, H, before + N + after, C, D)
+        padding = (0, 0, before * BLOCK, (count + after) * BLOCK - length)
+        return F.pad(x, padding).view(*x.shape[:-2], -1, BLOCK, x.shape[-1])
+
+    def near(x: Tensor) -> Tensor:  # (B, H, N, (before + 1 + after) C, D)
+        shifted = blocks(x, before, after)
+        return torch.cat([shifted[:, :, first : first + count] for first in range(before + 1 + after)], dim=-2)
+
+    first = torch.arange(count, device=query.device).view(-1, 1, 1) * BLOCK
+    queries = first + torch.arange(BLOCK, device=query.device).unsqueeze(-1)
+    keys = first + torch.arange(-before * BLOCK, (1 + after) * BLOCK, device=query.device)
+    # Queries past the end attend to keys past the end: a softmax over nothing would have no gradient.
+    allowed = pattern(queries, keys) & (keys >= 0) & ((keys < length) | (queries >= length))
+    pooled = _attend_plain(blocks(query, 0, 0), near(key), near(value), allowed, dropout, scale, empty=False)
+    return pooled.flatten(-3, -2)[..., :length, :]
 
 
 def _attend_plain(
@@ -171,6 +170,10 @@ def _with_pattern(mask: Tensor | None, pattern: Pattern, query: Tensor, key: Ten
         return mask
     allowed = pattern.mask(query.shape[-2], key.shape[-2], query.device)
     return allowed if mask is None else restrict(mask, allowed)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def restrict(mask: Tensor, allowed: Tensor) -> Tensor:

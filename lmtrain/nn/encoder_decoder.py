@@ -16,7 +16,7 @@ from lmtrain.nn.alignment import LocationAwareAttention, MonotonicAttention
 from lmtrain.nn.attention import CrossAttention, SelfAttention, padding_mask
 from lmtrain.nn.blocks import Cache, DecoderBlock, EncoderBlock, FeedForward, NormPosition, ResidualOptions
 from lmtrain.nn.dropout import Dropout
-from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
+from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
 from lmtrain.nn.norms import NormKind, norm
 from lmtrain.nn.patterns import Pattern
 from lmtrain.nn.pointer import PointerAttention, copy_log_probs
@@ -147,12 +147,13 @@ class DecoderState:
 
     def select(self, index: Tensor) -> Self:
         """The rows `index` (B',), in that order; rows may repeat. This state must not be used again."""
+        rows = Rows(index, len(self.source))
         return type(self)(
             self.source[index],
             self.valid[index],
             self.memory[index],
-            [cache.select(index) for cache in self.memories],
-            [cache.select(index) for cache in self.caches],
+            [cache.select(rows) for cache in self.memories],
+            [cache.select(rows) for cache in self.caches],
             self.length,
         )
 

@@ -4,6 +4,8 @@ Shapes: B rows, H heads, T positions, D features per head, K blocks of S positio
 keys.
 """
 
+from typing import Self
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from lmtrain.nn.attention import SelfAttention, join_heads, width_per_head
 from lmtrain.nn.dot_product import attend
 from lmtrain.nn.dropout import drop
-from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
+from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
 from lmtrain.nn.linear_attention import reject_mask, to_blocks
 from lmtrain.nn.positions import Rotation
 
@@ -31,7 +33,15 @@ class Compression(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, T, D) -> (B, H, K, D) with K = T / S, rounded up: the last block is padded with zeros."""
-        return torch.einsum("bhksd,hsde->bhke", to_blocks(x, self.weight.shape[1]), self.weight)
+        return torch.einsum("bhksd,hsde->bhke", to_blocks(x, self.weight.shape[1]), self.weight.to(x.dtype))
+
+
+class CompressedCache(KeyValueCache):
+    """A cache whose positions are not those of the tokens; see `CompressedAttention.prefill`."""
+
+    def select(self, rows: Rows, _same: int = 0) -> Self:
+        """These rows, whole."""
+        return super().select(rows)
 
 
 class CompressedAttention(nn.Module):
@@ -72,7 +82,7 @@ class CompressedAttention(nn.Module):
 
     def prefill(
         self, x: Tensor, lengths: Tensor, capacity: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
-    ) -> tuple[Tensor, KeyValueCache]:
+    ) -> tuple[Tensor, CompressedCache]:
         """Causal attention over x (B, T, W), and the cache of its rows' first `lengths` (B,) tokens, for `step`.
 
         The first S cache positions hold the tokens of the row's unfinished block, the others one key per block.
@@ -84,7 +94,7 @@ class CompressedAttention(nn.Module):
         keys = torch.cat((self._unfinished(key, lengths), far_key), dim=2)
         values = torch.cat((self._unfinished(value, lengths), far_value), dim=2)
         blocks = -(-capacity // self.stride)
-        return self._join(pooled), KeyValueCache.allocate(keys, values, self.stride + blocks)
+        return self._join(pooled), CompressedCache.allocate(keys, values, self.stride + blocks)
 
     def step(self, x: Tensor, cache: KeyValueCache, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, W) -> (B, 1, W), at its row's position."""
@@ -164,7 +174,8 @@ class LinformerAttention(nn.Module):
         if first < 0:
             raise ValueError(f"{x.shape[1]} positions are more than the context of {self.context}")
         query, key, value = self.projections.project(x, rotation)
-        key, value = self.mix_key[:, first:] @ key, self.mix_value[:, first:] @ value  # (B, H, P, D)
+        mix_key, mix_value = (mix[:, first:].to(key.dtype) for mix in (self.mix_key, self.mix_value))
+        key, value = mix_key @ key, mix_value @ value  # (B, H, P, D)
         pooled = attend(query, key, value, dropout=self.dropout if self.training else 0.0)
         result: Tensor = self.projections.output(join_heads(pooled))
         return result

@@ -62,6 +62,34 @@ class CachePosition:
         return bias if allowed is None else restrict(bias, allowed)
 
 
+class Rows:
+    """Which rows of a state of B rows to keep, and in which order: `index` (B',), which may repeat and omit some."""
+
+    def __init__(self, index: Tensor, count: int) -> None:
+        self.index = index
+        self.moved: Tensor | None = None
+        """Of as many rows as there are, those that change; on a GPU, finding them would take longer than copying."""
+        if len(index) == count:
+            order = torch.arange(count, device=index.device)
+            self.moved = (index != order).nonzero().squeeze(-1) if index.is_cpu else order
+            self.source = index[self.moved]
+
+    def take(self, x: Tensor, used: slice | None = None, axis: int = 1) -> Tensor:
+        """x[index] of x (B, ...); where as many rows stay, in the memory of x.
+
+        Along `axis` only the entries `used` matter; the others are left as they are, or zero.
+        """
+        if self.moved is not None:
+            part = x if used is None else x.narrow(axis, used.start, used.stop - used.start)
+            part.index_copy_(0, self.moved, part.index_select(0, self.source))
+            return x
+        if used is None:
+            return x.index_select(0, self.index)
+        result = x.new_zeros(len(self.index), *x.shape[1:])  # not left empty: zero weights times NaN would be NaN
+        result.narrow(axis, 0, used.stop).copy_(x.narrow(axis, 0, used.stop).index_select(0, self.index))
+        return result
+
+
 @dataclass
 class KeyValueCache:
     """Keys and values of the tokens read so far, in memory allocated ahead and written in place; where gradients are
@@ -106,10 +134,10 @@ class KeyValueCache:
         self.key[rows, :, :capacity] = other.key
         self.value[rows, :, :capacity] = other.value
 
-    def select(self, rows: Tensor) -> "KeyValueCache":
-        """These rows, in this order; see `take_rows`."""
-        key, value = (take_rows(x, rows, self.kv_len, axis=2) for x in (self.key, self.value))
-        return KeyValueCache(key, value, self.kv_len)
+    def select(self, rows: Rows, same: int = 0) -> Self:
+        """These rows; each that moves replaces one with the same first `same` entries."""
+        key, value = (rows.take(x, slice(same, self.kv_len), axis=2) for x in (self.key, self.value))
+        return type(self)(key, value, self.kv_len)
 
 
 @dataclass
@@ -133,26 +161,6 @@ class RecurrentState:
         for name, tensor in vars(other).items():
             getattr(self, name)[rows] = tensor
 
-    def select(self, rows: Tensor) -> Self:
-        """These rows, in this order; see `take_rows`."""
-        return dataclasses.replace(self, **{name: take_rows(tensor, rows) for name, tensor in vars(self).items()})
-
-
-def take_rows(x: Tensor, rows: Tensor, kv_len: int | None = None, axis: int = 1) -> Tensor:
-    """x[rows] of x (B, ...), where `rows` (B',) may repeat and drop some; if B' = B, in the memory of x.
-
-    With `kv_len` only the first `kv_len` entries along `axis` matter; those past them are left as they are, or zero.
-    """
-    part = x if kv_len is None else x.narrow(axis, 0, kv_len)
-    if len(rows) == len(x):
-        # On a GPU, finding the rows that move would take longer than copying all of them.
-        order = torch.arange(len(x), device=x.device)
-        moved = (rows != order).nonzero().squeeze(-1) if x.is_cpu else order
-        part.index_copy_(0, moved, part.index_select(0, rows[moved]))
-        return x
-    chosen = part.index_select(0, rows)
-    if kv_len is None:
-        return chosen
-    result = x.new_zeros(len(rows), *x.shape[1:])  # not left empty: zero weights times NaN would be NaN
-    result.narrow(axis, 0, kv_len).copy_(chosen)
-    return result
+    def select(self, rows: Rows, _same: int = 0) -> Self:
+        """These rows."""
+        return dataclasses.replace(self, **{name: rows.take(tensor) for name, tensor in vars(self).items()})

@@ -1,9 +1,8 @@
 """Attention patterns: which keys a query may attend to, each a rule of two positions.
 
-The dense mask and FlexAttention's block mask are computed from the rule; a CPU skips the blocks of keys that
-`key_blocks` leaves out.
+The dense mask and FlexAttention's block mask are computed from the rule.
 
-Shapes: Tq positions of queries, Tk of keys, C positions in a block.
+Shapes: Tq positions of queries, Tk of keys.
 """
 
 from dataclasses import dataclass
@@ -57,6 +56,11 @@ class Pattern:
         """Whether it restricts more than `causal`."""
         return self.window is not None or self.stride is not None or self.global_tokens is not None
 
+    @property
+    def local_window(self) -> int | None:
+        """The window of a pattern that has no other part."""
+        return self.window if self.stride is None and self.global_tokens is None else None
+
     def mask(self, queries: int, keys: int, device: torch.device) -> Tensor:
         """The rule for positions 0 .. Tq - 1 and 0 .. Tk - 1: (Tq, Tk) bool, True = may attend."""
         return self(torch.arange(queries, device=device).unsqueeze(-1), torch.arange(keys, device=device))
@@ -64,31 +68,3 @@ class Pattern:
 
 FULL = Pattern()
 CAUSAL = Pattern(causal=True)
-
-
-def key_blocks(pattern: Pattern, length: int, block: int) -> list[list[int]]:
-    """For every block of C queries, the blocks of C keys that contain a permitted key.
-
-    Computed from the ends of the blocks in plain integers, which a compiler evaluates while it traces.
-    """
-    blocks = range(-(-length // block))
-    return [[keys for keys in blocks if _any_permitted(pattern, length, block, queries, keys)] for queries in blocks]
-
-
-def _any_permitted(pattern: Pattern, length: int, block: int, queries: int, keys: int) -> bool:
-    first_query, last_query = queries * block, min(queries * block + block, length) - 1
-    first_key, last_key = keys * block, min(keys * block + block, length) - 1
-    nearest, farthest = first_query - last_key, last_query - first_key  # the differences q - k, all of them occur
-    if pattern.causal:
-        nearest = max(nearest, 0)
-    if nearest > farthest:
-        return False
-    if not pattern.sparse:
-        return True
-    window, stride, tokens = pattern.window, pattern.stride, pattern.global_tokens
-    return (
-        (window is not None and nearest < window and farthest > -window)
-        or (stride is not None and farthest // stride * stride >= nearest)
-        # Under a causal pattern a global query attends only to global keys.
-        or (tokens is not None and (first_key < tokens or (first_query < tokens and not pattern.causal)))
-    )

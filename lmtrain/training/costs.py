@@ -35,9 +35,9 @@ LAYER_SECONDS = 1e-3
 def step_flops(model: LanguageModel, config: Config) -> float:
     """Floating-point operations of the matrix products of a training step, two per multiply-add.
 
-    Counts the forward and backward passes over the text of a batch, as a CPU computes them: in long rows whole blocks
-    of keys that a mask excludes, such as a causal one, are skipped. Not counted are other operations, the optimizer,
-    recomputation of activations, and the teacher. A tail of an adaptive output counts by its share of the targets.
+    Counts the forward and backward passes over the text of a batch, as a CPU computes them: masked scores count,
+    except those that local attention skips in long rows. Not counted are other operations, the optimizer, recomputation
+    of activations, and the teacher. A tail of an adaptive output counts by its share of the targets.
     """
     rows = config.train.micro_batch or config.train.batch_size
     flops = float(_matrix_products(config.model, model.vocab_size, rows))

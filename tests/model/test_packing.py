@@ -5,15 +5,16 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.model.build import FINAL_GAIN
+from lmtrain.model.decoding_state import DecodingState
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.packing import (
     PREPACKED_BF16,
-    BatchLinear,
     FusedFeedForward,
     FusedSelfAttention,
     Int8Linear,
     NarrowLinear,
     PackedNorm,
+    PrepackedLinear,
     multiplies_int8,
     pack,
 )
@@ -47,10 +48,10 @@ def test_narrow_equals_autocast(
 
 @pytest.mark.parametrize("shape", [(96,), (1, 96), (1, 1, 96), (5, 96), (2, 3, 96)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_batches_in_float32_equal_the_plain_product(shape: tuple[int, ...], bias: bool) -> None:
+def test_prepacked_float32_equals_the_plain_product(shape: tuple[int, ...], bias: bool) -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(96, 40, bias=bias), torch.randn(shape)
-    packed = BatchLinear(layer.weight, layer.bias if bias else None)
+    packed = PrepackedLinear(layer.weight, layer.bias if bias else None)
     torch.testing.assert_close(packed(x), layer(x), atol=1e-5, rtol=1e-5)
 
 
@@ -76,9 +77,18 @@ def test_fused_queries_and_keys_have_the_same_products(qk_norm: bool, rotated: b
     query, key, value = (part.transpose(1, 2) for part in (layer.query_norm(query), layer.key_norm(key), value))
     if rotated:
         query, key = rotate(query, by), rotate(key, by)
-    found = FusedSelfAttention(layer).project(x, by if rotated else None)
+    found = FusedSelfAttention(layer, torch.float32).project(x, by if rotated else None)
     torch.testing.assert_close(found[0] @ found[1].mT, query @ key.mT, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found[2], value, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_the_cache_of_narrow_weights_is_narrow() -> None:
+    model = build(dim=32)
+    pack(model, "bf16")
+    _, state = model.start(tokens(2, 7))
+    assert isinstance(state, DecodingState)
+    assert {tensor.dtype for cache in state.caches for tensor in (cache.key, cache.value)} == {torch.bfloat16}
 
 
 @pytest.mark.skipif(not PREPACKED_BF16, reason="needs oneDNN's bf16")
@@ -162,14 +172,14 @@ def test_float32_stays_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     model, text = build(dim=32, copy=True, dropout=0.1, attention_dropout=0.1), tokens(2, 30)
     expected = follow(model, text)
     pack(model, "fp32")
-    assert sum(isinstance(module, BatchLinear) for module in model.modules()) > 10
+    assert sum(isinstance(module, PrepackedLinear) for module in model.modules()) > 10
     torch.testing.assert_close(follow(model, text), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_every_matrix_is_packed_and_small_ones_of_float32_stay() -> None:
     model = build(copy=True, qk_norm=True, output="adaptive")
     pack(model, "fp32")
-    assert not any(isinstance(module, BatchLinear) for module in model.modules())
+    assert not any(isinstance(module, PrepackedLinear) for module in model.modules())
     model = build(copy=True, qk_norm=True, output="adaptive")
     pack(model, "bf16")
     assert not any(isinstance(module, nn.Linear) for module in model.modules())

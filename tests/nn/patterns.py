@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmtrain.nn.dot_product import BLOCK
+from lmtrain.nn import dot_product
 from lmtrain.nn.patterns import Pattern
 from lmtrain.nn.positions import alibi_bias, alibi_slopes
 
@@ -20,8 +20,8 @@ SPARSE = [
     {"window": 2, "stride": 5, "global_tokens": 1},
 ]
 PATTERNS = [Pattern(causal=causal, **parts) for causal, parts in product((False, True), [{}, *SPARSE])]
-LONG = 2 * BLOCK + 45
-"""Long enough to go block by block on a CPU, and no multiple of the block."""
+LONG = dot_product.LONG + 45
+"""Long enough to skip keys on a CPU, and no multiple of a block."""
 
 every_pattern = pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 every_sparse_pattern = pytest.mark.parametrize("pattern", [p for p in PATTERNS if p.sparse], ids=str)

@@ -1,4 +1,4 @@
-"""The ways to compute attention under a pattern, block by block, by FlexAttention, compiled and on CUDA:
+"""The ways to compute attention under a pattern, in blocks, by FlexAttention, compiled and on CUDA:
 values and gradients of the dense one.
 
 Shapes: B rows, H heads, T positions, D features per head.
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from lmtrain.nn import dot_product
 from lmtrain.nn.attention import padding_mask
 from lmtrain.nn.dot_product import BLOCK, attend, attend_flex
 from lmtrain.nn.patterns import Pattern
@@ -28,8 +29,8 @@ def assert_same(result: Tensor, expected: Tensor, leaves: list[Tensor], toleranc
 
 @every_sparse_pattern
 @pytest.mark.parametrize("kind", ["none", "float", "bool", "padding"])
-@pytest.mark.parametrize("length", [2 * BLOCK + 1, LONG])
-def test_block_by_block_equals_dense(pattern: Pattern, kind: str, length: int) -> None:
+@pytest.mark.parametrize("length", [dot_product.LONG + 1, LONG])
+def test_long_rows_equal_dense(pattern: Pattern, kind: str, length: int) -> None:
     leaves = query, key, value = random_qkv(length)
     hidden = torch.rand(1, 2, length, length) < 0.5
     padding = (torch.arange(length) >= BLOCK + 7)[None]  # the first block, and its queries, have no key
@@ -44,8 +45,18 @@ def test_block_by_block_equals_dense(pattern: Pattern, kind: str, length: int) -
     assert_same(attend(query, key, value, mask, pattern=pattern, scale=0.9), expected, leaves)
 
 
+@pytest.mark.parametrize("window", [1, BLOCK, BLOCK + 1, LONG // 2])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [5 * BLOCK, LONG])
+def test_local_attention_in_blocks_equals_dense(window: int, causal: bool, length: int) -> None:
+    leaves = query, key, value = random_qkv(length, rows=2)
+    pattern = Pattern(causal=causal, window=window)
+    expected = attend(query, key, value, pattern.mask(length, length, torch.device("cpu")))
+    assert_same(attend(query, key, value, pattern=pattern), expected, leaves)
+
+
 def test_forbidden_blocks_are_skipped() -> None:
-    query, key, value = (x.detach() for x in random_qkv(3 * BLOCK))
+    query, key, value = (x.detach() for x in random_qkv(LONG))
     value[:, :, :BLOCK] = float("nan")  # 0 x nan would be nan
     out = attend(query, key, value, pattern=Pattern(causal=True, window=BLOCK))
     assert out[:, :, 2 * BLOCK :].isfinite().all()

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lmtrain.nn.attention import CrossAttention, SelfAttention, join_heads, padding_mask, split_heads
 from lmtrain.nn.dot_product import attend
-from lmtrain.nn.patterns import CAUSAL, FULL, Pattern, key_blocks
+from lmtrain.nn.kv_cache import Rows
+from lmtrain.nn.patterns import CAUSAL, FULL, Pattern
 from tests.nn.patterns import alibi, every_pattern, random_qkv
 
 size = st.none() | st.integers(1, 6)
@@ -85,18 +86,6 @@ def test_mask_equals_the_definition(
     assert pattern.sparse is not (window is stride is global_tokens is None)
 
 
-@settings(deadline=None, max_examples=200, derandomize=True)
-@given(st.booleans(), size, size, size, st.integers(1, 20), st.integers(1, 7))
-def test_key_blocks_are_those_with_a_permitted_pair(
-    causal: bool, window: int | None, stride: int | None, global_tokens: int | None, length: int, block: int
-) -> None:
-    pattern = Pattern(causal, window, stride, global_tokens)
-    permitted = {(q // block, k // block) for q, k in product(range(length), repeat=2) if attends(pattern, q, k)}
-    listed = key_blocks(pattern, length, block)
-    assert len(listed) == math.ceil(length / block)
-    assert [(q, k) for q, keys in enumerate(listed) for k in keys] == sorted(permitted)
-
-
 def test_one_query_has_dropout_without_gradients_too() -> None:
     query, key, value = (x.detach() for x in random_qkv(50))
     with torch.no_grad():
@@ -158,7 +147,7 @@ def test_cross_attention_of_any_widths_equals_a_loop_and_recalls_what_it_remembe
     torch.testing.assert_close(layer(query, key, value, mask=mask), expected)
     memory = layer.remember(key, value)
     order = torch.tensor([1, 0, 1])
-    again = layer.recall(query[order], memory.select(order), mask=None if mask is None else mask[order])
+    again = layer.recall(query[order], memory.select(Rows(order, 2)), mask=None if mask is None else mask[order])
     torch.testing.assert_close(again, expected[order])
 
 

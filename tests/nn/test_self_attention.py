@@ -16,7 +16,7 @@ from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.blocks import EncoderBlock, FeedForward
 from lmtrain.nn.dot_product import BLOCK
 from lmtrain.nn.key_reduction import CompressedAttention, LinformerAttention
-from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
+from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
 from lmtrain.nn.linear_attention import LinearAttention
 from lmtrain.nn.pooling import AttentionPooling
 from lmtrain.nn.positions import alibi_slopes, rotate, rotation
@@ -62,7 +62,7 @@ def test_a_token_changes_nothing_before_it(kind: str, length: int) -> None:
     torch.manual_seed(0)
     layer, x, by = CAUSAL[kind](), torch.randn(1, length, 8), rotation(torch.arange(length), 4)
     before = layer(x, rotation=by)
-    for t in range(length - 1) if length < BLOCK else (2, 63, 64, BLOCK - 1, BLOCK, length - 2):
+    for t in range(length - 1) if length < BLOCK else (2, BLOCK - 1, BLOCK, 2 * BLOCK - 1, length - 2):
         changed = x.clone()
         changed[:, t + 1] += 1
         after = layer(changed, rotation=by)
@@ -94,7 +94,7 @@ def test_prefill_and_steps_equal_one_pass(kind: str, precision: torch.dtype, len
         for i in range(10):
             if i == 3:
                 order = torch.tensor([5, 3, 0, 1, 1])
-                count, cache = count[order], cache.select(order)
+                count, cache = count[order], cache.select(Rows(order, len(count)))
                 cache.grow(2)
             position = count + i
             by = rotation(position[:, None, None], 4)
@@ -193,11 +193,17 @@ def test_queries_and_keys_are_normalized_and_rotated() -> None:
 def test_cache_select_reorders_in_place_drops_and_repeats() -> None:
     cache = KeyValueCache.allocate(torch.arange(3.0).view(3, 1, 1, 1), -torch.arange(3.0).view(3, 1, 1, 1), capacity=2)
     memory = cache.key.data_ptr()
-    cache = cache.select(torch.tensor([2, 2, 0]))
+    cache = cache.select(Rows(torch.tensor([2, 2, 0]), len(cache.key)))
     assert cache.key.data_ptr() == memory
     assert cache.key.flatten().tolist() == [2, 0, 2, 0, 0, 0]
     assert cache.value.flatten().tolist() == [-2, 0, -2, 0, 0, 0]
-    cache = cache.select(torch.tensor([2, 0]))
+    cache = cache.select(Rows(torch.tensor([2, 0]), len(cache.key)))
     cache.write(torch.full((2, 1, 1, 1), 7.0), torch.full((2, 1, 1, 1), 8.0), 1, 2)
     assert cache.key.flatten().tolist() == [0, 7, 2, 7]
-    assert cache.select(torch.tensor([1, 1, 0])).key.flatten().tolist() == [2, 7, 2, 7, 0, 7]
+    assert cache.select(Rows(torch.tensor([1, 1, 0]), len(cache.key))).key.flatten().tolist() == [2, 7, 2, 7, 0, 7]
+
+
+def test_rows_that_move_copy_only_where_they_differ() -> None:
+    cache = KeyValueCache.allocate(torch.arange(6.0).view(2, 1, 3, 1), torch.arange(6.0).view(2, 1, 3, 1), capacity=4)
+    cache = cache.select(Rows(torch.tensor([0, 0]), 2), same=2)
+    assert cache.key.flatten().tolist() == [0, 1, 2, 0, 3, 4, 2, 0]
