@@ -7,7 +7,7 @@ import heapq
 import math
 import sys
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -170,13 +170,10 @@ def _extend(log_probs: Tensor, live: Sequence[list[_Text]], beams: int) -> list[
     values, tokens = (found.tolist() for found in _highest(log_probs, beams + 1))
     extended = []
     for beam in live:
-        best = _best_extensions(
-            beam, [list(zip(values[text.row], tokens[text.row], strict=True)) for text in beam], beams
-        )
+        best = _best_extensions(beam, [zip(values[text.row], tokens[text.row], strict=True) for text in beam], beams)
         cutoff = -best[-1][0] if len(best) == beams else LOWEST
         if any(text.total + values[text.row][-1] >= cutoff for text in beam):  # ties with it may not be listed
-            rows = [log_probs[text.row].tolist() for text in beam]
-            best = _best_extensions(beam, [[(value, token) for token, value in enumerate(row)] for row in rows], beams)
+            best = _best_extensions(beam, [_at_least(cutoff, text, log_probs[text.row]) for text in beam], beams)
         extended.append(
             [
                 _Text(beam[rank].row, (*beam[rank].ids, token), (*beam[rank].token_log_probs, log_prob), -minus_sum)
@@ -187,7 +184,7 @@ def _extend(log_probs: Tensor, live: Sequence[list[_Text]], beams: int) -> list[
 
 
 def _best_extensions(
-    beam: Sequence[_Text], listed: Sequence[Sequence[tuple[float, int]]], beams: int
+    beam: Sequence[_Text], listed: Sequence[Iterable[tuple[float, int]]], beams: int
 ) -> list[tuple[float, int, int, float]]:
     """The best extensions by the (log p, token) listed for each text: minus the sum, the text's rank, token, log p."""
     candidates = [
@@ -197,6 +194,12 @@ def _best_extensions(
         if value >= LOWEST
     ]
     return heapq.nsmallest(beams, candidates)
+
+
+def _at_least(cutoff: float, text: _Text, log_probs: Tensor) -> Iterable[tuple[float, int]]:
+    """(log p, token) of every extension of a text whose sum is at least `cutoff`, from log_probs (V,)."""
+    tokens = (text.total + log_probs.double() >= cutoff).nonzero().squeeze(-1)
+    return zip(log_probs[tokens].tolist(), tokens.tolist(), strict=True)
 
 
 def _highest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:

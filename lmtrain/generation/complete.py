@@ -57,7 +57,7 @@ class Completed:
     """Of all texts of the batch together."""
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def complete(
     model: Predictor,
     tokenizer: Tokenizer,
