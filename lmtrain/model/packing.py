@@ -224,10 +224,10 @@ class PackedOutput(nn.Module):
 def pack(model: Predictor, weights: str) -> None:
     """Replace the model's layers by packed ones in the form `weights`: it can no longer be trained or saved.
 
-    fp32 changes numbers only by rounding. bf16 and fp16 round the
-    inputs, weights and results of every product, as autocast does; int8 rounds inputs and weights to 8-bit integers and
-    scales. Everything else stays float32. Raises ValueError for int8 on another device than a CPU, and on a CPU that
-    can't.
+    fp32 changes numbers only by rounding. bf16 and fp16 round the inputs, weights and results of every product, as
+    autocast does; int8 rounds inputs and weights to 8-bit integers and scales. Everything else stays float32, except
+    that bf16 and fp16 round keys and queries once more, for the cache. Raises ValueError for int8 on another device
+    than a CPU, and on a CPU that can't.
     """
     if isinstance(model, Ensemble):
         for member in model.members:
