@@ -2,7 +2,7 @@
 
 Random weights: the time does not depend on what is generated, and no text ends before its full length. Rows compare
 the same precision and heap, and nothing is compiled; on a GPU lmtrain replays its steps as a CUDA graph, as the row
-says. int8 has no counterpart, so its rows have no ratio. The other side is a process of its own:
+says. The other side is a process of its own:
 
 python scripts/bench_decoding.py SIDE        # as JSON; prints tokens per second of every case
 """
@@ -40,15 +40,15 @@ def decoding(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     model = costs["config"]["model"]
     shape = {name: model[name] for name in ("dim", "layers", "heads")} | {"vocab_size": costs["vocabulary"]}
     rows: list[Row] = []
-    for precision in dict.fromkeys(("fp32", choose_precision("auto", device), *(["int8"] * (device.type == "cpu")))):
+    for precision in dict.fromkeys(("fp32", choose_precision("auto", device))):
         side = {"precision": precision, "device": device.type, "new_tokens": new, **shape}
-        theirs = [None] * len(CASES) if precision == "int8" else measure_beside(__file__, side)
+        theirs = measure_beside(__file__, side)
         for (prompts, beams), rate in zip(CASES, theirs, strict=True):
             ours = measure_lmtrain(folder, precision, prompts, beams, new)
             form = {"precision": precision, "compiled": False, "cuda_graph": device.type == "cuda", "heap": "retained"}
             rates = {"lmtrain_tokens_per_second": ours, "transformers_tokens_per_second": rate}
             case = {"prompts": prompts, "beams": beams, "new_tokens": new}
-            rows.append({**form, **case, **rates, "ratio": ours / rate if rate else None})
+            rows.append({**form, **case, **rates, "ratio": ours / rate})
             print(rows[-1], file=sys.stderr)
     metrics = {"parameters": costs["parameters"], "rows": rows}
     return metrics, {"recipe": arguments.recipe, "overrides": arguments.overrides, **shape}

@@ -157,12 +157,10 @@ def test_decoding_compares_like_with_like(script: Any, monkeypatch: pytest.Monke
     (found,) = script("benchmark", "benchmarks", "decode", *SMALL, "--vocab-size", "50", "--new-tokens", "3")
     rows = found["metrics"]["rows"]
     cases = [(row["precision"], row["prompts"], row["beams"]) for row in rows]
-    assert cases == [(kind, *case) for kind in ("fp32", "bf16", "int8") for case in ((1, 1), (2, 3))]
+    assert cases == [(kind, *case) for kind in ("fp32", "bf16") for case in ((1, 1), (2, 3))]
     for row in rows:
         assert row["compiled"] is False
-        theirs = row["transformers_tokens_per_second"]
-        assert row["ratio"] == (row["lmtrain_tokens_per_second"] / theirs if theirs else None)
-    assert [row["ratio"] for row in rows[4:]] == [None, None]
+        assert row["ratio"] == row["lmtrain_tokens_per_second"] / row["transformers_tokens_per_second"]
     assert found["versions"]["transformers"] == "1.0"
     assert found["settings"]["vocab_size"] == 50
 

@@ -90,11 +90,7 @@ class Run:
     def _generator(self) -> tuple[Predictor, Step]:
         """The model with packed weights, for inference only, and its step function."""
         model = build_members(self.members, self.shares, self.device)
-        precision = self.precision or "auto"
-        try:
-            pack(model, choose_precision(precision, self.device))
-        except ValueError as error:
-            raise LmtrainError(f"precision {precision}: {error}; use another one") from error
+        pack(model, choose_precision(self.precision or "auto", self.device))
         return model, step_function(model)
 
     # Texts
@@ -121,10 +117,7 @@ class Run:
     def complete(
         self, prompts: Sequence[str], options: Options, *, first: int = 0, on_token: OnToken | None = None
     ) -> list[Completed]:
-        """The completions of each prompt, best first: see `generation.complete.complete`.
-
-        Raises LmtrainError where the device can't compute in the run's `precision`.
-        """
+        """The completions of each prompt, best first: see `generation.complete.complete`."""
         model, step = self._generator
         # It makes every operator a little cheaper to call. A GPU replays its steps, and would gain nothing.
         with torch.inference_mode(self.device.type == "cpu"):
@@ -200,7 +193,7 @@ class Run:
         """
         config = self._settings(settings)
         forward = adapted(
-            self._generator[0] if self.precision == "int8" else self.model,
+            self.model,
             config.eval,
             self._gradient_rms,
             dynamic=dynamic,
@@ -239,7 +232,7 @@ class Run:
                 batch_size=batch_size or config.eval.batch_size,
                 first_token=self.tokenizer.eos_id,
                 device=self.device,
-                precision="fp32" if self.arithmetic == "int8" else self.arithmetic,  # for all but matrix products
+                precision=self.arithmetic,
                 limit=limit,
                 advance=bar.update,
             )
@@ -295,7 +288,7 @@ def load(
     """The run in a folder or of a name in `runs/`; None = the latest there; several = the mean of their probabilities.
 
     `checkpoint` is `best`, `last` or a step (None = the best undamaged one), `weights` `auto` (averaged ones if there
-    are any), `ema` or `raw`, `device` `auto`, `cpu` or `cuda`. `precision` is fp32, bf16, fp16 or (on a CPU) int8;
+    are any), `ema` or `raw`, `device` `auto`, `cpu` or `cuda`. `precision` is fp32, bf16 or fp16;
     None = that of training for scores, and what is fastest for texts. `note` is given messages.
     Raises LmtrainError where there is no such run, it is damaged, or several don't fit each other, and UsageError for
     another value of these.
@@ -303,7 +296,7 @@ def load(
     for option, given, known in (
         ("weights", weights, ("auto", "raw", "ema")),
         ("device", device, ("auto", "cpu", "cuda")),
-        ("precision", precision, (None, "auto", "fp32", "bf16", "fp16", "int8")),
+        ("precision", precision, (None, "auto", "fp32", "bf16", "fp16")),
     ):
         if given not in known:
             raise UsageError(f"{option}={given!r}: it is one of {', '.join(map(str, known))}")

@@ -65,7 +65,7 @@ def evaluate(
     data_dir: DataDir = None,
     device: DeviceChoice = Device.auto,
     precision: Annotated[
-        Precision | None, typer.Option(help="Arithmetic; int8: CPU only. [default: that of the run]")
+        Precision | None, typer.Option(help="Arithmetic. [default: that of the run]")
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -67,7 +67,7 @@ def generate(
         Precision,
         typer.Option(
             help="Format of the weight matrices. auto: bf16 if the hardware computes in it, else fp16 on a GPU and "
-            "fp32 on a CPU. int8: CPU only."
+            "fp32 on a CPU."
         ),
     ] = Precision.auto,
     max_tokens: Annotated[

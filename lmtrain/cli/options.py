@@ -65,13 +65,12 @@ class Device(StrEnum):
 
 class Precision(StrEnum):
     """The arithmetic of matrix products; `auto` is bf16 if the hardware supports it, else fp16 on a GPU and fp32 on a
-    CPU. int8 is for inference only."""
+    CPU."""
 
     auto = "auto"
     fp32 = "fp32"
     bf16 = "bf16"
     fp16 = "fp16"
-    int8 = "int8"
 
 
 class Weights(StrEnum):

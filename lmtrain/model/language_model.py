@@ -258,10 +258,10 @@ class LanguageModel(nn.Module):
 
     def _nats(self, hidden: Tensor, targets: Tensor, loss_chunk: Chunk, temperature: float) -> Tensor:
         """-log p of each target by the output layer only: (N, E) and (N,) -> (N,)."""
-        weight: Tensor | None = self.output.weight  # type: ignore[assignment]
-        if weight is None or temperature != 1.0:  # a packed layer has no plain weight
+        if temperature != 1.0:
             return F.cross_entropy(self.logits(hidden) / temperature, targets, reduction="none")
         loss = target_nats if self.adaptive is None else self.adaptive.nats
+        weight: Tensor = self.output.weight  # type: ignore[assignment]
         return loss(hidden, weight, self.output_bias, targets, loss_chunk)
 
     def _predict_windows(self, tokens: Tensor, lengths: Tensor) -> Tensor:

@@ -4,8 +4,6 @@ and layers of fewer operators, since one operator on one token costs little more
 Shapes: ... any leading axes (R rows in all), K inputs, N outputs.
 """
 
-from functools import lru_cache
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -72,46 +70,6 @@ class NarrowLinear(nn.Module):
         else:
             result = F.linear(narrow, self.weight, self.bias)
         return result.to(x.dtype)
-
-
-class Int8Linear(nn.Module):
-    """x W^T + b with each row of W and each row of x as 8-bit integers and one scale (Yao et al., 2022, ZeroQuant).
-
-    A scale is the row's largest absolute value / 127. The products are summed exactly, so that the result of a row does
-    not depend on the other rows. (..., K) -> (..., N) of x's own type. Raises ValueError for K = 1, whose layout
-    torch's kernel mistakes.
-    """
-
-    scale: Tensor
-    weight: Tensor
-    bias: Tensor | None
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        if weight.shape[1] == 1:
-            raise ValueError("a matrix of one column can't be stored as 8-bit integers")
-        scale, rows = _to_int8(weight.detach())
-        self.register_buffer("scale", scale.squeeze(-1), persistent=False)  # (N,)
-        self.register_buffer("weight", rows, persistent=False)
-        self.register_buffer("bias", None if bias is None else bias.detach().float(), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., K) -> (..., N)."""
-        scale, rows = _to_int8(x.flatten(0, -2))
-        result = torch._int_mm(rows, self.weight.t()) * self.scale * scale
-        if self.bias is not None:
-            result = result + self.bias
-        return result.view(*x.shape[:-1], len(self.scale)).to(x.dtype)  # of no rows, too
-
-
-def _to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(R, K) to each row's scale (R, 1) float32 and its integers (R, K) int8, whose product it is.
-
-    A row with NaN or infinity has a scale of that kind, so that its products are NaN.
-    """
-    x = x.float()
-    scale = (x.abs().amax(-1, keepdim=True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
-    return scale, (x / scale).round().to(torch.int8)
 
 
 class PackedNorm(nn.Module):
@@ -206,38 +164,18 @@ class FoldedPooling(AttentionPooling):
         return self.slopes
 
 
-class PackedOutput(nn.Module):
-    """An output layer without a plain weight, so that losses are computed from its logits."""
-
-    weight = None
-
-    def __init__(self, linear: nn.Module) -> None:
-        super().__init__()
-        self.linear = linear
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """(..., E) -> (..., V)."""
-        logits: Tensor = self.linear(hidden)
-        return logits
-
-
 def pack(model: Predictor, weights: str) -> None:
-    """Replace the model's layers by packed ones in the form `weights`: it can no longer be trained or saved.
+    """Replace the model's layers by packed ones in the form `weights`: it can then predict, but no longer score, be
+    trained or saved.
 
     fp32 changes numbers only by rounding. bf16 and fp16 round the inputs, weights and results of every product, as
-    autocast does; int8 rounds inputs and weights to 8-bit integers and scales. Everything else stays float32, except
-    that bf16 and fp16 round keys and queries once more, for the cache. Raises ValueError for int8 on another device
-    than a CPU, and on a CPU that can't.
+    autocast does, and keys and queries once more, for the cache. Everything else stays float32.
     """
     if isinstance(model, Ensemble):
         for member in model.members:
             pack(member, weights)
         return
     device = model.embedding.weight.device.type
-    if weights == "int8" and device != "cpu":
-        raise ValueError("int8 weights are for a CPU")
-    if weights == "int8" and not multiplies_int8():
-        raise ValueError("this CPU has no exact arithmetic for int8 weights")
     model.pool = FoldedPooling(model.pool)
     fuses_activation = PREPACKED_BF16 and device == "cpu" and weights == "bf16"
     for module, name, child in _children(model):
@@ -250,21 +188,17 @@ def pack(model: Predictor, weights: str) -> None:
     if weights == "fp32" and not (PREPACKED and device == "cpu"):
         return
     weight: Tensor = model.output.weight  # type: ignore[assignment]
-    output = packed_linear(weight, None, weights)
+    model.output = packed_linear(weight, None, weights) or model.output
     for module, name, child in _children(model):
-        if isinstance(child, nn.Linear) and child is not model.output:
+        if isinstance(child, nn.Linear):
             setattr(module, name, packed_linear(child.weight, child.bias, weights) or child)
-    if output is not None:
-        model.output = PackedOutput(output)
 
 
 def packed_linear(weight: Tensor, bias: Tensor | None, weights: str) -> nn.Module | None:
     """The packed layer with this weight and bias; None where the plain one is as good."""
     if weights == "fp32":
         return PrepackedLinear(weight, bias) if weight.numel() >= BIG else None
-    if weights == "int8" and weight.shape[1] > 1:
-        return Int8Linear(weight, bias)
-    return NarrowLinear(weight, bias, NARROW.get(weights, torch.bfloat16))
+    return NarrowLinear(weight, bias, NARROW[weights])
 
 
 def _children(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
@@ -282,11 +216,3 @@ def _concatenated(layers: list[nn.Linear], order: Tensor) -> nn.Linear:
     if biases:
         joined.bias.copy_(torch.cat(biases)[order])
     return joined
-
-
-@lru_cache
-def multiplies_int8() -> bool:
-    """Whether this CPU sums products of 8-bit integers exactly: older ones may saturate at 16 bits."""
-    weight = torch.full((32, 64), 127, dtype=torch.int8)
-    products = [torch._int_mm(weight[:rows], weight.t()) for rows in (1, 16)]
-    return all(bool((product == 64 * 127**2).all()) for product in products)

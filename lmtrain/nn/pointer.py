@@ -66,10 +66,10 @@ def copy_log_probs(log_vocab: Tensor, log_pointer: Tensor, tokens: Tensor, gate_
 
 def _copied_words(log_vocab: Tensor, log_pointer: Tensor, words: Tensor, gate_logit: Tensor) -> Tensor:
     """`copy_log_probs` by its formula, only for `words` (B, T, Tk), the tokens; what underflows is not copied."""
-    copied = torch.zeros_like(log_vocab).scatter_add_(-1, words, log_pointer.exp()).gather(-1, words)
-    mixed = _mixture(log_vocab.gather(-1, words), copied.log(), log_pointer, gate_logit)
-    keep, _ = _gates(log_pointer, gate_logit)
-    return (log_vocab + keep.unsqueeze(-1)).scatter_(-1, words, mixed)
+    keep, copy = (gate.unsqueeze(-1) for gate in _gates(log_pointer, gate_logit))
+    generated = log_vocab + keep
+    copied = torch.zeros_like(log_vocab).scatter_add_(-1, words, (log_pointer + copy).exp()).gather(-1, words)
+    return generated.scatter_(-1, words, torch.logaddexp(generated.gather(-1, words), copied.log()))
 
 
 def copy_target_log_prob(

@@ -19,8 +19,8 @@ def test_eval_of_a_copied_run(lmtrain: Lmtrain, workdir: Path) -> None:
     assert (result["weights"], result["context"], result["stride"], result["split"]) == ("ema", 16, 4, "valid")
     raw = json.loads(lmtrain("eval", "--json", "--weights", "raw", "--batch-size", "3").out)
     assert raw["nats"] != result["nats"]
-    rounded = json.loads(lmtrain("eval", "--json", "--precision", "int8").out)
-    assert (rounded["precision"], result["precision"]) == ("int8", "fp32")
+    rounded = json.loads(lmtrain("eval", "--json", "--precision", "bf16").out)
+    assert (rounded["precision"], result["precision"]) == ("bf16", "fp32")
     assert rounded["nats"] != result["nats"]
     assert rounded["word_perplexity"] == pytest.approx(result["word_perplexity"], rel=0.02)
     text = lmtrain("eval", "--split", "test", "--stride", "16", "--checkpoint", "last").out

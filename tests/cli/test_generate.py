@@ -65,8 +65,8 @@ def test_every_precision_is_close_to_the_exact_one(lmtrain: Lmtrain, workdir: Pa
         return found
 
     exact = first(*EXACT)
-    others = [first("--precision", name) for name in ("bf16", "fp16", "int8")]
-    assert others == pytest.approx([exact] * 3, abs=0.05)
+    others = [first("--precision", name) for name in ("bf16", "fp16")]
+    assert others == pytest.approx([exact] * 2, abs=0.05)
     assert exact not in others
     assert first() in (exact, others[0])
 
@@ -176,10 +176,9 @@ def test_show_attention_draws_a_picture(lmtrain: Lmtrain, workdir: Path) -> None
 
 
 def test_a_prompt_that_is_empty_long_or_strange_gets_a_note(lmtrain: Lmtrain, workdir: Path) -> None:
-    for precision in ("auto", "int8"):
-        done = lmtrain("generate", "", "-n", "2", "--precision", precision)
-        assert done.code == 0
-        assert "the prompt is empty" in done.err
+    done = lmtrain("generate", "", "-n", "2")
+    assert done.code == 0
+    assert "the prompt is empty" in done.err
     done = lmtrain("generate", "the " * 40, "-n", "2")
     assert done.code == 0
     assert "only the last 16 are read" in done.err

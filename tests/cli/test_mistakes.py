@@ -41,7 +41,7 @@ WRONG_USAGE = {
     "a name of two words": ([*TRAIN, "run.name=my run"], "run.name='my run': a name has letters, digits"),
     "stride too long": (["eval", "--stride", "17"], "eval.stride=17"),
     "learning backwards": (["eval", "eval.dynamic_lr=-1"], "eval.dynamic_lr=-1"),
-    "dynamic int8": (["eval", "--dynamic", "--precision", "int8"], "--dynamic needs gradients"),
+    "dynamic fp16": (["eval", "--dynamic", "--precision", "fp16"], "--dynamic needs gradients"),
     "all cache": (["eval", "--cache", "eval.cache_weight=1"], "eval.cache_weight=1"),
     "no temperature": (["eval", "--temperature", "0"], "eval.temperature=0.0"),
     "the model of a run": (["eval", "model.dim=8"], "eval accepts only eval.field=value"),

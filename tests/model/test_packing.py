@@ -11,11 +11,9 @@ from lmtrain.model.packing import (
     PREPACKED_BF16,
     FusedFeedForward,
     FusedSelfAttention,
-    Int8Linear,
     NarrowLinear,
     PackedNorm,
     PrepackedLinear,
-    multiplies_int8,
     pack,
 )
 from lmtrain.nn.attention import SelfAttention
@@ -108,40 +106,6 @@ def test_a_fused_activation_is_applied_to_exact_sums(activation: Activation, bia
     torch.testing.assert_close(found.float(), layer.output(hidden.float()), atol=4e-3, rtol=1e-2)
 
 
-def rounded(x: Tensor) -> Tensor:
-    """Each row (R, K) as multiples of 1/127 of its largest number, in float64."""
-    scale = x.double().abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
-    return torch.round(x.double() / scale) * scale
-
-
-def test_int8_is_the_product_of_rounded_rows() -> None:
-    torch.manual_seed(0)
-    weight, bias, x = torch.randn(40, 96) * torch.rand(40, 1), torch.randn(40), torch.randn(3, 96)
-    weight[7] = 0
-    x[1] *= 1e4
-    packed = Int8Linear(weight, bias)
-    torch.testing.assert_close(packed(x).double(), rounded(x) @ rounded(weight).T + bias, atol=1e-5, rtol=1e-5)
-    assert packed.weight.abs().amax(1)[0] == 127
-    assert packed(x.view(3, 1, 96)).shape == (3, 1, 40)
-    assert packed(x.bfloat16()).dtype == torch.bfloat16
-    assert packed(x[:0].view(1, 0, 96)).shape == (1, 0, 40)
-
-
-@pytest.mark.parametrize("inputs", [2, 3, 17, 64, 200])
-def test_int8_results_do_not_depend_on_the_batch(inputs: int) -> None:
-    torch.manual_seed(0)
-    packed, x = Int8Linear(torch.randn(50, inputs), None), torch.randn(16, inputs)
-    alone = torch.cat([packed(row.unsqueeze(0)) for row in x])
-    assert torch.equal(packed(x), alone)
-    assert torch.equal(packed(x[:3]), alone[:3])
-
-
-def test_int8_propagates_nan_and_infinity() -> None:
-    packed, x = Int8Linear(torch.ones(2, 8), None), torch.ones(3, 8)
-    x[0, 0], x[1, 3] = torch.nan, torch.inf
-    assert packed(x).isnan().tolist() == [[True, True], [True, True], [False, False]]
-
-
 def follow(model: LanguageModel, text: Tensor) -> Tensor:
     """log p of every next token (T, B, V), step by step."""
     log_probs, state = model.start(text[:, :3])
@@ -156,15 +120,15 @@ OTHERS: list[dict[str, object]] = [{"pool_query": "seed"}, {"tie_embeddings": Fa
 
 
 @pytest.mark.parametrize("fields", [*VARIANTS, *WINDOWED_VARIANTS, *OTHERS], ids=str)
-@pytest.mark.parametrize(("weights", "tolerance"), [("bf16", 0.06), ("int8", 0.12)])
-def test_a_packed_model_is_close_to_the_plain_one(fields: dict[str, object], weights: str, tolerance: float) -> None:
+@pytest.mark.parametrize("weights", ["bf16", "fp16"])
+def test_a_packed_model_is_close_to_the_plain_one(fields: dict[str, object], weights: str) -> None:
     model, text = build(dim=32, **{k: v for k, v in fields.items() if k != "dim"}), tokens(2, 30)
     expected = follow(model, text)
     pack(model, weights)
     found = follow(model, text)
     assert found.dtype == torch.float32
     assert not torch.equal(found, expected)
-    torch.testing.assert_close(found, expected, atol=tolerance * FINAL_GAIN, rtol=0.05)
+    torch.testing.assert_close(found, expected, atol=0.06 * FINAL_GAIN, rtol=0.05)
 
 
 def test_float32_stays_exact(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,17 +147,3 @@ def test_every_matrix_is_packed_and_small_ones_of_float32_stay() -> None:
     model = build(copy=True, qk_norm=True, output="adaptive")
     pack(model, "bf16")
     assert not any(isinstance(module, nn.Linear) for module in model.modules())
-
-
-def test_int8_is_rejected_where_it_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="one column"):
-        Int8Linear(torch.randn(4, 1), None)
-    model = build().to("meta")
-    with pytest.raises(ValueError, match="int8 weights are for a CPU"):
-        pack(model, "int8")
-    assert multiplies_int8()
-    monkeypatch.setattr(torch, "_int_mm", lambda x, y: (x.int() @ y.int()).clamp(max=2**15 - 1))
-    multiplies_int8.cache_clear()
-    with pytest.raises(ValueError, match="no exact arithmetic"):
-        pack(build(), "int8")
-    multiplies_int8.cache_clear()

