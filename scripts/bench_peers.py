@@ -52,9 +52,9 @@ def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
 
     options = [f"train.max_minutes={arguments.minutes}", f"train.threads={threads}", f"run.seed={SEED}"]
     options += ["train.compile=true", f"data.source={arguments.source}", *arguments.overrides]
-    for checkout in (ROOT, *arguments.earlier):
+    for number, checkout in enumerate((ROOT, *arguments.earlier)):
         program = "lmtrain" if checkout == ROOT else f"lmtrain {commit(checkout)[:7]}"
-        run_dir = folder / checkout.name
+        run_dir = folder / f"run-{number}"
         recipe = ["--config", str(checkout / "configs" / f"{name}.yaml")]
         found = measure_lmtrain(checkout, [*recipe, *options, f"run.dir={run_dir}", f"data.dir={run_dir}"])
         add({"program": program, "precision": precision}, found)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lmtrain.config.loader import change
+from lmtrain.config.loader import load as load_config
 from lmtrain.config.schema import Config, DataConfig, RunConfig
 from lmtrain.data.prepare import text_split
 from lmtrain.data.tokenizer import Tokenizer, utf8
@@ -154,7 +154,7 @@ class Run:
         }
         run = self
         if given:
-            config = change(self.config, [f"{field}={value}" for field, value in given.items()])
+            config = load_config(self.config, [f"{field}={value}" for field, value in given.items()], {})
             run = replace(self, config=config, given=frozenset(given))
         return run.score_split(run.corpus().split(split), **settings)
 
@@ -214,9 +214,8 @@ class Run:
 
     def _settings(self, fields: dict[str, Any]) -> Config:
         """The configuration with these fields of the section `eval`."""
-        return change(
-            self.config, [f"eval.{field}={json.dumps(value, ensure_ascii=False)}" for field, value in fields.items()]
-        )
+        texts = {field: json.dumps(value, ensure_ascii=False) for field, value in fields.items()}
+        return load_config(self.config, [f"eval.{field}={text}" for field, text in texts.items()], {})
 
     def _pass(
         self, forward: Forward, part: Split, config: Config, *, limit: int | None, batch_size: int | None = None
@@ -307,6 +306,6 @@ def load(
     which = None if checkpoint is None else str(checkpoint)
     members = load_members(folders, which, weights, note)
     # The data folder that it was trained with is that of another machine if the run comes from there.
-    config = change(members[0].config, [f"data.dir={DataConfig().dir}"])
+    config = load_config(members[0].config, [f"data.dir={DataConfig().dir}"], {})
     shares = (1 / len(members),) * len(members)
     return Run(members, shares, config, choose_device(device), precision, note, progress)

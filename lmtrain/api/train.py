@@ -10,7 +10,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.system.distributed import join_processes
 from lmtrain.system.messages import ignore, note
 from lmtrain.training.loop import fit
-from lmtrain.training.request import Request, chosen, completed, request, tokens_of
+from lmtrain.training.request import Request, chosen, prepare, request
 from lmtrain.training.run import Outcome
 
 
@@ -47,8 +47,7 @@ def train_request(wanted: Request, *, quiet: bool) -> tuple[Outcome, TokenStore]
         warning = note if processes.is_main else ignore
         message = ignore if quiet else warning
         with processes.main_first():
-            store = tokens_of(wanted, note=message, progress=not quiet)
-        config = completed(wanted, store)
+            config, store = prepare(wanted, note=message, progress=not quiet)
         if wanted.is_automatic:
             message(f"chosen for this text and machine, unless you set them: {' '.join(chosen(config))}")
         return fit(config, store, wanted.run_dir, note=warning, quiet=quiet, processes=processes), store

@@ -38,7 +38,7 @@ app.command(
     cls=generate.GenerateCommand,
     epilog='Example: lmtrain generate "The river" --stop sentence --samples 3',
 )(generate.generate)
-app.command(cls=Command, epilog="Example: lmtrain export book --to hf book-hf")(export.export)
+app.command(cls=Command, epilog="Example: lmtrain export book book-hf")(export.export)
 
 
 def _print_version(wanted: bool) -> None:

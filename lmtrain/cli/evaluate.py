@@ -10,7 +10,6 @@ from lmtrain.cli.options import (
     Checkpoint,
     ConfigFile,
     DataDir,
-    Device,
     DeviceChoice,
     Json,
     Overrides,
@@ -18,7 +17,6 @@ from lmtrain.cli.options import (
     Quiet,
     Runs,
     TextColumn,
-    Weights,
     WeightsChoice,
     as_overrides,
     run_folders,
@@ -42,7 +40,7 @@ def evaluate(
         typer.Option(metavar="FILE", help="Score a file of text instead of a split, with the run's own tokenizer."),
     ] = None,
     checkpoint: Checkpoint = None,
-    weights: WeightsChoice = Weights.auto,
+    weights: WeightsChoice = "auto",
     stride: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens scored per window; fewer = more context.")
     ] = None,
@@ -63,7 +61,7 @@ def evaluate(
     ] = None,
     text_column: TextColumn = None,
     data_dir: DataDir = None,
-    device: DeviceChoice = Device.auto,
+    device: DeviceChoice = "auto",
     precision: Annotated[
         Precision | None, typer.Option(help="Arithmetic. [default: that of the run]")
     ] = None,
@@ -87,13 +85,12 @@ def evaluate(
     options = {"eval.temperature": temperature, "eval.stride": stride, "eval.batch_size": batch_size}
     source = {"data.dir": data_dir, "data.text_column": None if text is not None else text_column}
     overrides = [*_checked(overrides or []), *as_overrides(options), *as_overrides(source)]
-    arithmetic = precision.value if precision else None
     trained = load(
         run_folders(run, config, overrides),
         checkpoint=checkpoint,
-        weights=weights.value,
-        device=device.value,
-        precision=arithmetic,
+        weights=weights,
+        device=device,
+        precision=precision,
         progress=not quiet,
     )
     trained = _with_settings(trained, config, overrides)
@@ -144,7 +141,7 @@ def _with_settings(run: "api.Run", path: Path | None, overrides: list[str]) -> "
 
     They are, later ones first: the overrides, the environment, and of the file at `path` the section eval and data.dir.
     """
-    from lmtrain.config.loader import change, environment_of, load
+    from lmtrain.config.loader import environment_of, load
 
     file = load(path, environment={})
     environment = environment_of("eval", "data.dir")
@@ -158,4 +155,4 @@ def _with_settings(run: "api.Run", path: Path | None, overrides: list[str]) -> "
     given = {override.partition("=")[0].strip() for override in overrides}
     if environment_of("data.dir") or "dir" in file.data.model_fields_set:
         given.add("data.dir")
-    return replace(run, config=change(base, overrides, environment), given=frozenset(given))
+    return replace(run, config=load(base, overrides, environment), given=frozenset(given))

@@ -1,7 +1,7 @@
 """`lmtrain export`: a run as a folder that transformers loads."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -11,7 +11,6 @@ from lmtrain.cli.options import (
     Json,
     Overrides,
     Quiet,
-    Weights,
     WeightsChoice,
     run_folders,
 )
@@ -27,15 +26,12 @@ def export(
     ],
     overrides: Overrides = None,
     config: ConfigFile = None,
-    to: Annotated[
-        Literal["hf"], typer.Option(help="hf: the files of Hugging Face's transformers, with a model card.")
-    ] = "hf",
     checkpoint: Checkpoint = None,
-    weights: WeightsChoice = Weights.auto,
+    weights: WeightsChoice = "auto",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a trained run as a folder that Hugging Face's transformers loads.
+    """Write a trained run as a folder that Hugging Face's transformers loads, with a model card.
 
     Of the configuration only run.dir has an effect: the folder of all runs.
     """
@@ -46,7 +42,7 @@ def export(
         if not override.startswith("run.dir="):
             raise UsageError(f"{shown(override)}: export accepts only run.dir=FOLDER")
     (run_dir,) = run_folders([run], config, overrides or [])
-    found = write(run_dir, folder, checkpoint, weights.value, ignore if quiet else note)
+    found = write(run_dir, folder, checkpoint, weights, ignore if quiet else note)
     step = found.info["step"]
-    about = {"folder": str(folder), "run": str(run_dir), "step": step, "weights": found.kind, "to": to}
+    about = {"folder": str(folder), "run": str(run_dir), "step": step, "weights": found.kind}
     show(about, f"{folder}: {run_dir} step {step:,} ({found.kind} weights)", as_json)

@@ -12,12 +12,10 @@ from lmtrain.cli.options import (
     PARSER_ERROR,
     Checkpoint,
     ConfigFile,
-    Device,
     DeviceChoice,
     Overrides,
     Precision,
     Runs,
-    Weights,
     WeightsChoice,
     run_folders,
     split_arguments,
@@ -61,15 +59,15 @@ def generate(
     config: ConfigFile = None,
     run: Runs = None,
     checkpoint: Checkpoint = None,
-    weights: WeightsChoice = Weights.auto,
-    device: DeviceChoice = Device.auto,
+    weights: WeightsChoice = "auto",
+    device: DeviceChoice = "auto",
     precision: Annotated[
         Precision,
         typer.Option(
             help="Format of the weight matrices. auto: bf16 if the hardware computes in it, else fp16 on a GPU and "
             "fp32 on a CPU."
         ),
-    ] = Precision.auto,
+    ] = "auto",
     max_tokens: Annotated[
         int, _option(LENGTH, "Maximum number of tokens to generate.", "--max-tokens", "-n", metavar="N", min=1)
     ] = 100,
@@ -185,9 +183,9 @@ def generate(
     trained = load(
         run_folders(run, config, overrides),
         checkpoint=checkpoint,
-        weights=weights.value,
-        device=device.value,
-        precision=precision.value,
+        weights=weights,
+        device=device,
+        precision=precision,
     )
     output = Output(as_json, batch_size, show_attention)
     many = None if prompts is None else read_prompts(prompts)

@@ -3,9 +3,8 @@
 import json
 import re
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -55,34 +54,13 @@ Checkpoint = Annotated[
 ]
 
 
-class Device(StrEnum):
-    """Where to compute; `auto` uses CUDA if available."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Precision(StrEnum):
-    """The arithmetic of matrix products; `auto` is bf16 if the hardware supports it, else fp16 on a GPU and fp32 on a
-    CPU."""
-
-    auto = "auto"
-    fp32 = "fp32"
-    bf16 = "bf16"
-    fp16 = "fp16"
-
-
-class Weights(StrEnum):
-    """Which weights of a checkpoint to use; `auto` prefers the averaged ones."""
-
-    auto = "auto"
-    raw = "raw"
-    ema = "ema"
-
-
-DeviceChoice = Annotated[Device, typer.Option("--device", help="auto: CUDA if available.")]
-WeightsChoice = Annotated[Weights, typer.Option("--weights", help="auto: EMA weights if the checkpoint has them.")]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+DeviceChoice = Annotated[
+    Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to compute. auto: CUDA if available.")
+]
+WeightsChoice = Annotated[
+    Literal["auto", "raw", "ema"], typer.Option("--weights", help="auto: EMA weights if the checkpoint has them.")
+]
 
 PARSER_ERROR: Any = typer.BadParameter.__mro__[1]
 """Any mistake on the command line; typer exports only this kind of it by name."""

@@ -15,7 +15,7 @@ from lmtrain.cli.options import (
     require_single_process,
     split_source,
 )
-from lmtrain.cli.output import show, show_costs, show_profile
+from lmtrain.cli.output import duration, show, show_costs, show_profile
 from lmtrain.errors import UsageError
 from lmtrain.system import launcher
 from lmtrain.system.messages import ignore, note
@@ -94,10 +94,9 @@ def _fields(prefixes: list[str]) -> None:
 def _dry_run(wanted: "Request", as_json: bool, quiet: bool) -> None:
     """Prepare the data, check the configuration against it, and print what training would cost."""
     from lmtrain.training.other_runs import check_other_runs
-    from lmtrain.training.request import completed, tokens_of
+    from lmtrain.training.request import prepare
 
-    store = tokens_of(wanted, note=note, progress=not quiet)
-    config = completed(wanted, store)
+    config, store = prepare(wanted, note=ignore if quiet else note, progress=not quiet)
     check_other_runs(config, store)
     show_costs(config, store, as_json)
 
@@ -105,10 +104,11 @@ def _dry_run(wanted: "Request", as_json: bool, quiet: bool) -> None:
 def _profile(wanted: "Request", as_json: bool, quiet: bool) -> None:
     """Time a few steps."""
     from lmtrain.training.profiling import profile_steps
-    from lmtrain.training.request import completed, tokens_of
+    from lmtrain.training.request import prepare
 
-    store, message = tokens_of(wanted, note=note, progress=not quiet), ignore if quiet else note
-    show_profile(profile_steps(completed(wanted, store), store, wanted.run_dir / "profile", message), as_json)
+    message = ignore if quiet else note
+    config, store = prepare(wanted, note=message, progress=not quiet)
+    show_profile(profile_steps(config, store, wanted.run_dir / "profile", message), as_json)
 
 
 def _train(wanted: "Request", as_json: bool, quiet: bool) -> None:
@@ -130,14 +130,10 @@ def _show_outcome(outcome: "Outcome", run_dir: Path, kind: str, as_json: bool, q
         return
     figures = {"run": str(run_dir), "status": outcome.status, "step": outcome.step, "minutes": outcome.minutes}
     heading = (
-        f"{run_dir}: {outcome.status} at step {outcome.step:,} after {_duration(outcome.minutes)}; "
+        f"{run_dir}: {outcome.status} at step {outcome.step:,} after {duration(60 * outcome.minutes)}; "
         f"the best checkpoint, of step {outcome.best_step:,}, on valid:"
     )
     lines = [f"  {line}" for line in score.lines(kind)]
     show({**figures, "best_step": outcome.best_step, "valid": score.summary()}, "\n".join([heading, *lines]), as_json)
     if not quiet:
         note(f'next: lmtrain generate "Once" --run {run_dir}; tensorboard --logdir {run_dir.parent}')
-
-
-def _duration(minutes: float) -> str:
-    return f"{minutes:.1f} minutes" if minutes >= 1 else f"{minutes * 60:.0f} seconds"

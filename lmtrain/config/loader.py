@@ -84,16 +84,6 @@ def _values(source: Source) -> dict[str, Any]:
     }
 
 
-def change(config: Config, overrides: Iterable[str], environment: Mapping[str, str] | None = None) -> Config:
-    """`config` with the variables of `environment` and `section.field=value` overrides.
-
-    Raises UsageError naming the key, the value and the remedy.
-    """
-    values = config.model_dump(mode="json")
-    origins = _override(values, overrides, environment or {})
-    return parse(values, "the configuration", origins)
-
-
 def environment_of(*keys: str) -> dict[str, str]:
     """The environment variables that set these fields, or fields of these sections."""
     wanted = tuple(f"{ENVIRONMENT_PREFIX}{key.replace('.', '__')}".upper() for key in keys)

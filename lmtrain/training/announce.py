@@ -7,14 +7,11 @@ from pathlib import Path
 import torch
 
 from lmtrain.config.schema import Config
-from lmtrain.config.train import BUDGETS
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.build import build_uninitialized
 from lmtrain.training.budget import Budget, targets_per_step
 from lmtrain.training.checkpoint_info import CheckpointInfo
 from lmtrain.training.state import Training
-
-FEW_STEPS = 500
 
 
 def introduction(
@@ -49,15 +46,6 @@ def introduction(
     if budget.seconds is not None:
         limits.append(f"{budget.seconds / 60:g} minutes")
     yield f"budget: {' or '.join(limits)}{', whichever ends first' if len(limits) > 1 else ''}"
-
-
-def few_steps(config: Config, budget: Budget) -> str | None:
-    """A warning, with its remedy, about a budget of few steps; None if there are enough, or time sets their number."""
-    if budget.steps is None or budget.steps >= FEW_STEPS:
-        return None
-    given = next((name for name in BUDGETS if getattr(config.train, name) is not None), "epochs")
-    remedy = f"{'' if given == 'steps' else 'a smaller train.batch_size or '}more train.{given}"
-    return f"a run of {_count(budget.steps, 'step')} learns little: {remedy} give it more"
 
 
 def device_line(training: Training) -> str:

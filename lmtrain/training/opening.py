@@ -15,7 +15,7 @@ from lmtrain.system.device import set_threads
 from lmtrain.system.messages import Note
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import catch_stop_signals
-from lmtrain.training.announce import device_line, few_steps, introduction
+from lmtrain.training.announce import device_line, introduction
 from lmtrain.training.budget import Budget, make_budget
 from lmtrain.training.checkpoint_info import CheckpointInfo, read_info
 from lmtrain.training.continuing import common_steps, last_common
@@ -74,8 +74,6 @@ def open_run(
         set_threads(config.train.threads)
         for line in introduction(config, store, run_dir, budget, per_epoch, info):
             inform(line)
-        if info is None and (warning := few_steps(config, budget)):
-            note(warning)
         training = new_training(shared, store, inform, processes)
         inform(device_line(training))
         if found is not None and info is not None:

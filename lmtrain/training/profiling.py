@@ -16,8 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.model.objective import Objective
-from lmtrain.storage.files import make_folders, write_file, writing
+from lmtrain.storage.files import make_folders, writing
 from lmtrain.system import disk
 from lmtrain.system.device import set_threads, synchronize
 from lmtrain.system.machine import machine, peak_flops
@@ -37,11 +36,11 @@ PREFIX = "lmtrain "
 def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -> dict[str, Any]:
     """Take steps of the configured training from its initial weights: 5 to warm up, and 3 times 5 that are measured.
 
-    Writes `trace.json.gz`, in Chrome's format, and `profile.txt` into `folder`, and no checkpoint. Times are in
+    Writes `trace.json.gz`, in Chrome's format, into `folder`, and no checkpoint. Times are in
     seconds per step. Raises LmtrainError where memory ends or the folder can't be written.
     """
     make_folders(folder)
-    trace, text = folder / "trace.json.gz", folder / "profile.txt"
+    trace = folder / "trace.json.gz"
     with enough_memory(MEMORY_REMEDY):
         set_threads(config.train.threads)
         training = new_training(config, store, note)
@@ -63,10 +62,9 @@ def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -
         "operators": operators,
         "operators_on": "CPU" if training.device.type == "cpu" else "device",
         "precision": training.precision,
-        "compiled": not isinstance(training.forward, Objective),
+        "compiled": training.compiled,
         "machine": machine(training.device),
     }
-    write_file(text, profile_text(result) + "\n")
     return result
 
 

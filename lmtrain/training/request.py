@@ -5,13 +5,12 @@ depends on the text. Fields that are set one by one come on top of either.
 """
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmtrain.config.automatic import MINUTES, automatic
-from lmtrain.config.loader import Source, change, flat, load
+from lmtrain.config.loader import Source, flat, load
 from lmtrain.config.schema import Config, DataConfig, TokenizerConfig
 from lmtrain.config.train import BUDGETS
 from lmtrain.data.prepare import prepare_store
@@ -64,8 +63,8 @@ def _existing(run_dir: Path, overrides: Sequence[str]) -> Request:
     """A run that exists, with its own configuration."""
     stored = run_config(run_dir)
     if not stored.data.dir.exists():  # the run comes from elsewhere
-        stored = change(stored, [f"data.dir={DataConfig().dir}"])
-    config = change(stored, overrides, os.environ)
+        stored = load(stored, [f"data.dir={DataConfig().dir}"], {})
+    config = load(stored, overrides)
     return Request(_located(config, run_dir), run_dir, overrides, stored, False)
 
 
@@ -82,9 +81,26 @@ def _located(config: Config, run_dir: Path) -> Config:
     )
 
 
-def tokens_of(wanted: Request, *, note: Note, progress: bool) -> TokenStore:
+def prepare(wanted: Request, *, note: Note, progress: bool) -> tuple[Config, TokenStore]:
+    """The whole configuration, and the token store to train on, which is made if it is missing.
+
+    Raises LmtrainError as `prepare_store` does, and UsageError for fields that don't fit the automatic ones.
+    """
+    store = _tokens_of(wanted, note, progress)
+    config = wanted.config
+    if wanted.is_automatic:
+        train, device = config.train, choose_device(config.train.device)
+        in_steps = any(getattr(train, name) is not None for name in BUDGETS)
+        minutes = None if in_steps else train.max_minutes or MINUTES
+        tokens, vocab_size = store.split("train").tokens, store.tokenizer.vocab_size
+        base = automatic(tokens, vocab_size, cores(), device.type == "cuda", minutes)
+        config = _located(load(base, wanted.overrides), wanted.run_dir)
+    return config.model_copy(update={"tokenizer": of_store(config.tokenizer, store)}), store
+
+
+def _tokens_of(wanted: Request, note: Note, progress: bool) -> TokenStore:
     """The token store to train on: for a run that exists the one that it was trained on, found by its hash, unless its
-    text has changed; else a store that is made if it is missing. Raises LmtrainError as `prepare_store` does."""
+    text has changed; else a store that is made if it is missing."""
     config, trained_on = wanted.config, _trained_on(wanted.run_dir)
     if trained_on is None or wanted.stored is None:
         return prepare_store(config, note=note, progress=progress)
@@ -115,19 +131,6 @@ def _trained_on(run_dir: Path) -> str | None:
         except (LmtrainError, KeyError):
             continue
     return None
-
-
-def completed(wanted: Request, store: TokenStore) -> Config:
-    """The whole configuration, of a run with these tokens."""
-    config = wanted.config
-    if wanted.is_automatic:
-        train, device = config.train, choose_device(config.train.device)
-        in_steps = any(getattr(train, name) is not None for name in BUDGETS)
-        minutes = None if in_steps else train.max_minutes or MINUTES
-        tokens, vocab_size = store.split("train").tokens, store.tokenizer.vocab_size
-        base = automatic(tokens, vocab_size, cores(), device.type == "cuda", minutes)
-        config = _located(change(base, wanted.overrides, os.environ), wanted.run_dir)
-    return config.model_copy(update={"tokenizer": of_store(config.tokenizer, store)})
 
 
 def chosen(config: Config, also: tuple[str, ...] = ()) -> list[str]:

@@ -79,11 +79,11 @@ def test_the_files_are_the_run(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_a_card_with_the_figures_of_the_run(lmtrain: Lmtrain, workdir: Path) -> None:
-    done = lmtrain("export", "sample", "--to", "hf", "out", "--json")
+    done = lmtrain("export", "sample", "out", "--json")
     assert done.code == 0, done.err
     state = json.loads((workdir / "runs/sample/state.json").read_text())
     result = json.loads(done.out)
-    assert result == {"folder": "out", "run": "runs/sample", "step": state["best_step"], "weights": "ema", "to": "hf"}
+    assert result == {"folder": "out", "run": "runs/sample", "step": state["best_step"], "weights": "ema"}
     card = (workdir / "out/README.md").read_text()
     rows = dict(line.strip("| ").split(" | ", 1) for line in card.splitlines() if re.match(r"\| \w", line))
     assert rows["data"] == "sample"
@@ -136,7 +136,6 @@ def test_what_can_not_be_exported_is_rejected(lmtrain: Lmtrain, tmp_path: Path) 
     done = lmtrain("export", tmp_path / "none", tmp_path / "hf")
     assert (done.code, "is not a run folder" in done.err) == (1, True)
     assert lmtrain("export", windowed).code == 2
-    assert lmtrain("export", windowed, tmp_path / "hf", "--to", "onnx").code == 2
     done = lmtrain("export", windowed, tmp_path / "hf", "model.dim=3")
     assert (done.code, "'model.dim=3': export accepts only run.dir=FOLDER" in done.err) == (2, True)
     assert not (tmp_path / "hf").exists()

@@ -10,7 +10,7 @@ from lmtrain.data import tokenizer_file
 from lmtrain.data.tokenizer_file import Description, Json
 from lmtrain.storage.run_folder import run_config
 from lmtrain.training.loop import fit
-from lmtrain.training.request import completed, request, tokens_of
+from lmtrain.training.request import prepare, request
 from tests.data.published import EXACT, SHAPES, TEXT, published
 from tests.helpers import TINY, Lmtrain
 from tests.training.helpers import last_hash, silent
@@ -51,8 +51,8 @@ def test_a_run_has_its_tokenizer_in_its_folder(name: str, folder: Path, lmtrain:
 
 def _train(run_dir: Path | None, *overrides: str) -> str:
     wanted = request(None, [*overrides], run_dir)
-    store = tokens_of(wanted, note=silent, progress=False)
-    fit(completed(wanted, store), store, wanted.run_dir, note=silent, quiet=True)
+    config, store = prepare(wanted, note=silent, progress=False)
+    fit(config, store, wanted.run_dir, note=silent, quiet=True)
     return last_hash(wanted.run_dir)
 
 

@@ -12,7 +12,7 @@ from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage.run_folder import default_name, run_config
 from lmtrain.training.loop import fit
-from lmtrain.training.request import Request, chosen, completed, request, tokens_of
+from lmtrain.training.request import Request, chosen, prepare, request
 from tests.helpers import TINY
 from tests.training.helpers import last_hash, silent
 
@@ -29,8 +29,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def train(wanted: Request) -> Config:
     """Train what is wanted; returns the configuration that the run stores."""
-    store = tokens_of(wanted, note=silent, progress=False)
-    fit(completed(wanted, store), store, wanted.run_dir, note=silent, quiet=True)
+    config, store = prepare(wanted, note=silent, progress=False)
+    fit(config, store, wanted.run_dir, note=silent, quiet=True)
     return run_config(wanted.run_dir)
 
 
@@ -51,7 +51,7 @@ def test_a_budget_of_any_kind_replaces_that_of_the_automatic_recipe(
     folder: Path, given: str, minutes: float | None
 ) -> None:
     wanted = request(None, ["data.source=book.txt", given])
-    stored = flat(completed(wanted, tokens_of(wanted, note=silent, progress=False)))
+    stored = flat(prepare(wanted, note=silent, progress=False)[0])
     assert f"{given.partition('=')[0]}={stored[given.partition('=')[0]]:g}" == given
     assert stored["train.max_minutes"] == minutes
 
@@ -79,12 +79,12 @@ def test_an_existing_run_keeps_its_configuration_anywhere(folder: Path, monkeypa
     stored = train(begun)
     whole = last_hash(begun.run_dir)
     again = request(None, ["run.name=book"])
-    assert completed(again, tokens_of(again, note=silent, progress=False)) == stored
+    assert prepare(again, note=silent, progress=False)[0] == stored
     (folder / "book.txt").unlink()
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
     found = request(None, [], folder / "runs/book")
-    assert tokens_of(found, note=silent, progress=False).folder.parent == folder / "data"
+    assert prepare(found, note=silent, progress=False)[1].folder.parent == folder / "data"
     shutil.move(folder / "runs", "runs")
     shutil.move(folder / "data", "data")
     shutil.rmtree(sorted(Path("runs/book/checkpoints").iterdir())[-1])
