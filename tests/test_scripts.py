@@ -209,17 +209,14 @@ def test_reproduce_scores_with_the_settings_that_it_finds(script: Any, command: 
     assert all(row["nats"] <= nats for row, nats in zip(rows, defaults, strict=True))
     assert {"--dynamic", "--cache"} <= set(found["settings"]["options"]["dynamic and cache"])
     assert (found["settings"]["tuned_on_tokens"], found["seeds"]) == (60, [1])
-    assert (record.RESULTS / "r.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_reproduce_keeps_its_record_where_adapting_fails(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # no curve without matplotlib
+def test_reproduce_keeps_its_record_where_adapting_fails(script: Any) -> None:
     tiny = [*TINY, "run.name=r", "--adapt"]
     with pytest.raises(subprocess.CalledProcessError):
         script("reproduce", "recipes", "quickstart", *tiny, METHODS={"unknown": ["--unknown"]})
     (found,) = record.read_records(record.RESULTS / "recipes.json")
     assert [row["method"] for row in found["metrics"]["rows"]] == ["plain"]
-    assert not list(record.RESULTS.glob("*.png"))
 
 
 def test_reproduce_compares_variants(script: Any) -> None:

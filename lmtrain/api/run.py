@@ -28,8 +28,7 @@ from lmtrain.evaluation.run_store import check_same_corpus, find_run_store
 from lmtrain.generation.complete import Completed, complete
 from lmtrain.generation.options import SAMPLED, Options
 from lmtrain.generation.sampling import OnToken
-from lmtrain.model.cuda_graph import step_function
-from lmtrain.model.ensemble import Ensemble, Predictor, Step
+from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.members import build_members, load_members
 from lmtrain.model.packing import pack
@@ -87,11 +86,11 @@ class Run:
         return build_members(self.members, self.shares, self.device)
 
     @functools.cached_property
-    def _generator(self) -> tuple[Predictor, Step]:
-        """The model with packed weights, for inference only, and its step function."""
+    def _generator(self) -> Predictor:
+        """The model with packed weights, for inference only."""
         model = build_members(self.members, self.shares, self.device)
         pack(model, choose_precision(self.precision or "auto", self.device))
-        return model, step_function(model)
+        return model
 
     # Texts
 
@@ -118,10 +117,9 @@ class Run:
         self, prompts: Sequence[str], options: Options, *, first: int = 0, on_token: OnToken | None = None
     ) -> list[Completed]:
         """The completions of each prompt, best first: see `generation.complete.complete`."""
-        model, step = self._generator
         # It makes every operator a little cheaper to call. A GPU replays its steps, and would gain nothing.
         with torch.inference_mode(self.device.type == "cpu"):
-            return complete(model, self.tokenizer, prompts, options, first=first, on_token=on_token, step=step)
+            return complete(self._generator, self.tokenizer, prompts, options, first=first, on_token=on_token)
 
     # Scores
 

@@ -62,9 +62,7 @@ def evaluate(
     text_column: TextColumn = None,
     data_dir: DataDir = None,
     device: DeviceChoice = "auto",
-    precision: Annotated[
-        Precision | None, typer.Option(help="Arithmetic. [default: that of the run]")
-    ] = None,
+    precision: Annotated[Precision | None, typer.Option(help="Arithmetic. [default: that of the run]")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

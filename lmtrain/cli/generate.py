@@ -158,7 +158,7 @@ def generate(
     from lmtrain.generation.prompts import read_all, read_prompts
 
     if chosen:
-        temperature = 0.0
+        temperature, top_p = 0.0, 1.0
     has_random_seed = seed is None and temperature > 0
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     try:

@@ -66,15 +66,13 @@ def complete(
     *,
     first: int = 0,
     on_token: OnToken | None = None,
-    step: Step[State] | None = None,
 ) -> list[Completed]:
     """Continue each prompt.
 
     The model reads `<eos>` and the prompt (see `prompt_for_model`), as in evaluation; of a longer prompt it reads the
     last `context` tokens. A sample depends on the seed, its prompt's number (`first` is that of the first prompt), and
     its own number, so in fp32 the batch changes a text only through rounding. `on_token(row, token)` is called with
-    each token as it is generated, except in a beam search. `step` is the model's step function, by default
-    `step_function(model)`. `<unk>` is never generated.
+    each token as it is generated, except in a beam search. `<unk>` is never generated.
     """
     if not prompts:
         return []
@@ -84,11 +82,11 @@ def complete(
     blocked = frozenset[int]() if tokenizer.unk_id is None else frozenset({tokenizer.unk_id})
     rules = Rules(options.max_tokens, stops.is_end, blocked)
     ids = [tokenizer.encode(prompt_for_model(tokenizer, prompt, options.raw)) for prompt in prompts]
-    take_step = step or step_function(model)
+    step = step_function(model)
 
     def timed_step(state: State, tokens: Tensor) -> tuple[Tensor, State]:
         times.append(time.perf_counter())
-        return take_step(state, tokens)
+        return step(state, tokens)
 
     log_probs, state = model.start(*_padded(model, tokenizer, ids))
     if options.beams > 1:

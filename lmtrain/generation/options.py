@@ -34,7 +34,8 @@ class Options(Sampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.beams > 1 and (self.samples > 1 or self.temperature or self.repetition_penalty != 1):
+        how = self.samples, self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
+        if self.beams > 1 and how != (1, 0.0, 0, 1.0, 0.0, 1.0):
             raise ValueError("beams > 1 excludes sampling and a repetition penalty: a beam search ranks by probability")
         if self.samples > 1 and not self.temperature:
             raise ValueError(f"samples={self.samples} would all be the same text at temperature 0")

@@ -103,7 +103,7 @@ class DecodingState:
         if rows.moved is None or not rows.index.is_cpu:
             return 0
         shortest = int(self.lengths.min())
-        old, new = self.tokens[rows.moved, :shortest], self.tokens[rows.source, :shortest]
+        old, new = self.tokens[rows.moved, :shortest], self.tokens[rows.index[rows.moved], :shortest]
         different = (old != new).any(0).nonzero()
         return int(different[0]) if len(different) else shortest
 

@@ -21,31 +21,18 @@ PREPACKED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mk
 PREPACKED_BF16 = PREPACKED and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 """Likewise for bf16 matrices, which need a CPU with AVX-512 or its like."""
 
-NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""The forms of weights that are a narrow type."""
+FORMS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""The types of packed weights."""
 
 BIG = 2**17
 """Elements of a float32 matrix from which oneDNN's layout pays: below, the call costs more than it saves."""
 
 
-class PrepackedLinear(nn.Module):
-    """x W^T + b in float32, with W in oneDNN's layout, which is faster above all for few rows."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.bias = None if bias is None else bias.detach()
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., K) -> (..., N)."""
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return result
-
-
-class NarrowLinear(nn.Module):
+class PackedLinear(nn.Module):
     """x W^T + b in the arithmetic of `dtype`, the type of W: (..., K) -> (..., N), of x's own type.
 
-    A prepacked layer can apply an `activation`, `relu` or `gelu`, to its sums before they are rounded.
+    Where oneDNN has the layout, W is stored in it, which is faster above all for few rows; an `activation`, `relu` or
+    `gelu`, can then be applied to the sums before they are rounded.
     """
 
     weight: Tensor
@@ -54,9 +41,11 @@ class NarrowLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, activation: str = "none") -> None:
         super().__init__()
         self.dtype, self.activation = dtype, activation
-        self.prepacked = PREPACKED_BF16 and weight.device.type == "cpu" and dtype == torch.bfloat16
+        available = {torch.float32: PREPACKED, torch.bfloat16: PREPACKED_BF16}.get(dtype, False)
+        self.prepacked = available and weight.device.type == "cpu"
         weight = weight.detach().to(dtype)
-        weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self.prepacked else weight
+        if self.prepacked:  # for products of about so many rows
+            weight = torch.ops.mkldnn._reorder_linear_weight(weight, 16 if dtype == torch.float32 else 1)
         self.register_buffer("weight", weight, persistent=False)
         self.register_buffer("bias", None if bias is None else bias.detach().to(dtype), persistent=False)
 
@@ -133,7 +122,7 @@ class FusedFeedForward(FeedForward):
     def __init__(self, trained: FeedForward) -> None:
         nn.Module.__init__(self)
         hidden = trained.hidden
-        packed = NarrowLinear(hidden.weight, hidden.bias, torch.bfloat16, trained.activation)
+        packed = PackedLinear(hidden.weight, hidden.bias, torch.bfloat16, trained.activation)
         self.hidden, self.output = packed, trained.output  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -180,13 +169,11 @@ def pack(model: Predictor, weights: str) -> None:
     fuses_activation = PREPACKED_BF16 and device == "cpu" and weights == "bf16"
     for module, name, child in _children(model):
         if isinstance(child, SelfAttention):
-            setattr(module, name, FusedSelfAttention(child, NARROW.get(weights, torch.float32)))
+            setattr(module, name, FusedSelfAttention(child, FORMS[weights]))
         elif isinstance(child, FeedForward) and fuses_activation and child.activation in ("relu", "gelu"):
             setattr(module, name, FusedFeedForward(child))
         elif isinstance(child, RMSNorm) and device == "cpu":
             setattr(module, name, PackedNorm(child.weight, child.eps or 0.0))
-    if weights == "fp32" and not (PREPACKED and device == "cpu"):
-        return
     weight: Tensor = model.output.weight  # type: ignore[assignment]
     model.output = packed_linear(weight, None, weights) or model.output
     for module, name, child in _children(model):
@@ -196,9 +183,9 @@ def pack(model: Predictor, weights: str) -> None:
 
 def packed_linear(weight: Tensor, bias: Tensor | None, weights: str) -> nn.Module | None:
     """The packed layer with this weight and bias; None where the plain one is as good."""
-    if weights == "fp32":
-        return PrepackedLinear(weight, bias) if weight.numel() >= BIG else None
-    return NarrowLinear(weight, bias, NARROW[weights])
+    if weights == "fp32" and weight.numel() < BIG:
+        return None
+    return PackedLinear(weight, bias, FORMS[weights])
 
 
 def _children(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:

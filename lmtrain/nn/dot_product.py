@@ -4,15 +4,9 @@ Shapes: B rows, H heads, Tq positions of queries, Tk of keys, D features per hea
 positions.
 """
 
-from collections.abc import Callable
-from contextlib import nullcontext
-from functools import lru_cache
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.patterns import CAUSAL, FULL, Pattern
@@ -21,8 +15,6 @@ LONG = 256
 """Rows of more positions gain from skipping the keys that a pattern masks."""
 BLOCK = 64
 """Positions in a block of queries or keys of local attention."""
-FLEX_HEAD_DIM = 16
-"""The narrowest head that FlexAttention's kernel takes."""
 
 
 def attend(
@@ -43,28 +35,24 @@ def attend(
     that may attend to none gets zeros. A float mask is added to the scores, and must leave every query a key. `pattern`
     masks further keys by position, the first query and the first key being at 0. `dropout` is the rate on the weights.
 
-    A GPU uses FlexAttention for long rows under a sparse pattern, and torch's fused kernels otherwise, except for a
-    mask that requires a gradient, for which they have none; where an added mask has a wider type than the queries, they
-    compute in that type. A CPU uses the plain form, which compiled is faster than the fused CPU kernel in bf16; in long
-    rows, local attention takes only the blocks of keys near each block of queries.
+    In long rows, local attention takes only the blocks of keys near each block of queries. Otherwise a GPU uses torch's
+    fused kernels, which compute in the type of an added mask that is wider than the queries'; a CPU uses the plain
+    form, which compiled is faster than the fused CPU kernel in bf16, and for one query without gradients the fused one.
     """
-    learned = mask is not None and mask.requires_grad
-    skips = pattern.sparse and mask is None and query.shape[-2] == key.shape[-2] > LONG
-    if skips and query.is_cuda and not dropout and query.shape[-1] >= FLEX_HEAD_DIM:
-        return attend_flex(query, key, value, pattern, scale)
-    if query.is_cuda and not learned:
+    window, length = pattern.local_window, query.shape[-2]
+    if window is not None and mask is None and length == key.shape[-2] > LONG and 2 * window <= length:
+        return _attend_local(query, key, value, pattern, window, dropout, scale)
+    if query.is_cuda:
         if pattern == CAUSAL and mask is None:
             return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True, scale=scale)
         mask = _with_pattern(mask, pattern, query, key)
         return _attend_fused(query, key, value, mask, dropout, scale)
-    if query.shape[-2] == 1 and pattern == FULL and not dropout and not torch.is_grad_enabled():
+    if length == 1 and pattern == FULL and not dropout and not torch.is_grad_enabled():
         # On a CPU, torch's kernel for one query is several times as fast in float32.
-        query, key, wide = (_wide(x) for x in (query, key, value))
-        return F.scaled_dot_product_attention(query, key, wide, mask, scale=scale).to(value.dtype)
-    window = pattern.local_window
-    if skips and window is not None and 2 * window <= query.shape[-2]:
-        return _attend_local(query, key, value, pattern, window, dropout, scale)
-    empty = mask is not None or query.shape[-2] > key.shape[-2]  # a pattern always leaves every query a key
+        with torch.autocast("cpu", enabled=False):
+            query, key, wide = (_wide(x) for x in (query, key, value))
+            return F.scaled_dot_product_attention(query, key, wide, mask, scale=scale).to(value.dtype)
+    empty = mask is not None or length > key.shape[-2]  # a pattern always leaves every query a key
     mask = _with_pattern(mask, pattern, query, key)
     return _attend_plain(query, key, value, mask, dropout, scale, empty=empty)
 
@@ -78,39 +66,6 @@ def _attend_fused(
     with torch.autocast(query.device.type, enabled=False):
         query, key, wide = (x.to(mask.dtype) for x in (query, key, value))
         return F.scaled_dot_product_attention(query, key, wide, mask, dropout, scale=scale).to(value.dtype)
-
-
-def attend_flex(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, scale: float | None = None) -> Tensor:
-    """`attend` by FlexAttention, which skips the blocks of keys that the pattern masks (Dong et al., 2024).
-
-    One kernel on CUDA, where it is compiled; elsewhere torch's own plain form of it.
-    """
-    queries, keys = query.shape[-2], key.shape[-2]
-    if torch.compiler.is_compiling() or not query.is_cuda:
-        make: Callable[..., BlockMask] = _block_mask  # a compiler can't trace a cache
-        kernel: Callable[..., Any] = flex_attention
-    else:
-        make, kernel = _cached_block_mask, _compiled_flex()
-    # Each pattern and length is compiled separately, and past the limit torch would fall back to the plain form.
-    with torch._dynamo.config.patch(recompile_limit=64) if kernel is not flex_attention else nullcontext():
-        mask = make(pattern, queries, keys, query.device)
-        result: Tensor = kernel(query, key, value, block_mask=mask, scale=scale)
-    return result
-
-
-@lru_cache(maxsize=1)
-def _compiled_flex() -> Callable[..., Any]:
-    return torch.compile(flex_attention, dynamic=False)
-
-
-def _block_mask(pattern: Pattern, queries: int, keys: int, device: torch.device) -> BlockMask:
-    def rule(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return pattern(query, key)
-
-    return create_block_mask(rule, None, None, queries, keys, device=device)
-
-
-_cached_block_mask = lru_cache(maxsize=64)(_block_mask)
 
 
 def _attend_local(

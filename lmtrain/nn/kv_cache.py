@@ -39,10 +39,7 @@ class CachePosition:
 
     def write(self, buffer: Tensor, new: Tensor) -> None:
         """Write new (B, ...) into buffer (B, N, ...), each row at its cache position."""
-        if self.uniform_length:
-            buffer[:, self.kv_len - 1 : self.kv_len] = new.unsqueeze(1)
-        else:
-            buffer[torch.arange(len(new), device=new.device), self.position] = new
+        write(buffer, new, self.index)
 
     def mask(self, pattern: Pattern) -> Tensor | None:
         """The mask of `attend` for layers with this pattern, with Tk = kv_len: None, or
@@ -62,6 +59,14 @@ class CachePosition:
         return bias if allowed is None else restrict(bias, allowed)
 
 
+def write(buffer: Tensor, new: Tensor, index: Tensor | int) -> None:
+    """Write new (B, ...) into buffer (B, N, ...), at the cache position of each row (B,), or at one for all rows."""
+    if isinstance(index, int):
+        buffer[:, index] = new
+    else:
+        buffer[torch.arange(len(new), device=new.device), index] = new
+
+
 class Rows:
     """Which rows of a state of B rows to keep, and in which order: `index` (B',), which may repeat and omit some."""
 
@@ -72,28 +77,23 @@ class Rows:
         if len(index) == count:
             order = torch.arange(count, device=index.device)
             self.moved = (index != order).nonzero().squeeze(-1) if index.is_cpu else order
-            self.source = index[self.moved]
 
     def take(self, x: Tensor, used: slice | None = None, axis: int = 1) -> Tensor:
         """x[index] of x (B, ...); where as many rows stay, in the memory of x.
 
-        Along `axis` only the entries `used` matter; the others are left as they are, or zero.
+        Along `axis` only the entries `used` may differ between a row that moves and the one that it replaces.
         """
-        if self.moved is not None:
-            part = x if used is None else x.narrow(axis, used.start, used.stop - used.start)
-            part.index_copy_(0, self.moved, part.index_select(0, self.source))
-            return x
-        if used is None:
+        if self.moved is None:
             return x.index_select(0, self.index)
-        result = x.new_zeros(len(self.index), *x.shape[1:])  # not left empty: zero weights times NaN would be NaN
-        result.narrow(axis, 0, used.stop).copy_(x.narrow(axis, 0, used.stop).index_select(0, self.index))
-        return result
+        part = x if used is None else x.narrow(axis, used.start, used.stop - used.start)
+        part.index_copy_(0, self.moved, part.index_select(0, self.index[self.moved]))
+        return x
 
 
 @dataclass
 class KeyValueCache:
-    """Keys and values of the tokens read so far, in memory allocated ahead and written in place; where gradients are
-    enabled, in a copy, since earlier steps need what they have read.
+    """Keys and values of the tokens read so far, in memory allocated ahead and written in place: for decoding, which
+    needs no gradients.
 
     key (B, H, N, D), value (B, H, N, Dv). Rows may hold different numbers of tokens: entries past a row's own length
     are finite and meaningless, and no row has any past the first `kv_len`.
@@ -117,16 +117,9 @@ class KeyValueCache:
     def write(self, key: Tensor, value: Tensor, index: Tensor | int, kv_len: int) -> None:
         """Write one token's keys (B, H, 1, D) and values (B, H, 1, Dv) at each row's cache position (B,), or at one for
         all rows; every one of them is below `kv_len`."""
-        self.kv_len = max(self.kv_len, kv_len)
-        if torch.is_grad_enabled():
-            self.key, self.value = self.key.clone(), self.value.clone()
-        if isinstance(index, int):
-            self.key[:, :, index : index + 1] = key
-            self.value[:, :, index : index + 1] = value
-            return
-        rows = torch.arange(len(index), device=index.device)
-        self.key[rows, :, index] = key.squeeze(2)
-        self.value[rows, :, index] = value.squeeze(2)
+        self.kv_len = kv_len
+        write(self.key.transpose(1, 2), key.squeeze(2), index)
+        write(self.value.transpose(1, 2), value.squeeze(2), index)
 
     def replace(self, rows: Tensor, other: "KeyValueCache") -> None:
         """Overwrite these rows with all rows of `other`, whose capacity is no larger."""
@@ -142,16 +135,8 @@ class KeyValueCache:
 
 @dataclass
 class RecurrentState:
-    """The base of states of constant size, whatever the number of tokens: tensors whose first axis is the row.
-
-    A step updates them in place; where gradients are enabled, a copy, since earlier steps need what they have read.
-    """
-
-    def copy_for_gradients(self) -> None:
-        """Where gradients are enabled, copy all tensors, to be updated in place."""
-        if torch.is_grad_enabled():
-            for name, tensor in vars(self).items():
-                setattr(self, name, tensor.clone())
+    """The base of states of constant size, whatever the number of tokens: tensors whose first axis is the row, which a
+    step updates in place."""
 
     def grow(self, factor: int) -> None:
         """The capacity is unlimited."""

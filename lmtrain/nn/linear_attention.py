@@ -54,7 +54,6 @@ class LinearState(RecurrentState):
     def add(self, key: Tensor, value: Tensor, *, rotation: Rotation | None = None) -> None:
         """Read further keys (B, H, T, D) and values (B, H, T, Dv)."""
         new = LinearState.of(key, value, rotation=rotation)
-        self.copy_for_gradients()
         self.total += new.total
         self.normalizer += new.normalizer
 

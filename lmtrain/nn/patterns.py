@@ -1,7 +1,5 @@
 """Attention patterns: which keys a query may attend to, each a rule of two positions.
 
-The dense mask and FlexAttention's block mask are computed from the rule.
-
 Shapes: Tq positions of queries, Tk of keys.
 """
 

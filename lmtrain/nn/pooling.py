@@ -39,46 +39,30 @@ MASKED = -1e30
 """A score below all others that, unlike -inf, leaves differences defined."""
 
 
-def prefix_mean(score: Tensor, value: Tensor, slope: Tensor, chunk: int = CHUNK) -> Tensor:
+def prefix_mean(score: Tensor, value: Tensor, slope: Tensor) -> Tensor:
     """For every t the mean of value_i over i <= t under softmax_i(score_i - slope (t - i)).
 
-    score (B, H, T), value (B, H, T, D), slope (H,) >= 0 -> (B, H, T, D). A mean within each chunk is merged with one
-    over the chunks before it, which is found in the same way from the sums of the chunks (Feng et al., 2024, arXiv
-    2405.13956, describe the scan): O(T) in all. Each exponent is relative to a maximum over the keys that it is summed
-    with, so that none is above zero, at any slope, length or score.
+    score (B, H, T), value (B, H, T, D), slope (H,) >= 0 -> (B, H, T, D), in O(T): each position is merged with the sums
+    over all before it (Feng et al., 2024, arXiv 2405.13956, describe the scan). Each exponent is relative to a maximum
+    over the keys that it is summed with, so that none is above zero, at any slope, length or score.
     """
-    length = score.shape[-1]
-    chunk = min(chunk, length)
-    # Padded after the last position, where no real position attends to it.
-    score, value = _split(score, chunk), to_blocks(value, chunk)  # (B, H, K, C), (B, H, K, C, D)
-    slope = slope.view(-1, 1, 1)
-    offset = torch.arange(chunk, device=score.device)
-
-    # Each chunk by itself, relative to its last position. Maxima cancel in the mean, so they carry no gradient.
-    peak, weight = _relative_to_end(score, slope, 1)
-    total = weight.sum(-1)  # (B, H, K)
-    summed = (weight.to(value.dtype).unsqueeze(-2) @ value).squeeze(-2)  # (B, H, K, D)
-    carried, carried_total, carried_sum = _carried(peak, total, summed, slope, chunk)
-
-    # Each position: the keys of its own chunk, and what is carried.
-    gap = offset.unsqueeze(-1) - offset  # (C, C)
-    relative = (score.unsqueeze(-2) - slope.unsqueeze(-1) * gap).masked_fill(gap < 0, float("-inf"))  # (B, H, K, C, C)
-    before = carried.unsqueeze(-1) - slope * (offset + 1)  # (B, H, K, C)
-    highest = torch.maximum(relative.detach().amax(-1), before.detach())
-    weight = (relative - highest.unsqueeze(-1)).exp()
-    past = (before - highest).exp()
-    denominator = weight.sum(-1) + past * carried_total.unsqueeze(-1)
-    inside = weight.to(value.dtype) @ value  # (B, H, K, C, D)
-    mean = (inside + past.unsqueeze(-1) * carried_sum.unsqueeze(-2)) / denominator.unsqueeze(-1)
-    return mean.flatten(2, 3)[:, :, :length].to(value.dtype)
+    slope = slope.view(-1, 1)
+    peak, total, summed = _sums_before(score, torch.ones_like(score), value, slope.unsqueeze(-1), 1)
+    before = peak - slope
+    highest = torch.maximum(score, before).detach()  # it cancels in the mean, so it carries no gradient
+    own, past = (score - highest).exp(), (before - highest).exp()
+    mean = (own.unsqueeze(-1) * value + past.unsqueeze(-1) * summed) / (own + past * total).unsqueeze(-1)
+    return mean.to(value.dtype)
 
 
-def _carried(peak: Tensor, total: Tensor, summed: Tensor, slope: Tensor, span: int) -> tuple[Tensor, Tensor, Tensor]:
+def _sums_before(
+    peak: Tensor, total: Tensor, summed: Tensor, slope: Tensor, span: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """The sums over all chunks before each chunk, relative to the end of the one just before it.
 
     peak (B, H, K), total (B, H, K), summed (B, H, K, D): the sums of each chunk of `span` positions, relative to its
-    end; slope (H, 1, 1) -> the same shapes. Each sum over a group of C chunks is merged with one over the groups before
-    it, which is this function of the groups: O(K).
+    end and to a factor exp(peak); slope (H, 1, 1) -> the same shapes. Each sum over a group of C chunks is merged with
+    one over the groups before it, which is this function of the groups: O(K).
     """
     chunks = peak.shape[-1]
     if chunks == 1:
@@ -91,7 +75,7 @@ def _carried(peak: Tensor, total: Tensor, summed: Tensor, slope: Tensor, span: i
     group_peak, weight = _relative_to_end(peak, slope, span)
     group_total = (weight * total).sum(-1)  # (B, H, G)
     group_sum = (weight.to(summed.dtype).unsqueeze(-2) @ summed).squeeze(-2)  # (B, H, G, D)
-    before, before_total, before_sum = _carried(group_peak, group_total, group_sum, slope, span * size)
+    before, before_total, before_sum = _sums_before(group_peak, group_total, group_sum, slope, span * size)
 
     # Each chunk: those before it in its own group, and the groups before that.
     gap = offset.unsqueeze(-1) - 1 - offset  # (C, C)
@@ -139,7 +123,6 @@ class RunningMean(RecurrentState):
     def add(self, score: Tensor, value: Tensor, slope: Tensor) -> None:
         """Advance by one position: score (B, H), value (B, H, D), slope (H,)."""
         before = self.log_total - slope
-        self.copy_for_gradients()
         # The new position's share is exp(score) / (exp(score) + exp(before)).
         self.mean.lerp_(value.to(self.mean.dtype), (score - before).sigmoid().unsqueeze(-1))
         self.log_total.copy_(torch.logaddexp(score, before))

@@ -51,7 +51,7 @@ def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -
         operators = _traced(training, trace)
     tokens = training.targets_per_step
     flops = step_flops(training.model, config)
-    result = {
+    return {
         "trace": str(trace),
         "steps": STEPS,
         "tokens_per_step": tokens,
@@ -65,7 +65,6 @@ def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -
         "compiled": training.compiled,
         "machine": machine(training.device),
     }
-    return result
 
 
 def profile_text(result: dict[str, Any]) -> str:

@@ -43,7 +43,7 @@ def test_one_prompt(lmtrain: Lmtrain, workdir: Path) -> None:
 )
 def test_several_texts_are_separated_and_scored_best_first(lmtrain: Lmtrain, workdir: Path, options: list[str]) -> None:
     seed = ["--seed", "1"] if "--samples" in options else []
-    arguments = ["generate", "the\tC:\\new \r\nriver", "-n", "60", "--raw", *options, *seed]
+    arguments = ["generate", "the\tC:\\new \r\nriver", "-n", "150", "--raw", *options, *seed]
     texts = json.loads(lmtrain(*arguments, "--json").out)["completions"]
     assert any("\n" in text["text"] for text in texts)
     assert [text["score"] for text in texts] == sorted((text["score"] for text in texts), reverse=True)

@@ -11,7 +11,7 @@ from lmtrain.model.cuda_graph import step_function
 from lmtrain.model.decoding_state import State
 from lmtrain.model.ensemble import Ensemble
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.packing import NarrowLinear, pack
+from lmtrain.model.packing import PackedLinear, pack
 from tests.model.models import VOCABULARY, build, tokens
 
 WEIGHTS = (0.5, 0.2, 0.3)
@@ -123,7 +123,7 @@ def test_packing_packs_every_member(ensemble: Ensemble) -> None:
     pack(ensemble, "bf16")
     expected = mean([member.predict(text) for member in alone])
     torch.testing.assert_close(ensemble.predict(text), expected)
-    assert all(isinstance(member.output, NarrowLinear) for member in ensemble.members)
+    assert all(isinstance(member.output, PackedLinear) for member in ensemble.members)
 
 
 def test_a_member_of_weight_zero_changes_nothing() -> None:

@@ -11,9 +11,8 @@ from lmtrain.model.packing import (
     PREPACKED_BF16,
     FusedFeedForward,
     FusedSelfAttention,
-    NarrowLinear,
+    PackedLinear,
     PackedNorm,
-    PrepackedLinear,
     pack,
 )
 from lmtrain.nn.attention import SelfAttention
@@ -32,7 +31,7 @@ def test_narrow_equals_autocast(
     monkeypatch.setattr("lmtrain.model.packing.PREPACKED_BF16", prepacked)
     torch.manual_seed(0)
     layer, x = nn.Linear(96, 40, bias=bias), torch.randn(2, 5, 96)
-    packed = NarrowLinear(layer.weight, layer.bias if bias else None, dtype)
+    packed = PackedLinear(layer.weight, layer.bias if bias else None, dtype)
     assert packed.prepacked == (prepacked and dtype == torch.bfloat16)
     with torch.autocast("cpu", dtype):
         expected = layer(x)
@@ -49,7 +48,7 @@ def test_narrow_equals_autocast(
 def test_prepacked_float32_equals_the_plain_product(shape: tuple[int, ...], bias: bool) -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(96, 40, bias=bias), torch.randn(shape)
-    packed = PrepackedLinear(layer.weight, layer.bias if bias else None)
+    packed = PackedLinear(layer.weight, layer.bias if bias else None, torch.float32)
     torch.testing.assert_close(packed(x), layer(x), atol=1e-5, rtol=1e-5)
 
 
@@ -97,7 +96,7 @@ def test_a_fused_activation_is_applied_to_exact_sums(activation: Activation, bia
     torch.manual_seed(0)
     layer, x = FeedForward(24, 96, activation, bias=bias), torch.randn(2, 5, 24)
     fused = FusedFeedForward(layer)
-    fused.output = NarrowLinear(layer.output.weight, layer.output.bias, torch.bfloat16)  # type: ignore[assignment]
+    fused.output = PackedLinear(layer.output.weight, layer.output.bias, torch.bfloat16)  # type: ignore[assignment]
     found = fused(x)
     narrow = layer.hidden.weight.bfloat16().double()
     offset = layer.hidden.bias.bfloat16().double() if layer.hidden.bias is not None else 0
@@ -136,14 +135,14 @@ def test_float32_stays_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     model, text = build(dim=32, copy=True, dropout=0.1, attention_dropout=0.1), tokens(2, 30)
     expected = follow(model, text)
     pack(model, "fp32")
-    assert sum(isinstance(module, PrepackedLinear) for module in model.modules()) > 10
+    assert sum(isinstance(module, PackedLinear) for module in model.modules()) > 10
     torch.testing.assert_close(follow(model, text), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_every_matrix_is_packed_and_small_ones_of_float32_stay() -> None:
     model = build(copy=True, qk_norm=True, output="adaptive")
     pack(model, "fp32")
-    assert not any(isinstance(module, PrepackedLinear) for module in model.modules())
+    assert not any(isinstance(module, PackedLinear) for module in model.modules())
     model = build(copy=True, qk_norm=True, output="adaptive")
     pack(model, "bf16")
     assert not any(isinstance(module, nn.Linear) for module in model.modules())

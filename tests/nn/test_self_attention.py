@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from lmtrain.nn import patterns
 from lmtrain.nn.attention import SelfAttention
@@ -18,7 +17,6 @@ from lmtrain.nn.dot_product import BLOCK
 from lmtrain.nn.key_reduction import CompressedAttention, LinformerAttention
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
 from lmtrain.nn.linear_attention import LinearAttention
-from lmtrain.nn.pooling import AttentionPooling
 from lmtrain.nn.positions import alibi_slopes, rotate, rotation
 from tests.nn.patterns import LONG, PATTERNS, alibi
 
@@ -103,26 +101,6 @@ def test_prefill_and_steps_equal_one_pass(kind: str, precision: torch.dtype, len
             torch.testing.assert_close(
                 out.squeeze(1).float(), expected[order, position], atol=tolerance, rtol=tolerance
             )
-
-
-@pytest.mark.parametrize("kind", [str(patterns.CAUSAL), "compressed 3", "linear", "pool"])
-def test_steps_have_the_gradients_of_one_pass(kind: str) -> None:
-    torch.manual_seed(0)
-    layer = AttentionPooling(8, 2, 16).double() if kind == "pool" else CAUSAL[kind]().double()
-    x, lengths = torch.randn(2, 7, 8, dtype=torch.float64, requires_grad=True), torch.tensor([3, 3])
-    if isinstance(layer, AttentionPooling):
-        nn.init.normal_(layer.seed)
-        state = layer.prefill(x[:, :3], lengths)
-        steps = [layer.step(x[:, t : t + 1], state) for t in range(3, 7)]
-    else:
-        _, cache = layer.prefill(x[:, :3], lengths, 7)
-        places = [CachePosition(torch.tensor([t, t]), t + 1) for t in range(3, 7)]
-        steps = [layer.step(x[:, t : t + 1], cache, at).squeeze(1) for t, at in enumerate(places, start=3)]
-    found, whole = torch.stack(steps, 1), layer(x)[:, 3:]
-    torch.testing.assert_close(found, whole)
-    leaves = [x, *layer.parameters()]
-    weight = torch.randn(2, 4, 8, dtype=torch.float64)
-    torch.testing.assert_close(*(torch.autograd.grad((out * weight).sum(), leaves) for out in (found, whole)))
 
 
 @pytest.mark.parametrize(("kind", "masking"), [*product(LAYERS, ["none"]), *product(MASKED, ["float", "bool"])])

@@ -21,7 +21,6 @@ from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.system.signals import Interrupted
 from lmtrain.training import loop, noise, opening, state
 from lmtrain.training import run as training_run
-from lmtrain.training.budget import Budget
 from lmtrain.training.loop import StepResult, train_step
 from lmtrain.training.optim import optimizer_tensors
 from lmtrain.training.state import Training

@@ -47,4 +47,7 @@ def test_the_command(lmtrain: Lmtrain, workdir: Path, capfd: pytest.CaptureFixtu
     assert list(result["parts"]) == [*PARTS, "rest"]
     assert json.loads(lmtrain("eval", "--json").out)["run"] == "runs/sample", "a profile alone is not a run"
     show_profile(result, as_json=False)
-    assert capfd.readouterr().out == f"{profile_text(result)}\n\nruns/only/profile/trace.json.gz: open it at ui.perfetto.dev\n"
+    assert (
+        capfd.readouterr().out
+        == f"{profile_text(result)}\n\nruns/only/profile/trace.json.gz: open it at ui.perfetto.dev\n"
+    )
