@@ -1,5 +1,6 @@
 """What the tests of several packages share: a tiny configuration, results of commands, forked children, checkpoints."""
 
+import json
 import os
 import signal
 import sys
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from lmtrain.storage import checkpoint
 from lmtrain.storage.checkpoint import Checkpoint
+from lmtrain.storage.files import sha256_bytes
+from lmtrain.storage.tensor_files import serialize
 
 TINY = [
     "data.sample_tokens=3000",
@@ -122,3 +125,16 @@ def read(folder: Path) -> Content:
 def default_interrupts() -> None:
     """For the start of a child: a shell's background jobs ignore Ctrl-C, and so would their children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def state_hash(found: Checkpoint) -> str:
+    """One hash of everything that decides how training continues: all tensors and the counters, but no times.
+
+    It does not depend on how many processes wrote the tensors.
+    """
+    files = {
+        f"{group}.safetensors": sha256_bytes(*serialize({name: stored[...] for name, stored in named.items()}))
+        for group, named in found.tensors.items()
+    }
+    state = {"step": found.info["step"], "files": files, "counters": found.info.get("counters")}
+    return sha256_bytes(json.dumps(state, sort_keys=True).encode())

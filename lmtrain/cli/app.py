@@ -27,7 +27,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(cls=Command, epilog="Example: lmtrain download wikitext-2")(data.download)
-app.command(cls=Command, epilog="Example: lmtrain tokenize wikitext-2 --kind bpe --vocab-size 8192")(data.tokenize)
+app.command(cls=Command, epilog="Example: lmtrain tokenize wikitext-2 tokenizer.kind=bpe tokenizer.vocab_size=8192")(
+    data.tokenize
+)
 app.command(
     cls=Command, epilog="Examples: lmtrain train book.txt; lmtrain train -c wikitext2-cpu train.max_minutes=20"
 )(train.train)

@@ -9,7 +9,6 @@ import typer
 from lmtrain.cli.options import (
     Checkpoint,
     ConfigFile,
-    DataDir,
     DeviceChoice,
     Json,
     Overrides,
@@ -60,7 +59,6 @@ def evaluate(
         typer.Option(help="Of several runs: fit their weights in the mean on this split. [default: equal weights]"),
     ] = None,
     text_column: TextColumn = None,
-    data_dir: DataDir = None,
     device: DeviceChoice = "auto",
     precision: Annotated[Precision | None, typer.Option(help="Arithmetic. [default: that of the run]")] = None,
     as_json: Json = False,
@@ -80,9 +78,9 @@ def evaluate(
 
     if text is not None and split is not None:
         raise UsageError("--split and --text both say what is scored: give one of them")
+    column = None if text is not None else text_column
     options = {"eval.temperature": temperature, "eval.stride": stride, "eval.batch_size": batch_size}
-    source = {"data.dir": data_dir, "data.text_column": None if text is not None else text_column}
-    overrides = [*_checked(overrides or []), *as_overrides(options), *as_overrides(source)]
+    overrides = [*_checked(overrides or []), *as_overrides({**options, "data.text_column": column})]
     trained = load(
         run_folders(run, config, overrides),
         checkpoint=checkpoint,

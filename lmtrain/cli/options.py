@@ -26,13 +26,8 @@ ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", "-c", metavar="FILE", help="A YAML file, or a recipe by its name, such as wikitext2-cpu."),
 ]
-Subset = Annotated[str | None, typer.Option(metavar="NAME", help="Configuration name of the hub data set.")]
-Revision = Annotated[str | None, typer.Option(metavar="NAME", help="Revision of the hub data set.")]
 TextColumn = Annotated[
     str | None, typer.Option(metavar="NAME", help="Column or key that holds the text. [default: text]")
-]
-DataDir = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Folder for corpora and token stores. [default: data]")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]

@@ -163,7 +163,7 @@ def _choose(dataset: str, name: str | None, subsets: list[_Subset]) -> _Subset:
     else:
         found = [subset for subset in subsets if len(subsets) == 1 or subset.default or subset.config_name == "default"]
         if subsets and not found:
-            raise LmtrainError(f"data set {dataset} has several subsets: set data.subset or --subset to one of {names}")
+            raise LmtrainError(f"data set {dataset} has several subsets: set data.subset to one of {names}")
     return found[0] if found else _Subset()
 
 

@@ -135,8 +135,7 @@ def text_row(row: object, text_column: str, place: str) -> str:
     if not isinstance(row, str):
         found = "nothing (null)" if row is None else type(row).__name__
         raise LmtrainError(
-            f"{place} has {found} in {text_column!r} where text is needed: take the row out, or set data.text_column "
-            "or --text-column"
+            f"{place} has {found} in {text_column!r} where text is needed: take the row out, or set data.text_column"
         )
     if len(row) > LONGEST_LINE:
         raise LmtrainError(f"{place} is longer than {LONGEST_LINE >> 20} MiB: break it up")
@@ -148,8 +147,7 @@ def no_column(place: str, text_column: str, columns: Iterable[str]) -> LmtrainEr
     found = ", ".join(list(columns)[:20])[:300] or "none"
     found = found if found.isprintable() else ascii(found)
     return LmtrainError(
-        f"{place} has no column {text_column!r}: name one of its columns ({found}) with data.text_column=NAME or "
-        "--text-column NAME"
+        f"{place} has no column {text_column!r}: name one of its columns ({found}) with data.text_column=NAME"
     )
 
 

@@ -48,4 +48,4 @@ def text_split(path: Path, tokenizer: Tokenizer, text_column: str, *, progress: 
         shards = list(encode_text(folder / "text.txt", tokenizer))
     ids = Ids([shard.ids for shard in shards])
     words, replaced = counts["words"] + counts["lines"], sum(shard.replaced for shard in shards)
-    return Split(ids, len(ids), words, counts["bytes"], replaced)
+    return Split(ids, words, counts["bytes"], replaced)

@@ -72,11 +72,15 @@ class Split:
     """
 
     ids: Ids
-    tokens: int
     words: int
     bytes: int
     replaced: int = 0
     floor: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Their number."""
+        return len(self.ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,4 +161,4 @@ def _open_split(folder: Path, split: str, info: _SplitInfo, floor: _Floor | None
             raise LmtrainError(f"{path} has ids out of range: delete {folder} and make it again")
         parts.append(map_ids())
     lowest = floor.word_perplexity if floor is not None else None
-    return Split(Ids(parts), info.tokens, info.words + info.lines, info.bytes, info.replaced, lowest)
+    return Split(Ids(parts), info.words + info.lines, info.bytes, info.replaced, lowest)

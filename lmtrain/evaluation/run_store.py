@@ -40,7 +40,7 @@ def find_run_store(
         raise LmtrainError(
             f"{store.folder} is not what {run.run_dir} was trained on: the corpus has changed or is another one, "
             "so its test split may contain text that the run was trained on. --text scores any file as it is, "
-            "--data-dir names the folder of the run's own token store, and data.source=... its own text"
+            "data.dir=... names the folder of the run's own token store, and data.source=... its own text"
         )
     return store
 

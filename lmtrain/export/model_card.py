@@ -66,7 +66,8 @@ def model_card(found: TrainedWeights, folder: str) -> str:
     config, info, tokenizer = found.config, found.info, found.tokenizer
     source = Path(config.data.source).name if Path(config.data.source).is_absolute() else config.data.source
     data = source if config.data.subset is None else f"{source}, {config.data.subset}"
-    machine = info.get("machine", {})
+    machine = info.get("machine")
+    machine = machine if isinstance(machine, dict) else {}
     trained_on = [machine.get("processor"), machine.get("device"), f"PyTorch {machine.get('torch')}"]
     rows = {
         "data": data,
@@ -104,11 +105,12 @@ def _measured(found: TrainedWeights) -> str:
         score = best[1]
         headline = score.headline(found.tokenizer.kind).replace("<unk>", "`<unk>`")
         return f"{headline}, over {score.words:,.0f} words, with context {score.context} and stride {score.stride}"
-    if found.info["score"] is None:
+    nats = found.info.get("score")
+    if not isinstance(nats, float):
         return "not measured"
     tokens, context = found.config.train.eval_tokens, found.config.model.context
     part = "" if tokens is None else f" of the first {tokens:,} tokens"
-    return f"{found.info['score']:.4f} nats per token{part}, with context {context} and stride {context}"
+    return f"{nats:.4f} nats per token{part}, with context {context} and stride {context}"
 
 
 def _licence(found: TrainedWeights) -> str | None:

@@ -161,16 +161,3 @@ def check_fit(found: Mapping[str, Tensor | Stored], wanted: Mapping[str, Tensor]
         theirs, ours = ((tuple(each.shape), each.dtype) for each in (found[name], tensor))
         if theirs != ours:
             raise ValueError(f"{name} is {theirs[1]} of shape {theirs[0]}, not {ours[1]} of shape {ours[0]}")
-
-
-def state_hash(checkpoint: Checkpoint) -> str:
-    """One hash of everything that decides how training continues: all tensors and the counters, but no times.
-
-    It does not depend on how many processes wrote the tensors.
-    """
-    files = {
-        f"{group}.safetensors": sha256_bytes(*serialize({name: stored[...] for name, stored in named.items()}))
-        for group, named in checkpoint.tensors.items()
-    }
-    state = {"step": checkpoint.info["step"], "files": files, "counters": checkpoint.info.get("counters")}
-    return sha256_bytes(json.dumps(state, sort_keys=True).encode())

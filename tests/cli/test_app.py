@@ -71,7 +71,7 @@ def test_a_terminal_gets_no_control_characters(
         assert "read as <unk>: \\x1b]0;" in done.err
 
 
-@pytest.mark.parametrize("arguments", [["eval", "--data-dir", "b\udcffd"], ["train", "data.source=b\udcffd.txt"]])
+@pytest.mark.parametrize("arguments", [["eval", "data.dir=b\udcffd"], ["train", "data.source=b\udcffd.txt"]])
 def test_a_name_that_is_not_utf8_is_called_so(lmtrain: Lmtrain, workdir: Path, arguments: list[str]) -> None:
     done = lmtrain(*arguments)
     assert done.code == 2

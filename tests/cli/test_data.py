@@ -22,10 +22,10 @@ def test_download_and_tokenize(lmtrain: Lmtrain, folder: Path) -> None:
     assert done.code == 0
     assert json.loads(done.out)["splits"]["train"]["words"] == 6
     assert "no test split" in done.err
-    result = json.loads(lmtrain("tokenize", "corpus", "--kind", "word", "--json").out)
+    result = json.loads(lmtrain("tokenize", "corpus", "tokenizer.kind=word", "--json").out)
     assert result["vocab_size"] == 6
     assert result["splits"]["train"]["tokens"] == 8
-    again = lmtrain("tokenize", "corpus", "--kind", "word")
+    again = lmtrain("tokenize", "corpus", "tokenizer.kind=word")
     assert "8" in again.out
     assert "training a" not in again.err
     assert "training a bpe tokenizer of up to 512 entries" in lmtrain("tokenize", "corpus").err
@@ -48,15 +48,15 @@ def test_a_column_can_be_named_at_every_step(lmtrain: Lmtrain, folder: Path) -> 
     (folder / "own.jsonl").write_text('{"body": "a b c"}\n' * 100)
     done = lmtrain("tokenize", "own.jsonl")
     assert (done.code, "name one of its columns (body) with data.text_column=NAME" in done.err) == (1, True)
-    assert lmtrain("download", "own.jsonl", "--text-column", "body").code == 0
-    assert lmtrain("tokenize", "own.jsonl", "--text-column", "body").code == 0
+    assert lmtrain("download", "own.jsonl", "data.text_column=body").code == 0
+    assert lmtrain("tokenize", "own.jsonl", "data.text_column=body").code == 0
 
 
-def test_options_are_taken_literally(lmtrain: Lmtrain, folder: Path) -> None:
+def test_texts_are_taken_literally(lmtrain: Lmtrain, folder: Path) -> None:
     """For example a revision of digits only, and a path that is not valid YAML."""
     text = folder / "a: b #1 [é].txt"
     text.write_text("a b c\n" * 100)
-    done = lmtrain("download", text.name, "--revision", "1234567", "--subset", "null", "--data-dir", "0x10")
+    done = lmtrain("download", text.name, "data.revision=1234567", "data.dir=0x10")
     assert (done.code, done.err.count("lmtrain: data.")) == (0, 0)
-    assert lmtrain("tokenize", text.name, "--data-dir", "0x10", "--kind", "bpe", "--vocab-size", "260").code == 0
+    assert lmtrain("tokenize", text.name, "data.dir=0x10", "tokenizer.kind=bpe", "tokenizer.vocab_size=260").code == 0
     assert len(list((folder / "0x10").iterdir())) == 2

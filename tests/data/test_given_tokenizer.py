@@ -71,9 +71,9 @@ def test_the_command_takes_a_file(lmtrain: Lmtrain, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     for name in ("first", "second"):
         Path(f"{name}.txt").write_text("".join(f"{name} {number} of all\n" for number in range(40)))
-    first = lmtrain("tokenize", "first.txt", "--kind", "bpe", "--vocab-size", "270")
+    first = lmtrain("tokenize", "first.txt", "tokenizer.kind=bpe", "tokenizer.vocab_size=270")
     folder = Path(first.out.splitlines()[0])
-    second = lmtrain("tokenize", "second.txt", "--tokenizer", folder / TOKENIZER)
+    second = lmtrain("tokenize", "second.txt", f"tokenizer.file={folder / TOKENIZER}")
     assert second.code == 0, second.err
     made = Path(second.out.splitlines()[0])
     assert (made / TOKENIZER).read_bytes() == (folder / TOKENIZER).read_bytes()

@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 def split_of(ids: np.ndarray) -> Split:
     """Two tokens per word, five bytes per token."""
-    return Split(Ids([ids]), len(ids), max(1, len(ids) // 2), 5 * len(ids))
+    return Split(Ids([ids]), max(1, len(ids) // 2), 5 * len(ids))
 
 
 def score_of(

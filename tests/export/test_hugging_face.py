@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer as Library
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
 from lmtrain.export.hugging_face import export
+from lmtrain.export.model_card import model_card
 from lmtrain.model.trained import trained_weights
 from tests.data.trained import KINDS, LINES, TRAINED
 from tests.export.runs import CONTEXT, stored_run
@@ -106,6 +108,14 @@ def test_the_command_writes_a_card_with_the_figures_of_the_run(lmtrain: Lmtrain,
     score = json.loads((workdir / "runs/sample/checkpoints/step-00000010/manifest.json").read_text())["score"]
     measured = f"| validation | {score:.4f} nats per token of the first 200 tokens, with context 16 and stride 16 |"
     assert measured in (workdir / "out/README.md").read_text()
+
+
+@pytest.mark.parametrize("info", [{}, {"machine": "x", "score": "x"}, {"machine": None, "score": None}], ids=str)
+def test_a_card_says_what_it_can_of_any_checkpoint(tmp_path: Path, info: dict[str, object]) -> None:
+    found = trained_weights(stored_run(tmp_path / "run"), None, "auto")
+    card = model_card(replace(found, info={"step": 7, **info}), "hf")
+    assert "| validation | not measured |" in card
+    assert "| trained on | unknown |" in card
 
 
 def test_only_an_earlier_export_is_replaced(lmtrain: Lmtrain, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder, tensor_files
 from lmtrain.storage.files import MANIFEST
+from tests.helpers import state_hash
 from tests.hostile import sign, unsealed
 
 
@@ -53,7 +54,7 @@ def test_the_state_hash_depends_on_tensors_and_counters_and_no_time(tmp_path: Pa
     def hashed(run: str, weight: float, steps: int, seconds: float) -> str:
         tensors = {"model": {"w": torch.full((2,), weight)}}
         info = {"score": None, "counters": {"stale": steps}, "seconds": seconds}
-        return checkpoint.state_hash(checkpoint.load(checkpoint.save(tmp_path / run, 1, tensors, info)))
+        return state_hash(checkpoint.load(checkpoint.save(tmp_path / run, 1, tensors, info)))
 
     base = hashed("a", 1.0, 0, 5.0)
     assert hashed("b", 1.0, 0, 6.0) == base

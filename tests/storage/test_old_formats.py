@@ -12,6 +12,7 @@ from lmtrain.config.loader import identity_difference
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.training.loop import train_step
 from lmtrain.training.state import new_training, restore
+from tests.helpers import state_hash
 from tests.stored.make import HERE, example, loss
 
 STORED: dict[str, tuple[str, float]] = {
@@ -22,9 +23,9 @@ STORED: dict[str, tuple[str, float]] = {
 
 @pytest.mark.parametrize("name", STORED)
 def test_a_stored_run_is_read_as_it_was_written(name: str) -> None:
-    state_hash, expected = STORED[name]
+    hashed, expected = STORED[name]
     folder = run_checkpoints.choose(HERE / name, "last")
-    assert checkpoint.state_hash(checkpoint.load(folder)) == state_hash
+    assert state_hash(checkpoint.load(folder)) == hashed
     assert run_checkpoints.best_folder(HERE / name) == folder
     assert loss(HERE / name) == pytest.approx(expected, abs=1e-5)
     assert sum(path.stat().st_size for path in (HERE / name).rglob("*") if path.is_file()) < 50_000

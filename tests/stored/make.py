@@ -20,6 +20,7 @@ from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.training.loop import fit
+from tests.helpers import state_hash
 
 HERE = Path(__file__).parent
 TEXT = "the river ran past the old mill and the mill stood still\n" * 40
@@ -69,7 +70,7 @@ def main() -> None:
         names = (".lock", run_folder.STATE, run_folder.METRICS, "events.*")
         shutil.copytree("run", target, ignore=shutil.ignore_patterns(*names))
         os.chdir(HERE)
-    found = checkpoint.state_hash(checkpoint.load(run_checkpoints.choose(target, "last")))
+    found = state_hash(checkpoint.load(run_checkpoints.choose(target, "last")))
     print(f'    "{target.name}": ("{found}", {loss(target):.6f}),')
 
 

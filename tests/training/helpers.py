@@ -19,6 +19,7 @@ from lmtrain.training.compilation import Forward
 from lmtrain.training.loop import StepResult, fit, train_step
 from lmtrain.training.run import Outcome
 from lmtrain.training.state import Training, new_training
+from tests.helpers import state_hash
 
 LOGGED: dict[str, Any] = {
     "model__dim": 8,
@@ -92,7 +93,7 @@ def worsen(training: Training, _lr: float) -> StepResult:
 
 
 def last_hash(run_dir: Path) -> str:
-    return checkpoint.state_hash(checkpoint.load(run_checkpoints.choose(run_dir, "last")))
+    return state_hash(checkpoint.load(run_checkpoints.choose(run_dir, "last")))
 
 
 def verified_steps(run_dir: Path) -> list[int]:
