@@ -130,7 +130,7 @@ FILES: dict[str, tuple[Callable[[Path], None], list[bytes]]] = {
 
 def use_corpus(run: Run) -> None:
     opened = open_corpus(run.corpus.folder)
-    verify(opened.folder, opened.manifest)
+    verify(opened.folder, opened.manifest["files"])
     stores = run.folder.parent / "stores"
     tokenize(opened, TokenizerConfig(), stores, force=True, note=silent, progress=False)
 

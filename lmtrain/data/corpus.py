@@ -106,7 +106,7 @@ def _is_current(folder: Path, origin: dict[str, Any], note: Note) -> bool:
         return False
     try:
         manifest = open_corpus(folder).manifest
-        verify(folder, manifest)
+        verify(folder, manifest["files"])
     except LmtrainError as error:
         note(f"making it again, since {error}")
         return False

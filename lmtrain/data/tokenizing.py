@@ -54,7 +54,7 @@ def tokenize(
         if isinstance(found, TokenStore):
             return found
         note(f"tokenizing {corpus.name} again: {found}")
-    verify(corpus.folder, corpus.manifest)
+    verify(corpus.folder, corpus.manifest["files"])
     tokenizer = given or _trained(corpus, config, note, progress)
     if tokenizer.kind == "file" and not _restores(tokenizer, corpus.folder / "train.txt"):
         note("the tokenizer does not restore the text exactly: bits per byte and word perplexity are of what it keeps")

@@ -120,7 +120,7 @@ def open_store(folder: Path) -> TokenStore:
     Raises LmtrainError when the folder is missing, foreign, incomplete, truncated or changed.
     """
     manifest = read_manifest(folder, FORMAT)
-    verify(folder, manifest)
+    verify(folder, manifest["files"])
     try:
         info = _StoreInfo.model_validate(manifest)
     except ValidationError:

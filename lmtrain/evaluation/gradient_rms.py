@@ -68,7 +68,7 @@ def _kept(folder: Path, measured_with: dict[str, Any], weights: Mapping[str, Ten
     with suppress(LmtrainError):
         manifest = read_manifest(folder, FORMAT)
         if manifest.get("measured_with") == measured_with:
-            verify(folder, manifest)
+            verify(folder, manifest["files"])
             stored = open_files([folder / FILE])
             shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
             if {name: value.shape for name, value in stored.items()} == shapes:

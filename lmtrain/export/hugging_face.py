@@ -57,10 +57,10 @@ def _check_replaceable(folder: Path) -> None:
         with reading(folder):
             names = {path.name for path in folder.iterdir()}
         if names:
-            manifest = read_manifest(folder, FORMAT, remedy="")
+            manifest = read_manifest(folder, FORMAT)
             if names != {*manifest["files"], MANIFEST}:
                 raise LmtrainError("it has files that lmtrain did not write")
-            verify(folder, manifest)
+            verify(folder, manifest["files"])
     except LmtrainError as error:
         raise LmtrainError(f"{folder} is not empty, and not an earlier export: {error}; name another folder") from error
 

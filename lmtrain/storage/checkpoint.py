@@ -8,7 +8,6 @@ If a model is sharded, each process writes its rows: model-00001-of-00004.safete
 import json
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from lmtrain.config.schema import ModelConfig
 from lmtrain.errors import AlreadyReported, LmtrainError
-from lmtrain.storage.files import has_hash, new_folder, read_manifest, sha256_bytes, sha256_file, writing
+from lmtrain.storage.files import new_folder, read_manifest, sha256_bytes, verify, writing
 from lmtrain.storage.run_folder import CONFIG
 from lmtrain.storage.tensor_files import Stored, in_rows, open_files, serialize
 from lmtrain.system import disk
@@ -102,7 +101,7 @@ def load(folder: Path, groups: tuple[str, ...] | None = None, *, hashed: bool = 
     The hash of each file is verified first, unless `hashed` is False because another process has just done so.
     Raises LmtrainError if anything in it is missing, foreign or damaged.
     """
-    manifest = read_manifest(folder, FORMAT, remedy="")
+    manifest = read_manifest(folder, FORMAT)
     names: dict[str, list[str]] = {}
     for name in manifest["files"]:
         match = _FILE.fullmatch(name)
@@ -110,7 +109,7 @@ def load(folder: Path, groups: tuple[str, ...] | None = None, *, hashed: bool = 
         if groups is None or group in groups:
             names.setdefault(group, []).append(name)
     if hashed:
-        verify_files(folder, {name: manifest["files"][name] for of_group in names.values() for name in of_group})
+        verify(folder, {name: manifest["files"][name] for of_group in names.values() for name in of_group})
     if "model" not in names or not isinstance(manifest.get("step"), int):
         raise LmtrainError(f"{folder} is not a checkpoint: it has no weights or no step")
     tensors = {
@@ -121,17 +120,6 @@ def load(folder: Path, groups: tuple[str, ...] | None = None, *, hashed: bool = 
         for group, of_group in names.items()
     }
     return Checkpoint(folder, tensors, manifest)
-
-
-def verify_files(folder: Path, files: dict[str, Any]) -> None:
-    """Verify the hashes of `files`, entries of a manifest, in parallel. Raises LmtrainError."""
-
-    def check(name: str) -> None:
-        if not has_hash(folder / name, files[name]["sha256"], sha256_file):
-            raise LmtrainError(f"{folder / name} is damaged or was changed")
-
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(check, files))
 
 
 def check_model(found: Checkpoint, model: ModelConfig) -> None:

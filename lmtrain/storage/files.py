@@ -11,7 +11,8 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,6 @@ TEMPORARY_NAME = re.compile(rf"{re.escape(_TEMPORARY)}(.+?)({_ASIDE})?-[0-9a-f]{
 """A name given by `_temporary` or `_take_place`."""
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, None)
 """The errors of the system if a file is missing or its name belongs to something else."""
-_REMEDY = ": delete its folder and make it again"
-"""What to do about a damaged file of a corpus or a token store."""
 
 
 def sha256_bytes(*data: bytes | memoryview) -> str:
@@ -226,23 +225,23 @@ def _lock(folder: Path, operation: int) -> int | None:
     return descriptor
 
 
-def read_manifest(folder: Path, kind: str, remedy: str = _REMEDY) -> dict[str, Any]:
+def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
     """The manifest of `folder`, which must be of format `kind`; the sizes of its files are checked, not their content.
 
     A memory-mapped reader of a truncated file would die of a bus error; checking the sizes prevents that.
-    Raises LmtrainError with the `remedy` if the folder or a file in it is missing, foreign, or of another size, and
+    Raises LmtrainError if the folder or a file in it is missing, foreign, or of another size, and
     UnreadableError if the system denies reading it.
     """
-    manifest = parse_manifest(folder, kind, remedy)
+    manifest = parse_manifest(folder, kind)
     for name, entry in manifest["files"].items():
         file = folder / name
         with reading(file):
             if not file.is_file() or file.stat().st_size != entry["bytes"]:
-                raise LmtrainError(f"{file} is missing or truncated{remedy}")
+                raise LmtrainError(f"{file} is missing or truncated")
     return manifest
 
 
-def parse_manifest(folder: Path, kind: str, remedy: str = _REMEDY) -> dict[str, Any]:
+def parse_manifest(folder: Path, kind: str) -> dict[str, Any]:
     """The manifest as `read_manifest` returns it; the files that it names may be missing.
 
     Its own hash is verified and removed; a manifest that was written before there was one is accepted without it.
@@ -263,7 +262,7 @@ def parse_manifest(folder: Path, kind: str, remedy: str = _REMEDY) -> dict[str, 
     except (ValueError, RecursionError):
         undamaged = False
     if not undamaged:
-        raise LmtrainError(f"{path} is damaged or was changed{remedy}")
+        raise LmtrainError(f"{path} is damaged or was changed")
     return manifest
 
 
@@ -284,17 +283,16 @@ def _content_hash(manifest: dict[str, Any]) -> str:
     return sha256_bytes(json.dumps(manifest).encode())
 
 
-def verify(folder: Path, manifest: dict[str, Any], sha256: Callable[[Path], str] = sha256_file) -> None:
-    """Verify the content of every file that `manifest` lists by its hash.
+def verify(folder: Path, files: Mapping[str, Any]) -> None:
+    """Verify the content of `files`, entries of a manifest's table, by their hashes, in parallel.
 
-    Raises LmtrainError naming the first file that differs or can't be read.
+    Raises LmtrainError naming a file that differs or can't be read.
     """
-    for name, entry in manifest["files"].items():
-        if not has_hash(folder / name, entry["sha256"], sha256):
-            raise LmtrainError(f"{folder / name} is damaged or was changed{_REMEDY}")
 
+    def check(name: str) -> None:
+        with reading(folder / name):
+            if sha256_file(folder / name) != files[name]["sha256"]:
+                raise LmtrainError(f"{folder / name} is damaged or was changed")
 
-def has_hash(file: Path, expected: str, sha256: Callable[[Path], str] = sha256_file) -> bool:
-    """Whether the content of a file has this hash. Raises LmtrainError if it can't be read."""
-    with reading(file):
-        return sha256(file) == expected
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(check, files))

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from lmtrain.errors import LmtrainError, UnreadableError, UsageError
-from lmtrain.storage.checkpoint import FORMAT, Checkpoint, load, verify_files
-from lmtrain.storage.files import parse_manifest, read_manifest, reading, remove_folder, writing
+from lmtrain.storage.checkpoint import FORMAT, Checkpoint, load
+from lmtrain.storage.files import parse_manifest, read_manifest, reading, remove_folder, verify, writing
 from lmtrain.system import disk
 from lmtrain.system.messages import Note
 
@@ -200,7 +200,7 @@ def _newest(oldest_first: list[Path], keep: int, good: set[Path]) -> list[Path]:
 
 def _is_good(folder: Path) -> bool:
     try:
-        verify_files(folder, read_manifest(folder, FORMAT)["files"])
+        verify(folder, read_manifest(folder, FORMAT)["files"])
     except LmtrainError:
         return False
     return True

@@ -26,7 +26,7 @@ def test_a_folder_appears_whole_with_its_manifest(tmp_path: Path) -> None:
     manifest = files.read_manifest(tmp_path / "a", "kind/1")
     assert manifest["note"] == "x"
     assert manifest["files"] == {"data": {"bytes": 7, "sha256": files.sha256_bytes(b"content")}}
-    files.verify(tmp_path / "a", manifest)
+    files.verify(tmp_path / "a", manifest["files"])
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -73,7 +73,7 @@ def test_changed_content_of_the_same_size_is_found_by_its_hash(tmp_path: Path) -
     (tmp_path / "a" / "data").write_bytes(b"CONTENT")
     manifest = files.read_manifest(tmp_path / "a", "kind/1")
     with pytest.raises(LmtrainError, match="data is damaged"):
-        files.verify(tmp_path / "a", manifest)
+        files.verify(tmp_path / "a", manifest["files"])
 
 
 def test_write_file_replaces_at_once(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_what_a_killed_process_left_is_cleaned_up(tmp_path: Path) -> None:
     (tmp_path / "c").rename(tmp_path / ".tmp-c~old-00000002")  # killed between the two renames
     files.recover(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"]
-    files.verify(tmp_path / "c", files.read_manifest(tmp_path / "c", "kind/1"))
+    files.verify(tmp_path / "c", files.read_manifest(tmp_path / "c", "kind/1")["files"])
 
 
 @pytest.mark.parametrize("name", [".tmp-notes", ".tmp-a-1234567", ".tmp-b~old-1", ".tmp-a-ABCDEF12", ".tmp--12345678"])

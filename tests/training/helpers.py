@@ -99,7 +99,7 @@ def last_hash(run_dir: Path) -> str:
 def verified_steps(run_dir: Path) -> list[int]:
     """The steps of a run's checkpoints, all of them whole."""
     for folder in run_checkpoints.folders(run_dir):
-        verify(folder, read_manifest(folder, checkpoint.FORMAT))
+        verify(folder, read_manifest(folder, checkpoint.FORMAT)["files"])
     return [int(folder.name.removeprefix("step-")) for folder in run_checkpoints.folders(run_dir)]
 
 

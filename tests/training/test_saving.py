@@ -80,7 +80,7 @@ def test_a_checkpoint_that_was_written_or_read_is_not_read_again(
         hashed.append(path.parent.name)
         return sha256_file(path)
 
-    monkeypatch.setattr("lmtrain.storage.checkpoint.sha256_file", noted)
+    monkeypatch.setattr("lmtrain.storage.files.sha256_file", noted)
     with Saver(tmp_path, keep=3) as saver:
         for step in (2, 3, 4, 5):
             saver.save(step, state(float(step)), {"score": None})
