@@ -22,7 +22,7 @@ from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.evaluation.adaptive import adapted
 from lmtrain.evaluation.ensemble_weights import fitted_weights, member_nats
-from lmtrain.evaluation.gradient_rms import kept_gradient_rms, rms_tokens
+from lmtrain.evaluation.gradient_rms import gradient_rms, rms_tokens
 from lmtrain.evaluation.perplexity import Forward, Score, default_stride, evaluate
 from lmtrain.evaluation.run_store import check_same_corpus, find_run_store
 from lmtrain.generation.complete import Completed, complete
@@ -241,19 +241,10 @@ class Run:
 
     def _gradient_rms(self) -> list[Tensor]:
         """The RMS of the gradients on the training split, which dynamic evaluation needs."""
-        store, model = self.corpus(), self.model
+        train, model = self.corpus().split("train"), self.model
         assert isinstance(model, LanguageModel)
-        train = store.split("train")
         with self._bar("gradients", rms_tokens(model, train)) as bar:
-            return kept_gradient_rms(
-                self.folder,
-                model,
-                train,
-                store.sha256,
-                device=self.device,
-                precision=self.arithmetic,
-                advance=bar.update,
-            )
+            return gradient_rms(model, train, device=self.device, precision=self.arithmetic, advance=bar.update)
 
     def _split_of(self, text: str) -> Split:
         """The split that a file of this text would be."""

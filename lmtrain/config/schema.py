@@ -4,7 +4,7 @@ import warnings
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from lmtrain.config.base import Rate, Section, UserPath
 from lmtrain.config.train import BUDGETS
@@ -231,14 +231,16 @@ class EvalConfig(Section):
     """`--cache`: multiplies the cosine similarity of two states, before the softmax over earlier ones."""
     cache_window: int = Field(8_000, ge=1)
     """`--cache`: number of tokens in the cache."""
-    dynamic_rule: Literal["rms", "sgd"] = "rms"
-    """`--dynamic`: `rms` divides gradients by their root mean square on the training split, `sgd` does not."""
-    dynamic_lr: float | None = Field(None, ge=0.0)
-    """`--dynamic`: learning rate; null = 1e-4 for rms, 0.02 for sgd."""
-    dynamic_embedding: float | None = Field(None, ge=0.0)
-    """`--dynamic`: factor of that rate for the embedding and the output layer; null = 1."""
-    dynamic_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """`--dynamic`: decay of each step toward the trained weights; with rms, in proportion to the RMS of a weight."""
+    dynamic_lr: float = Field(1e-4, ge=0.0)
+    """`--dynamic`: learning rate, which each weight's is in proportion to."""
+    dynamic_embedding: float = Field(0.1, ge=0.0)
+    """`--dynamic`: factor of that rate for the embedding and the output layer."""
+
+    @field_validator("dynamic_lr", "dynamic_embedding", mode="before")
+    @classmethod
+    def _null_is_the_default(cls, value: object, info: ValidationInfo) -> object:
+        """Earlier versions wrote null."""
+        return cls.model_fields[str(info.field_name)].default if value is None else value
 
 
 class Config(Section):

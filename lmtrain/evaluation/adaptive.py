@@ -26,10 +26,6 @@ from lmtrain.nn.pointer import NEVER
 CACHE_BLOCK = 256
 """Rows of the cache's matrix of scores that are computed at once; it has a column for each state in the window."""
 
-DEFAULT_LR = {"rms": 1e-4, "sgd": 0.02}
-DEFAULT_EMBEDDING_FACTOR = 1.0
-"""Of dynamic evaluation: the learning rate of each rule, and its factor for the word embeddings."""
-
 EPS = 1.0
 """Added to the RMS of a weight's gradient, in units of the mean RMS: with less, the rows of rare words diverge."""
 
@@ -37,8 +33,6 @@ Scored = tuple[Tensor, Tensor]
 """Nats of the targets (B, S) or (B,), and the states that they were predicted from, with another axis E."""
 Scorer = Callable[[Tensor, Tensor], Scored]
 """Inputs (B, T) and targets -> `Scored`, as `LanguageModel.score`."""
-Rates = list[tuple[Tensor, Tensor]]
-"""The learning rate and the decay of each parameter, in its shape or ()."""
 
 
 def cache_log_probs(states: Tensor, words: Tensor, nats: Tensor, theta: float, window: int) -> Tensor:
@@ -99,12 +93,12 @@ class Cached:
 class Dynamic:
     """Dynamic evaluation: a copy of the model that takes a gradient step on every segment after scoring it.
 
-    A segment is one call. The trained model is not changed, and the copy decays towards it.
+    A segment is one call, and `rates` has the learning rate of each parameter, in its shape. The trained model is not
+    changed.
     """
 
-    def __init__(self, trained: LanguageModel, rates: Rates, temperature: float) -> None:
+    def __init__(self, trained: LanguageModel, rates: list[Tensor], temperature: float) -> None:
         self.model = copy.deepcopy(trained)
-        self.trained = list(trained.parameters())
         self.rates = rates
         self.temperature = temperature
 
@@ -115,56 +109,31 @@ class Dynamic:
         with torch.enable_grad():
             nats, states = self.model.score(inputs, targets, temperature=self.temperature)
         gradients = gradients_of(nats, self.model)
-        updates = zip(self.model.parameters(), self.trained, gradients, self.rates, strict=True)
         with torch.no_grad():
-            for weight, trained, gradient, (lr, decay) in updates:
-                weight.lerp_(trained, decay).addcmul_(gradient, lr, value=-1.0)
+            for weight, gradient, rate in zip(self.model.parameters(), gradients, self.rates, strict=True):
+                weight.addcmul_(gradient, rate, value=-1.0)
         return nats.detach(), states.detach()
 
 
 def dynamic_scorer(model: LanguageModel, settings: EvalConfig, rms: list[Tensor], segment: int) -> Dynamic:
-    """Dynamic evaluation by the rule of the settings (Krause et al., 2018); `rms` is `gradient_rms`, for the rule rms.
+    """Dynamic evaluation with steps w <- w - lr g / (RMS + eps) (after Krause et al., 2018); `rms` is `gradient_rms`.
 
-    sgd: w <- w - lr g + decay (w0 - w).
-    rms: w <- w - lr g / (RMS + eps) + min(1, decay RMS / mean RMS) (w0 - w). The gradient of a segment, the mean over
-    its tokens, has the RMS of one token's divided by the square root of their number; eps is EPS times the mean RMS
-    over all parameters.
-
-    For the word embeddings, in the embedding and the output layer, the learning rate is `dynamic_embedding` times lr.
+    The gradient of a segment, the mean over its tokens, has the RMS of one token's divided by the square root of their
+    number; eps is EPS times the mean RMS over all parameters. For the word embeddings, in the embedding and the output
+    layer, lr is multiplied by `dynamic_embedding`.
     """
-    (lr, factor), decay = learning_rates(settings), settings.dynamic_decay
-    if settings.dynamic_rule == "rms":
-        rms = [value / math.sqrt(segment) for value in rms]
-        mean = math.fsum(float(value.double().sum()) for value in rms) / sum(value.numel() for value in rms)
-        rates = [(lr / (value + EPS * mean), (decay / mean * value).clamp_max(1.0)) for value in rms]
-    else:
-        rates = [(parameter.new_tensor(lr), parameter.new_tensor(decay)) for parameter in model.parameters()]
+    rms = [value / math.sqrt(segment) for value in rms]
+    mean = math.fsum(float(value.double().sum()) for value in rms) / sum(value.numel() for value in rms)
     embeddings = {id(model.embedding.weight), id(model.output.weight)}
-    scaled = [
-        (rate * factor if id(parameter) in embeddings else rate, parameter_decay)
-        for parameter, (rate, parameter_decay) in zip(model.parameters(), rates, strict=True)
-    ]
-    return Dynamic(model, scaled, settings.temperature)
+    factors = [settings.dynamic_embedding if id(weight) in embeddings else 1.0 for weight in model.parameters()]
+    rates = [settings.dynamic_lr * factor / (value + EPS * mean) for value, factor in zip(rms, factors, strict=True)]
+    return Dynamic(model, rates, settings.temperature)
 
 
-def learning_rates(settings: EvalConfig) -> tuple[float, float]:
-    """The learning rate of dynamic evaluation, and its factor for the word embeddings: as set, or the defaults."""
-    lr, factor = settings.dynamic_lr, settings.dynamic_embedding
-    return DEFAULT_LR[
-        settings.dynamic_rule
-    ] if lr is None else lr, DEFAULT_EMBEDDING_FACTOR if factor is None else factor
-
-
-def settings_used(settings: EvalConfig, *, dynamic: bool, cache: bool) -> dict[str, float | str]:
-    """The settings that have an effect on `adapted`, by name, with the defaults of those that are not set."""
-    used: dict[str, float | str] = {"temperature": settings.temperature}
-    if cache:
-        used |= settings.model_dump(include={"cache_weight", "cache_theta", "cache_window"})
-    if dynamic:
-        lr, factor = learning_rates(settings)
-        used |= {"dynamic_rule": settings.dynamic_rule, "dynamic_lr": lr, "dynamic_embedding": factor}
-        used |= {"dynamic_decay": settings.dynamic_decay}
-    return used
+def settings_used(settings: EvalConfig, *, dynamic: bool, cache: bool) -> dict[str, float]:
+    """The settings that have an effect on `adapted`, by name."""
+    methods = ["temperature", *["cache"] * cache, *["dynamic"] * dynamic]
+    return {name: value for name, value in settings.model_dump().items() if name.partition("_")[0] in methods}
 
 
 def adapted(
@@ -180,8 +149,7 @@ def adapted(
     """A `forward` for `perplexity.evaluate`, from a model in evaluation mode and the settings.
 
     The rest is for `dynamic`: `segment` is the number of targets in each call, and `measure` returns the
-    `gradient_rms`, which the rule rms needs. Raises LmtrainError or UsageError for a model or precision that can't be
-    adapted.
+    `gradient_rms`. Raises LmtrainError or UsageError for a model or precision that can't be adapted.
     """
     score: Scorer = partial(model.score, temperature=settings.temperature)
     if dynamic:
@@ -196,8 +164,7 @@ def adapted(
             raise UsageError(
                 f"--dynamic needs gradients, for which {precision} has too small a range: use fp32 or bf16"
             )
-        rms = measure() if settings.dynamic_rule == "rms" else []
-        score = dynamic_scorer(model, settings, rms, segment)
+        score = dynamic_scorer(model, settings, measure(), segment)
     if cache:
         return Cached(score, settings.cache_weight, settings.cache_theta, settings.cache_window)
     return lambda inputs, targets: score(inputs, targets)[0]

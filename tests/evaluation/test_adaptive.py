@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from lmtrain.evaluation.adaptive import (
     dynamic_scorer,
     mix,
 )
-from lmtrain.evaluation.gradient_rms import FILE, FOLDER, gradient_rms, kept_gradient_rms, rms_tokens
+from lmtrain.evaluation.gradient_rms import gradient_rms, rms_tokens
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.build import build_model
 from lmtrain.model.ensemble import Ensemble
@@ -34,11 +33,11 @@ from lmtrain.storage.files import sha256_bytes
 from tests.evaluation.scoring import CPU, score_of, split_of
 from tests.helpers import Lmtrain
 
-Update = Callable[[str, Tensor, Tensor, Tensor], Tensor]
+Update = Callable[[str, Tensor, Tensor], Tensor]
 VOCABULARY, CONTEXT, SEGMENT = 13, 8, 3
 IDS = np.random.default_rng(0).integers(1, VOCABULARY, 40)
 TRAIN = split_of(np.random.default_rng(1).integers(1, VOCABULARY, 300))
-MODES = ["temperature", "cache", "dynamic sgd", "dynamic rms", "cache over dynamic"]
+MODES = ["temperature", "cache", "dynamic", "cache over dynamic"]
 
 
 def tiny_model(
@@ -70,16 +69,13 @@ def adapt(model: LanguageModel, settings: EvalConfig, *, dynamic: bool = False, 
 
 def forward_of(model: LanguageModel, mode: str) -> Forward:
     """A new forward of a mode, with settings that change every score considerably."""
-    sgd = mode == "dynamic sgd"
     settings = EvalConfig(
         temperature=1.0 if mode == "cache" else 1.3,
         cache_weight=0.4,
         cache_theta=5.0,
         cache_window=20,
-        dynamic_rule="sgd" if sgd else "rms",
-        dynamic_lr=0.1 if sgd else 0.05,
+        dynamic_lr=0.05,
         dynamic_embedding=0.5,
-        dynamic_decay=0.05,
     )
     return adapt(model, settings, dynamic="dynamic" in mode, cache="cache" in mode)
 
@@ -205,7 +201,6 @@ def test_dynamic_evaluation_is_not_for_an_ensemble() -> None:
 def naive_dynamic(start: LanguageModel, update: Update) -> Tensor:
     """Score a segment with all the context that fits, then take a step."""
     model, stream, result = copy.deepcopy(start), [0, *IDS.tolist()], []
-    trained = dict(start.named_parameters())
     for begin in range(0, len(IDS), SEGMENT):
         end = min(begin + SEGMENT, len(IDS))
         window = stream[max(0, end - CONTEXT) : end + 1]
@@ -215,7 +210,7 @@ def naive_dynamic(start: LanguageModel, update: Update) -> Tensor:
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 assert weight.grad is not None
-                weight.copy_(update(name, weight, weight.grad, trained[name]))
+                weight.copy_(update(name, weight, weight.grad))
         result.append(nats.detach().flatten())
     return torch.cat(result)
 
@@ -241,21 +236,15 @@ def test_dynamic_evaluation_equals_a_plain_loop(tied: bool) -> None:
         """The word embeddings learn five times as fast."""
         return 5.0 if name in ("embedding.weight", "output.weight") else 1.0
 
-    def by_sgd(name: str, weight: Tensor, gradient: Tensor, trained: Tensor) -> Tensor:
-        return weight - factor(name) * 0.1 * gradient + 0.7 * (trained - weight)
-
-    def by_rms(name: str, weight: Tensor, gradient: Tensor, trained: Tensor) -> Tensor:
-        decay = (0.7 * segment_rms[name] / mean).clamp(max=1.0)
-        return weight - factor(name) * 0.02 * gradient / (segment_rms[name] + EPS * mean) + decay * (trained - weight)
+    def update(name: str, weight: Tensor, gradient: Tensor) -> Tensor:
+        return weight - factor(name) * 0.02 * gradient / (segment_rms[name] + EPS * mean)
 
     plain = scores(model, IDS).detach()
-    for update, rule, lr in ((by_sgd, "sgd", 0.1), (by_rms, "rms", 0.02)):
-        fields = {"dynamic_rule": rule, "dynamic_lr": lr, "dynamic_embedding": 5.0, "dynamic_decay": 0.7}
-        dynamic = dynamic_scorer(model, EvalConfig.model_validate(fields), rms, SEGMENT)
-        found = scores(only_nats(dynamic), IDS)
-        assert_close(found, naive_dynamic(model, update))
-        assert torch.equal(found[:SEGMENT], plain[:SEGMENT])
-        assert (found - plain).abs().max() > 0.05
+    dynamic = dynamic_scorer(model, EvalConfig(dynamic_lr=0.02, dynamic_embedding=5.0), rms, SEGMENT)
+    found = scores(only_nats(dynamic), IDS)
+    assert_close(found, naive_dynamic(model, update))
+    assert torch.equal(found[:SEGMENT], plain[:SEGMENT])
+    assert (found - plain).abs().max() > 0.05
 
 
 def test_the_gradients_rms_is_that_of_batches_times_the_root_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,38 +271,6 @@ def test_the_gradients_rms_is_that_of_batches_times_the_root_of_their_tokens(mon
             square.add_(parameter.grad**2)
     for value, square in zip(found, squares, strict=True):
         assert_close(value, (square / 18 * 2 * CONTEXT).sqrt())
-
-
-def test_the_gradients_rms_is_measured_once(tmp_path: Path) -> None:
-    """It is read back bit for bit, and measured again if anything differs that could change it, or if it is damaged."""
-    read = 0
-
-    def advance(tokens: int) -> None:
-        nonlocal read
-        read += tokens
-
-    def kept(weights: LanguageModel, folder: Path = tmp_path, tokens: str = "a", precision: str = "fp32") -> int:
-        """How many tokens are read; the result must be that of a new measurement."""
-        nonlocal read
-        read = 0
-        found = kept_gradient_rms(folder, weights, TRAIN, tokens, device=CPU, precision=precision, advance=advance)
-        measured = gradient_rms(weights, TRAIN, device=CPU, precision=precision)
-        assert all(torch.equal(a, b) for a, b in zip(found, measured, strict=True))
-        return read
-
-    model, everything = tiny_model().float(), rms_tokens(tiny_model(), TRAIN)
-    assert [kept(model), kept(model), kept(copy.deepcopy(model))] == [everything, 0, 0]
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        next(other.parameters())[0] += 1e-3
-    assert [kept(other), kept(other), kept(model)] == [everything, 0, everything]
-    assert [kept(model, tokens="b"), kept(model, tokens="b", precision="bf16")] == [everything, everything]
-    file = tmp_path / FOLDER / FILE
-    assert kept(model, tokens="b", precision="bf16") == 0
-    file.write_bytes(file.read_bytes()[:-1] + b"x")
-    assert [kept(model, tokens="b", precision="bf16") for _ in range(2)] == [everything, 0]
-    (tmp_path / "no folder").touch()  # where nothing can be written
-    assert [kept(model, tmp_path / "no folder") for _ in range(2)] == [everything, everything]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -348,8 +305,7 @@ def test_without_a_cache_s_share_or_a_learning_rate_scores_are_plain() -> None:
     model = tiny_model()
     plain = scores(model, IDS)
     assert torch.equal(scores(Cached(model.score, 0.0, 5.0, 20), IDS), plain)
-    still = EvalConfig(dynamic_rule="sgd", dynamic_lr=0.0, dynamic_decay=0.5)
-    assert torch.equal(scores(adapt(model, still, dynamic=True), IDS), plain)
+    assert torch.equal(scores(adapt(model, EvalConfig(dynamic_lr=0.0), dynamic=True), IDS), plain)
     assert torch.equal(mix(plain, torch.full_like(plain, -math.inf), 0.0), plain)
 
 
@@ -363,22 +319,19 @@ def test_every_mode_is_deterministic_and_leaves_the_trained_weights(mode: str) -
 
 def test_dynamic_evaluation_is_for_causal_models_and_one_text() -> None:
     with pytest.raises(LmtrainError, match="a windowed model"):
-        forward_of(tiny_model(mode="windowed"), "dynamic rms")
+        forward_of(tiny_model(mode="windowed"), "dynamic")
     with pytest.raises(ValueError, match="2 windows at once"):
-        scores(forward_of(tiny_model(), "dynamic rms"), IDS, batch_size=2)
+        scores(forward_of(tiny_model(), "dynamic"), IDS, batch_size=2)
 
 
 ADAPTIVE = ["--dynamic", "--cache", "--temperature", "1.1"]
 
 
 def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
-    """On the sample corpus, whose entropy is known: no mode may get below it, and no file of the run may change.
-
-    The gradients' RMS is added to the run; without it the score has the same bits.
-    """
+    """On the sample corpus, whose entropy is known: no mode may get below it, and no file of the run may change."""
 
     def hashes() -> dict[Path, str]:
-        files = [path for path in (workdir / "runs").rglob("*") if path.is_file() and path.parent.name != FOLDER]
+        files = [path for path in (workdir / "runs").rglob("*") if path.is_file()]
         return {path: sha256_bytes(path.read_bytes()) for path in files}
 
     before = hashes()
@@ -396,13 +349,12 @@ def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
         assert found["word_perplexity"] > floor["word_perplexity"]
         results.append(found["nats"])
     assert len(set(results)) == len(results)
-    assert (found["dynamic_rule"], found["dynamic_embedding"]) == ("rms", 1.0)
+    assert (found["dynamic_lr"], found["dynamic_embedding"]) == (1e-4, 0.1)
     assert (found["temperature"], found["cache_weight"]) == (1.1, 0.1)
-    shutil.rmtree(workdir / "runs/sample" / FOLDER)
     assert json.loads(lmtrain(*part, *ADAPTIVE).out) == found
-    text = lmtrain("eval", *ADAPTIVE, "eval.dynamic_rule=sgd", "--limit", "20", "--stride", "2").out
+    text = lmtrain("eval", *ADAPTIVE, "eval.dynamic_lr=2e-4", "--limit", "20", "--stride", "2").out
     assert "stride 2, temperature 1.1, cache weight 0.1" in text
-    assert "dynamic rule sgd, dynamic lr 0.02, dynamic embedding 1.0" in text
+    assert "dynamic lr 0.0002, dynamic embedding 0.1" in text
     assert hashes() == before
 
 
