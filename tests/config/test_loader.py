@@ -102,16 +102,22 @@ def test_a_removed_field_loads_at_its_default_and_in_a_stored_run_with_any_value
     path = tmp_path / "config.yaml"
     for key, (default, reason) in config.REMOVED.items():
         section, _, field = key.partition(".")
-        path.write_text(yaml.safe_dump({section: {field: default}, "eval": {"stride": 7}}))
+        path.write_text(yaml.safe_dump({section: {field: default}, "run": {"seed": 7}}))
         loaded = config.load(path, environment={})
-        assert loaded == config.load(None, ["eval.stride=7"], {})
-        assert field not in config.dump(loaded)
+        assert loaded == config.load(None, ["run.seed=7"], {})
+        assert f" {field}:" not in config.dump(loaded)
         with pytest.raises(UsageError, match=rf"^the command line: {key}=None: the field was removed: "):
             config.load(path, [f"{key}=null"], {})
-        path.write_text(yaml.safe_dump({section: {field: 6.5}, "eval": {"stride": 7}}))
+        path.write_text(yaml.safe_dump({section: {field: 6.5}, "run": {"seed": 7}}))
         with pytest.raises(UsageError, match=re.escape(f"{path}: {key}=6.5: the field was removed: {reason}")):
             config.load(path, environment={})
         assert run_config(tmp_path) == loaded
+
+
+def test_rates_that_an_earlier_version_left_to_the_program_are_the_defaults() -> None:
+    given = {"eval": {"dynamic_lr": None, "dynamic_embedding": None}}
+    assert config.load(given, [], {}) == config.load(None, [], {})
+    assert config.load(given, ["eval.dynamic_lr=0.5"], {}).eval.dynamic_lr == 0.5
 
 
 @pytest.mark.parametrize(
