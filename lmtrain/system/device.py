@@ -24,7 +24,7 @@ def choose_device(name: str) -> torch.device:
 
 def cores() -> int:
     """The CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def choose_precision(name: str, device: torch.device) -> str:
@@ -41,12 +41,13 @@ def choose_precision(name: str, device: torch.device) -> str:
 
 
 def _cpu_flags() -> frozenset[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
-    return frozenset(flags.partition(":")[2].split())
+    return frozenset(cpu_info("flags", "Features").split())
+
+
+def cpu_info(*names: str) -> str:
+    """What Linux says of the first core under the first of these names that it has; "" where it has none."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:

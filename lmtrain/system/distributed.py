@@ -3,7 +3,6 @@
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -92,7 +91,7 @@ def _of_this_start(store: Any) -> Any:
 
 def _end_with_torchrun() -> None:
     """Let the kernel send SIGTERM if torchrun is killed, because then nothing else would end this process."""
-    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+    if "TORCHELASTIC_RUN_ID" in os.environ:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

@@ -3,18 +3,17 @@
 import platform
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from lmtrain.system.device import cores, synchronize
+from lmtrain.system.device import cores, cpu_info, synchronize
 
 
 def machine(device: torch.device) -> dict[str, Any]:
     """What a measured figure must be recorded with: processor, device, threads, versions."""
     return {
-        "processor": _processor(),
+        "processor": cpu_info("model name") or platform.machine(),
         "cores": cores(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -22,14 +21,6 @@ def machine(device: torch.device) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "torch": torch.__version__,
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def peak_flops(device: torch.device, precision: str) -> float:

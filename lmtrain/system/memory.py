@@ -1,7 +1,6 @@
 """Memory: the peak so far, what the machine has, and the message for an allocation that fails."""
 
 import os
-import platform
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +14,7 @@ def memory_bytes(device: torch.device) -> int:
     """Peak memory so far: of the process on a CPU, of PyTorch's allocator on a CUDA device."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    unit = 1 if platform.system() == "Darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def installed_bytes(device: torch.device) -> int:

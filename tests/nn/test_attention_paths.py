@@ -52,6 +52,18 @@ def test_local_attention_in_blocks_equals_dense(window: int, causal: bool, lengt
     assert_same(attend(query, key, value, pattern=pattern), expected, leaves)
 
 
+@torch.no_grad()
+def test_one_query_without_gradients_equals_its_formula_and_gets_zeros_where_it_has_no_key() -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 2, count, 8) for count in (1, 300, 300))
+    mask, bias = (torch.arange(300) < torch.tensor([[0], [290]]))[:, None, None], alibi(300)[:, -1:].float()
+    weights = (query @ key.mT / 8**0.5).masked_fill(~mask, float("-inf")).softmax(-1).nan_to_num(0.0)
+    torch.testing.assert_close(attend(query, key, value, mask), weights @ value)
+    expected = (query @ key.mT / 8**0.5 + bias).softmax(-1) @ value
+    with torch.autocast("cpu", torch.bfloat16):  # which would round the bias
+        torch.testing.assert_close(attend(query, key, value, bias), expected)
+
+
 def test_forbidden_blocks_are_skipped() -> None:
     query, key, value = (x.detach() for x in random_qkv(LONG))
     value[:, :, :BLOCK] = float("nan")  # 0 x nan would be nan
