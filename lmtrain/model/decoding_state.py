@@ -100,10 +100,10 @@ class DecodingState:
         What the caches hold for these tokens is the same, so it need not be copied: the texts of a beam differ mostly
         in their last tokens. On a GPU, finding out would take longer than copying.
         """
-        if rows.moved is None or not rows.index.is_cpu:
+        if rows.moves is None or not rows.index.is_cpu:
             return 0
         shortest = int(self.lengths.min())
-        old, new = self.tokens[rows.moved, :shortest], self.tokens[rows.index[rows.moved], :shortest]
+        old, new = (self.tokens[part, :shortest] for part in rows.moves)
         different = (old != new).any(0).nonzero()
         return int(different[0]) if len(different) else shortest
 

@@ -72,21 +72,24 @@ class Rows:
 
     def __init__(self, index: Tensor, count: int) -> None:
         self.index = index
-        self.moved: Tensor | None = None
-        """Of as many rows as there are, those that change; on a GPU, finding them would take longer than copying."""
+        self.moves: tuple[Tensor, Tensor] | None = None
+        """Of as many rows as there are, those that change, and the rows that they become; on a GPU all of them, since
+        finding out would take longer than copying."""
         if len(index) == count:
             order = torch.arange(count, device=index.device)
-            self.moved = (index != order).nonzero().squeeze(-1) if index.is_cpu else order
+            changed = (index != order).nonzero().squeeze(-1) if index.is_cpu else order
+            self.moves = changed, index[changed]
 
     def take(self, x: Tensor, used: slice | None = None, axis: int = 1) -> Tensor:
         """x[index] of x (B, ...); where as many rows stay, in the memory of x.
 
         Along `axis` only the entries `used` may differ between a row that moves and the one that it replaces.
         """
-        if self.moved is None:
+        if self.moves is None:
             return x.index_select(0, self.index)
+        changed, source = self.moves
         part = x if used is None else x.narrow(axis, used.start, used.stop - used.start)
-        part.index_copy_(0, self.moved, part.index_select(0, self.index[self.moved]))
+        part.index_copy_(0, changed, part.index_select(0, source))
         return x
 
 
