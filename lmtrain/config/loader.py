@@ -32,7 +32,7 @@ REMOVED: dict[str, tuple[object, str]] = {
     "train.adversarial_softmax": (0.0, "it made no measurable difference"),
     "train.scheduled_sampling": (0.0, "it made perplexity worse; lmtrain.nn.seq2seq has it for sequence to sequence"),
     "eval.dynamic_decay": (0.0, "zero was best for every model that was measured"),
-    "eval.dynamic_rule": ("rms", "plain steps made every model that was measured worse"),
+    "eval.dynamic_rule": ("rms", "steps that it does not scale made the model that was measured worse"),
     "train.spike_sigmas": (None, "a step whose gradient is not finite is left out without it"),
 }
 """Fields of earlier versions: the default value, and why the field was removed or what replaces it."""
