@@ -41,7 +41,6 @@ def tokenize(
     source: Source = None,
     overrides: Overrides = None,
     config: ConfigFile = None,
-    force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -53,7 +52,7 @@ def tokenize(
     from lmtrain.data.prepare import prepare_store
 
     settings = load(config, _overrides(source, overrides))
-    store = prepare_store(settings, force=force, note=ignore if quiet else note, progress=not quiet)
+    store = prepare_store(settings, note=ignore if quiet else note, progress=not quiet)
     counts = {split: {unit: store.manifest["splits"][split][unit] for unit in UNITS} for split in store.splits}
     heading = f"{store.folder}\n{store.tokenizer.vocab_size:,} entries ({store.tokenizer.kind})"
     show({"folder": str(store.folder), **store.manifest}, f"{heading}\n{table(counts)}", as_json)

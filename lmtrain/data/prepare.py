@@ -18,12 +18,11 @@ from lmtrain.data.tokens import Split, TokenStore, find_store
 def prepare_store(
     config: Config,
     *,
-    force: bool = False,
     trained_on: str | None = None,
     note: Callable[[str], None],
     progress: bool,
 ) -> TokenStore:
-    """The token store of a configuration; a missing corpus is downloaded first. With `force` the store is made again.
+    """The token store of a configuration; a missing corpus is downloaded first.
 
     A store of the same text whose hash is `trained_on` is used whatever the configuration of its tokenizer. `note`
     receives one-line messages. Raises LmtrainError as `corpus.download` and `tokenizing.tokenize` do.
@@ -32,7 +31,7 @@ def prepare_store(
     found = find_store(config.data.dir, trained_on) if trained_on is not None else None
     if found is not None and corpus.sha256 in found.manifest["corpora_sha256"]:
         return found
-    return tokenize(corpus, config.tokenizer, config.data.dir, force=force, note=note, progress=progress)
+    return tokenize(corpus, config.tokenizer, config.data.dir, note=note, progress=progress)
 
 
 def text_split(path: Path, tokenizer: Tokenizer, text_column: str, *, progress: bool, name: str | None = None) -> Split:

@@ -35,9 +35,7 @@ CHECKED_BYTES = 16 << 10
 _STORE_FILE = re.compile(r"(train|valid|test)(-\d{5,})?(\.docs)?\.npy|tokenizer\.json")
 
 
-def tokenize(
-    corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, force: bool = False, note: Note, progress: bool
-) -> TokenStore:
+def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: Note, progress: bool) -> TokenStore:
     """The store of a corpus: an existing one that was made from the same text and configuration, else a new one.
 
     The tokenizer is trained on the train split, as `resolve` chooses, or is that of `config.file`. `note` receives
@@ -50,7 +48,7 @@ def tokenize(
     folder = data_dir / name
     if folder.exists():
         reject_foreign(folder, _STORE_FILE)
-        found = "asked to" if force else _current_store(folder, identity)
+        found = _current_store(folder, identity)
         if isinstance(found, TokenStore):
             return found
         note(f"tokenizing {corpus.name} again: {found}")

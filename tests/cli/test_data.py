@@ -30,7 +30,7 @@ def test_download_and_tokenize(lmtrain: Lmtrain, folder: Path) -> None:
     assert "training a" not in again.err
     assert "training a bpe tokenizer of up to 512 entries" in lmtrain("tokenize", "corpus").err
     assert lmtrain("download", "corpus", "--force", "--quiet").err == ""
-    assert lmtrain("tokenize", "corpus", "--force", "--quiet").err == ""
+    assert lmtrain("tokenize", "corpus", "--quiet").err == ""
 
 
 def test_a_configuration_and_overrides_say_what_to_do(lmtrain: Lmtrain, folder: Path) -> None:

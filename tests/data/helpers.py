@@ -58,10 +58,10 @@ def make_corpus(folder: Path, documents: Documents, **info: Any) -> Corpus:
 
 
 def tokenized(
-    corpus: Corpus, config: TokenizerConfig, note: Callable[[str], None] = lambda _message: None, **options: Any
+    corpus: Corpus, config: TokenizerConfig, note: Callable[[str], None] = lambda _message: None
 ) -> TokenStore:
     """The store of a corpus, beside it."""
-    return tokenize(corpus, config, corpus.folder.parent, note=note, progress=False, **options)
+    return tokenize(corpus, config, corpus.folder.parent, note=note, progress=False)
 
 
 def make_store(data: Path, kind: Kind = "word", documents: Documents | None = None) -> TokenStore:

@@ -112,9 +112,6 @@ def test_a_current_store_is_opened_and_not_made_again(kind: Kind, tmp_path: Path
     corpus = open_corpus(tmp_path / "tiny")
     assert (tokenized(corpus, CONFIGS[kind], notes.append).sha256, notes) == (store.sha256, [])
     assert (store.folder / MANIFEST).stat().st_ino == inode
-    assert tokenized(corpus, CONFIGS[kind], notes.append, force=True).sha256 == store.sha256
-    assert (store.folder / MANIFEST).stat().st_ino != inode
-    assert "asked to" in notes[0]
 
 
 def test_a_changed_corpus_has_a_store_beside_the_old_one(tmp_path: Path) -> None:
@@ -161,9 +158,8 @@ def test_other_files_in_the_store_s_folder_are_never_deleted(tmp_path: Path) -> 
     corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
     folder = tokenized(corpus, CONFIGS["word"]).folder
     (folder / "thesis.txt").write_text("mine")
-    for force in (False, True):
-        with pytest.raises(LmtrainError, match="holds files that lmtrain didn't write"):
-            tokenized(corpus, CONFIGS["word"], force=force)
+    with pytest.raises(LmtrainError, match="holds files that lmtrain didn't write"):
+        tokenized(corpus, CONFIGS["word"])
     assert (folder / "thesis.txt").read_text() == "mine"
 
 
