@@ -10,14 +10,10 @@ def main() -> None:
         from lmtrain.cli.app import main as run
 
         run()
-    except Exception:
-        if signals.ending():  # for example what an interrupted import raises
-            raise SystemExit(signals.INTERRUPTED) from None
-        raise
-    except KeyboardInterrupt:
-        raise SystemExit(signals.INTERRUPTED) from None
     finally:
         signals.uninstall()
+        if signals.ending():  # by whatever error: an interrupted import may replace the interrupt by its own
+            raise SystemExit(signals.INTERRUPTED) from None
 
 
 if __name__ == "__main__":
