@@ -16,7 +16,6 @@ from typing import Any, BinaryIO, TextIO
 import numpy as np
 from tqdm import tqdm
 
-from lmtrain.config.schema import Config
 from lmtrain.evaluation.perplexity import readable
 from lmtrain.storage.files import write_error
 from lmtrain.storage.run_folder import METRICS, write_state
@@ -84,7 +83,6 @@ class RunMonitor(Monitor):
     def __init__(
         self,
         run_dir: Path,
-        config: Config,
         *,
         step: int,
         progress: float,
@@ -96,7 +94,7 @@ class RunMonitor(Monitor):
         self._path = run_dir / METRICS
         self._file = _open_metrics(self._path, metrics_bytes)
         try:
-            self._tensorboard = TensorBoard(run_dir, step, config)
+            self._tensorboard = TensorBoard(run_dir, step)
         except BaseException:
             self._file.close()
             raise
@@ -147,7 +145,7 @@ class RunMonitor(Monitor):
     def final(self, metrics: dict[str, float], shown: list[str]) -> None:
         self._record(self._step, "final", metrics)
         text = "\n".join(["the best checkpoint on the whole validation split:", *shown])
-        self._tensorboard.finish(text, self._step)
+        self._tensorboard.text("final", text, self._step)
 
     def text(self, step: int, title: str, text: str) -> None:
         self._tensorboard.text(title, text, step)

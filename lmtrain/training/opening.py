@@ -88,7 +88,7 @@ def open_run(
                 run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
         check_shared(run_dir, info.counters.step if info is not None else -1, processes)
         clock.tick()
-        monitor = _monitor(run_dir, config, budget, clock, info, quiet) if processes.is_main else Monitor()
+        monitor = _monitor(run_dir, budget, clock, info, quiet) if processes.is_main else Monitor()
         stack.enter_context(_closing(monitor, training))
         stop = stack.enter_context(
             catch_stop_signals(processes.all_max, lambda: abort(run_dir, processes), processes.is_main)
@@ -129,13 +129,10 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: chec
     common_steps(run_dir, config, info, sample_order(config, store).per_epoch())
 
 
-def _monitor(
-    run_dir: Path, config: Config, budget: Budget, clock: Clock, info: CheckpointInfo | None, quiet: bool
-) -> RunMonitor:
+def _monitor(run_dir: Path, budget: Budget, clock: Clock, info: CheckpointInfo | None, quiet: bool) -> RunMonitor:
     step = info.counters.step if info is not None else 0
     return RunMonitor(
         run_dir,
-        config,
         step=step,
         progress=budget.progress(step, clock.read()) if info is not None else 0.0,
         total_steps=budget.steps if budget.seconds is None else None,

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.config.loader import flat
-from lmtrain.config.schema import RESOURCE_FIELDS, Config
 from lmtrain.generation.picture import heatmap
 from lmtrain.storage.files import write_error
 
@@ -29,20 +27,17 @@ CHARTS = {
 class TensorBoard:
     """Writes event files into `folder`, that of the run, for a run that resumes from `step` (0: a new one).
 
-    TensorBoard drops the points that an earlier part of the run wrote after `step`. The hyperparameters are written to
-    the run itself; `SummaryWriter.add_hparams` would create a second run. The experiment description is omitted: with
-    it TensorBoard's table would treat every scalar of all runs as a metric. Raises LmtrainError if it can't write.
+    TensorBoard drops the points that an earlier part of the run wrote after `step`. Raises LmtrainError if it can't
+    write.
     """
 
-    def __init__(self, folder: Path, step: int, config: Config) -> None:
+    def __init__(self, folder: Path, step: int) -> None:
         from torch.utils import tensorboard  # takes seconds to import, so only training does it
 
         untyped: Any = tensorboard
         self._folder = folder
         with self._naming_folder():
             self._writer = untyped.SummaryWriter(folder, purge_step=step + 1 if step else 0, flush_secs=30)
-            _, session_start, self._session_end = untyped.summary.hparams(hyperparameters(config), {})
-            self._writer.file_writer.add_summary(session_start, step)
 
     def scalars(self, kind: str, metrics: dict[str, float], step: int) -> None:
         """Write the metrics that are charted: of a score one figure, bits per byte where it is given."""
@@ -62,12 +57,6 @@ class TensorBoard:
         with self._naming_folder():
             self._writer.add_image(title, heatmap(tokens, weights), step, dataformats="HWC")
 
-    def finish(self, result: str, step: int) -> None:
-        """Show `result`, and record that the run is complete."""
-        self.text("final", result, step)
-        with self._naming_folder():
-            self._writer.file_writer.add_summary(self._session_end, step)
-
     def flush(self) -> None:
         """Write everything to the files now."""
         with self._naming_folder():
@@ -85,15 +74,6 @@ class TensorBoard:
             yield
         except OSError as error:
             raise write_error(self._folder, error) from error
-
-
-def hyperparameters(config: Config) -> dict[str, str | int | float]:
-    """The fields of the model, the tokenizer and the training that change the result."""
-    return {
-        name: value if isinstance(value, str | int | float) else str(value)
-        for name, value in flat(config).items()
-        if name not in RESOURCE_FIELDS and not name.startswith(("run.", "train.eval_")) and value is not None
-    }
 
 
 def _escape(text: str) -> str:

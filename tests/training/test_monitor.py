@@ -28,12 +28,12 @@ from lmtrain.generation.options import Options
 from lmtrain.generation.picture import heatmap
 from lmtrain.training import samples
 from lmtrain.training.monitor import Monitor, RunMonitor
-from tests.training.helpers import change, start
+from tests.training.helpers import start
 
 
-def monitor(run_dir: Path, config: Config | None = None, **changes: Any) -> RunMonitor:
+def monitor(run_dir: Path, **changes: Any) -> RunMonitor:
     arguments = {"step": 0, "progress": 0.0, "total_steps": 10, "metrics_bytes": 0, "quiet": False}
-    return RunMonitor(run_dir, config or Config(), **arguments | changes)
+    return RunMonitor(run_dir, **arguments | changes)
 
 
 def records(run_dir: Path) -> list[dict[str, Any]]:
@@ -119,24 +119,6 @@ def test_a_truncated_metrics_file_is_cut_at_its_last_complete_line(tmp_path: Pat
     assert reports.metrics_bytes() == (tmp_path / "metrics.jsonl").stat().st_size
     reports.close()
     assert records(tmp_path) == [{"step": 1}, {"step": 3, "kind": "train", "loss": 1.0}]
-
-
-def test_hyperparameters_are_the_runs_own(tmp_path: Path) -> None:
-    from tensorboard.plugins.hparams import metadata
-
-    reports = monitor(tmp_path, change(Config(), model__attention=["local", "full"], model__layers=2))
-    reports.flush()
-    content = events(tmp_path).PluginTagToContent("hparams")
-    start = metadata.parse_session_start_info_plugin_data(content[metadata.SESSION_START_INFO_TAG])
-    assert start.hparams["train.lr"].number_value == 0.001
-    assert start.hparams["model.norm"].string_value == "rms"
-    assert start.hparams["model.attention"].string_value == "['local', 'full']"
-    assert {name.partition(".")[0] for name in start.hparams} == {"model", "train"}
-    assert not {"train.eval_tokens", "train.log_steps", "train.keep"} & set(start.hparams)
-    assert metadata.SESSION_END_INFO_TAG not in content
-    reports.final({"perplexity": 7.0}, [])
-    reports.close()
-    assert metadata.SESSION_END_INFO_TAG in events(tmp_path).PluginTagToContent("hparams")
 
 
 @pytest.mark.filterwarnings("ignore:html5lib:DeprecationWarning")
