@@ -132,7 +132,8 @@ def use_corpus(run: Run) -> None:
     opened = open_corpus(run.corpus.folder)
     verify(opened.folder, opened.manifest["files"])
     stores = run.folder.parent / "stores"
-    tokenize(opened, TokenizerConfig(), stores, force=True, note=silent, progress=False)
+    shutil.rmtree(stores, ignore_errors=True)
+    tokenize(opened, TokenizerConfig(), stores, note=silent, progress=False)
 
 
 def use_store(run: Run) -> None:

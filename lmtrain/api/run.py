@@ -23,7 +23,7 @@ from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.evaluation.adaptive import adapted
 from lmtrain.evaluation.ensemble_weights import fitted_weights, member_nats
 from lmtrain.evaluation.gradient_rms import gradient_rms, rms_tokens
-from lmtrain.evaluation.perplexity import Forward, Score, default_stride, evaluate
+from lmtrain.evaluation.perplexity import Forward, Score, evaluate, stride_of
 from lmtrain.evaluation.run_store import check_same_corpus, find_run_store
 from lmtrain.generation.complete import Completed, complete
 from lmtrain.generation.options import SAMPLED, Options
@@ -256,11 +256,6 @@ class Run:
     def _bar(self, title: str, tokens: int) -> "tqdm[NoReturn]":
         hidden = None if self.progress else True  # None: hidden unless stderr is a terminal
         return tqdm(desc=title or None, total=tokens, unit="tok", unit_scale=True, disable=hidden, delay=0.5)
-
-
-def stride_of(config: Config) -> int:
-    """The tokens that each window scores."""
-    return config.eval.stride or default_stride(config.model.mode, config.model.context)
 
 
 def load(

@@ -15,7 +15,6 @@ from lmtrain.cli.options import (
     Precision,
     Quiet,
     Runs,
-    TextColumn,
     WeightsChoice,
     as_overrides,
     run_folders,
@@ -58,7 +57,6 @@ def evaluate(
         Literal["train", "valid", "test"] | None,
         typer.Option(help="Of several runs: fit their weights in the mean on this split. [default: equal weights]"),
     ] = None,
-    text_column: TextColumn = None,
     device: DeviceChoice = "auto",
     precision: Annotated[Precision | None, typer.Option(help="Arithmetic. [default: that of the run]")] = None,
     as_json: Json = False,
@@ -78,9 +76,8 @@ def evaluate(
 
     if text is not None and split is not None:
         raise UsageError("--split and --text both say what is scored: give one of them")
-    column = None if text is not None else text_column
     options = {"eval.temperature": temperature, "eval.stride": stride, "eval.batch_size": batch_size}
-    overrides = [*_checked(overrides or []), *as_overrides({**options, "data.text_column": column})]
+    overrides = [*_checked(overrides or []), *as_overrides(options)]
     trained = load(
         run_folders(run, config, overrides),
         checkpoint=checkpoint,
@@ -92,7 +89,7 @@ def evaluate(
     trained = _with_settings(trained, config, overrides)
     if text is not None:
         kind, name = "text", str(text)
-        part = text_split(text, trained.tokenizer, text_column or trained.config.data.text_column, progress=not quiet)
+        part = text_split(text, trained.tokenizer, trained.config.data.text_column, progress=not quiet)
     else:
         kind, name = "split", split or "valid"
         part = trained.corpus().split(name)

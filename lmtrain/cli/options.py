@@ -26,9 +26,6 @@ ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", "-c", metavar="FILE", help="A YAML file, or a recipe by its name, such as wikitext2-cpu."),
 ]
-TextColumn = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Column or key that holds the text. [default: text]")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
 Force = Annotated[bool, typer.Option("--force", help="Write it again even if it exists and is unchanged.")]

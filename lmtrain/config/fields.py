@@ -43,8 +43,6 @@ def _type(annotation: Any) -> str:
         return " | ".join(_type(part) for part in arguments if part is not NoneType)
     if get_origin(annotation) is tuple:
         return f"list of {_type(arguments[0])}"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "section"
     return {str: "text", Path: "path", bool: "true | false", int: "int", float: "float"}[annotation]
 
 

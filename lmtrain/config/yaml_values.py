@@ -1,7 +1,7 @@
 """The YAML of configurations: the core schema of YAML 1.2, without aliases and with each key once.
 
 `0100` is 100 and `1e-3` a number; `1:30`, `1_000`, `2026-11-22` and `yes` are strings. An override is one such value: a
-list in brackets, a mapping in braces, a string in quotes, and anything else is a scalar, including `#` and `: `.
+list in brackets, a string in quotes, and anything else is a scalar, including `#` and `: `.
 """
 
 import re
@@ -110,7 +110,7 @@ def read_value(text: str, origin: str, *, is_text: bool) -> Any:
     string is taken literally. Raises UsageError, naming `origin`, if it is no such value."""
     text = text.strip()
     quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
-    if quoted or (text[:1] in ("[", "{") and not is_text):
+    if quoted or (text[:1] == "[" and not is_text):
         return _checked(lambda: _whole(text), origin)
     if is_text:
         return None if text in ("", "null") else text

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 Mode = Literal["causal", "windowed"]
 
-MAX_SIZE = 2**48
 _ROUNDS = 8
 _BLOCK = 1024
 _MIN_BITS = 6
@@ -35,11 +34,7 @@ def permute(index: np.ndarray, size: int, key: int) -> np.ndarray:
     Nothing of length `size` is built. Each round multiplies by an odd number, adds, and folds the upper half of the
     bits onto the lower: a bijection of the b-bit numbers. Results outside range(size) are mixed again until they are
     inside (cycle walking: Black and Rogaway, 2002), which keeps it a bijection.
-
-    Raises ValueError when `size` is not in 1..2**48.
     """
-    if not 1 <= size <= MAX_SIZE:
-        raise ValueError(f"a permutation of {size} numbers; 1 to 2**48 are possible")
     bits = max((size - 1).bit_length(), _MIN_BITS)
     keys = np.frombuffer(hashlib.shake_128(f"{key}".encode()).digest(16 * _ROUNDS), "<u8").reshape(_ROUNDS, 2)
     result = _mix(np.asarray(index).astype(np.uint64), bits, keys)

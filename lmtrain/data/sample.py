@@ -168,22 +168,17 @@ class Grammar:
         self.items = parse(text, rules)
         self.pools = {name: Pool(values) for name, values in pools.items()}
         self.facts: dict[str, set[str]] = {}
-        self.vocabulary = frozenset(self._tokens(self.items))
+        self._find_facts(self.items)
         self.start = self._before(self.items, Node({}))
 
-    def _tokens(self, items: Sequence[Item]) -> set[str]:
-        """Every token that the items may emit; fills `facts` with the values of each fact."""
-        tokens: set[str] = set()
+    def _find_facts(self, items: Sequence[Item]) -> None:
+        """Fill `facts` with the values of each fact, which later ones may depend on."""
         for item in items:
             if isinstance(item, Choice):
                 for _, alternative in item.alternatives:
-                    tokens |= self._tokens(alternative)
-                continue
-            first = self._first(item)
-            tokens |= first
-            if isinstance(item, Draw) and item.name:
-                self.facts.setdefault(item.name, set()).update(first)
-        return tokens
+                    self._find_facts(alternative)
+            elif isinstance(item, Draw) and item.name:
+                self.facts.setdefault(item.name, set()).update(self._first(item))
 
     def _first(self, item: Word | Draw | Recall) -> set[str]:
         if isinstance(item, Word):

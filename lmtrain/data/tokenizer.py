@@ -99,14 +99,10 @@ class Tokenizer:
         A bpe vocabulary is smaller than configured where no further pair occurs twice in the text.
         Raises LmtrainError when the vocabulary is too large to be stored.
         """
-        if config.kind == "auto":
-            raise ValueError("the kind of the tokenizer is not resolved")
         if config.kind == "word":
             return cls.of_words(Counter(chain.from_iterable(map(str.split, lines))), config)
         if config.kind == "byte":
             return cls._made("byte", tokenizer_file.new_backend("byte", BYTE_VOCABULARY))
-        if config.vocab_size is None:
-            raise ValueError("the size of the vocabulary is not resolved")
         backend = tokenizer_file.new_backend("bpe", {EOS: 0})
         # `<eos>`, the 256 bytes, then merges of pairs that occur at least twice.
         trainer = trainers.BpeTrainer(

@@ -153,17 +153,10 @@ def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer,
         name = shard_name(split, len(shards))
         np.save(folder / f"{name}.npy", shard.ids)
         np.save(folder / f"{name}.docs.npy", shard.documents)
-        shards.append({"tokens": len(shard.ids), "documents": len(shard.documents)})
+        shards.append({"tokens": len(shard.ids)})
         replaced += shard.replaced
-    counts, tokens = corpus.manifest["splits"][split], sum(shard["tokens"] for shard in shards)
-    return {
-        "tokens": tokens,
-        **{unit: counts[unit] for unit in ("words", "lines", "bytes")},
-        "documents": sum(shard["documents"] for shard in shards),
-        "replaced": replaced,
-        "shards": shards,
-        "corpora": [tokens],
-    }
+    tokens = sum(shard["tokens"] for shard in shards)
+    return {"tokens": tokens, **corpus.manifest["splits"][split], "replaced": replaced, "shards": shards}
 
 
 def _restores(tokenizer: Tokenizer, text: Path) -> bool:

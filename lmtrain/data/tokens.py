@@ -31,7 +31,6 @@ Tokens = Annotated[int, Field(ge=0, le=2**48)]
 
 class _ShardInfo(BaseModel, strict=True):
     tokens: Tokens
-    documents: Tokens
 
 
 class _SplitInfo(Counts):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import Split
 from lmtrain.errors import LmtrainError
 from lmtrain.system.device import autocast
@@ -48,10 +49,8 @@ class Score:
     stride: int
     unknown_share: float = 0.0
     """Share of the split's tokens that are `<unk>` in place of another word."""
-    words_estimated: bool = False
-    """Whether `words` is estimated, from the share of the split's tokens that was scored."""
-    bytes_estimated: bool = False
-    """Whether `bytes` is estimated in the same way."""
+    estimated: bool = False
+    """Whether `words` and `bytes` are the split's times the share of its tokens that was scored."""
     floor: float | None = None
     """The word perplexity of the process that generated the text, where that is known."""
 
@@ -148,9 +147,12 @@ class Score:
         return f" (<unk> stands for {share} of the tokens)"
 
     def _estimated(self, name: str) -> str:
-        if name == "word_perplexity" and self.words_estimated:
-            return " (word count estimated)"
-        return " (byte count estimated)" if name == "bits_per_byte" and self.bytes_estimated else ""
+        unit, count = {
+            "word_perplexity": ("word", self.words),
+            "bits_per_byte": ("byte", self.bytes),
+            "token_perplexity": ("token", self.tokens),
+        }[name]
+        return f" ({unit} count estimated)" if self.estimated and count != self.tokens else ""
 
 
 def readable(value: float, decimals: int) -> str:
@@ -164,9 +166,11 @@ def _exp(value: float) -> float:
     return math.exp(value) if value < 700 else math.inf
 
 
-def default_stride(mode: str, context: int) -> int:
-    """A quarter of the context, or 1 for a windowed model, which predicts one token per window."""
-    return 1 if mode == "windowed" else max(1, context // 4)
+def stride_of(config: Config) -> int:
+    """The tokens that each window scores: `eval.stride`, by default a quarter of the context, or 1 for a windowed
+    model, which predicts one token per window."""
+    default = 1 if config.model.mode == "windowed" else max(1, config.model.context // 4)
+    return config.eval.stride or default
 
 
 @torch.no_grad()
@@ -210,17 +214,15 @@ def evaluate(
             nats += value
         if advance is not None:
             advance(sum(following.size for _, following in group))
-    share = count / split.tokens
     return Score(
         nats,
         count,
-        split.words * share,
-        split.bytes * share,
+        split.words * count / split.tokens,
+        split.bytes * count / split.tokens,
         context,
         stride,
         unknown_share=split.replaced / split.tokens,
-        words_estimated=count < split.tokens and split.words != split.tokens,
-        bytes_estimated=count < split.tokens and split.bytes != split.tokens,
+        estimated=count < split.tokens,
         floor=split.floor,
     )
 

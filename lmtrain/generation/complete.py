@@ -51,8 +51,6 @@ class Completed:
     shown: str
     """The prompt as it is displayed before a completion's text."""
     completions: list[Completion]
-    first_token_seconds: float
-    """From the start of the batch to the first token of its texts."""
     tokens_per_second: float
     """Of all texts of the batch together."""
 
@@ -77,40 +75,34 @@ def complete(
     if not prompts:
         return []
     options = options or Options()
-    times = [time.perf_counter()]  # at the start, before each step, at the end
+    start = time.perf_counter()
     stops = Stops(tokenizer, options.stop, options.stop_strings)
     blocked = frozenset[int]() if tokenizer.unk_id is None else frozenset({tokenizer.unk_id})
     rules = Rules(options.max_tokens, stops.is_end, blocked)
     ids = [tokenizer.encode(prompt_for_model(tokenizer, prompt, options.raw)) for prompt in prompts]
     step = step_function(model)
-
-    def timed_step(state: State, tokens: Tensor) -> tuple[Tensor, State]:
-        times.append(time.perf_counter())
-        return step(state, tokens)
-
     log_probs, state = model.start(*_padded(model, tokenizer, ids))
     if options.beams > 1:
         found = beam_search(
             log_probs,
             state,
-            timed_step,
+            step,
             rules,
             beams=options.beams,
             results=options.returned,
             length_penalty=options.length_penalty,
         )
     else:
-        found = _samples(log_probs, state, timed_step, rules, options, ids, first, on_token)
-    times.append(time.perf_counter())
+        found = _samples(log_probs, state, step, rules, options, ids, first, on_token)
     generated = sum(len(text.ids) for texts in found for text in texts)
-    speed = times[1] - times[0], generated / max(times[-1] - times[0], 1e-9)
+    speed = generated / max(time.perf_counter() - start, 1e-9)
     results = []
     for prompt, texts in zip(prompts, found, strict=True):
         shown, completions = prompt, []
         for text in texts[: options.returned]:
             shown, written = decode(tokenizer, prompt, text.ids, stops, options.raw)
             completions.append(_completion(tokenizer, text, written, stops))
-        results.append(Completed(prompt, shown, completions, *speed))
+        results.append(Completed(prompt, shown, completions, speed))
     return results
 
 
@@ -171,8 +163,5 @@ def as_json(completed: Completed) -> dict[str, Any]:
     return {
         "prompt": completed.prompt,
         "completions": [vars(completion) for completion in completed.completions],
-        "timings": {
-            "first_token_seconds": completed.first_token_seconds,
-            "tokens_per_second": completed.tokens_per_second,
-        },
+        "timings": {"tokens_per_second": completed.tokens_per_second},
     }

@@ -28,7 +28,6 @@ class ContextCopy(nn.Module):
         self.key_norm = norm(norm_kind, dim)
         self.pointer = PointerAttention(dim, 2 * dim, dim)
         self.gate = nn.Linear(dim, 1)
-        nn.init.zeros_(self.gate.weight)
         nn.init.constant_(self.gate.bias, GATE_BIAS)
 
     def keys(self, states: Tensor, before: Tensor | None = None) -> Tensor:

@@ -4,6 +4,7 @@ Shapes: B rows, T tokens, G global tokens before them, D the model's width, H he
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,14 +29,14 @@ class Encoder(nn.Module):
     they attend to all tokens, which makes them a memory of the window. If causal, a token would learn from them of
     later ones, so that they attend only to themselves and each other, and depend on no token.
 
-    With `recompute_blocks` the backward pass computes the activations inside a block again (Chen et al., 2016), with
-    the same random numbers.
+    If `recompute_blocks` is set, the backward pass computes the activations inside a block again (Chen et al., 2016),
+    with the same random numbers.
     """
 
-    def __init__(self, config: ModelConfig, *, recompute_blocks: bool = False) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(encoder_block(config, kind) for kind in config.layer_attention)
-        self.recompute_blocks = recompute_blocks
+        self.blocks: Any = nn.ModuleList(encoder_block(config, kind) for kind in config.layer_attention)
+        self.recompute_blocks = False
         count = config.global_tokens
         self.global_tokens = nn.Parameter(torch.empty(count, config.dim)) if count else None
         positions, rotary = torch.arange(count + config.context), config.position == "rotary"
@@ -64,7 +65,7 @@ class Encoder(nn.Module):
         x, positions = self._with_globals(x, positions)
         lengths, capacity = lengths + self._globals, capacity + self._globals
         bias, rotated_by, caches = self._bias(positions), self._rotation(positions), []
-        for block in self._causal_blocks():
+        for block in self.blocks:
             x, cache = block.prefill(x, lengths, capacity, mask=bias, rotation=rotated_by)
             caches.append(cache)
         return x[:, self._globals :], caches
@@ -75,7 +76,7 @@ class Encoder(nn.Module):
         shared = position[:1] if token.uniform_length else position.view(-1, 1, 1)  # over heads and the one query
         kv_len, rotated_by = token.kv_len + self._globals, self._rotation(shared)
         at = CachePosition(position, kv_len, token.uniform_length, rotated_by, self.slopes)
-        for block, cache in zip(self._causal_blocks(), caches, strict=True):
+        for block, cache in zip(self.blocks, caches, strict=True):
             x = block.step(x, cache, at)
         return x
 
@@ -90,9 +91,6 @@ class Encoder(nn.Module):
         first = self.global_tokens.to(x.dtype).expand(len(x), -1, -1)
         own = torch.arange(self._globals, device=x.device)
         return torch.cat((first, x), dim=1), torch.cat((own, positions + self._globals))
-
-    def _causal_blocks(self) -> list[EncoderBlock]:
-        return [block for block in self.blocks if isinstance(block, EncoderBlock)]
 
     def _bias(self, positions: Tensor) -> Tensor | None:
         return alibi_bias(self.slopes, positions, positions) if self.slopes is not None else None  # (H, T, T)

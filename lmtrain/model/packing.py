@@ -195,11 +195,8 @@ def _children(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
 
 @torch.no_grad()
 def _concatenated(layers: list[nn.Linear], order: Tensor) -> nn.Linear:
-    """One layer whose output is those of the given ones, one after the other, then taken in this order."""
+    """One layer whose output is those of the given ones, which have no biases, in this order."""
     weight = torch.cat([layer.weight.detach() for layer in layers])[order]
-    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-    joined = nn.Linear(weight.shape[1], weight.shape[0], bias=bool(biases), device=weight.device)
+    joined = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device=weight.device)
     joined.weight.copy_(weight)
-    if biases:
-        joined.bias.copy_(torch.cat(biases)[order])
     return joined

@@ -15,7 +15,8 @@ from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.tensor_files import Stored
 from lmtrain.system.messages import Note, ignore
 
-_GROUPS = ("model", "ema")
+GROUPS = ("model", "ema")
+"""The tensors of a checkpoint that scoring needs."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def trained_weights(run_dir: Path, which: str | None, weights: str, note: Note =
     """
     config = run_folder.run_config(run_dir)
     tokenizer = Tokenizer.load(run_dir / run_folder.TOKENIZER)
-    loaded = run_checkpoints.load_chosen(run_dir, which, _GROUPS, note)
+    loaded = run_checkpoints.load_chosen(run_dir, which, GROUPS, note)
     folder = loaded.folder
     checkpoint.check_model(loaded, config.model)
     if weights == "ema" and "ema" not in loaded.tensors:

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.attention import MultiHeadAttention, join_heads, split_heads
-from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import RecurrentState
 
 
@@ -34,15 +33,12 @@ class AlignedAttention(MultiHeadAttention, ABC):
     A mask is that of `padding_mask`, (B, 1, 1, Tk) bool: False gets no weight.
     """
 
-    def __init__(self, dim: int, heads: int, *, dropout: float = 0.0) -> None:
-        super().__init__(dim, heads, dropout=dropout)
-
     def forward(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """(B, Tq, W), (B, Tk, W) -> (B, Tq, W)."""
         return self.recall(query, self.remember(key), mask=mask)
 
     def with_weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """`forward`, and the weights without dropout (B, H, Tq, Tk)."""
+        """`forward`, and the weights (B, H, Tq, Tk)."""
         return self._read(query, self.remember(key), mask)
 
     def remember(self, key: Tensor) -> AlignedMemory:
@@ -63,8 +59,7 @@ class AlignedAttention(MultiHeadAttention, ABC):
         mask = memory.key.new_ones(1, 1, 1, memory.key.shape[-2], dtype=torch.bool) if mask is None else mask
         weights = self.align(split_heads(self.query(query), self.heads), memory, mask)
         memory.alignment = weights[:, :, -1]
-        dropped = drop(weights.to(memory.value.dtype), self.dropout, self.training)
-        return self.output(join_heads(dropped @ memory.value)), weights
+        return self.output(join_heads(weights.to(memory.value.dtype) @ memory.value)), weights
 
 
 class MonotonicAttention(AlignedAttention):
@@ -77,8 +72,8 @@ class MonotonicAttention(AlignedAttention):
     passes the last key attends to nothing, as do all after it.
     """
 
-    def __init__(self, dim: int, heads: int, *, dropout: float = 0.0) -> None:
-        super().__init__(dim, heads, dropout=dropout)
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__(dim, heads)
         self.offset = nn.Parameter(torch.full((heads, 1, 1), -1.0))  # below zero: at first, no key stops every query
 
     def remember(self, key: Tensor) -> AlignedMemory:
@@ -144,8 +139,8 @@ class LocationAwareAttention(AlignedAttention):
     one for each feature, R keys wide; before the first query all weights are zero. Raises ValueError for an even R.
     """
 
-    def __init__(self, dim: int, heads: int, *, width: int = 15, dropout: float = 0.0) -> None:
-        super().__init__(dim, heads, dropout=dropout)
+    def __init__(self, dim: int, heads: int, *, width: int = 15) -> None:
+        super().__init__(dim, heads)
         if width % 2 == 0:
             raise ValueError(f"width={width} must be odd, to have a key in the middle")
         self.around = (width // 2, width // 2 + 1)  # one too many, because Conv1d rejects a result without any key

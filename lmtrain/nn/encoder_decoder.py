@@ -4,9 +4,9 @@ Shapes: B rows, T positions of the decoder, Ts positions of the source, D the mo
 decoder, V target words.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Self, cast
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from lmtrain.nn.attention import CrossAttention, SelfAttention, padding_mask
 from lmtrain.nn.blocks import Cache, DecoderBlock, EncoderBlock, FeedForward, NormPosition, ResidualOptions
 from lmtrain.nn.dropout import Dropout
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
-from lmtrain.nn.norms import NormKind, norm
+from lmtrain.nn.norms import norm
 from lmtrain.nn.patterns import Pattern
 from lmtrain.nn.pointer import PointerAttention, copy_log_probs
 from lmtrain.nn.positions import sinusoidal
@@ -49,7 +49,6 @@ class Sizes:
     decoder_layers: int = 2
     max_length: int = 128
     dropout: float = 0.0
-    norm_kind: NormKind = "rms"
     norm_position: NormPosition = "pre"
     copy: bool = False
     cross_attention: CrossAttentionKind = "softmax"
@@ -73,11 +72,11 @@ class Sizes:
     @property
     def residual(self) -> ResidualOptions:
         """The options of every block's residuals."""
-        return {"norm_kind": self.norm_kind, "norm_position": self.norm_position, "dropout": self.dropout}
+        return {"norm_position": self.norm_position, "dropout": self.dropout}
 
     def last_norm(self) -> nn.Module:
         """The end of a stack of blocks: a norm, unless each block already ends with one."""
-        return norm(self.norm_kind, self.dim) if self.norm_position == "pre" else nn.Identity()
+        return norm("rms", self.dim) if self.norm_position == "pre" else nn.Identity()
 
     def feed_forward(self) -> FeedForward:
         """A block's feed-forward layer."""
@@ -164,7 +163,7 @@ class Decoder(nn.Module):
     def __init__(self, sizes: Sizes, pattern: Pattern) -> None:
         super().__init__()
         self.capacity = sizes.max_length
-        self.layers = nn.ModuleList(
+        self.blocks: Any = nn.ModuleList(
             DecoderBlock(
                 sizes.dim,
                 SelfAttention(sizes.dim, sizes.heads, pattern=pattern),
@@ -175,11 +174,6 @@ class Decoder(nn.Module):
             for _ in range(sizes.decoder_layers)
         )
         self.norm = sizes.last_norm()
-
-    @property
-    def blocks(self) -> Iterator[DecoderBlock]:
-        """The layers, typed."""
-        return iter(cast("list[DecoderBlock]", self.layers))
 
     def forward(self, x: Tensor, memory: Tensor, valid: Tensor, mask: Tensor | None = None) -> Tensor:
         """Inputs (B, T, D), memory (B, Ts, D), real where `valid` (B, Ts) -> (B, T, D). `mask` is for x."""

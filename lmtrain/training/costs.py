@@ -40,12 +40,11 @@ def step_flops(model: LanguageModel, config: Config) -> float:
     of activations, and the teacher. A tail of an adaptive output counts by its share of the targets.
     """
     rows = config.train.micro_batch or config.train.batch_size
-    flops = float(_matrix_products(config.model, model.vocab_size, rows))
+    flops = _matrix_products(config.model, model.vocab_size, rows) * config.train.batch_size / rows
     if model.adaptive is not None:
-        targets = rows * (1 if config.model.mode == "windowed" else config.model.context)
         in_tails = model.adaptive.logits_per_target - model.adaptive.classes
-        flops += 6.0 * targets * in_tails * (config.model.embed_dim or config.model.dim)
-    return flops * config.train.batch_size / rows
+        flops += 6.0 * targets_per_step(config) * in_tails * (config.model.embed_dim or config.model.dim)
+    return flops
 
 
 def _matrix_products(config: ModelConfig, vocab_size: int, rows: int) -> int:
@@ -93,9 +92,8 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
         inputs, targets = blank_batch(config, cpu)
         activations = _saved_bytes(objective, inputs, targets, precision)
         if config.train.activation_checkpointing:
-            recomputing = LanguageModel(config.model, vocab_size, recompute_blocks=True)
+            model.encoder.recompute_blocks = True
             between_blocks = 4.0 * inputs.numel() * config.model.dim * config.model.layers
-            objective = Objective(recomputing, config.train.loss_chunk, teacher)
             outside = _saved_bytes(objective, inputs, targets, precision)  # with what is saved between blocks
             blocks = activations - outside + between_blocks
             one_block = blocks / config.model.layers if config.model.layers else 0.0

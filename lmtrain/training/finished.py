@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError, field_validator
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score
+from lmtrain.model.trained import GROUPS
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.run_folder import STATE
 from lmtrain.system import disk
@@ -16,7 +17,6 @@ from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.budget import Budget
 from lmtrain.training.checkpoint_info import Amount, CheckpointInfo, Count
 from lmtrain.training.run import Outcome, out_of_patience
-from lmtrain.training.validation import GROUPS
 
 
 class _Finished(BaseModel, strict=True):

@@ -83,7 +83,7 @@ class StepResult(NamedTuple):
 Part = Callable[[str], AbstractContextManager[object]]
 
 
-def train_step(training: Training, lr: float, part: Part = lambda _name: nullcontext()) -> StepResult:
+def train_step(training: Training, lr: float, part: Part = nullcontext) -> StepResult:
     """One optimizer step over `batch_size` windows.
 
     The loss is the sum of nats over the count of all targets in the step, however they are divided into micro-batches.

@@ -56,12 +56,9 @@ class Monitor:
     def state(self, status: str, **details: Any) -> None:
         """Write the run's status to `state.json`; see `run_folder.write_state`."""
 
-    def metrics_bytes(self) -> int:
-        """The length of metrics.jsonl, all of it on disk: what a checkpoint must store."""
+    def flush(self) -> int:
+        """Write everything to the files now: the length of metrics.jsonl, which a checkpoint must store."""
         return 0
-
-    def flush(self) -> None:
-        """Write everything to the files now, for other readers."""
 
     def close(self) -> None:
         """Close the files."""
@@ -75,7 +72,7 @@ class RunMonitor(Monitor):
     most one in ten seconds, and evaluations and notes. `quiet` disables all of these.
 
     `step` is the step that the run resumes from (0: a new one), `progress` the fraction of its budget that was done by
-    then, `total_steps` the budget if it is in steps, `metrics_bytes` the value of `metrics_bytes()` at the checkpoint.
+    then, `total_steps` the budget if it is in steps, `metrics_bytes` the result of `flush` at the checkpoint.
     The metrics of a step must be logged before the checkpoint of that step is written. `clock` returns seconds.
     Raises LmtrainError if metrics.jsonl or the event files can't be written.
     """
@@ -162,22 +159,19 @@ class RunMonitor(Monitor):
     def state(self, status: str, **details: Any) -> None:
         write_state(self._path.parent, status, **details)
 
-    def metrics_bytes(self) -> int:
+    def flush(self) -> int:
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
             raise write_error(self._path, error) from error
-        return self._file.tell()
-
-    def flush(self) -> None:
-        self.metrics_bytes()
         self._tensorboard.flush()
+        return self._file.tell()
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-        self.metrics_bytes()
+        self.flush()
         self._file.close()
         self._tensorboard.close()
 

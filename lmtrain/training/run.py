@@ -129,13 +129,13 @@ class OpenRun:
 
     def _save(self, score: float | None) -> None:
         self._saved_step = self.training.counters.step
-        self.monitor.flush()
+        metrics_bytes = self.monitor.flush()
         self.clock.tick()
         self.clock.mark_saved()
         circumstances = {
             "seconds": self.clock.read(),
             "prepared": self.budget.prepared,
-            "metrics_bytes": self.monitor.metrics_bytes(),
+            "metrics_bytes": metrics_bytes,
             "schedule": asdict(schedule_of(self.training.config.train, self.budget)),
         }
         self.saver.save(self.training.counters.step, *snapshot(self.training, self.store, score, circumstances))

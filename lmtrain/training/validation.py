@@ -10,8 +10,9 @@ from torch import Tensor
 
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.evaluation.perplexity import Score, default_stride, evaluate
+from lmtrain.evaluation.perplexity import Score, evaluate, stride_of
 from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.trained import GROUPS
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.tensor_files import Stored
 from lmtrain.system.process_group import ProcessGroup
@@ -20,9 +21,6 @@ from lmtrain.training import samples
 from lmtrain.training.monitor import Monitor
 from lmtrain.training.sharding import shard_like
 from lmtrain.training.state import Training
-
-GROUPS = ("model", "ema")
-"""The tensors of a checkpoint that scoring needs."""
 
 
 def validate(training: Training, store: TokenStore, stride: int, limit: int | None, stop: StopSignal) -> Score:
@@ -88,10 +86,9 @@ def final_score(
     if training.counters.best_step != step:
         found = _best(run_dir, training.parallel.processes)
         weights, step = found.tensors["model" if training.ema is None else "ema"], found.info["step"]
-    stride = config.eval.stride or default_stride(config.model.mode, config.model.context)
     monitor.note(f"scoring the best checkpoint (step {step:,}) on the validation split")
     with swapped_weights(training.model, weights):
-        return validate(training, store, stride, None, stop), step
+        return validate(training, store, stride_of(config), None, stop), step
 
 
 def _best(run_dir: Path, processes: ProcessGroup) -> checkpoint.Checkpoint:

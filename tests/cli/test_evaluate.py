@@ -76,7 +76,7 @@ def test_a_text_in_a_column_is_scored_beside_a_corpus_of_another(lmtrain: Lmtrai
     (workdir / "own.txt").write_text("".join(f"{line}\n" for line in lines))
     (workdir / "own.jsonl").write_text("".join(json.dumps({"body": line}) + "\n" for line in lines))
     plain = json.loads(lmtrain("eval", "--text", "own.txt", "--dynamic", "--json").out)
-    found = json.loads(lmtrain("eval", "--text", "own.jsonl", "--text-column", "body", "--dynamic", "--json").out)
+    found = json.loads(lmtrain("eval", "--text", "own.jsonl", "data.text_column=body", "--dynamic", "--json").out)
     assert found["nats"] == plain["nats"]
 
 

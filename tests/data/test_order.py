@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.data.ids import Ids
-from lmtrain.data.order import MAX_SIZE, Mode, SampleOrder, batch, permute
+from lmtrain.data.order import Mode, SampleOrder, batch, permute
 from lmtrain.errors import LmtrainError
 
 MODES: tuple[Mode, ...] = ("causal", "windowed")
@@ -34,19 +34,13 @@ def test_permute_is_a_bijection(size: int, key: int) -> None:
     assert sorted(permute(np.arange(size), size, key).tolist()) == list(range(size))
 
 
-@given(st.integers(1, MAX_SIZE), st.integers(0, 2**64 - 1), st.data())
+@given(st.integers(1, 2**48), st.integers(0, 2**64 - 1), st.data())
 def test_permute_of_large_ranges_is_injective_and_in_range(size: int, key: int, data: st.DataObject) -> None:
     index = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=50, unique=True))
     result = permute(np.array(index), size, key)
     assert result.dtype == np.int64
     assert len(set(result.tolist())) == len(index)
     assert 0 <= result.min() <= result.max() < size
-
-
-@pytest.mark.parametrize("size", [0, MAX_SIZE + 1])
-def test_permute_rejects_other_sizes(size: int) -> None:
-    with pytest.raises(ValueError, match="permutation"):
-        permute(np.arange(0), size, 1)
 
 
 @pytest.mark.parametrize("size", [3, 4])

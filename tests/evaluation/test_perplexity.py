@@ -48,7 +48,7 @@ def test_every_token_is_scored_once_with_the_promised_context(
     assert score.tokens == scored
     assert score.token_perplexity == pytest.approx(3.0)
     assert (score.words, score.bytes) == pytest.approx((split.words * scored / count, 5 * scored))
-    assert (score.words_estimated, score.bytes_estimated) == (scored < count, scored < count)
+    assert score.estimated == (scored < count)
     assert [target for target, _ in found] == list(range(1, scored + 1))
     assert all(min(target, context - stride + 1) <= have <= context for target, have in found)
 
@@ -118,7 +118,7 @@ def test_figures_under_their_own_names() -> None:
 
 WORDS = Score(nats=800.0, tokens=400, words=400, bytes=1600, context=8, stride=2)
 PIECES = dataclasses.replace(WORDS, words=200)
-PARTLY = dataclasses.replace(PIECES, words_estimated=True, bytes_estimated=True)
+PARTLY = dataclasses.replace(PIECES, estimated=True)
 UNKNOWN = dataclasses.replace(WORDS, unknown_share=0.25)
 RARELY_UNKNOWN = dataclasses.replace(WORDS, unknown_share=0.00002)
 BITS, TOKENS = "bits per byte 0.7213 over 1,600 bytes", "token perplexity 7.389 over 400 tokens"

@@ -12,7 +12,6 @@ from lmtrain.config.schema import ModelConfig
 from lmtrain.errors import LmtrainError
 from lmtrain.model.build import build_model, set_output_bias
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.packing import pack
 from lmtrain.nn.adaptive import AdaptiveSoftmax
 from lmtrain.nn.chunked_loss import _backward_chunks, _forward_chunks
 from lmtrain.nn.output_loss import Chunk
@@ -141,17 +140,6 @@ def test_traced_as_one_graph_equals_eager() -> None:
             torch.testing.assert_close(found, expected, atol=0.05, rtol=1e-2)
             gradients = [torch.autograd.grad(nats.sum(), list(model.parameters())) for nats in (found, expected)]
             assert_near(list(gradients[0]), list(gradients[1]), 3e-2)
-
-
-def test_packed_it_predicts_nearly_the_same() -> None:
-    model, text = made(dim=32, output_cutoffs=(4, 9)), tokens(2, 12)
-    expected = model.predict(text)
-    pack(model, "bf16")
-    assert model.adaptive is not None
-    assert "adaptive.clusters" not in [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
-    found = model.predict(text)
-    torch.testing.assert_close(found, expected, atol=0.1, rtol=0.05)
-    assert not torch.equal(found, expected)
 
 
 def test_a_target_takes_the_logits_of_its_share_of_the_tails() -> None:

@@ -81,7 +81,7 @@ def test_two_ddp_processes_give_the_same_bits_as_one(
         "late": change(plain, train__steps=3, train__eval_steps=1),
     }
     timed = change(plain, train__steps=None, train__max_minutes=0.05, train__eval_steps=1000)
-    best_folder, save, monotonic = run_checkpoints.best_folder, checkpoint.save, time.monotonic
+    best_first, save, monotonic = run_checkpoints.best_first, checkpoint.save, time.monotonic
 
     def slowly(*arguments: Any) -> Path:
         """The best checkpoint of the run `late` is still being written when the other process would look for it."""
@@ -93,7 +93,9 @@ def test_two_ddp_processes_give_the_same_bits_as_one(
         monkeypatch.setattr(checkpoint, "save", slowly)
         if not processes.is_main:
             monkeypatch.setattr(
-                run_checkpoints, "best_folder", lambda run_dir: older if run_dir == base else best_folder(run_dir)
+                run_checkpoints,
+                "best_first",
+                lambda run_dir, until=None: [older] if run_dir == base else best_first(run_dir, until),
             )
             monkeypatch.setattr(time, "monotonic", lambda: 2 * monotonic())
         found = {}

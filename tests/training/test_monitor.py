@@ -96,7 +96,7 @@ def test_a_resumed_run_continues_its_curves(tmp_path: Path, step: int) -> None:
         reports.train(number, {"loss": float(number)})
         if number == step:
             reports.evaluation(number, {"loss": 40.0}, "")
-            length = reports.metrics_bytes()
+            length = reports.flush()
     reports.close()
 
     reports = monitor(tmp_path, step=step, progress=step / 10, metrics_bytes=length)
@@ -116,7 +116,7 @@ def test_a_truncated_metrics_file_is_cut_at_its_last_complete_line(tmp_path: Pat
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"ste')
     reports = monitor(tmp_path, step=2, metrics_bytes=5000)
     reports.train(3, {"loss": 1.0})
-    assert reports.metrics_bytes() == (tmp_path / "metrics.jsonl").stat().st_size
+    assert reports.flush() == (tmp_path / "metrics.jsonl").stat().st_size
     reports.close()
     assert records(tmp_path) == [{"step": 1}, {"step": 3, "kind": "train", "loss": 1.0}]
 
