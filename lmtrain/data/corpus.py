@@ -27,7 +27,6 @@ _CORPUS_FILE = re.compile(r"(train|valid|test)\.(txt|docs\.npy)")
 class _CorpusInfo(BaseModel, strict=True):
     """What the manifest of a corpus says apart from its files."""
 
-    name: str
     splits: dict[SplitName, Counts]
     floor: dict[SplitName, dict[str, float]] = {}
 
@@ -38,11 +37,6 @@ class Corpus:
 
     folder: Path
     manifest: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The corpus's short name."""
-        return str(self.manifest["name"])
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -63,7 +57,9 @@ def open_corpus(folder: Path) -> Corpus:
         splits = _CorpusInfo.model_validate(manifest).splits
     except ValidationError:
         splits = {}
-    if not splits or manifest["files"].keys() != {f"{split}.{end}" for split in splits for end in ("txt", "docs.npy")}:
+    if "train" not in splits or manifest["files"].keys() != {
+        f"{split}.{end}" for split in splits for end in ("txt", "docs.npy")
+    }:
         raise LmtrainError(f"{folder / MANIFEST} is damaged: delete {folder} and make it again")
     return Corpus(folder, manifest)
 
@@ -86,8 +82,7 @@ def download(
         note(f"data.source={data.source} is the known corpus of that name; for the path write ./{data.source}")
     note(f"making corpus {folder} from {data.source}")
     text = source.read(progress)
-    unknown = dict.fromkeys(("subset", "revision", "licence", "text_column"))
-    info = {"name": folder.name, "source": data.source, "origin": source.origin, **unknown, **text.about}
+    info = {"source": data.source, "origin": source.origin, **text.about}
     with new_folder(folder, FORMAT, info) as temporary:
         splits = _write(temporary, text, data.source, note, progress)
         info["splits"] = splits

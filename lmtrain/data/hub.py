@@ -76,10 +76,8 @@ def fetch(dataset: str, subset: str | None, revision: str | None, text_column: s
     splits = _open(dataset, folder, chosen)
     about = {
         "source": dataset,
-        "subset": subset,
         "revision": commit,
         "licence": ", ".join(card.license) if isinstance(card.license, list) else card.license,
-        "text_column": text_column,
     }
     rows = {split: _rows(dataset, folder, split, splits[split], text_column) for split in splits}
     return Text({split: row_lines(rows[split]) for split in splits}, about)

@@ -24,10 +24,8 @@ BPE_SIZES = (512, 16_384)
 def resolve(config: TokenizerConfig, corpus: Corpus) -> TokenizerConfig:
     """`config` with the kind in place of `auto`, and with the size of a bpe vocabulary; as it is with `config.file`.
 
-    Raises LmtrainError where the size is too small for the kind that was chosen, or the corpus has no train split.
+    Raises LmtrainError where the size is too small for the kind that was chosen.
     """
-    if "train" not in corpus.splits:
-        raise LmtrainError(f"corpus {corpus.name} has no train split, on which the tokenizer is trained: add one")
     if config.file is not None:
         return config
     kind, size = config.kind, config.vocab_size
@@ -37,8 +35,8 @@ def resolve(config: TokenizerConfig, corpus: Corpus) -> TokenizerConfig:
         size = fitting_size(corpus.manifest["splits"]["train"]["bytes"])
     if kind == "bpe" and size is not None and size < LEAST_BPE:
         raise LmtrainError(
-            f"tokenizer.vocab_size={size} is too small for the bpe tokenizer that suits {corpus.name}: set it to "
-            f"{LEAST_BPE} or more, or set tokenizer.kind=word"
+            f"tokenizer.vocab_size={size} is too small for the bpe tokenizer that suits {corpus.folder.name}: set it "
+            f"to {LEAST_BPE} or more, or set tokenizer.kind=word"
         )
     return config.model_copy(update={"kind": kind, "vocab_size": size})
 

@@ -39,8 +39,8 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: N
     """The store of a corpus: an existing one that was made from the same text and configuration, else a new one.
 
     The tokenizer is trained on the train split, as `resolve` chooses, or is that of `config.file`. `note` receives
-    one-line messages, such as why a store is made again. Raises LmtrainError when the corpus is damaged or has no train
-    split, when `config.file` is no tokenizer, when the folder holds other files, or when the disk is full.
+    one-line messages, such as why a store is made again. Raises LmtrainError when the corpus is damaged,
+    when `config.file` is no tokenizer, when the folder holds other files, or when the disk is full.
     """
     given = load_given(config.file, config.eos_token) if config.file is not None else None
     config = resolve(config, corpus)
@@ -51,7 +51,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: N
         found = _current_store(folder, identity)
         if isinstance(found, TokenStore):
             return found
-        note(f"tokenizing {corpus.name} again: {found}")
+        note(f"tokenizing {corpus.folder.name} again: {found}")
     verify(corpus.folder, corpus.manifest["files"])
     tokenizer = given or _trained(corpus, config, note, progress)
     if tokenizer.kind == "file" and not _restores(tokenizer, corpus.folder / "train.txt"):
@@ -60,7 +60,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: N
     knows_all = tokenizer.unk_id is None or (given is None and tokenizer.vocab_size != identity["vocab_limit"])
     floor = corpus.manifest.get("floor", {}) if knows_all else {}
     info = identity | {
-        "corpora": [corpus.name],
+        "corpora": [corpus.folder.name],
         "tokenizer_sha256": tokenizer.sha256,
         "vocab_size": tokenizer.vocab_size,
         "splits": {},
@@ -113,7 +113,7 @@ def _current_store(folder: Path, identity: dict[str, Any]) -> TokenStore | str:
 def _trained(corpus: Corpus, config: TokenizerConfig, note: Note, progress: bool) -> Tokenizer:
     """A tokenizer that is trained on a corpus."""
     size = f" of up to {config.vocab_size:,} entries" if config.vocab_size is not None else ""
-    note(f"training a {config.kind} tokenizer{size} on {corpus.name}")
+    note(f"training a {config.kind} tokenizer{size} on {corpus.folder.name}")
     text, lines = corpus.folder / "train.txt", corpus.manifest["splits"]["train"]["lines"]
     with tqdm(total=lines, desc="tokenizer", unit=" lines", disable=None if progress else True) as bar:
         if config.kind == "word":

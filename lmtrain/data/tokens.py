@@ -54,6 +54,10 @@ class _Floor(BaseModel, strict=True):
 class _StoreInfo(BaseModel, strict=True):
     """What the manifest of a store says apart from its files."""
 
+    corpora: list[str]
+    corpora_sha256: list[str]
+    kind: str
+    vocab_limit: int | None
     tokenizer_sha256: str
     vocab_size: int = Field(ge=1, le=2**32)
     splits: dict[SplitName, _SplitInfo]

@@ -119,6 +119,6 @@ def _licence(found: TrainedWeights) -> str | None:
     with suppress(LmtrainError):
         store = find_store(folder, str(found.info.get("tokens")))
         for name in [] if store is None else store.manifest["corpora"]:
-            licence: str | None = open_corpus(folder / name).manifest["licence"]
+            licence: str | None = open_corpus(folder / name).manifest.get("licence")
             return licence
     return None

@@ -45,7 +45,7 @@ def parquet(path: Path, rows: list[Any], column: str = "text") -> Path:
 def make_corpus(folder: Path, documents: Documents, **info: Any) -> Corpus:
     """A corpus folder with these documents."""
     splits: dict[str, dict[str, int]] = {}
-    with new_folder(folder, FORMAT, {"name": folder.name, "splits": splits, **info}) as temporary:
+    with new_folder(folder, FORMAT, {"splits": splits, **info}) as temporary:
         for split, texts in documents.items():
             lines = [line for text in texts for line in text]
             content = "".join(f"{line}\n" for line in lines).encode()

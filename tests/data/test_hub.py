@@ -137,7 +137,7 @@ def test_a_known_corpus_has_its_revision_pinned(hub: Hub, online: Client) -> Non
     files = {**PARTS, "README.md": PARTS["README.md"].replace(b"config_name: lines", b"config_name: wikitext-2-v1")}
     hub.repositories["Salesforce/wikitext"] = Repository(files, commit=pinned)
     manifest = online("wikitext-2")
-    assert (manifest["revision"], manifest["subset"]) == (pinned, "wikitext-2-v1")
+    assert (manifest["revision"], manifest["origin"]["subset"]) == (pinned, "wikitext-2-v1")
     assert manifest["licence"] == "CC BY-SA 3.0 and GFDL"
     assert not [request for request in hub.requests if "Salesforce" in request and "main" in request]
 
