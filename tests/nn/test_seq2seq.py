@@ -13,7 +13,7 @@ from lmtrain.generation import sampling
 from lmtrain.generation.search import Rules
 from lmtrain.nn.attention import CrossAttention, padding_mask
 from lmtrain.nn.blocks import NormPosition
-from lmtrain.nn.encoder_decoder import DecoderState, Sizes
+from lmtrain.nn.encoder_decoder import CrossAttentionKind, DecoderState, Sizes
 from lmtrain.nn.non_autoregressive import NonAutoregressive
 from lmtrain.nn.positions import sinusoidal
 from lmtrain.nn.scheduled_sampling import sample
@@ -97,17 +97,19 @@ def test_encoder_and_decoder_end_with_a_norm(position: NormPosition) -> None:
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
 @pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("attention", ["softmax", "monotonic", "location"])
 @pytest.mark.parametrize("kind", ["seq2seq", "predicted", "fixed"])
 def test_gradients_reach_every_parameter(
-    kind: Literal["seq2seq", "predicted", "fixed"], copy: bool, bf16: bool
+    kind: Literal["seq2seq", "predicted", "fixed"], attention: CrossAttentionKind, copy: bool, bf16: bool
 ) -> None:
     torch.manual_seed(0)
-    sizes, lengths = replace(SIZES, copy=copy, dropout=0.1), torch.tensor(TARGET_LENGTHS)
+    sizes = replace(SIZES, copy=copy, cross_attention=attention, dropout=0.1)
+    lengths = torch.tensor(TARGET_LENGTHS)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         model: Seq2Seq | NonAutoregressive
         if kind == "seq2seq":
             model = Seq2Seq(sizes)
-            loss = model.loss(SOURCE, TARGET, VALID, lengths, sampling=0.5)
+            loss = model.loss(SOURCE, TARGET, VALID, lengths, sampling=0.5, guided=1.0)
         else:
             model = NonAutoregressive(sizes, kind)
             loss = model.loss(SOURCE, TARGET, VALID, lengths)
