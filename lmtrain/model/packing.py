@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.nn.attention import SelfAttention
-from lmtrain.nn.blocks import FeedForward
 from lmtrain.nn.norms import RMSNorm
 from lmtrain.nn.pooling import AttentionPooling
 from lmtrain.nn.positions import Rotation
@@ -31,16 +30,15 @@ BIG = 2**17
 class PackedLinear(nn.Module):
     """x W^T + b in the arithmetic of `dtype`, the type of W: (..., K) -> (..., N), of x's own type.
 
-    Where oneDNN has the layout, W is stored in it, which is faster above all for few rows; an `activation`, `relu` or
-    `gelu`, can then be applied to the sums before they are rounded.
+    Where oneDNN has the layout, W is stored in it, which is faster above all for few rows.
     """
 
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, activation: str = "none") -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
-        self.dtype, self.activation = dtype, activation
+        self.dtype = dtype
         available = {torch.float32: PREPACKED, torch.bfloat16: PREPACKED_BF16}.get(dtype, False)
         self.prepacked = available and weight.device.type == "cpu"
         weight = weight.detach().to(dtype)
@@ -53,9 +51,7 @@ class PackedLinear(nn.Module):
         """(..., K) -> (..., N)."""
         narrow = x.to(self.dtype)
         if self.prepacked:
-            result: Tensor = torch.ops.mkldnn._linear_pointwise(
-                narrow, self.weight, self.bias, self.activation, [], "none"
-            )
+            result: Tensor = torch.ops.mkldnn._linear_pointwise(narrow, self.weight, self.bias, "none", [], "none")
         else:
             result = F.linear(narrow, self.weight, self.bias)
         return result.to(x.dtype)
@@ -116,21 +112,6 @@ class FusedSelfAttention(SelfAttention):
         return query, key, joined[:, 2 * self.heads :]
 
 
-class FusedFeedForward(FeedForward):
-    """A trained `FeedForward` whose activation, `relu` or `gelu`, is part of its first product, in bf16."""
-
-    def __init__(self, trained: FeedForward) -> None:
-        nn.Module.__init__(self)
-        hidden = trained.hidden
-        packed = PackedLinear(hidden.weight, hidden.bias, torch.bfloat16, trained.activation)
-        self.hidden, self.output = packed, trained.output  # type: ignore[assignment]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., D) bf16."""
-        result: Tensor = self.output(self.hidden(x.to(torch.bfloat16)))
-        return result
-
-
 class FoldedPooling(AttentionPooling):
     """A trained `AttentionPooling` whose `score_weight` and slopes are computed once."""
 
@@ -166,12 +147,9 @@ def pack(model: Predictor, weights: str) -> None:
         return
     device = model.embedding.weight.device.type
     model.pool = FoldedPooling(model.pool)
-    fuses_activation = PREPACKED_BF16 and device == "cpu" and weights == "bf16"
     for module, name, child in _children(model):
         if isinstance(child, SelfAttention):
             setattr(module, name, FusedSelfAttention(child, FORMS[weights]))
-        elif isinstance(child, FeedForward) and fuses_activation and child.activation in ("relu", "gelu"):
-            setattr(module, name, FusedFeedForward(child))
         elif isinstance(child, RMSNorm) and device == "cpu":
             setattr(module, name, PackedNorm(child.weight, child.eps or 0.0))
     weight: Tensor = model.output.weight  # type: ignore[assignment]
