@@ -103,6 +103,7 @@ class Tokenizer:
             return cls.of_words(Counter(chain.from_iterable(map(str.split, lines))), config)
         if config.kind == "byte":
             return cls._made("byte", tokenizer_file.new_backend("byte", BYTE_VOCABULARY))
+        assert config.vocab_size is not None
         backend = tokenizer_file.new_backend("bpe", {EOS: 0})
         # `<eos>`, the 256 bytes, then merges of pairs that occur at least twice.
         trainer = trainers.BpeTrainer(
