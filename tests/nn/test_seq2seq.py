@@ -271,7 +271,7 @@ def test_guided_attention_is_added_to_the_loss_in_the_same_pass() -> None:
         block.feed_forward.register_forward_hook(lambda layer, *_: passes.append(layer))
     torch.testing.assert_close(model.loss(SOURCE, TARGET, VALID, lengths, guided=3.0), plain + 3 * guide)
     assert len(passes) == SIZES.decoder_layers
-    layer = next(model.decoder.blocks).cross_attention
+    layer = model.decoder.blocks[0].cross_attention
     difference = model.loss(SOURCE, TARGET, VALID, lengths, guided=3.0) - model.loss(SOURCE, TARGET, VALID, lengths)
     (gradient,) = torch.autograd.grad(difference, layer.query.weight)
     assert gradient.abs().max() > 1e-4
