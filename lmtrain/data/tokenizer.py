@@ -35,6 +35,8 @@ BYTE = _DIRECT | dict(zip(BYTE_SYMBOLS[len(_DIRECT) :], sorted(set(range(256)) -
 """The byte of each symbol: printable Latin-1 stands for itself, later symbols for the other bytes in order."""
 BYTE_VOCABULARY = {EOS: 0} | {symbol: byte + 1 for symbol, byte in BYTE.items()}
 
+MOST_WORDS = 1_500_000
+"""Different words that are counted at once; above that, the rarest half is dropped."""
 MOST_IDS = 1 << 24
 """Ids that a file may make the rows of an embedding; its entries are limited by its size."""
 _PIECE = 1 << 16
@@ -100,7 +102,9 @@ class Tokenizer:
         Raises LmtrainError when the vocabulary is too large to be stored.
         """
         if config.kind == "word":
-            return cls.of_words(Counter(chain.from_iterable(map(str.split, lines))), config)
+            words = [word for word in _by_frequency(_count(lines)) if word not in (UNK, EOS)]
+            vocabulary = {word: index for index, word in enumerate([UNK, EOS, *words][: config.vocab_size])}
+            return cls._made("word", tokenizer_file.new_backend("word", vocabulary))
         if config.kind == "byte":
             return cls._made("byte", tokenizer_file.new_backend("byte", BYTE_VOCABULARY))
         assert config.vocab_size is not None
@@ -115,14 +119,6 @@ class Tokenizer:
         )
         backend.train_from_iterator(pieces((f"{line}\n" for line in lines), "bpe"), trainer)
         return cls._made("bpe", backend)
-
-    @classmethod
-    def of_words(cls, counts: Mapping[str, int], config: TokenizerConfig) -> Self:
-        """The word tokenizer of a text with these counts of words: `<unk>`, `<eos>`, then words by descending frequency
-        and alphabetically among equals, `tokenizer.vocab_size` entries at most. Raises as `train` does."""
-        ordered = sorted(counts.keys() - {UNK, EOS}, key=lambda word: (-counts[word], word))
-        vocabulary = {word: index for index, word in enumerate([UNK, EOS, *ordered][: config.vocab_size])}
-        return cls._made("word", tokenizer_file.new_backend("word", vocabulary))
 
     @classmethod
     def _made(cls, kind: Kind, backend: Any) -> Self:
@@ -266,6 +262,21 @@ def utf8(text: str) -> bytes:
         raise LmtrainError(
             f"the text has a lone surrogate at character {error.start}: it is not Unicode text, so remove it"
         ) from None
+
+
+def _count(lines: Iterable[str]) -> Counter[str]:
+    """How often each word occurs; where there are more than `MOST_WORDS`, the counts of rare words are too low."""
+    counts: Counter[str] = Counter()
+    for piece in pieces(lines, "word"):
+        counts.update(piece.split())
+        if len(counts) > MOST_WORDS:
+            counts = Counter({word: counts[word] for word in _by_frequency(counts)[: MOST_WORDS // 2]})
+    return counts
+
+
+def _by_frequency(counts: Mapping[str, int]) -> list[str]:
+    """Words by descending count, and alphabetically among equals."""
+    return sorted(counts, key=lambda word: (-counts[word], word))
 
 
 def pieces(texts: Iterable[str], kind: Kind) -> Iterator[str]:

@@ -6,9 +6,7 @@ shard is held at a time, and the words of a vocabulary are counted within bounds
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +17,13 @@ from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.corpus import Corpus, reject_foreign
 from lmtrain.data.encoding import Advance, blocks, encode_text, lines_of
 from lmtrain.data.given_tokenizer import load_given
-from lmtrain.data.tokenizer import Tokenizer, pieces
+from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_choice import resolve
 from lmtrain.data.tokens import FORMAT, TOKENIZER, TokenStore, open_store, shard_name
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import new_folder, sha256_bytes, verify
 from lmtrain.system.messages import Note
 
-MOST_WORDS = 1_500_000
-"""Different words that are counted at once; above that, the rarest half is dropped."""
 BPE_BYTES = 256 << 20
 """Text that merges are learned from, taken evenly from a larger corpus: more changes few of them and takes long."""
 CHECKED_BYTES = 16 << 10
@@ -115,30 +111,15 @@ def _trained(corpus: Corpus, config: TokenizerConfig, note: Note, progress: bool
     size = f" of up to {config.vocab_size:,} entries" if config.vocab_size is not None else ""
     note(f"training a {config.kind} tokenizer{size} on {corpus.folder.name}")
     text, lines = corpus.folder / "train.txt", corpus.manifest["splits"]["train"]["lines"]
-    with tqdm(total=lines, desc="tokenizer", unit=" lines", disable=None if progress else True) as bar:
-        if config.kind == "word":
-            return Tokenizer.of_words(_count(text, bar.update), config)
-        return Tokenizer.train(_sample(text, note, bar.update) if config.kind == "bpe" else [], config)
-
-
-def _count(text: Path, advance: Advance) -> Counter[str]:
-    """How often each word occurs; where there are more than `MOST_WORDS`, the counts of rare words are too low."""
-    counts: Counter[str] = Counter()
-    for block in blocks(text):
-        for piece in pieces(lines_of(block), "word"):
-            counts.update(piece.split())
-        if len(counts) > MOST_WORDS:
-            ordered = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
-            counts = Counter(dict(islice(ordered, MOST_WORDS // 2)))
-        advance(block.count(b"\n"))
-    return counts
-
-
-def _sample(text: Path, note: Note, advance: Advance) -> Iterator[str]:
-    """The lines that merges are learned from: all, or the beginning of each block of a large text."""
-    share = min(1.0, BPE_BYTES / max(1, text.stat().st_size))
+    share = min(1.0, BPE_BYTES / max(1, text.stat().st_size)) if config.kind == "bpe" else 1.0
     if share < 1:
         note(f"the merges are learned from {share:.1%} of the text, {BPE_BYTES >> 20} MiB taken evenly from all of it")
+    with tqdm(total=lines, desc="tokenizer", unit=" lines", disable=None if progress else True) as bar:
+        return Tokenizer.train(_sample(text, share, bar.update), config)
+
+
+def _sample(text: Path, share: float, advance: Advance) -> Iterator[str]:
+    """The lines that a tokenizer is trained on: all, or the first `share` of each block."""
     for block in blocks(text):
         for line in lines_of(block, None if share == 1 else int(share * len(block))):
             advance(1)

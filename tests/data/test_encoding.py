@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.config.schema import TokenizerConfig
-from lmtrain.data import encoding, tokenizing
+from lmtrain.data import encoding, tokenizer, tokenizing
 from lmtrain.data.encoding import blocks, lines_of
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokens import TokenStore
@@ -77,7 +77,7 @@ def test_the_hash_of_a_store_of_several_shards_is_that_of_earlier_versions(tmp_p
 def test_rare_words_are_dropped_where_there_are_too_many(
     tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizing, "MOST_WORDS", 60)
+    monkeypatch.setattr(tokenizer, "MOST_WORDS", 60)
     store = make_store(tmp_path, "word", DOCUMENTS)
     assert store.tokenizer.vocab_size < 150
     assert all(store.tokenizer.knows(word) for word in ("line", "says", "times", "é", "0", "6"))
@@ -98,7 +98,7 @@ def test_merges_of_a_large_text_are_learned_from_a_part(
 GROWTH = """
 import sys
 from pathlib import Path
-from lmtrain.data import encoding, tokenizing
+from lmtrain.data import encoding, tokenizer, tokenizing
 from lmtrain.data.corpus import download
 from lmtrain.config.schema import DataConfig, TokenizerConfig
 
