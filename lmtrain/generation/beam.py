@@ -19,7 +19,7 @@ LOWEST = -sys.float_info.max
 """Below any log-probability but minus infinity, that of blocked tokens."""
 
 COLUMNS = 512
-"""Maxima that `_highest` takes first."""
+"""Maxima that `_topk` takes first."""
 
 
 @torch.no_grad()
@@ -167,13 +167,13 @@ def _assign_rows(live: Sequence[list[_Text]], layout: _Layout) -> tuple[_Layout,
 
 def _extend(log_probs: Tensor, live: Sequence[list[_Text]], beams: int) -> list[list[_Text]]:
     """The `beams` best one-token extensions of each prompt's texts, best first, by total + log p (R, V) in float64."""
-    values, tokens = (found.tolist() for found in _highest(log_probs, beams + 1))
+    values, tokens = (found.tolist() for found in _topk(log_probs, beams + 1))
     extended = []
     for beam in live:
         best = _best_extensions(beam, [zip(values[text.row], tokens[text.row], strict=True) for text in beam], beams)
         cutoff = -best[-1][0] if len(best) == beams else LOWEST
         if any(text.total + values[text.row][-1] >= cutoff for text in beam):  # ties with it may not be listed
-            best = _best_extensions(beam, [_at_least(cutoff, text, log_probs[text.row]) for text in beam], beams)
+            best = _best_extensions(beam, [_extensions_from(cutoff, text, log_probs[text.row]) for text in beam], beams)
         extended.append(
             [
                 _Text(beam[rank].row, (*beam[rank].ids, token), (*beam[rank].token_log_probs, log_prob), -minus_sum)
@@ -196,13 +196,13 @@ def _best_extensions(
     return heapq.nsmallest(beams, candidates)
 
 
-def _at_least(cutoff: float, text: _Text, log_probs: Tensor) -> Iterable[tuple[float, int]]:
+def _extensions_from(cutoff: float, text: _Text, log_probs: Tensor) -> Iterable[tuple[float, int]]:
     """(log p, token) of every extension of a text whose sum is at least `cutoff`, from log_probs (V,)."""
     tokens = (text.total + log_probs.double() >= cutoff).nonzero().squeeze(-1)
     return zip(log_probs[tokens].tolist(), tokens.tolist(), strict=True)
 
 
-def _highest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` highest of each row, or all of fewer, highest first, and where they are: (R, V) -> (R, count) each.
 
     They are in the `count` columns of the highest maxima, where V is seen as a matrix with rows of `COLUMNS`: on a CPU

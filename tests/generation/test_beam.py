@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lmtrain.generation.beam import COLUMNS, _highest, beam_search
+from lmtrain.generation.beam import COLUMNS, _topk, beam_search
 from lmtrain.generation.sampling import sample
 from lmtrain.generation.search import Hypothesis, Rules
 from tests.generation.toy import ENDS, PROMPTS, History, Toy, ends_with
@@ -185,7 +185,7 @@ def test_the_highest_are_those_of_a_whole_sort(width: int, count: int, ties: boo
     torch.manual_seed(0)
     values = torch.randint(20, (3, width)).float() if ties else torch.randn(3, width)
     values[1] = -torch.inf
-    found, index = _highest(values, count)
+    found, index = _topk(values, count)
     expected = values.sort(descending=True).values[:, :count]
     torch.testing.assert_close(found, expected, atol=0, rtol=0)
     torch.testing.assert_close(values.gather(-1, index), expected, atol=0, rtol=0)
