@@ -198,7 +198,8 @@ def test_startup_times_commands(script: Any) -> None:
 
 
 def test_reproduce_scores_with_the_settings_that_it_finds(script: Any, command: Any) -> None:
-    moves = {"temperature": [{"temperature": 1.1}], "cache": [{"cache_weight": 2}], "dynamic": [{"dynamic_lr": 0.25}]}
+    fields = {"temperature": "temperature", "cache": "cache_weight", "dynamic": "dynamic_lr"}
+    moves = {name: [{field: factor} for factor in (0.7, 1.4)] for name, field in fields.items()}
     tiny = [*TINY, "run.name=r", "--tune", "60", "--limit", "60"]
     (found,) = script("reproduce", "recipes", "quickstart", *tiny, MOVES=moves)
     first, *rows = found["metrics"]["rows"]
@@ -207,6 +208,7 @@ def test_reproduce_scores_with_the_settings_that_it_finds(script: Any, command: 
     flags = [[], [], ["--cache"], ["--dynamic", "eval.stride=16"], ["--dynamic", "--cache", "eval.stride=16"]]
     defaults = [command("eval", "--run", "runs/r", "--limit", "60", *options)["nats"] for options in flags]
     assert all(row["nats"] <= nats for row, nats in zip(rows, defaults, strict=True))
+    assert sum(row["nats"] < nats for row, nats in zip(rows, defaults, strict=True)) > 1
     assert {"--dynamic", "--cache"} <= set(found["settings"]["options"]["dynamic and cache"])
     assert (found["settings"]["tuned_on_tokens"], found["seeds"]) == (60, [1])
 
