@@ -26,7 +26,6 @@ def test_download_and_tokenize(lmtrain: Lmtrain, folder: Path) -> None:
     assert result["vocab_size"] == 6
     assert result["splits"]["train"]["tokens"] == 8
     again = lmtrain("tokenize", "corpus", "tokenizer.kind=word")
-    assert "8" in again.out
     assert "training a" not in again.err
     assert "training a bpe tokenizer of up to 512 entries" in lmtrain("tokenize", "corpus").err
     assert lmtrain("download", "corpus", "--force", "--quiet").err == ""

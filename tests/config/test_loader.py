@@ -167,16 +167,6 @@ def test_a_leading_zero_is_no_octal_number(text: str, dim: int, tmp_path: Path) 
     assert config.load(None, ["model.heads=1", f"model.dim={text}"], {}).model.dim == dim
 
 
-def test_a_configuration_that_is_wrong_is_wrong_usage_and_one_that_cannot_be_read_is_not(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("model: {dim: wide}")
-    for path, overrides in ((tmp_path / "c.yaml", []), (None, ["model.dimm=1"]), (None, ["dim"])):
-        with pytest.raises(UsageError):
-            config.load(path, overrides, {})
-    with pytest.raises(LmtrainError) as caught:
-        config.load(tmp_path / "none.yaml", [], {})
-    assert not isinstance(caught.value, UsageError)
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -191,7 +181,7 @@ def test_a_configuration_that_is_wrong_is_wrong_usage_and_one_that_cannot_be_rea
         ("train.sample_prompts=[a] # b", "not valid YAML: there is more after"),
         ("train.sample_prompts=[a #b]", "not valid YAML"),
         ("run.name=1 2", "run.name='1 2'"),
-        ("train.lr=nan", "model.lr|train.lr"),
+        ("train.lr=nan", "finite"),
         ("train.lr=.inf", "finite"),
         ("train.micro_batch=5", "can't be divided into train.micro_batch=5"),
         ("eval.stride=500", "eval.stride=500 is longer than model.context=128"),
@@ -205,7 +195,7 @@ def test_a_configuration_that_is_wrong_is_wrong_usage_and_one_that_cannot_be_rea
     ],
 )
 def test_a_wrong_override_is_named(override: str, message: str) -> None:
-    with pytest.raises(LmtrainError, match="|".join(part.replace("?", r"\?") for part in message.split("|"))):
+    with pytest.raises(LmtrainError, match=message):
         config.load(None, [override], {})
 
 

@@ -10,7 +10,6 @@ from lmtrain.data.corpus import Corpus
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokens import TOKENIZER
 from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, make_corpus, tokenized
-from tests.helpers import Lmtrain
 
 OTHER = {
     "train": [["the new cat sat", "", "on <unk> 7 hats"], ["a é hat"]],
@@ -65,16 +64,3 @@ def test_each_tokenizer_has_a_store_of_its_own(file: Path, corpus: Corpus, notes
     assert trained.tokenizer.sha256 == own.tokenizer.sha256 != given.tokenizer.sha256
     assert own.split("train").ids[:].tolist() == trained.split("train").ids[:].tolist()
     assert sum("training a word tokenizer" in note for note in notes) == 1
-
-
-def test_the_command_takes_a_file(lmtrain: Lmtrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("first", "second"):
-        Path(f"{name}.txt").write_text("".join(f"{name} {number} of all\n" for number in range(40)))
-    first = lmtrain("tokenize", "first.txt", "tokenizer.kind=bpe", "tokenizer.vocab_size=270")
-    folder = Path(first.out.splitlines()[0])
-    second = lmtrain("tokenize", "second.txt", f"tokenizer.file={folder / TOKENIZER}")
-    assert second.code == 0, second.err
-    made = Path(second.out.splitlines()[0])
-    assert (made / TOKENIZER).read_bytes() == (folder / TOKENIZER).read_bytes()
-    assert "entries (bpe)" in second.out.splitlines()[1]

@@ -92,7 +92,6 @@ def test_epochs_and_seeds_differ(seed: int) -> None:
     epochs = [order.starts(epoch * size, size) // 16 for epoch in range(3)]
     assert not any(np.array_equal(first, second) for first, second in pairwise(epochs))
     assert not np.array_equal(epochs[0], other.starts(0, size) // 16)
-    assert SampleOrder(4_000, 16, "causal", seed).starts(7, 20).tolist() == order.starts(7, 20).tolist()
 
 
 @pytest.mark.parametrize("mode", MODES)

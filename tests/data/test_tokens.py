@@ -104,14 +104,6 @@ def test_the_floor_is_that_of_a_text_whose_words_are_all_known(
     assert "floor" not in tokenized(corpus, TokenizerConfig(file=store.folder / TOKENIZER)).manifest
 
 
-def test_a_current_store_is_opened_and_not_made_again(kind: Kind, tmp_path: Path, notes: list[str]) -> None:
-    store = make_store(tmp_path, kind)
-    inode = (store.folder / MANIFEST).stat().st_ino
-    corpus = open_corpus(tmp_path / "tiny")
-    assert (tokenized(corpus, CONFIGS[kind], notes.append).sha256, notes) == (store.sha256, [])
-    assert (store.folder / MANIFEST).stat().st_ino == inode
-
-
 def test_a_changed_corpus_has_a_store_beside_the_old_one(tmp_path: Path) -> None:
     old = make_store(tmp_path)
     new = make_store(tmp_path, documents=DOCUMENTS | {"valid": [["the cat sat", "on a mat"]]})

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lmtrain.generation.beam import COLUMNS, _topk, beam_search
-from lmtrain.generation.sampling import sample
 from lmtrain.generation.search import Hypothesis, Rules
 from tests.generation.toy import ENDS, PROMPTS, History, Toy, ends_with
 
@@ -114,14 +113,6 @@ def test_a_beam_as_wide_as_the_space_is_exhaustive(problem: Problem, results: in
     width = max(12, problem.model.vocab**problem.rules.max_tokens)
     (found,) = replace(problem, beams=width, results=results).search([(0, 1)])
     assert_same(found, problem.exhaustive((0, 1))[:results])
-
-
-@brief
-@given(problems())
-def test_one_beam_is_greedy(problem: Problem) -> None:
-    greedy = sample(*problem.model.start(PROMPTS), problem.model.step, problem.rules)
-    expected = [problem.hypothesis(prompt, end.ids) for prompt, end in zip(PROMPTS, greedy, strict=True)]
-    assert_same([end for (end,) in replace(problem, beams=1, results=1).search()], expected)
 
 
 @pytest.mark.parametrize("probabilities", [[0.9, 0.06, 0.04], [0.5, 0.5, 0.0]])

@@ -1,7 +1,6 @@
 """Where texts end, compared with a search of the whole decoded text after every token."""
 
 import random
-import re
 from collections.abc import Sequence
 
 import pytest
@@ -140,7 +139,6 @@ def test_pieces_join_to_the_decoded_text() -> None:
         ids = [*tokenizer.encode("= Title =\n\nthe cat é\na . b"), tokenizer.eos_id, tokenizer.eos_id]
         text = spelled(tokenizer, ids).decode()
         assert text.removeprefix(" " if tokenizer.kind == "word" else "") == tokenizer.decode(ids)
-        assert re.search("é", text) or tokenizer.unk_id is not None
 
 
 def test_where_there_are_no_headings_an_unknown_word_is_none() -> None:

@@ -168,19 +168,6 @@ def test_queries_and_keys_are_normalized_and_rotated() -> None:
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_cache_select_reorders_in_place_drops_and_repeats() -> None:
-    cache = KeyValueCache.allocate(torch.arange(3.0).view(3, 1, 1, 1), -torch.arange(3.0).view(3, 1, 1, 1), capacity=2)
-    memory = cache.key.data_ptr()
-    cache = cache.select(Rows(torch.tensor([2, 2, 0]), len(cache.key)))
-    assert cache.key.data_ptr() == memory
-    assert cache.key.flatten().tolist() == [2, 0, 2, 0, 0, 0]
-    assert cache.value.flatten().tolist() == [-2, 0, -2, 0, 0, 0]
-    cache = cache.select(Rows(torch.tensor([2, 0]), len(cache.key)))
-    cache.write(torch.full((2, 1, 1, 1), 7.0), torch.full((2, 1, 1, 1), 8.0), 1, 2)
-    assert cache.key.flatten().tolist() == [0, 7, 2, 7]
-    assert cache.select(Rows(torch.tensor([1, 1, 0]), len(cache.key))).key.flatten().tolist() == [2, 7, 2, 7, 0, 7]
-
-
 def test_rows_that_move_copy_only_where_they_differ() -> None:
     cache = KeyValueCache.allocate(torch.arange(6.0).view(2, 1, 3, 1), torch.arange(6.0).view(2, 1, 3, 1), capacity=4)
     cache = cache.select(Rows(torch.tensor([0, 0]), 2), same=2)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmtrain.generation import sampling
 from lmtrain.generation.search import Rules
 from lmtrain.nn.attention import CrossAttention, padding_mask
 from lmtrain.nn.blocks import NormPosition
@@ -119,29 +118,6 @@ def test_gradients_reach_every_parameter(
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.abs().max() > 0, name
-
-
-def argmax_loop(model: Seq2Seq, source: Tensor, limit: int) -> tuple[int, ...]:
-    ids: list[int] = []
-    while len(ids) < limit and END not in ids:
-        log_probs = model(source, torch.tensor([[BEGIN, *ids]]))[0, -1]
-        log_probs[BEGIN] = -math.inf
-        ids.append(int(log_probs.argmax()))
-    return tuple(ids)
-
-
-@pytest.mark.parametrize("copy", [False, True])
-def test_greedy_equals_an_uncached_loop(copy: bool) -> None:
-    lengths = set()
-    for seed in range(6):
-        model = make(replace(SIZES, copy=copy), seed)
-        model.prediction.vocabulary.weight.data.mul_(4)  # decided enough to vary from row to row
-        model.prediction.vocabulary.bias.data[END] += 1
-        found = sampling.sample(*model.start(SOURCE, VALID), model.step, RULES)
-        for row, length in enumerate(LENGTHS):
-            assert found[row].ids == argmax_loop(model, SOURCE[row : row + 1, :length], 9)
-            lengths.add(len(found[row].ids))
-    assert len(lengths) > 2
 
 
 def test_a_selected_state_continues_and_a_full_one_is_rejected() -> None:

@@ -4,10 +4,8 @@ The calls by which checkpoints and files are written are recorded, and `crash_st
 leave. Omitting calls on purpose shows that these states would reveal a missing one.
 """
 
-import os
 import re
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,14 +30,6 @@ class Save:
     """How many calls had been made when `checkpoint.save` returned."""
     old: Content | None
     new: Content
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A folder for thousands of states, in memory if possible."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
-        yield Path(folder)
 
 
 def recorded_save(base: Path, kind: str) -> Save:
@@ -80,11 +70,11 @@ def complaints(saved: Save, states: dict[Tree, int], place: Path) -> Iterator[st
 
 
 @pytest.mark.parametrize("kind", ["first", "beside an older one", "pruned", "same step"])
-def test_a_crash_leaves_the_old_checkpoint_or_the_new_one(tmp_path: Path, place: Path, kind: str) -> None:
+def test_a_crash_leaves_the_old_checkpoint_or_the_new_one(tmp_path: Path, kind: str) -> None:
     saved = recorded_save(tmp_path / "recorded", kind)
     states = crash_states(saved.start, saved.calls)
     assert len(states) > 1000
-    assert Counter(complaints(saved, states, place)) == {"": len(states)}
+    assert Counter(complaints(saved, states, tmp_path)) == {"": len(states)}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +88,7 @@ def test_a_crash_leaves_the_old_checkpoint_or_the_new_one(tmp_path: Path, place:
         ("same step", "checkpoints", "neither old nor new"),
     ],
 )
-def test_an_omitted_sync_would_be_found(tmp_path: Path, place: Path, kind: str, lost: str, expected: str) -> None:
+def test_an_omitted_sync_would_be_found(tmp_path: Path, kind: str, lost: str, expected: str) -> None:
     """`lost` are the names of the files and folders that are not synced."""
 
     def is_lost(call: Call) -> bool:
@@ -106,10 +96,10 @@ def test_an_omitted_sync_would_be_found(tmp_path: Path, place: Path, kind: str, 
 
     saved = recorded_save(tmp_path / "recorded", kind)
     assert any(is_lost(call) for call in saved.calls)
-    assert expected in complaints(saved, crash_states(saved.start, saved.calls, is_lost), place)
+    assert expected in complaints(saved, crash_states(saved.start, saved.calls, is_lost), tmp_path)
 
 
-def test_a_crash_of_the_restart_harms_nothing(tmp_path: Path, place: Path) -> None:
+def test_a_crash_of_the_restart_harms_nothing(tmp_path: Path) -> None:
     """Two crashes in a row: one leaves an older folder renamed, the other happens while it is renamed back."""
     saved = recorded_save(tmp_path / "recorded", "same step")
     tried = 0
@@ -125,11 +115,11 @@ def test_a_crash_of_the_restart_harms_nothing(tmp_path: Path, place: Path) -> No
         assert calls
         states = dict.fromkeys(crash_states(tree, calls), 0)
         tried += len(states)
-        assert Counter(complaints(saved, states, place)) == {"": len(states)}
+        assert Counter(complaints(saved, states, tmp_path)) == {"": len(states)}
     assert tried > 20
 
 
-def test_a_crash_leaves_the_old_file_or_the_new_one(tmp_path: Path, place: Path) -> None:
+def test_a_crash_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     old, new = b"old" * 30, b"new" * 30
     path = tmp_path / "state.json"
     files.write_file(path, old)
@@ -142,11 +132,11 @@ def test_a_crash_leaves_the_old_file_or_the_new_one(tmp_path: Path, place: Path)
         """In how many states neither is found, or the old one after the last call, if one call is lost."""
         found = 0
         for tree, done in crash_states(start, calls, lambda call: call is lost).items():
-            build(tree, place / "state")
-            files.recover(place / "state")
+            build(tree, tmp_path / "state")
+            files.recover(tmp_path / "state")
             allowed = [new] if done == len(calls) else [new, old]
-            found += read_tree(place / "state") not in [(("state.json", content),) for content in allowed]
-            shutil.rmtree(place / "state")
+            found += read_tree(tmp_path / "state") not in [(("state.json", content),) for content in allowed]
+            shutil.rmtree(tmp_path / "state")
         return found
 
     assert [call.name for call in calls] == ["write", "sync", "rename", "sync"]

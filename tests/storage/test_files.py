@@ -30,27 +30,6 @@ def test_a_folder_appears_whole_with_its_manifest(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_block_that_raises_leaves_only_the_older_folder(tmp_path: Path) -> None:
-    _write(tmp_path / "a", b"old")
-
-    def fail() -> None:
-        with files.new_folder(tmp_path / "a", "kind/1", {}) as folder:
-            (folder / "data").write_bytes(b"new")
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert (tmp_path / "a" / "data").read_bytes() == b"old"
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_folder_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
-    _write(tmp_path / "a", b"old")
-    _write(tmp_path / "a", b"new")
-    assert (tmp_path / "a" / "data").read_bytes() == b"new"
-    assert len(list(tmp_path.iterdir())) == 1
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -66,22 +45,6 @@ def test_a_damaged_folder_is_rejected_on_opening(tmp_path: Path, name: str, cont
         (tmp_path / "a" / name).write_bytes(content)
     with pytest.raises(LmtrainError, match=str(tmp_path)):
         files.read_manifest(tmp_path / "a", "kind/1")
-
-
-def test_changed_content_of_the_same_size_is_found_by_its_hash(tmp_path: Path) -> None:
-    _write(tmp_path / "a")
-    (tmp_path / "a" / "data").write_bytes(b"CONTENT")
-    manifest = files.read_manifest(tmp_path / "a", "kind/1")
-    with pytest.raises(LmtrainError, match="data is damaged"):
-        files.verify(tmp_path / "a", manifest["files"])
-
-
-def test_write_file_replaces_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "f"
-    files.write_file(path, "one")
-    files.write_file(path, b"two")
-    assert path.read_bytes() == b"two"
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_what_a_killed_process_left_is_cleaned_up(tmp_path: Path) -> None:

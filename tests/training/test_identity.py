@@ -1,7 +1,5 @@
 """What may change between the parts of a run: resources, but no other field of the configuration, and no data."""
 
-import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -100,16 +98,3 @@ def test_a_changed_word_of_the_text_is_rejected(tmp_path: Path, kind: str, word:
     with pytest.raises(LmtrainError, match=f"the {message} is not the one"):
         check_same_run(config, store_of(TEXT[:place] + word + TEXT[place + 3 :]), run_dir, found)
     check_same_run(config, store_of(TEXT), run_dir, found)
-
-
-def test_another_tokenizer_of_the_same_size_is_rejected(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
-    tokenizer = store.tokenizer
-    document = json.loads((store.folder / "tokenizer.json").read_bytes())
-    words = document["model"]["vocab"]
-    (last, end), (other, before) = list(words.items())[-1], list(words.items())[-2]
-    words |= {last: before, other: end}
-    swapped = type(tokenizer)(json.dumps(document).encode())
-    assert swapped.vocab_size == tokenizer.vocab_size
-    found = begun(tiny, store, tmp_path)
-    with pytest.raises(LmtrainError, match="the tokenizer is not the one"):
-        check_same_run(tiny, dataclasses.replace(store, tokenizer=swapped), tmp_path, found)
