@@ -16,9 +16,9 @@ from tests.helpers import Child
 from tests.hostile import unsealed
 
 
-def _write(path: Path, content: bytes = b"content") -> None:
+def _write(path: Path) -> None:
     with files.new_folder(path, "kind/1", {"note": "x"}) as folder:
-        (folder / "data").write_bytes(content)
+        (folder / "data").write_bytes(b"content")
 
 
 def test_a_folder_appears_whole_with_its_manifest(tmp_path: Path) -> None:
