@@ -17,13 +17,13 @@ FINAL_GAIN = 4.0
 """The final norm's gain at first."""
 
 
-def build_model(config: ModelConfig, vocab_size: int) -> LanguageModel:
+def build_model(config: ModelConfig, vocab_size: int, *, recompute_blocks: bool = False) -> LanguageModel:
     """The model of a configuration at its initial weights, which come from torch's default generator.
 
-    Raises LmtrainError where the vocabulary is too small.
+    `recompute_blocks` is activation checkpointing. Raises LmtrainError where the vocabulary is too small.
     """
     _check_vocabulary(config, vocab_size)
-    model = LanguageModel(config, vocab_size)
+    model = LanguageModel(config, vocab_size, recompute_blocks=recompute_blocks)
     initialize(model)
     return model
 

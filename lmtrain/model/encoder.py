@@ -29,14 +29,14 @@ class Encoder(nn.Module):
     they attend to all tokens, which makes them a memory of the window. If causal, a token would learn from them of
     later ones, so that they attend only to themselves and each other, and depend on no token.
 
-    If `recompute_blocks` is set, the backward pass computes the activations inside a block again (Chen et al., 2016),
-    with the same random numbers.
+    With `recompute_blocks` the backward pass computes the activations inside a block again (Chen et al., 2016), with
+    the same random numbers.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, recompute_blocks: bool = False) -> None:
         super().__init__()
         self.blocks: Any = nn.ModuleList(encoder_block(config, kind) for kind in config.layer_attention)
-        self.recompute_blocks = False
+        self.recompute_blocks = recompute_blocks
         count = config.global_tokens
         self.global_tokens = nn.Parameter(torch.empty(count, config.dim)) if count else None
         positions, rotary = torch.arange(count + config.context), config.position == "rotary"

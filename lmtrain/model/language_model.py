@@ -48,10 +48,11 @@ class TiedOutput(nn.Module):
 class LanguageModel(nn.Module):
     """The model of a configuration, before `initialize`: see `build_model`.
 
-    It takes 1 to `context` tokens in a row; ValueError otherwise.
+    It takes 1 to `context` tokens in a row; ValueError otherwise. With `recompute_blocks` the backward pass computes
+    the activations inside the blocks again.
     """
 
-    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+    def __init__(self, config: ModelConfig, vocab_size: int, *, recompute_blocks: bool = False) -> None:
         super().__init__()
         self.config = config
         self.vocab_size = vocab_size
@@ -64,7 +65,7 @@ class LanguageModel(nn.Module):
         sinusoids = sinusoidal(torch.arange(config.context), dim) if config.position == "sinusoidal" else None
         self.sinusoids: Tensor | None
         self.register_buffer("sinusoids", sinusoids, persistent=False)  # computed, so never saved
-        self.encoder = Encoder(config)
+        self.encoder = Encoder(config, recompute_blocks=recompute_blocks)
         self.pool = AttentionPooling(
             dim,
             config.heads,

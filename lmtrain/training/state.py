@@ -112,8 +112,9 @@ def new_training(config: Config, store: TokenStore, note: Note, processes: Proce
     precision = choose_precision(config.train.precision, device)
     ids, order = store.split("train").ids, sample_order(config, store)
     torch.manual_seed(config.run.seed)
-    model = build_model(config.model, store.tokenizer.vocab_size)
-    model.encoder.recompute_blocks = config.train.activation_checkpointing
+    model = build_model(
+        config.model, store.tokenizer.vocab_size, recompute_blocks=config.train.activation_checkpointing
+    )
     words, width = model.embedding.weight.shape
     set_embedding(model, cooccurrence_embedding(ids[:TOKENS], words, width))
     if config.model.output_bias or model.adaptive is not None:
