@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.nn.attention import SelfAttention
+from lmtrain.nn.blocks import EncoderBlock
 from lmtrain.nn.norms import RMSNorm
 from lmtrain.nn.pooling import AttentionPooling
 from lmtrain.nn.positions import Rotation
@@ -148,7 +149,8 @@ def pack(model: Predictor, weights: str) -> None:
     device = model.embedding.weight.device.type
     model.pool = FoldedPooling(model.pool)
     for module, name, child in _children(model):
-        if isinstance(child, SelfAttention):
+        # Other kinds of attention use the projections of one inside them, whose features they rotate or mix themselves.
+        if isinstance(module, EncoderBlock) and isinstance(child, SelfAttention):
             setattr(module, name, FusedSelfAttention(child, FORMS[weights]))
         elif isinstance(child, RMSNorm) and device == "cpu":
             setattr(module, name, PackedNorm(child.weight, child.eps or 0.0))

@@ -15,6 +15,7 @@ from lmtrain.model.packing import (
     pack,
 )
 from lmtrain.nn.attention import SelfAttention
+from lmtrain.nn.key_reduction import Compression
 from lmtrain.nn.positions import rotate, rotation
 from tests.model.models import VARIANTS, WINDOWED_VARIANTS, build, tokens
 
@@ -111,13 +112,17 @@ def test_a_packed_model_is_close_to_the_plain_one(fields: dict[str, object], wei
     torch.testing.assert_close(found, expected, atol=0.06 * FINAL_GAIN, rtol=0.05)
 
 
-def test_float32_stays_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fields", [*VARIANTS, *WINDOWED_VARIANTS, *OTHERS], ids=str)
+def test_float32_stays_exact(fields: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmtrain.model.packing.BIG", 100)
-    model, text = build(dim=32, copy=True, dropout=0.1, attention_dropout=0.1), tokens(2, 30)
+    model, text = build(**{"copy": True, "dropout": 0.1, **fields, "dim": 32}), tokens(2, 30)
+    for layer in model.modules():
+        if isinstance(layer, Compression):  # the identity at first, which hides the order of its features
+            nn.init.normal_(layer.weight, std=0.2)
     expected = follow(model, text)
     pack(model, "fp32")
-    assert sum(isinstance(module, PackedLinear) for module in model.modules()) > 10
-    torch.testing.assert_close(follow(model, text), expected, atol=1e-5, rtol=1e-5)
+    assert sum(isinstance(module, PackedLinear) for module in model.modules()) > 5
+    torch.testing.assert_close(follow(model, text), expected, atol=1e-4, rtol=1e-5)
 
 
 def test_every_matrix_is_packed_and_small_ones_of_float32_stay() -> None:
