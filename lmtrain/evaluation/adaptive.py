@@ -22,6 +22,7 @@ from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.pointer import NEVER
+from lmtrain.nn.precision import at_least_float32
 
 CACHE_BLOCK = 256
 """Rows of the cache's matrix of scores that are computed at once; it has a column for each state in the window."""
@@ -45,7 +46,7 @@ def cache_log_probs(states: Tensor, words: Tensor, nats: Tensor, theta: float, w
     Computed in float32, also under autocast.
     """
     with torch.autocast(states.device.type, enabled=False):
-        unit = F.normalize(states.to(torch.promote_types(states.dtype, torch.float32)), dim=-1)
+        unit = F.normalize(at_least_float32(states), dim=-1)
         first, end = len(states) - len(nats), len(states)
         blocks = ((start, min(start + CACHE_BLOCK, end)) for start in range(first, end, CACHE_BLOCK))
         log_probs = torch.cat([_cache_block(unit, words, start, stop, theta, window) for start, stop in blocks])
@@ -104,8 +105,6 @@ class Dynamic:
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Scored:
         """Inputs (1, T), targets (1, S) -> nats (1, S) and states (1, S, E), both from before the step."""
-        if len(inputs) != 1:
-            raise ValueError(f"{len(inputs)} windows at once: dynamic evaluation reads one text, segment by segment")
         with torch.enable_grad():
             nats, states = self.model.score(inputs, targets, temperature=self.temperature)
         gradients = gradients_of(nats, self.model)

@@ -15,7 +15,7 @@ TOLERANCE = 1e-6
 """Nats per token by which fitted weights may fall short of the best ones."""
 
 
-def member_nats(ensemble: Ensemble, pass_over: Callable[[Forward], object], temperature: float = 1.0) -> Tensor:
+def member_nats(ensemble: Ensemble, pass_over: Callable[[Forward], object], temperature: float) -> Tensor:
     """The nats of every token under each member: (M, N) float64.
 
     `pass_over(forward)` is a call of `perplexity.evaluate` on the text, whose result is not used.

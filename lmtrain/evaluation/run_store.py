@@ -24,7 +24,8 @@ def find_run_store(
     """
     wanted, may_make = run.info.get("tokens"), "data.source" in given
     if isinstance(wanted, str) and not may_make:
-        for folder in (config.data.dir, config.data.dir if "data.dir" in given else run.config.data.dir):
+        folders = [config.data.dir] if "data.dir" in given else [config.data.dir, run.config.data.dir]
+        for folder in folders:
             if (found := find_store(folder, wanted)) is not None:
                 return found
     if not may_make and config.data.source not in KNOWN:

@@ -60,7 +60,7 @@ def complete(
     model: Predictor,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
-    options: Options | None = None,
+    options: Options,
     *,
     first: int = 0,
     on_token: OnToken | None = None,
@@ -74,7 +74,6 @@ def complete(
     """
     if not prompts:
         return []
-    options = options or Options()
     start = time.perf_counter()
     stops = Stops(tokenizer, options.stop, options.stop_strings)
     blocked = frozenset[int]() if tokenizer.unk_id is None else frozenset({tokenizer.unk_id})

@@ -41,12 +41,8 @@ def heatmap(words: list[str], weights: np.ndarray) -> np.ndarray:
     """Heads by words, each cell colored by its weight and labeled with it in percent: RGB, uint8 (height, width, 3).
 
     `weights` (H, T), each row a distribution over the T `words`. Eight words are legible on a card of TensorBoard.
-    Raises ValueError when the shapes disagree.
     """
-    heads, count = weights.shape
-    if count != len(words) or not words:
-        raise ValueError(f"weights {weights.shape} do not fit {len(words)} words")
-    rows = [f"head {head + 1}" for head in range(heads)]
+    rows = [f"head {head + 1}" for head in range(len(weights))]
     return _draw([_Panel("", rows, words, weights, (40, 28), 52)], percent=True)
 
 
@@ -54,10 +50,8 @@ def word_map(rows: list[str], columns: list[str], weights: np.ndarray) -> np.nda
     """Generated words by the words before them, colored by weight: the mean of the heads, and below it each head.
 
     `weights` (H, N, T) for N `rows` and T `columns`. More than eight heads are shown only as their mean.
-    Returns RGB, uint8 (height, width, 3). Raises ValueError when the shapes disagree.
+    Returns RGB, uint8 (height, width, 3).
     """
-    if weights.shape[1:] != (len(rows), len(columns)) or not weights.size:
-        raise ValueError(f"weights {weights.shape} do not fit {len(rows)} rows and {len(columns)} columns")
     named = [("mean of the heads", weights.mean(0))]
     if 1 < len(weights) <= _MAX_HEADS:
         named += [(f"head {head + 1}", weights[head]) for head in range(len(weights))]

@@ -67,4 +67,4 @@ class ContextCopy(nn.Module):
             pooled = pooled.unsqueeze(1)
         states = self.query_norm(pooled)
         pointer = point(self.pointer.query(states), keys, allowed)
-        return pointer, self.gate(states).squeeze(-1).float()
+        return pointer, self.gate(states).squeeze(-1)

@@ -26,8 +26,8 @@ class Encoder(nn.Module):
 
     Where a layer has global attention, learned global tokens come before the sequence (Ainslie et al., 2020), and their
     states are dropped after the last block. In layers with global attention all tokens attend to them. If windowed,
-    they attend to all tokens, which makes them a memory of the window. If causal, a token would learn from them of
-    later ones, so that they attend only to themselves and each other, and depend on no token.
+    they attend to all tokens, which makes them a memory of the window. If causal, each attends only to the global
+    tokens up to itself, because a token that attends to it must not learn of later ones.
 
     With `recompute_blocks` the backward pass computes the activations inside a block again (Chen et al., 2016), with
     the same random numbers.

@@ -6,6 +6,7 @@ Shapes: B rows, T tokens, S targets, E the width of all members' states together
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from lmtrain.model.decoding_state import EnsembleState, State
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.pointer import NEVER
+from lmtrain.nn.precision import at_least_float32
 
 Step = Callable[[State, Tensor], tuple[Tensor, State]]
 """As `LanguageModel.step`."""
@@ -22,24 +24,16 @@ Step = Callable[[State, Tensor], tuple[Tensor, State]]
 class Ensemble(nn.Module):
     """p(w) = sum over the members m of weight_m p_m(w), for evaluation and generation, as `LanguageModel` does them.
 
-    Members may differ in everything but vocabulary and mode; `config` is that of the one with the shortest context.
-    `weights` are equal by default, and divided by their sum. An ensemble of one model computes the same bits as it.
-    Raises ValueError for members that don't fit each other, or weights that don't fit them.
+    Members share vocabulary, mode and, except as teachers, context. `weights` are equal by default, and divided by
+    their sum. An ensemble of one model computes the same bits as it.
     """
 
     def __init__(self, members: Sequence[LanguageModel], weights: Sequence[float] | None = None) -> None:
         super().__init__()
         weights = [1.0] * len(members) if weights is None else weights
-        if len(weights) != len(members) or not all(0 <= weight < math.inf for weight in weights) or not sum(weights):
-            raise ValueError(f"{list(weights)} are no weights of {len(members)} members")
-        if len({(member.vocab_size, member.config.mode) for member in members}) != 1:
-            raise ValueError("the members have different vocabularies or modes")
-        self.members = tuple(members)
-        self.registered = nn.ModuleList(members)  # their parameters are also the ensemble's
+        self.members: Any = nn.ModuleList(members)
         self.weights = tuple(weight / sum(weights) for weight in weights)
-        self.config = min((member.config for member in members), key=lambda config: config.context)
-        self.vocab_size = members[0].vocab_size
-        self.causal = members[0].causal
+        self.config = members[0].config
 
     def score(self, tokens: Tensor, targets: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """-log p of each target, in nats, float32, and the states (..., E) of a cache.
@@ -85,7 +79,7 @@ class Ensemble(nn.Module):
         """The members' states (..., E_m) as one of length 1: (..., E). The state of a single member keeps its bits."""
         if len(states) == 1:
             return states[0]
-        unit = (F.normalize(state.to(torch.promote_types(state.dtype, torch.float32)), dim=-1) for state in states)
+        unit = (F.normalize(at_least_float32(state), dim=-1) for state in states)
         return torch.cat([state * math.sqrt(weight) for state, weight in zip(unit, self.weights, strict=True)], -1)
 
 

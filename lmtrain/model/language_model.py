@@ -26,6 +26,7 @@ from lmtrain.nn.norms import norm
 from lmtrain.nn.output_loss import Chunk, target_nats
 from lmtrain.nn.pooling import AttentionPooling
 from lmtrain.nn.positions import sinusoidal
+from lmtrain.nn.precision import at_least_float32
 from lmtrain.nn.token_shift import TokenShift
 
 
@@ -121,8 +122,7 @@ class LanguageModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., E) -> (..., V), float32 also under autocast."""
-        logits: Tensor = self.output(hidden)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = at_least_float32(self.output(hidden))
         # The bias in float32: log frequencies rounded to bf16 would be off by up to 3 %.
         logits = logits.add_(self.output_bias) if self.output_bias is not None else logits
         return logits if self.adaptive is None else self.adaptive(logits, hidden)

@@ -24,7 +24,7 @@ class Objective(nn.Module):
     def __init__(
         self,
         model: LanguageModel,
-        loss_chunk: Chunk = "auto",
+        loss_chunk: Chunk,
         teacher: Predictor | None = None,
         teacher_weight: float = 0.5,
     ) -> None:

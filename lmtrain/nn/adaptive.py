@@ -45,12 +45,12 @@ class AdaptiveSoftmax(nn.Module):
         return self.shortlist + len(self.sizes)
 
     @property
-    def logits_per_target(self) -> float:
-        """Logits computed for the loss of a target, on average; before `set_shares`, an upper bound."""
-        return self.classes + sum(share * size for share, size in zip(self.shares, self.sizes, strict=True))
+    def tail_logits_per_target(self) -> float:
+        """Logits of tails computed for the loss of a target, on average; before `set_shares`, an upper bound."""
+        return sum(share * size for share, size in zip(self.shares, self.sizes, strict=True))
 
     def set_shares(self, counts: Tensor) -> None:
-        """Set each tail's share of the targets, for `logits_per_target`, from counts (V,) of the training tokens."""
+        """Set each tail's share of the targets from counts (V,) of the training tokens."""
         _, *tails = torch.split(counts, [self.shortlist, *self.sizes])
         self.shares = [float(tail.sum() / counts.sum()) for tail in tails]
 

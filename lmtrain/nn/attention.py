@@ -40,11 +40,11 @@ class MultiHeadAttention(nn.Module):
 
     Queries have width `dim`, keys `key_dim`, values `value_dim` and the result `output_dim`; a head has `head_dim`
     features of queries and keys and `value_head_dim` of values, which may be a list with a width for each head. The
-    widths default to `dim`, those of values to those of keys, and `head_dim` to dim / heads. `bias` gives all four
-    projections a bias. `qk_norm` gives queries and keys unit mean square per head, with learned gains (Henry et al.,
-    2020). The scores are products of queries and keys times `scale`, which is 1 / sqrt(head_dim) by default, and 1 in
-    plain dot-product attention (Luong et al., 2015). Raises ValueError when `dim` must be divided among the heads and
-    can't, and for another number of widths than heads.
+    widths default to `dim`, those of values to those of keys, and `head_dim` to dim / heads. `qk_norm` gives queries
+    and keys unit mean square per head, with learned gains (Henry et al., 2020). The scores are products of queries and
+    keys times `scale`, which is 1 / sqrt(head_dim) by default, and 1 in plain dot-product attention (Luong et al.,
+    2015). Raises ValueError when `dim` must be divided among the heads and can't, and for another number of widths than
+    heads.
     """
 
     def __init__(
@@ -57,7 +57,6 @@ class MultiHeadAttention(nn.Module):
         output_dim: int | None = None,
         head_dim: int | None = None,
         value_head_dim: int | Sequence[int] | None = None,
-        bias: bool = False,
         qk_norm: bool = False,
         scale: float | None = None,
         dropout: float = 0.0,
@@ -72,10 +71,10 @@ class MultiHeadAttention(nn.Module):
         self.heads = heads
         self.scale = scale
         self.dropout = dropout
-        self.query = nn.Linear(dim, heads * head_dim, bias=bias)
-        self.key = nn.Linear(key_dim, heads * head_dim, bias=bias)
-        self.value = nn.Linear(value_dim or key_dim, sum(self.value_widths), bias=bias)
-        self.output = ResidualProjection(sum(self.value_widths), output_dim or dim, bias=bias)
+        self.query = nn.Linear(dim, heads * head_dim, bias=False)
+        self.key = nn.Linear(key_dim, heads * head_dim, bias=False)
+        self.value = nn.Linear(value_dim or key_dim, sum(self.value_widths), bias=False)
+        self.output = ResidualProjection(sum(self.value_widths), output_dim or dim, bias=False)
         self.query_norm = norm("rms", head_dim) if qk_norm else nn.Identity()
         self.key_norm = norm("rms", head_dim) if qk_norm else nn.Identity()
 
@@ -114,12 +113,11 @@ class SelfAttention(MultiHeadAttention):
         heads: int,
         *,
         pattern: Pattern = FULL,
-        bias: bool = False,
         qk_norm: bool = False,
         scale: float | None = None,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__(dim, heads, bias=bias, qk_norm=qk_norm, scale=scale, dropout=dropout)
+        super().__init__(dim, heads, qk_norm=qk_norm, scale=scale, dropout=dropout)
         self.pattern = pattern
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
@@ -148,14 +146,12 @@ class SelfAttention(MultiHeadAttention):
         """(B, T, W) -> queries, keys and values, each (B, H, T, D)."""
         # Normalized in the order of memory: after it is transposed, a compiler for a GPU makes two kernels of a norm.
         split = (self.heads, -1)
-        query, key, value = (part.unflatten(-1, split) for part in self._project(x))  # type: ignore[no-untyped-call]
+        projected = (self.query(x), self.key(x), self.value(x))
+        query, key, value = (part.unflatten(-1, split) for part in projected)
         query, key, value = (part.transpose(1, 2) for part in (self.query_norm(query), self.key_norm(key), value))
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
         return query.to(value.dtype), key.to(value.dtype), value
-
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.query(x), self.key(x), self.value(x)
 
 
 class CrossAttention(MultiHeadAttention):
@@ -180,12 +176,12 @@ class CrossAttention(MultiHeadAttention):
         """The joined heads of `recall` before the output projection: (B, Tq, W) -> (B, Tq, sum of their widths)."""
         return self._join(self._queries(query, memory), memory.key, memory.value, mask)
 
-    def weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """The attention weights without dropout: (B, Tq, W), (B, Tk, W) -> (B, H, Tq, Tk), rows sum to one."""
-        return self.with_weights(query, key, mask=mask)[1]
-
     def with_weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """`forward` in its plain form, and `weights`, which no fused kernel returns."""
+        """`forward` in its plain form, and the attention weights without dropout, which no fused kernel returns:
+        (B, Tq, W), (B, Tk, W) -> (B, Tq, W), (B, H, Tq, Tk).
+
+        Rows of weights sum to one, or are zero for a query without a key.
+        """
         memory = self.remember(key)
         weights = attention_weights(self._queries(query, memory), memory.key, mask, self.scale)
         dropped = drop(weights.to(memory.value.dtype), self.dropout, self.training)

@@ -37,11 +37,11 @@ class FeedForward(nn.Module):
     (Shazeer, 2020), which makes its hidden matrix twice as tall.
     """
 
-    def __init__(self, dim: int, ff_dim: int, activation: Activation = "gelu", *, bias: bool = False) -> None:
+    def __init__(self, dim: int, ff_dim: int, activation: Activation = "gelu") -> None:
         super().__init__()
         self.activation: Activation = activation
-        self.hidden = nn.Linear(dim, 2 * ff_dim if activation == "swiglu" else ff_dim, bias=bias)
-        self.output = ResidualProjection(ff_dim, dim, bias=bias)
+        self.hidden = nn.Linear(dim, 2 * ff_dim if activation == "swiglu" else ff_dim, bias=False)
+        self.output = ResidualProjection(ff_dim, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, library
 
+from lmtrain.nn.precision import at_least_float32
+
 
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int, sizes: Sequence[int] = ()
@@ -39,8 +41,7 @@ def product_type(hidden: Tensor) -> torch.dtype:
 
 def linear_logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """(R, E) -> (R, V), a new tensor, float32 or float64 whatever the type of the product."""
-    logits = F.linear(x, weight)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = at_least_float32(F.linear(x, weight))
     return logits if bias is None else logits.add_(bias)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.patterns import CAUSAL, FULL, Pattern
+from lmtrain.nn.precision import at_least_float32
 
 LONG = 256
 """Rows of more positions gain from skipping the keys that a pattern masks."""
@@ -50,7 +51,7 @@ def attend(
     if length == 1 and pattern == FULL and not dropout and not torch.is_grad_enabled():
         # On a CPU, torch's kernel for one query is several times as fast in float32.
         with torch.autocast("cpu", enabled=False):
-            query, key, wide = (_wide(x) for x in (query, key, value))
+            query, key, wide = (at_least_float32(x) for x in (query, key, value))
             return F.scaled_dot_product_attention(query, key, wide, mask, scale=scale).to(value.dtype)
     empty = mask is not None or length > key.shape[-2]  # a pattern always leaves every query a key
     mask = _with_pattern(mask, pattern, query, key)
@@ -102,7 +103,8 @@ def _attend_plain(
 def attention_weights(
     query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None = None, *, empty: bool = True
 ) -> Tensor:
-    """The attention weights of `attend`: (B, H, Tq, D), (B, H, Tk, D) -> (B, H, Tq, Tk), rows sum to one.
+    """The attention weights of `attend`: (B, H, Tq, D), (B, H, Tk, D) -> (B, H, Tq, Tk). Rows sum to one,
+    or are zero for a query without a key.
 
     `empty`: a bool mask may leave a query no key, whose softmax would be 0 / 0.
     """
@@ -125,10 +127,6 @@ def _with_pattern(mask: Tensor | None, pattern: Pattern, query: Tensor, key: Ten
         return mask
     allowed = pattern.mask(query.shape[-2], key.shape[-2], query.device)
     return allowed if mask is None else restrict(mask, allowed)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def restrict(mask: Tensor, allowed: Tensor) -> Tensor:

@@ -98,7 +98,6 @@ class CompressedAttention(nn.Module):
 
     def step(self, x: Tensor, cache: KeyValueCache, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, W) -> (B, 1, W), at its row's position."""
-        reject_mask(at.slopes, "compressed")
         query, key, value = self.projections.project(x, at.rotation)
         block, within, blocks = at.position // self.stride, at.position % self.stride, (at.kv_len - 1) // self.stride
         cache.write(key, value, within, self.stride)

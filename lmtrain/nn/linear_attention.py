@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lmtrain.nn.attention import SelfAttention, join_heads
 from lmtrain.nn.kv_cache import CachePosition, RecurrentState
 from lmtrain.nn.positions import Rotation, rotate
+from lmtrain.nn.precision import at_least_float32
 
 CHUNK = 64
 
@@ -23,7 +24,7 @@ def feature_map(x: Tensor) -> Tensor:
 
     Written as max(x, 0) + exp(min(x, 0)), which is the same and does not round exp(x) to a multiple of epsilon.
     """
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    x = at_least_float32(x)
     return F.relu(x) + x.clamp_max(0).exp()
 
 
@@ -133,7 +134,6 @@ class LinearAttention(nn.Module):
 
     def step(self, x: Tensor, cache: LinearState, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, W) -> (B, 1, W), after those in the cache; the cache position is not used."""
-        reject_mask(at.slopes, "linear")
         query, key, value = self.projections.project(x)
         cache.add(key, value, rotation=at.rotation)
         return self._join(cache.read(query, rotation=at.rotation), value.dtype)

@@ -81,8 +81,6 @@ class NonAutoregressive(nn.Module):
         elif lengths is None:
             lengths = self._length_logits(memory, valid).argmax(-1)
         positions = torch.arange(int(lengths.max()), device=source.device) < lengths.unsqueeze(-1)
-        if positions.shape[1] > self.sizes.max_length:
-            raise ValueError(f"a length of {positions.shape[1]} is greater than max_length={self.sizes.max_length}")
         words = self._predict(memory, source, valid, positions).argmax(-1)
         own = (positions & (words != self.sizes.end_id)).cumprod(1)
         return words.masked_fill(own == 0, self.sizes.end_id), own.sum(1)

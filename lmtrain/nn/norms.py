@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lmtrain.nn.precision import at_least_float32
+
 NormKind = Literal["layer", "rms", "scale"]
 
 EPSILON = 1e-6
@@ -28,7 +30,7 @@ class ScaleNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
         # The sum of squares is taken in float32 at least: in bf16 it keeps only 8 bits.
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = at_least_float32(x)
         norm: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         return (wide * (self.length / norm.clamp_min(EPSILON))).to(x.dtype)
 

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lmtrain.nn.precision import at_least_float32
+
 NEVER = float("-inf")
 """The logarithm of a probability of zero."""
 
@@ -33,7 +35,7 @@ def point(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
     `mask` bool broadcasts to (B, Tq, Tk): False is never pointed to and gets -inf. A query without a key gets -inf
     everywhere: its probabilities sum to zero, and it has no gradient.
     """
-    scores = _wide((query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1))
+    scores = at_least_float32((query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1))
     if mask is None:
         return scores.log_softmax(-1)
     nothing = ~mask.any(-1, keepdim=True)  # rows whose softmax would be 0 / 0
@@ -50,7 +52,7 @@ def copy_log_probs(log_vocab: Tensor, log_pointer: Tensor, tokens: Tensor, gate_
 
     Without gradients, words that are not among the tokens cost one addition.
     """
-    log_vocab, log_pointer = _wide(log_vocab), _wide(log_pointer)
+    log_vocab, log_pointer = at_least_float32(log_vocab), at_least_float32(log_pointer)
     if not torch.is_grad_enabled():
         return _copied_words(log_vocab, log_pointer, tokens.unsqueeze(1).expand_as(log_pointer), gate_logit)
     words = tokens.unsqueeze(1).expand_as(log_pointer)  # (B, T, Tk)
@@ -80,7 +82,7 @@ def copy_target_log_prob(
     log_vocab_target (B, T), the target's log-probability under the vocabulary; log_pointer (B, T, Tk),
     tokens (B, Tk) int, gate_logit (B, T), targets (B, T) int -> (B, T).
     """
-    log_vocab_target, log_pointer = _wide(log_vocab_target), _wide(log_pointer)
+    log_vocab_target, log_pointer = at_least_float32(log_vocab_target), at_least_float32(log_pointer)
     same = (tokens.unsqueeze(1) == targets.unsqueeze(-1)) & (log_pointer != NEVER)  # (B, T, Tk)
     absent = ~same.any(-1, keepdim=True)  # the sum over nothing has a logarithm, but no gradient
     copied = log_pointer.masked_fill(~same, NEVER).masked_fill(absent, 0.0).logsumexp(-1)
@@ -99,11 +101,6 @@ def _mixture(log_vocab: Tensor, log_copied: Tensor, log_pointer: Tensor, gate_lo
 
 def _gates(log_pointer: Tensor, gate_logit: Tensor) -> tuple[Tensor, Tensor]:
     """log(1 - g) and log g: (B, T) each."""
-    gate = _wide(gate_logit)
+    gate = at_least_float32(gate_logit)
     empty = (log_pointer == NEVER).all(-1)  # (B, T)
     return F.logsigmoid(-gate).masked_fill(empty, 0.0), F.logsigmoid(gate)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """bf16 has 8 bits: too few for sums of logarithms."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -224,7 +224,7 @@ class AttentionPooling(nn.Module):
 
     def _weights(self, score: Tensor) -> Tensor:
         age = score.shape[-1] - 1 - torch.arange(score.shape[-1], device=score.device)
-        return (score.to(self.seed.dtype) - self._slope().unsqueeze(-1) * age).softmax(-1)
+        return (score - self._slope().unsqueeze(-1) * age).softmax(-1)
 
     def _finish(self, x: Tensor, pooled: Tensor) -> Tensor:
         """Output projection, residuals and feed-forward: x (B, T, H D), pooled (B, H, T, D) -> (B, T, H D)."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 class TokenShift(nn.Module):
     """x_t + g x_(t-1), with a learned gain g for each feature, a half at first (after Peng et al., 2023, RWKV).
 
-    It gives a model pairs of words before any attention has learned to look at the last one.
+    It gives a model pairs of words before any attention has learned to attend to the previous token.
     """
 
     def __init__(self, dim: int) -> None:

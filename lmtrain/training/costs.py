@@ -42,7 +42,7 @@ def step_flops(model: LanguageModel, config: Config) -> float:
     rows = config.train.micro_batch or config.train.batch_size
     flops = _matrix_products(config.model, model.vocab_size, rows) * config.train.batch_size / rows
     if model.adaptive is not None:
-        in_tails = model.adaptive.logits_per_target - model.adaptive.classes
+        in_tails = model.adaptive.tail_logits_per_target
         flops += 6.0 * targets_per_step(config) * in_tails * (config.model.embed_dim or config.model.dim)
     return flops
 

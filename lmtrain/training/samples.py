@@ -25,6 +25,6 @@ def show(model: LanguageModel, store: TokenStore, config: Config, step: int, mon
     ids = store.split("valid").ids[: min(IMAGE_TOKENS, config.model.context)]
     if len(ids):
         tokens = torch.tensor(ids.astype("int64"), device=device)[None]
-        weights = model.pool_weights(tokens).float().cpu().numpy()
+        weights = model.pool_weights(tokens).cpu().numpy()
         monitor.weights(step, "pooling weights", [store.tokenizer.token(int(token)) for token in ids], weights)
     model.train()

@@ -70,7 +70,7 @@ def test_a_fitted_ensemble_scores_no_worse_than_an_equal_one_or_its_members() ->
     def score(forward: Forward) -> Score:
         return score_of(forward, text, context=12, stride=5, batch_size=3)
 
-    nats = member_nats(ensemble, score)
+    nats = member_nats(ensemble, score, 1.0)
     alone = [score(member).nats for member in ensemble.members]
     assert nats.sum(1).tolist() == pytest.approx(alone)
     fitted = Ensemble(ensemble.members, fitted_weights(nats)).eval()

@@ -58,11 +58,3 @@ def test_a_picture_is_written_as_png(tmp_path: Path) -> None:
     with Image.open(tmp_path / "map.png") as read:
         assert read.format == "PNG"
         np.testing.assert_array_equal(np.asarray(read), picture)
-
-
-@pytest.mark.parametrize("shape", [(1, 3, 1), (1, 1, 2), (0, 1, 1)])
-def test_shapes_that_disagree_are_rejected(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="do not fit"):
-        word_map(["a"], ["b"], np.ones(shape))
-    with pytest.raises(ValueError, match="do not fit"):
-        heatmap(["a", "b"], np.ones(shape[:2]))

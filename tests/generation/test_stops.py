@@ -134,13 +134,6 @@ def test_what_a_vocabulary_lacks_ends_nothing() -> None:
     assert ends == {tokenizer.eos_id, tokenizer.encode(".")[0]}
 
 
-def test_pieces_join_to_the_decoded_text() -> None:
-    for tokenizer in TOKENIZERS.values():
-        ids = [*tokenizer.encode("= Title =\n\nthe cat é\na . b"), tokenizer.eos_id, tokenizer.eos_id]
-        text = spelled(tokenizer, ids).decode()
-        assert text.removeprefix(" " if tokenizer.kind == "word" else "") == tokenizer.decode(ids)
-
-
 def test_where_there_are_no_headings_an_unknown_word_is_none() -> None:
     plain = Tokenizer.train(["a b"], TokenizerConfig(kind="word"))
     stops = Stops(plain, "document")

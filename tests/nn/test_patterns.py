@@ -138,7 +138,7 @@ def test_queries_and_keys_of_different_number(pattern: Pattern, queries: int, gr
 def test_cross_attention_of_any_widths_equals_a_loop_and_recalls_what_it_remembers(padded: bool) -> None:
     torch.manual_seed(0)
     widths = {"key_dim": 5, "value_dim": 6, "output_dim": 9, "head_dim": 7, "value_head_dim": 3}
-    layer = CrossAttention(8, 2, **widths, qk_norm=True, bias=True).double()
+    layer = CrossAttention(8, 2, **widths, qk_norm=True).double()
     query, key, value = (torch.randn(2, n, w, dtype=torch.float64) for n, w in ((4, 8), (7, 5), (7, 6)))
     mask = padding_mask(torch.arange(7) < torch.tensor([[7], [3]])) if padded else None
     keep = torch.ones(2, 1, 1, 7, dtype=torch.bool) if mask is None else mask
@@ -164,7 +164,7 @@ def test_without_a_scale_attention_is_softmax_of_plain_products() -> None:
         query, key, value = (split_heads(part, 2) for part in projected)
         expected = loop(query, key, value, torch.ones(5, keys_of.shape[1], dtype=torch.bool), scale=1.0)
         torch.testing.assert_close(found, layer.output(join_heads(expected)))
-    weights = cross_attention.weights(x, memory) @ value
+    weights = cross_attention.with_weights(x, memory)[1] @ value
     torch.testing.assert_close(weights, expected)
 
 

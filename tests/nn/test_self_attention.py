@@ -36,7 +36,7 @@ def compressed(stride: int, *, causal: bool, dropout: float = 0.0) -> Compressed
 
 
 MASKED: dict[str, Make] = {
-    str(pattern): lambda pattern=pattern: SelfAttention(8, 2, pattern=pattern, bias=True, qk_norm=True)  # type: ignore[misc]
+    str(pattern): lambda pattern=pattern: SelfAttention(8, 2, pattern=pattern, qk_norm=True)  # type: ignore[misc]
     for pattern in PATTERNS
 }
 CAUSAL: dict[str, Make] = {
@@ -151,11 +151,8 @@ def test_a_mask_is_rejected_where_pairs_have_no_score(make: Make, name: str) -> 
         with pytest.raises(ValueError, match="5 positions are more than the context of 4"):
             layer(torch.randn(1, 5, 8))
         return
-    _, cache = layer.prefill(x, lengths, 4)
     with pytest.raises(ValueError, match=r"\(3, 3\)"):
         layer.prefill(x, lengths, 4, mask=mask)
-    with pytest.raises(ValueError, match=r"\(2,\)"):
-        layer.step(x[:, :1], cache, CachePosition(lengths, 4, slopes=torch.zeros(2)))
 
 
 def test_queries_and_keys_are_normalized_and_rotated() -> None:

@@ -214,7 +214,7 @@ def test_weights_are_those_of_the_forward_pass_and_come_with_its_states() -> Non
     read: list[Tensor] = []
     for block in model.decoder.blocks:
         block.cross_attention.register_forward_pre_hook(
-            lambda layer, inputs: read.append(layer.weights(*inputs, mask=padding_mask(VALID)))
+            lambda layer, inputs: read.append(layer.with_weights(*inputs, mask=padding_mask(VALID))[1])
         )
     memory, _ = model.encoder(SOURCE, VALID)
     expected = model.decoder(model.embedding(INPUTS), memory, VALID)

@@ -171,11 +171,11 @@ def test_learned_points_start_different_and_on_the_scale_of_the_elements(dim: in
 
     def scores(query: Tensor) -> float:
         """The spread over the elements of the scores that these queries (.., D) give."""
-        weights = attention.weights(query.expand(8, -1, -1), x)
+        weights = attention.with_weights(query.expand(8, -1, -1), x)[1]
         return weights.log().std(-1).mean().item()
 
     assert scores(isab.inducing) == pytest.approx(scores(x), rel=0.15)
-    weights = attention.weights(isab.inducing.expand(8, -1, -1), x)
+    weights = attention.with_weights(isab.inducing.expand(8, -1, -1), x)[1]
     assert weights.std(-2).mean() > 0.1 * weights.mean()  # the points differ in what they attend to
     pooled = queries(x)
     assert pooled.std(1).mean() > 0.1 * pooled.std()

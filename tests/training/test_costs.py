@@ -53,12 +53,6 @@ def test_operations_are_those_of_a_step(tiny: Config, store: TokenStore, kind: s
     assert step_flops(training.model, config) == counter.get_total_flops() > 0
 
 
-def test_recomputation_is_not_counted(tiny: Config) -> None:
-    model = LanguageModel(tiny.model, 100)
-    expected = step_flops(model, tiny)
-    assert step_flops(model, change(tiny, train__loss_chunk=5, train__activation_checkpointing=True)) == expected
-
-
 @pytest.mark.parametrize("mode", ["causal", "windowed"])
 def test_an_adaptive_output_counts_by_the_shares_of_its_tails(tiny: Config, store: TokenStore, mode: str) -> None:
     plain = change(tiny, model__mode=mode)
@@ -126,7 +120,7 @@ def test_the_memory_of_the_optimizer_is_that_of_its_state(tiny: Config, kind: st
     model = LanguageModel(config.model, 500)
     optimizer = make_optimizer(model, config.train)
     model(*blank_batch(config, torch.device("cpu"))).sum().backward()
-    optimizer.step()
+    optimizer.step_unless(torch.tensor(False))
     kept = sum(4 * value.numel() for state in optimizer.state.values() for value in state.values() if value.ndim)
     assert memory_estimate(config, 500, "fp32")["optimizer"] == kept
 
