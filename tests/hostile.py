@@ -14,6 +14,7 @@ from lmtrain.data.corpus import Corpus, download
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
 from lmtrain.storage.files import MANIFEST, sha256_bytes
+from lmtrain.system.messages import ignore
 from lmtrain.training.loop import fit
 
 FRAGMENTS = [
@@ -62,16 +63,12 @@ class Run(NamedTuple):
     store: TokenStore
 
 
-def silent(_message: str) -> None:
-    """Ignore a note."""
-
-
 def trained_run(folder: Path) -> Run:
     """A finished run in `folder`, with its data."""
     config = loader.load(None, [*SMALL, f"data.dir={folder / 'data'}"], {})
     corpus = download(config.data)
-    store = tokenize(corpus, config.tokenizer, config.data.dir, note=silent, progress=False)
-    fit(config, store, folder / "runs/sample", note=silent, quiet=True)
+    store = tokenize(corpus, config.tokenizer, config.data.dir, note=ignore, progress=False)
+    fit(config, store, folder / "runs/sample", note=ignore, quiet=True)
     return Run(folder / "runs/sample", config, corpus, store)
 
 

@@ -34,6 +34,7 @@ from lmtrain.generation.options import Options
 from lmtrain.generation.prompts import read_prompts
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.files import MANIFEST, verify
+from lmtrain.system.messages import ignore
 from lmtrain.training.state import new_training, restore
 from tests.data.published import SHAPES, published
 from tests.hostile import (
@@ -43,7 +44,6 @@ from tests.hostile import (
     edited,
     limited_memory,
     sign,
-    silent,
     tensor_file,
     trained_run,
     unsealed,
@@ -133,7 +133,7 @@ def use_corpus(run: Run) -> None:
     verify(opened.folder, opened.manifest["files"])
     stores = run.folder.parent / "stores"
     shutil.rmtree(stores, ignore_errors=True)
-    tokenize(opened, TokenizerConfig(), stores, note=silent, progress=False)
+    tokenize(opened, TokenizerConfig(), stores, note=ignore, progress=False)
 
 
 def use_store(run: Run) -> None:
@@ -150,7 +150,7 @@ def use_store(run: Run) -> None:
 def use_checkpoint(run: Run) -> None:
     try:
         restore(
-            new_training(run.config, run.store, silent), checkpoint.load(run_checkpoints.choose(run.folder, "last"))
+            new_training(run.config, run.store, ignore), checkpoint.load(run_checkpoints.choose(run.folder, "last"))
         )
     finally:
         use_run(run)

@@ -19,9 +19,10 @@ from lmtrain.data.corpus import download
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import MANIFEST
+from lmtrain.system.messages import ignore
 from lmtrain.training.loop import fit
 from lmtrain.training.run import Outcome
-from tests.hostile import Run, limited_memory, sign, silent, trained_run, unsealed
+from tests.hostile import Run, limited_memory, sign, trained_run, unsealed
 
 pytestmark = pytest.mark.timeout(60)  # a run must not wait for a pipe
 
@@ -46,7 +47,7 @@ def last(run: Run) -> Path:
 
 
 def resume(run: Run, config: Config | None = None) -> Outcome:
-    return fit(config or run.config, run.store, run.folder, note=silent, quiet=True)
+    return fit(config or run.config, run.store, run.folder, note=ignore, quiet=True)
 
 
 def load(run: Run, weights: str = "auto") -> object:

@@ -170,14 +170,13 @@ def remove_after(run_dir: Path, step: int) -> None:
             remove_folder(folder)
 
 
-def prune(run_dir: Path, keep: int, good: set[Path] | None = None, before: int = 0) -> None:
+def prune(run_dir: Path, keep: int, good: set[Path], before: int = 0) -> None:
     """Delete all checkpoints but the newest `keep` good ones and the best, and of those up to the step `before`, to
     which the run may go back, the newest good one and the best.
 
     Good ones are readable and have their hashes. A damaged one does not count, and stays for `last` to set aside.
     Checkpoints in `good` are not read again; those that are found to be good are added to it.
     """
-    good = set() if good is None else good
     stay = {best_folder(run_dir), *_newest(folders(run_dir), keep, good)}
     if before:
         stay |= {best_folder(run_dir, before), *_newest(folders(run_dir, before), 1, good)}

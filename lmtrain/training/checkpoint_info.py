@@ -83,5 +83,3 @@ def read_info(found: Checkpoint) -> CheckpointInfo:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"][:2])
         raise LmtrainError(f"{found.folder} can't be resumed: {field} in its manifest: {first['msg']}") from None
-    except RecursionError:
-        raise LmtrainError(f"{found.folder} can't be resumed: its manifest is nested too deeply") from None

@@ -22,7 +22,7 @@ def schedule_of(train: TrainConfig, budget: Budget) -> Schedule:
 
 
 def common_steps(run_dir: Path, config: Config, info: CheckpointInfo, samples_per_epoch: int) -> int:
-    """Up to which step the run of a checkpoint and one with `config`, another budget at most, are the same.
+    """Up to which step the run of a checkpoint and one with `config`, which may have a larger budget, are the same.
 
     Raises LmtrainError, with what to do instead, if they differ from the first step on.
     """
@@ -43,8 +43,10 @@ def common_steps(run_dir: Path, config: Config, info: CheckpointInfo, samples_pe
         obstacle = "train.patience counts evaluations, and the budget decides when they are"
     elif then.warmup != now.warmup:
         obstacle = f"the warmup took {then.warmup} steps and would take {now.warmup}: give train.warmup={then.warmup}"
+    elif now.steps is None or now.steps < then.steps:
+        obstacle = f"it had a larger budget, of {then.steps:,} steps"
     else:
-        return min(steps_before_decay(train, Budget(then.steps, None)), steps_before_decay(train, budget))
+        return steps_before_decay(train, Budget(then.steps, None))
     raise _rejection(run_dir, obstacle)
 
 
@@ -73,7 +75,7 @@ def last_common(
 
     found = checkpoint.load(run_checkpoints.choose(run_dir, processes.on_main(find)), hashed=False)
     note(
-        f"{run_dir}: going back to step {found.info['step']:,}, before the decay of the learning rate, to go on with "
+        f"{run_dir}: going back to step {found.info['step']:,}, before the decay of the learning rate, to resume with "
         f"another budget; later checkpoints, up to step {step:,}, are deleted when the next one is saved"
     )
     return found
@@ -81,7 +83,7 @@ def last_common(
 
 def _rejection(run_dir: Path, obstacle: str) -> LmtrainError:
     return LmtrainError(
-        f"{run_dir} was started with another budget or warmup and can't go on with this one as if it had always had it "
-        f"({obstacle}): choose another run.name, with train.init_from={run_dir} to start from its weights, or give the "
-        "old values"
+        f"{run_dir} was started with another budget or warmup and can't be resumed with this one as if it had always "
+        f"had it ({obstacle}): choose another run.name, with train.init_from={run_dir} to start from its weights, or "
+        "give the old values"
     )

@@ -118,11 +118,8 @@ def train_step(training: Training, lr: float, part: Part = nullcontext) -> StepR
         norm = full_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or math.inf))
         skipped = ~torch.isfinite(norm)
     with part("optimizer"):
-        if training.scaler.is_enabled():
-            training.scaler.step(training.optimizer)
-            training.scaler.update()
-        else:
-            training.optimizer.step_unless(skipped)
+        training.optimizer.step_unless(skipped)
+        training.scaler.update()
         training.optimizer.zero_grad(set_to_none=True)
         if training.ema is not None and config.ema is not None:
             update_ema(training.ema, model, config.ema, step, skipped)

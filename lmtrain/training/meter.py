@@ -5,11 +5,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from lmtrain.errors import LmtrainError
 from lmtrain.system.device import synchronize
 from lmtrain.system.machine import peak_flops
 from lmtrain.system.memory import memory_bytes
-from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
+from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.costs import step_flops
 from lmtrain.training.state import Training
 
@@ -24,7 +26,7 @@ class Clock:
     They include all parts of a resumed run, and evaluations.
     """
 
-    def __init__(self, seconds: float = 0.0, processes: ProcessGroup = SINGLE_PROCESS) -> None:
+    def __init__(self, seconds: float, processes: ProcessGroup) -> None:
         self._before, self._processes = seconds, processes
         self._now = self._started = self._saved = processes.broadcast(time.monotonic())
 
@@ -54,6 +56,8 @@ class Meter:
     def __init__(self, training: Training) -> None:
         self._training = training
         self._peak = peak_flops(training.device, training.precision) * training.parallel.processes.world_size
+        if training.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(training.device)  # raised by measuring `peak_flops`
         self._steps, self._started = 0, time.perf_counter()
 
     def count_step(self) -> None:

@@ -200,7 +200,6 @@ class RunMonitor(Monitor):
 def _open_metrics(path: Path, length: int) -> BinaryIO:
     """Open `path` for writing after its first `length` bytes, or after its last complete line if it is shorter."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         file = disk.open_in_place(path)
         start = file.read(length)
         file.truncate(start.rfind(b"\n") + 1)

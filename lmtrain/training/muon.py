@@ -3,7 +3,6 @@
 Shapes: N matrices of one shape, A rows, B columns.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,8 +42,6 @@ class Muon(torch.optim.Optimizer):
     and its groups and state are also this optimizer's.
     """
 
-    _step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves it to `step` to check `found_inf`
-
     def __init__(self, matrices: list[dict[str, Any]], rest: AdamW, lr: float, dtype: torch.dtype) -> None:
         super().__init__(matrices, {"lr": lr, "momentum": MOMENTUM})
         self._matrices = list(self.param_groups)
@@ -52,12 +49,6 @@ class Muon(torch.optim.Optimizer):
         self._rest = rest
         self.param_groups += rest.param_groups
         rest.state = self.state
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
-        assert closure is None
-        self.step_unless(getattr(self, "found_inf", torch.zeros(())) > 0)  # GradScaler sets it
 
     @torch.no_grad()
     def step_unless(self, skip: Tensor) -> None:

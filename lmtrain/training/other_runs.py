@@ -21,7 +21,7 @@ from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.sharding import copy_all
 
 _FREE = {"context", "dropout", "attention_dropout", "input_dropout", "output_dropout"}
-"""Model fields that do not affect the weights' meaning; if positions are learned, `context` does."""
+"""Model fields that do not affect the weights' meaning; with learned positions or Linformer, `context` does."""
 
 
 def check_other_runs(config: Config, store: TokenStore) -> None:
@@ -80,7 +80,9 @@ def _teacher(
 
 
 def _base(run_dir: Path, config: Config, store: TokenStore, processes: ProcessGroup = SINGLE_PROCESS) -> TrainedWeights:
-    fixed = ModelConfig.model_fields.keys() - _FREE | ({"context"} if config.model.position == "learned" else set())
+    model = config.model
+    has_context = model.position == "learned" or "linformer" in model.layer_attention
+    fixed = ModelConfig.model_fields.keys() - _FREE | ({"context"} if has_context else set())
     return _best("train.init_from", run_dir, config, store, fixed, processes)
 
 

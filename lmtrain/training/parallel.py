@@ -98,7 +98,7 @@ def choose_kind(
         return "single"
     kind: str = config.train.parallel
     if kind == "auto":
-        copies = 4 + (config.train.ema is not None)  # weights, gradients, two moments
+        copies = 4 + bool(config.train.ema)  # weights, gradients, two moments
         state = 4.0 * copies * sum(parameter.numel() for parameter in model.parameters())
         capacity = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
         kind = "fsdp" if state > STATE_SHARE * capacity else "ddp"

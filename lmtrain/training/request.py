@@ -5,12 +5,13 @@ depends on the text. Fields that are set one by one come on top of either.
 """
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmtrain.config.automatic import MINUTES, automatic
-from lmtrain.config.loader import Source, flat, load
+from lmtrain.config.loader import Source, environment_of, flat, load
 from lmtrain.config.schema import Config, DataConfig, TokenizerConfig
 from lmtrain.config.train import BUDGETS
 from lmtrain.data.prepare import prepare_store
@@ -47,16 +48,27 @@ def request(source: Source, overrides: Sequence[str], resume: Path | None = None
     if resume is not None:
         if source is not None:
             raise UsageError("--resume takes the configuration of the run: leave --config out")
-        run_dir = find_run(resume, load(None, [text for text in overrides if text.startswith("run.dir=")]).run.dir)
-        return _existing(run_dir, overrides)
+        return _existing(find_run(resume, _only(overrides, "run.dir").run.dir), overrides)
+    if source is None:
+        run_dir = _folder(_only(overrides, "run.dir", "run.name", "data.source"), None)
+        if (run_dir / CONFIG).is_file():
+            return _existing(run_dir, overrides)
     config = load(source, overrides)
-    named_after = source if isinstance(source, Path) else Path(config.data.source)
-    run_dir = config.run.dir / (config.run.name or default_name(named_after))
-    exists = (run_dir / CONFIG).is_file()
-    if source is None and exists:
-        return _existing(run_dir, overrides)
-    stored = run_config(run_dir) if exists else None
+    run_dir = _folder(config, source)
+    stored = run_config(run_dir) if (run_dir / CONFIG).is_file() else None
     return Request(_located(config, run_dir), run_dir, overrides, stored, source is None)
+
+
+def _folder(config: Config, source: Source) -> Path:
+    """The folder of the run: its name, or else that of the configuration file or the text."""
+    named_after = source if isinstance(source, Path) else Path(config.data.source)
+    return config.run.dir / (config.run.name or default_name(named_after))
+
+
+def _only(overrides: Sequence[str], *fields: str) -> Config:
+    """The values of these fields; the others may be right for an existing run and not beside the defaults."""
+    own = [text for text in overrides if text.partition("=")[0].strip() in fields]
+    return load(None, own, environment_of(*fields))
 
 
 def _existing(run_dir: Path, overrides: Sequence[str]) -> Request:
@@ -70,7 +82,7 @@ def _existing(run_dir: Path, overrides: Sequence[str]) -> Request:
 
 def _located(config: Config, run_dir: Path) -> Config:
     """The configuration with the name of the run, and with paths of its data that mean the same anywhere."""
-    source = Path(config.data.source).expanduser()
+    source = Path(os.path.expanduser(config.data.source))  # noqa: PTH111 -- leaves an unknown ~user as it is
     is_path = config.data.source not in KNOWN and source.exists()
     data = {"dir": config.data.dir.absolute(), **({"source": str(source.absolute())} if is_path else {})}
     return config.model_copy(

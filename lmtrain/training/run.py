@@ -73,7 +73,7 @@ class OpenRun:
         return out_of_patience(self.training.config, self.training.counters)
 
     def evaluation_is_due(self) -> bool:
-        """Whether this step must be evaluated and was not yet: at the start, because a signal stopped the run there."""
+        """Whether this step is to be evaluated and has not been; at the start: a signal may have stopped it there."""
         counters = self.training.counters
         step_seconds = self.clock.read() - self._started - self._evaluation_seconds
         cost = self._evaluation_seconds / step_seconds if step_seconds > 0 else 0.0

@@ -72,9 +72,9 @@ class Saver:
             self.wait()
 
     def wait(self) -> None:
-        """Return when everything this process had to write is on disk; only the main process then knows it complete.
+        """Return when everything this process had to write is on disk.
 
-        Raises LmtrainError if it could not be written.
+        Only the main process then knows that the checkpoint is complete. Raises LmtrainError if it can't be written.
         """
         pending, self._pending = self._pending, None
         if pending is not None:

@@ -205,7 +205,8 @@ def restore(training: Training, found: checkpoint.Checkpoint) -> None:
         load_optimizer_tensors(training.model, training.optimizer, found.tensors.get("optimizer", {}))
         if training.ema is not None:
             copy_all(found.tensors.get("ema", {}), training.ema)
-        training.scaler.load_state_dict(info.counters.scaler)
+        if info.precision in (None, training.precision):
+            training.scaler.load_state_dict(info.counters.scaler)
         training.statistics.load(info.counters)
     except (RuntimeError, KeyError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[-1].strip()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtrain.config import loader as config
-from lmtrain.config.schema import RESOURCE_FIELDS, Config
+from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage.run_folder import run_config
 
@@ -282,10 +282,3 @@ def test_any_values_are_accepted_or_rejected_with_a_message(values: object) -> N
     else:
         message = f"values: {type(accepted).__name__}"
     assert message.startswith("values")
-
-
-def test_identity_difference_ignores_only_resource_fields() -> None:
-    base = config.load(None, [], {})
-    assert config.flat(base).keys() >= RESOURCE_FIELDS
-    assert config.identity_difference(base, config.load(None, ["train.micro_batch=4", "run.name=x"], {})) == []
-    assert config.identity_difference(base, config.load(None, ["model.dim=64"], {})) == ["model.dim: 256 -> 64"]

@@ -11,9 +11,10 @@ from lmtrain.config.schema import Config
 from lmtrain.data.corpus import download
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
+from lmtrain.system.messages import ignore
 from lmtrain.training import loop, state
 from lmtrain.training.loop import StepResult, train_step
-from tests.training.helpers import change, silent
+from tests.training.helpers import change
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +34,8 @@ def little(tiny: Config) -> Config:
 
 @pytest.fixture(scope="session")
 def little_store(little: Config) -> TokenStore:
-    corpus = download(little.data, note=silent, progress=False)
-    return tokenize(corpus, little.tokenizer, little.data.dir, note=silent, progress=False)
+    corpus = download(little.data, note=ignore, progress=False)
+    return tokenize(corpus, little.tokenizer, little.data.dir, note=ignore, progress=False)
 
 
 @pytest.fixture

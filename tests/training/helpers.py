@@ -14,6 +14,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import read_manifest, verify
+from lmtrain.system.messages import ignore
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.compilation import Forward
 from lmtrain.training.loop import StepResult, fit, train_step
@@ -52,12 +53,8 @@ def without_dropout(config: Config) -> Config:
     return change(config, **{f"model__{name}": 0.0 for name in fields})
 
 
-def silent(_message: str) -> None:
-    """A note that nobody reads."""
-
-
 def start(config: Config, store: TokenStore) -> Training:
-    return new_training(config, store, silent)
+    return new_training(config, store, ignore)
 
 
 def run(

@@ -14,9 +14,10 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.objective import Objective
 from lmtrain.system.device import lacks_to_compile
+from lmtrain.system.messages import ignore
 from lmtrain.training import state
 from lmtrain.training.loop import train_step
-from tests.training.helpers import change, cpu, silent, without_dropout
+from tests.training.helpers import change, cpu, without_dropout
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -77,7 +78,7 @@ def test_a_compiler_that_fails(
     assert notes[1:] == [f"torch.compile failed and is not used, which only costs speed ({reason})"]
     assert all(parameter.grad is None for parameter in training.model.parameters())
     with pytest.raises(LmtrainError, match=rf"{re.escape(reason)}.*set train\.compile=false"):
-        state.new_training(change(tiny, train__compile=True), store, silent)
+        state.new_training(change(tiny, train__compile=True), store, ignore)
 
 
 @pytest.mark.usefixtures("long_run")
@@ -87,7 +88,7 @@ def test_memory_exhausted_while_compiling_is_not_a_compiler_error(
 ) -> None:
     monkeypatch.setattr(torch, "compile", failing(torch.OutOfMemoryError("CUDA out of memory")))
     with pytest.raises(torch.OutOfMemoryError):
-        state.new_training(change(tiny, train__compile=wanted), store, silent)
+        state.new_training(change(tiny, train__compile=wanted), store, ignore)
 
 
 def test_a_machine_without_a_compiler(
@@ -98,4 +99,4 @@ def test_a_machine_without_a_compiler(
     assert isinstance(state.new_training(tiny, store, notes.append).forward, Objective)
     assert notes == ["not compiling the model, which only costs speed: this machine has no C++ compiler"]
     with pytest.raises(LmtrainError, match=r"train\.compile=true, but .* no C\+\+ compiler: set train\.compile=false"):
-        state.new_training(change(tiny, train__compile=True), store, silent)
+        state.new_training(change(tiny, train__compile=True), store, ignore)

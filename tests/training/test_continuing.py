@@ -1,4 +1,4 @@
-"""A run that goes on with a larger budget is, to the last bit, the run that had it from the start."""
+"""A run that is resumed with a larger budget is, to the last bit, the run that had it from the start."""
 
 import re
 import shutil
@@ -164,7 +164,7 @@ def test_a_run_that_goes_back_says_so_and_one_that_need_not_does_not(
     before = run_state(tmp_path / "run")
     _, notes = run(change(large, train__steps=24), little_store, tmp_path / "run")
     assert notes == [
-        f"{tmp_path / 'run'}: going back to step 12, before the decay of the learning rate, to go on with another "
+        f"{tmp_path / 'run'}: going back to step 12, before the decay of the learning rate, to resume with another "
         "budget; later checkpoints, up to step 16, are deleted when the next one is saved"
     ]
     assert (before["step"], run_state(tmp_path / "run")["step"]) == (16, 24)
@@ -195,7 +195,8 @@ def without_schedule(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"train__max_minutes": 9.0, "train__warmup": 0.1}, {}, "a run with train.max_minutes follows the clock"),
         ({"train__patience": 9, "train__eval_steps": None}, {}, "train.patience counts evaluations"),
         ({"train__patience": 9, "train__schedule": "constant"}, {}, "train.patience counts evaluations"),
-        ({}, {"train__steps": 4}, "it has no undamaged checkpoint up to step 3"),
+        ({}, {"train__steps": 4}, "it had a larger budget, of 8 steps"),
+        ({"train__schedule": "constant"}, {"train__steps": 4}, "it had a larger budget, of 8 steps"),
         ({"damaged": True}, {}, "it has no undamaged checkpoint up to step 6"),
         ({"older": True}, {}, "it was trained by an earlier version of lmtrain"),
     ],
@@ -221,7 +222,7 @@ def test_what_can_not_be_exact_is_rejected_with_a_remedy(
     with pytest.raises(LmtrainError) as caught:
         run(change(config, **{"train__steps": 16} | changed), little_store, tmp_path)
     assert reason in str(caught.value)
-    assert str(caught.value).startswith(f"{tmp_path} was started with another budget or warmup and can't go on with")
+    assert str(caught.value).startswith(f"{tmp_path} was started with another budget or warmup and can't be resumed")
     remedy = f"choose another run.name, with train.init_from={tmp_path} to start from its weights, or give the old val"
     assert re.search(re.escape(remedy), str(caught.value))
     assert run_folder.run_config(tmp_path) == config

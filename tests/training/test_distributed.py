@@ -21,6 +21,7 @@ from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.tensor_files import Stored
 from lmtrain.system.distributed import join_processes
+from lmtrain.system.messages import ignore
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training import loop
 from lmtrain.training.costs import memory_estimate
@@ -30,7 +31,7 @@ from lmtrain.training.saving import Saver
 from lmtrain.training.sharding import local
 from lmtrain.training.state import Training, new_training, restore, snapshot
 from tests.helpers import read
-from tests.training.helpers import CLOCK, change, cpu, last_hash, logged, run, silent, start, verified_steps, worsen
+from tests.training.helpers import CLOCK, change, cpu, last_hash, logged, run, start, verified_steps, worsen
 from tests.training.ranks import meeting_place, together, variables
 from tests.training.resuming import state_of
 
@@ -185,7 +186,7 @@ def test_each_process_reads_holds_and_writes_only_its_rows_of_a_sharded_state(
         raise AssertionError("a tensor is gathered")
 
     def work(kind: str, source: Path, target: Path, processes: ProcessGroup) -> list[int]:
-        training = new_training(change(tiny, train__parallel=kind), store, silent, processes)
+        training = new_training(change(tiny, train__parallel=kind), store, ignore, processes)
         found = checkpoint.load(run_checkpoints.choose(source, "last"))
         monkeypatch.setattr(Stored, "__getitem__", counted)
         for name in ("full_tensor", "redistribute"):
@@ -224,7 +225,7 @@ def test_scalar_gains_of_older_checkpoints_are_read(tiny: Config, store: TokenSt
     checkpoint.save(old, found.info["step"], scalars, found.info)
 
     def work(processes: ProcessGroup) -> None:
-        training = new_training(config, store, silent, processes)
+        training = new_training(config, store, ignore, processes)
         restore(training, checkpoint.load(run_checkpoints.choose(old, "last")))
         with Saver(tmp_path / "resumed", 1, processes) as saver:
             saver.save(training.counters.step, *snapshot(training, store, None, CLOCK))

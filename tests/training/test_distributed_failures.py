@@ -18,13 +18,14 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints, run_folder
 from lmtrain.system import disk
+from lmtrain.system.messages import ignore
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training import loop
 from lmtrain.training.loop import StepResult, train_step
 from lmtrain.training.saving import Saver
 from lmtrain.training.state import Training, new_training, snapshot
 from tests.helpers import TINY, Child
-from tests.training.helpers import CLOCK, change, last_hash, run, run_state, silent, verified_steps
+from tests.training.helpers import CLOCK, change, last_hash, run, run_state, verified_steps
 from tests.training.ranks import together, train_ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -86,7 +87,7 @@ def test_a_failed_save_of_one_process_leaves_the_previous_checkpoint(
                 raise OSError(28, "No space left on device")
             write(path, data)
 
-        training = new_training(change(tiny, train__parallel="fsdp"), store, silent, processes)
+        training = new_training(change(tiny, train__parallel="fsdp"), store, ignore, processes)
         with Saver(run_dir, 1, processes) as saver:
             saver.save(1, *snapshot(training, store, None, CLOCK))
             saver.wait()

@@ -1,4 +1,4 @@
-"""What may change between the parts of a run: resources, but no other field of the configuration, and no data."""
+"""What may change between the parts of a run: resources, but no field of its identity, and no data."""
 
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import remove_folder
+from lmtrain.system.messages import ignore
 from lmtrain.training.opening import check_same_run
 from lmtrain.training.state import snapshot
 from tests.helpers import TINY
-from tests.training.helpers import CLOCK, change, run, silent, start
+from tests.training.helpers import CLOCK, change, run, start
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -39,7 +40,6 @@ RESOURCES: dict[str, Any] = {
     "train__log_steps": 3,
     "train__keep": 3,
     "train__sample_prompts": ["A"],
-    "train__threads": 2,
     "eval__batch_size": 8,
     "data__dir": "elsewhere",
     "run__name": "other",
@@ -68,11 +68,11 @@ def test_a_changed_field_of_the_identity_is_rejected_by_name(tiny: Config, store
 
 
 def test_a_run_resumes_with_other_resources(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
-    assert {name.replace("__", ".") for name in RESOURCES} <= RESOURCE_FIELDS
+    assert {name.replace("__", ".") for name in RESOURCES} <= RESOURCE_FIELDS <= flat(tiny).keys()
     assert run(tiny, store, tmp_path)[0].step == 12
     for folder in run_checkpoints.folders(tmp_path)[1:]:
         remove_folder(folder)
-    changed = change(tiny, **RESOURCES | {"train__threads": 1})
+    changed = change(tiny, **RESOURCES)
     assert run(changed, store, tmp_path)[0].step == 12
     assert run_folder.run_config(tmp_path) == changed
 
@@ -91,7 +91,7 @@ def test_a_changed_word_of_the_text_is_rejected(tmp_path: Path, kind: str, word:
 
     def store_of(content: str) -> TokenStore:
         text.write_text(content)
-        return tokenize(download(config.data), config.tokenizer, config.data.dir, note=silent, progress=False)
+        return tokenize(download(config.data), config.tokenizer, config.data.dir, note=ignore, progress=False)
 
     found = begun(config, store_of(TEXT), run_dir)
     place = TEXT.index("rat", 400)

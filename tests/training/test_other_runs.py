@@ -107,8 +107,13 @@ def test_an_unsuitable_run_is_rejected(
         check_other_runs(config, store)
 
 
-def test_learned_positions_need_the_same_context(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
-    learned = change(tiny, model__position="learned", train__steps=1)
+@pytest.mark.parametrize(
+    "fields", [{"model__position": "learned"}, {"model__mode": "windowed", "model__attention": "linformer"}]
+)
+def test_learned_positions_and_linformer_need_the_same_context(
+    tiny: Config, store: TokenStore, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    learned = change(tiny, **fields, train__steps=1)
     run(learned, store, tmp_path / "base")
     config = change(learned, model__context=24, train__init_from=str(tmp_path / "base"))
     with pytest.raises(LmtrainError, match=r"has model\.context=16, and this run 24: use the same"):

@@ -10,15 +10,15 @@ import pytest
 from lmtrain.cli.output import show_profile
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
+from lmtrain.system.messages import ignore
 from lmtrain.training.profiling import PARTS, STEPS, profile_steps, profile_text
 from tests.helpers import TINY, Lmtrain
-from tests.training.helpers import silent
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_parts_operators_and_a_trace(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
-    result = profile_steps(tiny, store, tmp_path / "new" / "profile", silent)
+    result = profile_steps(tiny, store, tmp_path / "new" / "profile", ignore)
     parts = result["parts"]
     assert list(parts) == [*PARTS, "rest"]
     assert min(parts[name] for name in PARTS) > 0

@@ -9,11 +9,12 @@ import pytest
 from lmtrain.data import tokenizer_file
 from lmtrain.data.tokenizer_file import Description, Json
 from lmtrain.storage.run_folder import run_config
+from lmtrain.system.messages import ignore
 from lmtrain.training.loop import fit
 from lmtrain.training.request import prepare, request
 from tests.data.published import EXACT, SHAPES, TEXT, published
 from tests.helpers import TINY, Lmtrain
-from tests.training.helpers import last_hash, silent
+from tests.training.helpers import last_hash
 
 OWN = [*TINY[1:], "train.steps=2", "train.eval_tokens=50"]
 
@@ -51,8 +52,8 @@ def test_a_run_has_its_tokenizer_in_its_folder(name: str, folder: Path, lmtrain:
 
 def _train(run_dir: Path | None, *overrides: str) -> str:
     wanted = request(None, [*overrides], run_dir)
-    config, store = prepare(wanted, note=silent, progress=False)
-    fit(config, store, wanted.run_dir, note=silent, quiet=True)
+    config, store = prepare(wanted, note=ignore, progress=False)
+    fit(config, store, wanted.run_dir, note=ignore, quiet=True)
     return last_hash(wanted.run_dir)
 
 

@@ -11,10 +11,11 @@ from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage.run_folder import default_name, run_config
+from lmtrain.system.messages import ignore
 from lmtrain.training.loop import fit
 from lmtrain.training.request import Request, chosen, prepare, request
 from tests.helpers import TINY
-from tests.training.helpers import last_hash, silent
+from tests.training.helpers import last_hash
 
 BOOK = "One day the old miller, who had no daughter, went to town. He sold his corn, and he came back.\n"
 OWN = [*TINY[1:], "train.eval_tokens=50"]
@@ -29,8 +30,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def train(wanted: Request) -> Config:
     """Train what is wanted; returns the configuration that the run stores."""
-    config, store = prepare(wanted, note=silent, progress=False)
-    fit(config, store, wanted.run_dir, note=silent, quiet=True)
+    config, store = prepare(wanted, note=ignore, progress=False)
+    fit(config, store, wanted.run_dir, note=ignore, quiet=True)
     return run_config(wanted.run_dir)
 
 
@@ -51,7 +52,7 @@ def test_a_budget_of_any_kind_replaces_that_of_the_automatic_recipe(
     folder: Path, given: str, minutes: float | None
 ) -> None:
     wanted = request(None, ["data.source=book.txt", given])
-    stored = flat(prepare(wanted, note=silent, progress=False)[0])
+    stored = flat(prepare(wanted, note=ignore, progress=False)[0])
     assert f"{given.partition('=')[0]}={stored[given.partition('=')[0]]:g}" == given
     assert stored["train.max_minutes"] == minutes
 
@@ -78,13 +79,17 @@ def test_an_existing_run_keeps_its_configuration_anywhere(folder: Path, monkeypa
     begun = request(None, ["data.source=book.txt", *OWN, "train.steps=4", "train.eval_steps=2"])
     stored = train(begun)
     whole = last_hash(begun.run_dir)
+    fields = [*OWN, "train.batch_size=3", "train.micro_batch=null", "run.name=three", "train.steps=1"]
+    train(request(None, ["data.source=book.txt", *fields]))
+    split = request(None, ["run.name=three", "train.micro_batch=3"])  # 3 does not divide the default batch
+    assert (split.config.train.batch_size, split.config.train.micro_batch) == (3, 3)
     again = request(None, ["run.name=book"])
-    assert prepare(again, note=silent, progress=False)[0] == stored
+    assert prepare(again, note=ignore, progress=False)[0] == stored
     (folder / "book.txt").unlink()
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
     found = request(None, [], folder / "runs/book")
-    assert prepare(found, note=silent, progress=False)[1].folder.parent == folder / "data"
+    assert prepare(found, note=ignore, progress=False)[1].folder.parent == folder / "data"
     shutil.move(folder / "runs", "runs")
     shutil.move(folder / "data", "data")
     shutil.rmtree(sorted(Path("runs/book/checkpoints").iterdir())[-1])

@@ -126,7 +126,7 @@ def full_disk(path: Path, data: bytes) -> None:
 
 def train_until(event: int | str, steps: int, config: Config, store: TokenStore, run_dir: Path) -> None:
     """Train until a signal or an error after this many steps, or to the end if that is sooner."""
-    message = expected = {"memory": "out of memory: lower", "disk": "No space left on device"}.get(str(event), "")
+    expected = {"memory": "out of memory: lower", "disk": "No space left on device"}.get(str(event))
     with pytest.MonkeyPatch.context() as patch:
 
         def step(training: Training, lr: float) -> StepResult:
@@ -142,11 +142,12 @@ def train_until(event: int | str, steps: int, config: Config, store: TokenStore,
             return result
 
         patch.setattr(loop, "train_step", step)
+        failure: LmtrainError | None = None
         try:
             run(config, store, run_dir)
         except LmtrainError as error:
-            message = str(error)
-    assert expected in message
+            failure = error
+    assert failure is None or (expected is not None and expected in str(failure))
 
 
 def damage_the_newest(run_dir: Path, choice: random.Random) -> None:
@@ -222,12 +223,13 @@ def test_another_precision_is_reported(
     """`auto` depends on the machine, and is the same configuration."""
     config = change(tiny, train__precision="auto", train__steps=1)
     notes: list[list[str]] = []
-    for precision in ("bf16", "bf16", "fp32"):
+    for precision in ("bf16", "bf16", "fp32", "fp16"):
         if notes:
             run_folder.write_state(tmp_path, "interrupted")
         monkeypatch.setattr(state, "choose_precision", lambda name, device, precision=precision: precision)
-        notes.append([note for note in run(config, store, tmp_path)[1] if "bf16" in note])
-    assert notes == [[], [], ["fp32 instead of bf16: train.precision=auto differs on this machine"]]
+        notes.append([note for note in run(config, store, tmp_path)[1] if "train.precision" in note])
+    differs = "train.precision=auto differs on this machine"
+    assert notes == [[], [], [f"fp32 instead of bf16: {differs}"], [f"fp16 instead of bf16: {differs}"]]
 
 
 @pytest.mark.gpu

@@ -125,7 +125,7 @@ def test_a_damaged_checkpoint_does_not_count_when_pruning(tmp_path: Path) -> Non
         checkpoint.save(tmp_path, step, state(step), {"score": None})
     for step in (2, 3):
         flip_bit(run_checkpoints.choose(tmp_path, str(step)) / "model.safetensors")
-    run_checkpoints.prune(tmp_path, keep=1)
+    run_checkpoints.prune(tmp_path, 1, set())
     assert [folder.name[-1] for folder in run_checkpoints.folders(tmp_path)] == ["1", "2", "3"]
     notes: list[str] = []
     found = run_checkpoints.last(tmp_path, notes.append)
