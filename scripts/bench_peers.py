@@ -20,7 +20,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from bench_training import load_source, nanogpt, recipe_options, tokens_per_step
-from curves import Curve
 from record import ROOT, Row, commit, lmtrain, measure_beside
 from torch import Tensor, nn
 
@@ -90,15 +89,31 @@ def curve(losses: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(float(part[:, 0].mean()), math.exp(part[:, 1].mean())) for part in parts]
 
 
-def curves(rows: list[Row]) -> list[Curve]:
-    """A line for each program, and a dot for its validation perplexity at the end."""
-    drawn = []
+def draw(rows: list[Row], picture: Path) -> None:
+    """Draw a line for each program, and a dot for its validation perplexity at the end, if matplotlib is installed."""
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+    except ImportError:
+        print(f"{picture.name} is not drawn: it needs the extra `examples` (matplotlib)", file=sys.stderr)
+        return
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
     for number, row in enumerate(rows):
         minutes, perplexities = zip(*row["curve"], strict=True)
         label = f"{row['program']}: {row['word_perplexity']:.1f}"
-        drawn.append(Curve(f"C{number}-", minutes, perplexities))
-        drawn.append(Curve(f"C{number}o", minutes[-1:], [row["word_perplexity"]], label))
-    return drawn
+        axes.plot(minutes, perplexities, f"C{number}-", alpha=0.8)
+        axes.plot(minutes[-1:], [row["word_perplexity"]], f"C{number}o", label=label, alpha=0.8)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    title = "Lines: the text in training. Dots: the validation split, at the end"
+    axes.set(title=title, xlabel="minutes", ylabel="word perplexity", xlim=(0, None))
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    figure.savefig(picture, dpi=110)
 
 
 class Program(NamedTuple):

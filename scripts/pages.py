@@ -26,7 +26,7 @@ SHOWN = {
 }
 """The columns of a file's tables; all where it is not listed."""
 ORIGIN = ("machine", "date", "commit")
-NOT_SHOWN = ("train.sample_prompts=", "train.eval_", "train.threads=", "train.compile=", "train.max_minutes=null")
+NOT_SHOWN = ("train.sample_prompts=", "train.eval_", "train.threads=", "train.max_minutes=null")
 """Overrides of sweeps that hardly change a result: the record has them."""
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from lmtrain.config.loader import as_overrides
 from lmtrain.config.loader import load as load_config
 from lmtrain.config.schema import Config, DataConfig, RunConfig
 from lmtrain.data.prepare import text_split
@@ -35,7 +36,7 @@ from lmtrain.model.packing import pack
 from lmtrain.model.trained import TrainedWeights
 from lmtrain.storage.run_folder import find_run
 from lmtrain.system.device import choose_device, choose_precision
-from lmtrain.system.messages import Note, note
+from lmtrain.system.messages import note
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,10 @@ class Run:
     config: Config
     device: torch.device
     precision: str | None
-    note: Note
     progress: bool
     """Whether progress bars are shown on a terminal."""
     given: frozenset[str] = frozenset()
-    """The fields of `data` that the user has set, such as data.source: what only the run names may not be read."""
+    """The fields that the user has set: a data.source that only the run names may not be read."""
 
     @property
     def folder(self) -> Path:
@@ -105,7 +105,7 @@ class Run:
 
         `options` are fields of `generation.options.Options`. By default a text of 100 tokens is sampled at temperature
         0.8 and top-p 0.95, another one each time unless `seed` is given; `temperature=0` is greedy, and `beams=4` a
-        beam search. Of several texts, the best is returned; `complete` returns all, with their log-probabilities.
+        beam search. Of several texts, the best is returned; `complete` returns more, with their log-probabilities.
         Raises ValueError for options that contradict each other, and TypeError for unknown ones.
         """
         base = Options() if options.get("beams", 1) > 1 else replace(SAMPLED, seed=secrets.randbelow(1_000_000))
@@ -146,22 +146,19 @@ class Run:
         `dynamic` (adapt to the text already scored), and fields of the section `eval`, such as `stride`.
         Raises LmtrainError where there is no such split or store.
         """
-        data = {"data.source": source, "data.dir": data_dir}
-        given = {
-            field: json.dumps(str(value), ensure_ascii=False) for field, value in data.items() if value is not None
-        }
+        data = {"data.source": source, "data.dir": None if data_dir is None else str(data_dir)}
         run = self
-        if given:
-            config = load_config(self.config, [f"{field}={value}" for field, value in given.items()], {})
-            run = replace(self, config=config, given=frozenset(given))
+        if overrides := as_overrides(data):
+            given = frozenset(field for field, value in data.items() if value is not None)
+            run = replace(self, config=load_config(self.config, overrides, {}), given=given)
         return run.score_split(run.corpus().split(split), **settings)
 
     def corpus(self) -> TokenStore:
         """The token store that the run was trained on; see `find_run_store`."""
         check_same_corpus(self.members)
-        return find_run_store(self.members[0], self.config, self.given, note=self.note, progress=self.progress)
+        return find_run_store(self.members[0], self.config, self.given, note=note, progress=self.progress)
 
-    def fitted(self, split: str = "valid", *, limit: int | None = None, **settings: Any) -> Self:
+    def fitted(self, split: str = "valid", *, limit: int | None = None) -> Self:
         """The ensemble with the shares that give a split the highest probability: see `fitted_weights`.
 
         Report the score of a split on which they were not fitted. Raises UsageError for a single run.
@@ -169,7 +166,7 @@ class Run:
         model = self.model
         if not isinstance(model, Ensemble):
             raise UsageError("weights in the mean are fitted to several runs, and this is one: name more than one")
-        config, part = self._settings(settings), self.corpus().split(split)
+        config, part = self.config, self.corpus().split(split)
         nats = member_nats(
             model, lambda forward: self._pass(forward, part, config, limit=limit), config.eval.temperature
         )
@@ -265,14 +262,13 @@ def load(
     weights: str = "auto",
     device: str = "auto",
     precision: str | None = None,
-    note: Note = note,
     progress: bool = False,
 ) -> Run:
     """The run in a folder or of a name in `runs/`; None = the latest there; several = the mean of their probabilities.
 
     `checkpoint` is `best`, `last` or a step (None = the best undamaged one), `weights` `auto` (averaged ones if there
     are any), `ema` or `raw`, `device` `auto`, `cpu` or `cuda`. `precision` is fp32, bf16 or fp16;
-    None = that of training for scores, and what is fastest for texts. `note` is given messages.
+    None = that of training for scores, and what is fastest for texts. Messages go to stderr.
     Raises LmtrainError where there is no such run, it is damaged, or several don't fit each other, and UsageError for
     another value of these.
     """
@@ -292,4 +288,4 @@ def load(
     # The data folder that it was trained with is that of another machine if the run comes from there.
     config = load_config(members[0].config, [f"data.dir={DataConfig().dir}"], {})
     shares = (1 / len(members),) * len(members)
-    return Run(members, shares, config, choose_device(device), precision, note, progress)
+    return Run(members, shares, config, choose_device(device), precision, progress)

@@ -6,7 +6,6 @@ In a conversation, Ctrl-C ends the text that is being generated; at the prompt i
 import importlib.util
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from lmtrain.api.run import Run
@@ -27,31 +26,22 @@ REMEDY = "lower --batch-size, --samples, --beams or --max-tokens"
 ASK = "prompt> "
 
 
-@dataclass(frozen=True)
-class Output:
-    """How results are printed: as JSON or text, for how many prompts at a time, and where a picture is saved."""
-
-    json: bool
-    batch_size: int
-    picture: Path | None
-
-
-def answer(trained: Run, options: Options, prompt: str, output: Output) -> None:
-    """Print the texts for one prompt; on a terminal, a single text is streamed."""
-    if output.picture is not None and not output.picture.parent.is_dir():
-        raise LmtrainError(f"the folder of {output.picture} does not exist: make it first")
-    completed = _answer(trained, options, prompt, 0, output.json)
-    if output.picture is not None:
-        _draw(trained, prompt_for_model(trained.tokenizer, prompt, options.raw), completed, output.picture)
+def answer(trained: Run, options: Options, prompt: str, picture: Path | None, as_json_lines: bool) -> None:
+    """Print the texts for one prompt; on a terminal, a single text is streamed. `picture`: draw the attention there."""
+    if picture is not None and not picture.parent.is_dir():
+        raise LmtrainError(f"the folder of {picture} does not exist: make it first")
+    completed = _answer(trained, options, prompt, 0, as_json_lines)
+    if picture is not None:
+        _draw(trained, prompt_for_model(trained.tokenizer, prompt, options.raw), completed, picture)
 
 
-def answer_all(trained: Run, options: Options, prompts: Iterator[Prompt], output: Output) -> None:
-    """Print the texts for many prompts, one batch at a time as they are read."""
+def answer_all(trained: Run, options: Options, prompts: Iterator[Prompt], batch_size: int, as_json_lines: bool) -> None:
+    """Print the texts for many prompts, `batch_size` at a time as they are read."""
     tokenizer, context = trained.tokenizer, trained.config.model.context
     count = unknown = cut = 0
-    for batch in batches(prompts, output.batch_size):
+    for batch in batches(prompts, batch_size):
         with enough_memory(REMEDY):
-            _complete(trained, options, batch, count, output.json)
+            _complete(trained, options, batch, count, as_json_lines)
         count += len(batch)
         inputs = [prompt_for_model(tokenizer, prompt.text, options.raw) for prompt in batch]
         unknown += sum(bool(unknown_words(tokenizer, text)) for text in inputs)

@@ -7,8 +7,7 @@ from lmtrain.cli.options import (
     Overrides,
     Quiet,
     Source,
-    as_overrides,
-    split_source,
+    with_source,
 )
 from lmtrain.cli.output import show, table
 from lmtrain.system.messages import ignore, note
@@ -31,7 +30,7 @@ def download(
     from lmtrain.config.loader import load
     from lmtrain.data.corpus import download as make_corpus
 
-    data = load(config, _overrides(source, overrides)).data
+    data = load(config, with_source(source, overrides)).data
     corpus = make_corpus(data, force=force, note=ignore if quiet else note, progress=not quiet)
     counts = {split: corpus.manifest["splits"][split] for split in corpus.splits}
     show({"folder": str(corpus.folder), **corpus.manifest}, f"{corpus.folder}\n{table(counts)}", as_json)
@@ -51,13 +50,8 @@ def tokenize(
     from lmtrain.config.loader import load
     from lmtrain.data.prepare import prepare_store
 
-    settings = load(config, _overrides(source, overrides))
+    settings = load(config, with_source(source, overrides))
     store = prepare_store(settings, note=ignore if quiet else note, progress=not quiet)
     counts = {split: {unit: store.manifest["splits"][split][unit] for unit in UNITS} for split in store.splits}
     heading = f"{store.folder}\n{store.tokenizer.vocab_size:,} entries ({store.tokenizer.kind})"
     show({"folder": str(store.folder), **store.manifest}, f"{heading}\n{table(counts)}", as_json)
-
-
-def _overrides(source: str | None, overrides: list[str] | None) -> list[str]:
-    source, overrides = split_source(source, overrides)
-    return [*overrides, *as_overrides({"data.source": source})]

@@ -16,7 +16,6 @@ from lmtrain.cli.options import (
     Quiet,
     Runs,
     WeightsChoice,
-    as_overrides,
     run_folders,
 )
 from lmtrain.cli.output import show
@@ -49,13 +48,13 @@ def evaluate(
     temperature: Annotated[
         float | None, typer.Option(metavar="T", help="Divides the logits of the vocabulary.")
     ] = None,
-    cache: Annotated[bool, typer.Option("--cache", help="Mix in a cache of the latest words of the text.")] = False,
+    cache: Annotated[bool, typer.Option("--cache", help="Mix in a cache of the text's recent tokens.")] = False,
     dynamic: Annotated[
         bool, typer.Option("--dynamic", help="Dynamic evaluation: update the weights after scoring each segment.")
     ] = False,
     fit_weights: Annotated[
         Literal["train", "valid", "test"] | None,
-        typer.Option(help="Of several runs: fit their weights in the mean on this split. [default: equal weights]"),
+        typer.Option(help="With several runs: fit the mixture weights on this split. [default: equal weights]"),
     ] = None,
     device: DeviceChoice = "auto",
     precision: Annotated[Precision | None, typer.Option(help="Arithmetic. [default: that of the run]")] = None,
@@ -64,12 +63,14 @@ def evaluate(
 ) -> None:
     """Measure the perplexity of a trained model.
 
-    A configuration names the run and sets fields of eval and data; everything else is what the run was trained with.
+    A configuration file names the run and sets fields of eval and data.dir; overrides set any field of eval and data.
+    Everything else is what the run was trained with.
     """
     from lmtrain.system.allocator import retain_heap
 
     retain_heap()
     from lmtrain.api.run import load
+    from lmtrain.config.loader import as_overrides
     from lmtrain.data.prepare import text_split
     from lmtrain.evaluation.adaptive import settings_used
     from lmtrain.system.memory import enough_memory
@@ -120,11 +121,11 @@ def _checked(overrides: list[str]) -> list[str]:
     from lmtrain.config.loader import shown
 
     for override in overrides:
-        if not override.startswith(("eval.", "data.", "run.")):
+        if not override.startswith(("eval.", "data.", "run.name=", "run.dir=")):
             hint = "" if "=" in override else "; a run is named by --run"
             raise UsageError(
-                f"{shown(override)}: eval accepts only eval.field=value, data.field=value and run.name=NAME, because "
-                f"everything else is what the run was trained with{hint}"
+                f"{shown(override)}: eval accepts only eval.field=value, data.field=value, run.name=NAME and "
+                f"run.dir=FOLDER, because everything else is what the run was trained with{hint}"
             )
     return overrides
 

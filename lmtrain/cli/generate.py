@@ -52,7 +52,7 @@ def generate(
         typer.Argument(
             metavar="PROMPT",
             help="The text to continue, in quotes. Without one, standard input is the prompt; on a terminal you are "
-            "asked for one after the other.",
+            "asked for prompts one after another.",
         ),
     ] = None,
     overrides: Overrides = None,
@@ -153,7 +153,7 @@ def generate(
         raise UsageError("--json and --show-attention need a prompt: give one as an argument")
 
     from lmtrain.api.run import load
-    from lmtrain.cli.answers import Output, answer, answer_all, converse
+    from lmtrain.cli.answers import answer, answer_all, converse
     from lmtrain.generation.options import Options
     from lmtrain.generation.prompts import read_all, read_prompts
 
@@ -187,16 +187,14 @@ def generate(
         device=device,
         precision=precision,
     )
-    output = Output(as_json, batch_size, show_attention)
-    many = None if prompts is None else read_prompts(prompts)
     if has_random_seed:
         note(f"seed {seed}: --seed {seed} repeats this text")
-    if many is not None:
-        answer_all(trained, options, many, output)
+    if prompts is not None:
+        answer_all(trained, options, read_prompts(prompts), batch_size, as_json)
     elif asks:
         converse(trained, options)
     else:
-        answer(trained, options, read_all(sys.stdin.buffer) if prompt is None else prompt, output)
+        answer(trained, options, read_all(sys.stdin.buffer) if prompt is None else prompt, show_attention, as_json)
 
 
 def _check_overrides(prompt: str | None, overrides: list[str]) -> None:
@@ -207,7 +205,7 @@ def _check_overrides(prompt: str | None, overrides: list[str]) -> None:
         quoted = shown(" ".join([*([] if prompt is None else [prompt]), *words]))
         raise UsageError(f"a prompt of several words needs quotes: lmtrain generate {quoted}")
     for override in overrides:
-        if not override.startswith("run."):
+        if not override.startswith(("run.name=", "run.dir=")):
             raise UsageError(
                 f"{shown(override)}: generate accepts only run.name=NAME and run.dir=FOLDER: use the options (-h)"
             )

@@ -1,8 +1,6 @@
 """The arguments and options that the commands share."""
 
-import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,7 +33,7 @@ Runs = Annotated[
         "--run",
         "-r",
         metavar="RUN",
-        help="A run: its folder or name. Repeated: the mean of their probabilities. [default: the latest]",
+        help="A run: its folder or name. Repeat it to average the probabilities of several runs. [default: the latest]",
     ),
 ]
 Checkpoint = Annotated[
@@ -68,20 +66,15 @@ def split_arguments(first: str | None, overrides: list[str] | None) -> tuple[str
     return first, overrides or []
 
 
-def split_source(first: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
-    """The source of a command and the overrides after it; NAME=VALUE is no source unless it exists."""
-    if first is not None and _ASSIGNMENT.match(first) and not Path(first).exists():
-        return None, [first, *(overrides or [])]
-    return first, overrides or []
+def with_source(first: str | None, overrides: list[str] | None) -> list[str]:
+    """The overrides of a command whose first argument is a source or, as NAME=VALUE, an override itself."""
+    from lmtrain.config.loader import as_overrides
 
-
-def as_overrides(given: Mapping[str, str | Path | float | None]) -> list[str]:
-    """The options that were given, as `section.field=value`; text is quoted, since YAML reads some text as numbers."""
-    return [
-        f"{key}={value if isinstance(value, int | float) else json.dumps(str(value), ensure_ascii=False)}"
-        for key, value in given.items()
-        if value is not None
-    ]
+    if first is None or _ASSIGNMENT.match(first):
+        return [*([] if first is None else [first]), *(overrides or [])]
+    if first.endswith((".yaml", ".yml")):
+        raise UsageError(f"{first}: a configuration file is given by --config")
+    return [*(overrides or []), *as_overrides({"data.source": first})]
 
 
 def run_folders(runs: list[Path] | None, config: Path | None, overrides: list[str]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""`lmtrain train`: training and resuming, and three programs that train nothing: fields, dry run and profile."""
+"""`lmtrain train`: training and resuming, and three programs that keep no model: fields, dry run and profile."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,9 +11,8 @@ from lmtrain.cli.options import (
     Overrides,
     Quiet,
     Source,
-    as_overrides,
     require_single_process,
-    split_source,
+    with_source,
 )
 from lmtrain.cli.output import duration, show, show_costs, show_profile
 from lmtrain.errors import UsageError
@@ -58,18 +57,15 @@ def train(
         require_single_process("train --profile")
     if (fields or dry_run) and not launcher.is_main_process():
         return
-    source, overrides = split_source(source, overrides)
     if fields:
-        _fields([*([source] if source is not None else []), *overrides])
+        _fields([*([] if source is None else [source]), *(overrides or [])])
         return
-    if source is not None and source.endswith((".yaml", ".yml")):
-        raise UsageError(f"{source}: a configuration file is given by --config")
     from lmtrain.system.allocator import retain_heap
 
     retain_heap()
     from lmtrain.training.request import request
 
-    wanted = request(config, [*overrides, *as_overrides({"data.source": source})], resume)
+    wanted = request(config, with_source(source, overrides), resume)
     if dry_run:
         _dry_run(wanted, as_json, quiet)
     elif profile:

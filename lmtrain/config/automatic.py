@@ -17,9 +17,9 @@ SIZES = (
     (1_200, 256, 8, 70_000),
     (math.inf, 384, 12, 25_000),
 )
-"""Up to which budget a model has which size, and how fast it trains; only the order of magnitude of that matters."""
+"""The size of the model by budget, and about how fast it trains, of which only the order of magnitude matters."""
 GPU_CORES = 200
-"""A GPU counts as so many CPU cores."""
+"""A GPU counts as this many CPU cores."""
 DROPOUTS = (
     # passes over the text, dropout in the blocks, dropout of the input and the output
     (4, 0.0, 0.0),
@@ -27,7 +27,7 @@ DROPOUTS = (
     (40, 0.1, 0.2),
     (math.inf, 0.2, 0.4),
 )
-"""Up to how many passes over the text a model has which dropout: what is read often is otherwise learned by heart."""
+"""Dropout by the number of passes over the text: what is read often is otherwise memorized."""
 LARGE_VOCABULARY = 8_192
 """Above this, the output layer is most of a small model: an adaptive softmax of narrow embeddings costs less."""
 

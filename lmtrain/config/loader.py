@@ -4,6 +4,7 @@ Later sources win: the defaults, then the YAML file, then `LMTRAIN_SECTION__FIEL
 `section.field=value` overrides. The resolved configuration is stored with every run.
 """
 
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -114,6 +115,12 @@ def _override(values: dict[str, Any], overrides: Iterable[str], environment: Map
         _assign(values, section, field, text, origin)
         origins[section, field] = _COMMAND_LINE
     return origins
+
+
+def as_overrides(fields: Mapping[str, str | float | None]) -> list[str]:
+    """The fields that are not None, as `section.field=value`; text is quoted, since YAML reads some text as numbers."""
+    given = {key: value for key, value in fields.items() if value is not None}
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
 
 
 def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:

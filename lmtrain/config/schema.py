@@ -20,7 +20,7 @@ class RunConfig(Section):
     """Where the run is stored, and its seed."""
 
     name: str | None = Field(None, pattern=RUN_NAME)
-    """The folder of the run under `dir`; null = the name of the configuration file."""
+    """The folder of the run under `dir`; null = the name of the configuration file, or without one of the text."""
     dir: UserPath = Path("runs")
     """The folder of all runs."""
     seed: int = Field(1, ge=0, lt=2**31)
@@ -34,22 +34,22 @@ class DataConfig(Section):
     """`sample`, `wikitext-2`, `wikitext-2-raw`, `wikitext-103`, a hub id (`owner/name`), a file of text, or a folder,
     which is read with its subfolders."""
     subset: str | None = None
-    """Configuration name of the hub data set."""
+    """Configuration name of the hub dataset."""
     revision: str | None = None
-    """Revision of the hub data set; the known names have pinned ones."""
+    """Revision of the hub dataset; the known names have pinned ones."""
     text_column: str = "text"
     """The column (CSV, parquet, hub) or key (JSON) that holds the text."""
     dir: UserPath = Path("data")
     """The folder for corpora and token stores."""
     sample_tokens: int = Field(1_000_000, ge=1_000, le=10**9)
-    """Training tokens of the built-in sample corpus; validation and test get a twentieth each."""
+    """Training tokens of the built-in sample corpus; validation and test get a twentieth each, at least 5,000."""
 
     @model_validator(mode="after")
     def _no_address(self) -> Self:
         if "://" in self.source:
             raise ValueError(
                 "data.source is an address, which lmtrain does not download: download the file and give its path, or "
-                "name a hub data set as owner/name"
+                "name a hub dataset as owner/name"
             )
         return self
 
@@ -61,7 +61,7 @@ class TokenizerConfig(Section):
     """Whole words with `<unk>`, byte-level BPE, or bytes. auto: `word` if spaces set punctuation apart in the training
     split, as in WikiText, else `bpe`."""
     vocab_size: int | None = Field(None, ge=4, le=1_000_000)
-    """Largest number of entries. null = every word of the training split, or for bpe a number that fits its size; byte
+    """Maximum number of entries. null = every word of the training split, or for bpe a number that fits its size; byte
     has a fixed size."""
     file: UserPath | None = None
     """Use this tokenizer.json, of a run, a token store or any published model, instead of training one; `kind` and
@@ -138,7 +138,7 @@ class ModelConfig(Section):
     qk_norm: bool = False
     """Apply RMSNorm to the queries and keys of each head."""
     token_shift: bool = False
-    """Add the embedding of the token before to that of each token, times a learned gain for each feature."""
+    """Add the previous token's embedding to that of each token, times a learned gain for each feature."""
     position: Literal["sinusoidal", "learned", "rotary", "alibi", "none"] = "rotary"
     """Position encoding of the encoder blocks."""
     pool_query: Literal["seed", "recency"] = "recency"
@@ -232,7 +232,7 @@ class EvalConfig(Section):
     cache_window: int = Field(8_000, ge=1)
     """`--cache`: number of tokens in the cache."""
     dynamic_lr: float = Field(1e-4, ge=0.0)
-    """`--dynamic`: learning rate, which each weight's is in proportion to."""
+    """`--dynamic`: base learning rate, to which the rate of each weight is proportional."""
     dynamic_embedding: float = Field(0.1, ge=0.0)
     """`--dynamic`: factor of that rate for the embedding and the output layer."""
 

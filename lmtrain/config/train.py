@@ -32,33 +32,35 @@ class TrainConfig(Section):
     """How processes started by torchrun share a model. `ddp`: replicas; `fsdp`: shards; `auto`: `ddp` if weights,
     gradients and optimizer state fill less than half of the device."""
     timeout_minutes: float = Field(10.0, gt=0)
-    """Minutes that processes wait for one that does not answer, before all end."""
+    """Minutes to wait for a process that does not answer before all of them exit."""
     activation_checkpointing: bool = False
     """Recompute the activations of a block in the backward pass: less memory, more time, the same bits."""
 
     batch_size: int = Field(32, ge=1)
     """Windows per optimizer step, over all processes."""
     micro_batch: int | None = Field(None, ge=1)
-    """Windows per forward pass; gradients are accumulated up to `batch_size`. null = the share of a process."""
+    """Windows per forward pass; gradients are accumulated up to `batch_size`. null = `batch_size` / number of
+    processes."""
     loss_chunk: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
     """Targets whose logits are computed at once, to save memory. null = all; `auto` = all up to 1 GiB of float32
     logits, else a sixteenth but at least 512."""
     steps: int | None = Field(None, ge=1)
-    """Budget in optimizer steps. Without any budget a run takes 10 epochs."""
+    """Budget in optimizer steps. With no budget set: 10 epochs, or 10 minutes if no configuration is given."""
     epochs: float | None = Field(None, gt=0)
     """Budget in passes over the training tokens."""
     tokens: int | None = Field(None, ge=1)
-    """Budget in training tokens (predictions, of which a windowed model makes one per window), to the end of a step."""
+    """Budget in predicted tokens (one per window in a windowed model), rounded up to a whole step."""
     max_minutes: float | None = Field(None, gt=0)
     """Budget in minutes of wall-clock time, including compilation. The schedule then follows the clock too."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """`muon`: Muon for the matrices of all layers but embedding and output, AdamW for the rest, at one rate."""
+    """`muon`: Muon for the matrices of all layers but embedding and output, AdamW for the rest; both use `lr`."""
     lr: float = Field(1e-3, gt=0)
-    """Peak learning rate. Word embeddings of width E have 1 / sqrt(E) of it."""
+    """Peak learning rate. Word embeddings, and an untied output layer, of width E have `lr` / sqrt(E); the gains of
+    norms and of the token shift 5 `lr`."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
-    """Learning rate after the warmup; `wsd` is warmup, stable, linear decay. With `wsd` or `constant` a run can go on
-    with a larger budget in steps, epochs or tokens."""
+    """Learning rate after the warmup; `wsd` is warmup, stable, linear decay. With `wsd` or `constant` a run can be
+    resumed with a larger budget in steps, epochs or tokens."""
     warmup: float = Field(0.02, ge=0)
     """Fraction of the run over which the learning rate rises from zero; from 1 on, a number of steps."""
     decay: float = Field(0.2, gt=0, le=1)
@@ -81,8 +83,8 @@ class TrainConfig(Section):
     """Fraction of the input tokens that are replaced by samples from all training tokens; targets are unchanged (Xie et
     al., 2017)."""
     init_from: UserPath | None = None
-    """Start from the best weights of this run. It must have the same tokenizer and model, except for dropout and
-    (unless positions are learned) `context`."""
+    """Start from the best weights of this run. It must have the same tokenizer and model, except for dropout and,
+    unless positions are learned or attention is `linformer`, `context`."""
     teacher: Annotated[tuple[UserPath, ...], BeforeValidator(_listed)] = ()
     """Distill from the best checkpoint of a run, or, of a list of runs, from the mean of their predictions. They must
     have the same tokenizer and mode and at least this `context`. All logits are then computed at once, regardless of
@@ -104,7 +106,7 @@ class TrainConfig(Section):
     patience: int | None = Field(None, ge=1)
     """Stop after this many evaluations in a row without a new best score; null = never."""
     save_minutes: float = Field(5.0, gt=0)
-    """Minutes between two checkpoints; each new best score and the end are also saved."""
+    """Minutes between two checkpoints; each evaluation also saves one."""
     keep: int = Field(2, ge=1)
     """Latest checkpoints to keep, in addition to the best, and with `wsd` the last one before the decay."""
     sample_prompts: tuple[str, ...] = ("The",)

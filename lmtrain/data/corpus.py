@@ -1,7 +1,7 @@
 """The corpus: the text of a source in one form, a folder that every tokenizer and every run reads alike.
 
 A corpus folder holds for each split `<split>.txt`, UTF-8 lines that each end with a newline, and `<split>.docs.npy`,
-the int64 line numbers at which documents start, and a manifest with the counts, the licence and where the text is from.
+the int64 line numbers at which documents start, and a manifest with the counts, the license and where the text is from.
 """
 
 import re
@@ -75,8 +75,8 @@ def download(
     recover(data.dir)
     source = find_source(data, note)
     folder = data.dir / source.folder
-    if not force and _is_current(folder, source.origin, note):
-        return open_corpus(folder)
+    if not force and (found := _current(folder, source.origin, note)) is not None:
+        return found
     reject_foreign(folder, _CORPUS_FILE)
     if data.source in KNOWN and Path(data.source).exists():
         note(f"data.source={data.source} is the known corpus of that name; for the path write ./{data.source}")
@@ -95,20 +95,20 @@ def download(
     return open_corpus(folder)
 
 
-def _is_current(folder: Path, origin: dict[str, Any], note: Note) -> bool:
-    """Whether `folder` holds the corpus of `origin`, undamaged; if it holds something else, `note` says what."""
+def _current(folder: Path, origin: dict[str, Any], note: Note) -> Corpus | None:
+    """The corpus of `origin` in `folder`, undamaged; if the folder holds something else, `note` says what."""
     if not (folder / MANIFEST).exists():
-        return False
+        return None
     try:
-        manifest = open_corpus(folder).manifest
-        verify(folder, manifest["files"])
+        corpus = open_corpus(folder)
+        verify(folder, corpus.manifest["files"])
     except LmtrainError as error:
         note(f"making it again, since {error}")
-        return False
-    if manifest.get("origin") != origin:
+        return None
+    if corpus.manifest.get("origin") != origin:
         note(f"{folder} was made from another state of its source")
-        return False
-    return True
+        return None
+    return corpus
 
 
 def reject_foreign(folder: Path, own: re.Pattern[str]) -> None:

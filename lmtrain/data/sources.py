@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,12 +74,12 @@ def _local_path(source: str) -> Path | None:
     """The existing file or folder of this name; None for a hub id. Raises LmtrainError when it can be neither."""
     siblings = []
     try:
-        path = Path(source).expanduser()
+        path = Path(os.path.expanduser(source))  # noqa: PTH111 -- leaves an unknown ~user as it is
         if path.exists():
             return path
         local.reject_dangling(path)
         siblings = [str(path.with_name(other.name)) for other in path.parent.iterdir()]
-    except (OSError, ValueError, RuntimeError):
+    except (OSError, ValueError):
         path = Path(source)  # no such folder, or a name that no path can have
     if _HUB_ID.fullmatch(source) and not source.startswith(".") and not local.is_text(path):
         return None

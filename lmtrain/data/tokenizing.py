@@ -50,17 +50,15 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: N
         note(f"tokenizing {corpus.folder.name} again: {found}")
     verify(corpus.folder, corpus.manifest["files"])
     tokenizer = given or _trained(corpus, config, note, progress)
-    if tokenizer.kind == "file" and not _restores(tokenizer, corpus.folder / "train.txt"):
+    keeps_all = tokenizer.kind != "file" or _restores(tokenizer, corpus.folder / "train.txt")
+    if not keeps_all:
         note("the tokenizer does not restore the text exactly: bits per byte and word perplexity are of what it keeps")
-    # `<unk>` is easier to predict than the words that it replaces, so the floor of the text is not that of its tokens.
-    knows_all = tokenizer.unk_id is None or (given is None and tokenizer.vocab_size != identity["vocab_limit"])
-    floor = corpus.manifest.get("floor", {}) if knows_all else {}
     info = identity | {
         "corpora": [corpus.folder.name],
         "tokenizer_sha256": tokenizer.sha256,
         "vocab_size": tokenizer.vocab_size,
         "splits": {},
-        **({"floor": floor} if floor else {}),
+        **({"floor": corpus.manifest["floor"]} if keeps_all and "floor" in corpus.manifest else {}),
     }
     total = sum(counts["lines"] for counts in corpus.manifest["splits"].values())
     with (

@@ -71,7 +71,7 @@ def model_card(found: TrainedWeights, folder: str) -> str:
     trained_on = [machine.get("processor"), machine.get("device"), f"PyTorch {machine.get('torch')}"]
     rows = {
         "data": data,
-        "licence of the data": _licence(found) or "unknown",
+        "license of the data": _license(found) or "unknown",
         "tokenizer": f"{tokenizer.kind}, {tokenizer.vocab_size:,} entries",
         "parameters": f"{sum(math.prod(stored.shape) for stored in found.tensors.values()):,}",
         "context": f"{config.model.context:,} tokens",
@@ -92,12 +92,12 @@ def model_card(found: TrainedWeights, folder: str) -> str:
 
 def _without_folders(field: str) -> str:
     """An override whose paths, of files on this machine, are names only."""
-    return re.sub(r'/[^"]*/', "", field) if field.startswith(_PATHS) else field
+    return re.sub(r'(?<=[="])[^"]*/', "", field) if field.startswith(_PATHS) else field
 
 
 def _measured(found: TrainedWeights) -> str:
     """The final score of the run if it is of these weights, else that of its checkpoint."""
-    step, averages = found.info["step"], found.config.train.ema is not None
+    step, averages = found.info["step"], bool(found.config.train.ema)
     if averages != (found.kind == "ema"):
         return "not measured with these weights"
     best = best_score(found.run_dir)
@@ -113,12 +113,12 @@ def _measured(found: TrainedWeights) -> str:
     return f"{nats:.4f} nats per token{part}, with context {context} and stride {context}"
 
 
-def _licence(found: TrainedWeights) -> str | None:
-    """The licence that the corpus of the run states; None where it states none, or is not on this machine."""
+def _license(found: TrainedWeights) -> str | None:
+    """The license that the corpus of the run states; None where it states none, or is not on this machine."""
     folder = found.config.data.dir
     with suppress(LmtrainError):
         store = find_store(folder, str(found.info.get("tokens")))
-        for name in [] if store is None else store.manifest["corpora"]:
-            licence: str | None = open_corpus(folder / name).manifest.get("licence")
+        if store is not None:
+            licence: str | None = open_corpus(folder / store.manifest["corpora"][0]).manifest.get("licence")
             return licence
     return None

@@ -26,7 +26,7 @@ def test_a_stretch_is_that_of_one_array(lengths: list[int], first: int | None, l
 def test_windows_are_those_of_one_array(lengths: list[int], length: int, data: st.DataObject) -> None:
     whole, ids = cut([*lengths, length])
     starts = np.array(data.draw(st.lists(st.integers(0, len(whole) - length))), np.int64)
-    for wanted in (length, 1, length):
+    for wanted in (length, 1):
         assert ids.windows(starts, wanted).tolist() == [whole[start : start + wanted].tolist() for start in starts]
     assert ids.counts(70).tolist() == [1] * len(ids) + [0] * (70 - len(ids))
 

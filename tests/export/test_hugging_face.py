@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer as Library
 
+from lmtrain.config.loader import load
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
 from lmtrain.export.hugging_face import export
@@ -89,7 +91,7 @@ def test_the_command_writes_a_card_with_the_figures_of_the_run(lmtrain: Lmtrain,
     card = (workdir / "out/README.md").read_text()
     rows = dict(line.strip("| ").split(" | ", 1) for line in card.splitlines() if re.match(r"\| \w", line))
     assert rows["data"] == "sample"
-    assert rows["licence of the data"] == "generated text, free of rights"
+    assert rows["license of the data"] == "generated text, free of rights"
     assert rows["checkpoint"] == f"step {state['best_step']}, averaged weights"
     assert rows["parameters"] == f"{sum(value.numel() for value in load_file('out/model.safetensors').values()):,}"
     assert f"word perplexity {state['valid']['word_perplexity']:.2f} " in rows["validation"]
@@ -97,7 +99,7 @@ def test_the_command_writes_a_card_with_the_figures_of_the_run(lmtrain: Lmtrain,
     assert "    model.dim=16 \\\n" in card
     assert "    train.steps=12 \\\n" in card
     assert str(workdir) not in card
-    # Weights that were not scored, a licence that is not known, and a checkpoint that is not the best one.
+    # Weights that were not scored, a license that is not known, and a checkpoint that is not the best one.
     shutil.rmtree(workdir / "data")
     assert lmtrain("export", "sample", "out", "--weights", "raw").code == 0
     raw = (workdir / "out/README.md").read_text()
@@ -108,6 +110,14 @@ def test_the_command_writes_a_card_with_the_figures_of_the_run(lmtrain: Lmtrain,
     score = json.loads((workdir / "runs/sample/checkpoints/step-00000010/manifest.json").read_text())["score"]
     measured = f"| validation | {score:.4f} nats per token of the first 200 tokens, with context 16 and stride 16 |"
     assert measured in (workdir / "out/README.md").read_text()
+
+
+def test_a_card_names_files_without_their_folders(tmp_path: Path) -> None:
+    found = trained_weights(stored_run(tmp_path / "run"), None, "auto")
+    paths = ["train.teacher=[runs/two/seed-1, b]", "train.init_from=/a b/c/d", "tokenizer.file=models/gpt2/t.json"]
+    card = model_card(replace(found, config=load(found.config, paths, {})), "hf")
+    for override in ('train.teacher=["seed-1", "b"]', "train.init_from=d", "tokenizer.file=t.json"):
+        assert f"    {shlex.quote(override)}" in card
 
 
 @pytest.mark.parametrize("info", [{}, {"machine": "x", "score": "x"}, {"machine": None, "score": None}], ids=str)
