@@ -17,7 +17,7 @@ from lmtrain.nn.attention import CrossAttention, SelfAttention, padding_mask
 from lmtrain.nn.blocks import Cache, DecoderBlock, EncoderBlock, FeedForward, NormPosition, ResidualOptions
 from lmtrain.nn.dropout import Dropout
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
-from lmtrain.nn.norms import norm
+from lmtrain.nn.norms import NormKind, norm
 from lmtrain.nn.patterns import Pattern
 from lmtrain.nn.pointer import PointerAttention, copy_log_probs
 from lmtrain.nn.positions import sinusoidal
@@ -36,8 +36,9 @@ class Sizes:
 
     The last two of the `target_vocab` ids are END and BEGIN. With `copy`, source and target must share their ids: a
     copied source id becomes a target id. `max_length` bounds sources, and targets with their END in `Seq2Seq`,
-    without it in `NonAutoregressive`. The kinds of `cross_attention` besides softmax are in `alignment`. Raises
-    ValueError for vocabularies that do not fit together.
+    without it in `NonAutoregressive`. The original's norms (Vaswani et al., 2017) are `norm_kind="layer"` and
+    `norm_position="post"`. The kinds of `cross_attention` besides softmax are in `alignment`. Raises ValueError for
+    vocabularies that do not fit together.
     """
 
     source_vocab: int
@@ -49,6 +50,7 @@ class Sizes:
     decoder_layers: int = 2
     max_length: int = 128
     dropout: float = 0.0
+    norm_kind: NormKind = "rms"
     norm_position: NormPosition = "pre"
     copy: bool = False
     cross_attention: CrossAttentionKind = "softmax"
@@ -72,11 +74,11 @@ class Sizes:
     @property
     def residual(self) -> ResidualOptions:
         """The options of every block's residuals."""
-        return {"norm_position": self.norm_position, "dropout": self.dropout}
+        return {"norm_kind": self.norm_kind, "norm_position": self.norm_position, "dropout": self.dropout}
 
     def last_norm(self) -> nn.Module:
         """The end of a stack of blocks: a norm, unless each block already ends with one."""
-        return norm("rms", self.dim) if self.norm_position == "pre" else nn.Identity()
+        return norm(self.norm_kind, self.dim) if self.norm_position == "pre" else nn.Identity()
 
     def feed_forward(self) -> FeedForward:
         """A block's feed-forward layer."""

@@ -14,6 +14,7 @@ from lmtrain.nn.attention import CrossAttention, padding_mask
 from lmtrain.nn.blocks import NormPosition
 from lmtrain.nn.encoder_decoder import CrossAttentionKind, DecoderState, Sizes
 from lmtrain.nn.non_autoregressive import NonAutoregressive
+from lmtrain.nn.norms import NormKind, RMSNorm
 from lmtrain.nn.positions import sinusoidal
 from lmtrain.nn.scheduled_sampling import sample
 from lmtrain.nn.seq2seq import Seq2Seq, guided_attention_loss, shift
@@ -84,14 +85,19 @@ def test_the_embedding_adds_sinusoids_and_has_an_end() -> None:
         model(torch.zeros(1, 10, dtype=torch.long), INPUTS)
 
 
+@pytest.mark.parametrize("kind", ["rms", "layer"])
 @pytest.mark.parametrize("position", ["pre", "post"])
-def test_encoder_and_decoder_end_with_a_norm(position: NormPosition) -> None:
-    model = make(replace(SIZES, norm_position=position))
+def test_encoder_and_decoder_end_with_a_norm(position: NormPosition, kind: NormKind) -> None:
+    model = make(replace(SIZES, norm_position=position, norm_kind=kind))
     memory, valid = model.encoder(SOURCE, VALID)
     torch.testing.assert_close(memory.square().mean(-1), torch.ones(3, 6), atol=1e-4, rtol=0)
     states = model.decoder(model.embedding(INPUTS), memory, valid)
     torch.testing.assert_close(states.square().mean(-1), torch.ones(3, 7), atol=1e-4, rtol=0)
-    assert sum(isinstance(module, nn.RMSNorm) for module in model.modules()) == 4 + 6 + 2 * (position == "pre")
+    if kind == "layer":
+        torch.testing.assert_close(states.mean(-1), torch.zeros(3, 7), atol=1e-4, rtol=0)
+    norms = [module for module in model.modules() if isinstance(module, (nn.RMSNorm, nn.LayerNorm))]
+    assert {type(module) for module in norms} == {nn.LayerNorm if kind == "layer" else RMSNorm}
+    assert len(norms) == 4 + 6 + 2 * (position == "pre")
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])

@@ -98,6 +98,15 @@ def test_sab_and_isab_are_mab_of_the_set() -> None:
     torch.testing.assert_close(isab(x), torch.stack(expected))
 
 
+@pytest.mark.parametrize(("options", "loop"), [*zip(FORMS, [plain_loop, post_norm_loop, pre_norm_loop], strict=True)])
+def test_pma_is_mab_of_its_seeds_and_the_set(
+    options: dict[str, Any], loop: Callable[[MAB, Tensor, Tensor], Tensor]
+) -> None:
+    torch.manual_seed(0)
+    x, layer = torch.randn(2, 5, DIM, dtype=torch.float64), PMA(DIM, HEADS, 3, **options).double()
+    torch.testing.assert_close(layer(x), torch.stack([loop(layer.block, layer.seeds.detach(), row) for row in x]))
+
+
 @pytest.mark.parametrize("scale", [None, 1.0])
 def test_learned_queries_take_the_place_of_projected_ones(scale: float | None) -> None:
     torch.manual_seed(0)
