@@ -163,6 +163,6 @@ def _open_split(folder: Path, split: str, info: _SplitInfo, floor: _Floor | None
         if shard.tokens and map_ids().max() >= vocab_size:
             raise LmtrainError(f"{path} has ids out of range: delete {folder} and make it again")
         parts.append(map_ids())
-    # `<unk>` is easier to predict than the words that it replaces, so the floor of the text is not that of its ids.
-    lowest = floor.word_perplexity if floor is not None and not info.replaced else None
+    # `<unk>` is easier to predict than the words that it replaces: beyond a few, the floor is not that of the ids.
+    lowest = floor.word_perplexity if floor is not None and 1000 * info.replaced <= info.tokens else None
     return Split(Ids(parts), info.words + info.lines, info.bytes, info.replaced, lowest)
