@@ -112,6 +112,16 @@ def test_the_floor_is_that_of_splits_whose_words_are_all_known(
         assert [split for split in made.splits if made.split(split).floor is not None] == splits
 
 
+@pytest.mark.parametrize(("known", "holds"), [(998, False), (999, True)])
+def test_the_floor_allows_a_thousandth_of_unknown_words(known: int, holds: bool, tmp_path: Path) -> None:
+    documents = {"train": [["the cat"]], "valid": [[f"{'the ' * (known - 1)}dog"]]}  # with the line's end
+    split = tokenized(make_corpus(tmp_path / "sample", documents, floor=FLOOR), TokenizerConfig(kind="word")).split(
+        "valid"
+    )
+    assert (split.tokens, split.replaced) == (known + 1, 1)
+    assert (split.floor is not None) == holds
+
+
 def test_a_changed_corpus_has_a_store_beside_the_old_one(tmp_path: Path) -> None:
     old = make_store(tmp_path)
     new = make_store(tmp_path, documents=DOCUMENTS | {"valid": [["the cat sat", "on a mat"]]})
