@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from bench_training import SEED, gpt2, random_corpus, recipe_options
-from record import Row, lmtrain, measure_beside, run_python, seconds
+from record import RETAINED_HEAP, Row, lmtrain, measure_beside, run_python, seconds
 
 from lmtrain.system.device import choose_device, choose_precision
 
@@ -61,7 +61,7 @@ def measure_lmtrain(folder: Path, precision: str, prompts: int, beams: int, new:
     file.write_text("".join(" ".join(words[row : row + PROMPT]) + "\n" for row in range(prompts * REPEATS)))
     sizes = ["--batch-size", prompts, "--max-tokens", new, *(["--beams", beams] if beams > 1 else ["--greedy"])]
     command = ["generate", "--run", folder / "run", "--prompts", file, "--precision", precision, *sizes, "--json"]
-    printed = run_python(["-m", "lmtrain", *map(str, command)])
+    printed = run_python(["-m", "lmtrain", *map(str, command)], RETAINED_HEAP)
     texts = [json.loads(line) for line in printed.splitlines()]
     if {len(text["completions"][0]["ids"]) for text in texts} != {new}:
         raise AssertionError("a text does not have its full length")

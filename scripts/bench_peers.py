@@ -58,7 +58,9 @@ def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
         found = measure_lmtrain(checkout, [*recipe, *options, f"run.dir={run_dir}", f"data.dir={run_dir}"])
         add({"program": program, "precision": precision}, found)
     if arguments.nanogpt:
+        # Its own configurations have no dropout for large texts, and 0.2 where a small one is read several times.
         form = {"program": "nanoGPT", "precision": precision, "compiled": True}
+        form["dropout"] = 0.2 if arguments.minutes >= 30 else 0.0
         add(form, measure_beside(__file__, {**form, **budget, "source": str(arguments.nanogpt)}))
     if arguments.word_language_model:
         form = {"program": "word_language_model LSTM", "precision": "fp32", "compiled": False}
@@ -74,9 +76,10 @@ def measure_lmtrain(checkout: Path, options: list[str]) -> Row:
     costs, trained = run("train", *options, "--dry-run"), run("train", *options)
     lines = (Path(trained["run"]) / "metrics.jsonl").read_text().splitlines()
     losses = [(point["minutes"], point["loss"]) for point in map(json.loads, lines) if point["kind"] == "train"]
+    scored = run("eval", "--run", trained["run"])
     return {
         "compiled": costs["config"]["train"]["compile"],
-        "nats": run("eval", "--run", trained["run"])["nats"],
+        **{name: scored[name] for name in ("nats", "context", "stride")},
         "tokens": trained["step"] * tokens_per_step(costs["config"]),
         "parameters": costs["parameters"],
         "curve": curve(losses),
@@ -131,12 +134,15 @@ class Program(NamedTuple):
 
 
 def nanogpt_program(source: Any, ids: Tensor, words: int, side: Row) -> Program:
-    """nanoGPT's GPT with the sizes of our recipe, trained as its train.py does: AdamW with warm-up and cosine, clipped,
-    compiled, random windows. As with ours, the schedule follows the clock, and the precision is bf16 where the
-    processor computes in it; on a CPU, nanoGPT's train.py has float32 only."""
+    """nanoGPT's GPT of width 256 with 4 blocks and windows of 128 tokens, trained as its train.py does: AdamW with
+    warm-up and cosine, clipped, compiled, random windows.
+
+    As with ours, the schedule follows the clock, and the precision is bf16 where the processor computes in it; on a
+    CPU, nanoGPT's train.py has float32 only.
+    """
     context, batch = 128, 16
     sizes = {"layers": 4, "heads": 4, "dim": 256, "context": context, "vocab_size": words}
-    model = nanogpt(source, sizes)
+    model = nanogpt(source, sizes, side["dropout"])
     optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), "cpu")
     compiled: Any = torch.compile(model)
 
@@ -218,7 +224,8 @@ def measure_peer(side: Row) -> Row:
     )
     parameters = sum(parameter.numel() for parameter in program.model.parameters())
     tokens = len(losses) * program.tokens
-    return {"nats": scored.nats, "tokens": tokens, "parameters": parameters, "curve": curve(losses)}
+    how = {"context": program.context, "stride": program.stride}
+    return {"nats": scored.nats, **how, "tokens": tokens, "parameters": parameters, "curve": curve(losses)}
 
 
 if __name__ == "__main__":

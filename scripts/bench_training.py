@@ -147,11 +147,11 @@ def load_source(folder: str) -> Any:
     return importlib.import_module("model")
 
 
-def nanogpt(source: Any, sizes: Row) -> Any:
-    """nanoGPT's model by its own source, without dropout."""
+def nanogpt(source: Any, sizes: Row, dropout: float = 0.0) -> Any:
+    """nanoGPT's model by its own source."""
     shape = {"n_layer": sizes["layers"], "n_head": sizes["heads"], "n_embd": sizes["dim"]}
     shape |= {"block_size": sizes["context"], "vocab_size": sizes["vocab_size"]}
-    return source.GPT(source.GPTConfig(**shape, dropout=0.0, bias=False))
+    return source.GPT(source.GPTConfig(**shape, dropout=dropout, bias=False))
 
 
 def gpt2(sizes: Row, **options: Any) -> Any:

@@ -21,7 +21,19 @@ from lmtrain.config.fields import fields
 GENERATED = re.compile(r"(<!-- Generated from (\S+) [^\n]*\n).*?(?=\n## |\Z)", re.DOTALL)
 SHOWN = {
     "recipes": ("method", "tokens", "word_perplexity", "bits_per_byte", "context", "stride", "minutes", "parameters"),
-    "peers": ("minutes", "threads", "program", "precision", "compiled", "word_perplexity", "tokens", "parameters"),
+    "peers": (
+        "minutes",
+        "threads",
+        "program",
+        "precision",
+        "compiled",
+        "dropout",
+        "word_perplexity",
+        "context",
+        "stride",
+        "tokens",
+        "parameters",
+    ),
     "sweeps": ("overrides", "word_perplexity", "spread", "tokens_per_second", "parameters"),
 }
 """The columns of a file's tables; all where it is not listed."""

@@ -20,7 +20,7 @@ from lmtrain.model.language_model import LanguageModel
 DEVICE = torch.device("meta")
 SMALL: dict[str, Any] = {"context": 16, "dim": 8, "layers": 1, "heads": 2, "ff_dim": 16, "attention_window": 3}
 MODELS: dict[str, dict[str, Any]] = {
-    "rotary": {"copy": True, "embed_dim": 6, "output_bias": True, "qk_norm": True, "activation": "swiglu"},
+    "rotary": {"copy": True, "embed_dim": 6, "qk_norm": True, "activation": "swiglu"},
     "alibi": {"attention": "local+strided+global", "position": "alibi", "norm": "layer"},
     "linear": {"attention": "linear", "position": "sinusoidal", "norm": "scale"},
     "compressed": {"attention": "compressed", "position": "learned", "pool_query": "seed", "pool_residual": "seed"},

@@ -139,10 +139,6 @@ def test_no_unseen_sequence_is_trained_on(run: Any, monkeypatch: pytest.MonkeyPa
     assert kept == [0, 0]
 
 
-def test_model(run: Any) -> None:
-    assert Path(run("model")["picture"]).name == "model.png"
-
-
 @pytest.mark.parametrize("arguments", [("--copy", "on", "--sampling", "0.25"), ("--copy", "off")])
 def test_facts(run: Any, arguments: tuple[str, ...]) -> None:
     results = run("facts", "--steps", "12", *arguments, PAIRS=64, UNSEEN=4)

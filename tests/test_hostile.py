@@ -296,4 +296,4 @@ def test_a_hostile_tensor_file_is_rejected_in_little_memory(number: int, tmp_pat
     (folder / "model.safetensors").write_bytes(TENSOR_FILES[number])
     sign(folder / "model.safetensors")
     with limited_memory(64 << 20), pytest.raises((LmtrainError, ValueError)):  # ValueError: of another shape or type
-        checkpoint.check_fit(checkpoint.load(folder).tensors["model"], {"w": torch.zeros(1)})
+        checkpoint.check_shapes(checkpoint.load(folder).tensors["model"], {"w": torch.zeros(1)})

@@ -67,7 +67,7 @@ def test_building_blocks_import_only_each_other() -> None:
 def test_search_works_on_ids_only() -> None:
     for name in ("search", "sampling", "beam"):
         modules = _modules(PACKAGE / "generation" / f"{name}.py")
-        assert modules <= {"errors", "generation.search"}, name
+        assert modules <= {"errors", "generation.options", "generation.search"}, name
 
 
 def test_nothing_reads_or_writes_pickles() -> None:

@@ -1,14 +1,12 @@
 """A trained run in Python. `lmtrain eval` and `lmtrain generate` call the same methods."""
 
 import functools
-import json
 import math
 import secrets
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, Self, overload
+from typing import Any, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -17,19 +15,19 @@ from tqdm import tqdm
 from lmtrain.config.loader import as_overrides
 from lmtrain.config.loader import load as load_config
 from lmtrain.config.schema import Config, DataConfig, RunConfig
+from lmtrain.data.local import text_lines
 from lmtrain.data.prepare import text_split
 from lmtrain.data.tokenizer import Tokenizer, utf8
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.evaluation.adaptive import adapted
-from lmtrain.evaluation.ensemble_weights import fitted_weights, member_nats
-from lmtrain.evaluation.gradient_rms import gradient_rms, rms_tokens
-from lmtrain.evaluation.perplexity import Forward, Score, evaluate, stride_of
+from lmtrain.evaluation.gradient_rms import RMS_TOKENS, gradient_rms
+from lmtrain.evaluation.perplexity import Score, evaluate, stride_of
 from lmtrain.evaluation.run_store import check_same_corpus, find_run_store
 from lmtrain.generation.complete import Completed, complete
 from lmtrain.generation.options import SAMPLED, Options
 from lmtrain.generation.sampling import OnToken
-from lmtrain.model.ensemble import Ensemble, Predictor
+from lmtrain.model.ensemble import Predictor
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.members import build_members, load_members
 from lmtrain.model.packing import pack
@@ -44,11 +42,10 @@ class Run:
     """A trained run at one of its checkpoints, or an ensemble of several; see `load`.
 
     `config` is what the first was trained with; its sections `eval` and `data` may be others, which `evaluate` then
-    uses. `shares` are the weights of the members in the mean of their probabilities.
+    uses.
     """
 
     members: tuple[TrainedWeights, ...]
-    shares: tuple[float, ...]
     config: Config
     device: torch.device
     precision: str | None
@@ -78,17 +75,17 @@ class Run:
         found = [{"run": str(one.run_dir), "step": one.info["step"], "weights": one.kind} for one in self.members]
         if len(found) == 1:
             return found[0]
-        return {"members": [one | {"share": share} for one, share in zip(found, self.shares, strict=True)]}
+        return {"members": found}
 
     @functools.cached_property
     def model(self) -> Predictor:
         """The model, a torch module in evaluation mode, with float32 weights."""
-        return build_members(self.members, self.shares, self.device)
+        return build_members(self.members, self.device)
 
     @functools.cached_property
     def _generator(self) -> Predictor:
         """The model with packed weights, for inference only."""
-        model = build_members(self.members, self.shares, self.device)
+        model = build_members(self.members, self.device)
         pack(model, choose_precision(self.precision or "auto", self.device))
         return model
 
@@ -151,26 +148,12 @@ class Run:
         if overrides := as_overrides(data):
             given = frozenset(field for field, value in data.items() if value is not None)
             run = replace(self, config=load_config(self.config, overrides, {}), given=given)
-        return run.score_split(run.corpus().split(split), **settings)
+        return run.score_split(run.token_store().split(split), **settings)
 
-    def corpus(self) -> TokenStore:
+    def token_store(self) -> TokenStore:
         """The token store that the run was trained on; see `find_run_store`."""
         check_same_corpus(self.members)
         return find_run_store(self.members[0], self.config, self.given, note=note, progress=self.progress)
-
-    def fitted(self, split: str = "valid", *, limit: int | None = None) -> Self:
-        """The ensemble with the shares that give a split the highest probability: see `fitted_weights`.
-
-        Report the score of a split on which they were not fitted. Raises UsageError for a single run.
-        """
-        model = self.model
-        if not isinstance(model, Ensemble):
-            raise UsageError("weights in the mean are fitted to several runs, and this is one: name more than one")
-        config, part = self.config, self.corpus().split(split)
-        nats = member_nats(
-            model, lambda forward: self._pass(forward, part, config, limit=limit), config.eval.temperature
-        )
-        return replace(self, shares=tuple(fitted_weights(nats)))
 
     def score_split(
         self,
@@ -186,7 +169,7 @@ class Run:
 
         Raises LmtrainError if dynamic evaluation diverges, and as `adapted` does.
         """
-        config = self._settings(settings)
+        config = load_config(self.config, as_overrides({f"eval.{name}": value for name, value in settings.items()}), {})
         forward = adapted(
             self.model,
             config.eval,
@@ -194,7 +177,7 @@ class Run:
             dynamic=dynamic,
             cache=cache,
             segment=stride_of(config),
-            precision=self.arithmetic,
+            precision=self.score_precision,
         )
 
         def observed(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -202,53 +185,40 @@ class Run:
             on_nats(nats)
             return nats
 
-        score = self._pass(observed, part, config, limit=limit, batch_size=1 if dynamic else None)
-        if dynamic and not math.isfinite(score.nats):
-            raise LmtrainError("dynamic evaluation diverged: lower eval.dynamic_lr")
-        return score
-
-    def _settings(self, fields: dict[str, Any]) -> Config:
-        """The configuration with these fields of the section `eval`."""
-        texts = {field: json.dumps(value, ensure_ascii=False) for field, value in fields.items()}
-        return load_config(self.config, [f"eval.{field}={text}" for field, text in texts.items()], {})
-
-    def _pass(
-        self, forward: Forward, part: Split, config: Config, *, limit: int | None, batch_size: int | None = None
-    ) -> Score:
-        """One pass over tokens, with a progress bar."""
         with self._bar("", min(limit or part.tokens, part.tokens)) as bar:
-            return evaluate(
-                forward,
+            score = evaluate(
+                observed,
                 part,
                 mode=config.model.mode,
                 context=config.model.context,
                 stride=stride_of(config),
-                batch_size=batch_size or config.eval.batch_size,
+                batch_size=1 if dynamic else config.eval.batch_size,
                 first_token=self.tokenizer.eos_id,
                 device=self.device,
-                precision=self.arithmetic,
+                precision=self.score_precision,
                 limit=limit,
                 advance=bar.update,
             )
+        if dynamic and not math.isfinite(score.nats):
+            raise LmtrainError("dynamic evaluation diverged: lower eval.dynamic_lr")
+        return score
 
     @property
-    def arithmetic(self) -> str:
+    def score_precision(self) -> str:
         """The precision of scores: `precision`, or else that of training."""
         return choose_precision(self.precision or self.config.train.precision, self.device)
 
     def _gradient_rms(self) -> list[Tensor]:
         """The RMS of the gradients on the training split, which dynamic evaluation needs."""
-        train, model = self.corpus().split("train"), self.model
+        train, model = self.token_store().split("train"), self.model
         assert isinstance(model, LanguageModel)
-        with self._bar("gradients", rms_tokens(model, train)) as bar:
-            return gradient_rms(model, train, device=self.device, precision=self.arithmetic, advance=bar.update)
+        with self._bar("gradients", min(RMS_TOKENS, train.tokens)) as bar:
+            return gradient_rms(model, train, device=self.device, precision=self.score_precision, advance=bar.update)
 
     def _split_of(self, text: str) -> Split:
         """The split that a file of this text would be."""
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "text"
-            file.write_bytes(utf8(text))
-            return text_split(file, self.tokenizer, self.config.data.text_column, progress=False, name="the text")
+        lines = text_lines(utf8(text).decode())
+        return text_split(lines, self.tokenizer, called="the text", progress=False)
 
     def _bar(self, title: str, tokens: int) -> "tqdm[NoReturn]":
         hidden = None if self.progress else True  # None: hidden unless stderr is a terminal
@@ -287,5 +257,4 @@ def load(
     members = load_members(folders, which, weights, note)
     # The data folder that it was trained with is that of another machine if the run comes from there.
     config = load_config(members[0].config, [f"data.dir={DataConfig().dir}"], {})
-    shares = (1 / len(members),) * len(members)
-    return Run(members, shares, config, choose_device(device), precision, progress)
+    return Run(members, config, choose_device(device), precision, progress)

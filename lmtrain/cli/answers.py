@@ -17,7 +17,7 @@ from lmtrain.generation.prompts import Prompt, batches
 from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import TextStreamer, prompt_for_model, unknown_words
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.system.escapes import escaped, for_terminal, to_json
+from lmtrain.system.escapes import for_terminal, to_json
 from lmtrain.system.memory import enough_memory
 from lmtrain.system.messages import note
 from lmtrain.system.signals import forget
@@ -67,7 +67,7 @@ def converse(trained: Run, options: Options) -> None:
             forget()
             _write("\n")
         except LmtrainError as error:
-            print(escaped(f"lmtrain: {error}"), file=sys.stderr)
+            note(f"lmtrain: {error}")
         number += 1
 
 
@@ -154,7 +154,7 @@ def _ask() -> str | None:
         print(file=sys.stderr)
         return None
     except UnicodeDecodeError:
-        print("lmtrain: that is not UTF-8 text", file=sys.stderr)
+        note("lmtrain: that is not UTF-8 text")
         return ""
 
 

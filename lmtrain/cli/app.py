@@ -33,9 +33,7 @@ app.command(cls=Command, epilog="Example: lmtrain tokenize wikitext-2 tokenizer.
 app.command(
     cls=Command, epilog="Examples: lmtrain train book.txt; lmtrain train -c wikitext2-cpu train.max_minutes=20"
 )(train.train)
-app.command("eval", cls=Command, epilog="Example: lmtrain eval --split test --stride 32 --cache eval.cache_weight=0.2")(
-    evaluate.evaluate
-)
+app.command("eval", cls=Command, epilog="Example: lmtrain eval --split test --cache eval.stride=32")(evaluate.evaluate)
 app.command(
     cls=generate.GenerateCommand,
     epilog='Example: lmtrain generate "The river" --stop sentence --samples 3',
@@ -81,7 +79,7 @@ def main() -> None:
     except LmtrainError as error:
         _fail(str(error), WRONG_USAGE if isinstance(error, UsageError) else 1)
     except MemoryError:
-        _fail("out of memory: lower train.micro_batch, train.batch_size or the model's size")
+        _fail("out of memory")
     except UnicodeEncodeError as error:
         _fail(f"{error.object[error.start]!r} can't be written in {error.encoding}: set PYTHONIOENCODING=utf-8")
     except OSError as error:
@@ -95,6 +93,8 @@ def _field_meant(error: BaseException) -> str:
     from lmtrain.config.names import meant
 
     unknown: str = error.option_name  # type: ignore[attr-defined]
+    if unknown.replace("_", "-") in (error.possibilities or ()):
+        return ""
     after = next((text for text, before in zip(sys.argv[1:], sys.argv, strict=False) if before == unknown), None)
     joined = next((text.partition("=")[2] for text in sys.argv if text.startswith(f"{unknown}=")), after)
     answer = meant(unknown.lstrip("-"), joined)

@@ -1,8 +1,11 @@
 """`lmtrain download` and `lmtrain tokenize`."""
 
+from typing import Annotated
+
+import typer
+
 from lmtrain.cli.options import (
     ConfigFile,
-    Force,
     Json,
     Overrides,
     Quiet,
@@ -19,7 +22,7 @@ def download(
     source: Source = None,
     overrides: Overrides = None,
     config: ConfigFile = None,
-    force: Force = False,
+    force: Annotated[bool, typer.Option("--force", help="Write it again even if it exists and is unchanged.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

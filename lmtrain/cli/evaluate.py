@@ -38,24 +38,11 @@ def evaluate(
     ] = None,
     checkpoint: Checkpoint = None,
     weights: WeightsChoice = "auto",
-    stride: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens scored per window; fewer = more context.")
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Windows per forward pass; changes speed and rounding only.")
-    ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Score only the first N tokens.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(metavar="T", help="Divides the logits of the vocabulary.")
-    ] = None,
     cache: Annotated[bool, typer.Option("--cache", help="Mix in a cache of the text's recent tokens.")] = False,
     dynamic: Annotated[
         bool, typer.Option("--dynamic", help="Dynamic evaluation: update the weights after scoring each segment.")
     ] = False,
-    fit_weights: Annotated[
-        Literal["train", "valid", "test"] | None,
-        typer.Option(help="With several runs: fit the mixture weights on this split. [default: equal weights]"),
-    ] = None,
     device: DeviceChoice = "auto",
     precision: Annotated[Precision | None, typer.Option(help="Arithmetic. [default: that of the run]")] = None,
     as_json: Json = False,
@@ -63,22 +50,21 @@ def evaluate(
 ) -> None:
     """Measure the perplexity of a trained model.
 
-    A configuration file names the run and sets fields of eval and data.dir; overrides set any field of eval and data.
-    Everything else is what the run was trained with.
+    A configuration file names the run and sets fields of eval and data.dir; overrides set any field of eval and data,
+    such as eval.stride. Everything else is what the run was trained with.
     """
     from lmtrain.system.allocator import retain_heap
 
     retain_heap()
     from lmtrain.api.run import load
-    from lmtrain.config.loader import as_overrides
+    from lmtrain.data.local import file_lines
     from lmtrain.data.prepare import text_split
     from lmtrain.evaluation.adaptive import settings_used
     from lmtrain.system.memory import enough_memory
 
     if text is not None and split is not None:
         raise UsageError("--split and --text both say what is scored: give one of them")
-    options = {"eval.temperature": temperature, "eval.stride": stride, "eval.batch_size": batch_size}
-    overrides = [*_checked(overrides or []), *as_overrides(options)]
+    overrides = _checked(overrides or [])
     trained = load(
         run_folders(run, config, overrides),
         checkpoint=checkpoint,
@@ -90,16 +76,15 @@ def evaluate(
     trained = _with_settings(trained, config, overrides)
     if text is not None:
         kind, name = "text", str(text)
-        part = text_split(text, trained.tokenizer, trained.config.data.text_column, progress=not quiet)
+        content = file_lines(text, trained.config.data.text_column)
+        part = text_split(content, trained.tokenizer, called=name, progress=not quiet)
     else:
         kind, name = "split", split or "valid"
-        part = trained.corpus().split(name)
-    with enough_memory("lower --batch-size or, with --cache, eval.cache_window"):
-        if fit_weights is not None:
-            trained = trained.fitted(fit_weights, limit=limit)
+        part = trained.token_store().split(name)
+    with enough_memory("lower eval.batch_size or, with --cache, eval.cache_window"):
         score = trained.score_split(part, limit=limit, cache=cache, dynamic=dynamic)
     used = settings_used(trained.config.eval, dynamic=dynamic, cache=cache)
-    about = {**trained.about(), kind: name, "precision": trained.arithmetic}
+    about = {**trained.about(), kind: name, "precision": trained.score_precision}
     named = [f", {key.replace('_', ' ')} {value}" for key, value in used.items() if (key, value) != ("temperature", 1)]
     lines = [
         f"{_title(trained)} on {name}: context {score.context}, stride {score.stride}{''.join(named)}",
@@ -109,11 +94,10 @@ def evaluate(
 
 
 def _title(run: "api.Run") -> str:
-    """The run, or the members of an ensemble with their shares."""
-    titles = [f"{one.run_dir} step {one.info['step']:,} ({one.kind} weights, {run.arithmetic})" for one in run.members]
-    if len(titles) == 1:
-        return titles[0]
-    return " + ".join(f"{share:.3f} {title}" for share, title in zip(run.shares, titles, strict=True))
+    """The run, or the members of an ensemble."""
+    return " + ".join(
+        f"{one.run_dir} step {one.info['step']:,} ({one.kind} weights, {run.score_precision})" for one in run.members
+    )
 
 
 def _checked(overrides: list[str]) -> list[str]:

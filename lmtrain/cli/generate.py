@@ -3,7 +3,7 @@
 import secrets
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +21,7 @@ from lmtrain.cli.options import (
     split_arguments,
 )
 from lmtrain.errors import UsageError
+from lmtrain.generation.options import SAMPLED, Options, StopKind
 from lmtrain.system.messages import note
 
 LENGTH, SAMPLING, SEARCH, OUTPUT = "Length and end", "Sampling, the default", "Search and choice", "Input and output"
@@ -69,10 +70,10 @@ def generate(
         ),
     ] = "auto",
     max_tokens: Annotated[
-        int, _option(LENGTH, "Maximum number of tokens to generate.", "--max-tokens", "-n", metavar="N", min=1)
+        int, _option(LENGTH, "Maximum number of tokens to generate.", "--max-tokens", "-n", metavar="N")
     ] = 100,
     stop: Annotated[
-        Literal["none", "line", "sentence", "document"],
+        StopKind,
         _option(LENGTH, "End at the end of the line, the sentence or the document."),
     ] = "none",
     stop_string: Annotated[
@@ -80,11 +81,11 @@ def generate(
     ] = None,
     temperature: Annotated[
         float, _option(SAMPLING, "<1 more conservative, >1 more random; 0 = greedy.", metavar="T")
-    ] = 0.8,
+    ] = SAMPLED.temperature,
     top_k: Annotated[int, _option(SAMPLING, "Sample from the K most likely tokens; 0 = all.", metavar="K")] = 0,
     top_p: Annotated[
         float, _option(SAMPLING, "Sample from the fewest tokens with total probability P.", metavar="P")
-    ] = 0.95,
+    ] = SAMPLED.top_p,
     min_p: Annotated[
         float, _option(SAMPLING, "Sample from tokens with at least P times the highest probability.", metavar="P")
     ] = 0.0,
@@ -92,15 +93,13 @@ def generate(
         int | None,
         _option(SAMPLING, "Random seed; the same seed gives the same text. [default: random, printed]", metavar="N"),
     ] = None,
-    samples: Annotated[int, _option(SAMPLING, "Texts to sample for each prompt.", metavar="N", min=1, max=4096)] = 1,
+    samples: Annotated[int, _option(SAMPLING, "Texts to sample for each prompt.", metavar="N", max=4096)] = 1,
     greedy: Annotated[
         bool, _option(SEARCH, "Take the most likely token each time, in place of sampling.", "--greedy")
     ] = False,
     beams: Annotated[
         int,
-        _option(
-            SEARCH, "Beam search of this width, in place of sampling.", "--beams", "-b", metavar="N", min=1, max=1024
-        ),
+        _option(SEARCH, "Beam search of this width, in place of sampling.", "--beams", "-b", metavar="N", max=1024),
     ] = 1,
     repetition_penalty: Annotated[
         float,
@@ -154,7 +153,6 @@ def generate(
 
     from lmtrain.api.run import load
     from lmtrain.cli.answers import answer, answer_all, converse
-    from lmtrain.generation.options import Options
     from lmtrain.generation.prompts import read_all, read_prompts
 
     if chosen:
@@ -188,7 +186,7 @@ def generate(
         precision=precision,
     )
     if has_random_seed:
-        note(f"seed {seed}: --seed {seed} repeats this text")
+        note(f"seed {seed}: --seed {seed} repeats this output")
     if prompts is not None:
         answer_all(trained, options, read_prompts(prompts), batch_size, as_json)
     elif asks:

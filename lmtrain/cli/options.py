@@ -26,7 +26,6 @@ ConfigFile = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
-Force = Annotated[bool, typer.Option("--force", help="Write it again even if it exists and is unchanged.")]
 Runs = Annotated[
     list[Path] | None,
     typer.Option(
@@ -56,7 +55,7 @@ PARSER_ERROR: Any = typer.BadParameter.__mro__[1]
 """Any mistake on the command line; typer exports only this kind of it by name."""
 
 _ASSIGNMENT = re.compile(r"[\w.-]+=")
-_OVERRIDE = re.compile(r"[a-z_]+\.[a-z_]+=")
+_OVERRIDE = re.compile(r"(run|data|tokenizer|model|train|eval)\.[a-z_]+=")
 
 
 def split_arguments(first: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:

@@ -89,10 +89,3 @@ def duration(seconds: float) -> str:
         if seconds >= unit:
             return f"{seconds / unit:,.{1 if seconds < 100 * unit else 0}f} {name}"
     return f"{1000 * seconds:.3g} ms"
-
-
-def show_profile(result: dict[str, Any], as_json: bool) -> None:
-    """What `train --profile` prints."""
-    from lmtrain.training.profiling import profile_text
-
-    show(result, f"{profile_text(result)}\n\n{result['trace']}: open it at ui.perfetto.dev", as_json)

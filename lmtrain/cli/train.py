@@ -14,7 +14,7 @@ from lmtrain.cli.options import (
     require_single_process,
     with_source,
 )
-from lmtrain.cli.output import duration, show, show_costs, show_profile
+from lmtrain.cli.output import duration, show, show_costs
 from lmtrain.errors import UsageError
 from lmtrain.system import launcher
 from lmtrain.system.messages import ignore, note
@@ -57,6 +57,8 @@ def train(
         require_single_process("train --profile")
     if (fields or dry_run) and not launcher.is_main_process():
         return
+    if fields and as_json:
+        raise UsageError("--fields prints text: leave --json out")
     if fields:
         _fields([*([] if source is None else [source]), *(overrides or [])])
         return
@@ -99,12 +101,13 @@ def _dry_run(wanted: "Request", as_json: bool, quiet: bool) -> None:
 
 def _profile(wanted: "Request", as_json: bool, quiet: bool) -> None:
     """Time a few steps."""
-    from lmtrain.training.profiling import profile_steps
+    from lmtrain.training.profiling import profile_steps, profile_text
     from lmtrain.training.request import prepare
 
     message = ignore if quiet else note
     config, store = prepare(wanted, note=message, progress=not quiet)
-    show_profile(profile_steps(config, store, wanted.run_dir / "profile", message), as_json)
+    result = profile_steps(config, store, wanted.run_dir / "profile", message)
+    show(result, f"{profile_text(result)}\n\n{result['trace']}: open it at ui.perfetto.dev", as_json)
 
 
 def _train(wanted: "Request", as_json: bool, quiet: bool) -> None:

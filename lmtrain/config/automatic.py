@@ -32,14 +32,17 @@ LARGE_VOCABULARY = 8_192
 """Above this, the output layer is most of a small model: an adaptive softmax of narrow embeddings costs less."""
 
 
-def automatic(tokens: int, vocab_size: int, cores: int, cuda: bool, minutes: float | None) -> Config:
+def automatic(
+    tokens: int, vocab_size: int, cores: int, cuda: bool, minutes: float | None, epochs: float = math.inf
+) -> Config:
     """The recipe for a training text of `tokens` on a machine; `minutes` None leaves the budget to another field.
 
-    The budget in core-minutes decides the size of the model; how often that reads the text decides the dropout.
+    The budget in core-minutes decides the size of the model, where it is not in minutes as if it were `MINUTES`; how
+    often that reads the text, at most `epochs` times, decides the dropout.
     """
     work = (minutes or MINUTES) * (GPU_CORES if cuda else cores)
     width, blocks, speed = next(size for most, *size in SIZES if work <= most)
-    passes = work * speed / tokens
+    passes = min(epochs, work * speed / tokens if minutes is not None or epochs == math.inf else math.inf)
     inner, outer = next(dropouts for most, *dropouts in DROPOUTS if passes <= most)
     model = {
         "context": min(256, 2 ** int(math.log2(max(8, tokens / 4)))),

@@ -34,7 +34,9 @@ LARGEST = 2**40
 class Section(BaseModel):
     """A section: immutable, without unknown fields or unbounded numbers."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, regex_engine="python-re"
+    )
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:

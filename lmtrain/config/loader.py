@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from lmtrain.config import yaml_values
 from lmtrain.config.base import UserPath
 from lmtrain.config.names import suggestion
-from lmtrain.config.schema import RESOURCE_FIELDS, SCHEDULE_FIELDS, Config
+from lmtrain.config.schema import CHANGEABLE_FIELDS, SCHEDULE_FIELDS, Config
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.system import disk
 
@@ -30,6 +30,7 @@ REMOVED: dict[str, tuple[object, str]] = {
     "data.sources": (None, "a run is trained on one corpus: put the texts into one folder and name it in data.source"),
     "data.deduplicate": (False, "remove repeated documents from the text before it is imported"),
     "model.embedding_dropout": (0.0, "it made no measurable difference; use model.input_dropout"),
+    "model.output_bias": (True, "every model has one, which costs next to nothing"),
     "train.adversarial_softmax": (0.0, "it made no measurable difference"),
     "train.scheduled_sampling": (0.0, "it made perplexity worse; lmtrain.nn.seq2seq has it for sequence to sequence"),
     "eval.dynamic_decay": (0.0, "zero was best for every model that was measured"),
@@ -179,14 +180,14 @@ def flat(config: Config) -> dict[str, Any]:
 def identity_difference(stored: Config, wanted: Config) -> list[str]:
     """The identity fields in which two configurations differ, as readable lines; if none, one can resume the other."""
     old, new = flat(stored), flat(wanted)
-    identity = old.keys() - RESOURCE_FIELDS - SCHEDULE_FIELDS
+    identity = old.keys() - CHANGEABLE_FIELDS - SCHEDULE_FIELDS
     return [f"{key}: {old[key]} -> {new[key]}" for key in old if key in identity and old[key] != new[key]]
 
 
 def _read_yaml(given: Path) -> dict[str, Any]:
     """The values of a file, or of a recipe by its name."""
     recipe = RECIPES / f"{given}.yaml"
-    path = recipe if not given.exists() and given.name == str(given) and recipe.is_file() else given
+    path = recipe if not given.is_file() and given.name == str(given) and recipe.is_file() else given
     try:
         disk.check_regular(path)
         with path.open("rb") as file:

@@ -10,7 +10,7 @@ from lmtrain.config.base import Rate, Section, UserPath
 from lmtrain.config.train import BUDGETS
 from lmtrain.config.train import TrainConfig as TrainConfig  # noqa: PLC0414 -- for its importers
 
-RUN_NAME = r"^[\w][\w.-]*$"
+RUN_NAME = r"\A\w[\w.-]*\Z"
 LEAST_BPE = 257
 """The smallest byte-level vocabulary: 256 bytes and `<eos>`."""
 Width = Annotated[int, Field(ge=1, le=2**20)]
@@ -111,9 +111,8 @@ class ModelConfig(Section):
     """Attention heads, in the blocks and in the pooling head."""
     ff_dim: Width | None = None
     """Hidden width of the feed-forward layers; null = 4 `dim`."""
-    activation: Literal["relu", "relu2", "gelu", "swiglu"] = "gelu"
-    """Activation function of the feed-forward layers; `relu2` is the squared ReLU, and `swiglu` adds a gate of the same
-    width."""
+    activation: Literal["relu", "gelu", "swiglu"] = "gelu"
+    """Activation function of the feed-forward layers; `swiglu` adds a gate of the same width."""
     norm: Literal["layer", "rms", "scale"] = "rms"
     """LayerNorm, RMSNorm or ScaleNorm."""
     norm_position: Literal["pre", "post"] = "pre"
@@ -155,8 +154,6 @@ class ModelConfig(Section):
     quarter of the vocabulary."""
     tie_embeddings: bool = True
     """Share the embedding with the output layer."""
-    output_bias: bool = True
-    """Bias of the logits, initialized to the log frequencies of the training tokens."""
     dropout: Rate = 0.0
     """Dropout on the output of every sublayer."""
     attention_dropout: Rate = 0.0
@@ -203,6 +200,11 @@ class ModelConfig(Section):
                 raise ValueError(
                     f"model.attention={name} can't be causal, because its keys mix the whole window: "
                     "use model.mode=windowed or another attention"
+                )
+            if name == "linformer" and self.global_tokens:
+                raise ValueError(
+                    "model.attention: linformer and global don't go together, because linformer has weights for each "
+                    "position of a window, and global tokens come before it: leave one of them out"
                 )
             if self.position == "alibi" and not masked:
                 raise ValueError(
@@ -264,7 +266,7 @@ class Config(Section):
         return self
 
 
-RESOURCE_FIELDS = frozenset(
+CHANGEABLE_FIELDS = frozenset(
     {
         "run.name",
         "run.dir",

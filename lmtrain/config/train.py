@@ -30,7 +30,7 @@ class TrainConfig(Section):
 
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """How processes started by torchrun share a model. `ddp`: replicas; `fsdp`: shards; `auto`: `ddp` if weights,
-    gradients and optimizer state fill less than half of the device."""
+    gradients and optimizer state fill less than half of the device, or can't be sharded."""
     timeout_minutes: float = Field(10.0, gt=0)
     """Minutes to wait for a process that does not answer before all of them exit."""
     activation_checkpointing: bool = False

@@ -15,7 +15,7 @@ from lmtrain.config.schema import DataConfig
 from lmtrain.data.sample import SampleSplit
 from lmtrain.data.sources import KNOWN, find_source
 from lmtrain.data.splits import Counts, SplitName, Text, cut_split, write_split
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, recover, sha256_bytes, verify
 from lmtrain.system.messages import Note
 
@@ -60,7 +60,7 @@ def open_corpus(folder: Path) -> Corpus:
     if "train" not in splits or manifest["files"].keys() != {
         f"{split}.{end}" for split in splits for end in ("txt", "docs.npy")
     }:
-        raise LmtrainError(f"{folder / MANIFEST} is damaged: delete {folder} and make it again")
+        raise LmtrainError(f"{folder / MANIFEST} is damaged")
     return Corpus(folder, manifest)
 
 
@@ -102,6 +102,8 @@ def _current(folder: Path, origin: dict[str, Any], note: Note) -> Corpus | None:
     try:
         corpus = open_corpus(folder)
         verify(folder, corpus.manifest["files"])
+    except UnreadableError:
+        raise
     except LmtrainError as error:
         note(f"making it again, since {error}")
         return None

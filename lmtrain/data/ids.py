@@ -32,7 +32,7 @@ def load_array(path: Path, dtype: np.dtype[Any], length: int | None = None) -> n
     # The size is compared too, since to map a file that is shorter than its array would end in a bus error.
     if found != header.getvalue() or size != _HEADER_BYTES + count * dtype.itemsize:
         shown = dtype.name if length is None else f"{length:,} {dtype.name}"
-        raise LmtrainError(f"{path} isn't an array of {shown}: delete {path.parent} and make it again")
+        raise LmtrainError(f"{path} isn't an array of {shown}")
     return np.asarray(np.memmap(path, dtype, "r", offset=_HEADER_BYTES, shape=(count,)))
 
 

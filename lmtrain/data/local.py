@@ -57,6 +57,17 @@ def is_text(path: Path) -> bool:
     return _kind(path) in SUFFIXES and not _is_packed_parquet(path)
 
 
+def file_lines(path: Path, text_column: str) -> Iterator[tuple[str, bool]]:
+    """`read_lines` of a file that was named by itself. Raises LmtrainError where that is no file of text."""
+    check_file(path)
+    return read_lines([path], text_column)
+
+
+def text_lines(text: str) -> Iterator[tuple[str, bool]]:
+    """The lines of a text, with what is known of a plain file: not where documents start."""
+    return ((line, False) for line in _lines(text))
+
+
 def check_file(path: Path) -> None:
     """Raise LmtrainError where `path`, which was named by itself, is not a file that could be read as text."""
     if not path.is_file():

@@ -1,15 +1,14 @@
-"""The two ways to tokens: what a configuration asks for as a token store, one file of text as a split."""
+"""The two ways to tokens: what a configuration asks for as a token store, one text as a split."""
 
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from lmtrain.config.schema import Config
-from lmtrain.data import local
 from lmtrain.data.corpus import download
 from lmtrain.data.encoding import encode_text
 from lmtrain.data.ids import Ids
-from lmtrain.data.splits import write_split
+from lmtrain.data.splits import Lines, write_split
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import Split, TokenStore, find_store
@@ -34,16 +33,15 @@ def prepare_store(
     return tokenize(corpus, config.tokenizer, config.data.dir, note=note, progress=progress)
 
 
-def text_split(path: Path, tokenizer: Tokenizer, text_column: str, *, progress: bool, name: str | None = None) -> Split:
-    """The split that `path` would be in a corpus, encoded by `tokenizer`: the same ids and the same counts.
+def text_split(lines: Lines, tokenizer: Tokenizer, *, called: str, progress: bool) -> Split:
+    """The split that these lines would be in a corpus, encoded by `tokenizer`: the same ids and the same counts.
 
-    Its text is written to a temporary folder; its ids are held in memory. `name` takes the place of `path` in messages.
-    Raises LmtrainError when the file is missing, when its content can't be read, and when it has no words.
+    They are written to a temporary folder; the ids are held in memory. Raises LmtrainError when there are no words,
+    which the message says of `called`, and when `lines` does.
     """
-    local.check_file(path)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        counts = write_split(folder, "text", local.read_lines([path], text_column), progress, name or str(path))
+        counts = write_split(folder, "text", lines, progress, called)
         shards = list(encode_text(folder / "text.txt", tokenizer))
     ids = Ids([shard.ids for shard in shards])
     words, replaced = counts["words"] + counts["lines"], sum(shard.replaced for shard in shards)

@@ -52,7 +52,8 @@ class Tokenizer:
 
     `sha256` is the hash of the file's bytes, its identity. `vocab_size` is the largest id plus one; ids below it may be
     unused. `line_end_ids` are the ids that end a line. `unk_id` is None where no text is unknown. With `adds_space` the
-    first word of a line has a space before it, as the other words do, in ids or in their `piece`, but not in the text.
+    first word of a line has a space before it, as the other words do, in ids or in their `token_bytes`, but not in the
+    text.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -60,7 +61,7 @@ class Tokenizer:
         self._backend, document = tokenizer_file.parse(content)
         found = tokenizer_file.description(document)
         if found is None:
-            raise ValueError("is not one that lmtrain wrote: make it with 'lmtrain tokenize'")
+            raise ValueError("is not one that lmtrain wrote")
         vocabulary: dict[str, int] = self._backend.get_vocab()
         if not {found.eos, found.unk} - {None} <= vocabulary.keys():
             raise ValueError("is damaged: its vocabulary lacks its end-of-text or its unknown token")
@@ -91,7 +92,7 @@ class Tokenizer:
         first = self.encode_pieces(["a"])[0]
         # What stands for an unknown token before another one: it ends a word.
         self._word = first[-1] if first else self.eos_id
-        self.adds_space = bool(first) and self.piece(None, first[0]).startswith(b" ")
+        self.adds_space = bool(first) and self.token_bytes(None, first[0]).startswith(b" ")
 
     @classmethod
     def train(cls, lines: Iterable[str], config: TokenizerConfig) -> Self:
@@ -204,9 +205,9 @@ class Tokenizer:
         if any(not 0 <= index < self.vocab_size for index in ids):
             raise ValueError(f"a token id outside 0..{self.vocab_size - 1}")
         before = [self.eos_id, *ids]
-        return b"".join(map(self.piece, before, ids)).decode("utf-8", errors="replace")
+        return b"".join(map(self.token_bytes, before, ids)).decode("utf-8", errors="replace")
 
-    def piece(self, before: int | None, id: int) -> bytes:  # noqa: A002 -- the field's term
+    def token_bytes(self, before: int | None, id: int) -> bytes:  # noqa: A002 -- the field's term
         """What `id` adds to a text whose last token is `before`, in UTF-8; it may be a part of a character. After the
         end-of-text token a text begins. Where the token before is not known (None), it is taken to end a word: a space
         comes before a first word.

@@ -67,7 +67,7 @@ def read(path: Path) -> bytes:
         if path.is_dir():
             raise LmtrainError(f"tokenizer {path} is a folder: give the tokenizer.json in it")
         if not path.is_file():
-            raise LmtrainError(f"tokenizer {path} does not exist: make it with 'lmtrain tokenize'")
+            raise LmtrainError(f"tokenizer {path} does not exist: check the path")
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
@@ -121,13 +121,12 @@ def described(document: Json, found: Description) -> bytes:
 
 
 def _earlier_description(document: Json) -> Description | None:
-    """That of a file from before there was the field: lmtrain's `<eos>` had a fixed id, and was no added token."""
-    model, splits = document["model"], document.get("pre_tokenizer")
-    vocabulary = model.get("vocab")
-    if document.get("added_tokens") or not isinstance(vocabulary, dict) or not isinstance(splits, dict):
-        return None
-    if model.get("type") == "WordLevel" and (vocabulary.get(UNK), vocabulary.get(EOS)) == (0, 1):
-        return own_description("word")
-    if model.get("type") == "BPE" and splits.get("type") == "ByteLevel" and vocabulary.get(EOS) == 0:
-        return own_description("bpe" if splits.get("use_regex") else "byte")
+    """That of a file from before there was the field: lmtrain's own parts, and the first tokens of its vocabulary."""
+    vocabulary = document["model"].get("vocab")
+    for kind in ("word", "bpe", "byte") if isinstance(vocabulary, dict) else ():
+        first = {token: index for index, token in enumerate([UNK, EOS] if kind == "word" else [EOS])}
+        own = json.loads(new_backend(kind, first).to_str())
+        same = all(document.get(part) == own[part] for part in ("normalizer", "pre_tokenizer", "added_tokens"))
+        if same and document["model"].get("type") == own["model"]["type"] and first.items() <= vocabulary.items():
+            return own_description(kind)
     return None

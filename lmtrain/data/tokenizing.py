@@ -20,8 +20,8 @@ from lmtrain.data.given_tokenizer import load_given
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_choice import resolve
 from lmtrain.data.tokens import FORMAT, TOKENIZER, TokenStore, open_store, shard_name
-from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import new_folder, sha256_bytes, verify
+from lmtrain.errors import LmtrainError, UnreadableError
+from lmtrain.storage.files import new_folder, sha256_bytes
 from lmtrain.system.messages import Note
 
 BPE_BYTES = 256 << 20
@@ -35,8 +35,8 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: N
     """The store of a corpus: an existing one that was made from the same text and configuration, else a new one.
 
     The tokenizer is trained on the train split, as `resolve` chooses, or is that of `config.file`. `note` receives
-    one-line messages, such as why a store is made again. Raises LmtrainError when the corpus is damaged,
-    when `config.file` is no tokenizer, when the folder holds other files, or when the disk is full.
+    one-line messages, such as why a store is made again. Raises LmtrainError when `config.file` is no tokenizer, when
+    the folder holds other files, or when the disk is full.
     """
     given = load_given(config.file, config.eos_token) if config.file is not None else None
     config = resolve(config, corpus)
@@ -48,7 +48,6 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: N
         if isinstance(found, TokenStore):
             return found
         note(f"tokenizing {corpus.folder.name} again: {found}")
-    verify(corpus.folder, corpus.manifest["files"])
     tokenizer = given or _trained(corpus, config, note, progress)
     keeps_all = tokenizer.kind != "file" or _restores(tokenizer, corpus.folder / "train.txt")
     if not keeps_all:
@@ -97,6 +96,8 @@ def _current_store(folder: Path, identity: dict[str, Any]) -> TokenStore | str:
     """The store in `folder` if it is the right one, else the reason why it isn't."""
     try:
         store = open_store(folder)
+    except UnreadableError:
+        raise
     except LmtrainError as error:
         return str(error)
     if all(store.manifest.get(key) == value for key, value in identity.items()):

@@ -127,10 +127,10 @@ def open_store(folder: Path) -> TokenStore:
     try:
         info = _StoreInfo.model_validate(manifest)
     except ValidationError:
-        raise LmtrainError(f"{folder / MANIFEST} is damaged: delete {folder} and make it again") from None
+        raise LmtrainError(f"{folder / MANIFEST} is damaged") from None
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     if (tokenizer.sha256, tokenizer.vocab_size) != (info.tokenizer_sha256, info.vocab_size):
-        raise LmtrainError(f"{folder / TOKENIZER} isn't the tokenizer of this store: delete {folder} and make it again")
+        raise LmtrainError(f"{folder / TOKENIZER} isn't the tokenizer of this store")
     splits: dict[str, Split] = {
         name: _open_split(folder, name, split, info.floor.get(name), tokenizer.vocab_size)
         for name, split in info.splits.items()
@@ -141,7 +141,7 @@ def open_store(folder: Path) -> TokenStore:
 def find_store(data_dir: Path, sha256: str) -> TokenStore | None:
     """The store in `data_dir` whose `sha256` this is, whatever the name of its folder; None where there is none, or
     only a damaged one."""
-    for path in sorted(data_dir.glob(f"*/{MANIFEST}")):
+    for path in sorted(data_dir.glob(f"[!.]*/{MANIFEST}")):  # a hidden one is not finished
         with suppress(LmtrainError):
             if _content_sha256(read_manifest(path.parent, FORMAT)) == sha256:
                 return open_store(path.parent)
@@ -161,7 +161,7 @@ def _open_split(folder: Path, split: str, info: _SplitInfo, floor: _Floor | None
         map_ids = partial(load_array, path, id_type(vocab_size), shard.tokens)
         # A map of its own is read and released, so that the pages of a large file do not stay in memory.
         if shard.tokens and map_ids().max() >= vocab_size:
-            raise LmtrainError(f"{path} has ids out of range: delete {folder} and make it again")
+            raise LmtrainError(f"{path} has ids out of range")
         parts.append(map_ids())
     # `<unk>` is easier to predict than the words that it replaces: beyond a few, the floor is not that of the ids.
     lowest = floor.word_perplexity if floor is not None and 1000 * info.replaced <= info.tokens else None

@@ -21,7 +21,6 @@ from lmtrain.evaluation.gradient_rms import gradients_of
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.nn.pointer import NEVER
 from lmtrain.nn.precision import at_least_float32
 
 CACHE_BLOCK = 256
@@ -59,15 +58,15 @@ def _cache_block(unit: Tensor, words: Tensor, start: int, stop: int, theta: floa
     low = max(0, start - window)
     queries, keys = torch.arange(start, stop, device=words.device), torch.arange(low, stop, device=words.device)
     ago = queries.unsqueeze(-1) - keys
-    scores = (theta * unit[start:stop] @ unit[low:stop].T).masked_fill((ago < 1) | (ago > window), NEVER)
+    scores = (theta * unit[start:stop] @ unit[low:stop].T).masked_fill((ago < 1) | (ago > window), -torch.inf)
     same = words[start:stop].unsqueeze(-1) == words[low:stop]
-    found = scores.masked_fill(~same, NEVER).logsumexp(-1)
-    return torch.where(found == NEVER, NEVER, found - scores.logsumexp(-1))
+    found = scores.masked_fill(~same, -torch.inf).logsumexp(-1)
+    return torch.where(found == -torch.inf, -torch.inf, found - scores.logsumexp(-1))
 
 
 def mix(nats: Tensor, log_cache: Tensor, weight: float) -> Tensor:
     """-log[(1 - weight) p_model + weight p_cache]: (N,) and (N,) -> (N,)."""
-    log_weight = math.log(weight) if weight else NEVER
+    log_weight = math.log(weight) if weight else -torch.inf
     return -torch.logaddexp(math.log1p(-weight) - nats, log_cache + log_weight)
 
 

@@ -14,20 +14,6 @@ TOKENS_PER_GRADIENT = 1_024
 """Of `gradient_rms`: the tokens that it is measured on, and those of each batch."""
 
 
-def rms_tokens(model: LanguageModel, split: Split) -> int:
-    """How many tokens of `split` are read by `gradient_rms`. Raises LmtrainError as that does."""
-    _, rows, batches = _batches(model, split)
-    return rows * batches * model.config.context
-
-
-def _batches(model: LanguageModel, split: Split) -> tuple[SampleOrder, int, int]:
-    """The order of the windows, how many make up a batch, and the number of batches."""
-    context = model.config.context
-    order = SampleOrder(split.tokens, context, "causal", seed=0)
-    rows = min(max(1, TOKENS_PER_GRADIENT // context), order.per_epoch())
-    return order, rows, max(1, min(RMS_TOKENS // context, order.per_epoch()) // rows)
-
-
 def gradient_rms(
     model: LanguageModel, split: Split, *, device: torch.device, precision: str, advance: Advance | None = None
 ) -> list[Tensor]:
@@ -38,7 +24,9 @@ def gradient_rms(
     Raises LmtrainError for a split shorter than a window.
     """
     context = model.config.context
-    order, rows, batches = _batches(model, split)
+    order = SampleOrder(split.tokens, context, "causal", seed=0)
+    rows = min(max(1, TOKENS_PER_GRADIENT // context), order.per_epoch())
+    batches = max(1, min(RMS_TOKENS // context, order.per_epoch()) // rows)
     squares = [torch.zeros_like(parameter) for parameter in model.parameters()]
     for index in range(batches):
         inputs, targets = batch(split.ids, order.starts(index * rows, rows), context, "causal")

@@ -31,8 +31,7 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 _WORDS_FIRST = ("word_perplexity", "token_perplexity", "bits_per_byte")
 _BITS_FIRST = ("bits_per_byte", "token_perplexity", "word_perplexity")
-_SHOWN = {"word": _WORDS_FIRST, "bpe": _BITS_FIRST, "byte": _BITS_FIRST, "file": _BITS_FIRST}
-"""The figures of a text by kind of tokenizer, the headline first. Where a word is many predictions, word perplexity
+"""The figures of a text of words, and of others, the headline first. Where a word is many predictions, word perplexity
 comes last: that of a model that has learned little is a number of many digits."""
 _DECIMALS = {"word_perplexity": 2, "token_perplexity": 2, "bits_per_byte": 3}
 
@@ -132,7 +131,8 @@ class Score:
         """The names of the figures to print: no bits per byte where there are none, and no figure twice."""
         absent = {"bits_per_byte"} if self.bits_per_byte is None else set()
         absent |= {"token_perplexity"} if self.tokens == self.words else set()
-        return [name for name in _SHOWN[kind] if name not in absent]
+        names = _WORDS_FIRST if kind == "word" else _BITS_FIRST
+        return [name for name in names if name not in absent]
 
     def _floor(self, name: str, decimals: int) -> str:
         if self.floor is None:
@@ -194,7 +194,8 @@ def evaluate(
     The targets of successive calls are the stream, row by row, so a `forward` may remember what it has scored.
     `first_token` precedes the stream as the context of its first token. Several `processes` compute a batch each at a
     time; the nats are added in the order of the batches, so that their sum does not depend on the number of processes.
-    With a `limit`, the words and bytes are the split's own, times the share of its tokens that is scored.
+    With a `limit`, the words and bytes are the split's own, times the share of its tokens that is scored, and there is
+    no floor.
 
     Raises LmtrainError on an empty split.
     """
@@ -223,7 +224,7 @@ def evaluate(
         stride,
         unknown_share=split.replaced / split.tokens,
         estimated=count < split.tokens,
-        floor=split.floor,
+        floor=split.floor if count == split.tokens else None,
     )
 
 

@@ -17,7 +17,7 @@ from lmtrain.generation.options import Options
 from lmtrain.generation.sampling import OnToken, sample
 from lmtrain.generation.search import Hypothesis, Rules, Step
 from lmtrain.generation.stops import Stops
-from lmtrain.generation.text import decode, prompt_for_model
+from lmtrain.generation.text import TextStreamer, prompt_for_model
 from lmtrain.model.cuda_graph import step_function
 from lmtrain.model.decoding_state import State
 from lmtrain.model.ensemble import Predictor
@@ -99,8 +99,9 @@ def complete(
     for prompt, texts in zip(prompts, found, strict=True):
         shown, completions = prompt, []
         for text in texts[: options.returned]:
-            shown, written = decode(tokenizer, prompt, text.ids, stops, options.raw)
-            completions.append(_completion(tokenizer, text, written, stops))
+            streamer = TextStreamer(tokenizer, prompt, stops, options.raw)
+            shown = streamer.prompt
+            completions.append(_completion(tokenizer, text, streamer))
         results.append(Completed(prompt, shown, completions, speed))
     return results
 
@@ -144,16 +145,16 @@ def _samples(
     ]
 
 
-def _completion(tokenizer: Tokenizer, text: Hypothesis, written: str, stops: Stops) -> Completion:
-    ending = stops.ending(text.ids)
+def _completion(tokenizer: Tokenizer, text: Hypothesis, streamer: TextStreamer) -> Completion:
+    final = [streamer.push(token) for token in text.ids]
     return Completion(
-        text=written,
+        text="".join(final) + streamer.close(),
         ids=text.ids,
         tokens=tuple(tokenizer.token(index) for index in text.ids),
         token_log_probs=text.token_log_probs,
         log_prob=sum(text.token_log_probs),
         score=text.score,
-        reason=ending.reason if ending else "length",
+        reason=streamer.ending.reason if streamer.ending else "length",
     )
 
 

@@ -95,8 +95,3 @@ class Detokenizer:
         if not self._before:
             self._heading = word[0] == "="
         self._before = word
-
-
-def detokenize(text: str) -> str:
-    """Spaced text, of one line or many, as plain text, without spaces at the ends of lines."""
-    return Detokenizer().feed(text)

@@ -3,24 +3,34 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from lmtrain.generation.sampling import Sampling
-
 StopKind = Literal["none", "line", "sentence", "document"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Sampling):
+class Options:
     """How prompts are continued: greedily (`temperature` 0), by sampling, or by beam search (`beams` above 1).
+
+    A token is sampled from the model's distribution in this order: the log-probability of a token that the prompt or
+    the text already holds is multiplied by `repetition_penalty` (Keskar et al., 2019, apply it to logits; above 1, such
+    tokens become rarer); all are divided by `temperature`; the `top_k` most likely tokens stay (0: all; Fan et al.,
+    2018); of these, renormalized, the fewest that together have the probability `top_p` (Holtzman et al., 2020); of
+    these, those with at least `min_p` times the probability of the most likely one (Nguyen et al., 2024). Tokens that
+    tie with the last one that stays, stay too. At temperature 0 the most likely token is taken; ties go to the lowest
+    id.
 
     A text's score is the sum of log p / length ** length_penalty, over the model's own log-probabilities, in nats, of
     its `length` tokens. The best `results` by score are returned: of a prompt's `samples` (None: all), or of the texts
     that `beams` find (None: one). Equal samples are all returned.
 
-    Raises ValueError for options that contradict each other.
+    Raises ValueError for a number out of its range, and for options that contradict each other.
     """
 
-    temperature: float = 0.0
     max_tokens: int = 100
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
     samples: int = 1
     seed: int = 0
     beams: int = 1
@@ -33,7 +43,7 @@ class Options(Sampling):
     """Keep the corpus's spacing in a word-level text, and read the prompt's words as they are."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        self._check_ranges()
         how = self.samples, self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
         if self.beams > 1 and how != (1, 0.0, 0, 1.0, 0.0, 1.0):
             raise ValueError("beams > 1 excludes sampling and a repetition penalty: a beam search ranks by probability")
@@ -42,14 +52,27 @@ class Options(Sampling):
         texts = self.beams if self.beams > 1 else self.samples
         if self.results is not None and not 1 <= self.results <= texts:
             raise ValueError(f"results={self.results} must lie between 1 and the {texts} texts that are generated")
-        if not abs(self.length_penalty) <= 10:
-            raise ValueError(f"length_penalty={self.length_penalty} must lie between -10 and 10")
         if "" in self.stop_strings:
             raise ValueError("a stop string is empty")
         try:
             "".join(self.stop_strings).encode()
         except UnicodeEncodeError:
             raise ValueError("a stop string has a lone surrogate: it is not Unicode text, so remove it") from None
+
+    def _check_ranges(self) -> None:
+        for name, least in (("max_tokens", 1), ("samples", 1), ("beams", 1), ("top_k", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        if not (self.temperature == 0 or 1e-6 <= self.temperature <= 1e6):
+            raise ValueError(f"temperature={self.temperature} must be 0 or lie between 1e-6 and 1e6")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p} must lie above 0 and at most at 1")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p={self.min_p} must lie between 0 and 1")
+        if not 1e-6 <= self.repetition_penalty <= 1e6:
+            raise ValueError(f"repetition_penalty={self.repetition_penalty} must lie between 1e-6 and 1e6")
+        if not abs(self.length_penalty) <= 10:
+            raise ValueError(f"length_penalty={self.length_penalty} must lie between -10 and 10")
 
     @property
     def returned(self) -> int:

@@ -29,8 +29,7 @@ def read_prompts(path: Path) -> Iterator[Prompt]:
     """The prompts in a file, or with `-` those on standard input, one at a time.
 
     A file whose name ends in .jsonl holds JSON lines, `{"prompt": text}` with an optional `id` (text or whole number);
-    other keys are ignored. Every other file has one prompt per line. Standard input holds JSON lines if its first
-    prompt begins with `{`. Empty lines are skipped.
+    other keys are ignored. Every other file, and standard input, has one prompt per line. Empty lines are skipped.
 
     Raises LmtrainError, naming the line, for anything else, and where there is no prompt.
     """
@@ -44,7 +43,6 @@ def read_prompts(path: Path) -> Iterator[Prompt]:
             for number, line in _lines(file, name):
                 if not line.strip():
                     continue
-                as_json = as_json or (not found and path == Path("-") and line.lstrip().startswith("{"))
                 found = True
                 yield _parse(line, number, f"{name}, line {number},") if as_json else Prompt(number, line)
     except OSError as error:

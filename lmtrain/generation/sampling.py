@@ -5,13 +5,13 @@ Shapes: R rows, V vocabulary.
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lmtrain.generation.options import Options
 from lmtrain.generation.search import Hypothesis, Rules, S, Step
 
 SORTED_FIRST = 1024
@@ -24,49 +24,13 @@ OnToken = Callable[[int, int], None]
 """`on_token(row, token)` is called with every token as it is generated."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How a token is sampled from the model's distribution.
-
-    In this order: the log-probability of a token that the prompt or the text already holds is multiplied by
-    `repetition_penalty` (Keskar et al., 2019, apply it to logits; above 1, such tokens become rarer); all are divided
-    by `temperature`; the `top_k` most likely tokens stay (0: all; Fan et al., 2018); of these, renormalized, the fewest
-    that together have the probability `top_p` (Holtzman et al., 2020); of these, those with at least `min_p` times the
-    probability of the most likely one (Nguyen et al., 2024). Tokens that tie with the last one that stays, stay too.
-    At temperature 0 the most likely token is taken; ties go to the lowest id.
-
-    Raises ValueError for a number out of its range.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not (self.temperature == 0 or 1e-6 <= self.temperature <= 1e6):
-            raise ValueError(f"temperature={self.temperature} must be 0 or lie between 1e-6 and 1e6")
-        if self.top_k < 0:
-            raise ValueError(f"top_k={self.top_k} must be at least 0")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p} must lie above 0 and at most at 1")
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p={self.min_p} must lie between 0 and 1")
-        if not 1e-6 <= self.repetition_penalty <= 1e6:
-            raise ValueError(f"repetition_penalty={self.repetition_penalty} must lie between 1e-6 and 1e6")
-
-
-GREEDY = Sampling(temperature=0.0)
-
-
 @torch.no_grad()
 def sample(
     log_probs: Tensor,
     state: S,
     step: Step[S],
     rules: Rules,
-    sampling: Sampling = GREEDY,
+    options: Options,
     *,
     seeds: Sequence[str] | None = None,
     prompts: Sequence[Sequence[int]] | None = None,
@@ -82,7 +46,7 @@ def sample(
     """
     count = len(log_probs)
     seeds = [str(row) for row in range(count)] if seeds is None else seeds
-    penalty = sampling.repetition_penalty
+    penalty = options.repetition_penalty
     penalties = _penalties(prompts or [()] * count, log_probs, penalty) if penalty != 1 else None
     texts: list[list[int]] = [[] for _ in range(count)]
     token_log_probs: list[list[float]] = [[] for _ in range(count)]
@@ -92,9 +56,9 @@ def sample(
         scores = rules.block(log_probs)
         if penalties is not None:
             scores = scores * penalties[rows]
-        if sampling.temperature:
+        if options.temperature:
             keys = [f"{seeds[row]} {len(texts[row])}" for row in rows]
-            tokens = sample_tokens(scores, sampling, _uniform(keys).to(scores.device))
+            tokens = sample_tokens(scores, options, _uniform(keys).to(scores.device))
         else:
             tokens = _argmax(scores)
         if penalties is not None:
@@ -121,7 +85,7 @@ def sample(
     ]
 
 
-def sample_tokens(scores: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
+def sample_tokens(scores: Tensor, options: Options, uniform: Tensor) -> Tensor:
     """A token for each row from its random numbers: scores (R, V) in nats, uniform (R, LEVELS) in [0, 1) -> (R,) int64.
 
     `scores` need not be normalized; a token at minus infinity is never sampled.
@@ -130,7 +94,7 @@ def sample_tokens(scores: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor
     number and one cumulative sum over the vocabulary would depend more on rounding: the last digits of the scores,
     which a model computes differently in another batch, move each of its V steps.
     """
-    probs = filtered_probs(scores, sampling)
+    probs = filtered_probs(scores, options)
     levels = []
     while probs.shape[-1] > 1:
         padded = F.pad(probs, (0, -probs.shape[-1] % BRANCHES))
@@ -145,16 +109,16 @@ def sample_tokens(scores: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor
     return node
 
 
-def filtered_probs(scores: Tensor, sampling: Sampling) -> Tensor:
+def filtered_probs(scores: Tensor, options: Options) -> Tensor:
     """Each token's probability before renormalization, 0 for what the filters remove: (R, V) -> (R, V)."""
-    probs = (scores / sampling.temperature).softmax(-1)
-    if 0 < sampling.top_k < scores.shape[-1]:
-        probs *= _at_least(scores, _highest(scores, sampling.top_k)[:, -1:])
-    if sampling.top_p < 1:
-        wanted = sampling.top_p * probs.sum(-1, keepdim=True, dtype=torch.float64)
+    probs = (scores / options.temperature).softmax(-1)
+    if 0 < options.top_k < scores.shape[-1]:
+        probs *= _at_least(scores, _highest(scores, options.top_k)[:, -1:])
+    if options.top_p < 1:
+        wanted = options.top_p * probs.sum(-1, keepdim=True, dtype=torch.float64)
         probs *= _at_least(probs, _nucleus_threshold(probs, wanted, SORTED_FIRST))
-    if sampling.min_p:
-        probs *= _at_least(probs, sampling.min_p * probs.amax(-1, keepdim=True))
+    if options.min_p:
+        probs *= _at_least(probs, options.min_p * probs.amax(-1, keepdim=True))
     return probs
 
 

@@ -56,7 +56,7 @@ class Stops:
     def ending(self, ids: Sequence[int]) -> Ending | None:
         """How the text `ids`, not empty, ends; None where it continues."""
         if self._title and len(ids) > 2 and self._begins_document(ids):
-            return Ending("document", sum(len(self._tokenizer.piece(ids[i - 1], ids[i])) for i in (-2, -1)))
+            return Ending("document", sum(len(self._tokenizer.token_bytes(ids[i - 1], ids[i])) for i in (-2, -1)))
         found = self._match(ids) if self._reach else None
         if found is None and ids[-1] in self._end_tokens:
             return Ending(self._end_tokens[ids[-1]])
@@ -85,7 +85,7 @@ class Stops:
         pieces: list[bytes] = []
         missing = self._reach - 1
         for i in range(len(ids) - 1, -1, -1):
-            pieces.append(self._tokenizer.piece(ids[i - 1] if i else None, ids[i]))
+            pieces.append(self._tokenizer.token_bytes(ids[i - 1] if i else None, ids[i]))
             if i < len(ids) - 1:
                 missing -= len(pieces[-1])
             if missing <= 0:

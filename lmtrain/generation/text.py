@@ -1,7 +1,6 @@
 """The prompt as the model reads it, and generated ids as text, token by token."""
 
 import codecs
-from collections.abc import Sequence
 
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.detokenizer import MARKS, Detokenizer
@@ -55,7 +54,7 @@ class TextStreamer:
 
     def push(self, token: int) -> str:
         """Add a token; returns the text that is now final."""
-        self._pending.append(self._tokenizer.piece(self._ids[-1] if self._ids else None, token))
+        self._pending.append(self._tokenizer.token_bytes(self._ids[-1] if self._ids else None, token))
         self._ids.append(token)
         self.ending = self._stops.ending(self._ids)
         return "" if self.ending else self._release(self._final_pieces())
@@ -88,10 +87,3 @@ class TextStreamer:
 def _overlap(text: bytes, pattern: bytes) -> int:
     """The length of the longest suffix of `text` that is a proper prefix of `pattern`."""
     return next((n for n in range(min(len(text), len(pattern) - 1), 0, -1) if text.endswith(pattern[:n])), 0)
-
-
-def decode(tokenizer: Tokenizer, prompt: str, ids: Sequence[int], stops: Stops, raw: bool) -> tuple[str, str]:
-    """The prompt as it is displayed, and the text of `ids` that follows it."""
-    streamer = TextStreamer(tokenizer, prompt, stops, raw)
-    final = [streamer.push(token) for token in ids]
-    return streamer.prompt, "".join(final) + streamer.close()

@@ -17,13 +17,13 @@ FINAL_GAIN = 4.0
 """The final norm's gain at first."""
 
 
-def build_model(config: ModelConfig, vocab_size: int, *, recompute_blocks: bool = False) -> LanguageModel:
+def build_model(config: ModelConfig, vocab_size: int, *, activation_checkpointing: bool = False) -> LanguageModel:
     """The model of a configuration at its initial weights, which come from torch's default generator.
 
-    `recompute_blocks` is activation checkpointing. Raises LmtrainError where the vocabulary is too small.
+    Raises LmtrainError where the vocabulary is too small.
     """
     _check_vocabulary(config, vocab_size)
-    model = LanguageModel(config, vocab_size, recompute_blocks=recompute_blocks)
+    model = LanguageModel(config, vocab_size, activation_checkpointing=activation_checkpointing)
     initialize(model)
     return model
 
@@ -119,12 +119,7 @@ def set_embedding(model: LanguageModel, vectors: Tensor) -> None:
 
 @torch.no_grad()
 def set_output_bias(model: LanguageModel, counts: Tensor) -> None:
-    """Set the output bias to log((counts + 1) / their sum): counts (V,), how often each type occurs in training.
-
-    Raises ValueError for a model without an output bias.
-    """
-    if model.output_bias is None:
-        raise ValueError("the model has no output bias: model.output_bias is off")
+    """Set the output bias to log((counts + 1) / their sum): counts (V,), how often each type occurs in training."""
     smoothed = counts.to(model.output_bias.device, torch.float64) + 1
     model.output_bias.copy_((smoothed / smoothed.sum()).log())
     if model.adaptive is not None:

@@ -29,14 +29,14 @@ class Encoder(nn.Module):
     they attend to all tokens, which makes them a memory of the window. If causal, each attends only to the global
     tokens up to itself, because a token that attends to it must not learn of later ones.
 
-    With `recompute_blocks` the backward pass computes the activations inside a block again (Chen et al., 2016), with
-    the same random numbers.
+    With `activation_checkpointing` the backward pass computes the activations inside a block again (Chen et al., 2016),
+    with the same random numbers.
     """
 
-    def __init__(self, config: ModelConfig, *, recompute_blocks: bool = False) -> None:
+    def __init__(self, config: ModelConfig, *, activation_checkpointing: bool = False) -> None:
         super().__init__()
         self.blocks: Any = nn.ModuleList(encoder_block(config, kind) for kind in config.layer_attention)
-        self.recompute_blocks = recompute_blocks
+        self.activation_checkpointing = activation_checkpointing
         count = config.global_tokens
         self.global_tokens = nn.Parameter(torch.empty(count, config.dim)) if count else None
         positions, rotary = torch.arange(count + config.context), config.position == "rotary"
@@ -56,7 +56,7 @@ class Encoder(nn.Module):
         bias, rotated_by = self._bias(positions), self._rotation(positions)
         for block in self.blocks:
             forward = partial(block, mask=bias, rotation=rotated_by) if isinstance(block, EncoderBlock) else block
-            recompute = self.recompute_blocks and torch.is_grad_enabled()
+            recompute = self.activation_checkpointing and torch.is_grad_enabled()
             x = checkpoint(forward, x, use_reentrant=False) if recompute else forward(x)
         return x[:, self._globals :]
 

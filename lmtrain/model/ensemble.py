@@ -1,4 +1,4 @@
-"""Several language models as one: the weighted mean of their probabilities.
+"""Several language models as one: the mean of their probabilities.
 
 Shapes: B rows, T tokens, S targets, E the width of all members' states together, V word types.
 """
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from lmtrain.model.decoding_state import EnsembleState, State
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.nn.pointer import NEVER
 from lmtrain.nn.precision import at_least_float32
 
 Step = Callable[[State, Tensor], tuple[Tensor, State]]
@@ -22,24 +21,22 @@ Step = Callable[[State, Tensor], tuple[Tensor, State]]
 
 
 class Ensemble(nn.Module):
-    """p(w) = sum over the members m of weight_m p_m(w), for evaluation and generation, as `LanguageModel` does them.
+    """p(w) = the mean over the members m of p_m(w), for evaluation and generation, as `LanguageModel` does them.
 
-    Members share vocabulary, mode and, except as teachers, context. `weights` are equal by default, and divided by
-    their sum. An ensemble of one model computes the same bits as it.
+    Members share vocabulary, mode and, except as teachers, context. An ensemble of one model computes the same bits as
+    it.
     """
 
-    def __init__(self, members: Sequence[LanguageModel], weights: Sequence[float] | None = None) -> None:
+    def __init__(self, members: Sequence[LanguageModel]) -> None:
         super().__init__()
-        weights = [1.0] * len(members) if weights is None else weights
         self.members: Any = nn.ModuleList(members)
-        self.weights = tuple(weight / sum(weights) for weight in weights)
         self.config = members[0].config
 
     def score(self, tokens: Tensor, targets: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """-log p of each target, in nats, float32, and the states (..., E) of a cache.
 
         As `LanguageModel.score`; `temperature` divides the logits of each member. The states are the members', each of
-        length sqrt(weight), one after the other: the cosine of two is the weighted mean of the members' cosines.
+        length 1, one after the other: the cosine of two is the mean of the members' cosines.
         """
         scored = [member.score(tokens, targets, temperature=temperature) for member in self.members]
         nats = -self._mean([-nats for nats, _ in scored])
@@ -70,17 +67,14 @@ class Ensemble(nn.Module):
         return self._mean(log_probs for log_probs, _ in predictions), EnsembleState(states)
 
     def _mean(self, log_probs: Iterable[Tensor]) -> Tensor:
-        """log of the weighted mean of the members' probabilities; only two of them are in memory at once."""
-        log_weights = (math.log(weight) if weight else NEVER for weight in self.weights)
-        weighted = (member + log_weight for member, log_weight in zip(log_probs, log_weights, strict=True))
-        return functools.reduce(torch.logaddexp, weighted)
+        """log of the mean of the members' probabilities; only two of them are in memory at once."""
+        return functools.reduce(torch.logaddexp, log_probs) - math.log(len(self.members))
 
     def _joined(self, states: list[Tensor]) -> Tensor:
-        """The members' states (..., E_m) as one of length 1: (..., E). The state of a single member keeps its bits."""
+        """The members' states (..., E_m) as one: (..., E). The state of a single member keeps its bits."""
         if len(states) == 1:
             return states[0]
-        unit = (F.normalize(at_least_float32(state), dim=-1) for state in states)
-        return torch.cat([state * math.sqrt(weight) for state, weight in zip(unit, self.weights, strict=True)], -1)
+        return torch.cat([F.normalize(at_least_float32(state), dim=-1) for state in states], -1)
 
 
 Predictor = LanguageModel | Ensemble

@@ -49,11 +49,11 @@ class TiedOutput(nn.Module):
 class LanguageModel(nn.Module):
     """The model of a configuration, before `initialize`: see `build_model`.
 
-    It takes 1 to `context` tokens in a row; ValueError otherwise. With `recompute_blocks` the backward pass computes
-    the activations inside the blocks again.
+    It takes 1 to `context` tokens in a row; ValueError otherwise. With `activation_checkpointing` the backward pass
+    computes the activations inside the blocks again.
     """
 
-    def __init__(self, config: ModelConfig, vocab_size: int, *, recompute_blocks: bool = False) -> None:
+    def __init__(self, config: ModelConfig, vocab_size: int, *, activation_checkpointing: bool = False) -> None:
         super().__init__()
         self.config = config
         self.vocab_size = vocab_size
@@ -66,7 +66,7 @@ class LanguageModel(nn.Module):
         sinusoids = sinusoidal(torch.arange(config.context), dim) if config.position == "sinusoidal" else None
         self.sinusoids: Tensor | None
         self.register_buffer("sinusoids", sinusoids, persistent=False)  # computed, so never saved
-        self.encoder = Encoder(config, recompute_blocks=recompute_blocks)
+        self.encoder = Encoder(config, activation_checkpointing=activation_checkpointing)
         self.pool = AttentionPooling(
             dim,
             config.heads,
@@ -82,7 +82,7 @@ class LanguageModel(nn.Module):
         self.out_projection = nn.Linear(dim, width, bias=False) if width != dim else None
         tied = config.tie_embeddings
         self.output: nn.Module = TiedOutput(self.embedding) if tied else nn.Linear(width, vocab_size, bias=False)
-        self.output_bias = nn.Parameter(torch.zeros(vocab_size)) if config.output_bias else None
+        self.output_bias = nn.Parameter(torch.zeros(vocab_size))
         adaptive = config.output == "adaptive"
         self.adaptive = AdaptiveSoftmax(width, vocab_size, config.output_cutoffs) if adaptive else None
         self.copying = ContextCopy(dim, config.norm) if config.copy else None
@@ -121,10 +121,9 @@ class LanguageModel(nn.Module):
         return self._project(self._pool(self._states(tokens)))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(..., E) -> (..., V), float32 also under autocast."""
-        logits = at_least_float32(self.output(hidden))
+        """(..., E) -> (..., V), float32 also under autocast; an adaptive output's are normalized."""
         # The bias in float32: log frequencies rounded to bf16 would be off by up to 3 %.
-        logits = logits.add_(self.output_bias) if self.output_bias is not None else logits
+        logits = at_least_float32(self.output(hidden)).add_(self.output_bias)
         return logits if self.adaptive is None else self.adaptive(logits, hidden)
 
     def hidden_matrices(self) -> list[Tensor]:
@@ -254,7 +253,7 @@ class LanguageModel(nn.Module):
     def _log_probs(self, hidden: Tensor) -> Tensor:
         """log p of every word by the output layer only: (..., E) -> (..., V)."""
         logits = self.logits(hidden)
-        return logits.log_softmax(-1) if self.adaptive is None else logits  # an adaptive output is normalized
+        return logits.log_softmax(-1) if self.adaptive is None else logits
 
     def _nats(self, hidden: Tensor, targets: Tensor, loss_chunk: Chunk, temperature: float) -> Tensor:
         """-log p of each target by the output layer only: (N, E) and (N,) -> (N,)."""

@@ -25,10 +25,10 @@ def load_members(
     return found
 
 
-def build_members(found: Sequence[TrainedWeights], shares: Sequence[float], device: torch.device) -> Predictor:
-    """The model of a run, or of several with their shares in the mean, in evaluation mode."""
+def build_members(found: Sequence[TrainedWeights], device: torch.device) -> Predictor:
+    """The model of a run, or the ensemble of several, in evaluation mode."""
     models = [build_trained(one, device) for one in found]
-    return models[0] if len(models) == 1 else Ensemble(models, shares).eval()
+    return models[0] if len(models) == 1 else Ensemble(models).eval()
 
 
 def _check_alike(first: TrainedWeights, other: TrainedWeights) -> None:

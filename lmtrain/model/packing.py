@@ -21,7 +21,7 @@ PREPACKED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mk
 PREPACKED_BF16 = PREPACKED and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 """Likewise for bf16 matrices, which need a CPU with AVX-512 or its like."""
 
-FORMS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """The types of packed weights."""
 
 BIG = 2**17
@@ -135,8 +135,8 @@ class FoldedPooling(AttentionPooling):
         return self.slopes
 
 
-def pack(model: Predictor, weights: str) -> None:
-    """Replace the model's layers by packed ones in the form `weights`: it can then predict, but no longer score, be
+def pack(model: Predictor, precision: str) -> None:
+    """Replace the model's layers by packed ones in `precision`: it can then predict, but no longer score, be
     trained or saved.
 
     fp32 changes numbers only by rounding. bf16 and fp16 round the inputs, weights and results of every product, as
@@ -144,28 +144,28 @@ def pack(model: Predictor, weights: str) -> None:
     """
     if isinstance(model, Ensemble):
         for member in model.members:
-            pack(member, weights)
+            pack(member, precision)
         return
     device = model.embedding.weight.device.type
     model.pool = FoldedPooling(model.pool)
     for module, name, child in _children(model):
         # Other kinds of attention use the projections of one inside them, whose features they rotate or mix themselves.
         if isinstance(module, EncoderBlock) and isinstance(child, SelfAttention):
-            setattr(module, name, FusedSelfAttention(child, FORMS[weights]))
+            setattr(module, name, FusedSelfAttention(child, DTYPES[precision]))
         elif isinstance(child, RMSNorm) and device == "cpu":
             setattr(module, name, PackedNorm(child.weight, child.eps or 0.0))
     weight: Tensor = model.output.weight  # type: ignore[assignment]
-    model.output = packed_linear(weight, None, weights) or model.output
+    model.output = packed_linear(weight, None, precision) or model.output
     for module, name, child in _children(model):
         if isinstance(child, nn.Linear):
-            setattr(module, name, packed_linear(child.weight, child.bias, weights) or child)
+            setattr(module, name, packed_linear(child.weight, child.bias, precision) or child)
 
 
-def packed_linear(weight: Tensor, bias: Tensor | None, weights: str) -> nn.Module | None:
+def packed_linear(weight: Tensor, bias: Tensor | None, precision: str) -> nn.Module | None:
     """The packed layer with this weight and bias; None where the plain one is as good."""
-    if weights == "fp32" and weight.numel() < BIG:
+    if precision == "fp32" and weight.numel() < BIG:
         return None
-    return PackedLinear(weight, bias, FORMS[weights])
+    return PackedLinear(weight, bias, DTYPES[precision])
 
 
 def _children(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:

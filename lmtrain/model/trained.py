@@ -12,7 +12,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.model.build import build_uninitialized
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
-from lmtrain.storage.tensor_files import Stored
+from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.messages import Note, ignore
 
 GROUPS = ("model", "ema")
@@ -26,7 +26,7 @@ class TrainedWeights:
     run_dir: Path
     config: Config
     tokenizer: Tokenizer
-    tensors: dict[str, Stored]
+    tensors: dict[str, LazyTensor]
     kind: str
     """`ema` or `raw`."""
     info: dict[str, Any]
@@ -51,7 +51,8 @@ def trained_weights(run_dir: Path, which: str | None, weights: str, note: Note =
     tensors = loaded.tensors["model"] | (loaded.tensors["ema"] if averaged else {})
     try:
         _check_width(tensors, config.model.dim)
-        checkpoint.check_fit(tensors, dict(build_uninitialized(config.model, tokenizer.vocab_size).named_parameters()))
+        model = build_uninitialized(config.model, tokenizer.vocab_size)
+        checkpoint.check_shapes(tensors, dict(model.named_parameters()))
     except (RuntimeError, ValueError) as error:
         raise LmtrainError(f"{folder} does not fit {run_dir / run_folder.CONFIG}: {error}") from error
     return TrainedWeights(run_dir, config, tokenizer, tensors, "ema" if averaged else "raw", loaded.info)
@@ -66,7 +67,7 @@ def build_trained(found: TrainedWeights, device: torch.device) -> LanguageModel:
     return model.to(device).eval()
 
 
-def _check_width(tensors: dict[str, Stored], dim: int) -> None:
+def _check_width(tensors: dict[str, LazyTensor], dim: int) -> None:
     """Raise ValueError unless the model is as wide as its configuration says: its tables of positions will be."""
     if "pool.seed" in tensors and tuple(tensors["pool.seed"].shape) != (dim,):
         raise ValueError(f"pool.seed has shape {tuple(tensors['pool.seed'].shape)}, not {(dim,)}")

@@ -71,19 +71,17 @@ class AdaptiveSoftmax(nn.Module):
             [first, *(tail.log_softmax(-1) + share for tail, share in zip(tails, shares, strict=True))], -1
         )
 
-    def nats(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: Chunk) -> Tensor:
+    def nats(self, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, chunk: Chunk) -> Tensor:
         """-log p of each target: hidden (N, E), weight (V, E), bias (V,), targets (N,) -> (N,), float32 at least.
 
         `chunk` applies to the shortlist and to each tail.
         """
         rest = sum(self.sizes)
         first, others = torch.split(weight, [self.shortlist, rest])
-        first_bias, other_bias = torch.split(bias, [self.shortlist, rest]) if bias is not None else (None, None)
+        first_bias, other_bias = torch.split(bias, [self.shortlist, rest])
         beyond = targets - self.shortlist  # ids among the clusters' words
         cluster = torch.stack([targets >= cutoff for cutoff in self.cutoffs]).sum(0) - 1
         classes = torch.where(beyond < 0, targets, self.shortlist + cluster)
-        if first_bias is None:
-            first_bias = self.bias.new_zeros(self.shortlist)
         by_class = target_nats(
             hidden, torch.cat([first, self.clusters.weight]), torch.cat([first_bias, self.bias]), classes, chunk
         )

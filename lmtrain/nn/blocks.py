@@ -15,7 +15,7 @@ from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
 from lmtrain.nn.norms import NormKind, norm
 from lmtrain.nn.positions import Rotation
 
-Activation = Literal["relu", "relu2", "gelu", "swiglu"]
+Activation = Literal["relu", "gelu", "swiglu"]
 NormPosition = Literal["pre", "post"]
 
 Cache = Any
@@ -33,8 +33,8 @@ class ResidualOptions(TypedDict, total=False):
 class FeedForward(nn.Module):
     """output(activation(hidden x)), position by position.
 
-    `relu2` squares the rectified value (So et al., 2021); `swiglu` multiplies a SiLU gate with a second projection
-    (Shazeer, 2020), which makes its hidden matrix twice as tall.
+    `swiglu` multiplies a SiLU gate with a second projection (Shazeer, 2020), which makes its hidden matrix twice as
+    tall.
     """
 
     def __init__(self, dim: int, ff_dim: int, activation: Activation = "gelu") -> None:
@@ -51,8 +51,6 @@ class FeedForward(nn.Module):
     def _activate(self, x: Tensor) -> Tensor:
         if self.activation == "relu":
             return F.relu(x)
-        if self.activation == "relu2":
-            return F.relu(x).square()
         if self.activation == "gelu":
             return F.gelu(x)
         if self.activation == "swiglu":

@@ -21,6 +21,7 @@ from lmtrain.nn.norms import NormKind, norm
 from lmtrain.nn.patterns import Pattern
 from lmtrain.nn.pointer import PointerAttention, copy_log_probs
 from lmtrain.nn.positions import sinusoidal
+from lmtrain.nn.precision import at_least_float32
 
 CrossAttentionKind = Literal["softmax", "monotonic", "location"]
 CROSS_ATTENTION: dict[CrossAttentionKind, Callable[[int, int], nn.Module]] = {
@@ -225,7 +226,7 @@ class Prediction(nn.Module):
 
     def forward(self, states: Tensor, memory: Tensor, source: Tensor, valid: Tensor) -> Tensor:
         """The decoder's states (B, T, D), memory (B, Ts, D), source and `valid` (B, Ts) -> log p (B, T, V) float32."""
-        log_vocabulary = F.log_softmax(self.vocabulary(states).float(), -1)
+        log_vocabulary = F.log_softmax(at_least_float32(self.vocabulary(states)), -1)
         if self.pointer is None or self.gate is None:
             return log_vocabulary
         log_pointer = self.pointer(states, memory, mask=valid.unsqueeze(1))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lmtrain.nn.attention import padding_mask
 from lmtrain.nn.encoder_decoder import Decoder, PositionedEmbedding, Prediction, Sizes, SourceEncoder
 from lmtrain.nn.patterns import FULL
+from lmtrain.nn.precision import at_least_float32
 from lmtrain.nn.seq2seq import mean_nats
 
 Length = Literal["predicted", "fixed"]
@@ -91,11 +92,11 @@ class NonAutoregressive(nn.Module):
         return self.decoder.with_weights(self._inputs(positions), memory, valid, padding_mask(positions))[1]
 
     def _length_logits(self, memory: Tensor, valid: Tensor) -> Tensor:
-        """The classifier's logits of the lengths 0 .. N, from the mean of the memory (B, Ts, D): (B, N + 1) float32."""
+        """The classifier's logits of the lengths 0 .. N, from the mean of the memory (B, Ts, D): (B, N + 1)."""
         assert self.length_classifier is not None
         weights = (valid / valid.sum(1, keepdim=True).clamp_min(1)).unsqueeze(1)  # (B, 1, Ts)
-        logits: Tensor = self.length_classifier((weights @ memory.float()).squeeze(1))
-        return logits.float()
+        logits: Tensor = self.length_classifier((weights.to(memory.dtype) @ memory).squeeze(1))
+        return at_least_float32(logits)
 
     def _predict(self, memory: Tensor, source: Tensor, valid: Tensor, positions: Tensor) -> Tensor:
         """log p at the positions (B, T) bool that exist: (B, T, V)."""

@@ -36,7 +36,7 @@ def target_nats(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Te
     if dtype == torch.float16:  # whose range is too small for a row's errors, relative to its most likely class
         return F.cross_entropy(linear_logits(hidden, weight, bias), targets, reduction="none")
     if not torch.is_grad_enabled():
-        return _likelihoods(hidden.to(dtype), weight.to(dtype), bias, targets)[0]
+        return _shifted_exponentials(hidden.to(dtype), weight.to(dtype), bias, targets)[0]
     nats: Tensor = _CrossEntropy.apply(hidden, weight, bias, targets, dtype)  # type: ignore[no-untyped-call]
     return nats
 
@@ -65,8 +65,8 @@ class _CrossEntropy(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, dtype: torch.dtype
     ) -> Tensor:
         narrow = weight.to(dtype)
-        nats, likelihoods, sums = _likelihoods(hidden.to(dtype), narrow, bias, targets)
-        errors = likelihoods.to(dtype)
+        nats, exponentials, sums = _shifted_exponentials(hidden.to(dtype), narrow, bias, targets)
+        errors = exponentials.to(dtype)
         errors[torch.arange(len(targets), device=targets.device), targets] = (sums * torch.expm1(-nats)).to(dtype)
         ctx.save_for_backward(hidden, narrow, errors, sums)
         ctx.types = weight.dtype, None if bias is None else bias.dtype
@@ -84,11 +84,13 @@ class _CrossEntropy(torch.autograd.Function):
         return grad_hidden, grad_weight, grad_bias, None, None
 
 
-def _likelihoods(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _shifted_exponentials(
+    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Nats of the targets (N,), e^(logit - largest) of each class (N, V), and the sums of these (N,)."""
     logits = linear_logits(x, weight, bias)
     logits.sub_(logits.amax(-1, keepdim=True))
     target = logits.gather(1, targets.unsqueeze(-1)).squeeze(-1)
-    likelihoods = logits.exp_()
-    sums = likelihoods.sum(-1)
-    return sums.log() - target, likelihoods, sums
+    exponentials = logits.exp_()
+    sums = exponentials.sum(-1)
+    return sums.log() - target, exponentials, sums

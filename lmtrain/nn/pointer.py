@@ -9,9 +9,6 @@ from torch import Tensor, nn
 
 from lmtrain.nn.precision import at_least_float32
 
-NEVER = float("-inf")
-"""The logarithm of a probability of zero."""
-
 
 class PointerAttention(nn.Module):
     """The weights of an attention as the result: pointer networks (Vinyals et al., 2015), with scaled dot products.
@@ -39,7 +36,7 @@ def point(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
     if mask is None:
         return scores.log_softmax(-1)
     nothing = ~mask.any(-1, keepdim=True)  # rows whose softmax would be 0 / 0
-    return scores.masked_fill(~(mask | nothing), NEVER).log_softmax(-1).masked_fill(~mask, NEVER)
+    return scores.masked_fill(~(mask | nothing), -torch.inf).log_softmax(-1).masked_fill(~mask, -torch.inf)
 
 
 def copy_log_probs(log_vocab: Tensor, log_pointer: Tensor, tokens: Tensor, gate_logit: Tensor) -> Tensor:
@@ -56,14 +53,14 @@ def copy_log_probs(log_vocab: Tensor, log_pointer: Tensor, tokens: Tensor, gate_
     if not torch.is_grad_enabled():
         return _copied_words(log_vocab, log_pointer, tokens.unsqueeze(1).expand_as(log_pointer), gate_logit)
     words = tokens.unsqueeze(1).expand_as(log_pointer)  # (B, T, Tk)
-    never = torch.full_like(log_vocab, NEVER)
+    never = torch.full_like(log_vocab, -torch.inf)
     # Per word, the exponents are relative to the largest of its own pointers, against underflow.
     peak = never.scatter_reduce(-1, words, log_pointer.detach(), "amax")
-    absent = peak == NEVER
+    absent = peak == -torch.inf
     peak = peak.masked_fill(absent, 0.0)
     # A word without a pointer starts at one instead of zero, whose logarithm has no gradient.
     total = absent.to(peak.dtype).scatter_add(-1, words, (log_pointer - peak.gather(-1, words)).exp())
-    return _mixture(log_vocab, (total.log() + peak).masked_fill(absent, NEVER), log_pointer, gate_logit)
+    return _mixture(log_vocab, (total.log() + peak).masked_fill(absent, -torch.inf), log_pointer, gate_logit)
 
 
 def _copied_words(log_vocab: Tensor, log_pointer: Tensor, words: Tensor, gate_logit: Tensor) -> Tensor:
@@ -83,10 +80,10 @@ def copy_target_log_prob(
     tokens (B, Tk) int, gate_logit (B, T), targets (B, T) int -> (B, T).
     """
     log_vocab_target, log_pointer = at_least_float32(log_vocab_target), at_least_float32(log_pointer)
-    same = (tokens.unsqueeze(1) == targets.unsqueeze(-1)) & (log_pointer != NEVER)  # (B, T, Tk)
+    same = (tokens.unsqueeze(1) == targets.unsqueeze(-1)) & (log_pointer != -torch.inf)  # (B, T, Tk)
     absent = ~same.any(-1, keepdim=True)  # the sum over nothing has a logarithm, but no gradient
-    copied = log_pointer.masked_fill(~same, NEVER).masked_fill(absent, 0.0).logsumexp(-1)
-    return _mixture(log_vocab_target, copied.masked_fill(absent.squeeze(-1), NEVER), log_pointer, gate_logit)
+    copied = log_pointer.masked_fill(~same, -torch.inf).masked_fill(absent, 0.0).logsumexp(-1)
+    return _mixture(log_vocab_target, copied.masked_fill(absent.squeeze(-1), -torch.inf), log_pointer, gate_logit)
 
 
 def _mixture(log_vocab: Tensor, log_copied: Tensor, log_pointer: Tensor, gate_logit: Tensor) -> Tensor:
@@ -95,12 +92,12 @@ def _mixture(log_vocab: Tensor, log_copied: Tensor, log_pointer: Tensor, gate_lo
     if log_vocab.dim() == 3:
         keep, copy = keep.unsqueeze(-1), copy.unsqueeze(-1)
     generated, copied = log_vocab + keep, log_copied + copy
-    impossible = (generated == NEVER) & (copied == NEVER)  # logaddexp has no gradient here
-    return torch.logaddexp(generated.masked_fill(impossible, 0.0), copied).masked_fill(impossible, NEVER)
+    impossible = (generated == -torch.inf) & (copied == -torch.inf)  # logaddexp has no gradient here
+    return torch.logaddexp(generated.masked_fill(impossible, 0.0), copied).masked_fill(impossible, -torch.inf)
 
 
 def _gates(log_pointer: Tensor, gate_logit: Tensor) -> tuple[Tensor, Tensor]:
     """log(1 - g) and log g: (B, T) each."""
     gate = at_least_float32(gate_logit)
-    empty = (log_pointer == NEVER).all(-1)  # (B, T)
+    empty = (log_pointer == -torch.inf).all(-1)  # (B, T)
     return F.logsigmoid(-gate).masked_fill(empty, 0.0), F.logsigmoid(gate)

@@ -18,7 +18,7 @@ from lmtrain.config.schema import ModelConfig
 from lmtrain.errors import AlreadyReported, LmtrainError
 from lmtrain.storage.files import new_folder, read_manifest, sha256_bytes, verify, writing
 from lmtrain.storage.run_folder import CONFIG
-from lmtrain.storage.tensor_files import Stored, in_rows, open_files, serialize
+from lmtrain.storage.tensor_files import LazyTensor, in_rows, open_files, serialize
 from lmtrain.system import disk
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
@@ -39,7 +39,7 @@ class Checkpoint:
     """
 
     folder: Path
-    tensors: dict[str, dict[str, Stored]]
+    tensors: dict[str, dict[str, LazyTensor]]
     info: dict[str, Any]
 
 
@@ -138,7 +138,7 @@ def check_model(found: Checkpoint, model: ModelConfig) -> None:
             )
 
 
-def check_fit(found: Mapping[str, Tensor | Stored], wanted: Mapping[str, Tensor]) -> None:
+def check_shapes(found: Mapping[str, Tensor | LazyTensor], wanted: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless `found` has the names, shapes and types of `wanted`."""
     for what, names in (("lacks", wanted.keys() - found.keys()), ("also has", found.keys() - wanted.keys())):
         if names:

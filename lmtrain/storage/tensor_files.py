@@ -56,7 +56,7 @@ class _Piece:
 
 
 @dataclass(frozen=True)
-class Stored:
+class LazyTensor:
     """A tensor on disk: `stored[...]` reads all of it, `stored[first:end]` only these rows."""
 
     shape: tuple[int, ...]
@@ -76,10 +76,10 @@ class Stored:
                 found[begin - first : stop - first] = piece.read(slice(begin - piece.first, stop - piece.first))
         return found
 
-    def as_vector(self) -> "Stored":
+    def as_vector(self) -> "LazyTensor":
         """A stored scalar as a tensor of shape (1,), which is read now."""
         piece = replace(self.pieces[0], view=self[...].view(1), shape=(1,))
-        return Stored((1,), self.dtype, (piece,))
+        return LazyTensor((1,), self.dtype, (piece,))
 
 
 def rows_name(name: str, first: int, end: int, total: int) -> str:
@@ -110,7 +110,7 @@ def serialize(named: Mapping[str, Tensor]) -> list[memoryview]:
     return [memoryview(len(header).to_bytes(8, "little") + header), *(tensor.numpy().data for tensor in tensors)]
 
 
-def open_files(files: Iterable[Path]) -> dict[str, Stored]:
+def open_files(files: Iterable[Path]) -> dict[str, LazyTensor]:
     """The tensors in some files that belong together; only their headers are read, and the files stay open.
 
     Raises LmtrainError if one is no safetensors file, or if rows of a tensor are missing or stored twice.
@@ -139,12 +139,12 @@ def _pieces(file: Path) -> list[tuple[str, _Piece]]:
     return found
 
 
-def _joined(name: str, pieces: list[_Piece]) -> Stored:
+def _joined(name: str, pieces: list[_Piece]) -> LazyTensor:
     """The tensor that consists of these pieces."""
     pieces = sorted(pieces, key=lambda piece: (piece.first, piece.end))
     one, last = pieces[0], pieces[-1]
     if len(pieces) == 1 and not one.shape:
-        return Stored((), one.dtype, (one,))
+        return LazyTensor((), one.dtype, (one,))
     if (
         one.first != 0
         or last.end != last.total
@@ -153,7 +153,7 @@ def _joined(name: str, pieces: list[_Piece]) -> Stored:
         or len({(piece.shape[1:], piece.dtype, piece.total) for piece in pieces}) > 1
     ):
         raise LmtrainError(f"{one.file.parent} is damaged: rows of {name[:99]!r} are missing or stored twice")
-    return Stored((one.total, *one.shape[1:]), one.dtype, tuple(pieces))
+    return LazyTensor((one.total, *one.shape[1:]), one.dtype, tuple(pieces))
 
 
 @contextmanager

@@ -108,5 +108,5 @@ def make_evaluations(config: Config, samples_per_epoch: int, validation_tokens: 
         return Evaluations(max(1, round(train.eval_epochs * samples_per_epoch / train.batch_size)))
     if train.max_minutes is not None:
         return Evaluations(None)
-    scored = min(train.eval_tokens or validation_tokens, validation_tokens) * (2 if train.ema else 1)
+    scored = min(train.eval_tokens or validation_tokens, validation_tokens)
     return Evaluations(None, math.ceil(scored / (3 * EVALUATION_COST * targets_per_step(config))))

@@ -92,7 +92,7 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
         inputs, targets = blank_batch(config, cpu)
         activations = _saved_bytes(objective, inputs, targets, precision)
         if config.train.activation_checkpointing:
-            recomputing = LanguageModel(config.model, vocab_size, recompute_blocks=True)
+            recomputing = LanguageModel(config.model, vocab_size, activation_checkpointing=True)
             between_blocks = 4.0 * inputs.numel() * config.model.dim * config.model.layers
             objective = Objective(recomputing, config.train.loss_chunk, teacher)
             outside = _saved_bytes(objective, inputs, targets, precision)  # with what is saved between blocks

@@ -23,10 +23,11 @@ from lmtrain.system.messages import Note
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.system.seeds import step_seed
 from lmtrain.system.signals import Interrupted
+from lmtrain.training.budget import targets_per_step
 from lmtrain.training.noise import noisy
 from lmtrain.training.opening import open_run
 from lmtrain.training.optim import update_ema
-from lmtrain.training.run import Outcome
+from lmtrain.training.run import Outcome, out_of_patience
 from lmtrain.training.sharding import full_tensor
 from lmtrain.training.state import Training
 
@@ -61,7 +62,7 @@ def fit(
         try:
             if run.evaluation_is_due():
                 run.evaluate()
-            while run.progress() < 1.0 and not run.out_of_patience():
+            while run.progress() < 1.0 and not out_of_patience(run.training.config, run.training.counters):
                 lr = run.learning_rate()
                 train_step(run.training, lr)
                 run.after_step(lr)
@@ -92,7 +93,7 @@ def train_step(training: Training, lr: float, part: Part = nullcontext) -> StepR
     """
     config, model, processes = training.config.train, training.model, training.parallel.processes
     step, micro_batch = training.counters.step, config.micro_batch or config.batch_size
-    ids, order = training.samples.ids, training.samples.order
+    ids, order = training.ids, training.order
     total = torch.zeros((), device=training.device)
     for group in training.optimizer.param_groups:
         group["lr"] = lr * group["lr_factor"]
@@ -109,7 +110,7 @@ def train_step(training: Training, lr: float, part: Part = nullcontext) -> StepR
             with part("forward"), autocast(training.device, training.precision):
                 nats = training.forward(inputs, targets)
             with part("backward"):
-                loss = nats.sum() / training.targets_per_step
+                loss = nats.sum() / targets_per_step(training.config)
                 training.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
     with part("clip"):

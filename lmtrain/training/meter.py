@@ -12,6 +12,7 @@ from lmtrain.system.device import synchronize
 from lmtrain.system.machine import peak_flops
 from lmtrain.system.memory import memory_bytes
 from lmtrain.system.process_group import ProcessGroup
+from lmtrain.training.budget import targets_per_step
 from lmtrain.training.costs import step_flops
 from lmtrain.training.state import Training
 
@@ -70,6 +71,7 @@ class Meter:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Exclude the time spent in the block."""
+        synchronize(self._training.device)
         started = time.perf_counter()
         yield
         self._started += time.perf_counter() - started
@@ -93,10 +95,10 @@ class Meter:
             "perplexity": math.exp(min(loss, 700.0)),
             "lr": lr,
             "grad_norm": norms / steps if steps else math.nan,
-            "tokens_per_second": steps_per_second * training.targets_per_step,
+            "tokens_per_second": steps_per_second * targets_per_step(training.config),
             "mfu": steps_per_second * flops / self._peak,
             "memory_gb": memory_bytes(training.device) / 1e9,
-            "epoch": training.counters.step * training.config.train.batch_size / training.samples.order.per_epoch(),
+            "epoch": training.counters.step * training.config.train.batch_size / training.order.per_epoch(),
             "minutes": seconds / 60,
             "skipped_steps": float(training.statistics.skipped),
         }
@@ -106,7 +108,7 @@ class Meter:
         in_a_row = int(training.statistics.in_a_row)
         if in_a_row >= MAX_SKIPPED_IN_A_ROW:
             size = training.config.train.batch_size
-            starts = training.samples.order.starts((training.counters.step - 1) * size, min(size, NAMED_WINDOWS))
+            starts = training.order.starts((training.counters.step - 1) * size, min(size, NAMED_WINDOWS))
             raise LmtrainError(
                 f"training diverged: {in_a_row} steps in a row up to step {training.counters.step} were skipped, "
                 "because their gradients were not finite (the last one's windows start at tokens "

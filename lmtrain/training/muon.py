@@ -60,10 +60,9 @@ class Muon(torch.optim.Optimizer):
         for group in self._matrices:
             shapes: dict[torch.Size, list[Tensor]] = {}
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    shapes.setdefault(parameter.shape, []).append(parameter)
+                shapes.setdefault(parameter.shape, []).append(parameter)
             for parameters in shapes.values():
-                self._update(parameters, group, skip.to(parameters[0].device))
+                self._update(parameters, group, skip)
 
     def _update(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor) -> None:
         lr, momentum = group["lr"], group["momentum"]

@@ -152,7 +152,7 @@ def _note_rounding_differences(info: CheckpointInfo, training: Training, note: N
     if info.threads != threads:
         note(f"{threads} CPU threads instead of {info.threads}: the results will not be equal bit for bit")
     if info.processes != processes:
-        note(f"{processes} processes instead of {info.processes}: sums of gradients round differently")
+        note(f"{processes} processes instead of {info.processes}: the results will not be equal bit for bit")
 
 
 @contextmanager

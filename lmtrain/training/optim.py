@@ -10,7 +10,7 @@ from lmtrain.config.schema import TrainConfig
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.norms import ScaleNorm
 from lmtrain.nn.token_shift import TokenShift
-from lmtrain.storage.tensor_files import Stored
+from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.device import choose_precision
 from lmtrain.training.adamw import AdamW
 from lmtrain.training.budget import Budget
@@ -125,7 +125,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor | Stored]
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor | LazyTensor]
 ) -> None:
     """Restore what `optimizer_tensors` returned, bit for bit (`Optimizer.load_state_dict` would cast).
 
@@ -137,7 +137,7 @@ def load_optimizer_tensors(
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    state: dict[str, dict[str, Tensor | Stored]] = {}
+    state: dict[str, dict[str, Tensor | LazyTensor]] = {}
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
         if name not in parameters or entry not in expected[parameters[name]]:
@@ -146,7 +146,7 @@ def load_optimizer_tensors(
         if value.shape != shape or value.dtype != torch.float32:
             raise ValueError(f"{key} is {value.dtype} of shape {tuple(value.shape)}, not float32 of {tuple(shape)}")
         state.setdefault(name, {})[entry] = value
-    if tensors and any(len(state.get(name, {})) != len(expected[parameters[name]]) for name in parameters):
+    if any(len(state.get(name, {})) != len(expected[parameters[name]]) for name in parameters):
         raise ValueError("its optimizer's state is not complete")
     for name, entries in state.items():
         parameter = parameters[name]

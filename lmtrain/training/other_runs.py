@@ -43,7 +43,7 @@ def load_teacher(
     found = [_teacher(run_dir, config, store, processes) for run_dir in config.train.teacher]
     hashes = [sha256_bytes(json.dumps(weights.info["files"], sort_keys=True).encode()) for weights in found]
     joined = hashes[0] if len(hashes) == 1 else sha256_bytes(" ".join(hashes).encode())
-    return build_members(found, [1.0] * len(found), device), joined
+    return build_members(found, device), joined
 
 
 def load_initial_weights(

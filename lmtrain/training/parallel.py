@@ -90,33 +90,42 @@ def check_shared(run_dir: Path, step: int, processes: ProcessGroup) -> None:
 def choose_kind(
     config: Config, model: LanguageModel, device: torch.device, precision: str, processes: ProcessGroup
 ) -> str:
-    """`single`, `ddp` or `fsdp`; `auto` is `fsdp` if the state would fill half of a CUDA device.
+    """`single`, `ddp` or `fsdp`; `auto` is `fsdp` if the state would fill half of a CUDA device and can be sharded.
 
-    Raises LmtrainError if the configuration does not support `fsdp`.
+    Raises LmtrainError if it can't, and `fsdp` is asked for.
     """
     if processes is SINGLE_PROCESS:
         return "single"
     kind: str = config.train.parallel
-    if kind == "auto":
-        copies = 4 + bool(config.train.ema)  # weights, gradients, two moments
-        state = 4.0 * copies * sum(parameter.numel() for parameter in model.parameters())
-        capacity = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
-        kind = "fsdp" if state > STATE_SHARE * capacity else "ddp"
-    if kind == "fsdp":
-        for name, value, remedy in (
+    obstacles = [
+        (name, remedy)
+        for name, is_set, remedy in (
             ("train.optimizer", config.train.optimizer == "muon", "adamw"),
             ("train.compile", config.train.compile is True, "false"),
             ("train.teacher", bool(config.train.teacher), "null"),
             ("train.precision", precision == "fp16", "bf16 or fp32"),
-        ):
-            if value:
-                field = flat(config)[name]
-                raise LmtrainError(f"{name}={field} can't be sharded by train.parallel=fsdp: use {remedy}, or ddp")
+        )
+        if is_set
+    ]
+    if kind == "auto":
+        copies = 4 + bool(config.train.ema)  # weights, gradients, two moments
+        state = 4.0 * copies * sum(parameter.numel() for parameter in model.parameters())
+        capacity = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
+        kind = "fsdp" if state > STATE_SHARE * capacity and not obstacles else "ddp"
+    if kind == "fsdp" and obstacles:
+        name, remedy = obstacles[0]
+        value = flat(config)[name]
+        raise LmtrainError(f"{name}={value} can't be sharded by train.parallel=fsdp: use {remedy}, or ddp")
     return kind
 
 
 def distribute(
-    kind: str, model: LanguageModel, forward: Forward, precision: str, processes: ProcessGroup
+    kind: str,
+    model: LanguageModel,
+    forward: Forward,
+    device: torch.device,
+    precision: str,
+    processes: ProcessGroup,
 ) -> tuple[Forward, Parallel]:
     """The forward pass whose gradients are summed over the processes, and how the passes of a step are run."""
     if kind == "ddp":
@@ -130,7 +139,7 @@ def distribute(
         wrapped.register_comm_hook(None, _sum_gradients)
         return wrapped, Parallel(kind, processes, lambda last: nullcontext() if last else wrapped.no_sync())
     if kind == "fsdp":
-        _shard(model, precision)
+        _shard(model, device, precision, processes)
         return forward, Parallel(kind, processes, lambda last: _sync_only_if(model, last))
     return forward, Parallel()
 
@@ -145,21 +154,23 @@ def _sum_gradients(
     return summed
 
 
-def _shard(model: LanguageModel, precision: str) -> None:
-    """Shard every parameter by rows: the linear layers of each block as one unit, everything else as another.
+def _shard(model: LanguageModel, device: torch.device, precision: str, processes: ProcessGroup) -> None:
+    """Shard every parameter by rows, on the device: the linear layers of each block as one unit, the others as another.
 
     Under bf16 the linear layers are gathered in bf16, to which autocast would cast them; gains, biases and embeddings
     are gathered in float32, and gradients are summed in float32.
     """
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+    mesh = init_device_mesh(device.type, (processes.world_size,))
     # A linear layer's output is a view; nothing in the blocks modifies it in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
     narrow = MixedPrecisionPolicy(torch.bfloat16 if precision == "bf16" else None, torch.float32, None, False)
     for block in model.encoder.blocks:
         linear: list[nn.Module] = [module for module in block.modules() if isinstance(module, nn.Linear)]
-        fully_shard(linear, mp_policy=narrow)
-    fully_shard(model, reshard_after_forward=True)
+        fully_shard(linear, mesh=mesh, mp_policy=narrow)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

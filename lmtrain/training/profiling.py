@@ -22,6 +22,7 @@ from lmtrain.system.device import set_threads, synchronize
 from lmtrain.system.machine import machine, peak_flops
 from lmtrain.system.memory import enough_memory
 from lmtrain.system.messages import Note
+from lmtrain.training.budget import targets_per_step
 from lmtrain.training.costs import step_flops
 from lmtrain.training.loop import MEMORY_REMEDY, Part, train_step
 from lmtrain.training.state import Training, new_training
@@ -49,7 +50,7 @@ def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -
             _step(training)
         whole, parts = _timed(training)
         operators = _traced(training, trace)
-    tokens = training.targets_per_step
+    tokens = targets_per_step(training.config)
     flops = step_flops(training.model, config)
     return {
         "trace": str(trace),

@@ -5,14 +5,16 @@ depends on the text. Fields that are set one by one come on top of either.
 """
 
 import json
+import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmtrain.config.automatic import MINUTES, automatic
 from lmtrain.config.loader import Source, environment_of, flat, load
-from lmtrain.config.schema import Config, DataConfig, TokenizerConfig
+from lmtrain.config.schema import RUN_NAME, Config, DataConfig, TokenizerConfig
 from lmtrain.config.train import BUDGETS
 from lmtrain.data.prepare import prepare_store
 from lmtrain.data.sources import KNOWN
@@ -25,6 +27,9 @@ from lmtrain.storage.files import read_manifest
 from lmtrain.storage.run_folder import CONFIG, TOKENIZER, default_name, find_run, run_config
 from lmtrain.system.device import choose_device, cores
 from lmtrain.system.messages import Note
+
+ORDINARY_TEXT = 1 << 20, 0
+"""Tokens, and vocabulary entries (0: not known): for what is checked before the text is read."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ def request(source: Source, overrides: Sequence[str], resume: Path | None = None
         run_dir = _folder(_only(overrides, "run.dir", "run.name", "data.source"), None)
         if (run_dir / CONFIG).is_file():
             return _existing(run_dir, overrides)
-    config = load(source, overrides)
+    config = load(source, overrides) if source is not None else _automatic(overrides, *ORDINARY_TEXT)
     run_dir = _folder(config, source)
     stored = run_config(run_dir) if (run_dir / CONFIG).is_file() else None
     return Request(_located(config, run_dir), run_dir, overrides, stored, source is None)
@@ -71,6 +76,16 @@ def _only(overrides: Sequence[str], *fields: str) -> Config:
     return load(None, own, environment_of(*fields))
 
 
+def _automatic(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
+    """The configuration for a training text of this size on this machine, with what the user has set."""
+    train = _only(overrides, "train.device", "train.max_minutes", *(f"train.{name}" for name in BUDGETS)).train
+    is_given = any(getattr(train, name) is not None for name in BUDGETS)
+    minutes = train.max_minutes or (None if is_given else MINUTES)
+    epochs = min(train.epochs or math.inf, train.tokens / tokens if train.tokens else math.inf)
+    cuda = choose_device(train.device).type == "cuda"
+    return load(automatic(tokens, vocab_size, cores(), cuda, minutes, epochs), overrides)
+
+
 def _existing(run_dir: Path, overrides: Sequence[str]) -> Request:
     """A run that exists, with its own configuration."""
     stored = run_config(run_dir)
@@ -85,10 +100,15 @@ def _located(config: Config, run_dir: Path) -> Config:
     source = Path(os.path.expanduser(config.data.source))  # noqa: PTH111 -- leaves an unknown ~user as it is
     is_path = config.data.source not in KNOWN and source.exists()
     data = {"dir": config.data.dir.absolute(), **({"source": str(source.absolute())} if is_path else {})}
+    # A folder that was renamed may have a name that no new run can have; its runs are found by their folders.
+    name = run_dir.name if re.match(RUN_NAME, run_dir.name) else None
     return config.model_copy(
         update={
-            "run": config.run.model_copy(update={"name": run_dir.name, "dir": run_dir.parent}),
+            "run": config.run.model_copy(update={"name": name, "dir": run_dir.parent}),
             "data": config.data.model_copy(update=data),
+            "train": config.train.model_copy(
+                update={"teacher": tuple(path.absolute() for path in config.train.teacher)}
+            ),
         }
     )
 
@@ -101,12 +121,8 @@ def prepare(wanted: Request, *, note: Note, progress: bool) -> tuple[Config, Tok
     store = _tokens_of(wanted, note, progress)
     config = wanted.config
     if wanted.is_automatic:
-        train, device = config.train, choose_device(config.train.device)
-        in_steps = any(getattr(train, name) is not None for name in BUDGETS)
-        minutes = None if in_steps else train.max_minutes or MINUTES
-        tokens, vocab_size = store.split("train").tokens, store.tokenizer.vocab_size
-        base = automatic(tokens, vocab_size, cores(), device.type == "cuda", minutes)
-        config = _located(load(base, wanted.overrides), wanted.run_dir)
+        whole = _automatic(wanted.overrides, store.split("train").tokens, store.tokenizer.vocab_size)
+        config = _located(whole, wanted.run_dir)
     return config.model_copy(update={"tokenizer": of_store(config.tokenizer, store)}), store
 
 

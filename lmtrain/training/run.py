@@ -54,7 +54,7 @@ class OpenRun:
         self._before_decay = steps_before_decay(self.training.config.train, self.budget)
         self._saved_step = self.training.counters.step  # a resumed run's checkpoint exists
         self._evaluations = make_evaluations(
-            self.training.config, self.training.samples.order.per_epoch(), self.store.split("valid").tokens
+            self.training.config, self.training.order.per_epoch(), self.store.split("valid").tokens
         )
         self._evaluation_seconds, self._started = 0.0, self.clock.read()
         # With a budget in time, the progress at the last evaluation is not known here, and the present one serves.
@@ -67,10 +67,6 @@ class OpenRun:
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
         return learning_rate(self.training.config.train, self.budget, self.training.counters.step, self.clock.read())
-
-    def out_of_patience(self) -> bool:
-        """Whether `train.patience` evaluations in a row were no new best."""
-        return out_of_patience(self.training.config, self.training.counters)
 
     def evaluation_is_due(self) -> bool:
         """Whether this step is to be evaluated and has not been; at the start: a signal may have stopped it there."""
@@ -115,7 +111,7 @@ class OpenRun:
         score, best_step = final_score(self.training, self.store, self.run_dir, self.monitor, self.stop)
         self.monitor.final(score.figures(), score.lines(self.store.tokenizer.kind))
         self.monitor.state("finished", step=step, minutes=minutes, best_step=best_step, valid=score.summary())
-        status = "stopped early" if self.out_of_patience() else "finished"
+        status = "stopped early" if out_of_patience(self.training.config, self.training.counters) else "finished"
         return Outcome(status, step, minutes, score, best_step)
 
     def save_interrupted(self) -> Outcome:

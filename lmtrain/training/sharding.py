@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.storage.checkpoint import check_fit
-from lmtrain.storage.tensor_files import Stored
+from lmtrain.storage.checkpoint import check_shapes
+from lmtrain.storage.tensor_files import LazyTensor
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -35,7 +35,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def shard_like(source: Tensor | Stored, like: Tensor) -> Tensor:
+def shard_like(source: Tensor | LazyTensor, like: Tensor) -> Tensor:
     """A full tensor on the device of `like` and sharded like it; reads only this process's rows, and sends none."""
     if not is_sharded(like):
         return source[...].to(like.device)
@@ -54,8 +54,8 @@ def shard_like(source: Tensor | Stored, like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def copy_all(source: Mapping[str, Stored], target: dict[str, Tensor]) -> None:
+def copy_all(source: Mapping[str, LazyTensor], target: dict[str, Tensor]) -> None:
     """Copy a checkpoint's tensors into targets, which may be sharded. Raises ValueError if names or shapes differ."""
-    check_fit(source, target)
+    check_shapes(source, target)
     for name, value in source.items():
         target[name].copy_(shard_like(value, target[name]))

@@ -23,7 +23,7 @@ from lmtrain.system.machine import machine
 from lmtrain.system.messages import Note
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.adamw import AdamW
-from lmtrain.training.budget import make_budget, targets_per_step
+from lmtrain.training.budget import make_budget
 from lmtrain.training.checkpoint_info import Counters, read_info
 from lmtrain.training.compilation import Forward, compiled_forward
 from lmtrain.training.muon import Muon
@@ -31,14 +31,6 @@ from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optim
 from lmtrain.training.other_runs import load_teacher
 from lmtrain.training.parallel import Parallel, choose_kind, distribute
 from lmtrain.training.sharding import copy_all
-
-
-@dataclass(frozen=True)
-class Samples:
-    """The training text and the order in which its windows are read."""
-
-    ids: Ids
-    order: SampleOrder
 
 
 @dataclass(frozen=True)
@@ -85,7 +77,10 @@ class Training:
     scaler: torch.amp.GradScaler
     ema: dict[str, Tensor] | None
     """Averaged weights."""
-    samples: Samples
+    ids: Ids
+    """The training text."""
+    order: SampleOrder
+    """In which its windows are read."""
     device: torch.device
     precision: str
     statistics: StepStatistics
@@ -94,11 +89,6 @@ class Training:
     """The hash of the teacher's checkpoint, or of the checkpoints of several."""
     compiled: bool
     counters: Counters = field(default_factory=Counters)
-
-    @property
-    def targets_per_step(self) -> int:
-        """Predictions per optimizer step."""
-        return targets_per_step(self.config)
 
 
 def sample_order(config: Config, store: TokenStore) -> SampleOrder:
@@ -113,16 +103,14 @@ def new_training(config: Config, store: TokenStore, note: Note, processes: Proce
     ids, order = store.split("train").ids, sample_order(config, store)
     torch.manual_seed(config.run.seed)
     model = build_model(
-        config.model, store.tokenizer.vocab_size, recompute_blocks=config.train.activation_checkpointing
+        config.model, store.tokenizer.vocab_size, activation_checkpointing=config.train.activation_checkpointing
     )
     words, width = model.embedding.weight.shape
     set_embedding(model, cooccurrence_embedding(ids[:TOKENS], words, width))
-    if config.model.output_bias or model.adaptive is not None:
-        counts = torch.from_numpy(ids.counts(store.tokenizer.vocab_size))
-        if config.model.output_bias:
-            set_output_bias(model, counts)
-        if model.adaptive is not None:
-            model.adaptive.set_shares(counts)
+    counts = torch.from_numpy(ids.counts(store.tokenizer.vocab_size))
+    set_output_bias(model, counts)
+    if model.adaptive is not None:
+        model.adaptive.set_shares(counts)
     kind = choose_kind(config, model, device, precision, processes)
     if kind != "fsdp":  # sharding moves the model to the device block by block
         model.to(device)
@@ -131,11 +119,11 @@ def new_training(config: Config, store: TokenStore, note: Note, processes: Proce
         teacher, teacher_hash = load_teacher(config, store, device, processes)
     objective = Objective(model, config.train.loss_chunk, teacher, config.train.teacher_weight)
     forward: Forward = objective
-    if kind == "single" or (kind == "ddp" and (device.type == "cuda" or config.train.compile is True)):
+    if kind != "fsdp":
         budget = make_budget(config, order.per_epoch())
         forward = compiled_forward(objective, config, budget, device, precision, note)
     compiled = forward is not objective
-    forward, parallel = distribute(kind, model, forward, precision, processes)
+    forward, parallel = distribute(kind, model, forward, device, precision, processes)
     return Training(
         config,
         model,
@@ -143,7 +131,8 @@ def new_training(config: Config, store: TokenStore, note: Note, processes: Proce
         make_optimizer(model, config.train),
         torch.amp.GradScaler(device.type, enabled=precision == "fp16"),
         {name: value.detach().clone() for name, value in model.named_parameters()} if config.train.ema else None,
-        Samples(ids, order),
+        ids,
+        order,
         device,
         precision,
         StepStatistics.zero(device),
@@ -202,12 +191,14 @@ def restore(training: Training, found: checkpoint.Checkpoint) -> None:
         )
     try:
         copy_all(found.tensors["model"], dict(training.model.named_parameters()))
-        load_optimizer_tensors(training.model, training.optimizer, found.tensors.get("optimizer", {}))
+        load_optimizer_tensors(training.model, training.optimizer, found.tensors["optimizer"])
         if training.ema is not None:
             copy_all(found.tensors.get("ema", {}), training.ema)
         if info.precision in (None, training.precision):
             training.scaler.load_state_dict(info.counters.scaler)
         training.statistics.load(info.counters)
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, KeyError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[-1].strip()
         raise LmtrainError(f"{found.folder} does not fit this model: {reason}") from error

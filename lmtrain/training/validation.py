@@ -14,7 +14,7 @@ from lmtrain.evaluation.perplexity import Score, evaluate, stride_of
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.trained import GROUPS
 from lmtrain.storage import checkpoint, run_checkpoints
-from lmtrain.storage.tensor_files import Stored
+from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import StopSignal
 from lmtrain.training import samples
@@ -54,9 +54,6 @@ def evaluate_and_show(training: Training, store: TokenStore, monitor: Monitor, s
     """
     config, counters = training.config, training.counters
     stride = 1 if config.model.mode == "windowed" else config.model.context
-    metrics = {}
-    if training.ema is not None:
-        metrics["raw_loss"] = validate(training, store, stride, config.train.eval_tokens, stop).loss
     with swapped_weights(training.model, training.ema):
         score = validate(training, store, stride, config.train.eval_tokens, stop)
         if not math.isfinite(score.loss):
@@ -70,7 +67,7 @@ def evaluate_and_show(training: Training, store: TokenStore, monitor: Monitor, s
         counters.best, counters.best_step, counters.stale = score.loss, counters.step, 0
     else:
         counters.stale += 1
-    metrics |= {"loss": score.loss, "word_perplexity": score.word_perplexity}
+    metrics = {"loss": score.loss, "word_perplexity": score.word_perplexity}
     if store.tokenizer.kind != "word" and score.bits_per_byte is not None:
         metrics["bits_per_byte"] = score.bits_per_byte
     monitor.evaluation(counters.step, metrics, score.headline(store.tokenizer.kind))
@@ -82,7 +79,7 @@ def final_score(
 ) -> tuple[Score, int]:
     """The score of the best checkpoint on the whole validation split, with overlapping windows, and its step."""
     config, step = training.config, training.counters.step
-    weights: Mapping[str, Tensor | Stored] | None = training.ema
+    weights: Mapping[str, Tensor | LazyTensor] | None = training.ema
     if training.counters.best_step != step:
         found = _best(run_dir, training.parallel.processes)
         weights, step = found.tensors["model" if training.ema is None else "ema"], found.info["step"]
@@ -108,7 +105,7 @@ def _best(run_dir: Path, processes: ProcessGroup) -> checkpoint.Checkpoint:
 
 
 @contextmanager
-def swapped_weights(model: LanguageModel, weights: Mapping[str, Tensor | Stored] | None) -> Iterator[None]:
+def swapped_weights(model: LanguageModel, weights: Mapping[str, Tensor | LazyTensor] | None) -> Iterator[None]:
     """The model with these weights inside the block; None = its own."""
     if weights is None:
         yield
@@ -118,7 +115,7 @@ def swapped_weights(model: LanguageModel, weights: Mapping[str, Tensor | Stored]
     try:
         with torch.no_grad():
             for name, value in weights.items():
-                parameters[name].copy_(shard_like(value, parameters[name]) if isinstance(value, Stored) else value)
+                parameters[name].copy_(shard_like(value, parameters[name]) if isinstance(value, LazyTensor) else value)
         yield
     finally:
         with torch.no_grad():

@@ -59,10 +59,9 @@ def report(name: str, results: Results, figure: Figure, options: argparse.Namesp
     picture = options.out / f"{name}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=120, bbox_inches="tight")
-    results = results | {"picture": str(picture)}
-    print(json.dumps(results), flush=True)
+    print(json.dumps(results | {"picture": str(picture)}), flush=True)
     if options.record:
         from record import write_record
 
         write_record("examples", name, results, seeds=[options.seed])
-    return results
+    return results | {"picture": str(picture)}

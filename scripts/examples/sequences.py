@@ -22,6 +22,7 @@ from example import Results, parse, report, train
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from lmtrain.generation.options import Options
 from lmtrain.generation.sampling import sample
 from lmtrain.generation.search import Rules
 from lmtrain.nn.encoder_decoder import Sizes
@@ -84,7 +85,7 @@ def decode(model: Seq2Seq | NonAutoregressive, sequences: Sequences, lengths: Te
         words, lengths = model.decode(sequences.source, sequences.valid, lengths=lengths)
         return [row[:length] for row, length in zip(words.tolist(), lengths.tolist(), strict=True)]
     rules = Rules(SIZES.max_length, lambda ids: ids[-1] == SIZES.end_id, blocked=frozenset({SIZES.begin_id}))
-    found = sample(*model.start(sequences.source, sequences.valid), model.step, rules)
+    found = sample(*model.start(sequences.source, sequences.valid), model.step, rules, Options())
     return [list(text.ids[:-1] if text.finished else text.ids) for text in found]
 
 

@@ -17,13 +17,13 @@ def test_eval_of_a_copied_run(lmtrain: Lmtrain, workdir: Path) -> None:
     state = json.loads((workdir / "runs/sample/state.json").read_text())
     assert result["word_perplexity"] == pytest.approx(state["valid"]["word_perplexity"], rel=1e-5)
     assert (result["weights"], result["context"], result["stride"], result["split"]) == ("ema", 16, 4, "valid")
-    raw = json.loads(lmtrain("eval", "--json", "--weights", "raw", "--batch-size", "3").out)
+    raw = json.loads(lmtrain("eval", "--json", "--weights", "raw", "eval.batch_size=3").out)
     assert raw["nats"] != result["nats"]
     rounded = json.loads(lmtrain("eval", "--json", "--precision", "bf16").out)
     assert (rounded["precision"], result["precision"]) == ("bf16", "fp32")
     assert rounded["nats"] != result["nats"]
     assert rounded["word_perplexity"] == pytest.approx(result["word_perplexity"], rel=0.02)
-    text = lmtrain("eval", "--split", "test", "--stride", "16", "--checkpoint", "last").out
+    text = lmtrain("eval", "--split", "test", "eval.stride=16", "--checkpoint", "last").out
     assert "word perplexity" in text
     assert "<unk> stands for" in text
     assert "context 16, stride 16" in text
@@ -173,7 +173,7 @@ def test_the_environment_sets_what_concerns_evaluation(
     monkeypatch.setenv("LMTRAIN_RUN__DIR", "kept")
     found = json.loads(lmtrain("eval", "--json").out)
     assert (found["run"], found["stride"]) == ("kept/sample", 8)
-    assert json.loads(lmtrain("eval", "--json", "--stride", "16").out)["stride"] == 16
+    assert json.loads(lmtrain("eval", "--json", "eval.stride=16").out)["stride"] == 16
     shutil.copytree("kept/sample", "kept/own")
     monkeypatch.setenv("LMTRAIN_RUN__NAME", "own")
     found = json.loads(lmtrain("generate", "the", "--max-tokens", "2", "--json").out)

@@ -212,6 +212,10 @@ def test_a_wrong_override_is_named(override: str, message: str) -> None:
         (["tokenizer.kind=bpe", "tokenizer.vocab_size=100"], "at least 257"),
         (["model.mode=windowed", "eval.stride=2"], "windowed"),
         (["model.attention=linformer"], "model.attention=linformer can't be causal"),
+        (
+            ["model.mode=windowed", "model.layers=2", "model.attention=[linformer, global]", "model.position=learned"],
+            "linformer and global don't go together",
+        ),
         (["model.attention=[full,full,full,induced]"], "model.attention=induced can't be causal"),
         (["model.attention=[full,local]"], "model.attention names 2 layers, and model.layers=4"),
         (["model.attention=sparse"], "model.attention=sparse: choose among full, local"),

@@ -61,6 +61,11 @@ def test_an_option_of_another_program_is_answered_with_an_override(
     assert rejected.err.endswith(f"Fields are set without dashes: {answer}\n")
 
 
+def test_a_misspelled_option_is_answered_with_the_option(lmtrain: Lmtrain) -> None:
+    rejected = lmtrain("generate", "x", "--max_tokens", "5")
+    assert (rejected.code, "--max-tokens" in rejected.err, "Fields" in rejected.err) == (2, True, False)
+
+
 def test_a_field_without_its_section_is_no_source(lmtrain: Lmtrain) -> None:
     for command in ("train", "tokenize", "download"):
         rejected = lmtrain(command, "lr=3e-4")

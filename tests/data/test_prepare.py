@@ -9,6 +9,7 @@ import pytest
 from lmtrain.config.schema import DataConfig
 from lmtrain.data import encoding
 from lmtrain.data.corpus import download
+from lmtrain.data.local import file_lines
 from lmtrain.data.prepare import text_split
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError
@@ -36,7 +37,7 @@ def test_a_file_is_the_split_that_a_corpus_makes_of_it(
     else:
         path = write(source / name, gzip.compress("\n".join(VALID).encode()))
     store = tokenized(download(DataConfig(source=str(source), dir=tmp_path, text_column="body")), CONFIGS[kind])
-    split = text_split(path, store.tokenizer, "body", progress=False)
+    split = text_split(file_lines(path, "body"), store.tokenizer, called=str(path), progress=False)
     assert content(split) == content(store.split("valid"))
     if (kind, name) == ("word", "valid.txt.gz"):
         known = {word for line in TRAIN for word in line.split()} | {"<unk>"}
@@ -61,4 +62,4 @@ def test_other_files_are_rejected(
         write(tmp_path / name, written)
     for path in (tmp_path / name, tmp_path):
         with pytest.raises(LmtrainError, match=message if path != tmp_path else "is no file of text"):
-            text_split(path, store.tokenizer, "body", progress=False)
+            text_split(file_lines(path, "body"), store.tokenizer, called=str(path), progress=False)

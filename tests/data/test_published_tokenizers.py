@@ -70,9 +70,9 @@ def test_decoding_restores_what_the_tokenizer_keeps(name: str, text: str) -> Non
 def test_pieces_joined_are_the_text_of_any_ids(name: str, data: st.DataObject) -> None:
     tokenizer = as_given(name)
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20))
-    joined = b"".join(tokenizer.piece(*pair) for pair in zip([tokenizer.eos_id, *ids], ids, strict=False))
+    joined = b"".join(tokenizer.token_bytes(*pair) for pair in zip([tokenizer.eos_id, *ids], ids, strict=False))
     assert joined.decode(errors="replace") == tokenizer.decode(ids)
-    assert tokenizer.piece(None, tokenizer.eos_id) == b""
+    assert tokenizer.token_bytes(None, tokenizer.eos_id) == b""
 
 
 @EVERY_SHAPE
@@ -80,7 +80,7 @@ def test_text_that_continues_another_begins_with_its_space(name: str) -> None:
     tokenizer = as_given(name)
     assert tokenizer.adds_space == (name not in {"gpt2", "llama3"})
     ids = tokenizer.encode("the cat")
-    pieces = [tokenizer.piece(None if index == 0 else ids[index - 1], ids[index]) for index in range(len(ids))]
+    pieces = [tokenizer.token_bytes(None if index == 0 else ids[index - 1], ids[index]) for index in range(len(ids))]
     assert b"".join(pieces) == b" " * tokenizer.adds_space + b"the cat"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
 
 from lmtrain.data import tokenizer_file
 from lmtrain.data.given_tokenizer import load_given
@@ -52,6 +53,19 @@ def test_a_file_from_before_there_was_the_field_is_read(kind: Kind, tmp_path: Pa
     assert (loaded.kind, loaded.sha256) == (kind, hashlib.sha256(content.encode()).hexdigest())
     assert loaded.encode_pieces(LINES) == TRAINED[kind].encode_pieces(LINES)
     assert load_given(tmp_path / "tokenizer.json", None).sha256 == loaded.sha256
+
+
+@pytest.mark.parametrize("pre_tokenizer", [pre_tokenizers.Whitespace(), pre_tokenizers.WhitespaceSplit()])
+def test_words_of_another_program_are_encoded_by_its_own_rules(pre_tokenizer: Any, tmp_path: Path) -> None:
+    """Its vocabulary begins as lmtrain's does, and no token is an added one."""
+    vocabulary = {"<unk>": 0, "<eos>": 1, "hello": 2, ",": 3, "hello,": 4}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, "<unk>"))
+    backend.pre_tokenizer = pre_tokenizer
+    backend.normalizer = normalizers.Lowercase()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    given = load_given(tmp_path / "tokenizer.json", None)
+    assert given.kind == "file"
+    assert given.encode("Hello, hello") == backend.encode("Hello, hello").ids
 
 
 def _damaged() -> Iterator[tuple[str, Kind, Any]]:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.config.schema import TokenizerConfig
+from lmtrain.config.schema import DataConfig, TokenizerConfig
+from lmtrain.data import corpus as corpus_module
 from lmtrain.data import tokenizer as tokenizer_module
-from lmtrain.data.corpus import open_corpus
+from lmtrain.data import tokens as tokens_module
+from lmtrain.data.corpus import download, open_corpus
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokens import TOKENIZER, TokenStore, find_store, open_store
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage.files import MANIFEST, sha256_bytes
 from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, flip, make_corpus, make_store, token_starts, tokenized
 
@@ -154,12 +156,34 @@ def test_a_damaged_store_is_made_again(tmp_path: Path, notes: list[str]) -> None
     assert "damaged" in notes[0]
 
 
-def test_a_damaged_corpus_is_rejected(tmp_path: Path) -> None:
-    corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
-    flip(tmp_path / "tiny" / "valid.txt", 3)
-    with pytest.raises(LmtrainError, match=r"valid\.txt is damaged"):
-        tokenized(corpus, CONFIGS["word"])
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+def test_a_store_that_can_not_be_read_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
+    """For nothing says that it is damaged. The same holds for a corpus."""
+    store = make_store(tmp_path)
+
+    def unreadable(*_: object) -> None:
+        raise UnreadableError("Permission denied")
+
+    for module, make in (
+        (tokens_module, lambda: tokenized(open_corpus(tmp_path / "tiny"), CONFIGS["word"], notes.append)),
+        (corpus_module, lambda: download(DataConfig(source="sample", sample_tokens=1000, dir=tmp_path))),
+    ):
+        found = make()
+        before = sorted(found.folder.iterdir())
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "verify", unreadable)
+            with pytest.raises(UnreadableError):
+                make()
+        assert sorted(found.folder.iterdir()) == before
+    assert open_store(store.folder).sha256 == store.sha256
+    assert notes == []
+
+
+def test_an_unfinished_store_is_not_found(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    store.folder.rename(tmp_path / ".tmp-store-0123abcd")
+    assert find_store(tmp_path, store.sha256) is None
 
 
 def test_other_files_in_the_store_s_folder_are_never_deleted(tmp_path: Path) -> None:

@@ -181,6 +181,16 @@ def test_a_large_split_is_not_copied_to_int64() -> None:
     assert peak < 2 * 2 * 400_000  # bytes: one copy in two bytes per token, and batches
 
 
+def test_the_floor_is_that_of_the_whole_split() -> None:
+    split = dataclasses.replace(split_of(np.arange(1, 9)), floor=2.0)
+
+    def forward(inputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.ones(targets.shape)
+
+    whole, part = (score_of(forward, split, context=4, stride=2, limit=limit) for limit in (None, 7))
+    assert (whole.floor, part.floor) == (2.0, None)
+
+
 def test_an_empty_split_is_rejected() -> None:
     with pytest.raises(LmtrainError, match="nothing to evaluate"):
         score_of(lambda inputs, targets: targets, split_of(np.zeros(0, np.int64)), context=4, stride=4)

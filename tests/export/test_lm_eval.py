@@ -79,7 +79,7 @@ def test_the_perplexity_of_a_text_is_that_of_lmtrain_eval(lmtrain: Lmtrain, tmp_
     words = len(text.split()) + text.count("\n")
     limit = len(TRAINED[kind].encode(text))  # without the `<eos>` after the document
     where = ["--run", run_dir, "--text", "own.txt"]
-    how = ["--stride", str(CONTEXT), "--limit", str(limit), "--precision", "fp32"]
+    how = [f"eval.stride={CONTEXT}", "--limit", str(limit), "--precision", "fp32"]
     expected = json.loads(lmtrain("eval", *where, *how, "--json").out)
     assert math.log(found) * words == pytest.approx(expected["nats"], rel=1e-6)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from lmtrain.config.schema import ModelConfig
 from lmtrain.export.hugging_face import export
 from lmtrain.generation.beam import beam_search
+from lmtrain.generation.options import Options
 from lmtrain.generation.sampling import sample
 from lmtrain.generation.search import Hypothesis, Rules
 from lmtrain.model.language_model import LanguageModel
@@ -125,7 +126,7 @@ def test_greedy_search_is_that_of_lmtrain_far_beyond_the_context(
         theirs.generation_config.eos_token_id = None
     for columns in (5, 2 * CONTEXT):  # of the longer prompts, the last `context` tokens are read
         tokens, mask = padded([columns, 1, 3], columns, "left")
-        expected = ids(sample(*ours.start(tokens, mask.bool()), ours.step, rules(40, eos)))
+        expected = ids(sample(*ours.start(tokens, mask.bool()), ours.step, rules(40, eos), Options()))
         assert generated(theirs, tokens, mask, max_new_tokens=40) == expected
         assert eos or {len(text) for text in expected} == {40}
         assert len({tuple(text) for text in expected}) > 1

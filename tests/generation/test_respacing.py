@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lmtrain.generation.detokenizer import detokenize
+from lmtrain.generation.detokenizer import Detokenizer
 from lmtrain.generation.respacing import respace
 
 VOCABULARY = {
@@ -41,8 +41,8 @@ TEXTS = st.lists(WORDS | SIGNS, max_size=12).map("".join) | st.lists(WORDS | SIG
 
 @pytest.mark.parametrize("spaced", SPACED)
 def test_printed_text_becomes_the_same_words_again(spaced: str) -> None:
-    assert detokenize(spaced) != spaced
-    assert respace(detokenize(spaced), KNOWN) == spaced
+    assert Detokenizer().feed(spaced) != spaced
+    assert respace(Detokenizer().feed(spaced), KNOWN) == spaced
 
 
 @pytest.mark.parametrize("plain", SENTENCES)

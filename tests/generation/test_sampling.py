@@ -12,7 +12,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lmtrain.generation.sampling import BRANCHES, LEVELS, SORTED_FIRST, Sampling, filtered_probs, sample, sample_tokens
+from lmtrain.generation.options import Options
+from lmtrain.generation.sampling import BRANCHES, LEVELS, SORTED_FIRST, filtered_probs, sample, sample_tokens
 from lmtrain.generation.search import Hypothesis, Rules
 from tests.generation.toy import History, Toy, ends_with
 
@@ -21,21 +22,22 @@ thorough = settings(deadline=None, max_examples=100, derandomize=True)
 SAMPLES = 10_000
 PROMPT = (2, 0)
 Text = tuple[int, ...]
+PLAIN = Options(temperature=1.0)
 SETTINGS = {
-    "plain": Sampling(),
-    "cold": Sampling(temperature=0.7),
-    "hot": Sampling(temperature=2.5),
-    "top_k": Sampling(top_k=3),
-    "top_p": Sampling(top_p=0.85),
-    "min_p": Sampling(min_p=0.15),
-    "penalty": Sampling(repetition_penalty=1.5),
-    "reward": Sampling(repetition_penalty=0.6),
-    "all": Sampling(temperature=1.3, top_k=5, top_p=0.93, min_p=0.08, repetition_penalty=1.4),
+    "plain": PLAIN,
+    "cold": Options(temperature=0.7),
+    "hot": Options(temperature=2.5),
+    "top_k": Options(temperature=1.0, top_k=3),
+    "top_p": Options(temperature=1.0, top_p=0.85),
+    "min_p": Options(temperature=1.0, min_p=0.15),
+    "penalty": Options(temperature=1.0, repetition_penalty=1.5),
+    "reward": Options(temperature=1.0, repetition_penalty=0.6),
+    "all": Options(temperature=1.3, top_k=5, top_p=0.93, min_p=0.08, repetition_penalty=1.4),
 }
 
 
-def exact(scores: Sequence[float], sampling: Sampling, held: Sequence[int] = ()) -> list[float]:
-    """The distribution that `Sampling` describes, written out."""
+def exact(scores: Sequence[float], sampling: Options, held: Sequence[int] = ()) -> list[float]:
+    """The distribution that `Options` describes, written out."""
     scores = [s * (sampling.repetition_penalty if i in held else 1) for i, s in enumerate(scores)]
     scores = [score / sampling.temperature for score in scores]
     if sampling.top_k:
@@ -54,7 +56,7 @@ def exact(scores: Sequence[float], sampling: Sampling, held: Sequence[int] = ())
     return normalized([p if p >= least else 0.0 for p in probs])
 
 
-def exact_texts(model: Toy, sampling: Sampling, length: int) -> dict[Text, float]:
+def exact_texts(model: Toy, sampling: Options, length: int) -> dict[Text, float]:
     """The probability of every text of this length after PROMPT."""
     probs: dict[Text, float] = {(): 1.0}
     for _ in range(length):
@@ -66,7 +68,7 @@ def exact_texts(model: Toy, sampling: Sampling, length: int) -> dict[Text, float
     return probs
 
 
-def sampled_texts(model: Toy, sampling: Sampling, length: int) -> Counter[Text]:
+def sampled_texts(model: Toy, sampling: Options, length: int) -> Counter[Text]:
     """How often each text of this length follows PROMPT, of SAMPLES."""
     prompts = [PROMPT] * SAMPLES
     found = sample(*model.start(prompts), model.step, Rules(length), sampling, prompts=prompts)
@@ -133,8 +135,8 @@ def test_samples_from_a_large_vocabulary_have_the_exact_probabilities() -> None:
     """Three levels of sums, the last nodes of each padded: judged by the ids' first and last digits."""
     vocab, count = BRANCHES**2 + 1000, 4000
     log_probs = Toy(vocab, 2).predict(())
-    tokens = sample_tokens(log_probs.repeat(count, 1), Sampling(), numbers(count)).tolist()
-    probs = exact(log_probs.tolist(), Sampling())
+    tokens = sample_tokens(log_probs.repeat(count, 1), PLAIN, numbers(count)).tolist()
+    probs = exact(log_probs.tolist(), PLAIN)
     for digits in ([token // 200 for token in range(vocab)], [token % 30 for token in range(vocab)]):
         expected: dict[Text, float] = {}
         for digit, p in zip(digits, probs, strict=True):
@@ -152,14 +154,14 @@ def test_the_extreme_numbers_give_nothing_impossible() -> None:
     lowest, highest = torch.zeros(2, LEVELS), torch.full((2, LEVELS), 1 - 2**-32, dtype=torch.float64)
     possible = {5, 9, BRANCHES + 7, 2 * BRANCHES + 8}
     assert {
-        *sample_tokens(scores, Sampling(), lowest).tolist(),
-        *sample_tokens(scores, Sampling(), highest).tolist(),
+        *sample_tokens(scores, PLAIN, lowest).tolist(),
+        *sample_tokens(scores, PLAIN, highest).tolist(),
     } <= possible
-    assert sample_tokens(torch.zeros(2, 1), Sampling(), highest).tolist() == [0, 0]
+    assert sample_tokens(torch.zeros(2, 1), PLAIN, highest).tolist() == [0, 0]
 
 
 samplings = st.builds(
-    Sampling,
+    Options,
     temperature=st.sampled_from([1e-6, 0.5, 1.0, 3.0, 1e6]),
     top_k=st.integers(0, 12),
     top_p=st.sampled_from([1e-9, 0.2, 0.55, 0.9, 0.999, 1.0]),
@@ -170,7 +172,7 @@ samplings = st.builds(
 @settings(thorough, max_examples=250)
 @given(samplings, st.lists(st.integers(-12, 4), min_size=1, max_size=10), st.integers(0, 2), st.randoms())
 def test_filters_equal_their_definition_ties_included(
-    sampling: Sampling, levels: list[int], blocked: int, random: Any
+    sampling: Options, levels: list[int], blocked: int, random: Any
 ) -> None:
     """Scores are multiples of 0.5, so that equals are frequent."""
     scores = [level / 2 for level in levels] + [-math.inf] * blocked
@@ -188,9 +190,9 @@ def test_filters_equal_their_definition_ties_included(
 def test_top_p_where_the_most_likely_tokens_are_not_enough(top_p: float) -> None:
     """Rows whose nucleus lies within and beyond the tokens that are sorted first, in one batch."""
     flat, peaked = Toy(3 * SORTED_FIRST, 0, spread=0.1).predict(()), Toy(3 * SORTED_FIRST, 1, spread=4.0).predict(())
-    found = filtered_probs(torch.stack([flat, peaked, flat]), Sampling(top_p=top_p))
+    found = filtered_probs(torch.stack([flat, peaked, flat]), Options(temperature=1.0, top_p=top_p))
     for row, log_probs in zip(found, [flat, peaked, flat], strict=True):
-        expected = torch.tensor(exact(log_probs.tolist(), Sampling(top_p=top_p)))
+        expected = torch.tensor(exact(log_probs.tolist(), Options(temperature=1.0, top_p=top_p)))
         assert abs(int((row > 0).sum()) - int((expected > 0).sum())) <= 1  # rounding may move the threshold by a word
         torch.testing.assert_close(row / row.sum(), expected, atol=2e-6, rtol=0)
     assert int((found[0] > 0).sum()) > SORTED_FIRST or top_p < 0.1
@@ -219,7 +221,7 @@ def test_seeds_and_positions_are_independent_and_uniform() -> None:
     words, rows, length = 16, 400, 60
     flat = torch.full((rows, words), -math.log(words))
     rules = Rules(length)
-    found = sample(flat.clone(), History([()] * rows), lambda state, _: (flat.clone(), state), rules, Sampling())
+    found = sample(flat.clone(), History([()] * rows), lambda state, _: (flat.clone(), state), rules, PLAIN)
     chosen = np.array([text.ids for text in found])
     uniform: dict[Text, float] = {(a, b): words**-2 for a in range(words) for b in range(words)}
     for other in (
@@ -236,9 +238,7 @@ def test_seeds_and_positions_are_independent_and_uniform() -> None:
 def test_the_levels_of_the_tree_are_independent() -> None:
     """All of one node's branches after each of another's: the branches of two levels, in sixteenths."""
     tokens = torch.zeros(1, BRANCHES**2)
-    rows = [
-        sample(tokens.clone(), History([()]), Toy(1, 0).step, Rules(1), Sampling(), seeds=[str(i)]) for i in range(4000)
-    ]
+    rows = [sample(tokens.clone(), History([()]), Toy(1, 0).step, Rules(1), PLAIN, seeds=[str(i)]) for i in range(4000)]
     chosen = [text.ids[0] for (text,) in rows]
     pairs: Counter[Text] = Counter(
         (token % BRANCHES * 16 // BRANCHES, token // BRANCHES * 16 // BRANCHES) for token in chosen
@@ -253,6 +253,9 @@ def test_the_levels_of_the_tree_are_independent() -> None:
         ({"temperature": math.nan}, "temperature=nan"),
         ({"temperature": 1e-7}, "must be 0 or lie between"),
         ({"temperature": math.inf}, "temperature=inf"),
+        ({"max_tokens": 0}, "max_tokens=0"),
+        ({"samples": 0}, "samples=0"),
+        ({"beams": 0}, "beams=0"),
         ({"top_k": -1}, "top_k=-1"),
         ({"top_p": 0.0}, "top_p=0.0"),
         ({"top_p": 1.1}, "top_p=1.1"),
@@ -264,4 +267,4 @@ def test_the_levels_of_the_tree_are_independent() -> None:
 )
 def test_numbers_out_of_their_range_are_rejected(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Sampling(**setting)
+        Options(**setting)

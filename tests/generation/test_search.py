@@ -9,18 +9,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lmtrain.errors import LmtrainError
-from lmtrain.generation.sampling import GREEDY, Sampling, sample
+from lmtrain.generation.options import Options
+from lmtrain.generation.sampling import sample
 from lmtrain.generation.search import Hypothesis, Rules
 from tests.generation.toy import ENDS, PROMPTS, History, Toy, ends_with
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 thorough = settings(deadline=None, max_examples=100, derandomize=True)
+GREEDY, PLAIN = Options(), Options(temperature=1.0)
 NARROW = [
-    Sampling(top_k=1),
-    Sampling(top_p=1e-9),
-    Sampling(min_p=1.0),
-    Sampling(temperature=1e-6),
-    Sampling(temperature=0.0, top_k=2, top_p=0.5),
+    Options(temperature=1.0, top_k=1),
+    Options(temperature=1.0, top_p=1e-9),
+    Options(temperature=1.0, min_p=1.0),
+    Options(temperature=1e-6),
+    Options(temperature=0.0, top_k=2, top_p=0.5),
 ]
 """Settings that leave only the most likely token."""
 
@@ -33,7 +35,7 @@ class Problem:
     rules: Rules
     penalty: float
 
-    def search(self, prompts: list[tuple[int, ...]], sampling: Sampling = GREEDY) -> list[Hypothesis]:
+    def search(self, prompts: list[tuple[int, ...]], sampling: Options = GREEDY) -> list[Hypothesis]:
         sampling = replace(sampling, repetition_penalty=self.penalty)
         return sample(*self.model.start(prompts), self.model.step, self.rules, sampling, prompts=prompts)
 
@@ -73,12 +75,12 @@ def test_greedy_takes_the_most_likely_allowed_token_until_the_end(problem: Probl
 
 @thorough
 @given(problems(), st.sampled_from(NARROW))
-def test_sampling_from_one_token_is_greedy(problem: Problem, sampling: Sampling) -> None:
+def test_sampling_from_one_token_is_greedy(problem: Problem, sampling: Options) -> None:
     assert problem.search(PROMPTS, sampling) == problem.search(PROMPTS)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling()])
-def test_the_callback_gets_every_token_in_order(sampling: Sampling) -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, PLAIN])
+def test_the_callback_gets_every_token_in_order(sampling: Options) -> None:
     calls: list[tuple[int, int]] = []
     model, rules = Toy(4, 2), Rules(9, ends_with(0))
     found = sample(*model.start(PROMPTS), model.step, rules, sampling, on_token=lambda *call: calls.append(call))
@@ -91,22 +93,22 @@ def test_ties_go_to_the_lowest_id() -> None:
     def step(state: History, tokens: Tensor) -> tuple[Tensor, History]:
         return torch.full((len(tokens), 40), 1 / 40).log(), state
 
-    (found,) = sample(*step(History([()]), torch.zeros(1)), step, Rules(3, blocked=frozenset({0})))
+    (found,) = sample(*step(History([()]), torch.zeros(1)), step, Rules(3, blocked=frozenset({0})), GREEDY)
     assert found.ids == (1, 1, 1)
 
 
 def test_the_smallest_inputs() -> None:
     """No rows, and a vocabulary of one token."""
     model = Toy(1, 0)
-    assert sample(torch.empty(0, 1), History([]), model.step, Rules(3)) == []
-    for sampling in [*NARROW, GREEDY, Sampling(temperature=2.0, top_k=5, top_p=0.5, min_p=0.5, repetition_penalty=3.0)]:
+    assert sample(torch.empty(0, 1), History([]), model.step, Rules(3), GREEDY) == []
+    for sampling in [*NARROW, GREEDY, Options(temperature=2.0, top_k=5, top_p=0.5, min_p=0.5, repetition_penalty=3.0)]:
         (found,) = sample(*model.start([(0,)]), model.step, Rules(3), sampling, prompts=[(0,)])
         assert found == Hypothesis((0, 0, 0), (0.0, 0.0, 0.0), 0.0, False)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(), Sampling(top_k=2, top_p=0.5)])
+@pytest.mark.parametrize("sampling", [GREEDY, PLAIN, Options(temperature=1.0, top_k=2, top_p=0.5)])
 @pytest.mark.parametrize("column", [0, 1, 2])
-def test_a_diverged_model_is_an_error(sampling: Sampling, column: int) -> None:
+def test_a_diverged_model_is_an_error(sampling: Options, column: int) -> None:
     def step(state: History, tokens: Tensor) -> tuple[Tensor, History]:
         log_probs = torch.tensor([[-torch.inf, 0.0, -1.0]]).repeat(len(tokens), 1)
         log_probs[-1, column] = torch.nan
@@ -114,8 +116,3 @@ def test_a_diverged_model_is_an_error(sampling: Sampling, column: int) -> None:
 
     with pytest.raises(LmtrainError, match="not numbers"):
         sample(*Toy(3, 0).start([(1,), (2,)]), step, Rules(3), sampling)
-
-
-def test_a_text_has_at_least_one_token() -> None:
-    with pytest.raises(ValueError, match="max_tokens=0"):
-        Rules(0)

@@ -29,7 +29,7 @@ def first_end(stops: Stops, ids: Sequence[int]) -> tuple[int, Ending] | None:
 
 def spelled(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
     before = [None, *ids]
-    return b"".join(tokenizer.piece(before[i], token) for i, token in enumerate(ids))
+    return b"".join(tokenizer.token_bytes(before[i], token) for i, token in enumerate(ids))
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -57,9 +57,9 @@ def test_a_long_text_costs_no_more_per_token_than_a_short_one() -> None:
     class Counting(Tokenizer):
         pieces = 0
 
-        def piece(self, before: int | None, id: int) -> bytes:  # noqa: A002
+        def token_bytes(self, before: int | None, id: int) -> bytes:  # noqa: A002
             self.pieces += 1
-            return super().piece(before, id)
+            return super().token_bytes(before, id)
 
     tokenizer = Counting.train([], TokenizerConfig(kind="byte"))
     stops = Stops(tokenizer, "sentence", ["twelve bytes"])

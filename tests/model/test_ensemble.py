@@ -14,7 +14,6 @@ from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.packing import PackedLinear, pack
 from tests.model.models import build, tokens
 
-WEIGHTS = (0.5, 0.2, 0.3)
 LONE = [{}, {"copy": True, "output": "adaptive"}, {"mode": "windowed"}]
 
 
@@ -31,7 +30,7 @@ def members(mode: str) -> list[LanguageModel]:
 
 @pytest.fixture(params=["causal", "windowed"])
 def ensemble(request: pytest.FixtureRequest) -> Ensemble:
-    return Ensemble(members(request.param), WEIGHTS).eval()
+    return Ensemble(members(request.param)).eval()
 
 
 def targets_of(ensemble: Ensemble, text: Tensor) -> Tensor:
@@ -39,11 +38,11 @@ def targets_of(ensemble: Ensemble, text: Tensor) -> Tensor:
 
 
 def mean(log_probs: list[Tensor]) -> Tensor:
-    """log of the weighted mean, computed in float64."""
-    return torch.stack([w * one.double().exp() for w, one in zip(WEIGHTS, log_probs, strict=True)]).sum(0).log().float()
+    """log of the mean of the probabilities, computed in float64."""
+    return torch.stack([one.double().exp() for one in log_probs]).mean(0).log().float()
 
 
-def test_predictions_are_the_weighted_mean_of_the_members_probabilities(ensemble: Ensemble) -> None:
+def test_predictions_are_the_mean_of_the_members_probabilities(ensemble: Ensemble) -> None:
     text = tokens(3, 12)
     log_probs = ensemble.predict(text)
     assert log_probs.dtype == torch.float32
@@ -68,16 +67,15 @@ def test_the_temperature_is_that_of_every_member(ensemble: Ensemble) -> None:
     torch.testing.assert_close(-ensemble.score(text, targets, temperature=2.0)[0], expected)
 
 
-def test_the_cosine_of_two_states_is_the_weighted_mean_of_the_members_cosines(ensemble: Ensemble) -> None:
+def test_the_cosine_of_two_states_is_the_mean_of_the_members_cosines(ensemble: Ensemble) -> None:
     text = tokens(2, 12)
     targets = targets_of(ensemble, text)
     one, other = ensemble.score(text, targets)[1]
     expected = torch.zeros(one.shape[:-1])
-    for weight, member in zip(WEIGHTS, ensemble.members, strict=True):
+    for member in ensemble.members:
         first, second = member.score(text, targets)[1]
-        expected += weight * F.cosine_similarity(first, second, dim=-1)
+        expected += F.cosine_similarity(first, second, dim=-1) / len(ensemble.members)
     torch.testing.assert_close(F.cosine_similarity(one, other, dim=-1), expected)
-    torch.testing.assert_close(one.norm(dim=-1), torch.ones(one.shape[:-1]))
 
 
 def test_steps_equal_those_of_the_members_for_rows_that_are_reordered_and_dropped(ensemble: Ensemble) -> None:
@@ -100,7 +98,7 @@ def test_steps_equal_those_of_the_members_for_rows_that_are_reordered_and_droppe
 @pytest.mark.parametrize("fields", LONE, ids=str)
 def test_an_ensemble_of_one_equals_its_member_to_the_bit(fields: dict[str, object]) -> None:
     member = build(**fields)
-    ensemble, text = Ensemble([member], [3.0]), tokens(2, 12)
+    ensemble, text = Ensemble([member]), tokens(2, 12)
     targets = text if member.causal else text[:, 0]
     for mine, own in zip(ensemble.score(text, targets), member.score(text, targets, temperature=1.0), strict=True):
         assert torch.equal(mine, own)
@@ -131,19 +129,9 @@ def test_packing_packs_every_member(ensemble: Ensemble) -> None:
     assert all(isinstance(member.output, PackedLinear) for member in ensemble.members)
 
 
-def test_a_member_of_weight_zero_changes_nothing() -> None:
-    first, second, third = members("causal")
-    text = tokens(2, 12)
-    torch.testing.assert_close(
-        Ensemble([first, second, third], [2.0, 0.0, 6.0]).predict(text),
-        Ensemble([first, third], [0.25, 0.75]).predict(text),
-    )
-
-
-def test_its_parameters_are_the_members_and_weights_are_equal_by_default() -> None:
+def test_its_parameters_are_those_of_the_members() -> None:
     found = members("causal")
     ensemble = Ensemble(found)
-    assert ensemble.weights == (1 / 3, 1 / 3, 1 / 3)
     assert {id(weight) for weight in ensemble.parameters()} == {
         id(weight) for member in found for weight in member.parameters()
     }

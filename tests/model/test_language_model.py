@@ -55,7 +55,6 @@ def test_combinations_run_forward_and_backward(mode: str) -> None:
             mode=mode,
             activation=next(activations),
             qk_norm=flag,
-            output_bias=flag,
             tie_embeddings=tied,
             embed_dim=width,
             layers=layers,
@@ -95,8 +94,6 @@ def test_first_prediction_is_close_to_the_unigram_distribution() -> None:
     # A token's own word, whose vector is part of the state, has the largest logit: up to the final gain.
     assert divergence.max() < 1.5
     torch.testing.assert_close(predicted.mean((0, 1)), unigram, atol=0.05, rtol=1.0)
-    with pytest.raises(ValueError, match="output_bias"):
-        set_output_bias(build(output_bias=False), counts)
 
 
 def test_start_of_the_residual_stream_is_of_unit_order_at_any_depth() -> None:

@@ -28,8 +28,7 @@ def made(**fields: object) -> LanguageModel:
     with torch.no_grad():
         model.adaptive.clusters.weight.normal_()
         model.adaptive.bias.normal_()
-        if model.output_bias is not None:
-            model.output_bias.normal_()
+        model.output_bias.normal_()
     return model
 
 
@@ -37,11 +36,10 @@ def written_out(model: LanguageModel, hidden: Tensor) -> Tensor:
     """log p of every word for each state (N, E), cluster by cluster: (N, V)."""
     part = model.adaptive
     assert part is not None
-    bias = model.output_bias if model.output_bias is not None else hidden.new_zeros(VOCABULARY)
     edges = [*part.cutoffs, VOCABULARY]
     rows = []
     for state in hidden:
-        words = (model.output.weight @ state + bias).exp()
+        words = (model.output.weight @ state + model.output_bias).exp()
         clusters = (part.clusters.weight @ state + part.bias).exp()
         total = words[: edges[0]].sum() + clusters.sum()
         row = [words[: edges[0]] / total]
@@ -55,7 +53,7 @@ def written_out(model: LanguageModel, hidden: Tensor) -> Tensor:
 @pytest.mark.parametrize("chunk", [None, 2])
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"mode": "windowed", "embed_dim": 6}, {"tie_embeddings": False, "output_bias": False}, {"embed_dim": 6}],
+    [{}, {"mode": "windowed", "embed_dim": 6}, {"tie_embeddings": False}, {"embed_dim": 6}],
     ids=str,
 )
 def test_loss_prediction_and_gradients_are_those_written_out(
@@ -103,12 +101,10 @@ def test_copying_is_mixed_with_it(mode: str) -> None:
     torch.testing.assert_close(model(text, targets), -log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1))
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_without_a_state_it_predicts_the_frequencies(bias: bool) -> None:
-    model, counts = build(output="adaptive", output_cutoffs=(4, 9), output_bias=bias), torch.arange(VOCABULARY) ** 3
-    if bias:
-        set_output_bias(model, counts)
-    expected = (counts + 1) / (counts + 1).sum() if bias else torch.full((VOCABULARY,), 1 / VOCABULARY)
+def test_without_a_state_it_predicts_the_frequencies() -> None:
+    model, counts = build(output="adaptive", output_cutoffs=(4, 9)), torch.arange(VOCABULARY) ** 3
+    set_output_bias(model, counts)
+    expected = (counts + 1) / (counts + 1).sum()
     torch.testing.assert_close(model.logits(torch.zeros(8)).softmax(-1), expected)
     assert model.adaptive is not None
     model.adaptive.bias.data[0] += 1

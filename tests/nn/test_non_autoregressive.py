@@ -42,6 +42,15 @@ def length_log_probs(model: NonAutoregressive, row: int) -> Tensor:
     return logits.log_softmax(-1)
 
 
+def test_it_computes_in_the_type_of_its_weights() -> None:
+    model = make("predicted", copy=True)
+    loss, (words, _) = model.loss(SOURCE, TARGET), model.decode(SOURCE)
+    precise = model.double().loss(SOURCE, TARGET)
+    assert precise.dtype == torch.float64
+    assert precise.item() == pytest.approx(loss.item(), rel=1e-5)
+    assert torch.equal(model.decode(SOURCE)[0], words)
+
+
 @pytest.mark.parametrize("lengths", [TARGET_LENGTHS, (0, 0, 0)])
 @pytest.mark.parametrize("copy", [False, True])
 @pytest.mark.parametrize("length", ["predicted", "fixed"])

@@ -8,11 +8,9 @@ from torch import Tensor
 
 from lmtrain.nn.pointer import PointerAttention, copy_log_probs, copy_target_log_prob
 
-NEVER = float("-inf")
-
 
 def pointer_loop(layer: PointerAttention, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
-    out = torch.full((*query.shape[:2], key.shape[1]), NEVER, dtype=torch.float64)
+    out = torch.full((*query.shape[:2], key.shape[1]), -torch.inf, dtype=torch.float64)
     asked, found = query @ layer.query.weight.T, key @ layer.key.weight.T
     for b, t in torch.cartesian_prod(torch.arange(query.shape[0]), torch.arange(query.shape[1])).tolist():
         keys = mask[b, t].nonzero().flatten().tolist()
@@ -40,7 +38,7 @@ def test_nothing_to_point_at_gives_no_nan() -> None:
     mask = torch.ones(2, 1, 6, dtype=torch.bool)
     mask[1] = False
     pointed = layer(query, key, mask=mask)
-    assert (pointed[1] == NEVER).all()
+    assert (pointed[1] == -torch.inf).all()
     with torch.autograd.set_detect_anomaly(True):  # fails on a NaN on the way, too
         gradients = torch.autograd.grad((pointed[..., 0] * torch.randn(2, 3)).sum(), [query, key, *layer.parameters()])
     assert all(gradient.isfinite().all() for gradient in gradients)
@@ -66,7 +64,7 @@ def case(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Te
     torch.manual_seed(1)
     log_vocab = torch.randn(2, 3, 7, dtype=dtype).log_softmax(-1)
     scores = torch.randn(2, 3, 5, dtype=dtype)
-    scores[0, :, 4] = NEVER
+    scores[0, :, 4] = -torch.inf
     tokens = torch.tensor([[1, 4, 1, 1, 6], [0, 2, 2, 5, 0]])
     return log_vocab, scores.log_softmax(-1), tokens, torch.randn(2, 3, dtype=dtype)
 
@@ -85,7 +83,7 @@ def copy_loop(log_vocab: Tensor, log_pointer: Tensor, tokens: Tensor, gate_logit
 @pytest.mark.parametrize("gradients", [True, False])
 def test_copy_equals_loop_and_sums_to_one(gradients: bool) -> None:
     log_vocab, log_pointer, tokens, gate = case()
-    log_pointer[1, 1] = NEVER  # points nowhere: only the vocabulary
+    log_pointer[1, 1] = -torch.inf  # points nowhere: only the vocabulary
     with torch.set_grad_enabled(gradients):
         out = copy_log_probs(log_vocab, log_pointer, tokens, gate)
     torch.testing.assert_close(out, copy_loop(log_vocab, log_pointer, tokens, gate))
@@ -132,8 +130,8 @@ def test_gradients_equal_finite_differences(whole: bool) -> None:
 @pytest.mark.parametrize("whole", [True, False])
 def test_gradients_are_finite_where_something_is_impossible(whole: bool) -> None:
     log_vocab, log_pointer, tokens, gate = case(torch.float32)
-    log_pointer[1, 1] = NEVER  # points nowhere
-    log_vocab[0, 0, 0] = NEVER  # forbidden, and not in the row's tokens
+    log_pointer[1, 1] = -torch.inf  # points nowhere
+    log_vocab[0, 0, 0] = -torch.inf  # forbidden, and not in the row's tokens
     targets = torch.tensor([[0, 4, 6], [5, 0, 6]])  # 0 and 6 are nowhere to be copied; the 6 of row 0 is forbidden
     vocab, pointer, logit = (x.clone().requires_grad_() for x in (log_vocab, log_pointer, gate))
     if whole:
@@ -141,9 +139,9 @@ def test_gradients_are_finite_where_something_is_impossible(whole: bool) -> None
     else:
         one = vocab.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
         out = copy_target_log_prob(one, pointer, tokens, logit, targets)
-    assert out[0, 0] == NEVER
+    assert out[0, 0] == -torch.inf
     with torch.autograd.set_detect_anomaly(True):  # fails on a NaN on the way, too
-        total = (out * torch.randn(2, 3)).masked_fill(out == NEVER, 0).sum()
+        total = (out * torch.randn(2, 3)).masked_fill(out == -torch.inf, 0).sum()
         gradients = torch.autograd.grad(total, [vocab, pointer, logit])
     assert all(gradient.isfinite().all() and gradient.any() for gradient in gradients)
     assert not gradients[1][1, 1].any()

@@ -89,6 +89,24 @@ def test_a_damaged_best_is_named_or_an_error(tmp_path: Path, file: str) -> None:
         run_checkpoints.load_chosen(tmp_path, None, ("model",), notes.append)
 
 
+def test_a_best_checkpoint_that_is_replaced_while_it_is_read_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a run that is being trained: it saves a better one and deletes the old one."""
+    old, load = _save(tmp_path, 1, 2.0), checkpoint.load
+
+    def replaced(folder: Path, *arguments: Any, **options: Any) -> Any:
+        if folder == old and old.exists():
+            _save(tmp_path, 2, 1.0)
+            shutil.rmtree(old)
+        return load(folder, *arguments, **options)
+
+    monkeypatch.setattr(run_checkpoints, "load", replaced)
+    notes: list[str] = []
+    found = run_checkpoints.load_chosen(tmp_path, None, ("model",), notes.append)
+    assert (found.folder.name, notes) == ("step-00000002", [])
+
+
 def test_a_damaged_manifest_of_the_newest_may_be_that_of_the_best(tmp_path: Path) -> None:
     first, best, newest = _trained(tmp_path)
     (newest / "manifest.json").write_bytes(b"{}")

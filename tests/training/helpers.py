@@ -35,7 +35,7 @@ LOGGED: dict[str, Any] = {
 """A very small run that logs every step."""
 CLOCK: dict[str, Any] = {"seconds": 1.0, "metrics_bytes": 0}
 """What `snapshot` is given of the clock and the log."""
-TIMELESS = ("loss", "perplexity", "word_perplexity", "raw_loss", "lr", "grad_norm", "epoch", "skipped_steps")
+TIMELESS = ("loss", "perplexity", "word_perplexity", "lr", "grad_norm", "epoch", "skipped_steps")
 """Metrics that do not depend on a clock."""
 
 

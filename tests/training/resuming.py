@@ -115,7 +115,7 @@ def begin(config: Config, store: TokenStore) -> Training:
 def take_steps(training: Training, count: int) -> list[Step]:
     """Take steps as the loop does."""
     config, steps = training.config.train, []
-    budget = make_budget(training.config, training.samples.order.per_epoch())
+    budget = make_budget(training.config, training.order.per_epoch())
     with pytest.MonkeyPatch.context() as patch:
         windows: list[int] = []
 

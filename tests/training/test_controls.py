@@ -86,7 +86,7 @@ def test_an_item_that_is_not_restored_is_detected(refer_to: Refer, monkeypatch: 
     assert at_once == [f"at once: {item}"]
 
 
-@pytest.mark.parametrize("item", ["model", "ema", "scaler"])
+@pytest.mark.parametrize("item", ["model", "optimizer", "ema", "scaler"])
 def test_a_checkpoint_without_an_item_is_rejected(refer_to: Refer, item: str) -> None:
     reference = refer_to(f"counters/{item}")
     found = checkpoint.load(reference.folders[CUT - 1])

@@ -19,7 +19,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage import checkpoint, run_checkpoints
-from lmtrain.storage.tensor_files import Stored
+from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.distributed import join_processes
 from lmtrain.system.messages import ignore
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
@@ -60,7 +60,7 @@ def assert_close_runs(one: Path, other: Path) -> None:
     ours, theirs = (read(run_checkpoints.choose(folder, "last")) for folder in (one, other))
     assert ours.info["step"] == theirs.info["step"]
     for group, named in ours.tensors.items():
-        checkpoint.check_fit(theirs.tensors[group], named)
+        checkpoint.check_shapes(theirs.tensors[group], named)
         for name, tensor in named.items():
             assert torch.allclose(theirs.tensors[group][name], tensor, rtol=1e-5, atol=2e-6), f"{group} {name}"
 
@@ -175,9 +175,9 @@ def test_each_process_reads_holds_and_writes_only_its_rows_of_a_sharded_state(
     total = sum(tensor.numel() for named in groups for tensor in named.values())
     optimizer_bytes = memory_estimate(tiny, store.tokenizer.vocab_size, "fp32")["optimizer"]
     elements: list[int] = []
-    get_rows = Stored.__getitem__
+    get_rows = LazyTensor.__getitem__
 
-    def counted(stored: Stored, rows: Any) -> Tensor:
+    def counted(stored: LazyTensor, rows: Any) -> Tensor:
         tensor = get_rows(stored, rows)
         elements.append(tensor.numel())
         return tensor
@@ -188,7 +188,7 @@ def test_each_process_reads_holds_and_writes_only_its_rows_of_a_sharded_state(
     def work(kind: str, source: Path, target: Path, processes: ProcessGroup) -> list[int]:
         training = new_training(change(tiny, train__parallel=kind), store, ignore, processes)
         found = checkpoint.load(run_checkpoints.choose(source, "last"))
-        monkeypatch.setattr(Stored, "__getitem__", counted)
+        monkeypatch.setattr(LazyTensor, "__getitem__", counted)
         for name in ("full_tensor", "redistribute"):
             monkeypatch.setattr(DTensor, name, gather)
         restore(training, found)
@@ -273,6 +273,14 @@ def test_what_can_not_be_sharded_is_rejected(tiny: Config, changes: dict[str, An
     with pytest.raises(LmtrainError, match=re.escape(f"{field} can't be sharded")):
         choose_kind(config, model, cpu(), config.train.precision, ProcessGroup())
     assert choose_kind(change(config, train__parallel="auto"), model, cpu(), "fp32", ProcessGroup()) == "ddp"
+
+
+def test_auto_shards_what_is_too_large_and_can_be_sharded(tiny: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmtrain.training.parallel.STATE_SHARE", -1.0)
+    model, config = LanguageModel(tiny.model, 10), change(tiny, train__parallel="auto", train__optimizer="adamw")
+    assert choose_kind(config, model, cpu(), "bf16", ProcessGroup()) == "fsdp"
+    assert choose_kind(config, model, cpu(), "fp16", ProcessGroup()) == "ddp"
+    assert choose_kind(change(config, train__optimizer="muon"), model, cpu(), "bf16", ProcessGroup()) == "ddp"
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lmtrain.config.loader import flat, load
-from lmtrain.config.schema import RESOURCE_FIELDS, Config
+from lmtrain.config.schema import CHANGEABLE_FIELDS, Config
 from lmtrain.data.corpus import download
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
@@ -68,7 +68,7 @@ def test_a_changed_field_of_the_identity_is_rejected_by_name(tiny: Config, store
 
 
 def test_a_run_resumes_with_other_resources(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
-    assert {name.replace("__", ".") for name in RESOURCES} <= RESOURCE_FIELDS <= flat(tiny).keys()
+    assert {name.replace("__", ".") for name in RESOURCES} <= CHANGEABLE_FIELDS <= flat(tiny).keys()
     assert run(tiny, store, tmp_path)[0].step == 12
     for folder in run_checkpoints.folders(tmp_path)[1:]:
         remove_folder(folder)

@@ -8,7 +8,7 @@ import yaml
 
 from lmtrain.config.automatic import MINUTES, automatic
 from lmtrain.config.loader import flat
-from lmtrain.config.schema import Config
+from lmtrain.config.schema import Config, RunConfig
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage.run_folder import default_name, run_config
 from lmtrain.system.messages import ignore
@@ -57,6 +57,26 @@ def test_a_budget_of_any_kind_replaces_that_of_the_automatic_recipe(
     assert stored["train.max_minutes"] == minutes
 
 
+def test_fields_are_checked_against_the_automatic_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not against the defaults, whose context is 128 and whose width, 256, is no multiple of 6 heads."""
+    monkeypatch.setattr("lmtrain.training.request.cores", lambda: 2)
+    fields = ["data.source=book.txt", "eval.stride=200", "model.heads=6", "train.max_minutes=60", "train.device=cpu"]
+    config, _ = prepare(request(None, fields), note=ignore, progress=False)
+    assert (config.model.context, config.model.dim, config.model.heads, config.eval.stride) == (256, 192, 6, 200)
+    with pytest.raises(UsageError, match=r"eval\.stride=300 is longer than model\.context=256"):
+        request(None, ["data.source=book.txt", "eval.stride=300"])
+
+
+def test_the_sizes_follow_from_the_minutes_and_the_dropout_from_the_epochs() -> None:
+    def sizes(minutes: float | None, epochs: float) -> tuple[int, float]:
+        model = automatic(10**9, 1000, 2, False, minutes, epochs).model
+        return model.dim, model.dropout
+
+    assert sizes(100.0, 50) == (192, 0)  # the time ends long before the epochs
+    assert sizes(None, 50) == (128, 0.2)
+    assert automatic(10**4, 1000, 2, False, MINUTES, epochs=1).model.dropout == 0
+
+
 def test_a_smaller_text_is_regularized_more() -> None:
     dropouts = [automatic(tokens, 1000, 2, False, MINUTES).model.dropout for tokens in (10**4, 10**6, 10**8)]
     assert dropouts == sorted(dropouts, reverse=True)
@@ -95,6 +115,22 @@ def test_an_existing_run_keeps_its_configuration_anywhere(folder: Path, monkeypa
     shutil.rmtree(sorted(Path("runs/book/checkpoints").iterdir())[-1])
     assert train(request(None, [], Path("book"))).data.dir == folder / "elsewhere/data"
     assert last_hash(Path("runs/book")) == whole
+
+
+@pytest.mark.parametrize("name", ["my book", "."])
+def test_a_run_in_a_folder_of_any_name_stays_readable(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    begun = request(None, ["data.source=book.txt", *OWN, "train.steps=4", "train.eval_steps=2"])
+    train(begun)
+    whole = last_hash(begun.run_dir)
+    shutil.rmtree(sorted((begun.run_dir / "checkpoints").iterdir())[-1])
+    if name == ".":
+        monkeypatch.chdir("runs/book")
+    else:
+        shutil.move("runs/book", f"runs/{name}")
+        name = f"runs/{name}"
+    train(request(None, [], Path(name)))
+    assert run_config(Path(name)).run.name is None
+    assert last_hash(Path(name)) == whole
 
 
 def test_a_run_is_not_resumed_on_a_changed_text(folder: Path) -> None:
@@ -137,10 +173,12 @@ def test_the_name_of_a_run_follows_from_its_configuration_or_its_text() -> None:
         ("runs/my/config.yaml", "my"),
         ("wikitext2-cpu", "wikitext2-cpu"),
         ("texts/my book.txt", "my_book"),
+        ("m\u00b2.txt", "m\u00b2"),
         ("owner/name", "name"),
         (".hidden.txt", "hidden"),
     ):
         assert default_name(Path(path)) == name
+        assert RunConfig(name=name).name == name
     with pytest.raises(UsageError, match=r"can't be named after \.\.\.yaml: set run\.name"):
         default_name(Path("...yaml"))
     with pytest.raises(UsageError, match="leave --config out"):

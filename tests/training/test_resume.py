@@ -40,7 +40,7 @@ def test_every_step_can_be_resumed(little: Config, little_store: TokenStore, tmp
     if config.model.mode == "windowed":  # its epochs are sixteen times as long
         length = 15
     else:
-        per_epoch = begin(config, little_store).samples.order.per_epoch()
+        per_epoch = begin(config, little_store).order.per_epoch()
         length = -(-EPOCHS * per_epoch // BATCH) + MORE
         assert EPOCHS * per_epoch % BATCH, "an epoch must end inside a step"
     config = change(config, train__steps=length)
