@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
+from lmtrain.storage.files import folder_lock
 from lmtrain.storage.tensor_files import in_rows, rows_name
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.system.signals import INTERRUPTED, end_at_once
@@ -99,15 +100,16 @@ class Saver:
 
 def abort(run_dir: Path, processes: ProcessGroup) -> NoReturn:
     """Exit at once, with the newest checkpoint on disk as the run's last; the main process reports it."""
-    steps = [int(folder.name.removeprefix("step-")) for folder in run_checkpoints.folders(run_dir)]
     if not processes.is_main:
         os._exit(INTERRUPTED)
-    with suppress(LmtrainError):
-        run_folder.write_state(run_dir, "interrupted", step=steps[-1] if steps else 0, signal="SIGINT")
-    kept = "no checkpoint has been saved yet"
-    if steps:
-        kept = f"the checkpoint of step {steps[-1]:,} is good; rerun the same command to resume from it"
-    end_at_once(f"interrupted again, so ended at once: {kept}")
+    with folder_lock(run_dir / "checkpoints"):  # or the thread that writes one might finish it after this has looked
+        steps = [int(folder.name.removeprefix("step-")) for folder in run_checkpoints.folders(run_dir)]
+        with suppress(LmtrainError):
+            run_folder.write_state(run_dir, "interrupted", step=steps[-1] if steps else 0, signal="SIGINT")
+        kept = "no checkpoint has been saved yet"
+        if steps:
+            kept = f"the checkpoint of step {steps[-1]:,} is good; rerun the same command to resume from it"
+        end_at_once(f"interrupted again, so ended at once: {kept}")
 
 
 def _copies(named: Mapping[str, Tensor], is_main: bool) -> dict[str, Tensor]:
