@@ -244,6 +244,11 @@ def test_reproduce_compares_an_ensemble_with_its_members(script: Any, command: A
     assert found["seeds"] == [1, 2]
 
 
+def test_a_windowed_model_is_adapted_by_the_cache_only(load_script: Any) -> None:
+    assert load_script("reproduce").untuned({"mode": "windowed", "context": 4}) == {"cache": ["--cache"]}
+    assert len(load_script("reproduce").untuned({"mode": "causal", "context": 4})) == 3
+
+
 @pytest.mark.parametrize("start", [(0.25, 1.0), (2.0**-4, 2.0**-6), (8.0, 4.0), (1.0, 2.0**5)])
 def test_the_rates_are_found_wherever_the_search_starts(load_script: Any, start: tuple[float, float]) -> None:
     """The best rate is 1/4 for the word embeddings and 2 for the rest, and both diverge beyond 64."""

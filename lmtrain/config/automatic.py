@@ -42,7 +42,8 @@ def automatic(
     """
     work = (minutes or MINUTES) * (GPU_CORES if cuda else cores)
     width, blocks, speed = next(size for most, *size in SIZES if work <= most)
-    passes = min(epochs, work * speed / tokens if minutes is not None or epochs == math.inf else math.inf)
+    in_time = work * speed / tokens
+    passes = min(epochs, in_time) if minutes is not None or epochs == math.inf else epochs
     inner, outer = next(dropouts for most, *dropouts in DROPOUTS if passes <= most)
     model = {
         "context": min(256, 2 ** int(math.log2(max(8, tokens / 4)))),

@@ -64,8 +64,8 @@ def file_lines(path: Path, text_column: str) -> Iterator[tuple[str, bool]]:
 
 
 def text_lines(text: str) -> Iterator[tuple[str, bool]]:
-    """The lines of a text, with what is known of a plain file: not where documents start."""
-    return ((line, False) for line in _lines(text))
+    """The lines of a text, as `read_lines` has those of a plain file, which does not say where documents start."""
+    return ((line, False) for line in _lines(text.removeprefix("\ufeff")))
 
 
 def check_file(path: Path) -> None:

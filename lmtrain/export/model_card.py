@@ -26,8 +26,8 @@ tags:
 
 # {name}
 
-A causal language model: Transformer encoder blocks and an attention-pooling head, trained and exported with
-lmtrain {version}. It continues text; it follows no instructions.
+A causal language model: Transformer encoder blocks and an attention-pooling head, trained with lmtrain and
+exported by its version {version}. It continues text; it follows no instructions.
 
 | | |
 | --- | --- |

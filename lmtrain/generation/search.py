@@ -61,11 +61,18 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Rules:
-    """When a text ends, and which ids are never generated; at least one token and one id must be allowed."""
+    """When a text ends, and which ids are never generated; at least one id must be allowed.
+
+    Raises ValueError for `max_tokens` below 1.
+    """
 
     max_tokens: int
     is_end: IsEnd = never
     blocked: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens={self.max_tokens} must be at least 1")
 
     def block(self, log_probs: Tensor) -> Tensor:
         """`log_probs` (R, V), in which the blocked tokens' entries are overwritten with minus infinity.

@@ -58,6 +58,7 @@ def test_the_score_of_a_text_is_that_of_its_tokens_one_by_one(lmtrain: Lmtrain, 
     assert run.score(TEXT, stride=1).nats == pytest.approx(sum(expected), rel=1e-5)
     (workdir / "own.txt").write_text(TEXT)
     assert json.loads(lmtrain("eval", "--text", "own.txt", "--json").out)["nats"] == score.nats
+    assert run.score(f"\ufeff{TEXT}").nats == score.nats  # a byte order mark is no text, as in a file
     with pytest.raises(LmtrainError, match="the text has no words"):
         run.score(" ")
     with pytest.raises(LmtrainError, match="lone surrogate at character 2"):

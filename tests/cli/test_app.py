@@ -9,6 +9,8 @@ import pytest
 import typer
 
 from lmtrain.cli import app as cli
+from lmtrain.cli.options import split_arguments
+from lmtrain.config.schema import Config
 from tests.helpers import Lmtrain
 
 COMMANDS: dict[str, Any] = dict(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
@@ -40,6 +42,12 @@ def test_every_command_takes_a_configuration_and_a_short_option_means_the_same_e
                 meanings.setdefault(short, set()).update(name for name in parameter.opts if name.startswith("--"))
     assert meanings["-n"] == {"--max-tokens"}
     assert all(len(meaning) == 1 for meaning in meanings.values()), meanings
+
+
+def test_only_fields_of_a_configuration_are_taken_for_overrides() -> None:
+    for section in Config.model_fields:
+        assert split_arguments(f"{section}.field=1", None) == (None, [f"{section}.field=1"])
+    assert split_arguments("self.weight=nn.Parameter(", None) == ("self.weight=nn.Parameter(", [])
 
 
 def test_messages_have_no_control_characters(lmtrain: Lmtrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,13 @@ def test_every_shipped_configuration_loads_and_round_trips(path: Path) -> None:
     assert config.parse(yaml.safe_load(config.dump(loaded)), "copy") == loaded
 
 
+def test_a_folder_does_not_hide_the_recipe_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the folder of runs, which are named after their recipes."""
+    monkeypatch.chdir(tmp_path)
+    Path("wikitext2-cpu").mkdir()
+    assert config.load(Path("wikitext2-cpu"), [], {}).train.max_minutes == 10
+
+
 def test_the_reference_recipe_writes_every_field() -> None:
     path = next(path for path in CONFIGS if path.stem == "wikitext2")
     written = yaml.safe_load(path.read_text())

@@ -116,3 +116,8 @@ def test_a_diverged_model_is_an_error(sampling: Options, column: int) -> None:
 
     with pytest.raises(LmtrainError, match="not numbers"):
         sample(*Toy(3, 0).start([(1,), (2,)]), step, Rules(3), sampling)
+
+
+def test_a_text_has_at_least_one_token() -> None:
+    with pytest.raises(ValueError, match="max_tokens=0"):
+        Rules(0)

@@ -97,6 +97,19 @@ def test_a_checkpoint_without_an_item_is_rejected(refer_to: Refer, item: str) ->
         restore(begin(reference.config, reference.store), damaged)
 
 
+def test_out_of_memory_is_not_called_a_checkpoint_that_does_not_fit(
+    refer_to: Refer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = refer_to("model")
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(state, "copy_all", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        restore(begin(reference.config, reference.store), checkpoint.load(reference.folders[CUT - 1]))
+
+
 def test_a_wrong_position_in_the_data_is_detected(refer_to: Refer, monkeypatch: pytest.MonkeyPatch) -> None:
     reference, starts = refer_to("order"), SampleOrder.starts
     monkeypatch.setattr(SampleOrder, "starts", lambda self, first, count: starts(self, first - CUT * BATCH, count))

@@ -117,6 +117,11 @@ def test_an_existing_run_keeps_its_configuration_anywhere(folder: Path, monkeypa
     assert last_hash(Path("runs/book")) == whole
 
 
+def test_a_teacher_is_found_from_any_folder(folder: Path) -> None:
+    wanted = request(None, ["data.source=book.txt", "train.teacher=runs/large"])
+    assert wanted.config.train.teacher == (folder / "runs/large",)
+
+
 @pytest.mark.parametrize("name", ["my book", "."])
 def test_a_run_in_a_folder_of_any_name_stays_readable(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     begun = request(None, ["data.source=book.txt", *OWN, "train.steps=4", "train.eval_steps=2"])
