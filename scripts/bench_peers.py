@@ -205,7 +205,7 @@ def measure_peer(side: Row) -> Row:
     torch.manual_seed(SEED)
     torch.set_num_threads(side["threads"])
     store = open_store(Path(side["store"]))
-    ids = torch.from_numpy(store.split("train").ids[:].astype(np.int64))
+    ids = torch.from_numpy(store.split("train").ids.astype(np.int64))
     program = PROGRAMS[side["program"]](load_source(side["source"]), ids, store.tokenizer.vocab_size, side)
     start, losses = time.perf_counter(), list[tuple[float, float]]()
     while (minutes := (time.perf_counter() - start) / 60) < side["minutes"]:

@@ -165,7 +165,7 @@ def use_run(run: Run) -> None:
 
 FOLDERS: dict[str, tuple[Callable[[Run], None], list[str]]] = {
     "corpus": (use_corpus, [MANIFEST, "train.txt", "train.docs.npy"]),
-    "store": (use_store, [MANIFEST, "train-00000.npy", "tokenizer.json"]),
+    "store": (use_store, [MANIFEST, "train.bin", "tokenizer.json"]),
     "checkpoint": (use_checkpoint, [MANIFEST, "model.safetensors", "optimizer.safetensors"]),
     "run": (use_run, ["config.yaml"]),
 }

@@ -131,7 +131,7 @@ class Run:
         """The tokens of a text in readable form, each with its nats; their sum is that of `score`."""
         split, nats = self._split_of(text), list[float]()
         self.score_split(split, on_nats=lambda batch: nats.extend(batch.flatten().tolist()), **settings)
-        return [(self.tokenizer.token(int(index)), value) for index, value in zip(split.ids[:], nats, strict=False)]
+        return [(self.tokenizer.token(int(index)), value) for index, value in zip(split.ids, nats, strict=False)]
 
     def evaluate(
         self, split: str = "valid", *, source: str | None = None, data_dir: str | Path | None = None, **settings: Any

@@ -18,8 +18,6 @@ from lmtrain.errors import LmtrainError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lmtrain.data.ids import Ids
-
 Mode = Literal["causal", "windowed"]
 
 _ROUNDS = 8
@@ -112,13 +110,14 @@ def _block(order: SampleOrder, epoch: int, block: int) -> np.ndarray:
     return order.phase(epoch) + windows * (1 if order.mode == "windowed" else order.context)
 
 
-def batch(ids: Ids, starts: np.ndarray, context: int, mode: Mode) -> tuple[Tensor, Tensor]:
-    """The inputs and targets of the windows at `starts` (B,), as int64 tensors.
+def batch(ids: np.ndarray, starts: np.ndarray, context: int, mode: Mode) -> tuple[Tensor, Tensor]:
+    """The inputs and targets of the windows of `ids` (tokens,) at `starts` (B,), as int64 tensors.
 
     causal: inputs (B, T) and targets (B, T), shifted by one. windowed: inputs (B, T) and the token after each (B,).
     """
     import torch
 
-    tokens = torch.from_numpy(ids.windows(starts, context + 1).astype(np.int64))  # (B, T + 1)
+    windows = np.lib.stride_tricks.sliding_window_view(ids, context + 1)[starts]
+    tokens = torch.from_numpy(windows.astype(np.int64))  # (B, T + 1)
     targets = tokens[:, 1:] if mode == "causal" else tokens[:, -1]
     return tokens[:, :-1].contiguous(), targets.contiguous()

@@ -4,10 +4,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from lmtrain.config.schema import Config
 from lmtrain.data.corpus import download
 from lmtrain.data.encoding import encode_text
-from lmtrain.data.ids import Ids
 from lmtrain.data.splits import Lines, write_split
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizing import tokenize
@@ -28,7 +29,7 @@ def prepare_store(
     """
     corpus = download(config.data, note=note, progress=progress)
     found = find_store(config.data.dir, trained_on) if trained_on is not None else None
-    if found is not None and corpus.sha256 in found.manifest["corpora_sha256"]:
+    if found is not None and corpus.sha256 == found.manifest["corpus_sha256"]:
         return found
     return tokenize(corpus, config.tokenizer, config.data.dir, note=note, progress=progress)
 
@@ -42,7 +43,5 @@ def text_split(lines: Lines, tokenizer: Tokenizer, *, called: str, progress: boo
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         counts = write_split(folder, "text", lines, progress, called)
-        shards = list(encode_text(folder / "text.txt", tokenizer))
-    ids = Ids([shard.ids for shard in shards])
-    words, replaced = counts["words"] + counts["lines"], sum(shard.replaced for shard in shards)
-    return Split(ids, words, counts["bytes"], replaced)
+        parts, replaced = zip(*encode_text(folder / "text.txt", tokenizer), strict=True)
+    return Split(np.concatenate(parts), counts["words"] + counts["lines"], counts["bytes"], sum(replaced))

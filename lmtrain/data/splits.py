@@ -16,7 +16,6 @@ import numpy as np
 from pydantic import BaseModel, Field
 from tqdm import tqdm
 
-from lmtrain.data.ids import load_array
 from lmtrain.errors import LmtrainError
 
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
@@ -24,6 +23,8 @@ _WORD = re.compile(r"\S+")
 _FEW = 20
 _MOST = 2**48
 _LONG = 1 << 20
+_HEADER_BYTES = 128
+"""The header that `np.save` writes before an array of one dimension, which is always int64 here."""
 
 HELD_OUT = 25_000_000
 """The most bytes that are cut off for a validation or test split: scoring more takes long and tells no more."""
@@ -88,6 +89,15 @@ def write_split(folder: Path, split: str, lines: Lines, progress: bool, called: 
     return {"lines": lines_count, "words": words, "bytes": size, "documents": len(starts)}
 
 
+def document_starts(text: Path) -> np.ndarray:
+    """The lines at which the documents of the split with this text start: (documents,) int64."""
+    path = text.with_suffix(".docs.npy")
+    content = path.read_bytes()[_HEADER_BYTES:]
+    if len(content) % 8:
+        raise LmtrainError(f"{path} is damaged: delete its folder and make it again")
+    return np.frombuffer(content, "<i8", len(content) // 8)
+
+
 def cut_split(
     folder: Path, lines: Lines, shares: Mapping[str, float], source: str, note: Callable[[str], None], progress: bool
 ) -> dict[str, dict[str, int]]:
@@ -102,7 +112,7 @@ def cut_split(
     first, *others = shares
     path = folder / f"{first}.txt"
     whole = write_split(folder, first, lines, progress, source)
-    starts = np.array(load_array(path.with_suffix(".docs.npy"), np.dtype(np.int64)))
+    starts = document_starts(path)
     held_out = {split: min(shares[split], HELD_OUT / whole["bytes"]) for split in others}
     parts = {first: 1 - sum(held_out.values())} | held_out
     ends = np.cumsum(list(parts.values()))[:-1]

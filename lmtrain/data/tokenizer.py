@@ -20,6 +20,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 from tokenizers import pre_tokenizers, trainers
 
 from lmtrain.config.schema import TokenizerConfig
@@ -51,9 +52,9 @@ class Tokenizer:
     """The tokenizer of a tokenizer.json; made by `train`, `load`, or `given_tokenizer.load_given`.
 
     `sha256` is the hash of the file's bytes, its identity. `vocab_size` is the largest id plus one; ids below it may be
-    unused. `line_end_ids` are the ids that end a line. `unk_id` is None where no text is unknown. With `adds_space` the
-    first word of a line has a space before it, as the other words do, in ids or in their `token_bytes`, but not in the
-    text.
+    unused. `id_type` is the smallest type that ids are stored in. `line_end_ids` are the ids that end a line. `unk_id`
+    is None where no text is unknown. With `adds_space` the first word of a line has a space before it, as the other
+    words do, in ids or in their `token_bytes`, but not in the text.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -73,6 +74,7 @@ class Tokenizer:
         self.vocab_size = max(vocabulary.values()) + 1
         if self.vocab_size > MOST_IDS:
             raise ValueError(f"has an id above {MOST_IDS:,}, which is too large for a model")
+        self.id_type: np.dtype[Any] = np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")
         self.sha256 = sha256_bytes(content)
         self.eos_token = found.eos
         self.eos_id = vocabulary[found.eos]

@@ -1,34 +1,35 @@
-"""From a corpus to a token store: train or load the tokenizer, encode the text, write the shards.
+"""From a corpus to a token store: train or load the tokenizer, encode the text, write the ids.
 
 The store is written in one go, as a folder that appears complete or not at all. Memory does not grow with the text: a
-shard is held at a time, and the words of a vocabulary are counted within bounds.
+batch of lines is held at a time, and the words of a vocabulary are counted within bounds.
 """
 
-import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.corpus import Corpus, reject_foreign
-from lmtrain.data.encoding import Advance, blocks, encode_text, lines_of
+from lmtrain.data.encoding import Advance, encode_text, lines_of
 from lmtrain.data.given_tokenizer import load_given
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_choice import resolve
-from lmtrain.data.tokens import FORMAT, TOKENIZER, TokenStore, open_store, shard_name
+from lmtrain.data.tokens import FORMAT, TOKENIZER, TokenStore, ids_name, open_store
 from lmtrain.errors import LmtrainError, UnreadableError
-from lmtrain.storage.files import new_folder, sha256_bytes
+from lmtrain.storage.files import new_folder
 from lmtrain.system.messages import Note
 
 BPE_BYTES = 256 << 20
 """Text that merges are learned from, taken evenly from a larger corpus: more changes few of them and takes long."""
-CHECKED_BYTES = 16 << 10
-"""Text by which a tokenizer that is given is found to restore a text or not."""
-_STORE_FILE = re.compile(r"(train|valid|test)(-\d{5,})?(\.docs)?\.npy|tokenizer\.json")
+_SPAN = 64 << 20
+"""Characters of which the first ones are taken."""
+CHECKED_LINES = 100
+"""Lines by which a tokenizer that is given is found to restore a text or not."""
+_STORE_FILE = re.compile(r"(train|valid|test)\.bin|tokenizer\.json")
 
 
 def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: Note, progress: bool) -> TokenStore:
@@ -53,7 +54,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: N
     if not keeps_all:
         note("the tokenizer does not restore the text exactly: bits per byte and word perplexity are of what it keeps")
     info = identity | {
-        "corpora": [corpus.folder.name],
+        "corpus": corpus.folder.name,
         "tokenizer_sha256": tokenizer.sha256,
         "vocab_size": tokenizer.vocab_size,
         "splits": {},
@@ -79,8 +80,7 @@ def _identify(corpus: Corpus, config: TokenizerConfig, given: Tokenizer | None) 
     The name ends in a hash of the text, so that the store of another text never replaces the one that a run was trained
     on. `vocab_limit` is the number of entries that a trained vocabulary may have; None = any.
     """
-    text = [corpus.sha256]
-    identity: dict[str, Any] = {"corpora_sha256": text, "kind": config.kind, "vocab_limit": None}
+    identity: dict[str, Any] = {"corpus_sha256": corpus.sha256, "kind": config.kind, "vocab_limit": None}
     if given is not None:
         identity |= {"kind": given.kind, "tokenizer_sha256": given.sha256}
         tokenizer = f"{given.kind}-{given.sha256[:8]}"
@@ -89,7 +89,7 @@ def _identify(corpus: Corpus, config: TokenizerConfig, given: Tokenizer | None) 
         tokenizer = f"{config.kind}-{config.vocab_size}"
     else:
         tokenizer = config.kind
-    return f"{corpus.folder.name}.{tokenizer}-{sha256_bytes(json.dumps(text).encode())[:8]}", identity
+    return f"{corpus.folder.name}.{tokenizer}-{corpus.sha256[:8]}", identity
 
 
 def _current_store(folder: Path, identity: dict[str, Any]) -> TokenStore | str:
@@ -118,30 +118,29 @@ def _trained(corpus: Corpus, config: TokenizerConfig, note: Note, progress: bool
 
 
 def _sample(text: Path, share: float, advance: Advance) -> Iterator[str]:
-    """The lines that a tokenizer is trained on: all, or the first `share` of each block."""
-    for block in blocks(text):
-        for line in lines_of(block, None if share == 1 else int(share * len(block))):
-            advance(1)
+    """The lines that a tokenizer is trained on: all, or those that begin in the first `share` of each `_SPAN`."""
+    position = 0
+    for line in lines_of(text):
+        if position % _SPAN < share * _SPAN:
             yield line.removesuffix("\n")
+        position += len(line)
+        advance(1)
 
 
 def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer, advance: Advance) -> dict[str, Any]:
-    """Write the shards of a split; what the manifest says of it: the counts of its text, and its shards."""
-    shards: list[dict[str, int]] = []
-    replaced = 0
-    for shard in encode_text(corpus.folder / f"{split}.txt", tokenizer, advance):
-        name = shard_name(split, len(shards))
-        np.save(folder / f"{name}.npy", shard.ids)
-        np.save(folder / f"{name}.docs.npy", shard.documents)
-        shards.append({"tokens": len(shard.ids)})
-        replaced += shard.replaced
-    tokens = sum(shard["tokens"] for shard in shards)
-    return {"tokens": tokens, **corpus.manifest["splits"][split], "replaced": replaced, "shards": shards}
+    """Write the ids of a split; what the manifest says of it."""
+    tokens = replaced = 0
+    with (folder / ids_name(split)).open("wb") as file:
+        for ids, unknown in encode_text(corpus.folder / f"{split}.txt", tokenizer, advance):
+            file.write(ids.tobytes())
+            tokens += len(ids)
+            replaced += unknown
+    return {"tokens": tokens, **corpus.manifest["splits"][split], "replaced": replaced}
 
 
 def _restores(tokenizer: Tokenizer, text: Path) -> bool:
     """Whether decoding gives back the start of a text."""
-    start = "".join(lines_of(next(blocks(text)), CHECKED_BYTES))
+    start = "".join(islice(lines_of(text), CHECKED_LINES))
     return tokenizer.decode(tokenizer.encode(start)) == start
 
 

@@ -1,49 +1,39 @@
 """The token store: a corpus as token ids in memory-mapped arrays, with the tokenizer that made them and a manifest.
 
-A store folder holds tokenizer.json and, for each split, shards: `<split>-00000.npy` and so on (1-D token ids, uint16
-where they fit, else uint32), each with `<split>-00000.docs.npy` (int64 offsets in it at which documents start). When a
-store is opened every file is checked against its sha256. Entries of the manifest that are lists of one, `corpora` and
-others, could have more in earlier versions.
+A store folder holds tokenizer.json and, for each split, `<split>.bin`: its token ids and nothing else, little-endian
+uint16 where they fit, else uint32. When a store is opened every file is checked against its sha256.
 """
 
 import json
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from lmtrain.data.ids import Ids, id_type, load_array
 from lmtrain.data.splits import Counts, SplitName
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST, read_manifest, sha256_bytes, verify
 
-FORMAT = "lmtrain-tokens/3"
+FORMAT = "lmtrain-tokens/4"
 TOKENIZER = "tokenizer.json"
 """The tokenizer's name in a store."""
 
 Tokens = Annotated[int, Field(ge=0, le=2**48)]
-
-
-class _ShardInfo(BaseModel, strict=True):
-    tokens: Tokens
+_BLOCK = 1 << 22
 
 
 class _SplitInfo(Counts):
     tokens: Tokens
     replaced: Tokens
-    shards: list[_ShardInfo] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.tokens and not (self.words + self.lines and self.bytes):
             raise ValueError("tokens of no text")
-        if self.tokens != sum(shard.tokens for shard in self.shards):
-            raise ValueError("shards that do not make up the split")
         return self
 
 
@@ -54,8 +44,8 @@ class _Floor(BaseModel, strict=True):
 class _StoreInfo(BaseModel, strict=True):
     """What the manifest of a store says apart from its files."""
 
-    corpora: list[str]
-    corpora_sha256: list[str]
+    corpus: str
+    corpus_sha256: str
     kind: str
     vocab_limit: int | None
     tokenizer_sha256: str
@@ -74,7 +64,7 @@ class Split:
     generated the text, below which no model can be, where that is known.
     """
 
-    ids: Ids
+    ids: np.ndarray
     words: int
     bytes: int
     replaced: int = 0
@@ -84,6 +74,13 @@ class Split:
     def tokens(self) -> int:
         """Their number."""
         return len(self.ids)
+
+    def counts(self, vocab_size: int) -> np.ndarray:
+        """How often each id occurs: (vocab_size,) int64."""
+        counts = np.zeros(vocab_size, np.int64)
+        for first in range(0, self.tokens, _BLOCK):  # bincount makes a copy in int64
+            counts += np.bincount(self.ids[first : first + _BLOCK], minlength=vocab_size)
+        return counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,9 +109,9 @@ class TokenStore:
         return self._by_name[name]
 
 
-def shard_name(split: str, number: int) -> str:
-    """The name of a shard's files, without their endings."""
-    return f"{split}-{number:05}"
+def ids_name(split: str) -> str:
+    """The name of the file with the ids of a split."""
+    return f"{split}.bin"
 
 
 def open_store(folder: Path) -> TokenStore:
@@ -132,7 +129,7 @@ def open_store(folder: Path) -> TokenStore:
     if (tokenizer.sha256, tokenizer.vocab_size) != (info.tokenizer_sha256, info.vocab_size):
         raise LmtrainError(f"{folder / TOKENIZER} isn't the tokenizer of this store")
     splits: dict[str, Split] = {
-        name: _open_split(folder, name, split, info.floor.get(name), tokenizer.vocab_size)
+        name: _open_split(folder / ids_name(name), split, info.floor.get(name), tokenizer)
         for name, split in info.splits.items()
     }
     return TokenStore(folder, manifest, tokenizer, splits)
@@ -153,16 +150,22 @@ def _content_sha256(manifest: dict[str, Any]) -> str:
     return sha256_bytes(json.dumps(identity, sort_keys=True).encode())
 
 
-def _open_split(folder: Path, split: str, info: _SplitInfo, floor: _Floor | None, vocab_size: int) -> Split:
-    """Map the shards of a split; their ids are checked for their range."""
-    parts: list[np.ndarray] = []
-    for number, shard in enumerate(info.shards):
-        path = folder / f"{shard_name(split, number)}.npy"
-        map_ids = partial(load_array, path, id_type(vocab_size), shard.tokens)
-        # A map of its own is read and released, so that the pages of a large file do not stay in memory.
-        if shard.tokens and map_ids().max() >= vocab_size:
-            raise LmtrainError(f"{path} has ids out of range")
-        parts.append(map_ids())
+def _open_split(path: Path, info: _SplitInfo, floor: _Floor | None, tokenizer: Tokenizer) -> Split:
+    """Map the ids of a split, which are checked for their range."""
+    # To map a file that is shorter than its array would end in a bus error.
+    if not path.is_file() or path.stat().st_size != info.tokens * tokenizer.id_type.itemsize:
+        raise LmtrainError(f"{path} doesn't hold {info.tokens:,} ids")
+    # A map of its own is read and released, so that the pages of a large file do not stay in memory.
+    if info.tokens and _map(path, tokenizer).max() >= tokenizer.vocab_size:
+        raise LmtrainError(f"{path} has ids out of range")
     # `<unk>` is easier to predict than the words that it replaces: beyond a few, the floor is not that of the ids.
     lowest = floor.word_perplexity if floor is not None and 1000 * info.replaced <= info.tokens else None
-    return Split(Ids(parts), info.words + info.lines, info.bytes, info.replaced, lowest)
+    return Split(_map(path, tokenizer), info.words + info.lines, info.bytes, info.replaced, lowest)
+
+
+def _map(path: Path, tokenizer: Tokenizer) -> np.ndarray:
+    """The ids in a file, memory-mapped."""
+    if not path.stat().st_size:
+        return np.empty(0, tokenizer.id_type)
+    # A plain array: a slice of a memmap is a memmap, which takes four times as long to make.
+    return np.asarray(np.memmap(path, tokenizer.id_type, "r"))

@@ -20,9 +20,10 @@ def find_run_store(
 
     A missing one is created again if the user has said from what (`given` has the fields that were set) or if the
     corpus is one that lmtrain knows by name. A path or a hub id that only the run names is not read: the run may come
-    from a stranger. Raises LmtrainError where there is no such store.
+    from a stranger. Of a run of an earlier version the hash is not known, and `note` says so.
+    Raises LmtrainError where there is no such store.
     """
-    wanted, may_make = run.info.get("tokens"), "data.source" in given
+    wanted, may_make = run.info.get("store"), "data.source" in given
     if isinstance(wanted, str) and not may_make:
         folders = [config.data.dir] if "data.dir" in given else [config.data.dir, run.config.data.dir]
         for folder in folders:
@@ -37,7 +38,9 @@ def find_run_store(
     # Another version may train another tokenizer on the same text, and a file that was given may be gone.
     config = config.model_copy(update={"tokenizer": TokenizerConfig(file=run.run_dir / TOKENIZER)})
     store = prepare_store(config, trained_on=wanted, note=note, progress=progress)
-    if store.sha256 != wanted:
+    if wanted is None:
+        note(f"{run.run_dir} is of an earlier version: whether {store.folder} is its text can't be checked")
+    elif store.sha256 != wanted:
         raise LmtrainError(
             f"{store.folder} is not what {run.run_dir} was trained on: the corpus has changed or is another one, "
             "so its test split may contain text that the run was trained on. --text scores any file as it is, "
@@ -51,7 +54,7 @@ def check_same_corpus(members: Sequence[TrainedWeights]) -> None:
     has learned."""
     first = members[0]
     for other in members[1:]:
-        if other.info.get("tokens") != first.info.get("tokens"):
+        if other.info.get("store") != first.info.get("store"):
             raise LmtrainError(
                 f"{other.run_dir} and {first.run_dir} were trained on different corpora, and a split of one may "
                 "contain text that the other was trained on: leave one of them out, or score a file with --text"

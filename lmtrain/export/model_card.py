@@ -117,8 +117,8 @@ def _license(found: TrainedWeights) -> str | None:
     """The license that the corpus of the run states; None where it states none, or is not on this machine."""
     folder = found.config.data.dir
     with suppress(LmtrainError):
-        store = find_store(folder, str(found.info.get("tokens")))
+        store = find_store(folder, str(found.info.get("store")))
         if store is not None:
-            licence: str | None = open_corpus(folder / store.manifest["corpora"][0]).manifest.get("licence")
+            licence: str | None = open_corpus(folder / store.manifest["corpus"]).manifest.get("licence")
             return licence
     return None

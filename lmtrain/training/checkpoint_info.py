@@ -62,8 +62,8 @@ class CheckpointInfo:
     threads: int
     tokenizer: str
     """Hash of the tokenizer."""
-    tokens: str
-    """Hash of the token store."""
+    store: str | None = None
+    """Hash of the token store. None: written by an earlier version, whose stores had another form."""
     processes: Annotated[int, Field(ge=1)] = 1
     teacher: str | None = None
     """Hash of the teacher's checkpoint, or of the checkpoints of several."""

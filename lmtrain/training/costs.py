@@ -149,7 +149,7 @@ def costs(config: Config, store: TokenStore) -> dict[str, Any]:
     with FakeTensorMode():  # a model that is larger than the memory has a size too
         model = build_uninitialized(config.model, store.tokenizer.vocab_size)
     if model.adaptive is not None:
-        model.adaptive.set_shares(torch.from_numpy(split.ids.counts(store.tokenizer.vocab_size)))
+        model.adaptive.set_shares(torch.from_numpy(split.counts(store.tokenizer.vocab_size)))
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
     memory = memory_estimate(config, store.tokenizer.vocab_size, precision)

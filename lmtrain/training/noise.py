@@ -7,14 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtrain.data.ids import Ids
 
-
-def noisy(inputs: Tensor, ids: Ids, share: float) -> Tensor:
-    """Inputs (B, T), each replaced with probability `share` by a random token of `ids`: unigram noise (Xie et al.,
-    2017). Uses torch's default generator."""
+def noisy(inputs: Tensor, ids: np.ndarray, share: float) -> Tensor:
+    """Inputs (B, T), each replaced with probability `share` by a random token of `ids` (tokens,): unigram noise (Xie et
+    al., 2017). Uses torch's default generator."""
     chosen = torch.rand(inputs.shape) < share
     positions = torch.randint(len(ids), (int(chosen.sum()),))
     result = inputs.clone()
-    result[chosen] = torch.from_numpy(ids.windows(positions.numpy(), 1)[:, 0].astype(np.int64))
+    result[chosen] = torch.from_numpy(ids[positions.numpy()].astype(np.int64))
     return result

@@ -122,9 +122,9 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: chec
     info = read_info(found)
     for what, then, now in (
         ("tokenizer", info.tokenizer, store.tokenizer.sha256),
-        ("corpus", info.tokens, store.sha256),
+        ("corpus", info.store, store.sha256),
     ):
-        if then != now:
+        if then not in (None, now):
             raise LmtrainError(f"the {what} is not the one that {run_dir} was trained on: choose another run.name")
     common_steps(run_dir, config, info, sample_order(config, store).per_epoch())
 
@@ -143,6 +143,8 @@ def _monitor(run_dir: Path, budget: Budget, clock: Clock, info: CheckpointInfo |
 
 def _note_rounding_differences(info: CheckpointInfo, training: Training, note: Note) -> None:
     """Report why a resumed run will not equal an uninterrupted one to the last bit."""
+    if info.store is None:
+        note("the run is of an earlier version: whether its text is still the same can't be checked")
     threads, processes = torch.get_num_threads(), training.parallel.processes.world_size
     if info.precision not in (None, training.precision):
         note(f"{training.precision} instead of {info.precision}: train.precision=auto differs on this machine")

@@ -155,7 +155,7 @@ def _trained_on(run_dir: Path) -> str | None:
     """The hash of the tokens that a run was trained on, by its newest checkpoint; None if it has none."""
     for folder in reversed(run_checkpoints.folders(run_dir)):
         try:
-            return str(read_manifest(folder, FORMAT)["tokens"])
+            return str(read_manifest(folder, FORMAT)["store"])
         except (LmtrainError, KeyError):
             continue
     return None

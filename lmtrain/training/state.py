@@ -4,12 +4,12 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config
-from lmtrain.data.ids import Ids
 from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
@@ -77,8 +77,8 @@ class Training:
     scaler: torch.amp.GradScaler
     ema: dict[str, Tensor] | None
     """Averaged weights."""
-    ids: Ids
-    """The training text."""
+    ids: np.ndarray
+    """The training text, (tokens,)."""
     order: SampleOrder
     """In which its windows are read."""
     device: torch.device
@@ -100,14 +100,14 @@ def new_training(config: Config, store: TokenStore, note: Note, processes: Proce
     """A run before its first step: the model at its initial weights, its optimizer, and the order of samples."""
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
-    ids, order = store.split("train").ids, sample_order(config, store)
+    split, order = store.split("train"), sample_order(config, store)
     torch.manual_seed(config.run.seed)
     model = build_model(
         config.model, store.tokenizer.vocab_size, activation_checkpointing=config.train.activation_checkpointing
     )
     words, width = model.embedding.weight.shape
-    set_embedding(model, cooccurrence_embedding(ids[:TOKENS], words, width))
-    counts = torch.from_numpy(ids.counts(store.tokenizer.vocab_size))
+    set_embedding(model, cooccurrence_embedding(split.ids[:TOKENS], words, width))
+    counts = torch.from_numpy(split.counts(words))
     set_output_bias(model, counts)
     if model.adaptive is not None:
         model.adaptive.set_shares(counts)
@@ -131,7 +131,7 @@ def new_training(config: Config, store: TokenStore, note: Note, processes: Proce
         make_optimizer(model, config.train),
         torch.amp.GradScaler(device.type, enabled=precision == "fp16"),
         {name: value.detach().clone() for name, value in model.named_parameters()} if config.train.ema else None,
-        ids,
+        split.ids,
         order,
         device,
         precision,
@@ -166,7 +166,7 @@ def snapshot(
         "score": score,
         **clock,
         "tokenizer": store.tokenizer.sha256,
-        "tokens": store.sha256,
+        "store": store.sha256,
         "precision": training.precision,
         "compiled": training.compiled,
         "threads": torch.get_num_threads(),

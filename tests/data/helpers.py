@@ -80,16 +80,6 @@ def starts(corpus: Corpus, split: str) -> list[int]:
     return found
 
 
-def token_starts(store: TokenStore, split: str) -> list[int]:
-    """The tokens at which the documents of a split start."""
-    found: list[int] = []
-    offset = 0
-    for number, shard in enumerate(store.manifest["splits"][split]["shards"]):
-        found += (offset + np.load(store.folder / f"{split}-{number:05}.docs.npy")).tolist()
-        offset += shard["tokens"]
-    return found
-
-
 def flip(path: Path, position: int) -> None:
     """Change one bit of a file."""
     content = bytearray(path.read_bytes())

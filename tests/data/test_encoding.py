@@ -1,4 +1,4 @@
-"""Encoding in shards and batches: their sizes change no token, and bound the memory."""
+"""Encoding in batches: their size changes no token, and bounds the memory."""
 
 import shutil
 import subprocess
@@ -10,13 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import encoding, tokenizer, tokenizing
-from lmtrain.data.encoding import blocks, lines_of
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokens import TokenStore
-from tests.data.helpers import CONFIGS, KINDS, Documents, make_corpus, make_store, token_starts, tokenized
-from tests.stored.make import HERE
+from tests.data.helpers import CONFIGS, KINDS, Documents, make_corpus, make_store, tokenized
 
 LINES = [f"line {number} says {number % 7} times é" for number in range(400)]
 DOCUMENTS: Documents = {
@@ -25,68 +22,49 @@ DOCUMENTS: Documents = {
 }
 
 
-@pytest.fixture
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "SHARD_BYTES", 2_000)
-
-
 def ids_of(store: TokenStore, split: str = "train") -> list[int]:
-    found: list[int] = store.split(split).ids[:].tolist()
+    found: list[int] = store.split(split).ids.tolist()
     return found
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     texts=st.lists(st.lists(st.text("ab é\t<eos>"), min_size=1), min_size=1),
-    size=st.integers(1, 12),
     lines=st.integers(1, 5),
     kind=st.sampled_from(KINDS),
 )
-def test_the_sizes_of_shards_and_batches_change_no_token(
-    texts: list[list[str]], size: int, lines: int, kind: Kind, tmp_path_factory: pytest.TempPathFactory
+def test_the_size_of_batches_changes_no_token(
+    texts: list[list[str]], lines: int, kind: Kind, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("store")
     whole = make_store(folder / "whole", kind, {"train": texts})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoding, "_BATCH", lines)
         assert make_store(folder / "batches", kind, {"train": texts}).sha256 == whole.sha256
-        patch.setattr(encoding, "SHARD_BYTES", size)
-        parts = make_store(folder / "parts", kind, {"train": texts})
-    assert ids_of(parts) == ids_of(whole)
-    assert token_starts(parts, "train") == token_starts(whole, "train")
-    assert parts.split("train").ids.dtype == whole.split("train").ids.dtype
-    assert len(parts.manifest["splits"]["train"]["shards"]) >= min(len("".join(map("".join, texts))) // 99, 2)
 
 
-def test_blocks_are_whole_lines_and_all_of_the_text(tmp_path: Path, small_shards: None) -> None:
-    corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
-    found = list(blocks(corpus.folder / "train.txt"))
-    assert len(found) > 4
-    assert [line for block in found for line in lines_of(block)] == [f"{line}\n" for line in LINES]
-    assert all(len(block) > 2_000 for block in found[:-1])
-    assert all(sum(len(line.encode()) for line in lines_of(block, 300)) < 350 for block in found)
-
-
-def test_the_hash_of_a_store_of_several_shards_is_that_of_earlier_versions(tmp_path: Path, small_shards: None) -> None:
-    config = TokenizerConfig(file=HERE / "lmtrain-checkpoint-1/tokenizer.json")  # a part of the store
-    store = tokenized(make_corpus(tmp_path / "tiny", DOCUMENTS), config)
-    assert len(store.manifest["splits"]["train"]["shards"]) == 5
-    assert store.sha256 == "e7d26fe08d758c2276888e037872b22c742eaabf0f8abafde96d811ef9665bb6"
-
-
-def test_rare_words_are_dropped_where_there_are_too_many(
-    tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rare_words_are_dropped_where_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "MOST_WORDS", 60)
     store = make_store(tmp_path, "word", DOCUMENTS)
     assert store.tokenizer.vocab_size < 150
     assert all(store.tokenizer.knows(word) for word in ("line", "says", "times", "é", "0", "6"))
 
 
-def test_merges_of_a_large_text_are_learned_from_a_part(
-    tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_is_taken_evenly_from_all_of_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = make_corpus(tmp_path / "tiny", DOCUMENTS).folder / "train.txt"
+    assert list(tokenizing._sample(text, 1.0, lambda _lines: None)) == LINES
+    monkeypatch.setattr(tokenizing, "_SPAN", 1_000)
+    counts: list[int] = []
+    taken = list(tokenizing._sample(text, 0.25, counts.append))
+    assert sum(counts) == len(LINES)
+    assert [line for line in LINES if line in taken] == taken
+    assert 0.2 < len(taken) / len(LINES) < 0.3
+    assert all(set(part.tolist()) & set(taken) for part in np.array_split(np.array(LINES), 8))
+
+
+def test_merges_of_a_large_text_are_learned_from_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizing, "BPE_BYTES", 1_000)
+    monkeypatch.setattr(tokenizing, "_SPAN", 2_000)
     notes: list[str] = []
     corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
     store = tokenized(corpus, CONFIGS["bpe"], notes.append)
@@ -98,11 +76,10 @@ def test_merges_of_a_large_text_are_learned_from_a_part(
 GROWTH = """
 import sys
 from pathlib import Path
-from lmtrain.data import encoding, tokenizer, tokenizing
+from lmtrain.data import tokenizing
 from lmtrain.data.corpus import download
 from lmtrain.config.schema import DataConfig, TokenizerConfig
 
-encoding.SHARD_BYTES = 1 << 20
 data = DataConfig(source=sys.argv[1] + "/text", dir=Path(sys.argv[1], "data"))
 corpus = download(data)
 tokenizing.open_store = lambda *_: None

@@ -46,7 +46,7 @@ def test_the_text_is_encoded_by_the_file(file: Path, corpus: Corpus, notes: list
     for split, documents in OTHER.items():
         end = [] if words else [tokenizer.eos_id]
         expected = [token for lines in documents for token in [*tokenizer.encode("\n".join([*lines, ""])), *end]]
-        assert store.split(split).ids[:].tolist() == expected
+        assert store.split(split).ids.tolist() == expected
     unknown = "the tokenizer does not know all words: <unk> replaces 45% of train, 17% of valid"
     assert notes == [unknown] * words
     file.unlink()
@@ -62,5 +62,5 @@ def test_each_tokenizer_has_a_store_of_its_own(file: Path, corpus: Corpus, notes
     own = tokenized(corpus, TokenizerConfig(file=trained.folder / TOKENIZER), notes.append)
     assert len({store.folder for store in (trained, given, own)}) == 3
     assert trained.tokenizer.sha256 == own.tokenizer.sha256 != given.tokenizer.sha256
-    assert own.split("train").ids[:].tolist() == trained.split("train").ids[:].tolist()
+    assert own.split("train").ids.tolist() == trained.split("train").ids.tolist()
     assert sum("training a word tokenizer" in note for note in notes) == 1

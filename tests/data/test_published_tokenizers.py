@@ -129,7 +129,7 @@ def test_a_store_has_one_end_of_text_token_for_each_document(name: str, tmp_path
     notes: list[str] = []
     store = tokenized(corpus, TokenizerConfig(file=write(tmp_path, name)), notes.append)
     for split, documents in DOCUMENTS.items():
-        ids = store.split(split).ids[:]
+        ids = store.split(split).ids
         assert (ids == store.tokenizer.eos_id).sum() == len(documents)
         text = "".join(f"{line}\n" for lines in documents for line in lines)
         assert name not in EXACT or store.tokenizer.decode(ids.tolist()) == text

@@ -19,7 +19,7 @@ from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokens import TOKENIZER, TokenStore, find_store, open_store
 from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage.files import MANIFEST, sha256_bytes
-from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, flip, make_corpus, make_store, token_starts, tokenized
+from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, flip, make_corpus, make_store, tokenized
 
 FLOOR = {split: {"word_perplexity": 3.0, "nats": 1.0, "tokens": 1} for split in ("train", "valid")}
 
@@ -38,9 +38,9 @@ def notes() -> list[str]:
 def test_word_store_is_every_line_with_its_end(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     split = store.split("train")
-    assert store.tokenizer.decode(split.ids[:].tolist()) == "= One =\n\nthe cat sat on the mat\nthe <unk> é\n\n\n"
+    assert store.tokenizer.decode(split.ids.tolist()) == "= One =\n\nthe cat sat on the mat\nthe <unk> é\n\n\n"
     assert (split.tokens, split.words) == (18, 18)
-    assert store.tokenizer.decode(store.split("valid").ids[:].tolist()) == "the <unk> sat\non the mat\n"
+    assert store.tokenizer.decode(store.split("valid").ids.tolist()) == "the <unk> sat\non the mat\n"
     assert store.tokenizer.encode("dog") == [0], "words of other splits are not in the vocabulary"
 
 
@@ -49,10 +49,10 @@ def test_other_stores_are_the_text_with_a_token_at_each_document_s_end(kind: Kin
     store = make_store(tmp_path, kind)
     for name, texts in DOCUMENTS.items():
         split = store.split(name)
-        parts = np.split(split.ids[:], token_starts(store, name)[1:])
+        ends = np.flatnonzero(split.ids == store.tokenizer.eos_id) + 1
+        assert ends[-1] == split.tokens
+        parts = np.split(split.ids, ends[:-1])
         assert [store.tokenizer.decode(part.tolist()) for part in parts] == ["\n".join([*t, ""]) for t in texts]
-        assert [part[-1] for part in parts] == [store.tokenizer.eos_id] * len(texts)
-        assert (split.ids[:] == store.tokenizer.eos_id).sum() == len(texts)
 
 
 def test_counts_do_not_depend_on_the_tokenizer(kind: Kind, tmp_path: Path) -> None:
@@ -63,16 +63,21 @@ def test_counts_do_not_depend_on_the_tokenizer(kind: Kind, tmp_path: Path) -> No
     assert [store.split(name).bytes for name in store.splits] == [len(train.encode()), 23]
 
 
-def test_arrays_are_npy_files_of_the_smallest_type(tmp_path: Path) -> None:
+def test_ids_are_stored_in_the_smallest_type(tmp_path: Path) -> None:
     store = make_store(tmp_path)
-    loaded = np.load(store.folder / "train-00000.npy")
-    assert loaded.dtype == np.uint16
-    assert loaded.tolist() == store.split("train").ids[:].tolist()
-    assert np.load(store.folder / "train-00000.docs.npy").tolist() == [0, 12, 16]
+    loaded = np.fromfile(store.folder / "train.bin", np.uint16)
+    assert loaded.tolist() == store.split("train").ids.tolist()
     words = [f"w{number}" for number in range(2**16 - 1)]
     wide = make_store(tmp_path / "wide", documents={"train": [[" ".join(words)]]})
     assert wide.split("train").ids.dtype == np.uint32
     assert wide.split("train").ids[:-1].tolist() == [wide.tokenizer.encode(word)[0] for word in words]
+
+
+def test_counts_are_those_of_each_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = make_store(tmp_path).split("train")
+    expected = [(split.ids == index).sum() for index in range(20)]
+    monkeypatch.setattr(tokens_module, "_BLOCK", 7)
+    assert split.counts(20).tolist() == expected
 
 
 def test_one_very_long_line_is_cut_and_gives_the_same_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +91,7 @@ def test_one_very_long_line_is_cut_and_gives_the_same_words(tmp_path: Path, monk
 
 def test_an_empty_split_is_an_empty_array(kind: Kind, tmp_path: Path) -> None:
     split = make_store(tmp_path, kind, DOCUMENTS | {"test": []}).split("test")
-    assert (split.tokens, split.words, split.ids[:].tolist()) == (0, 0, [])
+    assert (split.tokens, split.words, split.ids.tolist()) == (0, 0, [])
 
 
 def test_missing_splits_are_named(tmp_path: Path) -> None:
@@ -134,7 +139,7 @@ def test_a_changed_corpus_has_a_store_beside_the_old_one(tmp_path: Path) -> None
         found = find_store(tmp_path, store.sha256)
         assert found is not None
         assert found.sha256 == store.sha256
-        flip(found.folder / "valid-00000.npy", 130)
+        flip(found.folder / "valid.bin", 2)
         assert find_store(tmp_path, store.sha256) is None
     assert find_store(tmp_path / "missing", new.sha256) is None
 
@@ -151,7 +156,7 @@ def test_a_store_of_another_configuration_is_made_again(tmp_path: Path, notes: l
 
 def test_a_damaged_store_is_made_again(tmp_path: Path, notes: list[str]) -> None:
     store = make_store(tmp_path)
-    flip(store.folder / "valid-00000.npy", 130)
+    flip(store.folder / "valid.bin", 2)
     assert tokenized(open_corpus(tmp_path / "tiny"), CONFIGS["word"], notes.append).sha256 == store.sha256
     assert "damaged" in notes[0]
 
@@ -195,7 +200,7 @@ def test_other_files_in_the_store_s_folder_are_never_deleted(tmp_path: Path) -> 
     assert (folder / "thesis.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["train-00000.npy", "train-00000.docs.npy", TOKENIZER, MANIFEST])
+@pytest.mark.parametrize("name", ["train.bin", TOKENIZER, MANIFEST])
 def test_truncated_and_changed_files_are_rejected(name: str, tmp_path: Path) -> None:
     path = make_store(tmp_path).folder / name
     sound = path.read_bytes()
@@ -217,23 +222,20 @@ def forge(store: TokenStore, name: str, content: bytes) -> None:
     (store.folder / MANIFEST).write_text(json.dumps(manifest))
 
 
-def test_files_that_are_no_array_of_the_tokens_are_rejected(tmp_path: Path) -> None:
+def test_files_of_another_length_are_rejected(tmp_path: Path) -> None:
     store = make_store(tmp_path)
-    ids = (store.folder / "train-00000.npy").read_bytes()
-    assert len(ids) == 164
-    shapes = [(17,), (19,), (2**62,), (2, 9), (-1,)]
-    headers = [f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) for shape in shapes]
-    wrong = [ids[:10] + header.encode() + b"\n" + ids[128:] for header in headers]
-    for content in [*wrong, *((ids + b"\0")[:size] for size in (0, 127, 128, 163, 165))]:
-        forge(store, "train-00000.npy", content)
-        with pytest.raises(LmtrainError, match="isn't an array of 18 uint16"):
+    ids = (store.folder / "train.bin").read_bytes()
+    assert len(ids) == 36
+    for size in (0, 35, 37, 38):
+        forge(store, "train.bin", (ids + b"\0\0")[:size])
+        with pytest.raises(LmtrainError, match="doesn't hold 18 ids"):
             open_store(store.folder)
 
 
 def test_ids_out_of_range_are_rejected(tmp_path: Path) -> None:
     store = make_store(tmp_path)
-    ids = (store.folder / "train-00000.npy").read_bytes()
-    forge(store, "train-00000.npy", ids[:-2] + np.uint16(store.tokenizer.vocab_size).tobytes())
+    ids = (store.folder / "train.bin").read_bytes()
+    forge(store, "train.bin", ids[:-2] + np.uint16(store.tokenizer.vocab_size).tobytes())
     with pytest.raises(LmtrainError, match="out of range"):
         open_store(store.folder)
 

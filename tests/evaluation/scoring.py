@@ -3,7 +3,6 @@
 import numpy as np
 import torch
 
-from lmtrain.data.ids import Ids
 from lmtrain.data.tokens import Split
 from lmtrain.evaluation.perplexity import Forward, Score, evaluate
 
@@ -12,7 +11,7 @@ CPU = torch.device("cpu")
 
 def split_of(ids: np.ndarray) -> Split:
     """Two tokens per word, five bytes per token."""
-    return Split(Ids([ids]), max(1, len(ids) // 2), 5 * len(ids))
+    return Split(ids, max(1, len(ids) // 2), 5 * len(ids))
 
 
 def score_of(

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from lmtrain.config.schema import Config
-from lmtrain.data.ids import Ids
 from lmtrain.data.order import Mode, batch
 from lmtrain.data.tokens import TokenStore
 from lmtrain.storage import checkpoint
@@ -119,7 +118,7 @@ def take_steps(training: Training, count: int) -> list[Step]:
     with pytest.MonkeyPatch.context() as patch:
         windows: list[int] = []
 
-        def noted(ids: Ids, starts: np.ndarray, context: int, mode: Mode) -> tuple[Tensor, Tensor]:
+        def noted(ids: np.ndarray, starts: np.ndarray, context: int, mode: Mode) -> tuple[Tensor, Tensor]:
             windows.extend(starts.tolist())
             return batch(ids, starts, context, mode)
 

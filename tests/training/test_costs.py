@@ -57,7 +57,7 @@ def test_operations_are_those_of_a_step(tiny: Config, store: TokenStore, kind: s
 def test_an_adaptive_output_counts_by_the_shares_of_its_tails(tiny: Config, store: TokenStore, mode: str) -> None:
     plain = change(tiny, model__mode=mode)
     config = change(plain, model__output="adaptive", model__output_cutoffs=[20, 60])
-    size, ids = store.tokenizer.vocab_size, store.split("train").ids[:]
+    size, ids = store.tokenizer.vocab_size, store.split("train").ids
     logits = 22 + 40 * np.mean((ids >= 20) & (ids < 60)) + (size - 60) * np.mean(ids >= 60)
     assert 22 < logits < 0.8 * size
     targets = 2 * (16 if mode == "causal" else 1)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from lmtrain.config.schema import Config
-from lmtrain.data.ids import Ids
 from lmtrain.data.tokens import TokenStore
 from lmtrain.training.compilation import Forward
 from lmtrain.training.loop import train_step
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def test_share_and_distribution() -> None:
     torch.manual_seed(1)
-    ids = Ids([np.array([7] * 6, np.uint16), np.array([8] * 3 + [9], np.uint16)])
+    ids = np.array([7] * 6 + [8] * 3 + [9], np.uint16)
     inputs = torch.zeros(200, 500, dtype=torch.int64)
     result = noisy(inputs, ids, 0.2)
     counts = torch.bincount(result.flatten(), minlength=10)[[0, 7, 8, 9]] / result.numel()
