@@ -69,8 +69,6 @@ class TrainConfig(Section):
     """Learning rate at the end, as a fraction of the peak."""
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled weight decay of matrices; norms, biases and slopes have none."""
-    embedding_weight_decay: float | None = Field(None, ge=0)
-    """Weight decay of the embedding; null = `weight_decay`."""
     beta1: Rate = 0.9
     """Decay of the mean of the gradient; Muon uses 0.95 for its matrices."""
     beta2: Rate = 0.95

@@ -77,25 +77,22 @@ def steps_before_decay(config: TrainConfig, budget: Budget) -> int:
 def make_optimizer(model: LanguageModel, config: TrainConfig) -> AdamW | Muon:
     """AdamW (Loshchilov & Hutter, 2019), fused; with `muon`, `Muon` for the hidden matrices and AdamW for the others.
 
-    Weight decay applies to matrices, with a rate of its own for the embedding, and not to vectors: norm gains, biases,
-    seeds and slopes are few and set a scale.
+    Weight decay applies to matrices and not to vectors: norm gains, biases, seeds and slopes are few and set a scale.
 
     A group's `lr_factor` multiplies the learning rate, since AdamW's updates do not depend on the scale of what they
     change. For the word embedding and an untied output layer of width E it is 1 / sqrt(E), as their elements start at
     1 / E instead of 1 / sqrt(E). For the gains of norms and of the token shift, which start near 1, it is 5.
     """
-    embedding = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     words = {id(weight) for weight in (model.embedding.weight, *model.output.parameters())}
     gains = {id(gain) for module in model.modules() if isinstance(module, GAINS) for gain in module.parameters()}
     factors = dict.fromkeys(words, model.embedding.embedding_dim**-0.5) | dict.fromkeys(gains, GAIN_FACTOR)
     matrices = model.hidden_matrices() if config.optimizer == "muon" else []
     decay = config.weight_decay
-    embedding_decay = decay if config.embedding_weight_decay is None else config.embedding_weight_decay
     groups: dict[tuple[float, float], list[Tensor]] = {}
     hidden = {id(parameter) for parameter in matrices}
     for parameter in model.parameters():
         if id(parameter) not in hidden:
-            rate = 0.0 if parameter.ndim < 2 else embedding_decay if id(parameter) in embedding else decay
+            rate = 0.0 if parameter.ndim < 2 else decay
             groups.setdefault((rate, factors.get(id(parameter), 1.0)), []).append(parameter)
     adamw = AdamW(
         [
