@@ -129,11 +129,11 @@ def prepare(wanted: Request, *, note: Note, progress: bool) -> tuple[Config, Tok
 def _tokens_of(wanted: Request, note: Note, progress: bool) -> TokenStore:
     """The token store to train on: for a run that exists the one that it was trained on, found by its hash, unless its
     text has changed; else a store that is made if it is missing."""
-    config, trained_on = wanted.config, _trained_on(wanted.run_dir)
-    if trained_on is None or wanted.stored is None:
+    config = wanted.config
+    if wanted.stored is None or not run_checkpoints.folders(wanted.run_dir):
         return prepare_store(config, note=note, progress=progress)
-    source = config.data.source
-    if source not in KNOWN and not Path(source).exists():
+    source, trained_on = config.data.source, _trained_on(wanted.run_dir)
+    if trained_on is not None and source not in KNOWN and not Path(source).exists():
         found = find_store(config.data.dir, trained_on)
         if found is not None:
             return found
@@ -152,7 +152,7 @@ def _asks_for_no_other(asked: TokenizerConfig, stored: TokenizerConfig) -> bool:
 
 
 def _trained_on(run_dir: Path) -> str | None:
-    """The hash of the tokens that a run was trained on, by its newest checkpoint; None if it has none."""
+    """The hash of the tokens that a run was trained on, by its newest checkpoint; None if no checkpoint has it."""
     for folder in reversed(run_checkpoints.folders(run_dir)):
         try:
             return str(read_manifest(folder, FORMAT)["store"])

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import lmtrain
 from lmtrain.config.loader import identity_difference
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
-from lmtrain.training.loop import train_step
+from lmtrain.training.loop import fit, train_step
+from lmtrain.training.request import prepare, request
 from lmtrain.training.state import new_training, restore
 from tests.helpers import state_hash
 from tests.stored.make import HERE, example, loss
@@ -45,6 +47,22 @@ def test_a_stored_run_can_be_resumed(name: str, tmp_path: Path, monkeypatch: pyt
     nats = [float(train_step(training, 0.01).loss) for _ in range(40)]
     assert training.counters.step == 50
     assert sum(nats[-10:]) < sum(nats[:10])
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_run_that_does_not_say_what_its_text_was_is_used_with_a_note(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, store = example()
+    shutil.copytree(HERE / name, tmp_path / "run")
+    score = lmtrain.load("run", checkpoint="last", device="cpu").evaluate(source="text.txt")
+    assert score.tokens == store.split("valid").tokens
+    assert "run is of an earlier version: whether" in capsys.readouterr().err
+    notes: list[str] = []
+    found = prepare(request(None, [], tmp_path / "run"), note=notes.append, progress=False)
+    assert fit(*found, tmp_path / "run", note=notes.append, quiet=True).step == 10
+    assert "the run is of an earlier version: whether its text is still the same can't be checked" in notes
 
 
 def test_every_format_has_its_example() -> None:
