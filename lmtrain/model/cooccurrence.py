@@ -64,4 +64,6 @@ def _pointwise_information(word: np.ndarray, context: np.ndarray, count: np.ndar
     places = torch.from_numpy(np.stack((word[positive], context[positive])))
     values = torch.from_numpy(information[positive].astype(np.float32))
     size = (vocab_size, columns)
-    return torch.sparse_coo_tensor(places, values, size, check_invariants=True, is_coalesced=True)
+    # PyTorch 2.11 warns where only the argument `check_invariants` says so.
+    with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
+        return torch.sparse_coo_tensor(places, values, size, is_coalesced=True)

@@ -57,6 +57,8 @@ class AlignedAttention(MultiHeadAttention, ABC):
 
     def _read(self, query: Tensor, memory: AlignedMemory, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         mask = memory.key.new_ones(1, 1, 1, memory.key.shape[-2], dtype=torch.bool) if mask is None else mask
+        if not query.shape[1]:  # a text whose length is predicted may be empty
+            return query, memory.key.new_zeros(*memory.key.shape[:2], 0, memory.key.shape[2])
         weights = self.align(split_heads(self.query(query), self.heads), memory, mask)
         memory.alignment = weights[:, :, -1]
         return self.output(join_heads(weights.to(memory.value.dtype) @ memory.value)), weights

@@ -49,6 +49,8 @@ def step_flops(model: LanguageModel, config: Config) -> float:
 
 def _matrix_products(config: ModelConfig, vocab_size: int, rows: int) -> int:
     """Of one micro-batch. Layers of a kind are alike, so one of each is counted, which is faster."""
+    if config.global_tokens:  # which lengthen the sequence of every layer
+        return _count(config, vocab_size, rows)
     outside = _count(config.model_copy(update={"layers": 0, "attention": "full"}), vocab_size, rows)
     return outside + sum(
         layers * (_count(config.model_copy(update={"layers": 1, "attention": kind}), vocab_size, rows) - outside)

@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmtrain.nn.encoder_decoder import Sizes
 from lmtrain.nn.non_autoregressive import Length, NonAutoregressive
@@ -40,6 +41,18 @@ def length_log_probs(model: NonAutoregressive, row: int) -> Tensor:
     memory = model.encoder(SOURCE[row : row + 1, : LENGTHS[row]])[0][0]
     logits: Tensor = model.length_classifier(sum(memory) / LENGTHS[row])
     return logits.log_softmax(-1)
+
+
+@pytest.mark.parametrize("cross_attention", ["softmax", "monotonic", "location"])
+def test_all_texts_may_be_empty(cross_attention: Literal["softmax", "monotonic", "location"]) -> None:
+    model = NonAutoregressive(replace(SIZES, cross_attention=cross_attention)).eval()
+    assert model.length_classifier is not None
+    nn.init.zeros_(model.length_classifier.weight)
+    model.length_classifier.bias.data[0] = 9.0
+    words, lengths = model.decode(SOURCE, VALID)
+    assert (words.shape, lengths.tolist()) == ((3, 0), [0, 0, 0])
+    expected = -model.length_classifier.bias.log_softmax(0)[0].item()
+    assert model.loss(SOURCE, TARGET[:, :0], VALID).item() == pytest.approx(expected)
 
 
 def test_it_computes_in_the_type_of_its_weights() -> None:

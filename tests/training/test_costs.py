@@ -35,6 +35,7 @@ KINDS: dict[str, dict[str, object]] = {
         "model__inducing_points": 3,
         "model__position": "learned",
     },
+    "global in one layer": {"model__attention": ["full", "global"], "model__layers": 2},
     "copy": {"model__copy": True, "model__embed_dim": 8, "model__tie_embeddings": False},
     "copy, windowed": {"model__copy": True, "model__mode": "windowed"},
     "bf16": {"train__precision": "bf16"},
