@@ -97,6 +97,7 @@ class StopSignal:
     def handle(self, number: int, _frame: FrameType | None) -> None:
         """The signal handler: records the signal; a SIGINT that is not the first signal calls `abort`."""
         if self.name is not None and number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third one would wait for a lock that this thread holds
             self._abort()
         first, self.name = self.name is None, signal.Signals(number).name
         if first and self._is_main:

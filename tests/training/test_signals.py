@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -20,6 +20,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.evaluation.perplexity import Score, evaluate
 from lmtrain.storage import run_folder
 from lmtrain.system import disk
+from lmtrain.system.signals import StopSignal
 from lmtrain.training import loop, validation
 from lmtrain.training.monitor import RunMonitor
 from tests.helpers import TINY, Child, default_interrupts
@@ -227,3 +228,22 @@ def test_signals_before_training_end_the_process(
     assert "Exception" not in seen + err
     assert not (tmp_path / "runs" / "sample" / "state.json").exists()
     assert only == signal.SIGTERM or not list(tmp_path.rglob(".tmp-*"))
+
+
+def test_a_third_ctrl_c_does_not_interrupt_the_end_that_the_second_one_began() -> None:
+    """It would wait forever for the lock that its own thread holds."""
+    found: list[object] = []
+
+    def abort() -> NoReturn:
+        found.append(signal.getsignal(signal.SIGINT))
+        raise SystemExit
+
+    before = signal.getsignal(signal.SIGINT)
+    stop = StopSignal(lambda number: number, abort, False)
+    try:
+        stop.handle(signal.SIGINT, None)
+        with pytest.raises(SystemExit):
+            stop.handle(signal.SIGINT, None)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert found == [signal.SIG_IGN]
