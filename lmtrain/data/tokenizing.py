@@ -6,7 +6,6 @@ batch of lines is held at a time, and the words of a vocabulary are counted with
 
 import re
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,9 @@ from lmtrain.system.messages import Note
 BPE_BYTES = 256 << 20
 """Text that merges are learned from, taken evenly from a larger corpus: more changes few of them and takes long."""
 _SPAN = 64 << 20
-"""Characters of which the first ones are taken."""
-CHECKED_LINES = 100
-"""Lines by which a tokenizer that is given is found to restore a text or not."""
+"""Characters of a larger corpus, of which those lines are taken that begin in the first part."""
+CHECKED_CHARACTERS = 16 << 10
+"""Text by which a tokenizer that is given is found to restore a text or not, to the end of a line."""
 _STORE_FILE = re.compile(r"(train|valid|test)\.bin|tokenizer\.json")
 
 
@@ -140,7 +139,11 @@ def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer,
 
 def _restores(tokenizer: Tokenizer, text: Path) -> bool:
     """Whether decoding gives back the start of a text."""
-    start = "".join(islice(lines_of(text), CHECKED_LINES))
+    start = ""
+    for line in lines_of(text):
+        start += line
+        if len(start) >= CHECKED_CHARACTERS:
+            break
     return tokenizer.decode(tokenizer.encode(start)) == start
 
 

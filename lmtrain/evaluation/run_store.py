@@ -52,9 +52,10 @@ def find_run_store(
 def check_same_corpus(members: Sequence[TrainedWeights]) -> None:
     """Raise LmtrainError unless all members were trained on the same tokens: the split of one may be in what another
     has learned."""
-    first = members[0]
-    for other in members[1:]:
-        if other.info.get("store") != first.info.get("store"):
+    first, *others = members
+    for other in others:
+        # Runs of earlier versions have a hash called `tokens`, by which two of them can be compared.
+        if any(other.info.get(name) != first.info.get(name) for name in ("store", "tokens")):
             raise LmtrainError(
                 f"{other.run_dir} and {first.run_dir} were trained on different corpora, and a split of one may "
                 "contain text that the other was trained on: leave one of them out, or score a file with --text"

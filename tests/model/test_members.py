@@ -1,5 +1,6 @@
 """The members of an ensemble are loaded as single runs are, and must fit each other."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +68,9 @@ def test_another_tokenizer_and_another_corpus_are_rejected(
     alone = [load(folder)[0] for folder in (first, tmp_path / "other")]
     with pytest.raises(LmtrainError, match=r"trained on different corpora, .* leave one of them out, or score a file"):
         check_same_corpus(alone)
+    # Of runs of earlier versions only their own kind of hash is known.
+    old = [replace(one, info={"tokens": name}) for one, name in zip(alone, "ab", strict=True)]
+    check_same_corpus([old[0], old[0]])
+    for other in (old[1], alone[0]):
+        with pytest.raises(LmtrainError, match="trained on different corpora"):
+            check_same_corpus([old[0], other])
