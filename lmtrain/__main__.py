@@ -1,10 +1,15 @@
 """`python -m lmtrain` is the `lmtrain` command."""
 
+import os
+import sys
+from pathlib import Path
+
 from lmtrain.system import signals
 
 
 def main() -> None:
     """Run the command line; Ctrl-C ends it without a traceback, even while its modules are imported."""
+    _open_closed_streams()
     signals.install()
     try:
         from lmtrain.cli.app import main as run
@@ -14,6 +19,13 @@ def main() -> None:
         signals.uninstall()
         if signals.ending():  # by whatever error: an interrupted import may replace the interrupt by its own
             raise SystemExit(signals.INTERRUPTED) from None
+
+
+def _open_closed_streams() -> None:
+    """Open the null device for each standard stream that is closed; else a file opened later gets its descriptor."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # the lowest free descriptor is always next
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 -- for good
 
 
 if __name__ == "__main__":

@@ -227,14 +227,17 @@ def test_a_checkpoint_that_cannot_be_read_is_not_set_aside(
     assert contents(run.folder) == before
 
 
-def test_a_checkpoints_folder_that_cannot_be_listed_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_listed_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: Path) -> NoReturn:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
+    unreadable = {run.folder / "checkpoints", run.folder.parent}
     iterdir = Path.iterdir
-    monkeypatch.setattr(Path, "iterdir", lambda path: fail(path) if path.name == "checkpoints" else iterdir(path))
+    monkeypatch.setattr(Path, "iterdir", lambda path: fail(path) if path in unreadable else iterdir(path))
     with pytest.raises(LmtrainError, match="checkpoints can't be read: Permission denied"):
         run_checkpoints.folders(run.folder)
+    with pytest.raises(LmtrainError, match=f"{run.folder.parent} can't be read: Permission denied"):
+        run_folder.find_run(None, run.folder.parent)
 
 
 def test_a_pipe_in_place_of_a_text_is_rejected(tmp_path: Path) -> None:

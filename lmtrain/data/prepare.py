@@ -13,6 +13,7 @@ from lmtrain.data.splits import Lines, write_split
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import Split, TokenStore, find_store
+from lmtrain.storage.files import writing
 
 
 def prepare_store(
@@ -40,8 +41,9 @@ def text_split(lines: Lines, tokenizer: Tokenizer, *, called: str, progress: boo
     They are written to a temporary folder; the ids are held in memory. Raises LmtrainError when there are no words,
     which the message says of `called`, and when `lines` does.
     """
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+    temporary = Path(tempfile.gettempdir())
+    with writing(temporary), tempfile.TemporaryDirectory(dir=temporary) as name:
+        folder = Path(name)
         counts = write_split(folder, "text", lines, progress, called)
         parts, replaced = zip(*encode_text(folder / "text.txt", tokenizer), strict=True)
     return Split(np.concatenate(parts), counts["words"] + counts["lines"], counts["bytes"], sum(replaced))

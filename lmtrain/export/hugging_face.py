@@ -24,7 +24,7 @@ def export(run_dir: Path, folder: Path, which: str | None, weights: str, note: N
     Raises LmtrainError as `trained_weights` does, for a windowed model, and where `folder` has other files than those
     of an earlier export, which is replaced.
     """
-    folder = folder.absolute()
+    folder = folder.resolve()  # a link is followed, not replaced
     _check_replaceable(folder)
     found = trained_weights(run_dir, which, weights, note)
     if found.config.model.mode != "causal":

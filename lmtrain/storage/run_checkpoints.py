@@ -136,7 +136,7 @@ def load_chosen(run_dir: Path, which: str | None, groups: tuple[str, ...], note:
     """
     candidates = best_first(run_dir) if which is None else []
     found, damaged = _first_good(candidates or [choose(run_dir, which or "best")], groups)
-    if which is None and not all(folder.exists() for folder, _ in damaged):
+    if not all(folder.exists() for folder, _ in damaged):
         return load_chosen(run_dir, which, groups, note)  # a run that is being trained has just replaced them
     if found is None:
         remedy = "choose another checkpoint" if which else "no other one is good, so train the model again"

@@ -57,8 +57,9 @@ def find_run(path: Path | None, runs_dir: Path) -> Path:
 
     Raises LmtrainError, naming the runs that there are, if there is none.
     """
-    runs = {folder.parent.parent for folder in runs_dir.glob("*/checkpoints/step-*") if folder.is_dir()}
-    runs = {run for run in runs if (run / CONFIG).is_file()}
+    with reading(runs_dir):
+        names = [*runs_dir.iterdir()] if runs_dir.is_dir() else []
+    runs = {run for run in names if any(run.glob("checkpoints/step-*")) and (run / CONFIG).is_file()}
     if path is not None:
         for folder in (path, runs_dir / path):
             if (folder / CONFIG).is_file():

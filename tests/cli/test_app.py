@@ -1,6 +1,7 @@
 """The app as a whole: help, exit codes, options that mean the same everywhere, and names that are no Unicode."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,18 @@ def test_a_name_that_is_not_utf8_is_called_so(lmtrain: Lmtrain, workdir: Path, a
     assert done.code == 2
     assert "is not UTF-8 text: rename what has this name" in done.err
     assert "YAML" not in done.err
+
+
+def test_closed_streams_are_the_null_device() -> None:
+    """Else a file that is opened later becomes the standard error of this process."""
+    script = """import os, sys
+from lmtrain.__main__ import _open_closed_streams
+_open_closed_streams()
+assert os.open("/dev/zero", os.O_RDONLY) > 2
+print("out")
+print("error", file=sys.stderr)
+assert sys.stdin.read() == ""
+"""
+    command = ["sh", "-c", 'exec "$0" -c "$1" <&- 2>&-', sys.executable, script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "out\n", "")

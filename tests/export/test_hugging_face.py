@@ -149,6 +149,14 @@ def test_only_an_earlier_export_is_replaced(lmtrain: Lmtrain, tmp_path: Path) ->
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "hf").symlink_to("disk")
+    export(stored_run(tmp_path / "run"), tmp_path / "hf", None, "auto")
+    assert (tmp_path / "hf").is_symlink()
+    assert (tmp_path / "disk" / "model.safetensors").is_file()
+
+
 def test_what_can_not_be_exported_is_rejected(lmtrain: Lmtrain, tmp_path: Path) -> None:
     windowed = stored_run(tmp_path / "windowed", mode="windowed")
     with pytest.raises(LmtrainError, match="windowed model, which predicts one token per window"):

@@ -89,8 +89,9 @@ def test_a_damaged_best_is_named_or_an_error(tmp_path: Path, file: str) -> None:
         run_checkpoints.load_chosen(tmp_path, None, ("model",), notes.append)
 
 
-def test_a_best_checkpoint_that_is_replaced_while_it_is_read_is_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("which", [None, "best", "last"])
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_no_damage(
+    tmp_path: Path, which: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a run that is being trained: it saves a better one and deletes the old one."""
     old, load = _save(tmp_path, 1, 2.0), checkpoint.load
@@ -103,7 +104,7 @@ def test_a_best_checkpoint_that_is_replaced_while_it_is_read_is_no_damage(
 
     monkeypatch.setattr(run_checkpoints, "load", replaced)
     notes: list[str] = []
-    found = run_checkpoints.load_chosen(tmp_path, None, ("model",), notes.append)
+    found = run_checkpoints.load_chosen(tmp_path, which, ("model",), notes.append)
     assert (found.folder.name, notes) == ("step-00000002", [])
 
 
