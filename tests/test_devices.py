@@ -80,7 +80,7 @@ def test_a_decoding_step_is_on_the_device_of_the_input(name: str) -> None:
 
 
 def test_a_tensor_on_another_device_and_a_value_read_by_the_host_are_errors() -> None:
-    with pytest.raises(RuntimeError, match="same device"):
+    with pytest.raises(RuntimeError, match="device"):
         torch.zeros(2, device=DEVICE) + torch.zeros(2)
     with pytest.raises(DataDependentOutputException):
         torch.zeros(2, device=DEVICE).sum().item()

@@ -88,7 +88,7 @@ def train_step(training: Training, lr: float, part: Part = nullcontext) -> StepR
     """One optimizer step over `batch_size` windows.
 
     The loss is the sum of nats over the count of all targets in the step, however they are divided into micro-batches.
-    If the gradient is not finite, the step is skipped: weights, averaged weights and optimizer state stay unchanged.
+    If the gradient is not finite, the step is skipped: weights and optimizer state stay unchanged.
     `part` is a context that is entered around each part of the step, by name, to measure it.
     """
     config, model, processes = training.config.train, training.model, training.parallel.processes
@@ -123,7 +123,7 @@ def train_step(training: Training, lr: float, part: Part = nullcontext) -> StepR
         training.scaler.update()
         training.optimizer.zero_grad(set_to_none=True)
         if training.ema is not None and config.ema is not None:
-            update_ema(training.ema, model, config.ema, step, skipped)
+            update_ema(training.ema, model, config.ema, step)
     training.counters.step += 1
     training.statistics.add(total, norm, skipped)
     return StepResult(total, norm, skipped)

@@ -154,12 +154,9 @@ def load_optimizer_tensors(
 
 
 @torch.no_grad()
-def update_ema(ema: dict[str, Tensor], model: nn.Module, decay: float, step: int, skipped: Tensor) -> None:
-    """Exponential moving average: move the averaged weights towards the model's by 1 - decay, faster early on.
-
-    If `skipped`, () bool on the device, they stay unchanged; the host does not wait for its value.
-    """
-    rate = (1.0 - min(decay, (1 + step) / (10 + step))) * ~skipped
+def update_ema(ema: dict[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
+    """Exponential moving average: move the averaged weights towards the model's by 1 - decay, faster early on."""
     parameters = dict(model.named_parameters())
-    for name, value in ema.items():
-        local(value).lerp_(local(parameters[name].detach()), rate)
+    current = [local(parameters[name].detach()) for name in ema]
+    averaged = [local(value) for value in ema.values()]
+    torch._foreach_lerp_(averaged, current, 1.0 - min(decay, (1 + step) / (10 + step)))

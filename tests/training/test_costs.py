@@ -107,7 +107,7 @@ def test_the_peak_of_a_step_is_near_the_estimate(
 
 def most_allocated(work: Callable[[], object]) -> int:
     """The most bytes of tensors that existed at one time of those that `work` made, by the allocator's own account."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         work()
     assert profiler.profiler is not None
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
