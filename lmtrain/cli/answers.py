@@ -47,7 +47,7 @@ def answer_all(trained: Run, options: Options, prompts: Iterator[Prompt], batch_
         unknown += sum(bool(unknown_words(tokenizer, text)) for text in inputs)
         cut += sum(len(tokenizer.encode(text)) > context for text in inputs)
     if unknown:
-        note(f"{unknown:,} of {count:,} prompts have words that are not in the vocabulary, read as <unk>")
+        note(f"{unknown:,} of {count:,} prompts have words that are not in the vocabulary")
     if cut:
         note(f"{cut:,} of {count:,} prompts are longer than the context {context:,}: only their ends are read")
 
@@ -120,7 +120,7 @@ def _warn(trained: Run, options: Options, prompt: str) -> None:
     if not text.strip():
         note("the prompt is empty: starting at the beginning of a line")
     if unknown := unknown_words(trained.tokenizer, text):
-        note(f"not in the vocabulary, read as <unk>: {', '.join(unknown)}")
+        note(f"not in the vocabulary: {', '.join(unknown)}")
     length, context = len(trained.tokenizer.encode(text)), trained.config.model.context
     if length > context:
         note(f"the prompt has {length:,} tokens and the context {context:,}: only the last {context:,} are read")

@@ -44,6 +44,7 @@ _MOST_MISTAKES = 5
 _LONGEST_VALUE = 200
 _MESSAGES = {
     "model_type": "a section holds one `field: value` per line",
+    "tuple_type": "a list is needed, as in [a, b]",
     "string_pattern_mismatch": "a name has letters, digits, `_`, `-` and `.` only, and does not begin with `-` or `.`",
 }
 """In place of pydantic's words for these types of error."""

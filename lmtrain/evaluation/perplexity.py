@@ -47,7 +47,7 @@ class Score:
     context: int
     stride: int
     unknown_share: float = 0.0
-    """Share of the split's tokens that are `<unk>` in place of another word."""
+    """Share of the split's tokens that stand for unknown words."""
     estimated: bool = False
     """Whether `words` and `bytes` are the split's times the share of its tokens that was scored."""
     floor: float | None = None
@@ -70,7 +70,7 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Bits per byte of UTF-8 text; None where `<unk>` stands for words, whose bytes were not predicted."""
+        """Bits per byte of UTF-8 text; None where there are unknown words, whose bytes were not predicted."""
         if self.unknown_share:
             return None
         return self.nats / math.log(2) / self.bytes
@@ -144,7 +144,7 @@ class Score:
         if not self.unknown_share:
             return ""
         share = f"{self.unknown_share:.2%}" if self.unknown_share >= 0.0001 else "less than 0.01%"
-        return f" (<unk> stands for {share} of the tokens)"
+        return f" ({share} of the tokens stand for unknown words)"
 
     def _estimated(self, name: str) -> str:
         unit, count = {

@@ -1,7 +1,7 @@
 """All options of a completion, validated together."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 StopKind = Literal["none", "line", "sentence", "document"]
 
@@ -22,7 +22,7 @@ class Options:
     its `length` tokens. The best `results` by score are returned: of a prompt's `samples` (None: all), or of the texts
     that `beams` find (None: one). Equal samples are all returned.
 
-    Raises ValueError for a number out of its range, and for options that contradict each other.
+    Raises ValueError for a value out of its range, and for options that contradict each other.
     """
 
     max_tokens: int = 100
@@ -43,7 +43,7 @@ class Options:
     """Keep the corpus's spacing in a word-level text, and read the prompt's words as they are."""
 
     def __post_init__(self) -> None:
-        self._check_ranges()
+        self._check_values()
         how = self.samples, self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
         if self.beams > 1 and how != (1, 0.0, 0, 1.0, 0.0, 1.0):
             raise ValueError("beams > 1 excludes sampling and a repetition penalty: a beam search ranks by probability")
@@ -52,14 +52,14 @@ class Options:
         texts = self.beams if self.beams > 1 else self.samples
         if self.results is not None and not 1 <= self.results <= texts:
             raise ValueError(f"results={self.results} must lie between 1 and the {texts} texts that are generated")
-        if "" in self.stop_strings:
-            raise ValueError("a stop string is empty")
+        if "" in self.stop_strings:  # or if it is one text
+            raise ValueError(f"stop_strings={self.stop_strings!r} must be a list of texts, none of them empty")
         try:
             "".join(self.stop_strings).encode()
         except UnicodeEncodeError:
             raise ValueError("a stop string has a lone surrogate: it is not Unicode text, so remove it") from None
 
-    def _check_ranges(self) -> None:
+    def _check_values(self) -> None:
         for name, least in (("max_tokens", 1), ("samples", 1), ("beams", 1), ("top_k", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
@@ -71,6 +71,8 @@ class Options:
             raise ValueError(f"min_p={self.min_p} must lie between 0 and 1")
         if not 1e-6 <= self.repetition_penalty <= 1e6:
             raise ValueError(f"repetition_penalty={self.repetition_penalty} must lie between 1e-6 and 1e6")
+        if self.stop not in get_args(StopKind):
+            raise ValueError(f"stop={self.stop!r} must be one of {', '.join(get_args(StopKind))}")
         if not abs(self.length_penalty) <= 10:
             raise ValueError(f"length_penalty={self.length_penalty} must lie between -10 and 10")
 

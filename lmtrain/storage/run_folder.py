@@ -46,7 +46,7 @@ def run_config(run_dir: Path) -> Config:
 def default_name(path: Path) -> str:
     """The name of a run without `run.name`: that of its configuration file, or else of its text."""
     given = path.parent if path.name == CONFIG and path.parent.name else path
-    name = _NOT_NAME.sub("_", given.stem).lstrip(".-")
+    name = _NOT_NAME.sub("_", given.name if given.is_dir() else given.stem).lstrip(".-")
     if not name:
         raise UsageError(f"a run can't be named after {path}: set run.name")
     return name

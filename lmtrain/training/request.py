@@ -27,6 +27,7 @@ from lmtrain.storage.files import read_manifest
 from lmtrain.storage.run_folder import CONFIG, TOKENIZER, default_name, find_run, run_config
 from lmtrain.system.device import choose_device, cores
 from lmtrain.system.messages import Note
+from lmtrain.training.budget import budget_steps, targets_per_step, targets_per_window
 
 ORDINARY_TEXT = 1 << 20, 0
 """Tokens, and vocabulary entries (0: not known): for what is checked before the text is read."""
@@ -81,9 +82,14 @@ def _automatic(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config
     train = _only(overrides, "train.device", "train.max_minutes", *(f"train.{name}" for name in BUDGETS)).train
     is_given = any(getattr(train, name) is not None for name in BUDGETS)
     minutes = train.max_minutes or (None if is_given else MINUTES)
-    epochs = min(train.epochs or math.inf, train.tokens / tokens if train.tokens else math.inf)
     cuda = choose_device(train.device).type == "cuda"
-    return load(automatic(tokens, vocab_size, cores(), cuda, minutes, epochs), overrides)
+
+    def recipe(epochs: float) -> Config:
+        return load(automatic(tokens, vocab_size, cores(), cuda, minutes, epochs), overrides)
+
+    config = recipe(math.inf)
+    steps = budget_steps(config, tokens / targets_per_window(config)) if is_given else None
+    return config if steps is None else recipe(steps * targets_per_step(config) / tokens)
 
 
 def _existing(run_dir: Path, overrides: Sequence[str]) -> Request:
@@ -102,13 +108,13 @@ def _located(config: Config, run_dir: Path) -> Config:
     data = {"dir": config.data.dir.absolute(), **({"source": str(source.absolute())} if is_path else {})}
     # A folder that was renamed may have a name that no new run can have; its runs are found by their folders.
     name = run_dir.name if re.match(RUN_NAME, run_dir.name) else None
+    base, teachers = config.train.init_from, config.train.teacher
+    runs = {"init_from": base and base.absolute(), "teacher": tuple(path.absolute() for path in teachers)}
     return config.model_copy(
         update={
             "run": config.run.model_copy(update={"name": name, "dir": run_dir.parent}),
             "data": config.data.model_copy(update=data),
-            "train": config.train.model_copy(
-                update={"teacher": tuple(path.absolute() for path in config.train.teacher)}
-            ),
+            "train": config.train.model_copy(update=runs),
         }
     )
 

@@ -153,7 +153,7 @@ def test_plain_prompts_are_read_like_spaced_out_ones(
     for arguments in ([plain], ["--prompts", "one.txt"], []):
         give(monkeypatch, plain.encode())
         assert answer(*arguments) == expected
-    assert "read as <unk>: (in, 16),, 1,200.8;\n" in answer(plain, "--raw")[1]
+    assert "not in the vocabulary: (in, 16),, 1,200.8;\n" in answer(plain, "--raw")[1]
     assert "1 of 1 prompts have words" in answer("--raw", "--prompts", "one.txt")[1]
     shown = lmtrain("generate", plain, "-n", "4", "--greedy").out
     assert shown.startswith(plain)
@@ -183,7 +183,7 @@ def test_a_prompt_that_is_empty_long_or_strange_gets_a_note(lmtrain: Lmtrain, wo
     assert "only the last 16 are read" in done.err
     done = lmtrain("generate", "the xyzzy the xyzzy", "-n", "2")
     assert done.code == 0
-    assert "read as <unk>: xyzzy\n" in done.err
+    assert "not in the vocabulary: xyzzy\n" in done.err
 
 
 def test_the_compiler_is_not_loaded(workdir: Path) -> None:

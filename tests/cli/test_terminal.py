@@ -77,7 +77,7 @@ def test_a_conversation(workdir: Path) -> None:
         screen.process.send_signal(signal.SIGINT)
         screen.wait_for("\nprompt> ")
         screen.type("A xyzzy, the\n")
-        screen.wait_for("read as <unk>: xyzzy\n")
+        screen.wait_for("not in the vocabulary: xyzzy\n")
         screen.wait_for(r"A xyzzy, the(\W*\w+){5}")
         screen.process.send_signal(signal.SIGINT)
         screen.wait_for("\nprompt> ")

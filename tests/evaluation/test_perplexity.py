@@ -123,7 +123,10 @@ UNKNOWN = dataclasses.replace(WORDS, unknown_share=0.25)
 RARELY_UNKNOWN = dataclasses.replace(WORDS, unknown_share=0.00002)
 BITS, TOKENS = "bits per byte 0.7213 over 1,600 bytes", "token perplexity 7.389 over 400 tokens"
 SAME, LONGER = "word perplexity 7.389 over 400 words", "word perplexity 54.598 over 200 words"
-QUARTER, RARE = " (<unk> stands for 25.00% of the tokens)", " (<unk> stands for less than 0.01% of the tokens)"
+QUARTER, RARE = (
+    " (25.00% of the tokens stand for unknown words)",
+    " (less than 0.01% of the tokens stand for unknown words)",
+)
 WORD_COUNT, BYTE_COUNT = " (word count estimated)", " (byte count estimated)"
 
 

@@ -142,6 +142,8 @@ CONTRADICTIONS: list[dict[str, Any]] = [
     {"results": 2},
     {"results": 0},
     {"beams": 2, "results": 3},
+    {"stop": "sentance"},
+    {"stop_strings": "end"},
     {"stop_strings": ("a", "")},
     {"stop_strings": ("\ud800",)},
     {"length_penalty": float("nan")},
@@ -152,5 +154,5 @@ CONTRADICTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", CONTRADICTIONS, ids=str)
 def test_contradictions_are_rejected(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"samples=|results=|stop string|length_penalty=|beams > 1"):
+    with pytest.raises(ValueError, match=r"(samples|results|stop|stop_strings|length_penalty)=|stop string|beams > 1"):
         Options(**options)

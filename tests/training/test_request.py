@@ -77,6 +77,18 @@ def test_the_sizes_follow_from_the_minutes_and_the_dropout_from_the_epochs() -> 
     assert automatic(10**4, 1000, 2, False, MINUTES, epochs=1).model.dropout == 0
 
 
+def test_the_dropout_depends_on_how_often_the_text_is_read_whatever_the_unit_of_the_budget(folder: Path) -> None:
+    fields = ["data.source=book.txt", "model.context=16", "train.batch_size=4"]
+
+    def dropout(budget: str) -> float:
+        config, store = prepare(request(None, [*fields, budget]), note=ignore, progress=False)
+        assert store.split("train").tokens > 500  # an epoch has 8 steps or more
+        return config.model.dropout
+
+    assert [dropout(budget) for budget in ("train.steps=8", "train.tokens=512", "train.epochs=1")] == [0.0] * 3
+    assert [dropout(f"train.{budget}") for budget in ("steps=90000", "tokens=9000000", "epochs=90")] == [0.2] * 3
+
+
 def test_a_smaller_text_is_regularized_more() -> None:
     dropouts = [automatic(tokens, 1000, 2, False, MINUTES).model.dropout for tokens in (10**4, 10**6, 10**8)]
     assert dropouts == sorted(dropouts, reverse=True)
@@ -117,9 +129,10 @@ def test_an_existing_run_keeps_its_configuration_anywhere(folder: Path, monkeypa
     assert last_hash(Path("runs/book")) == whole
 
 
-def test_a_teacher_is_found_from_any_folder(folder: Path) -> None:
-    wanted = request(None, ["data.source=book.txt", "train.teacher=runs/large"])
+def test_other_runs_are_found_from_any_folder(folder: Path) -> None:
+    wanted = request(None, ["data.source=book.txt", "train.teacher=runs/large", "train.init_from=runs/base"])
     assert wanted.config.train.teacher == (folder / "runs/large",)
+    assert wanted.config.train.init_from == folder / "runs/base"
 
 
 @pytest.mark.parametrize("name", ["my book", "."])
@@ -172,7 +185,9 @@ def test_a_bpe_run_of_an_earlier_version_keeps_its_vocabulary(folder: Path) -> N
         shutil.rmtree("data")
 
 
-def test_the_name_of_a_run_follows_from_its_configuration_or_its_text() -> None:
+def test_the_name_of_a_run_follows_from_its_configuration_or_its_text(tmp_path: Path) -> None:
+    folder = tmp_path / "texts.2024"
+    folder.mkdir()
     for path, name in (
         ("configs/my.yaml", "my"),
         ("runs/my/config.yaml", "my"),
@@ -181,6 +196,7 @@ def test_the_name_of_a_run_follows_from_its_configuration_or_its_text() -> None:
         ("m\u00b2.txt", "m\u00b2"),
         ("owner/name", "name"),
         (".hidden.txt", "hidden"),
+        (str(folder), "texts.2024"),
     ):
         assert default_name(Path(path)) == name
         assert RunConfig(name=name).name == name
