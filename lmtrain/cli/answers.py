@@ -6,17 +6,14 @@ In a conversation, Ctrl-C ends the text that is being generated; at the prompt i
 import importlib.util
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from lmtrain.api.run import Run
 from lmtrain.errors import LmtrainError
-from lmtrain.generation.attention import MAX_ROWS, pool_weights
-from lmtrain.generation.complete import Completed, as_json
+from lmtrain.generation.complete import as_json
 from lmtrain.generation.options import Options
 from lmtrain.generation.prompts import Prompt, batches
 from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import TextStreamer, prompt_for_model, unknown_words
-from lmtrain.model.language_model import LanguageModel
 from lmtrain.system.escapes import for_terminal, to_json
 from lmtrain.system.memory import enough_memory
 from lmtrain.system.messages import note
@@ -26,13 +23,15 @@ REMEDY = "lower --batch-size, --samples, --beams or --max-tokens"
 ASK = "prompt> "
 
 
-def answer(trained: Run, options: Options, prompt: str, picture: Path | None, as_json_lines: bool) -> None:
-    """Print the texts for one prompt; on a terminal, a single text is streamed. `picture`: draw the attention there."""
-    if picture is not None and not picture.parent.is_dir():
-        raise LmtrainError(f"the folder of {picture} does not exist: make it first")
-    completed = _answer(trained, options, prompt, 0, as_json_lines)
-    if picture is not None:
-        _draw(trained, prompt_for_model(trained.tokenizer, prompt, options.raw), completed, picture)
+def answer(trained: Run, options: Options, prompt: str, as_json_lines: bool, number: int = 0) -> None:
+    """Print the texts for the prompt of this number, from 0; on a terminal, a single text is streamed."""
+    _warn(trained, options, prompt)
+    is_single = options.beams == 1 and options.samples == 1  # its tokens are final when they are generated
+    with enough_memory(REMEDY):
+        if sys.stdout.isatty() and is_single and not as_json_lines:
+            _stream(trained, options, prompt, number)
+        else:
+            _complete(trained, options, [Prompt(number + 1, prompt)], number, as_json_lines)
 
 
 def answer_all(trained: Run, options: Options, prompts: Iterator[Prompt], batch_size: int, as_json_lines: bool) -> None:
@@ -62,7 +61,7 @@ def converse(trained: Run, options: Options) -> None:
         if not prompt:
             continue
         try:
-            _answer(trained, options, prompt, number, as_json_lines=False)
+            answer(trained, options, prompt, as_json_lines=False, number=number)
         except KeyboardInterrupt:
             forget()
             _write("\n")
@@ -71,7 +70,7 @@ def converse(trained: Run, options: Options) -> None:
         number += 1
 
 
-def _stream(trained: Run, options: Options, prompt: str, number: int) -> Completed:
+def _stream(trained: Run, options: Options, prompt: str, number: int) -> None:
     """Write the prompt and its text to standard output, each word as it is generated."""
     stops = Stops(trained.tokenizer, options.stop, options.stop_strings)
     streamer = TextStreamer(trained.tokenizer, prompt, stops, options.raw)
@@ -81,22 +80,9 @@ def _stream(trained: Run, options: Options, prompt: str, number: int) -> Complet
     )
     rest = streamer.close()
     _write(rest + ("" if completed.completions[0].text.endswith("\n") else "\n"))
-    return completed
 
 
-def _answer(trained: Run, options: Options, prompt: str, number: int, as_json_lines: bool) -> Completed:
-    """Print the texts for the prompt of this number, from 0; on a terminal, a single text is streamed."""
-    _warn(trained, options, prompt)
-    is_single = options.beams == 1 and options.samples == 1  # its tokens are final when they are generated
-    with enough_memory(REMEDY):
-        if sys.stdout.isatty() and is_single and not as_json_lines:
-            return _stream(trained, options, prompt, number)
-        return _complete(trained, options, [Prompt(number + 1, prompt)], number, as_json_lines)[0]
-
-
-def _complete(
-    trained: Run, options: Options, prompts: list[Prompt], first: int, as_json_lines: bool
-) -> list[Completed]:
+def _complete(trained: Run, options: Options, prompts: list[Prompt], first: int, as_json_lines: bool) -> None:
     """Complete and print a batch of prompts, of which the first has the number `first`."""
     texts = [prompt.text for prompt in prompts]
     completed = trained.complete(texts, options, first=first)
@@ -111,7 +97,6 @@ def _complete(
                 print(f"--- {number} of {len(result.completions)}: {share}")
             print(for_terminal((result.shown + completion.text).removesuffix("\n")))
     sys.stdout.flush()
-    return completed
 
 
 def _warn(trained: Run, options: Options, prompt: str) -> None:
@@ -124,19 +109,6 @@ def _warn(trained: Run, options: Options, prompt: str) -> None:
     length, context = len(trained.tokenizer.encode(text)), trained.config.model.context
     if length > context:
         note(f"the prompt has {length:,} tokens and the context {context:,}: only the last {context:,} are read")
-
-
-def _draw(trained: Run, prompt: str, completed: Completed, path: Path) -> None:
-    """The picture of the best text after `prompt`, which is given as the model reads it."""
-    from lmtrain.generation.picture import save_png, word_map  # loads an imaging library
-
-    ids, model = completed.completions[0].ids, trained.model
-    assert isinstance(model, LanguageModel)  # the option is for a single run
-    rows, columns, weights = pool_weights(model, trained.tokenizer, prompt, ids)
-    if len(rows) < len(ids):
-        note(f"{path} shows the first {MAX_ROWS} words of the text")
-    save_png(word_map(rows, columns, weights), path)
-    note(f"attention weights of the pool: {path}")
 
 
 def _ask() -> str | None:

@@ -127,10 +127,6 @@ def generate(
         bool,
         _option(OUTPUT, "No detokenization: print and read words as the corpus has them (` @-@ `, ` , `).", "--raw"),
     ] = False,
-    show_attention: Annotated[
-        Path | None,
-        _option(OUTPUT, "Draw the pool's attention weights for each word of the best text.", metavar="FILE.png"),
-    ] = None,
 ) -> None:
     """Continue prompts by sampling, greedily, or by beam search.
 
@@ -143,13 +139,9 @@ def generate(
         raise UsageError(f"{chosen[0]} excludes {', '.join(others)}: leave out one or the other")
     if prompt is not None and prompts is not None:
         raise UsageError("a prompt and --prompts exclude each other: leave out one of them")
-    if show_attention is not None and (prompts is not None or show_attention.suffix.lower() != ".png"):
-        raise UsageError("--show-attention draws one text into one picture: give one prompt, and a name FILE.png")
-    if show_attention is not None and len(run or []) > 1:
-        raise UsageError("--show-attention draws how one run reads a text: give one --run")
     asks = prompt is None and prompts is None and sys.stdin.isatty()
-    if asks and (as_json or show_attention is not None):
-        raise UsageError("--json and --show-attention need a prompt: give one as an argument")
+    if asks and as_json:
+        raise UsageError("--json needs a prompt: give one as an argument")
 
     from lmtrain.api.run import load
     from lmtrain.cli.answers import answer, answer_all, converse
@@ -192,7 +184,7 @@ def generate(
     elif asks:
         converse(trained, options)
     else:
-        answer(trained, options, read_all(sys.stdin.buffer) if prompt is None else prompt, show_attention, as_json)
+        answer(trained, options, read_all(sys.stdin.buffer) if prompt is None else prompt, as_json)
 
 
 def _check_overrides(prompt: str | None, overrides: list[str]) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.generation.picture import heatmap
 from lmtrain.storage.files import write_error
+from lmtrain.training.heatmap import heatmap
 
 CHARTS = {
     ("train", "loss"): "loss/train",

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from lmtrain.generation.options import Options
 from tests.helpers import Lmtrain
@@ -164,14 +163,6 @@ def test_a_stop_string_ends_the_text(lmtrain: Lmtrain, workdir: Path) -> None:
     done = lmtrain("generate", "The river", "--seed", "3", "--json", "--stop-string", "xyz", "--stop-string", " ")
     (completion,) = json.loads(done.out)["completions"]
     assert (completion["reason"], completion["text"].strip()) == ("stop string ' '", "")
-
-
-def test_show_attention_draws_a_picture(lmtrain: Lmtrain, workdir: Path) -> None:
-    done = lmtrain("generate", "The river", "-n", "60", "--show-attention", "pool.png")
-    assert done.code == 0, done.err
-    assert "pool.png shows the first 48 words" in done.err
-    with Image.open(workdir / "pool.png") as picture:
-        assert picture.height > 3 * 48 * 20
 
 
 def test_a_prompt_that_is_empty_long_or_strange_gets_a_note(lmtrain: Lmtrain, workdir: Path) -> None:

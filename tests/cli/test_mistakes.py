@@ -70,8 +70,6 @@ WRONG_USAGE = {
     "samples of one text": (["generate", "x", "--samples", "2", "--temperature", "0"], "temperature 0"),
     "top-p": (["generate", "x", "--top-p", "0"], "top_p=0"),
     "half a stop character": (["generate", "x", "--stop-string", "a\udcff"], "a stop string has a lone surrogate"),
-    "picture of many": (["generate", "--prompts", "own.txt", "--show-attention", "x.png"], "--show-attention"),
-    "picture of no kind": (["generate", "x", "--show-attention", "x.txt"], "FILE.png"),
 }
 """The command or the configuration is wrong: exit code 2."""
 FAILURES = {
@@ -101,7 +99,6 @@ FAILURES = {
     "missing prompts": (["generate", "--prompts", "nowhere.txt"], "nowhere.txt can't be read"),
     "prompts in another form": (["generate", "--prompts", "a.json"], "a .jsonl file of lines like"),
     "damaged prompts": (["generate", "--prompts", "bad.jsonl"], "bad.jsonl, line 2, is not JSON"),
-    "picture nowhere": (["generate", "x", "--show-attention", "nowhere/x.png"], "the folder of nowhere/x.png"),
     "half a character": (["generate", "\ud800"], "lone surrogate"),
 }
 """The command is right, and what it names or reads is not: exit code 1."""

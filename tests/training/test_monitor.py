@@ -25,8 +25,8 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
-from lmtrain.generation.picture import heatmap
 from lmtrain.training import samples
+from lmtrain.training.heatmap import heatmap
 from lmtrain.training.monitor import Monitor, RunMonitor
 from tests.training.helpers import start
 
