@@ -83,7 +83,7 @@ class Run:
         return build_members(self.members, self.device)
 
     @functools.cached_property
-    def _generator(self) -> Predictor:
+    def _packed_model(self) -> Predictor:
         """The model with packed weights, for inference only."""
         model = build_members(self.members, self.device)
         pack(model, choose_precision(self.precision or "auto", self.device))
@@ -116,7 +116,7 @@ class Run:
         """The completions of each prompt, best first: see `generation.complete.complete`."""
         # It makes every operator a little cheaper to call. A GPU replays its steps, and would gain nothing.
         with torch.inference_mode(self.device.type == "cpu"):
-            return complete(self._generator, self.tokenizer, prompts, options, first=first, on_token=on_token)
+            return complete(self._packed_model, self.tokenizer, prompts, options, first=first, on_token=on_token)
 
     # Scores
 

@@ -69,7 +69,7 @@ def _cost_lines(result: dict[str, Any], minutes: float | None) -> list[str]:
         f"run              {run}, without evaluations",
         f"                 at {estimate['utilization']:.0%} of the {peak} of a matrix product on this {place} in "
         f"{estimate['precision']}",
-        f"memory           {needed} (estimated) of {available}",
+        f"memory           {needed} of tensors (estimated) of {available}",
         *(f"  {name:16} {quantity(size, 'B')}" for name, size in sizes.items()),
     ]
 

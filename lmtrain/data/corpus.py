@@ -17,7 +17,7 @@ from lmtrain.data.sources import KNOWN, find_source
 from lmtrain.data.splits import Counts, SplitName, Text, cut_split, write_split
 from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, recover, sha256_bytes, verify
-from lmtrain.system.messages import Note
+from lmtrain.system.messages import Note, ignore
 
 FORMAT = "lmtrain-corpus/1"
 _SPLITS = ("train", "valid", "test")
@@ -64,9 +64,7 @@ def open_corpus(folder: Path) -> Corpus:
     return Corpus(folder, manifest)
 
 
-def download(
-    data: DataConfig, *, force: bool = False, note: Note = lambda _message: None, progress: bool = False
-) -> Corpus:
+def download(data: DataConfig, *, force: bool = False, note: Note = ignore, progress: bool = False) -> Corpus:
     """The corpus of `data.source`: an existing one if source and content are unchanged, else a new one.
 
     `note` receives one-line messages. What killed processes left half-written in `data.dir` is deleted first.

@@ -21,7 +21,7 @@ from lmtrain.errors import LmtrainError
 _BATCH = 1024
 _CARD = "README.md"
 _SHARDS = "data/*-?????-of-?????*.*"
-"""Where a card names no files, those of such names are the data set, whatever else the repository holds."""
+"""Where a card names no files, those of such names are the dataset, whatever else the repository holds."""
 
 
 class _SplitFiles(BaseModel):
@@ -46,7 +46,7 @@ class _Subset(BaseModel):
 
 
 class _Card(BaseModel):
-    """The machine-readable part of a data set's card, as the hub documents it."""
+    """The machine-readable part of a dataset's card, as the hub documents it."""
 
     license: str | list[str] | None = None
     configs: list[_Subset] | None = None
@@ -63,7 +63,7 @@ def fetch(dataset: str, subset: str | None, revision: str | None, text_column: s
     chosen = _choose(dataset, subset, card.configs or [])
     paths = [path for paths in chosen.patterns().values() for path in paths]
     if any(":" in path or path.startswith("/") or ".." in path.split("/") for path in [*paths, chosen.data_dir]):
-        raise LmtrainError(f"the card of data set {dataset} names files outside the data set: choose another")
+        raise LmtrainError(f"the card of dataset {dataset} names files outside the dataset: choose another")
     commit = folder.name
     if paths:  # in the client's patterns a single `*` spans folders
         _download(dataset, commit, [path.removeprefix("./").replace("**/", "*") for path in paths])
@@ -77,7 +77,7 @@ def fetch(dataset: str, subset: str | None, revision: str | None, text_column: s
     about = {
         "source": dataset,
         "revision": commit,
-        "licence": ", ".join(card.license) if isinstance(card.license, list) else card.license,
+        "license": ", ".join(card.license) if isinstance(card.license, list) else card.license,
     }
     rows = {split: _rows(dataset, folder, split, splits[split], text_column) for split in splits}
     return Text({split: row_lines(rows[split]) for split in splits}, about)
@@ -106,7 +106,7 @@ def _download(dataset: str, revision: str | None, patterns: list[str] | None) ->
     try:
         return Path(snapshot_download(dataset, repo_type="dataset", revision=revision, allow_patterns=patterns))
     except HFValidationError as error:
-        raise LmtrainError(f"{dataset} can't be the name of a data set on the hub: check data.source") from error
+        raise LmtrainError(f"{dataset} can't be the name of a dataset on the hub: check data.source") from error
     except (*http, RuntimeError) as error:  # a failed transfer of a large file, by hf_xet, is a RuntimeError
         raise LmtrainError(_reason(error, dataset, revision)) from error
 
@@ -115,7 +115,7 @@ def _reason(error: BaseException, dataset: str, revision: str | None) -> str:
     """Why a download failed and what to do about it."""
     from huggingface_hub import errors, is_offline_mode
 
-    name = f"data set {dataset}" + (f" at revision {revision}" if revision else "")
+    name = f"dataset {dataset}" + (f" at revision {revision}" if revision else "")
     is_missing = isinstance(error, errors.LocalEntryNotFoundError)
     cause = (is_missing and error.__cause__) or error
     status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else None
@@ -147,7 +147,7 @@ def _card(dataset: str, path: Path) -> _Card:
     try:
         return _Card.model_validate(DatasetCard.load(path).data.to_dict())
     except (ValueError, yaml.YAMLError) as error:
-        raise LmtrainError(f"the card of data set {dataset} can't be read: choose another revision") from error
+        raise LmtrainError(f"the card of dataset {dataset} can't be read: choose another revision") from error
 
 
 def _choose(dataset: str, name: str | None, subsets: list[_Subset]) -> _Subset:
@@ -157,17 +157,17 @@ def _choose(dataset: str, name: str | None, subsets: list[_Subset]) -> _Subset:
         found = [subset for subset in subsets if subset.config_name == name]
         if not found:
             has = f"choose one of {names}" if names else "it has none, so leave data.subset out"
-            raise LmtrainError(f"data set {dataset} has no subset {name}: {has}")
+            raise LmtrainError(f"dataset {dataset} has no subset {name}: {has}")
     else:
         found = [subset for subset in subsets if len(subsets) == 1 or subset.default or subset.config_name == "default"]
         if subsets and not found:
-            raise LmtrainError(f"data set {dataset} has several subsets: set data.subset to one of {names}")
+            raise LmtrainError(f"dataset {dataset} has several subsets: set data.subset to one of {names}")
     return found[0] if found else _Subset()
 
 
 @contextmanager
 def _reading(dataset: str, folder: Path) -> Iterator[None]:
-    """Raise LmtrainError, naming the data set, where its files can't be read."""
+    """Raise LmtrainError, naming the dataset, where its files can't be read."""
     from datasets.exceptions import DatasetsError
     from pyarrow import ArrowException
 
@@ -175,7 +175,7 @@ def _reading(dataset: str, folder: Path) -> Iterator[None]:
         yield
     except (DatasetsError, ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         raise LmtrainError(
-            f"data set {dataset} has a file that can't be read ({type(error).__name__}): if its download was damaged, "
+            f"dataset {dataset} has a file that can't be read ({type(error).__name__}): if its download was damaged, "
             f"delete {folder.parents[1]} and download it again"
         ) from error
 
@@ -192,14 +192,14 @@ def _open(dataset: str, folder: Path, subset: _Subset) -> dict[str, Any]:
             else:
                 found = datasets.load_dataset(str(folder), subset.config_name, data_files=files, streaming=True)
         except FileNotFoundError as error:
-            raise LmtrainError(f"data set {dataset} has no data files of a known kind: choose another") from error
+            raise LmtrainError(f"dataset {dataset} has no data files of a known kind: choose another") from error
     names = [split for split in found if split in SPLIT_NAMES]
     splits = {SPLIT_NAMES[split]: found[split] for split in names}
     if "train" not in splits:
-        raise LmtrainError(f"data set {dataset} has no train split (it has {', '.join(found)}): choose another")
+        raise LmtrainError(f"dataset {dataset} has no train split (it has {', '.join(found)}): choose another")
     if len(splits) < len(names):
         raise LmtrainError(
-            f"data set {dataset} has one split under several names ({', '.join(names)}): download its files into a "
+            f"dataset {dataset} has one split under several names ({', '.join(names)}): download its files into a "
             "folder, keep one of them, and give the folder as data.source"
         )
     return splits
@@ -211,7 +211,7 @@ def _rows(dataset: str, folder: Path, split: str, data: Any, text_column: str) -
     with _reading(dataset, folder):
         for table in data.with_format("arrow").iter(_BATCH):
             if text_column not in table.column_names:
-                raise no_column(f"data set {dataset}", text_column, table.column_names)
+                raise no_column(f"dataset {dataset}", text_column, table.column_names)
             for value in table.column(text_column):
                 number += 1
-                yield text_row(value.as_py(), text_column, f"data set {dataset}, {split}, row {number},")
+                yield text_row(value.as_py(), text_column, f"dataset {dataset}, {split}, row {number},")

@@ -1,7 +1,6 @@
 """The two ways to tokens: what a configuration asks for as a token store, one text as a split."""
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +13,14 @@ from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import Split, TokenStore, find_store
 from lmtrain.storage.files import writing
+from lmtrain.system.messages import Note
 
 
 def prepare_store(
     config: Config,
     *,
     trained_on: str | None = None,
-    note: Callable[[str], None],
+    note: Note,
     progress: bool,
 ) -> TokenStore:
     """The token store of a configuration; a missing corpus is downloaded first.

@@ -22,7 +22,7 @@ from lmtrain.system.messages import Note
 
 _WIKITEXT = "Salesforce/wikitext"
 _WIKITEXT_REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
-_WIKITEXT_LICENCE = "CC BY-SA 3.0 and GFDL"
+_WIKITEXT_LICENSE = "CC BY-SA 3.0 and GFDL"
 _WIKITEXT_SUBSETS = {
     "wikitext-2": "wikitext-2-v1",
     "wikitext-2-raw": "wikitext-2-raw-v1",
@@ -128,7 +128,7 @@ def _sample(data: DataConfig) -> Source:
 
     def read(_progress: bool) -> Text:
         splits = {split: SampleSplit(count, _SAMPLE_SEEDS[split]) for split, count in tokens.items()}
-        return Text(splits, {"licence": "generated text, free of rights"})
+        return Text(splits, {"license": "generated text, free of rights"})
 
     return Source(f"sample-{data.sample_tokens}", origin, read)
 
@@ -144,6 +144,6 @@ def _hub(data: DataConfig, dataset: str, subset: str | None, revision: str | Non
         from lmtrain.data.hub import fetch
 
         text = fetch(dataset, subset, revision, data.text_column, progress=progress)
-        return Text(text.splits, text.about | ({"licence": _WIKITEXT_LICENCE} if dataset == _WIKITEXT else {}))
+        return Text(text.splits, text.about | ({"license": _WIKITEXT_LICENSE} if dataset == _WIKITEXT else {}))
 
     return Source(name, origin, read)

@@ -1,17 +1,18 @@
 """Which files of a folder are which split, by their names."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lmtrain.data.local import CODE, SHARD, SPLIT_NAMES, is_text, name_in, plain, reject_dangling
 from lmtrain.errors import LmtrainError
+from lmtrain.system.messages import Note
 
 _NUMBER = re.compile(r"[._-]?\d+(-of-\d+)?$")
 _SHOWN = 3
 
 
-def find_splits(folder: Path, note: Callable[[str], None] = lambda _message: None) -> dict[str, list[Path]]:
+def find_splits(folder: Path, note: Note) -> dict[str, list[Path]]:
     """The files of each split in `folder`.
 
     A file in it belongs to a split when its name, up to endings and a number, is one of a split (`train.txt`,

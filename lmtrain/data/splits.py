@@ -6,7 +6,7 @@
 import re
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field
 from tqdm import tqdm
 
 from lmtrain.errors import LmtrainError
+from lmtrain.system.messages import Note
 
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
 _WORD = re.compile(r"\S+")
@@ -99,7 +100,7 @@ def document_starts(text: Path) -> np.ndarray:
 
 
 def cut_split(
-    folder: Path, lines: Lines, shares: Mapping[str, float], source: str, note: Callable[[str], None], progress: bool
+    folder: Path, lines: Lines, shares: Mapping[str, float], source: str, note: Note, progress: bool
 ) -> dict[str, dict[str, int]]:
     """Write `lines` as several splits, in order, each with its share of the documents, the lines or the words.
 

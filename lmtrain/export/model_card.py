@@ -103,7 +103,7 @@ def _measured(found: TrainedWeights) -> str:
     best = best_score(found.run_dir)
     if best is not None and best[0] == step:
         score = best[1]
-        headline = score.headline(found.tokenizer.kind).replace("<unk>", "`<unk>`")
+        headline = score.headline(found.tokenizer.kind)
         return f"{headline}, over {score.words:,.0f} words, with context {score.context} and stride {score.stride}"
     nats = found.info.get("score")
     if not isinstance(nats, float):
@@ -119,6 +119,7 @@ def _license(found: TrainedWeights) -> str | None:
     with suppress(LmtrainError):
         store = find_store(folder, str(found.info.get("store")))
         if store is not None:
-            licence: str | None = open_corpus(folder / store.manifest["corpus"]).manifest.get("licence")
-            return licence
+            about = open_corpus(folder / store.manifest["corpus"]).manifest
+            stated: str | None = about.get("license", about.get("licence"))  # the older name
+            return stated
     return None

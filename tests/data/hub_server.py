@@ -25,7 +25,7 @@ TOKEN = "hf_canaryTOKEN"
 
 @dataclass
 class Repository:
-    """A data set on the server: its files, at one commit, and the status of requests for them if it is an error."""
+    """A dataset on the server: its files, at one commit, and the status of requests for them if it is an error."""
 
     files: dict[str, bytes]
     commit: str = "1" * 40

@@ -88,7 +88,7 @@ def lines(manifest: Any) -> dict[str, int]:
 
 
 def cache(home: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file of the data sets in the cache, with its time of writing and its content."""
+    """Every file of the datasets in the cache, with its time of writing and its content."""
     files = (path for path in (home / "hub").glob("datasets--*/**/*") if path.is_file() and "refs" not in path.parts)
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
@@ -96,7 +96,7 @@ def cache(home: Path) -> dict[str, tuple[int, bytes]]:
 def test_a_corpus_is_what_the_data_set_holds(hub: Hub, online: Client, home: Path) -> None:
     hub.repositories["own/plain"] = Repository(PLAIN)
     manifest = online("own/plain")
-    assert (manifest["source"], manifest["revision"], manifest["licence"]) == ("own/plain", "1" * 40, None)
+    assert (manifest["source"], manifest["revision"], manifest["license"]) == ("own/plain", "1" * 40, None)
     for split, name in (("train", "train"), ("valid", "validation"), ("test", "test")):
         text = "".join(f"{name} row {number}\nsecond\n" for number in range(1_500))
         assert (online.dir / "own--plain" / f"{split}.txt").read_text() == text
@@ -110,7 +110,7 @@ def test_a_corpus_is_what_the_data_set_holds(hub: Hub, online: Client, home: Pat
 def test_a_subset_downloads_only_its_own_files(hub: Hub, online: Client, offline: Client, home: Path) -> None:
     hub.repositories["own/parts"] = Repository(PARTS)
     manifest = online("own/parts", subset="lines")
-    assert (lines(manifest), manifest["licence"]) == ({"train": 4, "valid": 1}, "mit, cc0-1.0")
+    assert (lines(manifest), manifest["license"]) == ({"train": 4, "valid": 1}, "mit, cc0-1.0")
     assert not [path for path in cache(home) if path.endswith("whole/train-0.parquet")]
     assert offline("own/parts", subset="lines")["files"] == manifest["files"]
     assert "own/parts at revision 1111" in (message := offline("own/parts", subset="whole"))
@@ -138,7 +138,7 @@ def test_a_known_corpus_has_its_revision_pinned(hub: Hub, online: Client) -> Non
     hub.repositories["Salesforce/wikitext"] = Repository(files, commit=pinned)
     manifest = online("wikitext-2")
     assert (manifest["revision"], manifest["origin"]["subset"]) == (pinned, "wikitext-2-v1")
-    assert manifest["licence"] == "CC BY-SA 3.0 and GFDL"
+    assert manifest["license"] == "CC BY-SA 3.0 and GFDL"
     assert not [request for request in hub.requests if "Salesforce" in request and "main" in request]
 
 
@@ -182,12 +182,12 @@ def test_other_kinds_of_files(hub: Hub, online: Client) -> None:
     ("files", "message"),
     [
         ({"README.md": b"# nothing here"}, "no data files of a known kind"),
-        ({"README.md": b"---\nconfigs: [1]\n---\n"}, "the card of data set own/wrong can't be read"),
-        ({"README.md": b"---\nconfigs: [\n---\n"}, "the card of data set own/wrong can't be read"),
-        ({"README.md": card(a="/etc/passwd"), **PLAIN}, "names files outside the data set"),
-        ({"README.md": card(a="'../../../*'"), **PLAIN}, "names files outside the data set"),
-        ({"README.md": card(a="'file:/etc/passwd'"), **PLAIN}, "names files outside the data set"),
-        ({"README.md": card(a="[]\n  data_dir: ../../.."), **PLAIN}, "names files outside the data set"),
+        ({"README.md": b"---\nconfigs: [1]\n---\n"}, "the card of dataset own/wrong can't be read"),
+        ({"README.md": b"---\nconfigs: [\n---\n"}, "the card of dataset own/wrong can't be read"),
+        ({"README.md": card(a="/etc/passwd"), **PLAIN}, "names files outside the dataset"),
+        ({"README.md": card(a="'../../../*'"), **PLAIN}, "names files outside the dataset"),
+        ({"README.md": card(a="'file:/etc/passwd'"), **PLAIN}, "names files outside the dataset"),
+        ({"README.md": card(a="[]\n  data_dir: ../../.."), **PLAIN}, "names files outside the dataset"),
         ({"test.parquet": parquet(["a"])}, "no train split (it has test)"),
         (
             {"README.md": card(a="[{split: train, path: t.*}, {split: dev, path: t.*}, {split: val, path: t.*}]")}
@@ -210,8 +210,8 @@ def test_a_data_set_that_can_not_be_used(hub: Hub, online: Client, files: dict[s
 
 
 def test_a_data_set_that_can_not_be_downloaded(hub: Hub, online: Client, offline: Client) -> None:
-    assert "data set own/nosuch is not on the hub" in online("own/nosuch")
-    assert "own..x/a can't be the name of a data set" in online("own..x/a")
+    assert "dataset own/nosuch is not on the hub" in online("own/nosuch")
+    assert "own..x/a can't be the name of a dataset" in online("own..x/a")
     for status, message in ((401, "set HF_TOKEN"), (403, "set HF_TOKEN"), (500, "answers with error 500")):
         hub.repositories[f"own/down{status}"] = Repository(PLAIN, error=status)
         assert message in online(f"own/down{status}")
@@ -222,7 +222,7 @@ def test_no_network(home: Path, start: Start) -> None:
     with serve() as closed:
         address = closed.url.replace("http://", f"http://user:{TOKEN}@")
     client = start(HF_ENDPOINT=address, HF_HOME=str(home / "other"))
-    assert "data set own/plain was not downloaded (ConnectError): check the network" in client("own/plain")
+    assert "dataset own/plain was not downloaded (ConnectError): check the network" in client("own/plain")
 
 
 def test_a_failing_disk_is_named_and_a_bug_stays_a_bug(hub: Hub, online: Client, offline: Client) -> None:

@@ -9,6 +9,7 @@ from lmtrain.config.schema import DataConfig
 from lmtrain.data.corpus import download
 from lmtrain.data.split_files import find_splits
 from lmtrain.errors import LmtrainError
+from lmtrain.system.messages import ignore
 
 UNKNOWN_ENDINGS = "their endings are of no known kind of text"
 OTHER_SPLITS = "other files are named after splits"
@@ -145,14 +146,14 @@ def test_a_second_name_of_a_file_is_no_second_text(tmp_path: Path) -> None:
 def test_names_that_contradict_are_rejected(tmp_path: Path, names: str, message: str) -> None:
     fill(tmp_path, names)
     with pytest.raises(LmtrainError, match=message):
-        find_splits(tmp_path)
+        find_splits(tmp_path, ignore)
 
 
 @pytest.mark.parametrize("shards", ["0-of-99999999999", "1-of-1", "0-of-0", "3-of-11"])
 def test_a_missing_shard_is_named(tmp_path: Path, shards: str) -> None:
     fill(tmp_path, f"train-{shards}.txt")
     with pytest.raises(LmtrainError, match=f"1 of the {shards.rpartition('-')[2]} files of its train split"):
-        find_splits(tmp_path)
+        find_splits(tmp_path, ignore)
 
 
 @pytest.mark.parametrize("name", ["valid.txt", "train/a.txt", "source"])
