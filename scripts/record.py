@@ -23,7 +23,7 @@ from lmtrain.errors import LmtrainError
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "scripts" / "results"
-PACKAGES = ("torch", "tokenizers", "datasets", "safetensors", "pydantic", "typer", "tensorboard", "numpy")
+PACKAGES = ("torch", "tokenizers", "safetensors", "pydantic", "typer", "tensorboard", "numpy")
 RETAINED_HEAP = {
     "THP_MEM_ALLOC_ENABLE": "1",
     "MALLOC_MMAP_MAX_": "0",
