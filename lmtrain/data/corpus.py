@@ -112,10 +112,13 @@ def _current(folder: Path, origin: dict[str, Any], note: Note) -> Corpus | None:
 
 
 def reject_foreign(folder: Path, own: re.Pattern[str]) -> None:
-    """Raise LmtrainError where `folder`, which would be replaced, has files other than a manifest and those that `own`
-    names."""
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name} if folder.exists() else set()
-    if names and (MANIFEST not in names or not all(own.fullmatch(name) for name in names - {MANIFEST})):
+    """Raise LmtrainError where `folder`, which would be replaced, is a file, or has something in it other than a
+    manifest and files that `own` names."""
+    if not folder.exists():
+        return
+    found = [*folder.iterdir()] if folder.is_dir() else [folder]
+    files = {path.name for path in found if path.is_file()}
+    if found and (MANIFEST not in files or len(files) < len(found) or not all(map(own.fullmatch, files - {MANIFEST}))):
         raise LmtrainError(f"{folder} holds files that lmtrain didn't write: move them away or change data.dir")
 
 

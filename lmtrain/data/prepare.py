@@ -29,7 +29,7 @@ def prepare_store(
     receives one-line messages. Raises LmtrainError as `corpus.download` and `tokenizing.tokenize` do.
     """
     corpus = download(config.data, note=note, progress=progress)
-    found = find_store(config.data.dir, trained_on) if trained_on is not None else None
+    found = find_store(config.data.dir, trained_on, note) if trained_on is not None else None
     if found is not None and corpus.sha256 == found.manifest["corpus_sha256"]:
         return found
     return tokenize(corpus, config.tokenizer, config.data.dir, note=note, progress=progress)

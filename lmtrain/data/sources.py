@@ -114,7 +114,7 @@ def _local(path: Path, data: DataConfig, note: Note) -> Source:
         splits = {split: local.read_lines(paths, data.text_column) for split, paths in files.items()}
         return Text(splits, {}, is_one_file=path.is_file())
 
-    name = _NOT_NAME.sub("_", path.resolve().stem).encode()[:_LONGEST_STEM].decode(errors="ignore")
+    name = _NOT_NAME.sub("_", path.resolve().stem.lstrip(".")).encode()[:_LONGEST_STEM].decode(errors="ignore")
     return Source(f"{name or 'text'}-{sha256_bytes(json.dumps(origin).encode())[:8]}", origin, read)
 
 

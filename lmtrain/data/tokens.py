@@ -5,7 +5,6 @@ uint16 where they fit, else uint32. When a store is opened every file is checked
 """
 
 import json
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -15,8 +14,9 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from lmtrain.data.splits import Counts, SplitName
 from lmtrain.data.tokenizer import Tokenizer
-from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import MANIFEST, read_manifest, sha256_bytes, verify
+from lmtrain.errors import LmtrainError, UnreadableError
+from lmtrain.storage.files import MANIFEST, parse_manifest, read_manifest, sha256_bytes, verify
+from lmtrain.system.messages import Note, ignore
 
 FORMAT = "lmtrain-tokens/4"
 TOKENIZER = "tokenizer.json"
@@ -52,6 +52,12 @@ class _StoreInfo(BaseModel, strict=True):
     vocab_size: int = Field(ge=1, le=2**32)
     splits: dict[SplitName, _SplitInfo]
     floor: dict[SplitName, _Floor] = {}
+
+    @model_validator(mode="after")
+    def _trainable(self) -> Self:
+        if "train" not in self.splits:
+            raise ValueError("no train split")
+        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,13 +141,21 @@ def open_store(folder: Path) -> TokenStore:
     return TokenStore(folder, manifest, tokenizer, splits)
 
 
-def find_store(data_dir: Path, sha256: str) -> TokenStore | None:
+def find_store(data_dir: Path, sha256: str, note: Note = ignore) -> TokenStore | None:
     """The store in `data_dir` whose `sha256` this is, whatever the name of its folder; None where there is none, or
-    only a damaged one."""
+    only a damaged one, of which `note` says so. Raises UnreadableError where the system denies reading it."""
     for path in sorted(data_dir.glob(f"[!.]*/{MANIFEST}")):  # a hidden one is not finished
-        with suppress(LmtrainError):
-            if _content_sha256(read_manifest(path.parent, FORMAT)) == sha256:
+        try:
+            manifest = parse_manifest(path.parent, FORMAT)
+        except LmtrainError:  # such as a corpus
+            continue
+        if _content_sha256(manifest) == sha256:
+            try:
                 return open_store(path.parent)
+            except UnreadableError:
+                raise
+            except LmtrainError as error:
+                note(str(error))
     return None
 
 

@@ -27,7 +27,7 @@ def find_run_store(
     if isinstance(wanted, str) and not may_make:
         folders = [config.data.dir] if "data.dir" in given else [config.data.dir, run.config.data.dir]
         for folder in folders:
-            if (found := find_store(folder, wanted)) is not None:
+            if (found := find_store(folder, wanted, note)) is not None:
                 return found
     if not may_make and config.data.source not in KNOWN:
         raise LmtrainError(

@@ -111,7 +111,8 @@ def new_folder(path: Path, kind: str, info: dict[str, Any], hashes: dict[str, st
 
     Yields a temporary folder beside `path` to write into. When the block ends, the manifest is added: format `kind`,
     the entries of `info`, which the block may extend, the size and SHA-256 of every file, and a SHA-256 of all this.
-    Then everything is flushed and the folder is renamed, replacing an older one. If the block raises, nothing is left.
+    Then everything is flushed and the folder is renamed, replacing an older one, except an undamaged one of the same
+    content: another process may have just made it, and be reading it. If the block raises, nothing is left.
     The block may put the hashes of files that it wrote into `hashes`, so that they are not read again.
 
     Raises LmtrainError if the disk is full or `path` can't be written.
@@ -137,7 +138,8 @@ def new_folder(path: Path, kind: str, info: dict[str, Any], hashes: dict[str, st
             disk.sync(file)
         disk.sync(temporary)
         with folder_lock(path.parent):
-            _take_place(temporary, path)
+            if not _is_made(path, temporary / MANIFEST, entries):
+                _take_place(temporary, path)
     except OSError as error:
         raise write_error(path, error) from error
     finally:
@@ -157,6 +159,17 @@ def remove_folder(path: Path) -> None:
 
 def _temporary(path: Path) -> Path:
     return path.with_name(f"{_TEMPORARY}{path.name}-{uuid.uuid4().hex[:8]}")
+
+
+def _is_made(path: Path, manifest: Path, files: Mapping[str, Any]) -> bool:
+    """Whether the folder at `path` already has this manifest, and the files of its table undamaged."""
+    if not path.exists():
+        return False
+    try:
+        verify(path, files)
+        return (path / MANIFEST).read_bytes() == manifest.read_bytes()
+    except (LmtrainError, OSError):
+        return False
 
 
 def _take_place(temporary: Path, path: Path) -> None:
@@ -184,6 +197,8 @@ def recover(parent: Path) -> None:
 
     Half-written ones are deleted; an older folder whose replacement never got its name is renamed back.
     """
+    if not parent.exists():
+        return
     with folder_lock(parent):
         for leftover in sorted(parent.glob(f"{_TEMPORARY}*")):
             name = TEMPORARY_NAME.fullmatch(leftover.name)

@@ -139,8 +139,9 @@ def _tokens_of(wanted: Request, note: Note, progress: bool) -> TokenStore:
     if wanted.stored is None or not run_checkpoints.folders(wanted.run_dir):
         return prepare_store(config, note=note, progress=progress)
     source, trained_on = config.data.source, _trained_on(wanted.run_dir)
-    if trained_on is not None and source not in KNOWN and not Path(source).exists():
-        found = find_store(config.data.dir, trained_on)
+    is_own = source == wanted.stored.data.source
+    if trained_on is not None and is_own and source not in KNOWN and not Path(source).exists():
+        found = find_store(config.data.dir, trained_on, note)
         if found is not None:
             return found
     if not _asks_for_no_other(config.tokenizer, wanted.stored.tokenizer):

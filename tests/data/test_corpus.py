@@ -183,6 +183,11 @@ def test_of_many_files_a_few_are_named(load: Importer, folder: Path) -> None:
     assert (len(starts(made, "train")), len(starts(made, "valid"))) == (285, 15)
 
 
+def test_the_corpus_of_a_hidden_file_is_not_hidden(load: Importer, tmp_path: Path) -> None:
+    """Hidden folders of data are those that are not finished."""
+    assert load(write(tmp_path / ".notes.txt", "a word\n" * 20)).folder.name.startswith("notes-")
+
+
 def test_foreign_files_in_the_corpus_folder_survive(load: Importer, small: Path) -> None:
     foreign = load(small).folder
     shutil.rmtree(foreign)

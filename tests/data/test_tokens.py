@@ -129,7 +129,7 @@ def test_the_floor_allows_a_thousandth_of_unknown_words(known: int, holds: bool,
     assert (split.floor is not None) == holds
 
 
-def test_a_changed_corpus_has_a_store_beside_the_old_one(tmp_path: Path) -> None:
+def test_a_changed_corpus_has_a_store_beside_the_old_one(tmp_path: Path, notes: list[str]) -> None:
     old = make_store(tmp_path)
     new = make_store(tmp_path, documents=DOCUMENTS | {"valid": [["the cat sat", "on a mat"]]})
     assert new.sha256 != old.sha256
@@ -140,7 +140,8 @@ def test_a_changed_corpus_has_a_store_beside_the_old_one(tmp_path: Path) -> None
         assert found is not None
         assert found.sha256 == store.sha256
         flip(found.folder / "valid.bin", 2)
-        assert find_store(tmp_path, store.sha256) is None
+        assert find_store(tmp_path, store.sha256, notes.append) is None
+        assert notes.pop() == f"{found.folder / 'valid.bin'} is damaged or was changed"
     assert find_store(tmp_path / "missing", new.sha256) is None
 
 
@@ -191,13 +192,18 @@ def test_an_unfinished_store_is_not_found(tmp_path: Path) -> None:
     assert find_store(tmp_path, store.sha256) is None
 
 
-def test_other_files_in_the_store_s_folder_are_never_deleted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["thesis.txt", "valid.bin/thesis.txt"])
+def test_other_files_in_the_store_s_folder_are_never_deleted(tmp_path: Path, name: str) -> None:
     corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
     folder = tokenized(corpus, CONFIGS["word"]).folder
-    (folder / "thesis.txt").write_text("mine")
+    thesis = folder / name
+    if thesis.parent != folder:
+        thesis.parent.unlink()
+        thesis.parent.mkdir()
+    thesis.write_text("mine")
     with pytest.raises(LmtrainError, match="holds files that lmtrain didn't write"):
         tokenized(corpus, CONFIGS["word"])
-    assert (folder / "thesis.txt").read_text() == "mine"
+    assert thesis.read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["train.bin", TOKENIZER, MANIFEST])

@@ -61,6 +61,21 @@ def test_what_a_killed_process_left_is_cleaned_up(tmp_path: Path) -> None:
     files.verify(tmp_path / "c", files.read_manifest(tmp_path / "c", "kind/1")["files"])
 
 
+@pytest.mark.parametrize("first", ["nothing", "a damaged one"])
+def test_an_equal_folder_that_another_process_made_meanwhile_stays(tmp_path: Path, first: str) -> None:
+    """That process may be reading it; one that was there before is replaced."""
+    if first == "a damaged one":
+        _write(tmp_path / "a")
+        (tmp_path / "a" / "data").unlink()
+    with files.new_folder(tmp_path / "a", "kind/1", {"note": "x"}) as folder:
+        (folder / "data").write_bytes(b"content")
+        _write(tmp_path / "a")
+        made = (tmp_path / "a").stat().st_ino
+    assert (tmp_path / "a").stat().st_ino == made
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    files.verify(tmp_path / "a", files.read_manifest(tmp_path / "a", "kind/1")["files"])
+
+
 @pytest.mark.parametrize("name", [".tmp-notes", ".tmp-a-1234567", ".tmp-b~old-1", ".tmp-a-ABCDEF12", ".tmp--12345678"])
 def test_the_temporary_files_of_others_are_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")

@@ -160,6 +160,14 @@ def test_a_run_is_not_resumed_on_a_changed_text(folder: Path) -> None:
     assert set(stores) < set(folder.glob("data/*"))
 
 
+def test_a_source_that_is_given_is_not_ignored(folder: Path) -> None:
+    wanted = request(None, ["data.source=book.txt", *OWN])
+    stored = train(wanted)
+    with pytest.raises(LmtrainError, match=r"data\.source=bok\.txt is no file"):
+        train(request(None, ["data.source=bok.txt"], wanted.run_dir))
+    assert run_config(wanted.run_dir) == stored
+
+
 def test_a_run_is_not_resumed_with_another_tokenizer(folder: Path) -> None:
     wanted = request(None, ["data.source=book.txt", *OWN])
     stored = train(wanted)
