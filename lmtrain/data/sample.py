@@ -26,15 +26,6 @@ _SYMBOL = re.compile(r"[\[\]|]|[^\s\[\]|]+")
 
 
 @dataclass(frozen=True)
-class SampleLine:
-    """One line of text without its newline, and the nats (-log p) of its words and its line end together."""
-
-    text: str
-    nats: float
-    starts_document: bool
-
-
-@dataclass(frozen=True)
 class Word:
     """A literal token."""
 
@@ -130,8 +121,6 @@ class Pool:
     def draw(self, taken: set[str], uniform: Callable[[], float]) -> tuple[str, float]:
         """A value that is not in `taken`, and its nats given that."""
         value = self.values[bisect_right(self.cumulative, uniform())]
-        if not taken:
-            return value, self.nats[value]
         while value in taken:
             value = self.values[bisect_right(self.cumulative, uniform())]
         return value, self.nats[value] + math.log1p(-math.fsum(self.probability[other] for other in taken))
@@ -258,44 +247,34 @@ def encyclopedia() -> Grammar:
     return Grammar(sample_grammar.ARTICLE, sample_grammar.RULES, sample_words.POOLS)
 
 
-def generate(tokens: int, seed: int) -> Iterator[SampleLine]:
-    """Whole articles, line by line, of at least `tokens` tokens (words, and one end per line) together.
-
-    The text depends only on `tokens` and `seed`; a longer text begins with the shorter one.
-    """
-    grammar = encyclopedia()
-    uniform = random.Random(seed).random
-    made = 0
-    while made < tokens:
-        words: list[str] = []
-        costs: list[float] = []
-        starts_document = True
-        for token, nats in grammar.article(uniform):
-            made += 1
-            costs.append(nats)
-            if token != LINE_END:
-                words.append(token)
-                continue
-            yield SampleLine(" ".join(["", *words, ""]) if words else " ", math.fsum(costs), starts_document)
-            words, costs, starts_document = [], [], False
-
-
 class SampleSplit:
-    """The lines of a split of the sample corpus; when all were read, its `floor`."""
+    """A split of the sample corpus: whole articles, of at least `tokens` tokens (words, and one end per line) together.
+
+    The text depends only on `tokens` and `seed`; a longer text begins with the shorter one. Iterating gives its lines.
+    Then `made` is the number of their tokens, and `nats` (-log p) is what these cost.
+    """
 
     def __init__(self, tokens: int, seed: int) -> None:
         self._tokens = tokens
         self._seed = seed
-        self._nats, self._made = 0.0, 0
+        self.made, self.nats = 0, 0.0
 
     def __iter__(self) -> Iterator[tuple[str, bool]]:
-        self._nats, self._made = 0.0, 0
-        for line in generate(self._tokens, self._seed):
-            self._nats += line.nats
-            self._made += len(line.text.split()) + 1
-            yield line.text, line.starts_document
+        grammar = encyclopedia()
+        uniform = random.Random(self._seed).random
+        self.made, self.nats = 0, 0.0
+        while self.made < self._tokens:
+            words: list[str] = []
+            starts_document = True
+            for token, nats in grammar.article(uniform):
+                self.made += 1
+                self.nats += nats
+                if token != LINE_END:
+                    words.append(token)
+                    continue
+                yield (" ".join(["", *words, ""]) if words else " "), starts_document
+                words, starts_document = [], False
 
     def floor(self) -> dict[str, float | int]:
-        """The generator's own cross-entropy, which no model can beat by more than sampling error."""
-        perplexity = math.exp(self._nats / self._made)
-        return {"word_perplexity": perplexity, "nats": self._nats, "tokens": self._made}
+        """The generator's own cross-entropy, which no model can beat by more than sampling error; after all lines."""
+        return {"word_perplexity": math.exp(self.nats / self.made), "nats": self.nats, "tokens": self.made}

@@ -9,7 +9,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from lmtrain.data.sample import LINE_END, Choice, Draw, Grammar, Item, Recall, Word, encyclopedia, generate
+from lmtrain.data.sample import Choice, Draw, Grammar, Item, Recall, SampleSplit, Word, encyclopedia
 
 Facts = tuple[tuple[str, str], ...]
 Drawn = tuple[tuple[str, tuple[str, ...]], ...]
@@ -20,10 +20,6 @@ State = tuple[tuple[Item, ...], Facts, Drawn, Drawn]
 def articles(count: int, seed: int) -> list[list[tuple[str, float]]]:
     uniform = random.Random(seed).random
     return [list(encyclopedia().article(uniform)) for _ in range(count)]
-
-
-def tokens_of(count: int, seed: int) -> list[str]:
-    return [token for line in generate(count, seed) for token in [*line.text.split(), LINE_END]]
 
 
 def draw_probabilities(draw: Draw, state: State, grammar: Grammar) -> dict[str, float]:
@@ -163,35 +159,37 @@ def test_a_grammar_whose_text_hides_its_path_is_rejected(text: str, message: str
 
 
 def test_the_text_of_a_seed_never_changes() -> None:
-    lines = [line.text for line in generate(20_000, seed=7)]
-    assert lines == [line.text for line in islice(generate(10**9, seed=7), len(lines))]
+    lines = list(SampleSplit(20_000, seed=7))
+    assert lines == list(islice(SampleSplit(10**9, seed=7), len(lines)))
     assert (
-        hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        hashlib.sha256("\n".join(text for text, _ in lines).encode()).hexdigest()
         == "3e5535ae0c677b95d2000d01f5861727aafded0fe11e623e073f902a13431f88"
     )
-    assert lines[0] == " = Dunmarsh Bridge = "
-    assert lines != [line.text for line in generate(20_000, seed=8)]
+    assert lines[0] == (" = Dunmarsh Bridge = ", True)
+    assert lines != list(SampleSplit(20_000, seed=8))
 
 
 def test_whole_articles_until_enough() -> None:
-    assert list(generate(0, seed=0)) == []
+    assert list(SampleSplit(0, seed=0)) == []
     for wanted in (1, 500, 5_000):
-        lines = list(generate(wanted, seed=3))
-        sizes = [len(line.text.split()) + 1 for line in lines]
-        last = max(number for number, line in enumerate(lines) if line.starts_document)
-        assert sum(sizes[:last]) < wanted <= sum(sizes)
-        assert [line.text for line in lines[-2:]] == [" ", " "]
+        split = SampleSplit(wanted, seed=3)
+        for _ in range(2):  # it counts anew each time
+            lines = list(split)
+        sizes = [len(text.split()) + 1 for text, _ in lines]
+        last = max(number for number, (_, starts_document) in enumerate(lines) if starts_document)
+        assert sum(sizes[:last]) < wanted <= sum(sizes) == split.made
+        assert [text for text, _ in lines[-2:]] == [" ", " "]
+        count = sum(starts_document for _, starts_document in lines)
+        assert split.nats == pytest.approx(sum(nats for article in articles(count, seed=3) for _, nats in article))
 
 
 def test_wikitext_format() -> None:
-    lines = list(generate(50_000, seed=2))
-    texts = [line.text for line in lines]
-    for number, line in enumerate(lines):
-        text = line.text
+    lines = list(SampleSplit(50_000, seed=2))
+    texts = [text for text, _ in lines]
+    for number, (text, starts_document) in enumerate(lines):
         assert text == (" " + " ".join(text.split()) + " " if text.split() else " ")
-        assert line.nats >= 0.0
         title = text.startswith(" = ") and not text.startswith(" = = ")
-        assert line.starts_document == title
+        assert starts_document == title
         if text.startswith(" = "):
             marks = [word == "=" for word in text.split()]
             depth = marks.index(False)
