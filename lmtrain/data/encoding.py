@@ -1,20 +1,16 @@
 """A split's text as token ids, a batch of lines at a time: memory does not grow with the text."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from lmtrain.data.splits import document_starts
 from lmtrain.data.tokenizer import Tokenizer, pieces
 from lmtrain.errors import LmtrainError
 
 _BATCH = 512
 """Lines that are encoded at once, by the tokenizers library on all cores."""
-
-Advance = Callable[[int], object]
-"""Is called with the number of lines that were just read."""
 
 
 def lines_of(text: Path) -> Iterator[str]:
@@ -28,29 +24,27 @@ def lines_of(text: Path) -> Iterator[str]:
         raise LmtrainError(f"{text} can't be read: {error.strerror or error}") from error
 
 
-def encode_text(
-    text: Path, tokenizer: Tokenizer, advance: Advance = lambda _lines: None
-) -> Iterator[tuple[np.ndarray, int]]:
+def encode_text(lines: Iterable[str], starts: np.ndarray, tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, int]]:
     """The ids of a split's text, part by part: (tokens,), and how many words of the part `<unk>` replaced.
 
-    Except with word, where every line has its own, an end-of-text token ends each document.
+    Except with word, where every line has its own, an end-of-text token ends each document; the documents begin at the
+    lines `starts` (documents,), the first of them at line 0.
     """
     document_end = [] if tokenizer.kind == "word" else [tokenizer.eos_id]
-    starts = iter(document_starts(text).tolist())
-    next_start = next(starts, None)
+    later_starts = iter(starts[1:].tolist())
+    next_start = next(later_starts, None)
     line = 0
-    texts = pieces(lines_of(text), tokenizer.kind)
+    texts = pieces(lines, tokenizer.kind)
     while batch := list(islice(texts, _BATCH)):
         ids: list[int] = []
-        first_line, replaced = line, 0
+        replaced = 0
         for piece, own in zip(batch, tokenizer.encode_pieces(batch), strict=True):
             if line == next_start:
-                ids += document_end if line else []
-                next_start = next(starts, None)
+                ids += document_end
+                next_start = next(later_starts, None)
             ids += own
             replaced += tokenizer.replaced(piece, own)
             line += piece.endswith("\n")
         yield np.array(ids, tokenizer.id_type), replaced
-        advance(line - first_line)
     if line:
         yield np.array(document_end, tokenizer.id_type), 0

@@ -7,8 +7,8 @@ import numpy as np
 
 from lmtrain.config.schema import Config
 from lmtrain.data.corpus import download
-from lmtrain.data.encoding import encode_text
-from lmtrain.data.splits import Lines, write_split
+from lmtrain.data.encoding import encode_text, lines_of
+from lmtrain.data.splits import Lines, document_starts, write_split
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import Split, TokenStore, find_store
@@ -45,5 +45,6 @@ def text_split(lines: Lines, tokenizer: Tokenizer, *, called: str, progress: boo
     with writing(temporary), tempfile.TemporaryDirectory(dir=temporary) as name:
         folder = Path(name)
         counts = write_split(folder, "text", lines, progress, called)
-        parts, replaced = zip(*encode_text(folder / "text.txt", tokenizer), strict=True)
+        text = folder / "text.txt"
+        parts, replaced = zip(*encode_text(lines_of(text), document_starts(text), tokenizer), strict=True)
     return Split(np.concatenate(parts), counts["words"] + counts["lines"], counts["bytes"], sum(replaced))

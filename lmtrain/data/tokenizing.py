@@ -5,7 +5,7 @@ batch of lines is held at a time, and the words of a vocabulary are counted with
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from tqdm import tqdm
 
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.corpus import Corpus, reject_foreign
-from lmtrain.data.encoding import Advance, encode_text, lines_of
+from lmtrain.data.encoding import encode_text, lines_of
 from lmtrain.data.given_tokenizer import load_given
+from lmtrain.data.splits import document_starts
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_choice import resolve
 from lmtrain.data.tokens import FORMAT, TOKENIZER, TokenStore, ids_name, open_store
@@ -59,14 +60,10 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: N
         "splits": {},
         **({"floor": corpus.manifest["floor"]} if keeps_all and "floor" in corpus.manifest else {}),
     }
-    total = sum(counts["lines"] for counts in corpus.manifest["splits"].values())
-    with (
-        new_folder(folder, FORMAT, info) as temporary,
-        tqdm(total=total, desc="tokenize", unit=" lines", disable=None if progress else True) as bar,
-    ):
+    with new_folder(folder, FORMAT, info) as temporary:
         tokenizer.save(temporary / TOKENIZER)
         for split in corpus.splits:
-            info["splits"][split] = _write_split(temporary, corpus, split, tokenizer, bar.update)
+            info["splits"][split] = _write_split(temporary, corpus, split, tokenizer, progress)
     store = open_store(folder)
     if tokenizer.unk_id is not None:
         _note_unknown(info["splits"], tokenizer.token(tokenizer.unk_id), note)
@@ -108,29 +105,36 @@ def _trained(corpus: Corpus, config: TokenizerConfig, note: Note, progress: bool
     """A tokenizer that is trained on a corpus."""
     size = f" of up to {config.vocab_size:,} entries" if config.vocab_size is not None else ""
     note(f"training a {config.kind} tokenizer{size} on {corpus.folder.name}")
-    text, lines = corpus.folder / "train.txt", corpus.manifest["splits"]["train"]["lines"]
-    share = min(1.0, BPE_BYTES / max(1, text.stat().st_size)) if config.kind == "bpe" else 1.0
+    train = corpus.manifest["splits"]["train"]
+    share = min(1.0, BPE_BYTES / max(1, train["bytes"])) if config.kind == "bpe" else 1.0
     if share < 1:
         note(f"the merges are learned from {share:.1%} of the text, {BPE_BYTES >> 20} MiB taken evenly from all of it")
-    with tqdm(total=lines, desc="tokenizer", unit=" lines", disable=None if progress else True) as bar:
-        return Tokenizer.train(_sample(text, share, bar.update), config)
+    return Tokenizer.train(_sample(_lines(corpus, "train", "tokenizer", progress), share), config)
 
 
-def _sample(text: Path, share: float, advance: Advance) -> Iterator[str]:
+def _lines(corpus: Corpus, split: str, purpose: str, progress: bool) -> Iterable[str]:
+    """The lines of a split, each with its line end; with a progress bar of this name if stderr is a terminal."""
+    total = corpus.manifest["splits"][split]["lines"]
+    lines = lines_of(corpus.folder / f"{split}.txt")
+    return tqdm(lines, desc=purpose, total=total, unit=" lines", disable=None if progress else True)
+
+
+def _sample(lines: Iterable[str], share: float) -> Iterator[str]:
     """The lines that a tokenizer is trained on: all, or those that begin in the first `share` of each `_SPAN`."""
     position = 0
-    for line in lines_of(text):
+    for line in lines:
         if position % _SPAN < share * _SPAN:
             yield line.removesuffix("\n")
         position += len(line)
-        advance(1)
 
 
-def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer, advance: Advance) -> dict[str, Any]:
+def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer, progress: bool) -> dict[str, Any]:
     """Write the ids of a split; what the manifest says of it."""
+    lines = _lines(corpus, split, f"tokenize {split}", progress)
+    starts = document_starts(corpus.folder / f"{split}.txt")
     tokens = replaced = 0
     with (folder / ids_name(split)).open("wb") as file:
-        for ids, unknown in encode_text(corpus.folder / f"{split}.txt", tokenizer, advance):
+        for ids, unknown in encode_text(lines, starts, tokenizer):
             file.write(ids.tobytes())
             tokens += len(ids)
             replaced += unknown
