@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -22,7 +22,6 @@ from lmtrain.system.messages import Note
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
 _WORD = re.compile(r"\S+")
 _FEW = 20
-_MOST = 2**48
 _LONG = 1 << 20
 _HEADER_BYTES = 128
 """The header that `np.save` writes before an array of one dimension, which is always int64 here."""
@@ -45,13 +44,16 @@ class Text:
     is_one_file: bool = False
 
 
+Count = Annotated[int, Field(ge=0, le=2**48)]
+
+
 class Counts(BaseModel, strict=True):
     """What a manifest says of a split."""
 
-    lines: int = Field(ge=0, le=_MOST)
-    words: int = Field(ge=0, le=_MOST)
-    bytes: int = Field(ge=0, le=_MOST)
-    documents: int = Field(ge=0, le=_MOST)
+    lines: Count
+    words: Count
+    bytes: Count
+    documents: Count
 
 
 def write_split(folder: Path, split: str, lines: Lines, progress: bool, called: str) -> dict[str, int]:

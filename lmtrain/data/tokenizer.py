@@ -292,8 +292,9 @@ def pieces(texts: Iterable[str], kind: Kind) -> Iterator[str]:
     for text in texts:
         start = 0
         while len(text) - start > 2 * _PIECE:
-            match = _WORD_END.search(text, start + _PIECE, len(text) if kind == "word" else start + 2 * _PIECE)
-            cut = match.end() if match else len(text) if kind == "word" else start + 2 * _PIECE
+            last = len(text) if kind == "word" else start + 2 * _PIECE
+            match = _WORD_END.search(text, start + _PIECE, last)
+            cut = match.end() if match else last
             yield text[start:cut]
             start = cut
         if start < len(text):

@@ -48,11 +48,9 @@ def new_backend(kind: Kind, vocabulary: dict[str, int]) -> Any:
     """
     if kind == "word":
         backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, UNK))
-        literal, line_end = (
-            normalizers.Replace(tokenizers.Regex(_LITERAL_EOS), UNK),
-            normalizers.Replace("\n", f" {EOS} "),
+        backend.normalizer = normalizers.Sequence(
+            [normalizers.Replace(tokenizers.Regex(_LITERAL_EOS), UNK), normalizers.Replace("\n", f" {EOS} ")]
         )
-        backend.normalizer = normalizers.Sequence([literal, line_end])
         backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(f"[{_SPACE}]+"), "removed")
         return backend
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, []))

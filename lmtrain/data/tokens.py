@@ -7,12 +7,12 @@ uint16 where they fit, else uint32. When a store is opened every file is checked
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from lmtrain.data.splits import Counts, SplitName
+from lmtrain.data.splits import Count, Counts, SplitName
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage.files import MANIFEST, parse_manifest, read_manifest, sha256_bytes, verify
@@ -22,13 +22,12 @@ FORMAT = "lmtrain-tokens/4"
 TOKENIZER = "tokenizer.json"
 """The tokenizer's name in a store."""
 
-Tokens = Annotated[int, Field(ge=0, le=2**48)]
 _BLOCK = 1 << 22
 
 
 class _SplitInfo(Counts):
-    tokens: Tokens
-    replaced: Tokens
+    tokens: Count
+    replaced: Count
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
