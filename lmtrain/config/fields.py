@@ -6,9 +6,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel
 
-from lmtrain.config.schema import Config
+from lmtrain.config.schema import SECTIONS
 
 
 class FieldDescription(NamedTuple):
@@ -22,11 +21,8 @@ class FieldDescription(NamedTuple):
 
 def fields(prefix: str = "") -> Iterator[FieldDescription]:
     """All fields whose dotted name begins with `prefix`, in the order of the schema."""
-    for section, part in Config.model_fields.items():
-        model = part.annotation
-        assert isinstance(model, type)
-        assert issubclass(model, BaseModel)
-        for field, info in model.model_fields.items():
+    for section, described in SECTIONS.items():
+        for field, info in described.items():
             name = f"{section}.{field}"
             if name.startswith(prefix):
                 yield FieldDescription(name, _type(info.annotation), _default(info.default), info.description or "")

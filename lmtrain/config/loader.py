@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from lmtrain.config import yaml_values
 from lmtrain.config.base import UserPath
 from lmtrain.config.names import suggestion
-from lmtrain.config.schema import CHANGEABLE_FIELDS, SCHEDULE_FIELDS, Config
+from lmtrain.config.schema import CHANGEABLE_FIELDS, SCHEDULE_FIELDS, SECTIONS, Config
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.system import disk
 
@@ -51,7 +51,7 @@ _MESSAGES = {
 _TEXTS = (str, str | None, Path, UserPath | None)
 _TEXT_OR_LIST = tuple[UserPath, ...]
 _COMMAND_LINE = "the command line"
-_KEY = re.compile(rf"\b({'|'.join(Config.model_fields)})\.(\w+)")
+_KEY = re.compile(rf"\b({'|'.join(SECTIONS)})\.(\w+)")
 
 Source = Path | Mapping[str, Mapping[str, Any]] | Config | None
 """Where a configuration comes from: a YAML file, its sections, a Config, or nothing but defaults."""
@@ -219,8 +219,7 @@ def _assign(values: dict[str, Any], section: str, field: str, text: str, origin:
     fields = values.setdefault(section, {})
     if not isinstance(fields, dict):
         raise UsageError(f"{origin}: {section} is not a section")
-    part = Config.model_fields.get(section)
-    known = part.annotation.model_fields.get(field) if part is not None else None  # type: ignore[union-attr]
+    known = SECTIONS.get(section, {}).get(field)
     holds_text = known is not None and (
         known.annotation in _TEXTS or (known.annotation == _TEXT_OR_LIST and not text.lstrip().startswith("["))
     )

@@ -2,7 +2,7 @@
 
 import difflib
 
-from lmtrain.config.schema import Config
+from lmtrain.config.schema import SECTIONS
 
 ALIASES = {
     "train.lr": "learning_rate max_lr peak_lr base_lr",
@@ -77,10 +77,6 @@ REMARKS = {
 }
 """Where a value under the other name means something else here."""
 
-_FIELDS = {
-    section: list(part.annotation.model_fields)  # type: ignore[union-attr]
-    for section, part in Config.model_fields.items()
-}
 _MEANT = {alias: field for field, aliases in ALIASES.items() for alias in aliases.split()}
 
 
@@ -99,21 +95,21 @@ def suggestion(key: str, value: str | None = None) -> str:
     if answer := meant(key, value):
         return f"; did you mean {answer}?"
     section = key.rpartition(".")[0]
-    if section in _FIELDS:
+    if section in SECTIONS:
         return f"; `lmtrain train --fields {section}` lists the fields of {section}"
-    return f"; the sections are {', '.join(_FIELDS)}"
+    return f"; the sections are {', '.join(SECTIONS)}"
 
 
 def _meant(section: str, name: str) -> list[str]:
     """The fields, or the section, that `name` may stand for: of the surest kind only. `section` is "" if not given."""
-    same = [f"{other}.{name}" for other, fields in _FIELDS.items() if name in fields]
+    same = [f"{other}.{name}" for other, fields in SECTIONS.items() if name in fields]
     if same:
         return same
     if name in _MEANT:
         return [_MEANT[name]]
-    sections = {part: part for part in _FIELDS} if not section else {}
-    nearby = {field: f"{section}.{field}" for field in _FIELDS.get(section, [])}
-    anywhere = {field: f"{part}.{field}" for part, fields in _FIELDS.items() for field in fields}
+    sections = {part: part for part in SECTIONS} if not section else {}
+    nearby = {field: f"{section}.{field}" for field in SECTIONS.get(section, {})}
+    anywhere = {field: f"{part}.{field}" for part, fields in SECTIONS.items() for field in fields}
     for names, cutoff in (sections, 0.75), (nearby, 0.65), (anywhere, 0.75):
         if near := difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff):
             return [names[near[0]]]

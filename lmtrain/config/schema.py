@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from lmtrain.config.base import Rate, Section, UserPath
 from lmtrain.config.train import BUDGETS
@@ -266,12 +267,14 @@ class Config(Section):
         return self
 
 
+SECTIONS: dict[str, dict[str, FieldInfo]] = {name: type(section).model_fields for name, section in Config()}
+"""The fields of each section."""
 CHANGEABLE_FIELDS = frozenset(
     {
         "run.name",
         "run.dir",
-        *(f"data.{field}" for field in DataConfig.model_fields),  # the content is compared by a hash
-        *(f"tokenizer.{field}" for field in TokenizerConfig.model_fields),  # likewise
+        *(f"data.{field}" for field in SECTIONS["data"]),  # the content is compared by a hash
+        *(f"tokenizer.{field}" for field in SECTIONS["tokenizer"]),  # likewise
         "train.device",
         "train.compile",
         "train.threads",
@@ -286,7 +289,7 @@ CHANGEABLE_FIELDS = frozenset(
         "train.teacher",  # its checkpoint is compared by a hash
         "train.sample_prompts",
         "train.sample_tokens",
-        *(f"eval.{field}" for field in EvalConfig.model_fields),
+        *(f"eval.{field}" for field in SECTIONS["eval"]),
     }
 )
 """Fields that may change when a run is resumed; all others but `SCHEDULE_FIELDS` are the identity of the run."""
