@@ -73,10 +73,8 @@ def load(
     Raises UsageError naming the key, the value and the remedy, and LmtrainError if the file can't be read.
     """
     values = _values(source)
-    if stored:
-        values = {section: _without_removed(section, fields) for section, fields in values.items()}
     origins = _override(values, overrides, os.environ if environment is None else environment)
-    return parse(values, str(source) if isinstance(source, Path) else "the configuration", origins)
+    return parse(values, str(source) if isinstance(source, Path) else "the configuration", origins, stored=stored)
 
 
 def _values(source: Source) -> dict[str, Any]:
@@ -126,12 +124,13 @@ def as_overrides(fields: Mapping[str, str | float | None]) -> list[str]:
     return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
 
 
-def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
+def parse(values: Any, origin: str, origins: Origins | None = None, *, stored: bool = False) -> Config:
     """Validate plain values (as from YAML); messages name their source, `origin`, or that of single fields, `origins`.
 
-    Raises UsageError.
+    If `stored`, removed fields may have any value. Raises UsageError.
     """
-    values = _check_removed(values, origin, origins or {})
+    origins = origins or {}
+    values = _without_removed(values, origin, origins, stored)
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -139,7 +138,7 @@ def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
         # For a list with an invalid item pydantic may also report that it is too short.
         inner = {item["loc"][:depth] for item in mistakes for depth in range(len(item["loc"]))}
         mistakes = [item for item in mistakes if not item["loc"] or item["loc"] not in inner]
-        sentences = [_sentence(item, _origin(item, origins or {}, origin)) for item in mistakes[:_MOST_MISTAKES]]
+        sentences = [_sentence(item, _origin(item, origins, origin)) for item in mistakes[:_MOST_MISTAKES]]
         more = len(mistakes) - len(sentences)
         raise UsageError("; ".join(sentences) + (f"; and {more} more like these" if more else "")) from None
     except RecursionError:
@@ -148,24 +147,19 @@ def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
         raise UsageError(f"{origin}: a text has half a surrogate pair, which is no character") from None
 
 
-def _without_removed(section: str, fields: Any) -> Any:
-    """The fields of a section that still exist."""
-    if not isinstance(fields, dict):
-        return fields
-    return {field: value for field, value in fields.items() if f"{section}.{field}" not in REMOVED}
-
-
-def _check_removed(values: Any, origin: str, origins: Origins) -> Any:
-    """`values` without removed fields that have their default. Raises UsageError if one is set otherwise."""
+def _without_removed(values: Any, origin: str, origins: Origins, stored: bool) -> Any:
+    """`values` without removed fields. Raises UsageError if one is not at its default, unless `stored`."""
     if not isinstance(values, dict):
         return values
+    values = {section: dict(fields) if isinstance(fields, dict) else fields for section, fields in values.items()}
     for key, (default, reason) in REMOVED.items():
         section, _, field = key.partition(".")
         fields = values.get(section)
-        if isinstance(fields, dict) and field in fields and (fields[field] != default or (section, field) in origins):
-            place = origins.get((section, field), origin)
-            raise UsageError(f"{place}: {key}={shown(fields[field])}: the field was removed: {reason}")
-    return {section: _without_removed(section, fields) for section, fields in values.items()}
+        if isinstance(fields, dict) and field in fields:
+            value, place = fields.pop(field), origins.get((section, field))
+            if place is not None or (value != default and not stored):
+                raise UsageError(f"{place or origin}: {key}={shown(value)}: the field was removed: {reason}")
+    return values
 
 
 def dump(config: Config) -> str:
@@ -182,8 +176,8 @@ def flat(config: Config) -> dict[str, Any]:
 def identity_difference(stored: Config, wanted: Config) -> list[str]:
     """The identity fields in which two configurations differ, as readable lines; if none, one can resume the other."""
     old, new = flat(stored), flat(wanted)
-    identity = old.keys() - CHANGEABLE_FIELDS - SCHEDULE_FIELDS
-    return [f"{key}: {old[key]} -> {new[key]}" for key in old if key in identity and old[key] != new[key]]
+    changed = [key for key in old if key not in CHANGEABLE_FIELDS | SCHEDULE_FIELDS and old[key] != new[key]]
+    return [f"{key}: {old[key]} -> {new[key]}" for key in changed]
 
 
 def _read_yaml(given: Path) -> dict[str, Any]:
