@@ -13,7 +13,7 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ _SEAL = "sha256"
 _TEMPORARY = ".tmp-"
 _ASIDE = "~old"
 TEMPORARY_NAME = re.compile(rf"{re.escape(_TEMPORARY)}(.+?)({_ASIDE})?-[0-9a-f]{{8}}", re.DOTALL)
-"""A name given by `_temporary` or `_take_place`."""
+"""A name given by `_temporary`."""
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, None)
 """The errors of the system if a file is missing or its name belongs to something else."""
 
@@ -118,33 +118,29 @@ def new_folder(path: Path, kind: str, info: dict[str, Any], hashes: dict[str, st
     Raises LmtrainError if the disk is full or `path` can't be written.
     """
     temporary = _temporary(path)
-    held: int | None = None
     try:
-        make_folders(path.parent)
-        with folder_lock(path.parent):
-            disk.make_folder(temporary)
-            held = _lock(temporary, fcntl.LOCK_EX)  # while this process lives, `recover` leaves the folder alone
-        yield temporary
-        files = sorted(temporary.iterdir())
-        known = hashes or {}
-        entries = {
-            file.name: {"bytes": file.stat().st_size, "sha256": known.get(file.name) or sha256_file(file)}
-            for file in files
-        }
-        manifest = {"format": kind, **info, "files": entries}
-        manifest[_SEAL] = _content_hash(manifest)
-        disk.write(temporary / MANIFEST, (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode())
-        for file in [*files, temporary / MANIFEST]:
-            disk.sync(file)
-        disk.sync(temporary)
-        with folder_lock(path.parent):
-            if not _is_made(path, temporary / MANIFEST, entries):
-                _take_place(temporary, path)
-    except OSError as error:
-        raise write_error(path, error) from error
+        with writing(path), ExitStack() as held:
+            make_folders(path.parent)
+            with folder_lock(path.parent):
+                disk.make_folder(temporary)
+                held.enter_context(folder_lock(temporary))  # so that `recover` leaves it alone while this process lives
+            yield temporary
+            files = sorted(temporary.iterdir())
+            known = hashes or {}
+            entries = {
+                file.name: {"bytes": file.stat().st_size, "sha256": known.get(file.name) or sha256_file(file)}
+                for file in files
+            }
+            manifest = {"format": kind, **info, "files": entries}
+            manifest[_SEAL] = _content_hash(manifest)
+            disk.write(temporary / MANIFEST, (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode())
+            for file in [*files, temporary / MANIFEST]:
+                disk.sync(file)
+            disk.sync(temporary)
+            with folder_lock(path.parent):
+                if not _is_made(path, temporary / MANIFEST, entries):
+                    _take_place(temporary, path)
     finally:
-        if held is not None:
-            os.close(held)
         if temporary.exists():
             disk.remove(temporary)
 
@@ -157,8 +153,8 @@ def remove_folder(path: Path) -> None:
     disk.remove(doomed)
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f"{_TEMPORARY}{path.name}-{uuid.uuid4().hex[:8]}")
+def _temporary(path: Path, mark: str = "") -> Path:
+    return path.with_name(f"{_TEMPORARY}{path.name}{mark}-{uuid.uuid4().hex[:8]}")
 
 
 def _is_made(path: Path, manifest: Path, files: Mapping[str, Any]) -> bool:
@@ -177,7 +173,7 @@ def _take_place(temporary: Path, path: Path) -> None:
 
     Between the two renames nothing has the name; `recover` gives it back to the older folder.
     """
-    older = path.with_name(f"{_TEMPORARY}{path.name}{_ASIDE}-{uuid.uuid4().hex[:8]}")
+    older = _temporary(path, _ASIDE)
     replaces = path.exists()
     if replaces:
         disk.rename(path, older)
@@ -210,34 +206,26 @@ def recover(parent: Path) -> None:
                     disk.sync(parent)
             elif not leftover.is_dir():
                 disk.remove(leftover)
-            elif (held := _lock(leftover, fcntl.LOCK_EX | fcntl.LOCK_NB)) is not None:  # no living process writes it
-                os.close(held)
-                disk.remove(leftover)
+            else:
+                with folder_lock(leftover, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_left:
+                    if is_left:  # no living process writes it
+                        disk.remove(leftover)
 
 
 @contextmanager
-def folder_lock(parent: Path) -> Iterator[None]:
-    """Keep other processes from making, replacing or cleaning up folders in `parent`, if the file system has locks."""
-    held = _lock(parent, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        if held is not None:
-            os.close(held)
+def folder_lock(folder: Path, operation: int = fcntl.LOCK_EX) -> Iterator[bool]:
+    """Lock a folder inside the block; yields whether that was possible, since not every file system has locks.
 
-
-def _lock(folder: Path, operation: int) -> int | None:
-    """Lock a folder until the returned descriptor is closed or the process ends; None if that is impossible."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, operation)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    Whoever has the lock of a folder may make, replace and clean up folders in it.
+    """
+    with ExitStack() as stack:
+        locked = False
+        with suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, operation)
+            locked = True
+        yield locked
 
 
 def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
