@@ -8,7 +8,7 @@ from lmtrain.data.local import CODE, SHARD, SPLIT_NAMES, is_text, name_in, plain
 from lmtrain.errors import LmtrainError
 from lmtrain.system.messages import Note
 
-_NUMBER = re.compile(r"[._-]?\d+(-of-\d+)?$")
+_NUMBER = re.compile(r"[._-]?(\d+)(-of-\d+)?$")
 _SHOWN = 3
 
 
@@ -34,9 +34,10 @@ def find_splits(folder: Path, note: Note) -> dict[str, list[Path]]:
     splits = _named_splits(folder, texts)
     if not splits and texts:
         splits = {"train": texts}
-        if similar := _similar(folder, texts):
+        named_so, similar = _by_name(texts)
+        if held_out := sorted([*named_so.get("valid", []), *named_so.get("test", []), *similar]):
             advice = f"read as training text; to have a split, name a file in {folder} valid.txt or test.txt"
-            note(f"{_names(folder, similar)}: {advice}")
+            note(f"{_names(folder, held_out)}: {advice}")
     if "train" not in splits:
         raise LmtrainError(
             f"{folder} has no training text: name a file train.txt (or .md, .csv, .jsonl, .parquet), or put all "
@@ -68,13 +69,6 @@ def _named_splits(folder: Path, texts: list[Path]) -> dict[str, list[Path]]:
             raise LmtrainError(f"{folder} has its {split} split in two places, {both}: keep one of them")
         splits[split] = [path for path in texts if path.is_relative_to(folder / name)]
     return splits
-
-
-def _similar(folder: Path, texts: list[Path]) -> list[Path]:
-    """The files that are training text, although their names could be those of a validation or test split."""
-    _, similar = _by_name([path for path in texts if path.parent == folder])
-    nested, others = _by_name([path for path in texts if path.parent != folder])
-    return [*similar, *nested.get("valid", []), *nested.get("test", []), *others]
 
 
 def listed(names: Sequence[str]) -> str:
@@ -148,4 +142,4 @@ def _in_order(folder: Path, split: str, paths: list[Path]) -> list[Path]:
         total = int(shards[0][2])
         if total != len(paths) or sorted(int(match[1]) for match in shards) != list(range(total)):
             raise LmtrainError(f"{folder} has {len(paths)} of the {total} files of its {split} split: get the others")
-    return sorted(paths, key=lambda path: int(re.findall(r"\d+", numbers[path][0])[0]) if len(paths) > 1 else 0)
+    return sorted(paths, key=lambda path: int(numbers[path][1]) if len(paths) > 1 else 0)
