@@ -32,17 +32,14 @@ def _step(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-Damaged = list[tuple[Path, LmtrainError]]
-
-
 def _first_good(
     candidates: Iterable[Path], groups: tuple[str, ...] | None = None, *, hashed: bool = True
-) -> tuple[Checkpoint | None, Damaged]:
+) -> tuple[Checkpoint | None, list[tuple[Path, LmtrainError]]]:
     """The first of the `candidates` that is undamaged, and those before it, each with its error.
 
     Raises UnreadableError if one before it can't be read, since nothing says that it is damaged.
     """
-    damaged: Damaged = []
+    damaged: list[tuple[Path, LmtrainError]] = []
     for folder in candidates:
         try:
             return load(folder, groups, hashed=hashed), damaged
@@ -63,11 +60,7 @@ def last(
     Raises LmtrainError if all are damaged, and UnreadableError if one can't be read; then nothing is changed.
     """
     newest_first = folders(run_dir)[::-1]
-    damaged: Damaged = []
-    if hashed:
-        found, damaged = _first_good(newest_first)
-    else:
-        found = load(newest_first[0], hashed=False) if newest_first else None
+    found, damaged = _first_good(newest_first if hashed else newest_first[:1], hashed=hashed)
     if found is None:
         if lost := sorted(folder.name for folder in _all_folders(run_dir)):
             why = f" ({damaged[0][1]})" if damaged else ""
