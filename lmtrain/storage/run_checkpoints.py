@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from lmtrain.errors import LmtrainError, UnreadableError, UsageError
@@ -184,17 +185,12 @@ def _newest(oldest_first: list[Path], keep: int, good: set[Path]) -> list[Path]:
     """The newest `keep` good checkpoints, which are added to `good`, and the damaged ones that are newer."""
     found: list[Path] = []
     for folder in reversed(oldest_first):
-        if keep:
-            found.append(folder)
-            if folder in good or _is_good(folder):
-                good.add(folder)
-                keep -= 1
+        if not keep:
+            break
+        found.append(folder)
+        with suppress(LmtrainError):
+            if folder not in good:
+                verify(folder, read_manifest(folder, FORMAT)["files"])
+            good.add(folder)
+            keep -= 1
     return found
-
-
-def _is_good(folder: Path) -> bool:
-    try:
-        verify(folder, read_manifest(folder, FORMAT)["files"])
-    except LmtrainError:
-        return False
-    return True
