@@ -117,26 +117,17 @@ def open_files(files: Iterable[Path]) -> dict[str, LazyTensor]:
     """
     pieces: dict[str, list[_Piece]] = {}
     for file in files:
-        for name, piece in _pieces(file):
-            pieces.setdefault(name, []).append(piece)
-    return {name: _joined(name, found) for name, found in pieces.items()}
-
-
-def _pieces(file: Path) -> list[tuple[str, _Piece]]:
-    """The pieces in one file, each with the name of its tensor."""
-    found = []
-    with _reading(file):
-        opened: Any = safe_open(file, "pt")
-        for name in opened.keys():  # noqa: SIM118 -- it is no mapping
-            rows = opened.get_slice(name)
-            shape, dtype = tuple(rows.get_shape()), _TYPES[rows.get_dtype()]
-            if match := _ROWS.fullmatch(name):
-                first, end, total = (int(number) for number in match.groups()[1:])
-                found.append((match[1], _Piece(file, rows, shape, dtype, first, end, total)))
-            else:
+        with _reading(file):
+            opened: Any = safe_open(file, "pt")
+            for name in opened.keys():  # noqa: SIM118 -- it is no mapping
+                view = opened.get_slice(name)
+                shape, dtype = tuple(view.get_shape()), _TYPES[view.get_dtype()]
+                match = _ROWS.fullmatch(name)
                 count = shape[0] if shape else 1
-                found.append((name, _Piece(file, rows, shape, dtype, 0, count, count)))
-    return found
+                first, end, total = map(int, match.groups()[1:]) if match else (0, count, count)
+                piece = _Piece(file, view, shape, dtype, first, end, total)
+                pieces.setdefault(match[1] if match else name, []).append(piece)
+    return {name: _joined(name, found) for name, found in pieces.items()}
 
 
 def _joined(name: str, pieces: list[_Piece]) -> LazyTensor:
