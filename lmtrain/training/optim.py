@@ -10,6 +10,7 @@ from lmtrain.config.schema import TrainConfig
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.norms import ScaleNorm
 from lmtrain.nn.token_shift import TokenShift
+from lmtrain.storage.checkpoint import check_shapes
 from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.device import choose_precision
 from lmtrain.training.adamw import AdamW
@@ -126,31 +127,24 @@ def load_optimizer_tensors(
 ) -> None:
     """Restore what `optimizer_tensors` returned, bit for bit (`Optimizer.load_state_dict` would cast).
 
-    Raises ValueError for a name, shape or dtype that this optimizer's state does not have.
+    Raises ValueError unless names, shapes and types are those of this optimizer's state.
     """
-    parameters = dict(model.named_parameters())
-    expected = {
+    entries = {
         parameter: ADAM_STATE if "betas" in group else MUON_STATE
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    state: dict[str, dict[str, Tensor | LazyTensor]] = {}
-    for key, value in tensors.items():
+    parameters = dict(model.named_parameters())
+    count = torch.zeros((), device=next(model.parameters()).device)
+    like = {
+        f"{name}/{entry}": count if entry == "step" else parameter
+        for name, parameter in parameters.items()
+        for entry in entries[parameter]
+    }
+    check_shapes(tensors, like)
+    for key, place in like.items():
         name, _, entry = key.rpartition("/")
-        if name not in parameters or entry not in expected[parameters[name]]:
-            raise ValueError(f"{key} is not part of its optimizer")
-        shape = torch.Size() if entry == "step" else parameters[name].shape
-        if value.shape != shape or value.dtype != torch.float32:
-            raise ValueError(f"{key} is {value.dtype} of shape {tuple(value.shape)}, not float32 of {tuple(shape)}")
-        state.setdefault(name, {})[entry] = value
-    if any(len(state.get(name, {})) != len(expected[parameters[name]]) for name in parameters):
-        raise ValueError("its optimizer's state is not complete")
-    for name, entries in state.items():
-        parameter = parameters[name]
-        optimizer.state[parameter] = {
-            entry: value[...].to(parameter.device) if entry == "step" else shard_like(value, parameter)
-            for entry, value in entries.items()
-        }
+        optimizer.state[parameters[name]][entry] = shard_like(tensors[key], place)
 
 
 @torch.no_grad()

@@ -177,7 +177,7 @@ def test_state_is_restored_and_other_state_is_rejected(tiny: Config) -> None:
     assert back.keys() == saved.keys()
     assert all(torch.equal(value, back[name]) for name, value in saved.items())
     for damage in DAMAGES.values():
-        with pytest.raises(ValueError, match=r"optimizer|float32"):
+        with pytest.raises(ValueError, match=r"it lacks|it also has|float32"):
             load_optimizer_tensors(model, make_optimizer(model, config), damage(saved))
 
 
