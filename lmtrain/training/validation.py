@@ -1,8 +1,9 @@
-"""Evaluation during training: the score that compares steps, and the final score of the best checkpoint."""
+"""Evaluation during training: the score that compares steps, samples, and the final score of the best checkpoint."""
 
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,39 +12,38 @@ from torch import Tensor
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score, evaluate, stride_of
+from lmtrain.generation.complete import complete
+from lmtrain.generation.options import SAMPLED
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.trained import GROUPS
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import StopSignal
-from lmtrain.training import samples
 from lmtrain.training.monitor import Monitor
 from lmtrain.training.sharding import shard_like
 from lmtrain.training.state import Training
+
+IMAGE_TOKENS = 8
 
 
 def validate(training: Training, store: TokenStore, stride: int, limit: int | None, stop: StopSignal) -> Score:
     """Score the validation split with the model's current weights. Raises Interrupted after a stop signal."""
     config = training.config
-    training.model.eval()
-    try:
-        return evaluate(
-            training.model,
-            store.split("valid"),
-            mode=config.model.mode,
-            context=config.model.context,
-            stride=stride,
-            batch_size=config.eval.batch_size,
-            first_token=store.tokenizer.eos_id,
-            device=training.device,
-            precision=training.precision,
-            limit=limit,
-            advance=lambda _tokens: stop.check(),
-            processes=training.parallel.processes,
-        )
-    finally:
-        training.model.train()
+    return evaluate(
+        training.model,
+        store.split("valid"),
+        mode=config.model.mode,
+        context=config.model.context,
+        stride=stride,
+        batch_size=config.eval.batch_size,
+        first_token=store.tokenizer.eos_id,
+        device=training.device,
+        precision=training.precision,
+        limit=limit,
+        advance=lambda _tokens: stop.check(),
+        processes=training.parallel.processes,
+    )
 
 
 def evaluate_and_show(training: Training, store: TokenStore, monitor: Monitor, stop: StopSignal) -> float:
@@ -54,14 +54,14 @@ def evaluate_and_show(training: Training, store: TokenStore, monitor: Monitor, s
     """
     config, counters = training.config, training.counters
     stride = 1 if config.model.mode == "windowed" else config.model.context
-    with swapped_weights(training.model, training.ema):
+    with evaluating(training.model, training.ema or {}):
         score = validate(training, store, stride, config.train.eval_tokens, stop)
         if not math.isfinite(score.loss):
             raise LmtrainError(
                 f"the validation loss at step {counters.step} is not finite: lower train.lr, or raise train.warmup"
             )
         if training.parallel.kind != "fsdp":  # a sharded model can't decode from a cached state
-            samples.show(training.model, store, config, counters.step, monitor)
+            show_samples(training, store, monitor)
     counters.evaluated = counters.step
     if counters.best is None or score.loss < counters.best:
         counters.best, counters.best_step, counters.stale = score.loss, counters.step, 0
@@ -74,17 +74,31 @@ def evaluate_and_show(training: Training, store: TokenStore, monitor: Monitor, s
     return score.loss
 
 
+@torch.no_grad()
+def show_samples(training: Training, store: TokenStore, monitor: Monitor) -> None:
+    """Show a sample after each of `train.sample_prompts`, and how each head pools the start of the first document."""
+    config, model, step = training.config, training.model, training.counters.step
+    options = replace(SAMPLED, max_tokens=config.train.sample_tokens)
+    for sample in complete(model, store.tokenizer, config.train.sample_prompts, options):
+        monitor.text(step, f"sample: {sample.prompt}", sample.shown + sample.completions[0].text)
+    ids = store.split("valid").ids[: min(IMAGE_TOKENS, config.model.context)]
+    if len(ids):
+        tokens = torch.tensor(ids.astype("int64"), device=training.device)[None]
+        weights = model.pool_weights(tokens).cpu().numpy()
+        monitor.weights(step, "pooling weights", [store.tokenizer.token(int(token)) for token in ids], weights)
+
+
 def final_score(
     training: Training, store: TokenStore, run_dir: Path, monitor: Monitor, stop: StopSignal
 ) -> tuple[Score, int]:
     """The score of the best checkpoint on the whole validation split, with overlapping windows, and its step."""
     config, step = training.config, training.counters.step
-    weights: Mapping[str, Tensor | LazyTensor] | None = training.ema
+    weights: Mapping[str, Tensor | LazyTensor] = training.ema or {}
     if training.counters.best_step != step:
         found = _best(run_dir, training.parallel.processes)
         weights, step = found.tensors["model" if training.ema is None else "ema"], found.info["step"]
     monitor.note(f"scoring the best checkpoint (step {step:,}) on the validation split")
-    with swapped_weights(training.model, weights):
+    with evaluating(training.model, weights):
         return validate(training, store, stride_of(config), None, stop), step
 
 
@@ -105,19 +119,18 @@ def _best(run_dir: Path, processes: ProcessGroup) -> checkpoint.Checkpoint:
 
 
 @contextmanager
-def swapped_weights(model: LanguageModel, weights: Mapping[str, Tensor | LazyTensor] | None) -> Iterator[None]:
-    """The model with these weights inside the block; None = its own."""
-    if weights is None:
-        yield
-        return
+def evaluating(model: LanguageModel, weights: Mapping[str, Tensor | LazyTensor]) -> Iterator[None]:
+    """The model in evaluation mode, with these weights in place of its own, inside the block."""
     parameters = dict(model.named_parameters())
-    own = {name: value.detach().clone() for name, value in parameters.items()}
+    own = {name: parameters[name].detach().clone() for name in weights}
+    model.eval()
     try:
         with torch.no_grad():
             for name, value in weights.items():
                 parameters[name].copy_(shard_like(value, parameters[name]) if isinstance(value, LazyTensor) else value)
         yield
     finally:
+        model.train()
         with torch.no_grad():
             for name, value in own.items():
                 parameters[name].copy_(value)

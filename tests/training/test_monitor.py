@@ -25,9 +25,9 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
-from lmtrain.training import samples
 from lmtrain.training.heatmap import heatmap
 from lmtrain.training.monitor import Monitor, RunMonitor
+from lmtrain.training.validation import evaluating, show_samples
 from tests.training.helpers import start
 
 
@@ -229,10 +229,11 @@ def test_samples_are_the_same_each_time(tiny: Config, store: TokenStore) -> None
         def text(self, step: int, title: str, text: str) -> None:
             shown.append(text)
 
-    model = start(tiny, store).model
+    training = start(tiny, store)
     for _ in range(2):
         torch.rand(7)
-        samples.show(model, store, tiny, 1, Texts())
+        with evaluating(training.model, {}):
+            show_samples(training, store, Texts())
     assert shown[0] == shown[1]
-    (greedy,) = complete(model, store.tokenizer, ["The"], Options(max_tokens=tiny.train.sample_tokens))
+    (greedy,) = complete(training.model, store.tokenizer, ["The"], Options(max_tokens=tiny.train.sample_tokens))
     assert not shown[0].endswith(greedy.completions[0].text)

@@ -22,7 +22,7 @@ from lmtrain.generation.options import Options
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.system import disk
 from lmtrain.system.device import lacks_to_compile
-from lmtrain.training import loop, samples, state
+from lmtrain.training import loop, state, validation
 from lmtrain.training.loop import StepResult, train_step
 from lmtrain.training.state import Training
 from tests.helpers import Child
@@ -77,7 +77,7 @@ def test_a_kill_at_any_moment_leaves_no_trace(
         config = change(little, **LOGGED | fields)
     if variant == "evaluating by share":
         config = change(little, **LOGGED | {"train__steps": 9, "train__eval_steps": None})
-    monkeypatch.setattr(samples, "show", lambda *arguments: None)
+    monkeypatch.setattr(validation, "show_samples", lambda *arguments: None)
     with copied_for_every_kill(tmp_path / "whole", tmp_path / "copies") as copies:
         whole, _ = run(config, little_store, tmp_path / "whole")
     assert len(copies) > 15
@@ -166,7 +166,7 @@ def test_any_sequence_of_events_leads_to_the_same_end(
     little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every checkpoint is one of the uninterrupted run, and so are the curves, also between two logged steps."""
-    monkeypatch.setattr(samples, "show", lambda *arguments: None)
+    monkeypatch.setattr(validation, "show_samples", lambda *arguments: None)
     fields = {"train__steps": 12, "train__log_steps": 4, "train__eval_steps": 5, "train__save_minutes": 1e-9}
     config, whole = change(little, **LOGGED | fields), tmp_path / "whole"
     end, _ = run(change(config, train__keep=100), little_store, whole)
