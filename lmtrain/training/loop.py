@@ -21,12 +21,11 @@ from lmtrain.system.device import autocast, to_device
 from lmtrain.system.memory import enough_memory
 from lmtrain.system.messages import Note
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
-from lmtrain.system.seeds import step_seed
 from lmtrain.system.signals import Interrupted
 from lmtrain.training.budget import targets_per_step
-from lmtrain.training.noise import noisy
 from lmtrain.training.opening import open_run
 from lmtrain.training.optim import update_ema
+from lmtrain.training.randomness import noisy, step_seed
 from lmtrain.training.run import Outcome, out_of_patience
 from lmtrain.training.sharding import full_tensor
 from lmtrain.training.state import Training

@@ -1,4 +1,4 @@
-"""Seeds, device and precision, signals, memory."""
+"""Device and precision, signals, memory."""
 
 import importlib.util
 import shutil
@@ -10,8 +10,6 @@ from typing import NoReturn
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.torch_version import TorchVersion
 
 from lmtrain.errors import LmtrainError
@@ -19,31 +17,8 @@ from lmtrain.system import device as devices
 from lmtrain.system.device import choose_device, choose_precision, lacks_to_compile
 from lmtrain.system.machine import peak_flops
 from lmtrain.system.memory import enough_memory
-from lmtrain.system.seeds import step_seed
 from lmtrain.system.signals import Interrupted, catch_stop_signals
 from tests.helpers import default_interrupts
-
-NUMBER = st.integers(0, 2**31 - 1)
-
-
-@given(NUMBER, NUMBER, st.integers(0, 1000))
-def test_step_seeds_differ_if_one_of_their_arguments_does(seed: int, step: int, micro: int) -> None:
-    own = step_seed(seed, step, micro)
-    others = {
-        step_seed(seed + 1, step, micro),
-        step_seed(seed, step + 1, micro),
-        step_seed(seed, step, micro + 1),
-    }
-    assert 0 <= own < 2**63
-    assert len(others | {own}) == 4
-
-
-def test_step_seeds_do_not_change_between_versions() -> None:
-    assert [step_seed(1, step, micro) for step, micro in ((0, 0), (0, 1), (1, 0))] == [
-        6396520470166291297,
-        3903436636966207257,
-        3150992677718134148,
-    ]
 
 
 def test_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint
 from lmtrain.storage.checkpoint import Checkpoint
-from lmtrain.system.seeds import step_seed
 from lmtrain.training import loop, opening, state
 from lmtrain.training.checkpoint_info import Counters, read_info
+from lmtrain.training.randomness import step_seed
 from lmtrain.training.state import Training, restore
 from tests.training.helpers import LOGGED, change, curves, run
 from tests.training.resuming import BATCH, MATRIX, SMALL, Reference, begin, departures, refer

@@ -19,7 +19,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import evaluate
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.system.signals import Interrupted
-from lmtrain.training import loop, noise, opening, state
+from lmtrain.training import loop, opening, randomness, state
 from lmtrain.training import run as training_run
 from lmtrain.training.loop import StepResult, train_step
 from lmtrain.training.optim import optimizer_tensors
@@ -308,7 +308,7 @@ def test_nothing_in_a_step_depends_on_a_value_on_the_device(
         return call
 
     monkeypatch.setattr(loop, "batch", on_host(order.batch))
-    monkeypatch.setattr(loop, "noisy", on_host(noise.noisy))
+    monkeypatch.setattr(loop, "noisy", on_host(randomness.noisy))
     monkeypatch.setattr(loop, "to_device", lambda tensor, device: fake.from_tensor(tensor))
     with fake:
         result = train_step(training, 1e-3)

@@ -1,18 +1,42 @@
-"""Noise on the input tokens: its share and distribution, and that targets stay unchanged."""
+"""The seeds of micro-batches; noise on the input tokens: its share, and that targets stay unchanged."""
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.training.compilation import Forward
 from lmtrain.training.loop import train_step
-from lmtrain.training.noise import noisy
+from lmtrain.training.randomness import noisy, step_seed
 from tests.training.helpers import change, start, with_forward
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+NUMBER = st.integers(0, 2**31 - 1)
+
+
+@given(NUMBER, NUMBER, st.integers(0, 1000))
+def test_step_seeds_differ_if_one_of_their_arguments_does(seed: int, step: int, micro: int) -> None:
+    own = step_seed(seed, step, micro)
+    others = {
+        step_seed(seed + 1, step, micro),
+        step_seed(seed, step + 1, micro),
+        step_seed(seed, step, micro + 1),
+    }
+    assert 0 <= own < 2**63
+    assert len(others | {own}) == 4
+
+
+def test_step_seeds_do_not_change_between_versions() -> None:
+    assert [step_seed(1, step, micro) for step, micro in ((0, 0), (0, 1), (1, 0))] == [
+        6396520470166291297,
+        3903436636966207257,
+        3150992677718134148,
+    ]
 
 
 def test_share_and_distribution() -> None:
