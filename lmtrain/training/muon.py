@@ -1,4 +1,5 @@
-"""Muon for the hidden matrices, AdamW for everything else, as one optimizer.
+"""AdamW, and Muon for the hidden matrices with AdamW for everything else as one optimizer. Both can skip a step by a
+condition on the device.
 
 Shapes: N matrices of one shape, A rows, B columns.
 """
@@ -8,13 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.training.adamw import AdamW
-
 MOMENTUM = 0.95
 COEFFICIENTS = ((8.0132, -22.9258, 16.5994), (3.6006, -2.6419, 0.5105), (2.635, -1.919, 0.4306))
 """Of the polynomials a x + b x^3 + c x^5 which, one after the other, take singular values from 0.01 to 1 nearest to 1,
 here between 0.71 and 1.27. Each is of x / 1.01, a margin for rounding: above its range a polynomial grows fast."""
 EPS = 1e-7
+
+
+class AdamW(torch.optim.AdamW):
+    """AdamW (Loshchilov & Hutter, 2019), to be constructed with `fused=True`."""
+
+    def step_unless(self, skip: Tensor) -> None:
+        """Take a step, or where `skip`, () bool on the device, leave parameters and state unchanged.
+
+        The host does not wait for the value. `found_inf` is how `torch.amp.GradScaler` passes the same condition.
+        """
+        self.found_inf = skip.float()
+        self.step()
 
 
 def orthogonalized(matrices: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,9 +13,8 @@ from lmtrain.nn.token_shift import TokenShift
 from lmtrain.storage.checkpoint import check_shapes
 from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.device import choose_precision
-from lmtrain.training.adamw import AdamW
 from lmtrain.training.budget import Budget
-from lmtrain.training.muon import Muon
+from lmtrain.training.muon import AdamW, Muon
 from lmtrain.training.sharding import local, shard_like
 
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")

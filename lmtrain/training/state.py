@@ -22,11 +22,10 @@ from lmtrain.system.device import choose_device, choose_precision
 from lmtrain.system.machine import machine
 from lmtrain.system.messages import Note
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
-from lmtrain.training.adamw import AdamW
 from lmtrain.training.budget import make_budget
 from lmtrain.training.checkpoint_info import Counters, read_info
 from lmtrain.training.compilation import Forward, compiled_forward
-from lmtrain.training.muon import Muon
+from lmtrain.training.muon import AdamW, Muon
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from lmtrain.training.other_runs import load_teacher
 from lmtrain.training.parallel import Parallel, choose_kind, distribute

@@ -10,9 +10,8 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.training.adamw import AdamW
 from lmtrain.training.loop import train_step
-from lmtrain.training.muon import COEFFICIENTS, Muon, orthogonalized
+from lmtrain.training.muon import COEFFICIENTS, AdamW, Muon, orthogonalized
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from tests.training.helpers import change, start, without_dropout
 
