@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.system.device import set_threads
-from lmtrain.system.messages import Note
+from lmtrain.system.messages import Note, ignore
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import catch_stop_signals
 from lmtrain.training.announce import device_line, introduction
@@ -45,26 +46,20 @@ def open_run(
     Inside the block the folder is locked and stop signals are caught. An error in it makes the run's state "failed".
     Raises LmtrainError if the run can't be started or resumed with this configuration and data.
     """
-
-    def check(found: checkpoint.Checkpoint) -> None:
-        check_same_run(config, store, run_dir, found)
-
-    def inform(message: str) -> None:
-        if processes.is_main and not quiet:
-            note(message)
-
+    inform = ignore if quiet else note
     shared = share_batch(config, processes)
     check_agreement(config, store, processes)
     with ExitStack() as stack:
         with processes.main_first():
             if processes.is_main:
                 stack.enter_context(run_folder.lock(run_dir))
+            check = partial(check_same_run, config, store, run_dir)
             found = run_checkpoints.last(run_dir, note, hashed=processes.is_main, check=check)
         per_epoch = sample_order(config, store).per_epoch()
-        found = None if found is None else last_common(run_dir, config, found, per_epoch, note, processes)
-        info = read_info(found) if found is not None else None
-        budget = make_budget(config, per_epoch)
-        if info is not None:
+        budget, info = make_budget(config, per_epoch), None
+        if found is not None:
+            found = last_common(run_dir, config, found, per_epoch, note, processes)
+            info = read_info(found)
             budget = budget.begun(info.prepared)
             if (outcome := finished_outcome(run_dir, config, budget, info, processes)) is not None:
                 inform(f"{run_dir} is finished: step {outcome.step:,}, best step {outcome.best_step:,}")
@@ -81,12 +76,13 @@ def open_run(
             del found  # it holds its files open, which then stay on the disk after they are pruned
             _note_rounding_differences(info, training, note)
         elif (base := config.train.init_from) is not None:
-            step = load_initial_weights(base, shared, store, training.model, training.ema, processes)
-            inform(f"starting from the weights of {base} at step {step:,}")
+            base_step = load_initial_weights(base, shared, store, training.model, training.ema, processes)
+            inform(f"starting from the weights of {base} at step {base_step:,}")
+        step = training.counters.step
         with processes.main_first():
             if processes.is_main:
                 run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
-        check_shared(run_dir, info.counters.step if info is not None else -1, processes)
+        check_shared(run_dir, step, processes)
         clock.tick()
         monitor = _monitor(run_dir, budget, clock, info, quiet) if processes.is_main else Monitor()
         stack.enter_context(_closing(monitor, training))
@@ -98,12 +94,12 @@ def open_run(
                 run_dir,
                 config.train.keep,
                 processes,
-                resumed=training.counters.step,
+                resumed=step,
                 before_decay=steps_before_decay(config.train, budget),
             )
         )
-        monitor.state("running", step=training.counters.step)
-        if training.counters.step == 0:
+        monitor.state("running", step=step)
+        if step == 0:
             clock.tick()
             budget = budget.begun(clock.read())
         yield OpenRun(training, store, run_dir, budget, clock, monitor, saver, stop)
