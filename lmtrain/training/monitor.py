@@ -9,7 +9,6 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -73,7 +72,7 @@ class RunMonitor(Monitor):
 
     `step` is the step that the run resumes from (0: a new one), `progress` the fraction of its budget that was done by
     then, `total_steps` the budget if it is in steps, `metrics_bytes` the result of `flush` at the checkpoint.
-    The metrics of a step must be logged before the checkpoint of that step is written. `clock` returns seconds.
+    The metrics of a step must be logged before the checkpoint of that step is written.
     Raises LmtrainError if metrics.jsonl or the event files can't be written.
     """
 
@@ -86,7 +85,6 @@ class RunMonitor(Monitor):
         total_steps: int | None,
         metrics_bytes: int,
         quiet: bool,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = run_dir / METRICS
         self._file = _open_metrics(self._path, metrics_bytes)
@@ -95,7 +93,7 @@ class RunMonitor(Monitor):
         except BaseException:
             self._file.close()
             raise
-        self._total_steps, self._quiet, self._clock = total_steps, quiet, clock
+        self._total_steps, self._quiet = total_steps, quiet
         self._step, self._progress = step, progress
         self._first: tuple[float, float] | None = None
         self._last_line = -math.inf
@@ -115,9 +113,9 @@ class RunMonitor(Monitor):
             )
 
     def advance(self, step: int, progress: float) -> None:
-        self._step, self._progress = step, min(progress, 1.0)
+        self._step, self._progress = step, progress
         if self._first is None:  # the first step takes longer than others
-            self._first = self._clock(), self._progress
+            self._first = time.monotonic(), self._progress
         if self._bar is not None:
             self._bar.set_description_str(f"{self._position()}: ", refresh=False)
             self._bar.update(self._progress - self._bar.n)
@@ -131,8 +129,8 @@ class RunMonitor(Monitor):
         ]
         if self._bar is not None:
             self._bar.set_postfix_str(", ".join(shown), refresh=False)
-        elif self._clock() - self._last_line >= _PLAIN_LINE_SECONDS:
-            self._last_line = self._clock()
+        elif time.monotonic() - self._last_line >= _PLAIN_LINE_SECONDS:
+            self._last_line = time.monotonic()
             self.note("  ".join([f"{self._position()} ({self._progress:.0%})", *shown, *self._time_left()]))
 
     def evaluation(self, step: int, metrics: dict[str, float], headline: str) -> None:
@@ -194,7 +192,7 @@ class RunMonitor(Monitor):
         done = self._progress - before
         if done <= 0.0:
             return []
-        return [f"ETA {tqdm.format_interval((self._clock() - started) * (1.0 - self._progress) / done)}"]
+        return [f"ETA {tqdm.format_interval((time.monotonic() - started) * (1.0 - self._progress) / done)}"]
 
 
 def _open_metrics(path: Path, length: int) -> BinaryIO:

@@ -14,6 +14,7 @@ import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -151,10 +152,11 @@ def test_weights_become_an_image(tmp_path: Path) -> None:
 
 
 def test_without_a_terminal_there_are_plain_lines_at_most_every_ten_seconds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    reports = monitor(tmp_path, total_steps=1000, step=100, progress=0.1, clock=lambda: now)
+    monkeypatch.setattr("lmtrain.training.monitor.time", SimpleNamespace(monotonic=lambda: now))
+    reports = monitor(tmp_path, total_steps=1000, step=100, progress=0.1)
     for step in range(101, 201):
         now += 0.3 if step > 101 else 30.0
         reports.advance(step, step / 1000)
