@@ -29,7 +29,7 @@ class Clock:
 
     def __init__(self, seconds: float, processes: ProcessGroup) -> None:
         self._before, self._processes = seconds, processes
-        self._now = self._started = self._saved = processes.broadcast(time.monotonic())
+        self._now = self._started = processes.broadcast(time.monotonic())
 
     def tick(self) -> None:
         """Read the time. Called by all processes, so that all have the same time until the next call."""
@@ -38,14 +38,6 @@ class Clock:
     def read(self) -> float:
         """Seconds at the last `tick`."""
         return self._before + self._now - self._started
-
-    def since_save(self) -> float:
-        """Seconds since the last checkpoint of this part of the run."""
-        return self._now - self._saved
-
-    def mark_saved(self) -> None:
-        """A checkpoint is written now."""
-        self._saved = self._now
 
 
 class Meter:

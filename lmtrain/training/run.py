@@ -56,7 +56,8 @@ class OpenRun:
         self._evaluations = make_evaluations(
             self.training.config, self.training.order.per_epoch(), self.store.split("valid").tokens
         )
-        self._evaluation_seconds, self._started = 0.0, self.clock.read()
+        self._evaluation_seconds = 0.0
+        self._started = self._saved_seconds = self.clock.read()
         # With a budget in time, the progress at the last evaluation is not known here, and the present one serves.
         self._evaluated_progress = self.budget.progress(self.training.counters.evaluated, self.clock.read())
 
@@ -97,8 +98,10 @@ class OpenRun:
             self.monitor.train(step, self._meter.metrics(lr, self.clock.read()))
         if self.evaluation_is_due():
             self.evaluate()
-        elif progress < 1.0 and (step == self._before_decay or self.clock.since_save() > 60 * config.save_minutes):
-            self._save(None)
+        elif progress < 1.0:
+            unsaved_seconds = self.clock.read() - self._saved_seconds
+            if step == self._before_decay or unsaved_seconds > 60 * config.save_minutes:
+                self._save(None)
         if progress < 1.0:
             self.stop.check()
 
@@ -127,9 +130,9 @@ class OpenRun:
         self._saved_step = self.training.counters.step
         metrics_bytes = self.monitor.flush()
         self.clock.tick()
-        self.clock.mark_saved()
+        self._saved_seconds = self.clock.read()
         circumstances = {
-            "seconds": self.clock.read(),
+            "seconds": self._saved_seconds,
             "prepared": self.budget.prepared,
             "metrics_bytes": metrics_bytes,
             "schedule": asdict(schedule_of(self.training.config.train, self.budget)),
