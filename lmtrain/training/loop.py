@@ -9,10 +9,8 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from lmtrain.config.schema import Config
 from lmtrain.data.order import batch
@@ -72,22 +70,15 @@ def fit(
     return outcome
 
 
-class StepResult(NamedTuple):
-    """The result of a step, left on the device: nats per target, the gradient norm, whether the step was skipped."""
-
-    loss: Tensor
-    grad_norm: Tensor
-    skipped: Tensor
-
-
 Part = Callable[[str], AbstractContextManager[object]]
 
 
-def train_step(training: Training, lr: float, part: Part = nullcontext) -> StepResult:
+def train_step(training: Training, lr: float, part: Part = nullcontext) -> None:
     """One optimizer step over `batch_size` windows.
 
     The loss is the sum of nats over the count of all targets in the step, however they are divided into micro-batches.
-    If the gradient is not finite, the step is skipped: weights and optimizer state stay unchanged.
+    If the gradient is not finite, the step is skipped: weights and optimizer state stay unchanged. What it measures is
+    added to `training.statistics`, on the device.
     `part` is a context that is entered around each part of the step, by name, to measure it.
     """
     config, model, processes = training.config.train, training.model, training.parallel.processes
@@ -125,4 +116,3 @@ def train_step(training: Training, lr: float, part: Part = nullcontext) -> StepR
             update_ema(training.ema, model, config.ema, step)
     training.counters.step += 1
     training.statistics.add(total, norm, skipped)
-    return StepResult(total, norm, skipped)

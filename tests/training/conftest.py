@@ -13,7 +13,7 @@ from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
 from lmtrain.system.messages import ignore
 from lmtrain.training import loop, state
-from lmtrain.training.loop import StepResult, train_step
+from lmtrain.training.loop import train_step
 from tests.training.helpers import change
 
 
@@ -45,13 +45,12 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Non
     def arm(steps: int, number: int) -> None:
         taken = 0
 
-        def step(training: state.Training, lr: float) -> StepResult:
+        def step(training: state.Training, lr: float) -> None:
             nonlocal taken
-            result = train_step(training, lr)
+            train_step(training, lr)
             taken += 1
             if taken == steps:
                 signal.raise_signal(number)
-            return result
 
         monkeypatch.setattr(loop, "train_step", step)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
 
 from lmtrain.config.loader import parse
 from lmtrain.config.schema import Config
@@ -17,7 +18,7 @@ from lmtrain.storage.files import read_manifest, verify
 from lmtrain.system.messages import ignore
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.compilation import Forward
-from lmtrain.training.loop import StepResult, fit, train_step
+from lmtrain.training.loop import fit, train_step
 from lmtrain.training.run import Outcome
 from lmtrain.training.state import Training, new_training
 from tests.helpers import state_hash
@@ -80,13 +81,19 @@ def scaled_loss(factor: float) -> Callable[[Forward], Forward]:
     return lambda forward: lambda tokens, targets: forward(tokens, targets) * factor
 
 
-def worsen(training: Training, _lr: float) -> StepResult:
+def take_step(training: Training, lr: float) -> Tensor:
+    """Take a step: its loss and its gradient norm, (2,); 0 if it was skipped."""
+    training.statistics.sums.zero_()
+    train_step(training, lr)
+    return training.statistics.sums[:2].float()
+
+
+def worsen(training: Training, _lr: float) -> None:
     """A step that makes the model worse from the third on."""
-    result = train_step(training, 0.5 if training.counters.step >= 2 else 1e-2)
+    train_step(training, 0.5 if training.counters.step >= 2 else 1e-2)
     assert training.ema is not None
     for name, value in training.model.named_parameters():
         training.ema[name].copy_(value.detach())
-    return result
 
 
 def last_hash(run_dir: Path) -> str:

@@ -25,7 +25,7 @@ from lmtrain.training import loop, state
 from lmtrain.training.budget import make_budget
 from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.compilation import Forward
-from lmtrain.training.loop import StepResult, train_step
+from lmtrain.training.loop import train_step
 from lmtrain.training.monitor import RunMonitor
 from lmtrain.training.optim import learning_rate
 from lmtrain.training.saving import Saver
@@ -126,8 +126,9 @@ def take_steps(training: Training, count: int) -> list[Step]:
         for _ in range(count):
             windows.clear()
             lr = learning_rate(config, budget, training.counters.step, 0.0)
-            result = train_step(training, lr)
-            steps.append(Step(state_of(training), list(windows), bool(result.skipped)))
+            skipped = int(training.statistics.skipped)
+            train_step(training, lr)
+            steps.append(Step(state_of(training), list(windows), int(training.statistics.skipped) > skipped))
     return steps
 
 
@@ -180,10 +181,9 @@ def copied_for_every_kill(run_dir: Path, folder: Path) -> Iterator[list[Path]]:
 
     step, record, save_ = loop.train_step, RunMonitor._record, Saver.save
 
-    def stepped(training: Training, lr: float) -> StepResult:
-        result = step(training, lr)
+    def stepped(training: Training, lr: float) -> None:
+        step(training, lr)
         copy()
-        return result
 
     def recorded(*arguments: Any) -> None:
         record(*arguments)

@@ -16,8 +16,7 @@ from lmtrain.model.objective import Objective
 from lmtrain.system.device import lacks_to_compile
 from lmtrain.system.messages import ignore
 from lmtrain.training import state
-from lmtrain.training.loop import train_step
-from tests.training.helpers import change, cpu, without_dropout
+from tests.training.helpers import change, cpu, take_step, without_dropout
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,7 +27,7 @@ def test_the_compiled_model_trains_like_the_plain_one(tiny: Config, store: Token
     losses = []
     for wanted in (False, "auto", True):
         training = state.new_training(change(without_dropout(tiny), train__compile=wanted), store, notes.append)
-        losses.append([float(train_step(training, 1e-2).loss) for _ in range(3)])
+        losses.append([float(take_step(training, 1e-2)[0]) for _ in range(3)])
     assert len(notes) == 1, "auto must not compile so short a run"
     assert losses[0] == losses[1]
     assert losses[2] == pytest.approx(losses[0], rel=1e-4)

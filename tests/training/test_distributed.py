@@ -25,7 +25,7 @@ from lmtrain.system.messages import ignore
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training import loop
 from lmtrain.training.costs import memory_estimate
-from lmtrain.training.loop import StepResult, train_step
+from lmtrain.training.loop import train_step
 from lmtrain.training.parallel import choose_kind, share_batch
 from lmtrain.training.saving import Saver
 from lmtrain.training.sharding import local
@@ -124,11 +124,11 @@ def test_a_run_resumes_with_any_number_of_processes(
     config = change(tiny, **SHORT, train__micro_batch=1)
     run(config, store, tmp_path / "single")
 
-    def step(training: Training, lr: float) -> StepResult:
-        result, processes = train_step(training, lr), training.parallel.processes
+    def step(training: Training, lr: float) -> None:
+        train_step(training, lr)
+        processes = training.parallel.processes
         if training.counters.step <= 3 and processes.rank == processes.world_size - 1:
             signal.raise_signal(signal.SIGTERM)
-        return result
 
     monkeypatch.setattr(loop, "train_step", step)
     for ended, (size, kind) in enumerate(((4, "fsdp"), (2, "ddp"), (1, "auto"), (2, "fsdp")), start=1):

@@ -21,7 +21,7 @@ from lmtrain.system import disk
 from lmtrain.system.messages import ignore
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training import loop
-from lmtrain.training.loop import StepResult, train_step
+from lmtrain.training.loop import train_step
 from lmtrain.training.saving import Saver
 from lmtrain.training.state import Training, new_training, snapshot
 from tests.helpers import TINY, Child
@@ -44,12 +44,12 @@ def test_if_a_process_dies_hangs_or_fails_all_end(
 ) -> None:
     """It is harmed in the fourth step."""
 
-    def step(training: Training, lr: float) -> StepResult:
+    def step(training: Training, lr: float) -> None:
         if training.counters.step == 3 and training.parallel.processes.rank == 1:
             if number is None:
                 raise RuntimeError("a fault")
             os.kill(os.getpid(), number)
-        return train_step(training, lr)
+        train_step(training, lr)
 
     monkeypatch.setattr(loop, "train_step", step)
     config = change(tiny, train__steps=6, train__eval_steps=3)
@@ -184,10 +184,9 @@ from lmtrain.training import loop
 step = loop.train_step
 
 def stepped(training, *rest):
-    result = step(training, *rest)
+    step(training, *rest)
     if training.counters.step == 7 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
-    return result
 
 loop.train_step = stepped
 sys.argv[0] = "lmtrain"

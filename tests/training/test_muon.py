@@ -10,10 +10,9 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.training.loop import train_step
 from lmtrain.training.muon import COEFFICIENTS, AdamW, Muon, orthogonalized
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
-from tests.training.helpers import change, start, without_dropout
+from tests.training.helpers import change, start, take_step, without_dropout
 
 SHAPES = [(8, 8), (24, 8), (8, 24), (8, 8), (8, 24), (1, 8)]
 State = dict[str, Tensor]
@@ -189,7 +188,7 @@ def test_it_trains(tiny: Config, store: TokenStore, one_thread: None, mode: str,
     losses = []
     for _ in range(60):
         before = [weight.detach().clone() for weight in hidden]
-        losses.append(float(train_step(training, 1e-2).loss))
+        losses.append(float(take_step(training, 1e-2)[0]))
         training.counters.step = 0  # the same batch again
     moved = [float((old - new.detach()).square().mean().sqrt()) for old, new in zip(before, hidden, strict=True)]
     assert losses[-1] < 0.5 * losses[0]

@@ -23,7 +23,7 @@ from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.system import disk
 from lmtrain.system.device import lacks_to_compile
 from lmtrain.training import loop, state, validation
-from lmtrain.training.loop import StepResult, train_step
+from lmtrain.training.loop import train_step
 from lmtrain.training.state import Training
 from tests.helpers import Child
 from tests.training.helpers import LOGGED, change, cpu, curves, flip_bit, last_hash, run, worsen
@@ -97,12 +97,12 @@ def test_a_killed_process_frees_its_run_folder_and_the_run_is_resumed(
     run(config, little_store, tmp_path / "whole")
 
     def train(say: Callable[[str], None]) -> None:
-        def step(training: Training, lr: float) -> StepResult:
+        def step(training: Training, lr: float) -> None:
             say(str(training.counters.step))
             if training.counters.step == 7:
                 signal.alarm(60)  # in case the test itself ends first
                 signal.pause()
-            return train_step(training, lr)
+            train_step(training, lr)
 
         monkeypatch.setattr(loop, "train_step", step)
         run(config, little_store, tmp_path / "run")
@@ -129,9 +129,9 @@ def train_until(event: int | str, steps: int, config: Config, store: TokenStore,
     expected = {"memory": "out of memory: lower", "disk": "No space left on device"}.get(str(event))
     with pytest.MonkeyPatch.context() as patch:
 
-        def step(training: Training, lr: float) -> StepResult:
+        def step(training: Training, lr: float) -> None:
             nonlocal steps
-            result = train_step(training, lr)
+            train_step(training, lr)
             steps -= 1
             if steps == 0 and event == "memory":
                 raise torch.OutOfMemoryError("no more")
@@ -139,7 +139,6 @@ def train_until(event: int | str, steps: int, config: Config, store: TokenStore,
                 patch.setattr(disk, "write", full_disk)
             if steps == 0 and isinstance(event, int):
                 signal.raise_signal(event)
-            return result
 
         patch.setattr(loop, "train_step", step)
         failure: LmtrainError | None = None
@@ -201,13 +200,12 @@ def test_observing_a_run_changes_nothing(
     often = {"log_steps": 1, "eval_steps": 1, "save_minutes": 1e-9, "sample_prompts": ["The", "A"]}
     run(never, little_store, tmp_path / "never")
 
-    def distracted(training: Training, lr: float) -> StepResult:
-        result = train_step(training, lr)
+    def distracted(training: Training, lr: float) -> None:
+        train_step(training, lr)
         torch.rand(17)
         training.model.eval()
         complete(training.model, little_store.tokenizer, ["The"], Options(max_tokens=5))
         training.model.train()
-        return result
 
     monkeypatch.setattr(loop, "train_step", distracted)
     run(change(never, **{f"train__{name}": value for name, value in often.items()}), little_store, tmp_path / "often")
