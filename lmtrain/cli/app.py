@@ -34,10 +34,9 @@ app.command(
     cls=Command, epilog="Examples: lmtrain train book.txt; lmtrain train -c wikitext2-cpu train.max_minutes=20"
 )(train.train)
 app.command("eval", cls=Command, epilog="Example: lmtrain eval --split test --cache eval.stride=32")(evaluate.evaluate)
-app.command(
-    cls=generate.GenerateCommand,
-    epilog='Example: lmtrain generate "The river" --stop sentence --samples 3',
-)(generate.generate)
+app.command(cls=generate.GenerateCommand, epilog='Example: lmtrain generate "The river" --stop sentence --samples 3')(
+    generate.generate
+)
 app.command(cls=Command, epilog="Example: lmtrain export book book-hf")(export.export)
 
 

@@ -4,14 +4,7 @@ from typing import Annotated
 
 import typer
 
-from lmtrain.cli.options import (
-    ConfigFile,
-    Json,
-    Overrides,
-    Quiet,
-    Source,
-    with_source,
-)
+from lmtrain.cli.options import ConfigFile, Json, Overrides, Quiet, Source, with_source
 from lmtrain.cli.output import show, table
 from lmtrain.system.messages import ignore, note
 

@@ -5,15 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lmtrain.cli.options import (
-    Checkpoint,
-    ConfigFile,
-    Json,
-    Overrides,
-    Quiet,
-    WeightsChoice,
-    run_folders,
-)
+from lmtrain.cli.options import Checkpoint, ConfigFile, Json, Overrides, Quiet, WeightsChoice, run_folders
 from lmtrain.cli.output import show
 from lmtrain.errors import UsageError
 from lmtrain.system.messages import ignore, note

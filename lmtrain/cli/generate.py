@@ -72,10 +72,7 @@ def generate(
     max_tokens: Annotated[
         int, _option(LENGTH, "Maximum number of tokens to generate.", "--max-tokens", "-n", metavar="N")
     ] = 100,
-    stop: Annotated[
-        StopKind,
-        _option(LENGTH, "End at the end of the line, the sentence or the document."),
-    ] = "none",
+    stop: Annotated[StopKind, _option(LENGTH, "End at the end of the line, the sentence or the document.")] = "none",
     stop_string: Annotated[
         list[str] | None, _option(LENGTH, "End before this text; may be repeated.", metavar="TEXT")
     ] = None,
@@ -98,20 +95,16 @@ def generate(
         bool, _option(SEARCH, "Take the most likely token each time, in place of sampling.", "--greedy")
     ] = False,
     beams: Annotated[
-        int,
-        _option(SEARCH, "Beam search of this width, in place of sampling.", "--beams", "-b", metavar="N", max=1024),
+        int, _option(SEARCH, "Beam search of this width, in place of sampling.", "--beams", "-b", metavar="N", max=1024)
     ] = 1,
     repetition_penalty: Annotated[
-        float,
-        _option(SEARCH, ">1: penalize tokens already in the prompt or output; not for beams.", metavar="X"),
+        float, _option(SEARCH, ">1: penalize tokens already in the prompt or output; not for beams.", metavar="X")
     ] = 1.0,
     results: Annotated[
-        int | None,
-        _option(SEARCH, "Print only the N best texts. [default: all samples, the best beam]", metavar="N"),
+        int | None, _option(SEARCH, "Print only the N best texts. [default: all samples, the best beam]", metavar="N")
     ] = None,
     length_penalty: Annotated[
-        float,
-        _option(SEARCH, "A in score = log-probability / length^A: 0 = the sum, 1 = the mean.", metavar="A"),
+        float, _option(SEARCH, "A in score = log-probability / length^A: 0 = the sum, 1 = the mean.", metavar="A")
     ] = 0.0,
     prompts: Annotated[
         Path | None,
@@ -171,11 +164,7 @@ def generate(
     except ValueError as error:
         raise UsageError(str(error)) from None
     trained = load(
-        run_folders(run, config, overrides),
-        checkpoint=checkpoint,
-        weights=weights,
-        device=device,
-        precision=precision,
+        run_folders(run, config, overrides), checkpoint=checkpoint, weights=weights, device=device, precision=precision
     )
     if has_random_seed:
         note(f"seed {seed}: --seed {seed} repeats this output")

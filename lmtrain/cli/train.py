@@ -5,15 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.options import (
-    ConfigFile,
-    Json,
-    Overrides,
-    Quiet,
-    Source,
-    require_single_process,
-    with_source,
-)
+from lmtrain.cli.options import ConfigFile, Json, Overrides, Quiet, Source, require_single_process, with_source
 from lmtrain.cli.output import duration, show, show_costs
 from lmtrain.errors import UsageError
 from lmtrain.system import launcher

@@ -77,14 +77,7 @@ class RunMonitor(Monitor):
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        *,
-        step: int,
-        progress: float,
-        total_steps: int | None,
-        metrics_bytes: int,
-        quiet: bool,
+        self, run_dir: Path, *, step: int, progress: float, total_steps: int | None, metrics_bytes: int, quiet: bool
     ) -> None:
         self._path = run_dir / METRICS
         self._file = _open_metrics(self._path, metrics_bytes)

@@ -33,13 +33,7 @@ from lmtrain.training.state import Training, new_training, restore, sample_order
 
 @contextmanager
 def open_run(
-    config: Config,
-    store: TokenStore,
-    run_dir: Path,
-    *,
-    note: Note,
-    quiet: bool,
-    processes: ProcessGroup,
+    config: Config, store: TokenStore, run_dir: Path, *, note: Note, quiet: bool, processes: ProcessGroup
 ) -> Iterator[OpenRun | Outcome]:
     """A run ready for its next step, new or restored from its last good checkpoint; of a finished one its outcome.
 

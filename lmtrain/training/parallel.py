@@ -120,12 +120,7 @@ def choose_kind(
 
 
 def distribute(
-    kind: str,
-    model: LanguageModel,
-    forward: Forward,
-    device: torch.device,
-    precision: str,
-    processes: ProcessGroup,
+    kind: str, model: LanguageModel, forward: Forward, device: torch.device, precision: str, processes: ProcessGroup
 ) -> tuple[Forward, Parallel]:
     """The forward pass whose gradients are summed over the processes, and how the passes of a step are run."""
     if kind == "ddp":
