@@ -41,10 +41,11 @@ def compiled_forward(
     note("compiling the model (a minute or two; cached for the next run)")
     compiled = torch.compile(objective, dynamic=False)
     try:
-        with warnings.catch_warnings():
+        inputs, targets = blank_batch(config, device)
+        with warnings.catch_warnings(), autocast(device, precision):
             # It recommends TF32, which bf16 does not need and fp32 must not use.
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
-            _try_step(compiled, config, device, precision)
+            compiled(inputs, targets).sum().backward()
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # compilers raise any type; an error of the model recurs without compiling
@@ -75,9 +76,3 @@ def _is_long(objective: Objective, config: Config, budget: Budget, device: torch
         tokens = budget.steps * config.train.batch_size * config.model.context
         seconds = min(seconds, 6.0 * parameters * tokens / ASSUMED_FLOPS[device.type])
     return seconds > PAYS_AFTER_SECONDS
-
-
-def _try_step(forward: Forward, config: Config, device: torch.device, precision: str) -> None:
-    inputs, targets = blank_batch(config, device)
-    with autocast(device, precision):
-        forward(inputs, targets).sum().backward()  # type: ignore[no-untyped-call]

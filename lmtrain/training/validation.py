@@ -76,16 +76,15 @@ def evaluate_and_show(training: Training, store: TokenStore, monitor: Monitor, s
 
 @torch.no_grad()
 def show_samples(training: Training, store: TokenStore, monitor: Monitor) -> None:
-    """Show a sample after each of `train.sample_prompts`, and how each head pools the start of the first document."""
+    """Show a sample after each of `train.sample_prompts`, and how each head pools the start of the validation split,
+    which must not be empty."""
     config, model, step = training.config, training.model, training.counters.step
     options = replace(SAMPLED, max_tokens=config.train.sample_tokens)
     for sample in complete(model, store.tokenizer, config.train.sample_prompts, options):
         monitor.text(step, f"sample: {sample.prompt}", sample.shown + sample.completions[0].text)
     ids = store.split("valid").ids[: min(IMAGE_TOKENS, config.model.context)]
-    if len(ids):
-        tokens = torch.tensor(ids.astype("int64"), device=training.device)[None]
-        weights = model.pool_weights(tokens).cpu().numpy()
-        monitor.weights(step, "pooling weights", [store.tokenizer.token(int(token)) for token in ids], weights)
+    weights = model.pool_weights(torch.tensor(ids.astype("int64"), device=training.device)[None]).cpu().numpy()
+    monitor.weights(step, "pooling weights", [store.tokenizer.token(int(token)) for token in ids], weights)
 
 
 def final_score(
