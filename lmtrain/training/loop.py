@@ -47,7 +47,8 @@ def fit(
     Resumes from the last good checkpoint in `run_dir`, if there is one, or with a larger budget from the last one that
     a run with that budget would have too; of a finished run only returns the outcome.
     `note` is given warnings and, unless `quiet`, what the run is going to do.
-    All processes of a distributed run call this, and get the same outcome.
+    All processes of a distributed run call this, those that print nothing with `ignore` as `note`, and get the same
+    outcome.
     Raises LmtrainError if the folder belongs to another configuration or other data, and if training diverges.
     """
     with (
