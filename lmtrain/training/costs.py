@@ -123,14 +123,12 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
 
 def _saved_bytes(model: nn.Module, inputs: Tensor, targets: Tensor, precision: str) -> float:
     """The bytes of all storages, each counted once, that autograd saves in a forward pass, except the parameters'."""
-    counted, total = {parameter.untyped_storage()._cdata for parameter in model.parameters()}, 0.0
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    saved: dict[int, torch.UntypedStorage] = {}  # by address; held, so that no address is used twice
 
     def pack(tensor: Tensor) -> Tensor:
-        nonlocal total
         storage = tensor.untyped_storage()
-        if storage._cdata not in counted:
-            counted.add(storage._cdata)
-            total += storage.nbytes()
+        saved[storage._cdata] = storage
         return tensor
 
     with (
@@ -138,7 +136,7 @@ def _saved_bytes(model: nn.Module, inputs: Tensor, targets: Tensor, precision: s
         autocast(torch.device("cpu"), "fp32" if precision == "fp32" else "bf16"),
     ):
         model(inputs, targets).sum()
-    return total
+    return float(sum(storage.nbytes() for address, storage in saved.items() if address not in own))
 
 
 def costs(config: Config, store: TokenStore) -> dict[str, Any]:

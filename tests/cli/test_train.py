@@ -50,7 +50,7 @@ def test_dry_run_trains_nothing(lmtrain: Lmtrain, workdir: Path) -> None:
     assert re.search(r"^parameters +\d+\.\d k, with a vocabulary of \d+$", text, re.M)
     assert re.search(r"^step +64 tokens, \d+\.\d MFLOP, .* \(estimated\)$", text, re.M)
     assert re.search(r"^run +12 steps, 768 tokens, 0\.\d+ epochs, .* \(estimated\), without evaluations$", text, re.M)
-    assert re.search(r"^memory +[0-9.]+ [kM]B \(estimated\) of [0-9.]+ GB$", text, re.M)
+    assert re.search(r"^memory +[0-9.]+ [kM]B of tensors \(estimated\) of [0-9.]+ GB$", text, re.M)
     text = lmtrain("train", *TINY, "train.max_minutes=0.0001", "--dry-run").out
     assert re.search(r"^run +\d steps, .* epochs \(estimated\) in 0.0001 minutes, without evaluations$", text, re.M)
 
@@ -67,7 +67,7 @@ def test_a_dry_run_of_what_memory_can_not_hold_fails_with_a_remedy(
 ) -> None:
     done = lmtrain("train", *TINY, *fields, "--dry-run")
     assert done.code == 1
-    assert re.search(rf"^memory +{needed} \(estimated\) of [0-9.]+ GB$", done.out, re.M)
+    assert re.search(rf"^memory +{needed} of tensors \(estimated\) of [0-9.]+ GB$", done.out, re.M)
     assert re.search(rf"training needs an estimated {needed} of memory, and this machine has .*: {remedy}", done.err)
 
 

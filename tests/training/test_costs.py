@@ -105,6 +105,10 @@ def test_the_peak_of_a_step_is_near_the_estimate(
     assert 0.8 < peak / (parts["gradients"] + parts["activations"] + parts["logits"]) < 1.05
 
 
+def test_the_estimate_of_memory_is_always_the_same(tiny: Config) -> None:
+    assert len({memory_estimate(tiny, 500, "fp32")["activations"] for _ in range(5)}) == 1
+
+
 def most_allocated(work: Callable[[], object]) -> int:
     """The most bytes of tensors that existed at one time of those that `work` made, by the allocator's own account."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
