@@ -88,7 +88,7 @@ def random_corpus(folder: Path, vocab_size: int) -> list[str]:
 def measure_lmtrain(options: list[str], folder: Path, steps: int) -> Row:
     """Train twice `steps`, and take the median of the second half from what the run logged."""
     budget = [f"train.steps={2 * steps}", "train.epochs=null", "train.tokens=null", "train.max_minutes=null"]
-    quiet = ["train.sample_prompts=[]", f"train.eval_steps={2 * steps}", "train.eval_epochs=null"]
+    quiet = ["train.sample_prompts=[]", f"train.eval_steps={2 * steps}"]
     quiet += ["train.eval_tokens=500", "eval.stride=null", "train.save_minutes=1000", "train.keep=1"]
     logged = [f"train.log_steps={max(1, steps // BLOCKS)}", f"run.dir={folder}", "run.name=run", "run.seed=0"]
     lmtrain("train", *options, *budget, *quiet, *logged, "-q")

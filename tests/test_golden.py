@@ -30,7 +30,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "train": {
         **{"device": "cpu", "precision": "fp32", "compile": False, "threads": 1},
         **{"batch_size": 4, "steps": 3, "epochs": None, "max_minutes": None, "warmup": 0.0},
-        **{"log_steps": 1, "eval_steps": 3, "eval_epochs": None, "eval_tokens": 50, "sample_prompts": []},
+        **{"log_steps": 1, "eval_steps": 3, "eval_tokens": 50, "sample_prompts": []},
     },
     "eval": {"batch_size": 64},
 }

@@ -95,10 +95,8 @@ class TrainConfig(Section):
     log_steps: int = Field(10, ge=1)
     """Steps between two logged points; the first step is logged too."""
     eval_steps: int | None = Field(None, ge=1)
-    """Steps between two evaluations. Without it and `eval_epochs`, at each twentieth of the budget, or less often if
-    evaluations would take more than about a tenth of the time."""
-    eval_epochs: float | None = Field(None, gt=0)
-    """Passes over the training tokens between two evaluations. The end of a run is always evaluated."""
+    """Steps between two evaluations. null = at each twentieth of the budget, or less often if evaluations would take
+    more than about a tenth of the time. The end of a run is always evaluated."""
     eval_tokens: int | None = Field(None, ge=1)
     """Validation tokens per evaluation during training; null = all. The final score always uses all."""
     patience: int | None = Field(None, ge=1)
@@ -117,8 +115,6 @@ class TrainConfig(Section):
         given = [f"train.{name}" for name in BUDGETS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} contradict each other: give one, and set the others to null")
-        if self.eval_steps is not None and self.eval_epochs is not None:
-            raise ValueError("train.eval_steps and train.eval_epochs contradict each other: give one")
         if self.warmup >= 1 and self.max_minutes is not None:
             raise ValueError(
                 f"train.warmup={self.warmup:g} is a number of steps, and with train.max_minutes the schedule follows "

@@ -100,8 +100,8 @@ class Evaluations:
         return affordable and int(EVALUATIONS * progress) > int(EVALUATIONS * last_progress)
 
 
-def make_evaluations(config: Config, samples_per_epoch: int, validation_tokens: int) -> Evaluations:
-    """The configured evaluations, without `eval_steps` and `eval_epochs` those by parts of the budget.
+def make_evaluations(config: Config, validation_tokens: int) -> Evaluations:
+    """The configured evaluations, without `eval_steps` those by parts of the budget.
 
     With a budget in steps, where they must depend only on the step, their cost is estimated: a step takes three times
     as long as an evaluation per target.
@@ -109,8 +109,6 @@ def make_evaluations(config: Config, samples_per_epoch: int, validation_tokens: 
     train = config.train
     if train.eval_steps is not None:
         return Evaluations(train.eval_steps)
-    if train.eval_epochs is not None:
-        return Evaluations(max(1, round(train.eval_epochs * samples_per_epoch / train.batch_size)))
     if train.max_minutes is not None:
         return Evaluations(None)
     scored = min(train.eval_tokens or validation_tokens, validation_tokens)

@@ -39,7 +39,7 @@ def common_steps(run_dir: Path, config: Config, info: CheckpointInfo, samples_pe
         obstacle = f"with train.schedule={train.schedule} the learning rate depends on the budget from the start"
     elif info.schedule is None:
         obstacle = "it was trained by an earlier version of lmtrain, which did not store the budget with checkpoints"
-    elif train.patience is not None and (train.schedule == "constant" or train.eval_steps is train.eval_epochs is None):
+    elif train.patience is not None and (train.schedule == "constant" or train.eval_steps is None):
         obstacle = "train.patience counts evaluations, and the budget decides when they are"
     elif then.warmup != now.warmup:
         obstacle = f"the warmup took {then.warmup} steps and would take {now.warmup}: give train.warmup={then.warmup}"

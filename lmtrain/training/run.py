@@ -53,9 +53,7 @@ class OpenRun:
         self._meter = Meter(self.training)
         self._before_decay = steps_before_decay(self.training.config.train, self.budget)
         self._saved_step = self.training.counters.step  # a resumed run's checkpoint exists
-        self._evaluations = make_evaluations(
-            self.training.config, self.training.order.per_epoch(), self.store.split("valid").tokens
-        )
+        self._evaluations = make_evaluations(self.training.config, self.store.split("valid").tokens)
         self._evaluation_seconds = 0.0
         self._started = self._saved_seconds = self.clock.read()
         # With a budget in time, the progress at the last evaluation is not known here, and the present one serves.

@@ -214,7 +214,6 @@ def test_a_wrong_override_is_named(override: str, message: str) -> None:
             ["train.epochs=1", "train.tokens=1"],
             "train.epochs and train.tokens contradict each other: give one, and set the others to null",
         ),
-        (["train.eval_steps=1", "train.eval_epochs=1"], "train.eval_steps and train.eval_epochs contradict"),
         (["tokenizer.kind=byte", "tokenizer.vocab_size=300"], "no meaning with tokenizer.kind=byte"),
         (["tokenizer.kind=bpe", "tokenizer.vocab_size=100"], "at least 257"),
         (["model.mode=windowed", "eval.stride=2"], "windowed"),
