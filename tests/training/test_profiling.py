@@ -10,10 +10,20 @@ import pytest
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.system.messages import ignore
-from lmtrain.training.profiling import PARTS, STEPS, profile_steps, profile_text
+from lmtrain.training import profiling
+from lmtrain.training.profiling import PARTS, profile_steps, profile_text
 from tests.helpers import TINY, Lmtrain
 
+STEPS = 2
+
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a trace takes the profiler half a second and more for each of its steps."""
+    monkeypatch.setattr(profiling, "WARM_UP", 1)
+    monkeypatch.setattr(profiling, "STEPS", STEPS)
 
 
 def test_parts_operators_and_a_trace(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
