@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lmtrain.config.schema import Config, ModelConfig
+from lmtrain.config.schema import ModelConfig
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score, readable
@@ -80,7 +80,7 @@ def test_nats_equal_a_plain_loop(mode: str, stride: int) -> None:
         assert score.tokens == 29
 
 
-def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(tiny: Config, store: TokenStore) -> None:
+def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(store: TokenStore) -> None:
     size = store.tokenizer.vocab_size
 
     def uniform(inputs: Tensor, targets: Tensor) -> Tensor:

@@ -87,7 +87,6 @@ def problems(
 
 
 thorough = settings(deadline=None, max_examples=200, derandomize=True)
-brief = settings(thorough, max_examples=100)
 
 
 def assert_same(found: Sequence[Hypothesis], expected: Sequence[Hypothesis]) -> None:
