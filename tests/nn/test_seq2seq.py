@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmtrain.generation.search import Rules
 from lmtrain.nn.attention import CrossAttention, padding_mask
 from lmtrain.nn.blocks import NormPosition
 from lmtrain.nn.encoder_decoder import CrossAttentionKind, DecoderState, Sizes
@@ -18,27 +17,18 @@ from lmtrain.nn.norms import NormKind, RMSNorm
 from lmtrain.nn.positions import sinusoidal
 from lmtrain.nn.scheduled_sampling import sample
 from lmtrain.nn.seq2seq import Seq2Seq, guided_attention_loss, shift
+from tests.nn.translation import BEGIN, END, INPUTS, LENGTHS, SIZES, SOURCE, VALID, make
 
-SIZES = Sizes(source_vocab=5, target_vocab=7, dim=16, heads=2, ff_dim=24, max_length=9)
-END, BEGIN = 5, 6
-RULES = Rules(9, lambda ids: ids[-1] == END, blocked=frozenset({BEGIN}))
-SOURCE = torch.tensor([[0, 1, 2, 3, 4, 0], [4, 4, 3, 0, 0, 0], [2, 0, 0, 0, 0, 0]])
-LENGTHS = (6, 3, 1)
-VALID = torch.arange(6) < torch.tensor(LENGTHS).unsqueeze(-1)
-INPUTS = torch.tensor([[BEGIN, 1, 2, 3, 4, 0, 2], [BEGIN, 0, 0, 4, 1, END, 3], [BEGIN, 3, 3, 3, BEGIN, 2, 1]])
 TARGET = torch.tensor([[1, 2, 3, 0], [4, 0, 1, 1], [3, 3, 2, 2]])
 TARGET_LENGTHS = (4, 1, 2)
 
 
-def make(sizes: Sizes = SIZES, seed: int = 0) -> Seq2Seq:
-    torch.manual_seed(seed)
-    return Seq2Seq(sizes).eval()
-
-
 @pytest.mark.parametrize("copy", [False, True])
-@pytest.mark.parametrize("position", ["pre", "post"])
-def test_cached_steps_equal_teacher_forcing(copy: bool, position: NormPosition) -> None:
-    model = make(replace(SIZES, copy=copy, norm_position=position))
+@pytest.mark.parametrize(
+    ("attention", "position"), [("softmax", "pre"), ("softmax", "post"), ("monotonic", "pre"), ("location", "pre")]
+)
+def test_cached_steps_equal_teacher_forcing(attention: CrossAttentionKind, copy: bool, position: NormPosition) -> None:
+    model = make(replace(SIZES, copy=copy, cross_attention=attention, norm_position=position))
     expected = model(SOURCE, INPUTS, VALID)
     log_probs, state = model.start(SOURCE, VALID)
     torch.testing.assert_close(log_probs, expected[:, 0], atol=1e-5, rtol=0)
