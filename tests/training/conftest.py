@@ -3,6 +3,7 @@
 import itertools
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.system.messages import ignore
 from lmtrain.training import loop, state
 from lmtrain.training.loop import train_step
-from tests.training.helpers import change
+from tests.training.helpers import change, run
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +37,14 @@ def little(tiny: Config) -> Config:
 def little_store(little: Config) -> TokenStore:
     corpus = download(little.data, note=ignore, progress=False)
     return tokenize(corpus, little.tokenizer, little.data.dir, note=ignore, progress=False)
+
+
+@pytest.fixture(scope="session")
+def base(tiny: Config, store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run that no test changes: others start from it or learn from it."""
+    folder = tmp_path_factory.mktemp("base") / "run"
+    run(tiny, store, folder)
+    return folder
 
 
 @pytest.fixture

@@ -66,11 +66,9 @@ def assert_close_runs(one: Path, other: Path) -> None:
 
 
 def test_two_ddp_processes_give_the_same_bits_as_one(
-    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Config, store: TokenStore, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although the other process has a wrong clock, and sees another best checkpoint of the teacher's run."""
-    base = tmp_path / "base"
-    run(tiny, store, base)
     older = run_checkpoints.folders(base)[0]
     assert older != run_checkpoints.best_folder(base)
     plain = change(tiny, **SHORT, train__parallel="ddp")
@@ -141,15 +139,14 @@ def test_a_run_resumes_with_any_number_of_processes(
     assert logged(tmp_path / "chain") != logged(tmp_path / "single")  # else nothing was summed in another order
 
 
-def test_a_sharded_run_equals_a_single_process(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
-    run(tiny, store, tmp_path / "base")
+def test_a_sharded_run_equals_a_single_process(tiny: Config, store: TokenStore, base: Path, tmp_path: Path) -> None:
     sharded = change(tiny, **SHORT, train__parallel="fsdp")
     variants = {
         "checkpointing": change(
             sharded, train__precision="bf16", train__activation_checkpointing=True, model__norm="layer"
         ),
         "scale": change(sharded, model__norm="scale"),  # one gain, which one process holds
-        "init_from": change(sharded, train__init_from=str(tmp_path / "base")),
+        "init_from": change(sharded, train__init_from=str(base)),
     }
 
     def work(processes: ProcessGroup) -> None:
@@ -166,11 +163,10 @@ def test_a_sharded_run_equals_a_single_process(tiny: Config, store: TokenStore, 
 
 
 def test_each_process_reads_holds_and_writes_only_its_rows_of_a_sharded_state(
-    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Config, store: TokenStore, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the state keeps its bits."""
-    run(tiny, store, tmp_path / "run")
-    before, expected = tmp_path / "run", last_hash(tmp_path / "run")
+    before, expected = base, last_hash(base)
     groups = read(run_checkpoints.choose(before, "last")).tensors.values()
     total = sum(tensor.numel() for named in groups for tensor in named.values())
     optimizer_bytes = memory_estimate(tiny, store.tokenizer.vocab_size, "fp32")["optimizer"]

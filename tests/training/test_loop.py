@@ -1,6 +1,6 @@
 """The loop: what a step computes, what ends a run, which runs are rejected, and what a finished run contains."""
 
-import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -188,15 +188,15 @@ def test_a_finished_run_is_left_alone_and_a_damaged_checkpoint_replaced(
     ],
 )
 def test_a_run_whose_state_is_not_that_of_its_end_is_scored_again(
-    tiny: Config, store: TokenStore, tmp_path: Path, change_state: Callable[[dict[str, Any]], object]
+    tiny: Config, store: TokenStore, base: Path, tmp_path: Path, change_state: Callable[[dict[str, Any]], object]
 ) -> None:
-    first, _ = run(tiny, store, tmp_path)
-    written = run_state(tmp_path)
-    state = json.loads(json.dumps(written))
+    shutil.copytree(base, tmp_path / "run")
+    first, _ = run(tiny, store, tmp_path / "run")
+    state = run_state(base)
     change_state(state)
-    run_folder.write_state(tmp_path, **state)
-    assert run(tiny, store, tmp_path)[0].score == first.score
-    assert run_state(tmp_path)["valid"] == written["valid"]
+    run_folder.write_state(tmp_path / "run", **state)
+    assert run(tiny, store, tmp_path / "run")[0].score == first.score
+    assert run_state(tmp_path / "run")["valid"] == run_state(base)["valid"]
 
 
 def test_a_run_says_what_it_starts(tiny: Config, store: TokenStore, tmp_path: Path) -> None:

@@ -22,14 +22,6 @@ from tests.training.helpers import change, flip_bit, last_hash, run, start
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def base(tiny: Config, store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose weights others start from."""
-    folder = tmp_path_factory.mktemp("base") / "run"
-    run(tiny, store, folder)
-    return folder
-
-
 @pytest.fixture
 def continued(tiny: Config, base: Path) -> Config:
     return change(tiny, train__init_from=str(base), run__seed=2)
