@@ -45,15 +45,17 @@ def reencoded(model: LanguageModel, text: Tensor, pads: Sequence[int]) -> Tensor
     return found.view(-1, len(pads), VOCABULARY)
 
 
-@pytest.mark.parametrize("pads", [(0, 2, 4), (0, 0, 0)], ids=["ragged", "uniform"])
-@pytest.mark.parametrize(
-    "fields",
-    [*VARIANTS, *WINDOWED_VARIANTS, *PLAIN, *WINDOWED_PLAIN],
-    ids=str,
-)
-def test_steps_equal_reencoding_the_window_over_three_contexts(
-    fields: dict[str, object], pads: tuple[int, ...]
-) -> None:
+@pytest.fixture(params=[256, 2], ids=["large", "growing"])
+def capacity(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """States whose memory has room for the context's twelve tokens, and such whose memory grows on the way to them."""
+    monkeypatch.setattr("lmtrain.model.decoding_state.SMALLEST_CAPACITY", request.param)
+
+
+every_capacity = pytest.mark.usefixtures("capacity")
+every_padding = pytest.mark.parametrize("pads", [(0, 2, 4), (0, 0, 0)], ids=["ragged", "uniform"])
+
+
+def assert_steps_equal_reencoding(fields: dict[str, object], pads: tuple[int, ...]) -> None:
     model, text = build(**fields), tokens(3, 45)
     log_probs, state = model.start(text[:, :5], torch.arange(5) >= torch.tensor(pads).unsqueeze(-1))
     order = torch.arange(3)
@@ -65,12 +67,23 @@ def test_steps_equal_reencoding_the_window_over_three_contexts(
         log_probs, state = model.step(state, text[order, t])
 
 
-@pytest.fixture(autouse=True, params=[256, 2], ids=["large", "growing"])
-def capacity(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test also with states whose memory grows on the way to the context's twelve tokens."""
-    monkeypatch.setattr("lmtrain.model.decoding_state.SMALLEST_CAPACITY", request.param)
+@every_capacity
+@every_padding
+@pytest.mark.parametrize("fields", [*VARIANTS, *PLAIN], ids=str)
+def test_steps_equal_reencoding_the_window_over_three_contexts(
+    fields: dict[str, object], pads: tuple[int, ...]
+) -> None:
+    assert_steps_equal_reencoding(fields, pads)
 
 
+@every_padding
+@pytest.mark.parametrize("fields", [*WINDOWED_VARIANTS, *WINDOWED_PLAIN], ids=str)
+def test_windowed_steps_equal_reencoding_the_window(fields: dict[str, object], pads: tuple[int, ...]) -> None:
+    """Their state is the window, whose memory does not grow."""
+    assert_steps_equal_reencoding(fields, pads)
+
+
+@every_capacity
 @pytest.mark.parametrize(("mode", "context"), [*itertools.product(("causal", "windowed"), (1, 2, 3))])
 def test_tiny_contexts(mode: str, context: int) -> None:
     model, text = build(mode=mode, context=context), tokens(1, 10)
@@ -89,6 +102,7 @@ def test_long_prompts_keep_their_end(mode: str) -> None:
     torch.testing.assert_close(log_probs[1], predict(model, text[1, -12:].tolist()), atol=1e-5, rtol=1e-5)
 
 
+@every_capacity
 @pytest.mark.parametrize(("mode", "query"), [*itertools.product(("causal", "windowed"), QUERIES)])
 def test_select_reorders_repeats_and_drops_rows(mode: str, query: str) -> None:
     model, text = build(mode=mode, pool_query=query), tokens(3, 60)
@@ -103,6 +117,7 @@ def test_select_reorders_repeats_and_drops_rows(mode: str, query: str) -> None:
         torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=1e-5)
 
 
+@every_capacity
 def test_selecting_only_the_shorter_rows_of_a_full_cache() -> None:
     model, text = build(), tokens(2, 13)
     _, state = model.start(text[:, :12], torch.arange(12) >= torch.tensor([[0], [6]]))
@@ -121,6 +136,7 @@ def test_decoding_is_normalized_and_records_no_graph() -> None:
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2))
 
 
+@every_capacity
 def test_decoding_under_autocast_is_close() -> None:
     model, text = build(dim=32), tokens(2, 30)
     _, exact = model.start(text[:, :5])
