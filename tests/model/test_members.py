@@ -25,10 +25,11 @@ def load(*runs: Path) -> Any:
     return load_members(runs, "best", "auto")
 
 
-@pytest.fixture
-def first(tiny: Config, store: TokenStore, tmp_path: Path) -> Path:
-    run(change(tiny, **LOGGED), store, tmp_path / "first")
-    return tmp_path / "first"
+@pytest.fixture(scope="module")
+def first(tiny: Config, store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("members") / "first"
+    run(change(tiny, **LOGGED), store, folder)
+    return folder
 
 
 def test_members_may_differ_in_size_and_are_loaded_in_order(
