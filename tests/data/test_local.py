@@ -204,16 +204,16 @@ def repeated(path: Path, row: str, count: int, *, with_type: bool = True) -> Non
 
 @pytest.mark.parametrize("name", ["train.parquet", "train.txt.bz2"])
 def test_a_small_file_of_far_more_text_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(compressed, "_SMALL", 16 << 20)
-    path, row = tmp_path / name, "a " * (1 << 20)
+    monkeypatch.setattr(compressed, "_SMALL", 4 << 20)
+    path, row = tmp_path / name, "a " * (1 << 18)
     if name == "train.parquet":
         repeated(path, row, 200)
     else:
         path.write_bytes(bz2.compress(f"{row}\n".encode() * 10))
     rows: list[int] = []
-    with pytest.raises(LmtrainError, match=r"holds over 16 MiB of text, more than 1,000 times its size"):
+    with pytest.raises(LmtrainError, match=r"holds over 4 MiB of text, more than 1,000 times its size"):
         rows.extend(len(text) for text, _ in local.read_lines([path], "text"))
-    assert sum(rows) <= 16 << 20
+    assert sum(rows) <= 4 << 20
 
 
 @pytest.mark.parametrize("with_type", [False, True])
