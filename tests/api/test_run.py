@@ -125,6 +125,6 @@ def test_several_runs_are_the_mean_of_their_probabilities(lmtrain: Lmtrain, work
     ]
     assert text == both.generate("The", temperature=0, max_tokens=8)
     assert " + runs/other step " in lmtrain("eval", *options, "--limit", "200").out
-    for arguments, message in ((["eval", *options, "--dynamic"], "it is for one run: leave the others out"),):
-        done = lmtrain(*arguments)
-        assert (done.code, message in done.err) == (2, True)
+    rejected = lmtrain("eval", *options, "--dynamic")
+    assert rejected.code == 2
+    assert "it is for one run: leave the others out" in rejected.err

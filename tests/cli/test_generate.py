@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,12 +160,6 @@ def test_plain_prompts_are_read_like_spaced_out_ones(
     assert shown == lmtrain("generate", spaced, "-n", "4", "--greedy").out
 
 
-def test_a_stop_string_ends_the_text(lmtrain: Lmtrain, workdir: Path) -> None:
-    done = lmtrain("generate", "The river", "--seed", "3", "--json", "--stop-string", "xyz", "--stop-string", " ")
-    (completion,) = json.loads(done.out)["completions"]
-    assert (completion["reason"], completion["text"].strip()) == ("stop string ' '", "")
-
-
 def test_a_prompt_that_is_empty_long_or_strange_gets_a_note(lmtrain: Lmtrain, workdir: Path) -> None:
     done = lmtrain("generate", "", "-n", "2")
     assert done.code == 0
@@ -195,10 +190,20 @@ def test_every_option_of_a_completion_arrives(lmtrain: Lmtrain, workdir: Path, m
     seen: list[Options] = []
     monkeypatch.setattr("lmtrain.cli.answers.answer", lambda _trained, options, *_rest: seen.append(options))
     sampling = "--temperature 0.7 --top-k 7 --top-p 0.6 --min-p 0.01 --repetition-penalty 1.5"
-    others = "--max-tokens 9 --samples 3 --seed 5 --results 2 --length-penalty 0.5 --stop line --stop-string x --raw"
-    assert lmtrain("generate", "The", *sampling.split(), *others.split()).code == 0
+    others = "--max-tokens 9 --samples 3 --seed 5 --results 2 --length-penalty 0.5 --stop line --raw"
+    stops = "--stop-string x --stop-string y"
+    assert lmtrain("generate", "The", *sampling.split(), *others.split(), *stops.split()).code == 0
     assert lmtrain("generate", "The", "--beams", "3").code == 0
     (options, search), defaults = seen, Options()
+    sampled = Options(temperature=0.7, top_k=7, top_p=0.6, min_p=0.01, repetition_penalty=1.5, samples=3, seed=5)
+    ended: dict[str, Any] = {
+        "max_tokens": 9,
+        "results": 2,
+        "length_penalty": 0.5,
+        "stop": "line",
+        "stop_strings": ("x", "y"),
+    }
+    assert options == dataclasses.replace(sampled, **ended, raw=True)
     assert search.beams == 3
     fields = [field.name for field in dataclasses.fields(Options)]
     assert {name for name in fields if getattr(options, name) == getattr(defaults, name)} == {"beams"}
