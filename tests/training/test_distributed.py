@@ -79,7 +79,7 @@ def test_two_ddp_processes_give_the_same_bits_as_one(
         "others": change(plain, train__init_from=str(base), train__teacher=str(base), run__seed=2),
         "late": change(plain, train__steps=3, train__eval_steps=1),
     }
-    timed = change(plain, train__steps=None, train__max_minutes=0.05, train__eval_steps=1000)
+    timed = change(plain, train__steps=None, train__max_minutes=0.02, train__eval_steps=1000)
     best_first, save, monotonic = run_checkpoints.best_first, checkpoint.save, time.monotonic
 
     def slowly(*arguments: Any) -> Path:
