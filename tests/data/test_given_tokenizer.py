@@ -31,11 +31,6 @@ def corpus(tmp_path: Path) -> Corpus:
     return make_corpus(tmp_path / "data" / "other", OTHER)
 
 
-@pytest.fixture
-def notes() -> list[str]:
-    return []
-
-
 @pytest.mark.parametrize("file", KINDS, indirect=True)
 def test_the_text_is_encoded_by_the_file(file: Path, corpus: Corpus, notes: list[str]) -> None:
     tokenizer = Tokenizer.load(file)

@@ -14,19 +14,14 @@ from lmtrain.data import tokenizer as module
 from lmtrain.data.tokenizer import Tokenizer, pieces
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
-from tests.data.trained import KINDS, TRAINED
+from tests.data.helpers import KINDS
+from tests.data.trained import TRAINED
 
 REFERENCE = {kind: tokenizers.Tokenizer.from_str(TRAINED[kind]._content.decode()) for kind in KINDS}
 
 TEXT = st.text() | st.lists(
     st.sampled_from(["<eos>", "<unk>", "<|endoftext|>", " ", "\n", "\r", "the", "\x00", "é"])
 ).map("".join)
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> Kind:
-    kind: Kind = request.param
-    return kind
 
 
 def test_word_vocabulary_is_ordered_by_frequency_then_alphabet() -> None:

@@ -16,7 +16,8 @@ from lmtrain.data.given_tokenizer import load_given
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
-from tests.data.trained import CONFIGS, KINDS, LINES, TRAINED
+from tests.data.helpers import CONFIGS, KINDS
+from tests.data.trained import LINES, TRAINED
 
 
 @pytest.mark.parametrize("kind", KINDS)

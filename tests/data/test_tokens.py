@@ -19,20 +19,9 @@ from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokens import TOKENIZER, TokenStore, find_store, open_store
 from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage.files import MANIFEST, sha256_bytes
-from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, flip, make_corpus, make_store, tokenized
+from tests.data.helpers import CONFIGS, DOCUMENTS, flip, make_corpus, make_store, tokenized
 
 FLOOR = {split: {"word_perplexity": 3.0, "nats": 1.0, "tokens": 1} for split in ("train", "valid")}
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> Kind:
-    kind: Kind = request.param
-    return kind
-
-
-@pytest.fixture
-def notes() -> list[str]:
-    return []
 
 
 def test_word_store_is_every_line_with_its_end(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """A trained tokenizer of each kind, and the lines that it was trained on."""
 
 from lmtrain.data.tokenizer import Tokenizer
-from tests.data.helpers import CONFIGS as CONFIGS  # noqa: PLC0414 -- for its importers
-from tests.data.helpers import KINDS as KINDS  # noqa: PLC0414 -- for its importers
+from tests.data.helpers import CONFIGS, KINDS
 
 LINES = [
     " = Valkyria Chronicles = ",
