@@ -238,6 +238,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(run: Run, monkeypatch: pytes
         run_checkpoints.folders(run.folder)
     with pytest.raises(LmtrainError, match=f"{run.folder.parent} can't be read: Permission denied"):
         run_folder.find_run(None, run.folder.parent)
+    assert run_folder.find_run(run.folder, run.folder.parent) == run.folder
 
 
 def test_a_pipe_in_place_of_a_text_is_rejected(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A run's checkpoint as a folder that Hugging Face's transformers loads, by the code in `modeling_lmtrain.py`."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def export(run_dir: Path, folder: Path, which: str | None, weights: str, note: N
     Raises LmtrainError as `trained_weights` does, for a windowed model, and where `folder` has other files than those
     of an earlier export, which is replaced.
     """
-    folder = folder.resolve()  # a link is followed, not replaced
+    folder = Path(os.path.realpath(folder))  # a link is followed, not replaced
     _check_replaceable(folder)
     found = trained_weights(run_dir, which, weights, note)
     if found.config.model.mode != "causal":

@@ -162,10 +162,12 @@ def _is_made(path: Path, manifest: Path, files: Mapping[str, Any]) -> bool:
     if not path.exists():
         return False
     try:
+        if (path / MANIFEST).read_bytes() != manifest.read_bytes():
+            return False
         verify(path, files)
-        return (path / MANIFEST).read_bytes() == manifest.read_bytes()
     except (LmtrainError, OSError):
         return False
+    return True
 
 
 def _take_place(temporary: Path, path: Path) -> None:

@@ -57,13 +57,13 @@ def find_run(path: Path | None, runs_dir: Path) -> Path:
 
     Raises LmtrainError, naming the runs that there are, if there is none.
     """
+    for folder in () if path is None else (path, runs_dir / path):
+        if (folder / CONFIG).is_file():
+            return folder
     with reading(runs_dir):
         names = [*runs_dir.iterdir()] if runs_dir.is_dir() else []
     runs = {run for run in names if any(run.glob("checkpoints/step-*")) and (run / CONFIG).is_file()}
     if path is not None:
-        for folder in (path, runs_dir / path):
-            if (folder / CONFIG).is_file():
-                return folder
         others = f"; the runs in {runs_dir} are {', '.join(sorted(run.name for run in runs))}" if runs else ""
         raise LmtrainError(f"{path} is not a run folder: it has no {CONFIG}{others}")
     if not runs:

@@ -43,14 +43,9 @@ class Budget:
         return replace(self, prepared=seconds)
 
 
-def targets_per_window(config: Config) -> int:
-    """Predictions per window."""
-    return 1 if config.model.mode == "windowed" else config.model.context
-
-
 def targets_per_step(config: Config) -> int:
     """Predictions per optimizer step: what a budget in tokens counts."""
-    return config.train.batch_size * targets_per_window(config)
+    return config.train.batch_size * (1 if config.model.mode == "windowed" else config.model.context)
 
 
 def make_budget(config: Config, samples_per_epoch: int) -> Budget:
@@ -58,7 +53,7 @@ def make_budget(config: Config, samples_per_epoch: int) -> Budget:
 
     Raises UsageError if a warmup that is given in steps does not fit into it.
     """
-    train, steps = config.train, budget_steps(config, samples_per_epoch)
+    train, steps = config.train, _budget_steps(config, samples_per_epoch)
     if steps is not None and train.warmup >= 1:
         decay = train.decay if train.schedule == "wsd" else 0.0
         if train.warmup > (1 - decay) * steps:
@@ -67,7 +62,7 @@ def make_budget(config: Config, samples_per_epoch: int) -> Budget:
     return Budget(steps, None if train.max_minutes is None else 60.0 * train.max_minutes)
 
 
-def budget_steps(config: Config, samples_per_epoch: float) -> int | None:
+def _budget_steps(config: Config, samples_per_epoch: int) -> int | None:
     """The budget as a number of steps; None = it is only in minutes."""
     train = config.train
     if train.steps is not None:

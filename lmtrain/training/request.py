@@ -27,7 +27,7 @@ from lmtrain.storage.files import read_manifest
 from lmtrain.storage.run_folder import CONFIG, TOKENIZER, default_name, find_run, run_config
 from lmtrain.system.device import choose_device, cores
 from lmtrain.system.messages import Note
-from lmtrain.training.budget import budget_steps, targets_per_step, targets_per_window
+from lmtrain.training.budget import targets_per_step
 
 ORDINARY_TEXT = 1 << 20, 0
 """Tokens, and vocabulary entries (0: not known): for what is checked before the text is read."""
@@ -87,9 +87,9 @@ def _automatic(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config
     def recipe(epochs: float) -> Config:
         return load(automatic(tokens, vocab_size, cores(), cuda, minutes, epochs), overrides)
 
-    config = recipe(math.inf)
-    steps = budget_steps(config, tokens / targets_per_window(config)) if is_given else None
-    return config if steps is None else recipe(steps * targets_per_step(config) / tokens)
+    if train.steps is not None:
+        return recipe(train.steps * targets_per_step(recipe(math.inf)) / tokens)
+    return recipe(train.epochs or (train.tokens / tokens if train.tokens else math.inf))
 
 
 def _existing(run_dir: Path, overrides: Sequence[str]) -> Request:
@@ -108,13 +108,13 @@ def _located(config: Config, run_dir: Path) -> Config:
     data = {"dir": config.data.dir.absolute(), **({"source": str(source.absolute())} if is_path else {})}
     # A folder that was renamed may have a name that no new run can have; its runs are found by their folders.
     name = run_dir.name if re.match(RUN_NAME, run_dir.name) else None
-    base, teachers = config.train.init_from, config.train.teacher
-    runs = {"init_from": base and base.absolute(), "teacher": tuple(path.absolute() for path in teachers)}
     return config.model_copy(
         update={
             "run": config.run.model_copy(update={"name": name, "dir": run_dir.parent}),
             "data": config.data.model_copy(update=data),
-            "train": config.train.model_copy(update=runs),
+            "train": config.train.model_copy(
+                update={"teacher": tuple(path.absolute() for path in config.train.teacher)}
+            ),
         }
     )
 
@@ -139,7 +139,7 @@ def _tokens_of(wanted: Request, note: Note, progress: bool) -> TokenStore:
     if wanted.stored is None or not run_checkpoints.folders(wanted.run_dir):
         return prepare_store(config, note=note, progress=progress)
     source, trained_on = config.data.source, _trained_on(wanted.run_dir)
-    is_own = source == wanted.stored.data.source
+    is_own = Path(source).absolute() == Path(wanted.stored.data.source).absolute()
     if trained_on is not None and is_own and source not in KNOWN and not Path(source).exists():
         found = find_store(config.data.dir, trained_on, note)
         if found is not None:

@@ -37,7 +37,7 @@ class StepStatistics:
     """Statistics of the steps, on the device, so that the host waits for them only when it reads them."""
 
     skipped: Tensor
-    """Steps that changed nothing, () int64."""
+    """Skipped steps, which changed neither weights nor optimizer, () int64."""
     in_a_row: Tensor
     """How many of them were the last ones, () int64."""
     sums: Tensor

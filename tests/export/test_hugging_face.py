@@ -155,6 +155,9 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "hf").symlink_to("disk")
     export(stored_run(tmp_path / "run"), tmp_path / "hf", None, "auto")
     assert (tmp_path / "hf").is_symlink()
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(LmtrainError, match=r"can't write .*loop"):
+        export(tmp_path / "run", tmp_path / "loop", None, "auto")
     assert (tmp_path / "disk" / "model.safetensors").is_file()
 
 
