@@ -33,7 +33,7 @@ REMOVED: dict[str, tuple[object, str]] = {
     "model.output_bias": (True, "every model has one, which costs next to nothing"),
     "train.adversarial_softmax": (0.0, "it made no measurable difference"),
     "train.embedding_weight_decay": (None, "it made no measurable difference; use train.weight_decay"),
-    "train.eval_epochs": (None, "use train.eval_steps, or leave it out: a run is evaluated 20 times"),
+    "train.eval_epochs": (None, "use train.eval_steps, or neither: evaluations are then spread over the budget"),
     "train.scheduled_sampling": (0.0, "it made perplexity worse; lmtrain.nn.seq2seq has it for sequence to sequence"),
     "eval.dynamic_decay": (0.0, "zero was best for every model that was measured"),
     "eval.dynamic_rule": ("rms", "steps that it does not scale made the model that was measured worse"),

@@ -52,18 +52,29 @@ class _Loader(yaml.SafeLoader):
         return found
 
 
-def _integer(loader: _Loader, node: Any) -> int:
-    text = str(loader.construct_scalar(node))
+def _integer(text: str) -> int:
     return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
+
+
+def _number(text: str) -> float:
+    return float(text.replace(".inf", "inf").replace(".nan", "nan") if text[-1].isalpha() else text)
+
+
+def _truth(text: str) -> bool:
+    return {"true": True, "false": False}[text]
+
+
+def _of_scalar(read: Callable[[str], Any]) -> Callable[[_Loader, Any], Any]:
+    return lambda loader, node: read(str(loader.construct_scalar(node)).lower())
 
 
 for _name, (_pattern, _first) in _CORE.items():
     _Loader.add_implicit_resolver(_TAG + _name, _pattern, _first)
 _Loader.yaml_constructors |= {
-    f"{_TAG}null": yaml.SafeLoader.construct_yaml_null,
-    f"{_TAG}bool": yaml.SafeLoader.construct_yaml_bool,
-    f"{_TAG}int": _integer,
-    f"{_TAG}float": yaml.SafeLoader.construct_yaml_float,
+    f"{_TAG}null": _of_scalar(lambda text: None),
+    f"{_TAG}bool": _of_scalar(_truth),
+    f"{_TAG}int": _of_scalar(_integer),
+    f"{_TAG}float": _of_scalar(_number),
     f"{_TAG}str": _Loader.construct_scalar,
     f"{_TAG}seq": lambda loader, node: loader.construct_sequence(node, deep=True),
     f"{_TAG}map": _Loader.construct_mapping,

@@ -61,8 +61,8 @@ def find_run(path: Path | None, runs_dir: Path) -> Path:
         if (folder / CONFIG).is_file():
             return folder
     with reading(runs_dir):
-        names = [*runs_dir.iterdir()] if runs_dir.is_dir() else []
-    runs = {run for run in names if any(run.glob("checkpoints/step-*")) and (run / CONFIG).is_file()}
+        found = [*runs_dir.iterdir()] if runs_dir.is_dir() else []
+    runs = {run for run in found if any(run.glob("checkpoints/step-*")) and (run / CONFIG).is_file()}
     if path is not None:
         others = f"; the runs in {runs_dir} are {', '.join(sorted(run.name for run in runs))}" if runs else ""
         raise LmtrainError(f"{path} is not a run folder: it has no {CONFIG}{others}")

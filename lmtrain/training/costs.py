@@ -80,8 +80,8 @@ def blank_batch(config: Config, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str, float]:
-    """Bytes of the tensors that exist at once in training, by part; the program itself has about 0.4 GB beside them.
-    What autograd saves in eager mode is counted, not estimated.
+    """Bytes of the tensors that exist at once in training, by part, without the memory of the program itself. What
+    autograd saves in eager mode is counted, not estimated.
 
     The forward pass of one micro-batch runs on fake tensors, which have no data. Of an adaptive output only the logits
     of the first classes are counted: those of a tail are temporary, and few except with unusual cutoffs. Teachers

@@ -173,7 +173,7 @@ def test_whole_articles_until_enough() -> None:
     assert list(SampleSplit(0, seed=0)) == []
     for wanted in (1, 500, 5_000):
         split = SampleSplit(wanted, seed=3)
-        for _ in range(2):  # it counts anew each time
+        for _ in range(2):  # the counts start from zero each time
             lines = list(split)
         sizes = [len(text.split()) + 1 for text, _ in lines]
         last = max(number for number, (_, starts_document) in enumerate(lines) if starts_document)

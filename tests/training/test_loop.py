@@ -22,7 +22,7 @@ from lmtrain.system.signals import Interrupted
 from lmtrain.training import loop, opening, randomness, state
 from lmtrain.training import run as training_run
 from lmtrain.training.loop import train_step
-from lmtrain.training.optim import optimizer_tensors
+from lmtrain.training.optim import optimizer_tensors, update_ema
 from lmtrain.training.state import Training
 from lmtrain.training.validation import evaluate_and_show
 from tests.training.helpers import (
@@ -76,8 +76,13 @@ def test_a_step_with_a_gradient_that_is_not_finite_changes_neither_weights_nor_o
     training = start(change(tiny, train__precision=precision), store)
     train_step(training, 1e-2)
     before = state_of(training)
+    assert training.ema is not None
+    assert training.config.train.ema is not None
+    expected = {name: value.clone() for name, value in training.ema.items()}
+    update_ema(expected, training.model, training.config.train.ema, training.counters.step)
     train_step(with_forward(training, scaled_loss(torch.nan)), 1e-2)
     after = state_of(training)
+    assert all(torch.equal(value, expected[name]) for name, value in training.ema.items())
     averaged = {name for name in before if name.startswith("ema/")}  # over steps, of which this is one
     counted = {f"counters/{name}" for name in ("step", "skipped", "in_a_row")}
     reduced = {"counters/scaler"} if precision == "fp16" else set()
