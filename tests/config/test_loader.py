@@ -29,14 +29,6 @@ def test_a_folder_does_not_hide_the_recipe_of_its_name(tmp_path: Path, monkeypat
     assert config.load(Path("wikitext2-cpu"), [], {}).train.max_minutes == 10
 
 
-def test_the_reference_recipe_writes_every_field() -> None:
-    path = next(path for path in CONFIGS if path.stem == "wikitext2")
-    written = yaml.safe_load(path.read_text())
-    assert {f"{section}.{field}" for section, fields in written.items() for field in fields} == set(
-        config.flat(Config())
-    )
-
-
 def test_later_sources_win(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("model:\n  dim: 64\n  layers: 1\n  context: 16\n")
