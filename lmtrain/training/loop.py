@@ -84,7 +84,7 @@ def train_step(training: Training, lr: float, part: Part = nullcontext) -> None:
     """
     config, model, processes = training.config.train, training.model, training.parallel.processes
     step, micro_batch = training.counters.step, config.micro_batch or config.batch_size
-    ids, order = training.ids, training.order
+    ids, order = training.store.split("train").ids, training.order
     total = torch.zeros((), device=training.device)
     for group in training.optimizer.param_groups:
         group["lr"] = lr * group["lr_factor"]

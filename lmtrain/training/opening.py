@@ -96,7 +96,7 @@ def open_run(
         if step == 0:
             clock.tick()
             budget = budget.begun(clock.read())
-        yield OpenRun(training, store, run_dir, budget, clock, monitor, saver, stop)
+        yield OpenRun(training, run_dir, budget, clock, monitor, saver, stop)
 
 
 def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: checkpoint.Checkpoint) -> None:

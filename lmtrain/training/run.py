@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lmtrain.config.schema import Config
-from lmtrain.data.tokens import TokenStore
 from lmtrain.evaluation.perplexity import Score
 from lmtrain.system.signals import StopSignal
 from lmtrain.training.budget import Budget, make_evaluations
@@ -41,7 +40,6 @@ class OpenRun:
     """A run that is being trained. `evaluate`, `after_step` and `finish` raise Interrupted after a stop signal."""
 
     training: Training
-    store: TokenStore
     run_dir: Path
     budget: Budget
     clock: Clock
@@ -53,7 +51,7 @@ class OpenRun:
         self._meter = Meter(self.training)
         self._before_decay = steps_before_decay(self.training.config.train, self.budget)
         self._saved_step = self.training.counters.step  # a resumed run's checkpoint exists
-        self._evaluations = make_evaluations(self.training.config, self.store.split("valid").tokens)
+        self._evaluations = make_evaluations(self.training.config, self.training.store.split("valid").tokens)
         self._evaluation_seconds = 0.0
         self._started = self._saved_seconds = self.clock.read()
         # With a budget in time, the progress at the last evaluation is not known here, and the present one serves.
@@ -79,7 +77,7 @@ class OpenRun:
         self.clock.tick()
         started = self.clock.read()
         with self._meter.paused():
-            self._save(evaluate_and_show(self.training, self.store, self.monitor, self.stop))
+            self._save(evaluate_and_show(self.training, self.monitor, self.stop))
         self.clock.tick()
         self._evaluation_seconds += self.clock.read() - started
         self._evaluated_progress = self.progress()
@@ -109,8 +107,8 @@ class OpenRun:
             self.evaluate()
         self.saver.wait()
         minutes, step = self.clock.read() / 60, self.training.counters.step
-        score, best_step = final_score(self.training, self.store, self.run_dir, self.monitor, self.stop)
-        self.monitor.final(score.figures(), score.lines(self.store.tokenizer.kind))
+        score, best_step = final_score(self.training, self.run_dir, self.monitor, self.stop)
+        self.monitor.final(score.figures(), score.lines(self.training.store.tokenizer.kind))
         self.monitor.state("finished", step=step, minutes=minutes, best_step=best_step, valid=score.summary())
         status = "stopped early" if out_of_patience(self.training.config, self.training.counters) else "finished"
         return Outcome(status, step, minutes, score, best_step)
@@ -135,4 +133,4 @@ class OpenRun:
             "metrics_bytes": metrics_bytes,
             "schedule": asdict(schedule_of(self.training.config.train, self.budget)),
         }
-        self.saver.save(self.training.counters.step, *snapshot(self.training, self.store, score, circumstances))
+        self.saver.save(self.training.counters.step, *snapshot(self.training, score, circumstances))

@@ -4,7 +4,6 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,10 +75,9 @@ class Training:
     scaler: torch.amp.GradScaler
     ema: dict[str, Tensor] | None
     """Averaged weights."""
-    ids: np.ndarray
-    """The training text, (tokens,)."""
+    store: TokenStore
     order: SampleOrder
-    """In which its windows are read."""
+    """In which the windows of its training split are read."""
     device: torch.device
     precision: str
     statistics: StepStatistics
@@ -130,7 +128,7 @@ def new_training(config: Config, store: TokenStore, note: Note, processes: Proce
         make_optimizer(model, config.train),
         torch.amp.GradScaler(device.type, enabled=precision == "fp16"),
         {name: value.detach().clone() for name, value in model.named_parameters()} if config.train.ema else None,
-        split.ids,
+        store,
         order,
         device,
         precision,
@@ -142,7 +140,7 @@ def new_training(config: Config, store: TokenStore, note: Note, processes: Proce
 
 
 def snapshot(
-    training: Training, store: TokenStore, score: float | None, clock: dict[str, Any]
+    training: Training, score: float | None, clock: dict[str, Any]
 ) -> tuple[checkpoint.Tensors, dict[str, Any]]:
     """The whole state of the run for `Saver.save`: its own tensors, not copies, and its `CheckpointInfo`."""
     tensors: checkpoint.Tensors = {
@@ -164,8 +162,8 @@ def snapshot(
         "counters": dataclasses.asdict(counters),
         "score": score,
         **clock,
-        "tokenizer": store.tokenizer.sha256,
-        "store": store.sha256,
+        "tokenizer": training.store.tokenizer.sha256,
+        "store": training.store.sha256,
         "precision": training.precision,
         "compiled": training.compiled,
         "threads": torch.get_num_threads(),

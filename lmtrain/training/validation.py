@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score, evaluate, stride_of
 from lmtrain.generation.complete import complete
@@ -27,9 +26,9 @@ from lmtrain.training.state import Training
 IMAGE_TOKENS = 8
 
 
-def validate(training: Training, store: TokenStore, stride: int, limit: int | None, stop: StopSignal) -> Score:
+def validate(training: Training, stride: int, limit: int | None, stop: StopSignal) -> Score:
     """Score the validation split with the model's current weights. Raises Interrupted after a stop signal."""
-    config = training.config
+    config, store = training.config, training.store
     return evaluate(
         training.model,
         store.split("valid"),
@@ -46,39 +45,39 @@ def validate(training: Training, store: TokenStore, stride: int, limit: int | No
     )
 
 
-def evaluate_and_show(training: Training, store: TokenStore, monitor: Monitor, stop: StopSignal) -> float:
+def evaluate_and_show(training: Training, monitor: Monitor, stop: StopSignal) -> float:
     """Evaluate, update the best score, and show samples; returns nats per token (of the averaged weights, if any).
 
     Windows do not overlap (stride = context), which is the cheapest way to compare steps.
     Raises Interrupted, with the counters unchanged, if a stop signal arrives before the evaluation is done.
     """
-    config, counters = training.config, training.counters
+    config, counters, tokenizer = training.config, training.counters, training.store.tokenizer
     stride = 1 if config.model.mode == "windowed" else config.model.context
     with evaluating(training.model, training.ema or {}):
-        score = validate(training, store, stride, config.train.eval_tokens, stop)
+        score = validate(training, stride, config.train.eval_tokens, stop)
         if not math.isfinite(score.loss):
             raise LmtrainError(
                 f"the validation loss at step {counters.step} is not finite: lower train.lr, or raise train.warmup"
             )
         if training.parallel.kind != "fsdp":  # a sharded model can't decode from a cached state
-            show_samples(training, store, monitor)
+            show_samples(training, monitor)
     counters.evaluated = counters.step
     if counters.best is None or score.loss < counters.best:
         counters.best, counters.best_step, counters.stale = score.loss, counters.step, 0
     else:
         counters.stale += 1
     metrics = {"loss": score.loss, "word_perplexity": score.word_perplexity}
-    if store.tokenizer.kind != "word" and score.bits_per_byte is not None:
+    if tokenizer.kind != "word" and score.bits_per_byte is not None:
         metrics["bits_per_byte"] = score.bits_per_byte
-    monitor.evaluation(counters.step, metrics, score.headline(store.tokenizer.kind))
+    monitor.evaluation(counters.step, metrics, score.headline(tokenizer.kind))
     return score.loss
 
 
 @torch.no_grad()
-def show_samples(training: Training, store: TokenStore, monitor: Monitor) -> None:
+def show_samples(training: Training, monitor: Monitor) -> None:
     """Show a sample after each of `train.sample_prompts`, and how each head pools the start of the validation split,
     which must not be empty."""
-    config, model, step = training.config, training.model, training.counters.step
+    config, model, store, step = training.config, training.model, training.store, training.counters.step
     options = replace(SAMPLED, max_tokens=config.train.sample_tokens)
     for sample in complete(model, store.tokenizer, config.train.sample_prompts, options):
         monitor.text(step, f"sample: {sample.prompt}", sample.shown + sample.completions[0].text)
@@ -87,9 +86,7 @@ def show_samples(training: Training, store: TokenStore, monitor: Monitor) -> Non
     monitor.weights(step, "pooling weights", [store.tokenizer.token(int(token)) for token in ids], weights)
 
 
-def final_score(
-    training: Training, store: TokenStore, run_dir: Path, monitor: Monitor, stop: StopSignal
-) -> tuple[Score, int]:
+def final_score(training: Training, run_dir: Path, monitor: Monitor, stop: StopSignal) -> tuple[Score, int]:
     """The score of the best checkpoint on the whole validation split, with overlapping windows, and its step."""
     config, step = training.config, training.counters.step
     weights: Mapping[str, Tensor | LazyTensor] = training.ema or {}
@@ -98,7 +95,7 @@ def final_score(
         weights, step = found.tensors["model" if training.ema is None else "ema"], found.info["step"]
     monitor.note(f"scoring the best checkpoint (step {step:,}) on the validation split")
     with evaluating(training.model, weights):
-        return validate(training, store, stride_of(config), None, stop), step
+        return validate(training, stride_of(config), None, stop), step
 
 
 def _best(run_dir: Path, processes: ProcessGroup) -> checkpoint.Checkpoint:

@@ -132,8 +132,8 @@ def take_steps(training: Training, count: int) -> list[Step]:
     return steps
 
 
-def save(training: Training, store: TokenStore, run_dir: Path) -> Path:
-    parts = state.snapshot(training, store, None, {"seconds": 1.0, "metrics_bytes": 0})
+def save(training: Training, run_dir: Path) -> Path:
+    parts = state.snapshot(training, None, {"seconds": 1.0, "metrics_bytes": 0})
     return checkpoint.save(run_dir, training.counters.step, *parts)
 
 
@@ -144,7 +144,7 @@ def refer(config: Config, store: TokenStore, run_dir: Path, count: int) -> Refer
     reference = Reference(config, store, [], [])
     for _ in range(count):
         reference.steps += take_steps(training, 1)
-        reference.folders.append(save(training, store, run_dir))
+        reference.folders.append(save(training, run_dir))
     return reference
 
 

@@ -189,7 +189,7 @@ def test_each_process_reads_holds_and_writes_only_its_rows_of_a_sharded_state(
             monkeypatch.setattr(DTensor, name, gather)
         restore(training, found)
         with Saver(target, 1, processes) as saver:
-            saver.save(training.counters.step, *snapshot(training, store, None, CLOCK))
+            saver.save(training.counters.step, *snapshot(training, None, CLOCK))
         moments = [value for entries in training.optimizer.state.values() for value in entries.values() if value.ndim]
         return [sum(elements), sum(local(value).nbytes for value in moments)]
 
@@ -224,7 +224,7 @@ def test_scalar_gains_of_older_checkpoints_are_read(tiny: Config, store: TokenSt
         training = new_training(config, store, ignore, processes)
         restore(training, checkpoint.load(run_checkpoints.choose(old, "last")))
         with Saver(tmp_path / "resumed", 1, processes) as saver:
-            saver.save(training.counters.step, *snapshot(training, store, None, CLOCK))
+            saver.save(training.counters.step, *snapshot(training, None, CLOCK))
 
     together(2, work, tmp_path / "log")
     assert last_hash(tmp_path / "resumed") == last_hash(new)

@@ -89,11 +89,11 @@ def test_a_failed_save_of_one_process_leaves_the_previous_checkpoint(
 
         training = new_training(change(tiny, train__parallel="fsdp"), store, ignore, processes)
         with Saver(run_dir, 1, processes) as saver:
-            saver.save(1, *snapshot(training, store, None, CLOCK))
+            saver.save(1, *snapshot(training, None, CLOCK))
             saver.wait()
             processes.barrier()
             monkeypatch.setattr(disk, "write", harmed)
-            saver.save(2, *snapshot(training, store, None, CLOCK))
+            saver.save(2, *snapshot(training, None, CLOCK))
 
     ranks = train_ranks(2, work, tmp_path / "log")
     statuses = ranks.end()

@@ -49,7 +49,7 @@ RESOURCES: dict[str, Any] = {
 def begun(config: Config, store: TokenStore, run_dir: Path) -> checkpoint.Checkpoint:
     """The only checkpoint of a new run."""
     run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
-    return checkpoint.load(checkpoint.save(run_dir, 1, *snapshot(start(config, store), store, None, CLOCK)))
+    return checkpoint.load(checkpoint.save(run_dir, 1, *snapshot(start(config, store), None, CLOCK)))
 
 
 def test_a_changed_field_of_the_identity_is_rejected_by_name(tiny: Config, store: TokenStore, tmp_path: Path) -> None:

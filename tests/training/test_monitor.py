@@ -235,7 +235,7 @@ def test_samples_are_the_same_each_time(tiny: Config, store: TokenStore) -> None
     for _ in range(2):
         torch.rand(7)
         with evaluating(training.model, {}):
-            show_samples(training, store, Texts())
+            show_samples(training, Texts())
     assert shown[0] == shown[1]
     (greedy,) = complete(training.model, store.tokenizer, ["The"], Options(max_tokens=tiny.train.sample_tokens))
     assert not shown[0].endswith(greedy.completions[0].text)
