@@ -24,11 +24,10 @@ from lmtrain.training.finished import finished_outcome
 from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
 from lmtrain.training.optim import steps_before_decay
-from lmtrain.training.other_runs import load_initial_weights
 from lmtrain.training.parallel import check_agreement, check_shared, share_batch
 from lmtrain.training.run import OpenRun, Outcome
 from lmtrain.training.saving import Saver, abort
-from lmtrain.training.state import Training, new_training, restore, sample_order
+from lmtrain.training.state import Training, load_initial_weights, new_training, restore, sample_order
 
 
 @contextmanager
@@ -70,8 +69,7 @@ def open_run(
             del found  # it holds its files open, which then stay on the disk after they are pruned
             _note_rounding_differences(info, training, note)
         elif (base := config.train.init_from) is not None:
-            base_step = load_initial_weights(base, shared, store, training.model, training.ema, processes)
-            inform(f"starting from the weights of {base} at step {base_step:,}")
+            inform(f"starting from the weights of {base} at step {load_initial_weights(training, base):,}")
         step = training.counters.step
         with processes.main_first():
             if processes.is_main:

@@ -4,32 +4,29 @@ import json
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.tokens import TOKENIZER, TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.ensemble import Predictor
-from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.members import build_members
 from lmtrain.model.trained import TrainedWeights, trained_weights
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.files import sha256_bytes
 from lmtrain.storage.run_folder import CONFIG
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
-from lmtrain.training.sharding import copy_all
 
 _FREE = {"context", "dropout", "attention_dropout", "input_dropout", "output_dropout"}
 """Model fields that do not affect the weights' meaning; with learned positions or Linformer, `context` does."""
 
 
 def check_other_runs(config: Config, store: TokenStore) -> None:
-    """Raise LmtrainError if `load_teacher` or `load_initial_weights` would, before anything is created."""
+    """Raise LmtrainError if `load_teacher` or `initial_weights` would, before anything is created."""
     for run_dir in config.train.teacher:
         _teacher(run_dir, config, store)
     if config.train.init_from is not None:
-        _base(config.train.init_from, config, store)
+        initial_weights(config.train.init_from, config, store)
 
 
 def load_teacher(
@@ -46,25 +43,17 @@ def load_teacher(
     return build_members(found, device), joined
 
 
-def load_initial_weights(
-    run_dir: Path,
-    config: Config,
-    store: TokenStore,
-    model: LanguageModel,
-    ema: dict[str, Tensor] | None,
-    processes: ProcessGroup = SINGLE_PROCESS,
-) -> int:
-    """Copy the best weights of another run into a model and its averaged weights; returns their step.
+def initial_weights(
+    run_dir: Path, config: Config, store: TokenStore, processes: ProcessGroup = SINGLE_PROCESS
+) -> TrainedWeights:
+    """The best weights of the run to start from: its averaged weights if it has them.
 
-    They are that run's averaged weights if it has them. Each process reads only its own rows of a sharded model.
     Raises LmtrainError if there are none, or if they belong to a different model or tokenizer.
     """
-    found = _base(run_dir, config, store, processes)
-    copy_all(found.tensors, dict(model.named_parameters()))
-    if ema is not None:
-        copy_all(found.tensors, ema)
-    step: int = found.info["step"]
-    return step
+    model = config.model
+    has_context = model.position == "learned" or "linformer" in model.layer_attention
+    fixed = ModelConfig.model_fields.keys() - _FREE | ({"context"} if has_context else set())
+    return _best("train.init_from", run_dir, config, store, fixed, processes)
 
 
 def _teacher(
@@ -77,13 +66,6 @@ def _teacher(
             f"train.teacher={run_dir} reads {context} tokens at most: use no longer a model.context than that"
         )
     return found
-
-
-def _base(run_dir: Path, config: Config, store: TokenStore, processes: ProcessGroup = SINGLE_PROCESS) -> TrainedWeights:
-    model = config.model
-    has_context = model.position == "learned" or "linformer" in model.layer_attention
-    fixed = ModelConfig.model_fields.keys() - _FREE | ({"context"} if has_context else set())
-    return _best("train.init_from", run_dir, config, store, fixed, processes)
 
 
 def _best(

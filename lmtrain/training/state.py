@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -26,7 +27,7 @@ from lmtrain.training.checkpoint_info import Counters, read_info
 from lmtrain.training.compilation import Forward, compiled_forward
 from lmtrain.training.muon import AdamW, Muon
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
-from lmtrain.training.other_runs import load_teacher
+from lmtrain.training.other_runs import initial_weights, load_teacher
 from lmtrain.training.parallel import Parallel, choose_kind, distribute
 from lmtrain.training.sharding import copy_all
 
@@ -172,6 +173,19 @@ def snapshot(
         "machine": machine(training.device),
         "model": training.config.model.model_dump(mode="json"),
     }
+
+
+def load_initial_weights(training: Training, base: Path) -> int:
+    """Copy the best weights of another run into the model and its averaged weights; returns their step.
+
+    Each process reads only its own rows of a sharded model. Raises LmtrainError as `initial_weights` does.
+    """
+    found = initial_weights(base, training.config, training.store, training.parallel.processes)
+    copy_all(found.tensors, dict(training.model.named_parameters()))
+    if training.ema is not None:
+        copy_all(found.tensors, training.ema)
+    step: int = found.info["step"]
+    return step
 
 
 def restore(training: Training, found: checkpoint.Checkpoint) -> None:

@@ -15,7 +15,8 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints
-from lmtrain.training.other_runs import check_other_runs, load_initial_weights
+from lmtrain.training.other_runs import check_other_runs
+from lmtrain.training.state import load_initial_weights
 from tests.helpers import Lmtrain
 from tests.training.helpers import change, flip_bit, last_hash, run, start
 
@@ -34,7 +35,7 @@ def test_the_initial_weights_are_the_best_averaged_ones_if_there_are_any(
     run(change(tiny, train__ema=base_ema), store, tmp_path)
     config = change(tiny, train__ema=ema)
     training, expected = start(config, store), lmtrain.load(tmp_path, checkpoint="best", weights=weights, device="cpu")
-    assert load_initial_weights(tmp_path, config, store, training.model, training.ema) == expected.step
+    assert load_initial_weights(training, tmp_path) == expected.step
     for name, value in expected.model.named_parameters():
         assert torch.equal(training.model.get_parameter(name), value)
         assert training.ema is None or torch.equal(training.ema[name], value)
@@ -73,8 +74,7 @@ def test_fields_that_do_not_affect_the_weights_may_differ(
     continued: Config, store: TokenStore, base: Path, fields: dict[str, Any]
 ) -> None:
     config = change(continued, **fields)
-    training = start(config, store)
-    assert load_initial_weights(base, config, store, training.model, training.ema) > 0
+    assert load_initial_weights(start(config, store), base) > 0
 
 
 @pytest.mark.parametrize(
