@@ -10,7 +10,6 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.build import build_uninitialized
 from lmtrain.training.budget import Budget, targets_per_step
-from lmtrain.training.checkpoint_info import CheckpointInfo
 from lmtrain.training.state import Training
 
 
@@ -20,15 +19,11 @@ def introduction(
     run_dir: Path,
     budget: Budget,
     samples_per_epoch: int,
-    resumed: CheckpointInfo | None,
+    step: int,
+    spent: float,
 ) -> Iterator[str]:
-    """Lines about the run, its model, its data and its budget; `resumed` is the checkpoint that it resumes from."""
-    if resumed is None:
-        yield f"{run_dir}: a new run"
-    else:
-        step = resumed.counters.step
-        spent = budget.progress(step, resumed.seconds)
-        yield f"{run_dir}: resuming from step {step:,} ({spent:.0%} of the budget)"
+    """Lines about the run, its model, its data and its budget, of which the fraction `spent` is spent at `step`."""
+    yield f"{run_dir}: resuming from step {step:,} ({spent:.0%} of the budget)" if step else f"{run_dir}: a new run"
     model, train, tokenizer = config.model, config.train, store.tokenizer
     parameters = sum(value.numel() for value in build_uninitialized(model, tokenizer.vocab_size).parameters())
     size = f"{parameters / 1e6:,.1f} M" if parameters >= 1e6 else f"{parameters:,}"

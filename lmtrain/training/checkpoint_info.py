@@ -75,6 +75,10 @@ class CheckpointInfo:
     """None: written by an earlier version."""
 
 
+NEW_RUN = CheckpointInfo(Counters(), seconds=0.0, metrics_bytes=0, threads=0, tokenizer="")
+"""Of a run before its first step, which has no checkpoint."""
+
+
 def read_info(found: Checkpoint) -> CheckpointInfo:
     """Parse and validate `found.info`. Raises LmtrainError if a field is missing or invalid."""
     try:

@@ -17,8 +17,8 @@ from lmtrain.system.messages import Note, ignore
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import catch_stop_signals
 from lmtrain.training.announce import device_line, introduction
-from lmtrain.training.budget import Budget, make_budget
-from lmtrain.training.checkpoint_info import CheckpointInfo, read_info
+from lmtrain.training.budget import make_budget
+from lmtrain.training.checkpoint_info import NEW_RUN, CheckpointInfo, read_info
 from lmtrain.training.continuing import common_steps, last_common
 from lmtrain.training.finished import finished_outcome
 from lmtrain.training.meter import Clock
@@ -49,7 +49,7 @@ def open_run(
             check = partial(check_same_run, config, store, run_dir)
             found = run_checkpoints.last(run_dir, note, hashed=processes.is_main, check=check)
         per_epoch = sample_order(config, store).per_epoch()
-        budget, info = make_budget(config, per_epoch), None
+        budget, info = make_budget(config, per_epoch), NEW_RUN
         if found is not None:
             found = last_common(run_dir, config, found, per_epoch, note, processes)
             info = read_info(found)
@@ -58,25 +58,31 @@ def open_run(
                 inform(f"{run_dir} is finished: step {outcome.step:,}, best step {outcome.best_step:,}")
                 yield outcome
                 return
-        clock = Clock(info.seconds if info is not None else 0.0, processes)
+        clock = Clock(info.seconds, processes)
         set_threads(config.train.threads)
-        for line in introduction(config, store, run_dir, budget, per_epoch, info):
+        step = info.counters.step
+        spent = budget.progress(step, info.seconds)
+        for line in introduction(config, store, run_dir, budget, per_epoch, step, spent):
             inform(line)
         training = new_training(shared, store, inform, processes)
         inform(device_line(training))
-        if found is not None and info is not None:
+        if found is not None:
             restore(training, found)
             del found  # it holds its files open, which then stay on the disk after they are pruned
             _note_rounding_differences(info, training, note)
         elif (base := config.train.init_from) is not None:
             inform(f"starting from the weights of {base} at step {load_initial_weights(training, base):,}")
-        step = training.counters.step
         with processes.main_first():
             if processes.is_main:
                 run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
         check_shared(run_dir, step, processes)
         clock.tick()
-        monitor = _monitor(run_dir, budget, clock, info, quiet) if processes.is_main else Monitor()
+        monitor = Monitor()
+        if processes.is_main:
+            total = budget.steps if budget.seconds is None else None
+            monitor = RunMonitor(
+                run_dir, step=step, progress=spent, total_steps=total, metrics_bytes=info.metrics_bytes, quiet=quiet
+            )
         stack.enter_context(_closing(monitor, training))
         stop = stack.enter_context(
             catch_stop_signals(processes.all_max, lambda: abort(run_dir, processes), processes.is_main)
@@ -115,18 +121,6 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: chec
         if then not in (None, now):
             raise LmtrainError(f"the {what} is not the one that {run_dir} was trained on: choose another run.name")
     common_steps(run_dir, config, info, sample_order(config, store).per_epoch())
-
-
-def _monitor(run_dir: Path, budget: Budget, clock: Clock, info: CheckpointInfo | None, quiet: bool) -> RunMonitor:
-    step = info.counters.step if info is not None else 0
-    return RunMonitor(
-        run_dir,
-        step=step,
-        progress=budget.progress(step, clock.read()) if info is not None else 0.0,
-        total_steps=budget.steps if budget.seconds is None else None,
-        metrics_bytes=info.metrics_bytes if info is not None else 0,
-        quiet=quiet,
-    )
 
 
 def _note_rounding_differences(info: CheckpointInfo, training: Training, note: Note) -> None:
