@@ -71,9 +71,9 @@ def last_common(
         found = run_checkpoints.last_until(run_dir, common)
         if found is None:
             raise _rejection(run_dir, f"it has no undamaged checkpoint up to step {common:,}")
-        return str(found.info["step"])
+        return str(found.folder)
 
-    found = checkpoint.load(run_checkpoints.choose(run_dir, processes.on_main(find)), hashed=False)
+    found = checkpoint.load(Path(processes.on_main(find)), hashed=False)
     note(
         f"{run_dir}: going back to step {found.info['step']:,}, before the decay of the learning rate, to resume with "
         f"another budget; later checkpoints, up to step {step:,}, are deleted when the next one is saved"

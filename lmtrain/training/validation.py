@@ -109,9 +109,9 @@ def _best(run_dir: Path, processes: ProcessGroup) -> checkpoint.Checkpoint:
             raise LmtrainError(
                 f"the best checkpoint, {best}, is damaged: move it away, and the best of the others is scored"
             ) from error
-        return best.name.removeprefix("step-")
+        return str(best)
 
-    return checkpoint.load(run_checkpoints.choose(run_dir, processes.on_main(find)), GROUPS, hashed=False)
+    return checkpoint.load(Path(processes.on_main(find)), GROUPS, hashed=False)
 
 
 @contextmanager
