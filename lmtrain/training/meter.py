@@ -17,8 +17,6 @@ from lmtrain.training.costs import step_flops
 from lmtrain.training.state import Training
 
 MAX_SKIPPED_IN_A_ROW = 20
-NAMED_WINDOWS = 8
-"""How many windows of a bad batch an error message names."""
 
 
 class Clock:
@@ -99,11 +97,7 @@ class Meter:
         training = self._training
         in_a_row = int(training.statistics.in_a_row)
         if in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            size = training.config.train.batch_size
-            starts = training.order.starts((training.counters.step - 1) * size, min(size, NAMED_WINDOWS))
             raise LmtrainError(
                 f"training diverged: {in_a_row} steps in a row up to step {training.counters.step} were skipped, "
-                "because their gradients were not finite (the last one's windows start at tokens "
-                f"{', '.join(map(str, starts))}{' ..' if size > NAMED_WINDOWS else ''}): "
-                "lower train.lr or raise train.warmup"
+                "because their gradients were not finite: lower train.lr or raise train.warmup"
             )
