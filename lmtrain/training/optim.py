@@ -15,7 +15,7 @@ from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.device import choose_precision
 from lmtrain.training.budget import Budget
 from lmtrain.training.muon import AdamW, Muon
-from lmtrain.training.sharding import local, shard_like
+from lmtrain.training.sharding import shard_like
 
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 MUON_STATE = ("momentum_buffer",)
@@ -150,6 +150,5 @@ def load_optimizer_tensors(
 def update_ema(ema: dict[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
     """Exponential moving average: move the averaged weights towards the model's by 1 - decay, faster early on."""
     parameters = dict(model.named_parameters())
-    current = [local(parameters[name].detach()) for name in ema]
-    averaged = [local(value) for value in ema.values()]
-    torch._foreach_lerp_(averaged, current, 1.0 - min(decay, (1 + step) / (10 + step)))
+    current: list[Tensor] = [parameters[name] for name in ema]
+    torch._foreach_lerp_([*ema.values()], current, 1.0 - min(decay, (1 + step) / (10 + step)))

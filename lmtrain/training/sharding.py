@@ -24,15 +24,10 @@ def local_rows(tensor: Tensor) -> tuple[slice, Tensor]:
     """The rows of a sharded tensor that this process holds: their range, which is that of `torch.chunk`, and values."""
     sharded: Any = tensor.detach()
     assert [placement.is_shard(0) for placement in sharded.placements] == [True]
-    rows = local(sharded)
+    rows: Tensor = sharded.to_local()
     count, mesh = len(tensor), sharded.device_mesh
     first = min(count, mesh.get_local_rank() * -(-count // mesh.size()))
     return slice(first, first + len(rows)), rows
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This process's rows of a sharded tensor, or a tensor that is not sharded; shares its memory."""
-    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def shard_like(source: Tensor | LazyTensor, like: Tensor) -> Tensor:
