@@ -7,6 +7,7 @@ TensorBoard drop later points, so that every curve is continuous, without gaps o
 import json
 import math
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -16,11 +17,24 @@ import numpy as np
 from tqdm import tqdm
 
 from lmtrain.evaluation.perplexity import readable
-from lmtrain.storage.files import write_error
+from lmtrain.storage.files import writing
 from lmtrain.storage.run_folder import METRICS, write_state
 from lmtrain.system import disk
 from lmtrain.system.escapes import escaped
-from lmtrain.training.tensorboard import TensorBoard
+from lmtrain.training.heatmap import heatmap
+
+CHARTS = {
+    ("train", "loss"): "loss/train",
+    ("valid", "loss"): "loss/valid",
+    ("train", "lr"): "optimizer/learning_rate",
+    ("train", "grad_norm"): "optimizer/gradient_norm",
+    ("valid", "word_perplexity"): "perplexity/valid",
+    ("valid", "bits_per_byte"): "quality/bits_per_byte",
+    ("train", "tokens_per_second"): "speed/tokens_per_second",
+    ("train", "mfu"): "speed/mfu",
+    ("train", "memory_gb"): "speed/memory_gb",
+}
+"""The metrics that are charted, and their tags. TensorBoard sorts groups by name, so the page opens on the losses."""
 
 _PLAIN_LINE_SECONDS = 10.0
 _SHOWN = {"loss": ("loss {}", 3), "perplexity": ("ppl {}", 1), "tokens_per_second": ("{} tok/s", 0)}
@@ -79,10 +93,14 @@ class RunMonitor(Monitor):
     def __init__(
         self, run_dir: Path, *, step: int, progress: float, total_steps: int | None, metrics_bytes: int, quiet: bool
     ) -> None:
-        self._path = run_dir / METRICS
+        from torch.utils import tensorboard  # takes seconds to import, so only training does it
+
+        untyped: Any = tensorboard
+        self._run_dir, self._path = run_dir, run_dir / METRICS
         self._file = _open_metrics(self._path, metrics_bytes)
         try:
-            self._tensorboard = TensorBoard(run_dir, step)
+            with writing(run_dir):
+                self._events = untyped.SummaryWriter(run_dir, purge_step=step + 1 if step else 0, flush_secs=30)
         except BaseException:
             self._file.close()
             raise
@@ -132,14 +150,15 @@ class RunMonitor(Monitor):
 
     def final(self, metrics: dict[str, float], shown: list[str]) -> None:
         self._record(self._step, "final", metrics)
-        text = "\n".join(["the best checkpoint on the whole validation split:", *shown])
-        self._tensorboard.text("final", text, self._step)
+        self.text(self._step, "final", "\n".join(["the best checkpoint on the whole validation split:", *shown]))
 
     def text(self, step: int, title: str, text: str) -> None:
-        self._tensorboard.text(title, text, step)
+        with writing(self._run_dir):
+            self._events.add_text(title, _escape(text), step)
 
     def weights(self, step: int, title: str, tokens: list[str], weights: np.ndarray) -> None:
-        self._tensorboard.weights(title, tokens, weights, step)
+        with writing(self._run_dir):
+            self._events.add_image(title, heatmap(tokens, weights), step, dataformats="HWC")
 
     def note(self, message: str) -> None:
         if self._quiet:
@@ -148,15 +167,14 @@ class RunMonitor(Monitor):
         self._stderr.flush()
 
     def state(self, status: str, **details: Any) -> None:
-        write_state(self._path.parent, status, **details)
+        write_state(self._run_dir, status, **details)
 
     def flush(self) -> int:
-        try:
+        with writing(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise write_error(self._path, error) from error
-        self._tensorboard.flush()
+        with writing(self._run_dir):
+            self._events.flush()
         return self._file.tell()
 
     def close(self) -> None:
@@ -164,17 +182,20 @@ class RunMonitor(Monitor):
             self._bar.close()
         self.flush()
         self._file.close()
-        self._tensorboard.close()
+        with writing(self._run_dir):
+            self._events.close()
 
     def _record(self, step: int, kind: str, metrics: dict[str, float]) -> None:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         line = json.dumps({"step": step, "kind": kind, **finite}, allow_nan=False)
-        try:
+        with writing(self._path):
             self._file.write(line.encode() + b"\n")
             self._file.flush()
-        except OSError as error:
-            raise write_error(self._path, error) from error
-        self._tensorboard.scalars(kind, metrics, step)
+        with writing(self._run_dir):
+            for name, value in metrics.items():
+                double = name == "word_perplexity" and "bits_per_byte" in metrics  # of a score one figure is charted
+                if (kind, name) in CHARTS and not double:
+                    self._events.add_scalar(CHARTS[kind, name], value, step)
 
     def _position(self) -> str:
         return f"step {self._step:,}" + (f"/{self._total_steps:,}" if self._total_steps is not None else "")
@@ -190,14 +211,18 @@ class RunMonitor(Monitor):
 
 def _open_metrics(path: Path, length: int) -> BinaryIO:
     """Open `path` for writing after its first `length` bytes, or after its last complete line if it is shorter."""
-    try:
+    with writing(path):
         file = disk.open_in_place(path)
         start = file.read(length)
         file.truncate(start.rfind(b"\n") + 1)
         file.seek(0, os.SEEK_END)
-    except OSError as error:
-        raise write_error(path, error) from error
     return file
+
+
+def _escape(text: str) -> str:
+    """Markdown that renders as `text`: punctuation as character references, so that none is read as markup or HTML."""
+    lines = (re.sub(r"[^\w ]|_", lambda found: f"&#{ord(found[0])};", line.strip()) for line in text.splitlines())
+    return "  \n".join(lines)
 
 
 def _has_columns(stream: TextIO) -> bool:
