@@ -76,21 +76,16 @@ def make_folders(path: Path) -> None:
             disk.sync(folder.parent)
 
 
-def write_error(path: Path, error: OSError) -> LmtrainError:
-    """The error for a failed write, with its remedy."""
-    return LmtrainError(
-        f"can't write {path}: {error.strerror or error}. Free some space or choose a folder that you may write to; "
-        "what was there before is unharmed"
-    )
-
-
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError of writing `path` into LmtrainError."""
+    """Turn an OSError of writing `path` into LmtrainError with a remedy."""
     try:
         yield
     except OSError as error:
-        raise write_error(path, error) from error
+        raise LmtrainError(
+            f"can't write {path}: {error.strerror or error}. Free some space or choose a folder that you may write to; "
+            "what was there before is unharmed"
+        ) from error
 
 
 @contextmanager
