@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from lmtrain.config.loader import identity_difference
+from lmtrain.config.loader import identity_difference, load
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.system.device import set_threads
 from lmtrain.system.messages import Note, ignore
@@ -69,7 +69,7 @@ def open_run(
         if found is not None:
             restore(training, found)
             del found  # it holds its files open, which then stay on the disk after they are pruned
-            _note_rounding_differences(info, training, note)
+            _note_differences(run_dir, info, training, note)
         elif (base := config.train.init_from) is not None:
             inform(f"starting from the weights of {base} at step {load_initial_weights(training, base):,}")
         with processes.main_first():
@@ -123,20 +123,28 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: chec
     common_steps(run_dir, config, info, sample_order(config, store).per_epoch())
 
 
-def _note_rounding_differences(info: CheckpointInfo, training: Training, note: Note) -> None:
+def _note_differences(run_dir: Path, info: CheckpointInfo, training: Training, note: Note) -> None:
     """Report why a resumed run will not equal an uninterrupted one to the last bit."""
     if info.store is None:
         note("the run is of an earlier version: whether its text is still the same can't be checked")
-    threads, processes = torch.get_num_threads(), training.parallel.processes.world_size
+    try:
+        load(run_dir / run_folder.CONFIG, environment={})
+    except UsageError as error:
+        note(f"{error}; the run is resumed without it")
     if info.precision not in (None, training.precision):
         note(f"{training.precision} instead of {info.precision}: train.precision=auto differs on this machine")
     if info.compiled not in (None, training.compiled):
         done = "compiled" if training.compiled else "not compiled"
         note(f"the model is {done}, unlike before: the results will not be equal bit for bit")
-    if info.threads != threads:
-        note(f"{threads} CPU threads instead of {info.threads}: the results will not be equal bit for bit")
-    if info.processes != processes:
-        note(f"{processes} processes instead of {info.processes}: the results will not be equal bit for bit")
+    train, stored = training.config.train, run_folder.run_config(run_dir).train
+    micro_batch = stored.micro_batch or train.batch_size // info.processes
+    for what, now, then in (
+        ("CPU threads", torch.get_num_threads(), info.threads),
+        ("processes", training.parallel.processes.world_size, info.processes),
+        ("windows per micro-batch", train.micro_batch or train.batch_size, micro_batch),
+    ):
+        if now != then:
+            note(f"{now} {what} instead of {then}: the results will not be equal bit for bit")
 
 
 @contextmanager

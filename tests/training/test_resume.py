@@ -230,6 +230,22 @@ def test_another_precision_is_reported(
     assert notes == [[], [], [f"fp32 instead of bf16: {differs}"], [f"fp16 instead of bf16: {differs}"]]
 
 
+def test_a_field_that_was_removed_and_another_micro_batch_are_reported(
+    tiny: Config, store: TokenStore, tmp_path: Path, interrupt_after: Callable[[int, int], None]
+) -> None:
+    """The dropout masks of a step depend on its micro-batches."""
+    interrupt_after(3, signal.SIGTERM)
+    run(tiny, store, tmp_path)
+    stored = tmp_path / run_folder.CONFIG
+    stored.write_text(stored.read_text().replace("train:\n", "train:\n  scheduled_sampling: 0.2\n"))
+    _, notes = run(change(tiny, train__micro_batch=1), store, tmp_path)
+    assert len(notes) == 2
+    assert re.search(
+        r"train\.scheduled_sampling=0\.2: the field was removed: .*; the run is resumed without it", notes[0]
+    )
+    assert notes[1] == "1 windows per micro-batch instead of 2: the results will not be equal bit for bit"
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
