@@ -11,7 +11,7 @@ from lmtrain.data.corpus import open_corpus
 from lmtrain.data.tokens import find_store
 from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import TrainedWeights
-from lmtrain.training.finished import best_score
+from lmtrain.training.finished import read_finished
 from lmtrain.training.request import chosen
 
 _DATA = ("data.subset", "data.revision", "data.text_column", "data.sample_tokens", "run.seed")
@@ -100,9 +100,9 @@ def _measured(found: TrainedWeights) -> str:
     step, averages = found.info["step"], bool(found.config.train.ema)
     if averages != (found.kind == "ema"):
         return "not measured with these weights"
-    best = best_score(found.run_dir)
-    if best is not None and best[0] == step:
-        score = best[1]
+    finished = read_finished(found.run_dir)
+    if finished is not None and finished.best_step == step:
+        score = finished.valid
         headline = score.headline(found.tokenizer.kind)
         return f"{headline}, over {score.words:,.0f} words, with context {score.context} and stride {score.stride}"
     nats = found.info.get("score")

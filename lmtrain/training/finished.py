@@ -1,6 +1,5 @@
 """A run that is finished: its outcome as `state.json` holds it."""
 
-import math
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +18,7 @@ from lmtrain.training.checkpoint_info import Amount, CheckpointInfo, Count
 from lmtrain.training.run import Outcome, out_of_patience
 
 
-class _Finished(BaseModel, strict=True):
+class Finished(BaseModel, strict=True, allow_inf_nan=False):
     """The state of a finished run; see `OpenRun.finish`."""
 
     status: Literal["finished"]
@@ -31,8 +30,7 @@ class _Finished(BaseModel, strict=True):
     @field_validator("valid")
     @classmethod
     def _usable(cls, score: Score) -> Score:
-        positive = score.tokens, score.words, score.bytes, score.floor or 1.0
-        if not math.isfinite(score.nats) or not all(0 < value < math.inf for value in positive):
+        if min(score.tokens, score.words, score.bytes, score.floor or 1.0) <= 0:
             raise ValueError("not a score")
         return score
 
@@ -47,43 +45,28 @@ def finished_outcome(
     if not stopped_early and budget.progress(last.counters.step, last.seconds) < 1.0:
         return None
 
-    def read() -> str:
-        text = _read(run_dir / STATE)
-        state = _parse(text)
-        return text if state is not None and state.step == last.counters.step and _has_best(run_dir, state) else ""
+    def find() -> str:
+        state = read_finished(run_dir)
+        if state is None or state.step != last.counters.step:
+            return ""
+        try:
+            best = checkpoint.load(run_checkpoints.choose(run_dir, "best"), GROUPS)
+        except LmtrainError:
+            return ""
+        return state.model_dump_json() if best.info["step"] == state.best_step else ""
 
-    state = _parse(processes.on_main(read))
-    if state is None:
+    if not (text := processes.on_main(find)):
         return None
-    return Outcome(
-        "stopped early" if stopped_early else "finished", state.step, state.minutes, state.valid, state.best_step
-    )
+    state = Finished.model_validate_json(text)
+    status = "stopped early" if stopped_early else "finished"
+    return Outcome(status, state.step, state.minutes, state.valid, state.best_step)
 
 
-def best_score(run_dir: Path) -> tuple[int, Score] | None:
-    """The step of the best checkpoint of a finished run, and its score; None for another run."""
-    state = _parse(_read(run_dir / STATE))
-    return None if state is None else (state.best_step, state.valid)
-
-
-def _read(path: Path) -> str:
+def read_finished(run_dir: Path) -> Finished | None:
+    """What `state.json` holds of a finished run; None of another run."""
+    path = run_dir / STATE
     try:
         disk.check_regular(path)
-        return path.read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _parse(text: str) -> _Finished | None:
-    try:
-        return _Finished.model_validate_json(text)
-    except ValidationError:
+        return Finished.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
         return None
-
-
-def _has_best(run_dir: Path, state: _Finished) -> bool:
-    """Whether the best checkpoint is the one that was scored, and undamaged."""
-    try:
-        return bool(checkpoint.load(run_checkpoints.choose(run_dir, "best"), GROUPS).info["step"] == state.best_step)
-    except LmtrainError:
-        return False
