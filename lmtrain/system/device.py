@@ -37,11 +37,7 @@ def choose_precision(name: str, device: torch.device) -> str:
         return name
     if device.type == "cuda":
         return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
-    return "bf16" if NATIVE_BF16_FLAGS & _cpu_flags() else "fp32"
-
-
-def _cpu_flags() -> frozenset[str]:
-    return frozenset(cpu_info("flags", "Features").split())
+    return "bf16" if NATIVE_BF16_FLAGS & {*cpu_info("flags", "Features").split()} else "fp32"
 
 
 def cpu_info(*names: str) -> str:

@@ -170,10 +170,9 @@ def _trained_on(run_dir: Path) -> str | None:
 
 def chosen(config: Config, also: tuple[str, ...] = ()) -> list[str]:
     """The fields of the model, its tokenizer, its training and `also` that differ from the defaults, as overrides."""
-    fields, defaults = flat(config), flat(Config())
-    wanted = [key for key in fields if key.startswith(("tokenizer.", "model.", "train.", *also))]
-    texts = {
-        key: fields[key] if isinstance(fields[key], str) else json.dumps(fields[key], ensure_ascii=False)
-        for key in wanted
-    }
-    return [f"{key}={text}" for key, text in texts.items() if fields[key] != defaults[key]]
+    defaults = flat(Config())
+    return [
+        f"{key}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for key, value in flat(config).items()
+        if key.startswith(("tokenizer.", "model.", "train.", *also)) and value != defaults[key]
+    ]

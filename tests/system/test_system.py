@@ -23,8 +23,8 @@ from tests.helpers import default_interrupts
 
 def test_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    for flags, expected in (({"avx512_bf16"}, "bf16"), ({"avx2", "f16c"}, "fp32")):
-        monkeypatch.setattr(devices, "_cpu_flags", lambda flags=flags: frozenset(flags))
+    for flags, expected in (("fpu avx512_bf16", "bf16"), ("avx2 f16c", "fp32")):
+        monkeypatch.setattr(devices, "cpu_info", lambda *names, flags=flags: flags)
         assert choose_precision("auto", cpu) == expected
         assert choose_precision("fp32", cpu) == "fp32"
     for capability, expected in (((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")):
