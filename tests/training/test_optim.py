@@ -37,13 +37,6 @@ def test_schedules_are_these_lists(kind: str) -> None:
     assert found == pytest.approx([1e-3, *LISTS[kind][1:]])
 
 
-def test_the_learning_rate_of_each_step() -> None:
-    config = TrainConfig(lr=2.0, schedule="linear", warmup=0.5, final_lr=0.0, steps=4)
-    budget = make_budget(Config(train=config), samples_per_epoch=100)
-    rates = [learning_rate(config, budget, step, 0.0) for step in range(4)]
-    assert rates == pytest.approx([0.002, 1.0, 2.0, 1.0])
-
-
 @pytest.mark.parametrize("decay", [1e-9, 0.1, 0.2, 0.3, 0.7, 1 / 3, 0.9, 1.0])
 @pytest.mark.parametrize("kind", ["wsd", "constant"])
 def test_the_first_steps_of_two_budgets_have_the_same_learning_rates_to_the_last_bit(kind: str, decay: float) -> None:
