@@ -1,20 +1,17 @@
 """torch.compile, where it is requested, possible and worth it."""
 
 import warnings
-from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
+from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.objective import Objective
 from lmtrain.system.device import autocast, lacks_to_compile
 from lmtrain.system.messages import Note
 from lmtrain.training.budget import Budget
 from lmtrain.training.costs import blank_batch
-
-Forward = Callable[[Tensor, Tensor], Tensor]
 
 ASSUMED_FLOPS = {"cpu": 3e11, "cuda": 1.5e14}
 """Operations per second by which a run counts as long; only the order of magnitude matters."""

@@ -24,10 +24,10 @@ from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import AlreadyReported, LmtrainError
+from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage.run_folder import CONFIG
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
-from lmtrain.training.compilation import Forward
 
 STATE_SHARE = 0.5
 """Fraction of a device's memory that parameters, gradients and optimizer state may fill before `auto` shards them."""

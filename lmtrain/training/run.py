@@ -11,7 +11,7 @@ from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.continuing import schedule_of
 from lmtrain.training.meter import Clock, Meter
 from lmtrain.training.monitor import Monitor
-from lmtrain.training.optim import learning_rate, steps_before_decay
+from lmtrain.training.optim import learning_rate
 from lmtrain.training.saving import Saver
 from lmtrain.training.state import Training, snapshot
 from lmtrain.training.validation import evaluate_and_show, final_score
@@ -49,7 +49,6 @@ class OpenRun:
 
     def __post_init__(self) -> None:
         self._meter = Meter(self.training)
-        self._before_decay = steps_before_decay(self.training.config.train, self.budget)
         self._saved_step = self.training.counters.step  # a resumed run's checkpoint exists
         self._evaluations = make_evaluations(self.training.config, self.training.store.split("valid").tokens)
         self._evaluation_seconds = 0.0
@@ -96,7 +95,7 @@ class OpenRun:
             self.evaluate()
         elif progress < 1.0:
             unsaved_seconds = self.clock.read() - self._saved_seconds
-            if step == self._before_decay or unsaved_seconds > 60 * config.save_minutes:
+            if step == self.saver.before_decay or unsaved_seconds > 60 * config.save_minutes:
                 self._save(None)
         if progress < 1.0:
             self.stop.check()

@@ -41,7 +41,7 @@ class Saver:
         self._run_dir = run_dir
         self._keep = keep
         self._resumed = resumed
-        self._before_decay = before_decay
+        self.before_decay = before_decay
         self._good: set[Path] = set()  # checkpoints that this process wrote, or verified
         self._processes = processes.new_group()  # the loop uses its own collectives at the same time
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -95,7 +95,7 @@ class Saver:
             self._resumed = None
         self._good.add(checkpoint.save(self._run_dir, step, tensors, info, processes))
         if processes.is_main:
-            run_checkpoints.prune(self._run_dir, self._keep, self._good, self._before_decay)
+            run_checkpoints.prune(self._run_dir, self._keep, self._good, self.before_decay)
 
 
 def abort(run_dir: Path, processes: ProcessGroup) -> NoReturn:

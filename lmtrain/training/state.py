@@ -13,6 +13,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
+from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.build import build_model, set_embedding, set_output_bias
 from lmtrain.model.cooccurrence import TOKENS, cooccurrence_embedding
 from lmtrain.model.language_model import LanguageModel
@@ -24,7 +25,7 @@ from lmtrain.system.messages import Note
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.budget import make_budget
 from lmtrain.training.checkpoint_info import Counters, read_info
-from lmtrain.training.compilation import Forward, compiled_forward
+from lmtrain.training.compilation import compiled_forward
 from lmtrain.training.muon import AdamW, Muon
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from lmtrain.training.other_runs import initial_weights, load_teacher

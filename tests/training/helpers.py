@@ -13,11 +13,11 @@ from torch import Tensor
 from lmtrain.config.loader import parse
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
+from lmtrain.evaluation.perplexity import Forward
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import read_manifest, verify
 from lmtrain.system.messages import ignore
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
-from lmtrain.training.compilation import Forward
 from lmtrain.training.loop import fit, train_step
 from lmtrain.training.run import Outcome
 from lmtrain.training.state import Training, new_training

@@ -19,12 +19,12 @@ from torch import Tensor
 from lmtrain.config.schema import Config
 from lmtrain.data.order import Mode, batch
 from lmtrain.data.tokens import TokenStore
+from lmtrain.evaluation.perplexity import Forward
 from lmtrain.storage import checkpoint
 from lmtrain.storage.files import sha256_bytes
 from lmtrain.training import loop, state
 from lmtrain.training.budget import make_budget
 from lmtrain.training.checkpoint_info import Counters
-from lmtrain.training.compilation import Forward
 from lmtrain.training.loop import train_step
 from lmtrain.training.monitor import RunMonitor
 from lmtrain.training.optim import learning_rate

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.training.compilation import Forward
+from lmtrain.evaluation.perplexity import Forward
 from lmtrain.training.loop import train_step
 from lmtrain.training.randomness import noisy, step_seed
 from tests.training.helpers import change, start, with_forward
