@@ -1,6 +1,5 @@
 """What training costs: operations, memory, time and tokens; for `train --dry-run` and MFU (model FLOPs utilization)."""
 
-from collections import Counter
 from functools import lru_cache
 from typing import Any
 
@@ -47,20 +46,9 @@ def step_flops(model: LanguageModel, config: Config) -> float:
     return flops
 
 
-def _matrix_products(config: ModelConfig, vocab_size: int, rows: int) -> int:
-    """Of one micro-batch. Layers of a kind are alike, so one of each is counted, which is faster."""
-    if config.global_tokens:  # which lengthen the sequence of every layer
-        return _count(config, vocab_size, rows)
-    outside = _count(config.model_copy(update={"layers": 0, "attention": "full"}), vocab_size, rows)
-    return outside + sum(
-        layers * (_count(config.model_copy(update={"layers": 1, "attention": kind}), vocab_size, rows) - outside)
-        for kind, layers in Counter(config.layer_attention).items()
-    )
-
-
 @lru_cache
-def _count(config: ModelConfig, vocab_size: int, rows: int) -> int:
-    """What torch counts of both passes on fake tensors, without an adaptive output's tails."""
+def _matrix_products(config: ModelConfig, vocab_size: int, rows: int) -> int:
+    """Of one micro-batch: what torch counts of both passes on fake tensors, without an adaptive output's tails."""
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         objective = Objective(LanguageModel(config, vocab_size), None)
         tokens = torch.zeros(rows, config.context, dtype=torch.int64)
