@@ -42,11 +42,9 @@ def test_any_text_survives_being_written_and_read(text: str, more: list[str]) ->
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("run: {seed: !!int ''}", "not of the kind that its tag says"),
-        ("run: {seed: !!bool maybe}", "not of the kind that its tag says"),
-        ("run: {seed: !!map [1]}", "not of the kind that its tag says"),
-        ("run: {seed: !!timestamp then}", "could not determine a constructor"),
-        ("run: {? [a] : 1}", "a list or a mapping can't be a key"),
+        ("run: {seed: !!int 5}", "no aliases .* and tags"),
+        ("run: {? [a] : 1}", "found unhashable key"),
+        ("run: {seed: " + "9" * 5000 + "}", "should be a finite number"),
         ("train: {lr: " + "1:" * 200 + "0.5}", "train.lr='1:1:1.*should be a valid number"),
         ("model: {dim: 0x" + "f" * 5000 + "}", "model.dim=a number too long to write"),
         ("train: {steps: 9999999999999999}", "train.steps is larger than 2\\*\\*40"),
@@ -57,7 +55,7 @@ def test_any_text_survives_being_written_and_read(text: str, more: list[str]) ->
         ("\n".join(f"k{number}: 1" for number in range(5_000)), "and 4995 more like these"),
         ("#" * (config.LARGEST_FILE + 1), "larger than 256 KiB"),
     ],
-    ids=range(14),
+    ids=range(12),
 )
 def test_configurations_that_once_crashed_or_stalled(content: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
