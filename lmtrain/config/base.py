@@ -2,25 +2,20 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, field_validator
 
 
 def _expanded(path: Path) -> Path:
-    if not _can_be_path(path):
-        raise ValueError("holds a character that no path can contain")
     try:
+        if b"\0" in os.fsencode(path):
+            raise ValueError
         return path.expanduser()
+    except ValueError:  # of which UnicodeEncodeError is a kind
+        raise ValueError("holds a character that no path can contain") from None
     except RuntimeError as error:
         raise ValueError(str(error)) from None
-
-
-def _can_be_path(path: Path) -> bool:
-    try:
-        return b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:
-        return False
 
 
 UserPath = Annotated[Path, AfterValidator(_expanded)]
@@ -38,10 +33,12 @@ class Section(BaseModel):
         extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, regex_engine="python-re"
     )
 
-    @model_validator(mode="after")
-    def _bounded(self) -> Self:
-        section = type(self).__name__.removesuffix("Config").lower()
-        for name, value in self:
-            if isinstance(value, int | float) and value > LARGEST:
-                raise ValueError(f"{section}.{name} is larger than 2**40")
-        return self
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _number(cls, value: object, read: ValidatorFunctionWrapHandler) -> Any:
+        found = read(value)
+        if isinstance(value, bool) and not isinstance(found, bool):  # pydantic reads true as 1
+            raise ValueError("a number is needed")
+        if isinstance(found, int | float) and found > LARGEST:
+            raise ValueError("a number may not be larger than 2**40")
+        return found

@@ -84,7 +84,7 @@ def test_a_message_names_the_source_of_the_value(tmp_path: Path) -> None:
     together = {  # of several fields that conflict, the source of the one that is named first
         "model.heads=2": f"{path}: model.dim=7 can't be divided among model.heads=2",
         "model.attention=foo": "the command line: model.attention=foo: choose among",
-        "train.lr=1e20": "the command line: train.lr is larger than",
+        "train.lr=1e20": "the command line: train.lr=1e+20: a number may not be larger than",
         "data.source='http://a'": "the command line: data.source is an address",
     }
     for override, message in together.items():
@@ -180,6 +180,7 @@ def test_a_leading_zero_is_no_octal_number(text: str, dim: int, tmp_path: Path) 
         ("train.sample_prompts=[a #b]", "not valid YAML"),
         ("run.name=1 2", "run.name='1 2'"),
         ("train.lr=nan", "finite"),
+        ("train.patience=true", "train.patience=True: a number is needed"),
         ("train.lr=.inf", "valid number"),
         ("train.micro_batch=5", "can't be divided into train.micro_batch=5"),
         ("eval.stride=500", "eval.stride=500 is longer than model.context=128"),
