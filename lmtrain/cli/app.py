@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def _field_meant(error: BaseException) -> str:
-    """The override that sets the field which an unknown option names, such as train.lr=1e-3 for `--lr 1e-3`."""
+    """Which field an unknown option names, such as train.lr for `--lr 1e-3`."""
     if not hasattr(error, "possibilities"):  # only the error of an unknown option has them
         return ""
     from lmtrain.config.names import meant
@@ -94,10 +94,8 @@ def _field_meant(error: BaseException) -> str:
     unknown: str = error.option_name  # type: ignore[attr-defined]
     if unknown.replace("_", "-") in (error.possibilities or ()):
         return ""
-    after = next((text for text, before in zip(sys.argv[1:], sys.argv, strict=False) if before == unknown), None)
-    joined = next((text.partition("=")[2] for text in sys.argv if text.startswith(f"{unknown}=")), after)
-    answer = meant(unknown.lstrip("-"), joined)
-    return f"Fields are set without dashes: {answer}\n" if answer else ""
+    answer = meant(unknown.lstrip("-"))
+    return f"A field is set without dashes, as section.field=value: {answer}\n" if answer else ""
 
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:

@@ -113,7 +113,7 @@ def _override(values: dict[str, Any], overrides: Iterable[str], environment: Map
         section, separator, field = key.strip().partition(".")
         origin = f"override {_cleaned(key.strip())}"
         if not separator:
-            raise UsageError(f"{origin}: a field is set as section.field=value{suggestion(section, text)}")
+            raise UsageError(f"{origin}: a field is set as section.field=value{suggestion(section)}")
         _assign(values, section, field, text, origin)
         origins[section, field] = _COMMAND_LINE
     return origins
@@ -238,8 +238,7 @@ def _sentence(error: Any, origin: str) -> str:
         location = location[:2]
     key = _cleaned(".".join(map(str, location)))
     if error["type"] == "extra_forbidden":
-        value = error["input"]
-        return f"{origin}: unknown key {key}{suggestion(key, None if isinstance(value, dict | list) else str(value))}"
+        return f"{origin}: unknown key {key}{suggestion(key)}"
     message = _MESSAGES.get(error["type"], error["msg"].removeprefix("Value error, "))
     if error["type"] in ("string_type", "path_type") and not isinstance(error["input"], list | dict | None):
         message = "a text is needed, and YAML takes this for something else: put it in quotes"

@@ -62,42 +62,32 @@ ALIASES = {
 }
 """Fields, and what nanoGPT, Hugging Face, litgpt, fairseq and PyTorch's examples call them."""
 
-REMARKS = {
-    "min_lr": "as a fraction of the peak",
-    "min_learning_rate": "as a fraction of the peak",
-    "gradient_accumulation_steps": "the windows of one forward pass; train.batch_size is the whole step",
-    "grad_accum": "the windows of one forward pass; train.batch_size is the whole step",
-    "accumulate_grad_batches": "the windows of one forward pass; train.batch_size is the whole step",
-    "save_steps": "in minutes",
-    "save_interval": "in minutes",
-    "save_every": "in minutes",
-    "amp": "fp32, bf16 or fp16",
-    "fp16": "fp32, bf16 or fp16",
-    "bf16": "fp32, bf16 or fp16",
-}
-"""Where a value under the other name means something else here."""
-
 _MEANT = {alias: field for field, aliases in ALIASES.items() for alias in aliases.split()}
 
 
-def meant(key: str, value: str | None = None) -> str:
-    """The field that is meant by the unknown `key`, with or without its section, and `value` where that means the same
-    there; "" if no field is near."""
+def meant(key: str) -> str:
+    """The field that is meant by the unknown `key`, with or without its section, and what it is; "" if none is near."""
     section, _, field = key.rpartition(".")
-    name = field.lower().replace("-", "_")
-    remark = REMARKS.get(name)
-    given = "" if value is None or remark else f"={value}"
-    return " or ".join(part + given for part in _meant(section, name)) + (f" ({remark})" if remark else "")
+    return " or ".join(map(_described, _meant(section, field.lower().replace("-", "_"))))
 
 
-def suggestion(key: str, value: str | None = None) -> str:
+def suggestion(key: str) -> str:
     """What to append to a message about the unknown field `key`: the field that is meant, or how to list all."""
-    if answer := meant(key, value):
+    if answer := meant(key):
         return f"; did you mean {answer}?"
     section = key.rpartition(".")[0]
     if section in SECTIONS:
         return f"; `lmtrain train --fields {section}` lists the fields of {section}"
     return f"; the sections are {', '.join(SECTIONS)}"
+
+
+def _described(name: str) -> str:
+    """A field with the first sentence about it; a section by its name."""
+    section, _, field = name.partition(".")
+    if not field:
+        return name
+    description = " ".join(str(SECTIONS[section][field].description).split())
+    return f"{name} ({description.partition('. ')[0].removesuffix('.')})"
 
 
 def _meant(section: str, name: str) -> list[str]:

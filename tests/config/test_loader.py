@@ -71,9 +71,9 @@ def test_a_message_names_the_source_of_the_value(tmp_path: Path) -> None:
             f"the command line: model.dim='wider': {integer}",
             f"the command line: model.heads='many': {integer}",
             f"{path}: unknown key model.dimm",
-            "did you mean model.dim=3?",
+            "did you mean model.dim (Width of the residual stream)?",
             "LMTRAIN_MODEL__LAYERZ: unknown key model.layerz",
-            "did you mean model.layers=1?",
+            "did you mean model.layers (Encoder blocks below the pooling head)?",
             "the command line: unknown key modell",
             "did you mean model?",
         ]

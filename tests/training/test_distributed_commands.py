@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 ("train --profile", ["train", "--profile", *TINY]),
             )
         ),
-        (2, ["train", *TINY, "train.ler=1"], 2, "did you mean train.lr=1?"),
+        (2, ["train", *TINY, "train.ler=1"], 2, "did you mean train.lr (Peak learning rate)?"),
         (4, ["train", *TINY, "train.batch_size=6", "--quiet"], 1, "train.batch_size=6 can't be shared by 4 processes"),
     ],
 )
