@@ -6,12 +6,13 @@ In a conversation, Ctrl-C ends the text that is being generated; at the prompt i
 import importlib.util
 import sys
 from collections.abc import Iterator
+from itertools import islice
 
 from lmtrain.api.run import Run
 from lmtrain.errors import LmtrainError
 from lmtrain.generation.complete import as_json
 from lmtrain.generation.options import Options
-from lmtrain.generation.prompts import Prompt, batches
+from lmtrain.generation.prompts import Prompt
 from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import TextStreamer, prompt_for_model, unknown_words
 from lmtrain.system.escapes import for_terminal, to_json
@@ -38,7 +39,7 @@ def answer_all(trained: Run, options: Options, prompts: Iterator[Prompt], batch_
     """Print the texts for many prompts, `batch_size` at a time as they are read."""
     tokenizer, context = trained.tokenizer, trained.config.model.context
     count = unknown = cut = 0
-    for batch in batches(prompts, batch_size):
+    while batch := list(islice(prompts, batch_size)):
         with enough_memory(REMEDY):
             _complete(trained, options, batch, count, as_json_lines)
         count += len(batch)
