@@ -64,9 +64,13 @@ def evaluate(
 
     if text is not None and split is not None:
         raise UsageError("--split and --text both say what is scored: give one of them")
-    overrides = _checked(overrides or [])
+    overrides = overrides or []
+    rule = (
+        "eval accepts only eval.field=value, data.field=value, run.name=NAME and run.dir=FOLDER, because everything "
+        "else is what the run was trained with; a run is named by --run"
+    )
     trained = load(
-        run_folders(run, config, overrides),
+        run_folders(run, config, overrides, "eval.", "data.", "run.name=", "run.dir=", rule=rule),
         checkpoint=checkpoint,
         weights=weights,
         device=device,
@@ -98,20 +102,6 @@ def _title(run: "api.Run") -> str:
     return " + ".join(
         f"{one.run_dir} step {one.info['step']:,} ({one.kind} weights, {run.score_precision})" for one in run.members
     )
-
-
-def _checked(overrides: list[str]) -> list[str]:
-    """`overrides`; raises UsageError unless all are fields of the sections that can be set here."""
-    from lmtrain.config.loader import shown
-
-    for override in overrides:
-        if not override.startswith(("eval.", "data.", "run.name=", "run.dir=")):
-            hint = "" if "=" in override else "; a run is named by --run"
-            raise UsageError(
-                f"{shown(override)}: eval accepts only eval.field=value, data.field=value, run.name=NAME and "
-                f"run.dir=FOLDER, because everything else is what the run was trained with{hint}"
-            )
-    return overrides
 
 
 def _with_settings(run: "api.Run", path: Path | None, overrides: list[str]) -> "api.Run":

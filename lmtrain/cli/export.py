@@ -7,7 +7,6 @@ import typer
 
 from lmtrain.cli.options import Checkpoint, ConfigFile, Json, Overrides, Quiet, WeightsChoice, run_folders
 from lmtrain.cli.output import show
-from lmtrain.errors import UsageError
 from lmtrain.system.messages import ignore, note
 
 
@@ -27,13 +26,9 @@ def export(
 
     Of the configuration only run.dir has an effect: the folder of all runs.
     """
-    from lmtrain.config.loader import shown
     from lmtrain.export.hugging_face import export as write
 
-    for override in overrides or []:
-        if not override.startswith("run.dir="):
-            raise UsageError(f"{shown(override)}: export accepts only run.dir=FOLDER")
-    (run_dir,) = run_folders([run], config, overrides or [])
+    (run_dir,) = run_folders([run], config, overrides or [], "run.dir=", rule="export accepts only run.dir=FOLDER")
     found = write(run_dir, folder, checkpoint, weights, ignore if quiet else note)
     step = found.info["step"]
     about = {"folder": str(folder), "run": str(run_dir), "step": step, "weights": found.kind}

@@ -126,7 +126,9 @@ def generate(
     A single text is printed word by word on a terminal. A configuration names the run.
     """
     prompt, overrides = split_arguments(prompt, overrides)
-    _check_overrides(prompt, overrides)
+    if words := [text for text in overrides if "=" not in text]:
+        quoted = " ".join(filter(None, [prompt, *words]))
+        raise UsageError(f"a prompt of several words needs quotes: lmtrain generate {quoted!r}")
     chosen = [name for name, given in (("--greedy", greedy), ("--beams", beams > 1)) if given]
     if chosen and (others := chosen[1:] + _given(context, SAMPLING)):
         raise UsageError(f"{chosen[0]} excludes {', '.join(others)}: leave out one or the other")
@@ -163,9 +165,9 @@ def generate(
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
-    trained = load(
-        run_folders(run, config, overrides), checkpoint=checkpoint, weights=weights, device=device, precision=precision
-    )
+    rule = "generate accepts only run.name=NAME and run.dir=FOLDER: use the options (-h)"
+    folders = run_folders(run, config, overrides, "run.name=", "run.dir=", rule=rule)
+    trained = load(folders, checkpoint=checkpoint, weights=weights, device=device, precision=precision)
     if has_random_seed:
         note(f"seed {seed}: --seed {seed} repeats this output")
     if prompts is not None:
@@ -174,20 +176,6 @@ def generate(
         converse(trained, options)
     else:
         answer(trained, options, read_all(sys.stdin.buffer) if prompt is None else prompt, as_json)
-
-
-def _check_overrides(prompt: str | None, overrides: list[str]) -> None:
-    """Raise UsageError unless all set fields of the section `run`, the only one that has an effect here."""
-    from lmtrain.config.loader import shown
-
-    if words := [text for text in overrides if "=" not in text]:
-        quoted = shown(" ".join([*([] if prompt is None else [prompt]), *words]))
-        raise UsageError(f"a prompt of several words needs quotes: lmtrain generate {quoted}")
-    for override in overrides:
-        if not override.startswith(("run.name=", "run.dir=")):
-            raise UsageError(
-                f"{shown(override)}: generate accepts only run.name=NAME and run.dir=FOLDER: use the options (-h)"
-            )
 
 
 def _given(context: typer.Context, group: str) -> list[str]:

@@ -76,11 +76,19 @@ def with_source(first: str | None, overrides: list[str] | None) -> list[str]:
     return [*(overrides or []), *as_overrides({"data.source": first})]
 
 
-def run_folders(runs: list[Path] | None, config: Path | None, overrides: list[str]) -> list[Path]:
-    """The runs to use: `runs`, or the one that `overrides`, the environment or a file name, or else the latest."""
-    from lmtrain.config.loader import environment_of, load
+def run_folders(
+    runs: list[Path] | None, config: Path | None, overrides: list[str], *accepted: str, rule: str
+) -> list[Path]:
+    """The runs to use: `runs`, or the one that `overrides`, the environment or a file name, or else the latest.
+
+    Raises UsageError, which says the `rule`, unless every override begins with one of `accepted`.
+    """
+    from lmtrain.config.loader import environment_of, load, shown
     from lmtrain.storage.run_folder import default_name, find_run
 
+    for override in overrides:
+        if not override.startswith(accepted):
+            raise UsageError(f"{shown(override)}: {rule}")
     settings = load(
         config, [text for text in overrides if text.startswith("run.")], environment_of("run.dir", "run.name")
     ).run
