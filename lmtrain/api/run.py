@@ -143,22 +143,22 @@ class Run:
         `dynamic` (adapt to the text already scored), and fields of the section `eval`, such as `stride`.
         Raises LmtrainError where there is no such split or store.
         """
-        data = {"data.source": source, "data.dir": None if data_dir is None else str(data_dir)}
-        run = self
-        if overrides := as_overrides(data):
-            given = frozenset(field for field, value in data.items() if value is not None)
-            run = replace(self, config=load_config(self.config, overrides, {}), given=given)
-        return run.score_split(run.token_store().split(split), **settings)
+        store = self.token_store(source, data_dir)
+        return self.score_split(store.split(split), store=store, **settings)
 
-    def token_store(self) -> TokenStore:
+    def token_store(self, source: str | None = None, data_dir: str | Path | None = None) -> TokenStore:
         """The token store that the run was trained on; see `find_run_store`."""
+        data = {"data.source": source, "data.dir": None if data_dir is None else str(data_dir)}
+        config = load_config(self.config, as_overrides(data), {})
+        given = self.given | {field for field, value in data.items() if value is not None}
         check_same_corpus(self.members)
-        return find_run_store(self.members[0], self.config, self.given, note=note, progress=self.progress)
+        return find_run_store(self.members[0], config, given, note=note, progress=self.progress)
 
     def score_split(
         self,
         part: Split,
         *,
+        store: TokenStore | None = None,
         limit: int | None = None,
         cache: bool = False,
         dynamic: bool = False,
@@ -167,13 +167,14 @@ class Run:
     ) -> Score:
         """The score of tokens, batch by batch; `on_nats` is given the nats of each batch's targets.
 
+        Dynamic evaluation needs the training split, of `store` or else of `token_store()`.
         Raises LmtrainError if dynamic evaluation diverges, and as `adapted` does.
         """
         config = load_config(self.config, as_overrides({f"eval.{name}": value for name, value in settings.items()}), {})
         forward = adapted(
             self.model,
             config.eval,
-            self._gradient_rms,
+            lambda: self._gradient_rms((store or self.token_store()).split("train")),
             dynamic=dynamic,
             cache=cache,
             segment=stride_of(config),
@@ -208,9 +209,8 @@ class Run:
         """The precision of scores: `precision`, or else that of training."""
         return choose_precision(self.precision or self.config.train.precision, self.device)
 
-    def _gradient_rms(self) -> list[Tensor]:
-        """The RMS of the gradients on the training split, which dynamic evaluation needs."""
-        train, model = self.token_store().split("train"), self.model
+    def _gradient_rms(self, train: Split) -> list[Tensor]:
+        model = self.model
         assert isinstance(model, LanguageModel)
         with self._bar("gradients", min(RMS_TOKENS, train.tokens)) as bar:
             return gradient_rms(model, train, device=self.device, precision=self.score_precision, advance=bar.update)

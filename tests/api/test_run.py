@@ -68,7 +68,7 @@ def test_the_score_of_a_text_is_that_of_its_tokens_one_by_one(lmtrain: Lmtrain, 
             library.load("sample", **wrong)  # type: ignore[arg-type]
 
 
-def test_an_evaluation_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
+def test_an_evaluation_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = library.load("sample")
     for settings, options in (
         ({"stride": 8, "limit": 300}, ["eval.stride=8", "--limit", "300"]),
@@ -78,7 +78,9 @@ def test_an_evaluation_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path) -
         expected = json.loads(lmtrain("eval", "--split", "test", *options, "--json").out)
         assert run.evaluate("test", **settings).summary().items() <= expected.items()
     moved = (workdir / "data").rename(workdir / "elsewhere")
-    assert run.evaluate(data_dir=moved, limit=50).tokens == 50
+    monkeypatch.setattr("lmtrain.api.run.build_members", None)  # the model exists
+    assert run.evaluate(data_dir=moved, limit=50, dynamic=True).tokens == 50
+    assert not (workdir / "data").exists()
     with pytest.raises(LmtrainError, match="has no dev split"):
         run.evaluate("dev", data_dir=moved)
     with pytest.raises(UsageError, match=r"unknown key eval\.strid"):
