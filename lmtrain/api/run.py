@@ -50,7 +50,7 @@ class Run:
     device: torch.device
     precision: str | None
     progress: bool
-    """Whether progress bars are shown on a terminal."""
+    """Whether progress is shown: bars on a terminal, and how a missing corpus is made."""
     given: frozenset[str] = frozenset()
     """The fields that the user has set: a data.source that only the run names may not be read."""
 

@@ -10,7 +10,7 @@ from lmtrain.data.tokens import TokenStore, find_store
 from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import TrainedWeights
 from lmtrain.storage.run_folder import TOKENIZER
-from lmtrain.system.messages import Note
+from lmtrain.system.messages import Note, ignore
 
 
 def find_run_store(
@@ -20,7 +20,8 @@ def find_run_store(
 
     A missing one is created again if the user has said from what (`given` has the fields that were set) or if the
     corpus is one that lmtrain knows by name. A path or a hub id that only the run names is not read: the run may come
-    from a stranger. Of a run of an earlier version the hash is not known, and `note` says so.
+    from a stranger. Of a run of an earlier version the hash is not known, and `note` says so. How a
+    store is made is noted only with `progress`.
     Raises LmtrainError where there is no such store.
     """
     wanted, may_make = run.info.get("store"), "data.source" in given
@@ -37,7 +38,7 @@ def find_run_store(
         )
     # Another version may train another tokenizer on the same text, and a file that was given may be gone.
     config = config.model_copy(update={"tokenizer": TokenizerConfig(file=run.run_dir / TOKENIZER)})
-    store = prepare_store(config, trained_on=wanted, note=note, progress=progress)
+    store = prepare_store(config, trained_on=wanted, note=note if progress else ignore, progress=progress)
     if wanted is None:
         note(f"{run.run_dir} is of an earlier version: whether {store.folder} is its text can't be checked")
     elif store.sha256 != wanted:

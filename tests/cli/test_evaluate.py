@@ -126,11 +126,12 @@ def test_eval_takes_no_location_from_a_run(lmtrain: Lmtrain, workdir: Path, fiel
     values["data"] |= {"dir": "data", field: str(secret / "own.txt" if field == "source" else secret)}
     config.write_text(yaml.safe_dump(values))
     shutil.rmtree(workdir / "data")
-    done = lmtrain("eval")
+    done = lmtrain("eval", "--quiet")
     assert done.code == (0 if field == "dir" else 1)
     assert [path.name for path in secret.iterdir()] == ["own.txt"]
     if field == "dir":  # the built-in sample is made where the user keeps data
         assert (workdir / "data").is_dir()
+        assert done.err == ""
     else:
         assert "are not in data: say where they are with data.dir=FOLDER, or what to make them from" in done.err
         assert not (workdir / "data").exists()
