@@ -39,8 +39,8 @@ def beam_search(
 
     The beam: a prompt starts with the empty text. At each step the `beams` best one-token extensions of its live texts
     are chosen by their sum of log p; ties go to the better text, then to the lowest id. Those that end by the rules
-    are finished, and the others are the live texts of the next step; at `max_tokens` these are cut and compete with
-    `finished=False`. One beam is greedy search; with as many beams as there are texts, the search is exhaustive.
+    are finished, as all are at `max_tokens`, and the others are the live texts of the next step. One beam is greedy
+    search; with as many beams as there are texts, the search is exhaustive.
 
     The score: sum of log p / length ** length_penalty, with length = number of generated ids, including the one that
     ended the text. 0 is the plain sum, which favors short texts; 1 is the mean. Ties go to the text that ended first,
@@ -74,9 +74,8 @@ def beam_search(
         for prompt, beam in enumerate(live):
             unfinished = []
             for text in beam:
-                finished = rules.is_end(text.ids)
-                if finished or length == rules.max_tokens:
-                    best[prompt].add(text, finished)
+                if length == rules.max_tokens or rules.is_end(text.ids):
+                    best[prompt].add(text)
                 else:
                     unfinished.append(text)
             live[prompt] = [text for text in unfinished if best[prompt].can_enter(text, rules.max_tokens)]
@@ -101,11 +100,10 @@ class _Results:
     length_penalty: float
     hypotheses: list[Hypothesis] = field(default_factory=list)
 
-    def add(self, text: _Text, finished: bool) -> None:
+    def add(self, text: _Text) -> None:
         score = text.total / len(text.ids) ** self.length_penalty
         if score > self._worst():
-            hypothesis = Hypothesis(text.ids, text.token_log_probs, score, finished)
-            insort(self.hypotheses, hypothesis, key=lambda other: -other.score)
+            insort(self.hypotheses, Hypothesis(text.ids, text.token_log_probs, score), key=lambda other: -other.score)
             del self.hypotheses[self.results :]
 
     def can_enter(self, text: _Text, max_tokens: int) -> bool:

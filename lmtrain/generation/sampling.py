@@ -50,7 +50,6 @@ def sample(
     penalties = _penalties(prompts or [()] * count, log_probs, penalty) if penalty != 1 else None
     texts: list[list[int]] = [[] for _ in range(count)]
     token_log_probs: list[list[float]] = [[] for _ in range(count)]
-    finished = [False] * count
     rows = list(range(count))  # the text that each row of the state belongs to
     while rows:
         scores = rules.block(log_probs)
@@ -68,10 +67,9 @@ def sample(
         for i, (row, token, log_prob) in enumerate(zip(rows, tokens.tolist(), chosen.tolist(), strict=True)):
             texts[row].append(token)
             token_log_probs[row].append(log_prob)
-            finished[row] = rules.is_end(texts[row])
             if on_token is not None:
                 on_token(row, token)
-            if not finished[row] and len(texts[row]) < rules.max_tokens:
+            if len(texts[row]) < rules.max_tokens and not rules.is_end(texts[row]):
                 unfinished.append(i)
         if not unfinished:
             break
@@ -80,8 +78,8 @@ def sample(
             rows, tokens, state = [rows[i] for i in unfinished], tokens[index], state.select(index)
         log_probs, state = step(state, tokens)
     return [
-        Hypothesis(tuple(text), tuple(numbers), sum(numbers), end)
-        for text, numbers, end in zip(texts, token_log_probs, finished, strict=True)
+        Hypothesis(tuple(text), tuple(numbers), sum(numbers))
+        for text, numbers in zip(texts, token_log_probs, strict=True)
     ]
 
 

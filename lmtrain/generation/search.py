@@ -55,24 +55,15 @@ class Hypothesis:
     """log p of each id, given the prompt and the ids before it."""
     score: float
     """What texts are ranked by; see `sample` and `beam_search`."""
-    finished: bool
-    """Whether the text ended by `Rules.is_end`; otherwise it was cut at `max_tokens`."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """When a text ends, and which ids are never generated; at least one id must be allowed.
-
-    Raises ValueError for `max_tokens` below 1.
-    """
+    """When a text ends, and which ids are never generated; at least one id must be allowed."""
 
     max_tokens: int
     is_end: IsEnd = never
     blocked: frozenset[int] = frozenset()
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens={self.max_tokens} must be at least 1")
 
     def block(self, log_probs: Tensor) -> Tensor:
         """`log_probs` (R, V), in which the blocked tokens' entries are overwritten with minus infinity.

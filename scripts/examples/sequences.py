@@ -86,7 +86,7 @@ def decode(model: Seq2Seq | NonAutoregressive, sequences: Sequences, lengths: Te
         return [row[:length] for row, length in zip(words.tolist(), lengths.tolist(), strict=True)]
     rules = Rules(SIZES.max_length, lambda ids: ids[-1] == SIZES.end_id, blocked=frozenset({SIZES.begin_id}))
     found = sample(*model.start(sequences.source, sequences.valid), model.step, rules, Options())
-    return [list(text.ids[:-1] if text.finished else text.ids) for text in found]
+    return [list(text.ids[:-1] if text.ids[-1] == SIZES.end_id else text.ids) for text in found]
 
 
 def exact_match(model: Seq2Seq | NonAutoregressive, sequences: Sequences, lengths: Tensor | None = None) -> float:

@@ -42,9 +42,7 @@ class Problem:
     def hypothesis(self, prompt: Sequence[int], ids: tuple[int, ...]) -> Hypothesis:
         """What a search should return for a text, from the model's table."""
         log_probs = self.model.score_tokens(prompt, ids)
-        return Hypothesis(
-            ids, tuple(log_probs), sum(log_probs) / len(ids) ** self.length_penalty, self.rules.is_end(ids)
-        )
+        return Hypothesis(ids, tuple(log_probs), sum(log_probs) / len(ids) ** self.length_penalty)
 
     def exhaustive(self, prompt: Sequence[int], ids: tuple[int, ...] = ()) -> list[Hypothesis]:
         """Every text that ends, best first."""
@@ -90,9 +88,7 @@ thorough = settings(deadline=None, max_examples=200, derandomize=True)
 
 
 def assert_same(found: Sequence[Hypothesis], expected: Sequence[Hypothesis]) -> None:
-    assert [(h.ids, h.token_log_probs, h.finished) for h in found] == [
-        (h.ids, h.token_log_probs, h.finished) for h in expected
-    ]
+    assert [(h.ids, h.token_log_probs) for h in found] == [(h.ids, h.token_log_probs) for h in expected]
     assert [h.score for h in found] == pytest.approx([h.score for h in expected], rel=1e-12, abs=1e-12)
 
 
@@ -123,7 +119,7 @@ def test_it_stops_as_soon_as_nothing_can_win(probabilities: list[float]) -> None
 
     rules = Rules(10_000, ends_with(0))
     ((found,),) = beam_search(torch.tensor([probabilities]).log(), History([()]), no_step, rules, beams=3)
-    assert (found.ids, found.finished) == ((0,), True)
+    assert found.ids == (0,)
 
 
 def test_the_rows_of_finished_prompts_are_dropped() -> None:
