@@ -136,14 +136,9 @@ def parse(values: Any, origin: str, origins: Origins | None = None, *, stored: b
         return Config.model_validate(values)
     except ValidationError as error:
         mistakes = error.errors(include_url=False)
-        # For a list with an invalid item pydantic may also report that it is too short.
-        inner = {item["loc"][:depth] for item in mistakes for depth in range(len(item["loc"]))}
-        mistakes = [item for item in mistakes if not item["loc"] or item["loc"] not in inner]
         sentences = [_sentence(item, _origin(item, origins, origin)) for item in mistakes[:_MOST_MISTAKES]]
         more = len(mistakes) - len(sentences)
         raise UsageError("; ".join(sentences) + (f"; and {more} more like these" if more else "")) from None
-    except RecursionError:
-        raise UsageError(f"{origin}: nested too deeply") from None
     except UnicodeEncodeError:  # raised by pydantic if a validator's message quotes such a text
         raise UsageError(f"{origin}: a text has half a surrogate pair, which is no character") from None
 
