@@ -1,5 +1,6 @@
 """Prompts to texts: what the model reads, that a batch changes nothing, and what is reported about each text."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -146,13 +147,27 @@ CONTRADICTIONS: list[dict[str, Any]] = [
     {"stop_strings": "end"},
     {"stop_strings": ("a", "")},
     {"stop_strings": ("\ud800",)},
-    {"length_penalty": float("nan")},
+    {"temperature": -0.1},
+    {"temperature": math.nan},
+    {"temperature": 1e-7},
+    {"temperature": math.inf},
+    {"max_tokens": 0},
+    {"samples": 0},
+    {"beams": 0},
+    {"top_k": -1},
+    {"top_p": 0.0},
+    {"top_p": 1.1},
+    {"min_p": -0.1},
+    {"min_p": math.nan},
+    {"repetition_penalty": 0.0},
+    {"repetition_penalty": math.inf},
+    {"length_penalty": math.nan},
     {"length_penalty": 400.0},
     {"length_penalty": -400.0},
 ]
 
 
 @pytest.mark.parametrize("options", CONTRADICTIONS, ids=str)
-def test_contradictions_are_rejected(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"(samples|results|stop|stop_strings|length_penalty)=|stop string|beams > 1"):
+def test_contradictions_and_numbers_out_of_their_range_are_rejected(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"^{list(options)[-1]}=|^a stop string|^beams > 1"):
         Options(**options)
