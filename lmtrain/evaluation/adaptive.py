@@ -91,16 +91,26 @@ class Cached:
 
 
 class Dynamic:
-    """Dynamic evaluation: a copy of the model that takes a gradient step on every segment after scoring it.
+    """Dynamic evaluation: a copy of the model that takes a gradient step on every segment, a call, after scoring it.
 
-    A segment is one call, and `rates` has the learning rate of each parameter, in its shape. The trained model is not
-    changed.
+    The steps are w <- w - lr g / (RMS + eps) (after Krause et al., 2018), with the RMS of one token's gradient, `rms`,
+    divided by the square root of the tokens of a `segment`, over which the gradient g is the mean; eps is EPS times the
+    mean RMS over all parameters. For the word embeddings, in the embedding and the output layer, lr is multiplied by
+    `dynamic_embedding`.
     """
 
-    def __init__(self, trained: LanguageModel, rates: list[Tensor], temperature: float) -> None:
+    def __init__(self, trained: LanguageModel, settings: EvalConfig, rms: list[Tensor], segment: int) -> None:
         self.model = copy.deepcopy(trained)
-        self.rates = rates
-        self.temperature = temperature
+        self.temperature = settings.temperature
+        rms = [value / math.sqrt(segment) for value in rms]
+        mean = math.fsum(float(value.double().sum()) for value in rms) / sum(value.numel() for value in rms)
+        embeddings = {id(self.model.embedding.weight), id(self.model.output.weight)}
+        factors = [
+            settings.dynamic_embedding if id(weight) in embeddings else 1.0 for weight in self.model.parameters()
+        ]
+        self.rates = [
+            settings.dynamic_lr * factor / (value + EPS * mean) for value, factor in zip(rms, factors, strict=True)
+        ]
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Scored:
         """Inputs (1, T), targets (1, S) -> nats (1, S) and states (1, S, E), both from before the step."""
@@ -111,21 +121,6 @@ class Dynamic:
             for weight, gradient, rate in zip(self.model.parameters(), gradients, self.rates, strict=True):
                 weight.addcmul_(gradient, rate, value=-1.0)
         return nats.detach(), states.detach()
-
-
-def dynamic_scorer(model: LanguageModel, settings: EvalConfig, rms: list[Tensor], segment: int) -> Dynamic:
-    """Dynamic evaluation with steps w <- w - lr g / (RMS + eps) (after Krause et al., 2018); `rms` is `gradient_rms`.
-
-    The gradient of a segment, the mean over its tokens, has the RMS of one token's divided by the square root of their
-    number; eps is EPS times the mean RMS over all parameters. For the word embeddings, in the embedding and the output
-    layer, lr is multiplied by `dynamic_embedding`.
-    """
-    rms = [value / math.sqrt(segment) for value in rms]
-    mean = math.fsum(float(value.double().sum()) for value in rms) / sum(value.numel() for value in rms)
-    embeddings = {id(model.embedding.weight), id(model.output.weight)}
-    factors = [settings.dynamic_embedding if id(weight) in embeddings else 1.0 for weight in model.parameters()]
-    rates = [settings.dynamic_lr * factor / (value + EPS * mean) for value, factor in zip(rms, factors, strict=True)]
-    return Dynamic(model, rates, settings.temperature)
 
 
 def settings_used(settings: EvalConfig, *, dynamic: bool, cache: bool) -> dict[str, float]:
@@ -162,7 +157,7 @@ def adapted(
             raise UsageError(
                 f"--dynamic needs gradients, for which {precision} has too small a range: use fp32 or bf16"
             )
-        score = dynamic_scorer(model, settings, measure(), segment)
+        score = Dynamic(model, settings, measure(), segment)
     if cache:
         return Cached(score, settings.cache_weight, settings.cache_theta, settings.cache_window)
     return lambda inputs, targets: score(inputs, targets)[0]

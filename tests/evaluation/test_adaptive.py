@@ -21,7 +21,6 @@ from lmtrain.evaluation.adaptive import (
     Scored,
     adapted,
     cache_log_probs,
-    dynamic_scorer,
     mix,
 )
 from lmtrain.evaluation.gradient_rms import gradient_rms
@@ -240,7 +239,7 @@ def test_dynamic_evaluation_equals_a_plain_loop(tied: bool) -> None:
         return weight - factor(name) * 0.02 * gradient / (segment_rms[name] + EPS * mean)
 
     plain = scores(model, IDS).detach()
-    dynamic = dynamic_scorer(model, EvalConfig(dynamic_lr=0.02, dynamic_embedding=5.0), rms, SEGMENT)
+    dynamic = Dynamic(model, EvalConfig(dynamic_lr=0.02, dynamic_embedding=5.0), rms, SEGMENT)
     found = scores(only_nats(dynamic), IDS)
     assert_close(found, naive_dynamic(model, update))
     assert torch.equal(found[:SEGMENT], plain[:SEGMENT])
