@@ -88,7 +88,7 @@ def _config(found: TrainedWeights) -> dict[str, Any]:
 
 
 def _token_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """`<eos>` begins and ends a text, as `model_input` in generation has it, and there is no token for padding only."""
+    """`<eos>` begins and ends a text, as in lmtrain.generation, and there is no token for padding only."""
     return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
 
 

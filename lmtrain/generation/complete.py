@@ -106,14 +106,9 @@ def complete(
     return results
 
 
-def model_input(tokenizer: Tokenizer, prompt_ids: Sequence[int], context: int) -> list[int]:
-    """The ids that the model reads for a prompt: `<eos>` and the prompt, of which the last `context`."""
-    return [tokenizer.eos_id, *prompt_ids][-context:]
-
-
 def _padded(model: Predictor, tokenizer: Tokenizer, ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Tokens (P, T), padded on the left, and which of them are not padding, (P, T) bool."""
-    inputs = [model_input(tokenizer, prompt, model.config.context) for prompt in ids]
+    """What the model reads, (P, T), padded on the left, and which of it is not padding, (P, T) bool."""
+    inputs = [[tokenizer.eos_id, *prompt][-model.config.context :] for prompt in ids]
     longest = max(map(len, inputs))
     device = next(model.parameters()).device
     tokens = [[tokenizer.eos_id] * (longest - len(row)) + row for row in inputs]
