@@ -15,7 +15,7 @@ TOKENS_PER_GRADIENT = 1_024
 
 
 def gradient_rms(
-    model: LanguageModel, split: Split, *, device: torch.device, precision: str, advance: Advance | None = None
+    model: LanguageModel, split: Split, *, device: torch.device, precision: str, advance: Advance
 ) -> list[Tensor]:
     """The root mean square of the gradient of one token's loss on `split`, for each parameter of a causal model.
 
@@ -34,8 +34,7 @@ def gradient_rms(
             nats = model(inputs.to(device), targets.to(device))
         for square, gradient in zip(squares, gradients_of(nats, model), strict=True):
             square.addcmul_(gradient, gradient)
-        if advance is not None:
-            advance(targets.numel())
+        advance(targets.numel())
     return [(square * (rows * context / batches)).sqrt() for square in squares]
 
 

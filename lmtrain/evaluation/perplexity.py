@@ -27,7 +27,6 @@ Forward = Callable[[Tensor, Tensor], Tensor]
 """Inputs (B, T), targets (B, S) of their last S positions, or (B,) if windowed -> nats of each target."""
 Advance = Callable[[int], object]
 """Called with the number of tokens of each batch, for a progress bar."""
-Batch = tuple[np.ndarray, np.ndarray]
 
 _WORDS_FIRST = ("word_perplexity", "token_perplexity", "bits_per_byte")
 _BITS_FIRST = ("bits_per_byte", "token_perplexity", "word_perplexity")
@@ -186,7 +185,7 @@ def evaluate(
     device: torch.device,
     precision: str,
     limit: int | None = None,
-    advance: Advance | None = None,
+    advance: Advance = lambda _tokens: None,
     processes: ProcessGroup = SINGLE_PROCESS,
 ) -> Score:
     """Score the split (its first `limit` tokens; None = all) with `forward(inputs, targets) -> nats per target`.
@@ -205,7 +204,8 @@ def evaluate(
     ids = split.ids[:count]
     stream = np.concatenate([np.array([first_token], ids.dtype), ids])
     nats = 0.0
-    for group in _groups(_batches(stream, context, stride, batch_size), processes.world_size):
+    batches = _batches(stream, context, stride, batch_size)
+    while group := list(islice(batches, processes.world_size)):
         # A process without a batch computes the last one too: all processes take part in a sharded model's passes.
         inputs, following = group[min(processes.rank, len(group) - 1)]
         targets = following[:, -1] if mode == "windowed" else following
@@ -213,8 +213,7 @@ def evaluate(
             losses = forward(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
         for value in processes.all_gather(float(losses.double().sum()))[: len(group)]:
             nats += value
-        if advance is not None:
-            advance(sum(following.size for _, following in group))
+        advance(sum(following.size for _, following in group))
     return Score(
         nats,
         count,
@@ -228,7 +227,7 @@ def evaluate(
     )
 
 
-def _batches(stream: np.ndarray, context: int, stride: int, batch_size: int) -> Iterator[Batch]:
+def _batches(stream: np.ndarray, context: int, stride: int, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Inputs (B, T) and the targets (B, S) of their last positions: all but the stream's first token, each once.
 
     The windows of a batch have the same shape; the first ones, which grow to the context, and a shorter last one are
@@ -244,8 +243,3 @@ def _batches(stream: np.ndarray, context: int, stride: int, batch_size: int) -> 
             positions = ends[chosen, None] + np.arange(-lengths[chosen[0]], 1)
             windows = stream[positions].astype(np.int64)
             yield windows[:, :-1], windows[:, -counts[chosen[0]] :]
-
-
-def _groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
-    while group := list(islice(batches, size)):
-        yield group

@@ -215,7 +215,7 @@ def naive_dynamic(start: LanguageModel, update: Update) -> Tensor:
 
 
 def gradient_rms_of(model: LanguageModel) -> list[Tensor]:
-    return gradient_rms(model, TRAIN, device=CPU, precision="fp32")
+    return gradient_rms(model, TRAIN, device=CPU, precision="fp32", advance=lambda _tokens: None)
 
 
 def only_nats(score: Dynamic) -> Forward:
