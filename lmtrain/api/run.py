@@ -152,7 +152,7 @@ class Run:
         config = load_config(self.config, as_overrides(data), {})
         given = self.given | {field for field, value in data.items() if value is not None}
         check_same_corpus(self.members)
-        return find_run_store(self.members[0], config, given, note=note, progress=self.progress)
+        return find_run_store(self.members[0], config, given, progress=self.progress)
 
     def score_split(
         self,

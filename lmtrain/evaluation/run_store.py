@@ -10,18 +10,16 @@ from lmtrain.data.tokens import TokenStore, find_store
 from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import TrainedWeights
 from lmtrain.storage.run_folder import TOKENIZER
-from lmtrain.system.messages import Note, ignore
+from lmtrain.system.messages import ignore, note
 
 
-def find_run_store(
-    run: TrainedWeights, config: Config, given: Collection[str], *, note: Note, progress: bool
-) -> TokenStore:
+def find_run_store(run: TrainedWeights, config: Config, given: Collection[str], *, progress: bool) -> TokenStore:
     """The token store that the run was trained on, found by its hash.
 
     A missing one is created again if the user has said from what (`given` has the fields that were set) or if the
     corpus is one that lmtrain knows by name. A path or a hub id that only the run names is not read: the run may come
-    from a stranger. Of a run of an earlier version the hash is not known, and `note` says so. How a
-    store is made is noted only with `progress`.
+    from a stranger. Of a run of an earlier version the hash is not known, and a note says so. How a store is made is
+    noted only with `progress`.
     Raises LmtrainError where there is no such store.
     """
     wanted, may_make = run.info.get("store"), "data.source" in given
