@@ -1,4 +1,4 @@
-"""The YAML of configurations: the core schema of YAML 1.2, without aliases and tags, and with each key once.
+"""The YAML of configurations: the core schema of YAML 1.2, without aliases, tags and infinity, and with each key once.
 
 `0100` is 100 and `1e-3` a number; `1:30`, `1_000`, `2026-11-22` and `yes` are strings. An override is one such value: a
 list in brackets, a string in quotes, and anything else is a scalar, including `#` and `: `.
@@ -23,7 +23,7 @@ class _Loader(yaml.BaseLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or event.tag is not None:
-            raise yaml.composer.ComposerError(None, None, "no aliases (*) and tags (!) are allowed", event.start_mark)
+            raise yaml.composer.ComposerError(None, None, "aliases (*) and tags (!) are not allowed", event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_scalar(self, node: yaml.ScalarNode) -> Any:
