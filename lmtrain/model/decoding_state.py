@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtrain.nn.blocks import Cache
-from lmtrain.nn.kv_cache import Rows
+from lmtrain.nn.kv_cache import KeyValueCache, Rows
 from lmtrain.nn.pooling import RunningMean
 
 SMALLEST_CAPACITY = 256
@@ -36,33 +36,12 @@ def align_left(tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass
-class PointerState:
-    """What the pointer of `model.copy` remembers: keys (B, N, D) of the tokens read so far, and `last` (B, D), the
-    encoder's state of the last of them."""
-
-    keys: Tensor
-    last: Tensor
-
-    def select(self, rows: Rows, used: slice) -> "PointerState":
-        """These rows, and their keys `used`; see `Rows.take`."""
-        return PointerState(rows.take(self.keys, used), rows.take(self.last))
-
-    def grow(self, capacity: int) -> None:
-        """Increase the capacity, in new memory."""
-        self.keys = F.pad(self.keys, (0, 0, 0, capacity - self.keys.shape[1]))
-
-    def replace(self, rows: Tensor, other: "PointerState") -> None:
-        """Overwrite these rows with all rows of `other`."""
-        self.keys[rows], self.last[rows] = other.keys, other.last
-
-
-@dataclass
 class DecodingState:
     """A causal model's caches after reading B rows of text. Everything is written in place.
 
     tokens (B, N) read so far, each row from cache position 0; lengths (B,) how many of them are valid; `kv_len` at
-    least the largest length, and with `uniform_length` every row's; `pointer` of a model that copies; of one with token
-    shift, `embedded` (B, D), the last tokens.
+    least the largest length, and with `uniform_length` every row's; `caches` those of the layers. The `pointer` of a
+    model that copies has keys, and as values the encoder's states, each (B, 1, N, D).
     """
 
     tokens: Tensor
@@ -71,8 +50,7 @@ class DecodingState:
     uniform_length: bool
     caches: list[Cache]
     pool: RunningMean
-    pointer: PointerState | None = None
-    embedded: Tensor | None = None
+    pointer: KeyValueCache | None = None
 
     @property
     def capacity(self) -> int:
@@ -83,15 +61,10 @@ class DecodingState:
         """The rows `index` (B',), in that order; rows may repeat. This state must not be used again."""
         rows = Rows(index, len(self.lengths))
         same = self._same_tokens(rows)
-        used = slice(same, self.kv_len)
-        self.tokens = rows.take(self.tokens, used)
+        self.tokens = rows.take(self.tokens, slice(same, self.kv_len))
         self.lengths = rows.take(self.lengths)
-        self.caches = [cache.select(rows, same) for cache in self.caches]
-        self.pool = self.pool.select(rows)
-        if self.pointer is not None:
-            self.pointer = self.pointer.select(rows, used)
-        if self.embedded is not None:
-            self.embedded = rows.take(self.embedded)
+        for part in self._parts:
+            part.select(rows, same)
         return self
 
     def _same_tokens(self, rows: Rows) -> int:
@@ -109,23 +82,20 @@ class DecodingState:
 
     def grow(self, capacity: int) -> None:
         """Increase the capacity, in new memory."""
-        padding = capacity - self.capacity
-        for cache in [*self.caches, self.pool]:
-            cache.grow(-(-capacity // self.capacity))
-        self.tokens = F.pad(self.tokens, (0, padding))
-        if self.pointer is not None:
-            self.pointer.grow(capacity)
+        for part in self._parts:
+            part.grow(-(-capacity // self.capacity))
+        self.tokens = F.pad(self.tokens, (0, capacity - self.capacity))
 
     def replace(self, rows: Tensor, other: "DecodingState") -> None:
         """Overwrite these rows with all rows of `other`."""
         self.tokens[rows] = other.tokens
         self.lengths[rows] = other.lengths
-        if self.pointer is not None and other.pointer is not None:
-            self.pointer.replace(rows, other.pointer)
-        if self.embedded is not None and other.embedded is not None:
-            self.embedded[rows] = other.embedded
-        for mine, new in zip([*self.caches, self.pool], [*other.caches, other.pool], strict=True):
+        for mine, new in zip(self._parts, other._parts, strict=True):
             mine.replace(rows, new)
+
+    @property
+    def _parts(self) -> list[Cache]:
+        return [*self.caches, self.pool, *([] if self.pointer is None else [self.pointer])]
 
 
 @dataclass

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from lmtrain.config.schema import ModelConfig
 from lmtrain.model.context_copy import ContextCopy
-from lmtrain.model.decoding_state import DecodingState, PointerState, State, WindowState, align_left, capacity_for
+from lmtrain.model.decoding_state import DecodingState, State, WindowState, align_left, capacity_for
 from lmtrain.model.encoder import Encoder
 from lmtrain.nn.adaptive import AdaptiveSoftmax
 from lmtrain.nn.dropout import locked_dropout
-from lmtrain.nn.kv_cache import CachePosition
+from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, write
 from lmtrain.nn.norms import norm
 from lmtrain.nn.output_loss import Chunk, target_nats
 from lmtrain.nn.pooling import AttentionPooling
@@ -177,17 +177,18 @@ class LanguageModel(nn.Module):
         """
         position = state.lengths
         at = CachePosition(position, kv_len, uniform_length)
-        at.write(state.tokens, tokens)
-        embedded = self._embed(tokens.unsqueeze(-1))
-        x = self.encoder.step(self._input(embedded, position.unsqueeze(-1), state.embedded), state.caches, at)
-        if state.embedded is not None:
-            state.embedded.copy_(embedded.squeeze(1))
+        write(state.tokens, tokens, at.index)
+        before = None
+        if self.shift is not None:
+            before = self._embed(_before(state.tokens, position)).masked_fill(position.unsqueeze(-1) == 0, 0.0)
+        x = self._input(self._embed(tokens.unsqueeze(-1)), position.unsqueeze(-1), before)
+        x = self.encoder.step(x, state.caches, at)
         pooled = self.pool.step(x, state.pool)
         log_probs = self._log_probs(self._project(pooled)).float()
         if self.copying is not None and state.pointer is not None:
-            at.write(state.pointer.keys, self.copying.keys(x, state.pointer.last).squeeze(1))
-            state.pointer.last.copy_(x.squeeze(1))
-            keys, last = state.pointer.keys[:, :kv_len], None if uniform_length else position
+            before = _before(state.pointer.value.squeeze(1), position).masked_fill(position.unsqueeze(-1) == 0, 0.0)
+            state.pointer.write(self.copying.keys(x, before).unsqueeze(1), x.unsqueeze(1), at.index, kv_len)
+            keys, last = state.pointer.key[:, 0, :kv_len], None if uniform_length else position
             log_probs = self.copying.log_probs(log_probs, pooled, keys, state.tokens[:, :kv_len], last)
         state.lengths += 1
         return log_probs
@@ -279,17 +280,15 @@ class LanguageModel(nn.Module):
 
         `uniform_length`: all lengths are T.
         """
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        embedded = self._embed(tokens)
-        x, caches = self.encoder.prefill(self._input(embedded, positions), positions, lengths, capacity)
-        padding = capacity - tokens.shape[1]
-        pool = self.pool.prefill(x, lengths)
-        state = DecodingState(F.pad(tokens, (0, padding)), lengths, tokens.shape[1], uniform_length, caches, pool)
-        if self.shift is not None:
-            state.embedded = _last(embedded, lengths)
+        count = tokens.shape[1]
+        positions = torch.arange(count, device=tokens.device)
+        x = self._input(self._embed(tokens), positions)
+        x, caches = self.encoder.prefill(x, positions, lengths, capacity)
+        pool, pointer = self.pool.prefill(x, lengths), None
         if self.copying is not None:
-            state.pointer = PointerState(F.pad(self.copying.keys(x), (0, 0, 0, padding)), _last(x, lengths))
-        return state
+            pointer = KeyValueCache.allocate(self.copying.keys(x).unsqueeze(1), x.unsqueeze(1), capacity)
+        tokens = F.pad(tokens, (0, capacity - count))
+        return DecodingState(tokens, lengths, count, uniform_length, caches, pool, pointer)
 
     def _step(self, state: DecodingState, tokens: Tensor) -> tuple[Tensor, State]:
         log_probs = self.advance(state, tokens, state.kv_len + 1, uniform_length=state.uniform_length)
@@ -297,6 +296,6 @@ class LanguageModel(nn.Module):
         return log_probs, state
 
 
-def _last(x: Tensor, lengths: Tensor) -> Tensor:
-    """The last of the first `lengths` (B,) >= 0 vectors of each row of x (B, T, D), or zeros: (B, D)."""
-    return F.pad(x, (0, 0, 1, 0))[torch.arange(len(x), device=x.device), lengths]
+def _before(x: Tensor, position: Tensor) -> Tensor:
+    """The entry of x (B, N, ...) before each row's position (B,), or before 0 any one: (B, ...)."""
+    return x[torch.arange(len(x), device=x.device), position - 1]

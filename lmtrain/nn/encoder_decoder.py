@@ -150,14 +150,10 @@ class DecoderState:
     def select(self, index: Tensor) -> Self:
         """The rows `index` (B',), in that order; rows may repeat. This state must not be used again."""
         rows = Rows(index, len(self.source))
-        return type(self)(
-            self.source[index],
-            self.valid[index],
-            self.memory[index],
-            [cache.select(rows) for cache in self.memories],
-            [cache.select(rows) for cache in self.caches],
-            self.length,
-        )
+        self.source, self.valid, self.memory = self.source[index], self.valid[index], self.memory[index]
+        for cache in (*self.memories, *self.caches):
+            cache.select(rows)
+        return self
 
 
 class Decoder(nn.Module):

@@ -4,8 +4,6 @@ Shapes: B rows, H heads, T positions, D features per head, K blocks of S positio
 keys.
 """
 
-from typing import Self
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -39,9 +37,9 @@ class Compression(nn.Module):
 class CompressedCache(KeyValueCache):
     """A cache whose positions are not those of the tokens; see `CompressedAttention.prefill`."""
 
-    def select(self, rows: Rows, _same: int = 0) -> Self:
-        """These rows, whole."""
-        return super().select(rows)
+    def select(self, rows: Rows, _same: int = 0) -> None:
+        """Keep these rows, whole."""
+        super().select(rows)
 
 
 class CompressedAttention(nn.Module):

@@ -3,7 +3,6 @@
 Shapes: B rows, H heads, N cache positions (the capacity), D features per head (Dv of values).
 """
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -36,10 +35,6 @@ class CachePosition:
     def index(self) -> Tensor | int:
         """The cache position of each row (B,), or the one that all rows share."""
         return self.kv_len - 1 if self.uniform_length else self.position
-
-    def write(self, buffer: Tensor, new: Tensor) -> None:
-        """Write new (B, ...) into buffer (B, N, ...), each row at its cache position."""
-        write(buffer, new, self.index)
 
     def mask(self, pattern: Pattern) -> Tensor | None:
         """The mask of `attend` for layers with this pattern, with Tk = kv_len: None, or
@@ -130,10 +125,9 @@ class KeyValueCache:
         self.key[rows, :, :capacity] = other.key
         self.value[rows, :, :capacity] = other.value
 
-    def select(self, rows: Rows, same: int = 0) -> Self:
-        """These rows; each that moves replaces one with the same first `same` entries."""
-        key, value = (rows.take(x, slice(same, self.kv_len), axis=2) for x in (self.key, self.value))
-        return type(self)(key, value, self.kv_len)
+    def select(self, rows: Rows, same: int = 0) -> None:
+        """Keep these rows; each that moves replaces one with the same first `same` entries."""
+        self.key, self.value = (rows.take(x, slice(same, self.kv_len), axis=2) for x in (self.key, self.value))
 
 
 @dataclass
@@ -149,6 +143,7 @@ class RecurrentState:
         for name, tensor in vars(other).items():
             getattr(self, name)[rows] = tensor
 
-    def select(self, rows: Rows, _same: int = 0) -> Self:
-        """These rows."""
-        return dataclasses.replace(self, **{name: rows.take(tensor) for name, tensor in vars(self).items()})
+    def select(self, rows: Rows, _same: int = 0) -> None:
+        """Keep these rows."""
+        for name, tensor in vars(self).items():
+            setattr(self, name, rows.take(tensor))

@@ -43,7 +43,7 @@ class Replayed(GraphedSteps):
 
 
 def addresses(state: DecodingState) -> list[int]:
-    parts = [state, *state.caches, state.pool]
+    parts = [state, *state._parts]
     return [value.data_ptr() for part in parts for value in vars(part).values() if isinstance(value, Tensor)]
 
 

@@ -170,7 +170,7 @@ def test_a_memory_is_read_in_parts(
     memory = layer.remember(key)
     first = layer.recall(query[:, :2], memory, mask=mask)
     torch.testing.assert_close(first, expected[:, :2])
-    memory = memory.select(Rows(order, 2))
+    memory.select(Rows(order, 2))
     for t in range(2, TQ):
         torch.testing.assert_close(
             layer.recall(query[order, t : t + 1], memory, mask=mask[order]), expected[order, t : t + 1]

@@ -145,9 +145,9 @@ def test_cross_attention_of_any_widths_equals_a_loop_and_recalls_what_it_remembe
     queries, keys, values = (split_heads(x, 2) for x in (layer.query(query), layer.key(key), layer.value(value)))
     expected = layer.output(join_heads(loop(layer.query_norm(queries), layer.key_norm(keys), values, keep)))
     torch.testing.assert_close(layer(query, key, value, mask=mask), expected)
-    memory = layer.remember(key, value)
-    order = torch.tensor([1, 0, 1])
-    again = layer.recall(query[order], memory.select(Rows(order, 2)), mask=None if mask is None else mask[order])
+    memory, order = layer.remember(key, value), torch.tensor([1, 0, 1])
+    memory.select(Rows(order, 2))
+    again = layer.recall(query[order], memory, mask=None if mask is None else mask[order])
     torch.testing.assert_close(again, expected[order])
 
 
