@@ -71,7 +71,7 @@ class NonAutoregressive(nn.Module):
     def decode(
         self, source: Tensor, source_valid: Tensor | None = None, *, lengths: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The most likely words: source (B, Ts) -> (B, T), END after the last word, and their lengths (B,).
+        """The most likely words but BEGIN: source (B, Ts) -> (B, T), END after the last, and their lengths (B,).
 
         `lengths` (B,) are the numbers of positions, if the caller chooses them instead of the classifier; `fixed` has
         been trained with N only. Raises ValueError where one is greater than N.
@@ -82,7 +82,7 @@ class NonAutoregressive(nn.Module):
         elif lengths is None:
             lengths = self._length_logits(memory, valid).argmax(-1)
         positions = torch.arange(int(lengths.max()), device=source.device) < lengths.unsqueeze(-1)
-        words = self._predict(memory, source, valid, positions).argmax(-1)
+        words = self._predict(memory, source, valid, positions)[..., : self.sizes.begin_id].argmax(-1)
         own = (positions & (words != self.sizes.end_id)).cumprod(1)
         return words.masked_fill(own == 0, self.sizes.end_id), own.sum(1)
 
