@@ -43,7 +43,7 @@ class _SkipInitialization(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Tensor.copy_):
+        if func in (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_):
             return args[0] if args else kwargs["tensor"]
         return func(*args, **kwargs)
 

@@ -25,9 +25,7 @@ class Compression(nn.Module):
 
     def __init__(self, heads: int, head_dim: int, stride: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(heads, stride, head_dim, head_dim))  # (H, S, D, D)
-        with torch.no_grad():
-            self.weight.copy_(torch.eye(head_dim) / stride)
+        self.weight = nn.Parameter((torch.eye(head_dim) / stride).repeat(heads, stride, 1, 1))  # (H, S, D, D)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, T, D) -> (B, H, K, D) with K = T / S, rounded up: the last block is padded with zeros."""

@@ -68,11 +68,13 @@ def _sums_before(
     if chunks == 1:
         return torch.full_like(peak, MASKED), torch.zeros_like(total), torch.zeros_like(summed)
     size = min(CHUNK, chunks)
-    peak, total, summed = _split(peak, size), _split(total, size), to_blocks(summed, size)  # (B, H, G, C), and D
-    offset = torch.arange(size, device=peak.device)
+    peak, total = (to_blocks(x.unsqueeze(-1), size).squeeze(-1) for x in (peak, total))  # (B, H, G, C)
+    summed, offset = to_blocks(summed, size), torch.arange(size, device=peak.device)  # (B, H, G, C, D), (C,)
 
     # Each group by itself, relative to its end; then all groups before each group.
-    group_peak, weight = _relative_to_end(peak, slope, span)
+    relative = peak - slope * (span * (size - 1 - offset))
+    group_peak = relative.detach().amax(-1)
+    weight = (relative - group_peak.unsqueeze(-1)).exp()
     group_total = (weight * total).sum(-1)  # (B, H, G)
     group_sum = (weight.to(summed.dtype).unsqueeze(-2) @ summed).squeeze(-2)  # (B, H, G, D)
     before, before_total, before_sum = _sums_before(group_peak, group_total, group_sum, slope, span * size)
@@ -92,22 +94,6 @@ def _sums_before(
         x.flatten(2, 3)[:, :, :chunks] for x in (highest, carried_total, carried_sum)
     )
     return highest, carried_total, carried_sum
-
-
-def _relative_to_end(score: Tensor, slope: Tensor, span: int) -> tuple[Tensor, Tensor]:
-    """The largest score of each chunk as of its end, and exp(score - that): (.., C) -> (..), (.., C).
-
-    Entries are `span` positions apart.
-    """
-    size = score.shape[-1]
-    relative = score - slope * (span * (size - 1 - torch.arange(size, device=score.device)))
-    peak = relative.detach().amax(-1)
-    return peak, (relative - peak.unsqueeze(-1)).exp()
-
-
-def _split(score: Tensor, size: int) -> Tensor:
-    """`to_blocks` of scores: (B, H, T) -> (B, H, K, C)."""
-    return to_blocks(score.unsqueeze(-1), size).squeeze(-1)
 
 
 @dataclass

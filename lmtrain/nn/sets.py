@@ -145,11 +145,10 @@ class LearnedQueryAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.scale = scale
-        inner = heads * width_per_head(dim, heads)
-        self.queries = nn.Parameter(torch.randn(queries, inner))
-        self.key = nn.Linear(dim, inner, bias=False)
-        self.value = nn.Linear(dim, inner, bias=False)
-        self.output = nn.Linear(inner, dim, bias=False)
+        self.queries = nn.Parameter(torch.randn(queries, heads * width_per_head(dim, heads)))
+        self.key = nn.Linear(dim, dim, bias=False)
+        self.value = nn.Linear(dim, dim, bias=False)
+        self.output = nn.Linear(dim, dim, bias=False)
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
         """(B, T, D) -> (B, k, D). `valid` (B, T) bool: False = padding, never attended to."""
