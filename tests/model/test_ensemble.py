@@ -127,11 +127,3 @@ def test_packing_packs_every_member(ensemble: Ensemble) -> None:
     expected = mean([member.predict(text) for member in alone])
     torch.testing.assert_close(ensemble.predict(text), expected)
     assert all(isinstance(member.output, PackedLinear) for member in ensemble.members)
-
-
-def test_its_parameters_are_those_of_the_members() -> None:
-    found = members("causal")
-    ensemble = Ensemble(found)
-    assert {id(weight) for weight in ensemble.parameters()} == {
-        id(weight) for member in found for weight in member.parameters()
-    }

@@ -24,18 +24,6 @@ def test_both_modes_share_their_weights_and_agree_where_they_must(query: str, re
     assert (windowed.encode(text) - causal.encode(text)[:, -1]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(("mode", "position"), [*itertools.product(("causal", "windowed"), POSITIONS)])
-def test_padding_and_order_of_the_batch_change_nothing(mode: str, position: str) -> None:
-    model, text = build(mode=mode, position=position), tokens(3, 9)
-    valid = torch.arange(9) >= torch.tensor([[0], [4], [8]])
-    batch, _ = model.start(text, valid)
-    for row, pads in enumerate((0, 4, 8)):
-        alone = model.predict(text[row : row + 1, pads:])[0]
-        torch.testing.assert_close(batch[row], alone[-1] if mode == "causal" else alone, atol=1e-5, rtol=1e-5)
-    order = torch.tensor([2, 0, 1])
-    torch.testing.assert_close(model.start(text[order], valid[order])[0][1], batch[0], atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("mode", ["causal", "windowed"])
 def test_combinations_run_forward_and_backward(mode: str) -> None:
     choices = {

@@ -70,19 +70,6 @@ def pre_norm_loop(layer: MAB, query: Tensor, values: Tensor) -> Tensor:
     return h + hidden
 
 
-@pytest.mark.parametrize(
-    ("options", "loop"),
-    [*zip(FORMS, [plain_loop, post_norm_loop, pre_norm_loop], strict=True)],
-    ids=["plain", "post", "pre"],
-)
-def test_mab_equals_loop(options: dict[str, Any], loop: Callable[[MAB, Tensor, Tensor], Tensor]) -> None:
-    torch.manual_seed(0)
-    layer = MAB(DIM, HEADS, **options).double()
-    query, values = torch.randn(2, 3, DIM, dtype=torch.float64), torch.randn(2, 4, DIM, dtype=torch.float64)
-    expected = torch.stack([loop(layer, query[b], values[b]) for b in range(2)])
-    torch.testing.assert_close(layer(query, values), expected)
-
-
 def test_plain_form_rejects_options_of_the_other() -> None:
     with pytest.raises(ValueError, match=r"the plain form has no ff_dim=12, norm_kind='rms'"):
         MAB(DIM, HEADS, ff_dim=12, norm_kind="rms")
