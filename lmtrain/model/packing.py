@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.model.ensemble import Ensemble, Predictor
+from lmtrain.model.language_model import TiedOutput
 from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.blocks import EncoderBlock
 from lmtrain.nn.norms import RMSNorm
@@ -93,7 +94,9 @@ class FusedSelfAttention(SelfAttention):
         pairs = sorted(range(width), key=lambda feature: feature % ((width + 1) // 2))
         rows = torch.arange(len(trained.query.weight)).view(self.heads, width)[:, pairs].flatten()
         order = torch.cat([rows, rows + len(rows), torch.arange(len(trained.value.weight)) + 2 * len(rows)])
-        self.query_key_value = _concatenated([trained.query, trained.key, trained.value], order)
+        weight = torch.cat([part.weight.detach() for part in (trained.query, trained.key, trained.value)])[order]
+        self.query_key_value = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        self.query_key_value.weight = nn.Parameter(weight)
         self.output = trained.output
         self.query_key_norm: nn.Module = nn.Identity()
         if isinstance(trained.query_norm, RMSNorm) and isinstance(trained.key_norm, RMSNorm):
@@ -154,29 +157,12 @@ def pack(model: Predictor, precision: str) -> None:
             setattr(module, name, FusedSelfAttention(child, DTYPES[precision]))
         elif isinstance(child, RMSNorm) and device == "cpu":
             setattr(module, name, PackedNorm(child.weight, child.eps or 0.0))
-    weight: Tensor = model.output.weight  # type: ignore[assignment]
-    model.output = packed_linear(weight, None, precision) or model.output
     for module, name, child in _children(model):
-        if isinstance(child, nn.Linear):
-            setattr(module, name, packed_linear(child.weight, child.bias, precision) or child)
-
-
-def packed_linear(weight: Tensor, bias: Tensor | None, precision: str) -> nn.Module | None:
-    """The packed layer with this weight and bias; None where the plain one is as good."""
-    if precision == "fp32" and weight.numel() < BIG:
-        return None
-    return PackedLinear(weight, bias, DTYPES[precision])
+        if isinstance(child, nn.Linear | TiedOutput) and (precision != "fp32" or child.weight.numel() >= BIG):
+            bias = child.bias if isinstance(child, nn.Linear) else None
+            setattr(module, name, PackedLinear(child.weight, bias, DTYPES[precision]))
 
 
 def _children(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     """Every module below the model, with its parent and its name there."""
     return [(module, name, child) for module in model.modules() for name, child in module.named_children()]
-
-
-@torch.no_grad()
-def _concatenated(layers: list[nn.Linear], order: Tensor) -> nn.Linear:
-    """One layer whose output is those of the given ones, which have no biases, in this order."""
-    weight = torch.cat([layer.weight.detach() for layer in layers])[order]
-    joined = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device=weight.device)
-    joined.weight.copy_(weight)
-    return joined
