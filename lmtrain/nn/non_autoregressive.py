@@ -57,11 +57,11 @@ class NonAutoregressive(nn.Module):
             raise ValueError(f"a target of {target.shape[1]} columns is wider than max_length={self.sizes.max_length}")
         memory, valid = self.encoder(source, source_valid)
         lengths = target.new_full((len(target),), target.shape[1]) if lengths is None else lengths
-        padding = self.sizes.max_length - target.shape[1]
-        labels = target if self.length_classifier is not None else F.pad(target, (0, padding))
-        own = torch.arange(labels.shape[1], device=target.device) < lengths.unsqueeze(-1)
-        labels = labels.masked_fill(~own, self.sizes.end_id)
-        positions = own if self.length_classifier is not None else torch.ones_like(own)
+        if self.length_classifier is None:
+            target = F.pad(target, (0, self.sizes.max_length - target.shape[1]))
+        own = torch.arange(target.shape[1], device=target.device) < lengths.unsqueeze(-1)
+        labels = target.masked_fill(~own, self.sizes.end_id)
+        positions = torch.ones_like(own) if self.length_classifier is None else own
         nats = mean_nats(self._predict(memory, source, valid, positions), labels, positions)
         if self.length_classifier is None:
             return nats

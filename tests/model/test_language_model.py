@@ -58,13 +58,6 @@ def test_combinations_run_forward_and_backward(mode: str) -> None:
             assert gradient.isfinite().all()
 
 
-def test_loss_is_the_negative_log_probability_of_the_target() -> None:
-    model, text = build(), tokens(2, 5)
-    targets = tokens(2, 6)[:, 1:]
-    expected = -model.logits(model.encode(text)).softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1).log()
-    torch.testing.assert_close(model(text, targets), expected)
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_tied_weights_share_storage(tied: bool) -> None:
     model = build(tie_embeddings=tied, embed_dim=4)
