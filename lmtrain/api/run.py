@@ -29,9 +29,8 @@ from lmtrain.generation.options import SAMPLED, Options
 from lmtrain.generation.sampling import OnToken
 from lmtrain.model.ensemble import Predictor
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.members import build_members, load_members
 from lmtrain.model.packing import pack
-from lmtrain.model.trained import TrainedWeights
+from lmtrain.model.trained import TrainedWeights, build_members, load_members
 from lmtrain.storage.run_folder import find_run
 from lmtrain.system.device import choose_device, choose_precision
 from lmtrain.system.messages import note

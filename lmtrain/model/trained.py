@@ -1,5 +1,6 @@
-"""The weights of a trained run, verified, and the model that has them."""
+"""The weights of trained runs, verified, and the model or ensemble that has them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError
 from lmtrain.model.build import build_uninitialized
+from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.tensor_files import LazyTensor
@@ -58,6 +60,19 @@ def trained_weights(run_dir: Path, which: str | None, weights: str, note: Note =
     return TrainedWeights(run_dir, config, tokenizer, tensors, "ema" if averaged else "raw", loaded.info)
 
 
+def load_members(
+    run_dirs: Sequence[Path], which: str | None, weights: str, note: Note = ignore
+) -> tuple[TrainedWeights, ...]:
+    """The weights of each run, as `trained_weights`.
+
+    Raises LmtrainError where that does, or unless all have the same tokenizer, mode and context.
+    """
+    found = tuple(trained_weights(run_dir, which, weights, note) for run_dir in run_dirs)
+    for other in found[1:]:
+        _check_alike(found[0], other)
+    return found
+
+
 def build_trained(found: TrainedWeights, device: torch.device) -> LanguageModel:
     """The model with these weights, in evaluation mode."""
     model = build_uninitialized(found.config.model, found.tokenizer.vocab_size)
@@ -67,7 +82,28 @@ def build_trained(found: TrainedWeights, device: torch.device) -> LanguageModel:
     return model.to(device).eval()
 
 
+def build_members(found: Sequence[TrainedWeights], device: torch.device) -> Predictor:
+    """The model of a run, or the ensemble of several, in evaluation mode."""
+    models = [build_trained(one, device) for one in found]
+    return models[0] if len(models) == 1 else Ensemble(models).eval()
+
+
 def _check_width(tensors: dict[str, LazyTensor], dim: int) -> None:
     """Raise ValueError unless the model is as wide as its configuration says: its tables of positions will be."""
     if "pool.seed" in tensors and tuple(tensors["pool.seed"].shape) != (dim,):
         raise ValueError(f"pool.seed has shape {tuple(tensors['pool.seed'].shape)}, not {(dim,)}")
+
+
+def _check_alike(first: TrainedWeights, other: TrainedWeights) -> None:
+    if other.tokenizer.sha256 != first.tokenizer.sha256:
+        raise LmtrainError(
+            f"{other.run_dir} and {first.run_dir} have different tokenizers, so their predictions can't be averaged: "
+            f"leave one of them out, or train it again with tokenizer.file={first.run_dir / run_folder.TOKENIZER}"
+        )
+    for name in ("mode", "context"):
+        ours, theirs = getattr(first.config.model, name), getattr(other.config.model, name)
+        if theirs != ours:
+            raise LmtrainError(
+                f"{other.run_dir} has model.{name}={theirs}, and {first.run_dir} {ours}: leave one of them out, or "
+                f"train it again with model.{name}={ours}"
+            )

@@ -10,8 +10,7 @@ from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.tokens import TOKENIZER, TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.ensemble import Predictor
-from lmtrain.model.members import build_members
-from lmtrain.model.trained import TrainedWeights, trained_weights
+from lmtrain.model.trained import TrainedWeights, build_members, trained_weights
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.files import sha256_bytes
 from lmtrain.storage.run_folder import CONFIG

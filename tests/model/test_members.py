@@ -14,7 +14,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.run_store import check_same_corpus
 from lmtrain.model.ensemble import Ensemble
-from lmtrain.model.members import build_members, load_members
+from lmtrain.model.trained import build_members, load_members
 from lmtrain.system.messages import ignore
 from tests.training.helpers import LOGGED, change, cpu, run
 
