@@ -19,6 +19,9 @@ def choose_device(name: str) -> torch.device:
     """The device for `auto`, `cpu` or `cuda`. Raises LmtrainError if CUDA is requested but not available."""
     if name == "cuda" and not torch.cuda.is_available():
         raise LmtrainError("PyTorch sees no CUDA device: use cpu or auto in place of cuda (train.device or --device)")
+    # On Hopper PyTorch prefers cuDNN's attention, which rounds the dropout rate to a multiple of 1/16 (before 2.12;
+    # pytorch/pytorch#174245), and may have gradients of NaN under a mask (as in 2.13; #196678).
+    torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 

@@ -38,7 +38,9 @@ def test_a_missing_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LmtrainError, match="use cpu or auto in place of cuda"):
         choose_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    torch.backends.cuda.enable_cudnn_sdp(True)
     assert [choose_device(name).type for name in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_what_compiling_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
