@@ -20,6 +20,8 @@ LARGE = 2**30
 FEWEST_ROWS = 512
 """Of `auto`: fewer rows are no faster, and every chunk reads and writes the weight's gradient."""
 MOST_CHUNKS = 16
+ALIGNMENT = 16
+"""Classes in the rows of logits: the fastest kernels of a GPU need rows of a multiple of 16 bytes."""
 
 
 def target_nats(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: Chunk) -> Tensor:
@@ -30,6 +32,8 @@ def target_nats(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Te
     weight's is.
     """
     rows = rows_at_once(chunk, len(targets), len(weight))
+    if hidden.is_cuda and bias is not None:
+        weight, bias = aligned(weight, bias)
     if rows is not None:
         return linear_cross_entropy(hidden, weight, bias, targets, rows)
     dtype = product_type(hidden)
@@ -39,6 +43,12 @@ def target_nats(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Te
         return _shifted_exponentials(hidden.to(dtype), weight.to(dtype), bias, targets)[0]
     nats: Tensor = _CrossEntropy.apply(hidden, weight, bias, targets, dtype)  # type: ignore[no-untyped-call]
     return nats
+
+
+def aligned(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The weight (V, E) and bias (V,) with further classes of probability 0, up to a multiple of ALIGNMENT."""
+    missing = -len(weight) % ALIGNMENT
+    return F.pad(weight, (0, 0, 0, missing)), F.pad(bias, (0, missing), value=-torch.inf)
 
 
 def rows_at_once(chunk: Chunk, rows: int, classes: int) -> int | None:

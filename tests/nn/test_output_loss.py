@@ -12,7 +12,7 @@ from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
 from lmtrain.nn.chunked_loss import _backward_chunks, _forward_chunks, linear_cross_entropy
-from lmtrain.nn.output_loss import LARGE, Chunk, _CrossEntropy, rows_at_once, target_nats
+from lmtrain.nn.output_loss import LARGE, Chunk, _CrossEntropy, aligned, rows_at_once, target_nats
 from tests.nn.measuring import assert_near, largest_tensor
 
 VOCABULARY = 230
@@ -52,6 +52,20 @@ def our_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tenso
     if at_once is None:
         return target_nats(hidden, weight, bias, targets, None)
     return linear_cross_entropy(hidden, weight, bias, targets, at_once)
+
+
+@pytest.mark.parametrize(("rows", "at_once"), [*CHUNKS, *WHOLE])
+def test_further_classes_of_an_aligned_weight_change_nothing(rows: int, at_once: int | None) -> None:
+    def padded(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+        weight, bias = aligned(weight, bias)
+        assert len(weight) == len(bias) == 16
+        return our_loss(hidden, weight, bias, targets, at_once)
+
+    inputs = case(rows, 5, 11)
+    for found, expected in zip(
+        results(padded, inputs, torch.float64), results(our_loss, inputs, torch.float64, at_once), strict=True
+    ):
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize(("rows", "at_once"), [*CHUNKS, *WHOLE])
