@@ -40,7 +40,7 @@ def test_a_missing_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     torch.backends.cuda.enable_cudnn_sdp(True)
     assert [choose_device(name).type for name in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
 
 
 def test_what_compiling_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
