@@ -231,9 +231,12 @@ def test_a_folder_with_any_content_of_a_file_is_used_or_rejected(run: Run, place
     last = run_checkpoints.choose(run.folder, "last")
     folder = {"corpus": run.corpus.folder, "store": run.store.folder, "checkpoint": last, "run": run.folder}[place]
     shutil.copytree(folder, folder.with_name("sound"))
-    seed = json.dumps(unsealed(folder)).encode() if name == MANIFEST else (folder / name).read_bytes()
+    may_be_unsealed = place == "checkpoint"
+    seed = (folder / name).read_bytes()
+    if may_be_unsealed and name == MANIFEST:
+        seed = json.dumps(unsealed(folder)).encode()
     try:
-        signed = place != "run" and name != MANIFEST
+        signed = may_be_unsealed and name != MANIFEST
         assert "rejected" in attack(folder / name, [seed], lambda: FOLDERS[place][0](run), signed=signed)
     finally:
         shutil.rmtree(folder)

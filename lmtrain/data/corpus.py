@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
 from lmtrain.config.schema import DataConfig
 from lmtrain.data.sample import SampleSplit
 from lmtrain.data.sources import KNOWN, find_source
-from lmtrain.data.splits import Counts, SplitName, Text, cut_split, write_split
+from lmtrain.data.splits import Text, cut_split, write_split
 from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, recover, sha256_bytes, verify
 from lmtrain.system.messages import Note, ignore
@@ -22,13 +20,6 @@ from lmtrain.system.messages import Note, ignore
 FORMAT = "lmtrain-corpus/1"
 _SPLITS = ("train", "valid", "test")
 _CORPUS_FILE = re.compile(r"(train|valid|test)\.(txt|docs\.npy)")
-
-
-class _CorpusInfo(BaseModel, strict=True):
-    """What the manifest of a corpus says apart from its files."""
-
-    splits: dict[SplitName, Counts]
-    floor: dict[SplitName, dict[str, float]] = {}
 
 
 @dataclass(frozen=True)
@@ -52,16 +43,7 @@ class Corpus:
 
 def open_corpus(folder: Path) -> Corpus:
     """Open a corpus folder. Raises LmtrainError when it is missing, foreign or truncated."""
-    manifest = read_manifest(folder, FORMAT)
-    try:
-        splits = _CorpusInfo.model_validate(manifest).splits
-    except ValidationError:
-        splits = {}
-    if "train" not in splits or manifest["files"].keys() != {
-        f"{split}.{end}" for split in splits for end in ("txt", "docs.npy")
-    }:
-        raise LmtrainError(f"{folder / MANIFEST} is damaged")
-    return Corpus(folder, manifest)
+    return Corpus(folder, read_manifest(folder, FORMAT))
 
 
 def download(data: DataConfig, *, force: bool = False, note: Note = ignore, progress: bool = False) -> Corpus:

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
-from pydantic import BaseModel, Field
 from tqdm import tqdm
 
 from lmtrain.errors import LmtrainError
@@ -29,8 +28,6 @@ _HEADER_BYTES = 128
 HELD_OUT = 25_000_000
 """The most bytes that are cut off for a validation or test split: scoring more takes long and tells no more."""
 
-SplitName = Literal["train", "valid", "test"]
-
 Lines = Iterable[tuple[str, bool]]
 """Lines of text without their ends, and whether a document is known to start there."""
 
@@ -42,18 +39,6 @@ class Text:
     splits: Mapping[str, Lines]
     about: dict[str, Any]
     is_one_file: bool = False
-
-
-Count = Annotated[int, Field(ge=0, le=2**48)]
-
-
-class Counts(BaseModel, strict=True):
-    """What a manifest says of a split."""
-
-    lines: Count
-    words: Count
-    bytes: Count
-    documents: Count
 
 
 def write_split(folder: Path, split: str, lines: Lines, progress: bool, called: str) -> dict[str, int]:

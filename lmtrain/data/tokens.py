@@ -7,12 +7,10 @@ uint16 where they fit, else uint32. When a store is opened every file is checked
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from lmtrain.data.splits import Count, Counts, SplitName
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage.files import MANIFEST, parse_manifest, read_manifest, sha256_bytes, verify
@@ -23,40 +21,6 @@ TOKENIZER = "tokenizer.json"
 """The tokenizer's name in a store."""
 
 _BLOCK = 1 << 22
-
-
-class _SplitInfo(Counts):
-    tokens: Count
-    replaced: Count
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.tokens and not (self.words + self.lines and self.bytes):
-            raise ValueError("tokens of no text")
-        return self
-
-
-class _Floor(BaseModel, strict=True):
-    word_perplexity: float = Field(gt=0, allow_inf_nan=False)
-
-
-class _StoreInfo(BaseModel, strict=True):
-    """What the manifest of a store says apart from its files."""
-
-    corpus: str
-    corpus_sha256: str
-    kind: str
-    vocab_limit: int | None
-    tokenizer_sha256: str
-    vocab_size: int = Field(ge=1, le=2**32)
-    splits: dict[SplitName, _SplitInfo]
-    floor: dict[SplitName, _Floor] = {}
-
-    @model_validator(mode="after")
-    def _trainable(self) -> Self:
-        if "train" not in self.splits:
-            raise ValueError("no train split")
-        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,16 +90,11 @@ def open_store(folder: Path) -> TokenStore:
     """
     manifest = read_manifest(folder, FORMAT)
     verify(folder, manifest["files"])
-    try:
-        info = _StoreInfo.model_validate(manifest)
-    except ValidationError:
-        raise LmtrainError(f"{folder / MANIFEST} is damaged") from None
     tokenizer = Tokenizer.load(folder / TOKENIZER)
-    if (tokenizer.sha256, tokenizer.vocab_size) != (info.tokenizer_sha256, info.vocab_size):
-        raise LmtrainError(f"{folder / TOKENIZER} isn't the tokenizer of this store")
-    splits: dict[str, Split] = {
-        name: _open_split(folder / ids_name(name), split, info.floor.get(name), tokenizer)
-        for name, split in info.splits.items()
+    floors = manifest.get("floor", {})
+    splits = {
+        name: _open_split(folder / ids_name(name), counts, floors.get(name), tokenizer.id_type)
+        for name, counts in manifest["splits"].items()
     }
     return TokenStore(folder, manifest, tokenizer, splits)
 
@@ -163,22 +122,9 @@ def _content_sha256(manifest: dict[str, Any]) -> str:
     return sha256_bytes(json.dumps(identity, sort_keys=True).encode())
 
 
-def _open_split(path: Path, info: _SplitInfo, floor: _Floor | None, tokenizer: Tokenizer) -> Split:
-    """Map the ids of a split, which are checked for their range."""
-    # To map a file that is shorter than its array would end in a bus error.
-    if not path.is_file() or path.stat().st_size != info.tokens * tokenizer.id_type.itemsize:
-        raise LmtrainError(f"{path} doesn't hold {info.tokens:,} ids")
-    # A map of its own is read and released, so that the pages of a large file do not stay in memory.
-    if info.tokens and _map(path, tokenizer).max() >= tokenizer.vocab_size:
-        raise LmtrainError(f"{path} has ids out of range")
-    # `<unk>` is easier to predict than the words that it replaces: beyond a few, the floor is not that of the ids.
-    lowest = floor.word_perplexity if floor is not None and 1000 * info.replaced <= info.tokens else None
-    return Split(_map(path, tokenizer), info.words + info.lines, info.bytes, info.replaced, lowest)
-
-
-def _map(path: Path, tokenizer: Tokenizer) -> np.ndarray:
-    """The ids in a file, memory-mapped."""
-    if not path.stat().st_size:
-        return np.empty(0, tokenizer.id_type)
+def _open_split(path: Path, counts: dict[str, int], floor: dict[str, float] | None, id_type: np.dtype[Any]) -> Split:
     # A plain array: a slice of a memmap is a memmap, which takes four times as long to make.
-    return np.asarray(np.memmap(path, tokenizer.id_type, "r"))
+    ids = np.asarray(np.memmap(path, id_type, "r")) if counts["tokens"] else np.empty(0, id_type)
+    # `<unk>` is easier to predict than the words that it replaces: beyond a few, the floor is not that of the ids.
+    lowest = floor["word_perplexity"] if floor is not None and 1000 * counts["replaced"] <= len(ids) else None
+    return Split(ids, counts["words"] + counts["lines"], counts["bytes"], counts["replaced"], lowest)

@@ -22,6 +22,8 @@ from lmtrain.system import disk
 
 MANIFEST = "manifest.json"
 _SEAL = "sha256"
+_MAY_LACK_SEAL = "lmtrain-checkpoint/1"
+"""The format of which there are manifests from before they had a hash of themselves."""
 _TEMPORARY = ".tmp-"
 _ASIDE = "~old"
 TEMPORARY_NAME = re.compile(rf"{re.escape(_TEMPORARY)}(.+?)({_ASIDE})?-[0-9a-f]{{8}}", re.DOTALL)
@@ -244,7 +246,7 @@ def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
 def parse_manifest(folder: Path, kind: str) -> dict[str, Any]:
     """The manifest as `read_manifest` returns it; the files that it names may be missing.
 
-    Its own hash is verified and removed; a manifest that was written before there was one is accepted without it.
+    Its own hash is verified and removed; a checkpoint that was written before there was one is accepted without it.
     """
     path = folder / MANIFEST
     with reading(path):
@@ -258,7 +260,9 @@ def parse_manifest(folder: Path, kind: str) -> dict[str, Any]:
         found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
         if found != kind:
             raise LmtrainError(f"{folder} has format {str(found)[:99]!r} where {kind!r} is needed")
-        undamaged = manifest.pop(_SEAL, None) in (None, _content_hash(manifest)) and _is_table(manifest.get("files"))
+        seal = manifest.pop(_SEAL, None)
+        is_sealed = seal == _content_hash(manifest) or (seal is None and kind == _MAY_LACK_SEAL)
+        undamaged = is_sealed and _is_table(manifest.get("files"))
     except (ValueError, RecursionError):
         undamaged = False
     if not undamaged:

@@ -1,6 +1,5 @@
-"""The token store: what it holds, when it is made again, and that damaged or forged files are rejected."""
+"""The token store: what it holds, when it is made again, and that damaged files are rejected."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -16,9 +15,9 @@ from lmtrain.data import tokenizer as tokenizer_module
 from lmtrain.data import tokens as tokens_module
 from lmtrain.data.corpus import download, open_corpus
 from lmtrain.data.tokenizer_file import Kind
-from lmtrain.data.tokens import TOKENIZER, TokenStore, find_store, open_store
+from lmtrain.data.tokens import TOKENIZER, find_store, open_store
 from lmtrain.errors import LmtrainError, UnreadableError
-from lmtrain.storage.files import MANIFEST, sha256_bytes
+from lmtrain.storage.files import MANIFEST
 from tests.data.helpers import CONFIGS, DOCUMENTS, flip, make_corpus, make_store, tokenized
 
 FLOOR = {split: {"word_perplexity": 3.0, "nats": 1.0, "tokens": 1} for split in ("train", "valid")}
@@ -207,56 +206,6 @@ def test_truncated_and_changed_files_are_rejected(name: str, tmp_path: Path) -> 
         flip(path, position)
         with pytest.raises(LmtrainError):
             open_store(path.parent)
-
-
-def forge(store: TokenStore, name: str, content: bytes) -> None:
-    """Change a file of a store and its manifest so that sizes and hashes match."""
-    (store.folder / name).write_bytes(content)
-    manifest = {key: value for key, value in store.manifest.items() if key != "sha256"}
-    manifest["files"] = manifest["files"] | {name: {"bytes": len(content), "sha256": sha256_bytes(content)}}
-    (store.folder / MANIFEST).write_text(json.dumps(manifest))
-
-
-def test_files_of_another_length_are_rejected(tmp_path: Path) -> None:
-    store = make_store(tmp_path)
-    ids = (store.folder / "train.bin").read_bytes()
-    assert len(ids) == 36
-    for size in (0, 35, 37, 38):
-        forge(store, "train.bin", (ids + b"\0\0")[:size])
-        with pytest.raises(LmtrainError, match="doesn't hold 18 ids"):
-            open_store(store.folder)
-
-
-def test_ids_out_of_range_are_rejected(tmp_path: Path) -> None:
-    store = make_store(tmp_path)
-    ids = (store.folder / "train.bin").read_bytes()
-    forge(store, "train.bin", ids[:-2] + np.uint16(store.tokenizer.vocab_size).tobytes())
-    with pytest.raises(LmtrainError, match="out of range"):
-        open_store(store.folder)
-
-
-def test_the_tokenizer_of_another_store_is_rejected(tmp_path: Path) -> None:
-    store, other = make_store(tmp_path), make_store(tmp_path / "other", documents={"train": [["other words"]]})
-    forge(store, TOKENIZER, (other.folder / TOKENIZER).read_bytes())
-    with pytest.raises(LmtrainError, match="isn't the tokenizer of this store"):
-        open_store(store.folder)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"splits": None},
-        {"splits": {"../train": {}}},
-        {"splits": {"train": {"tokens": "18"}}},
-        {"vocab_size": True},
-        {"vocab_size": 10**30},
-    ],
-)
-def test_manifests_with_other_entries_are_rejected(changes: dict[str, Any], tmp_path: Path) -> None:
-    store = make_store(tmp_path)
-    (store.folder / MANIFEST).write_text(json.dumps(store.manifest | changes))
-    with pytest.raises(LmtrainError, match="damaged"):
-        open_store(store.folder)
 
 
 @pytest.mark.parametrize("module", ["order", "tokens", "corpus", "hub"])

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -11,13 +12,14 @@ import pytest
 
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import files
+from lmtrain.storage.checkpoint import FORMAT
 from lmtrain.system import disk
 from tests.helpers import Child
 from tests.hostile import unsealed
 
 
-def _write(path: Path) -> None:
-    with files.new_folder(path, "kind/1", {"note": "x"}) as folder:
+def _write(path: Path, kind: str = "kind/1") -> None:
+    with files.new_folder(path, kind, {"note": "x"}) as folder:
         (folder / "data").write_bytes(b"content")
 
 
@@ -100,14 +102,22 @@ def test_parent_folders_are_made_and_flushed(tmp_path: Path, monkeypatch: pytest
     "name", ["../outside", "/etc/passwd", "a/../../outside", "x" * 300, "\x1b[2J", "\ud800", "", "."]
 )
 def test_a_manifest_names_only_files_in_its_folder(tmp_path: Path, name: str) -> None:
-    _write(tmp_path / "a")
+    _write(tmp_path / "a", FORMAT)
     (tmp_path / "outside").write_bytes(b"content")
     manifest = unsealed(tmp_path / "a")
     manifest["files"] = {name: manifest["files"]["data"]}
     (tmp_path / "a" / files.MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(LmtrainError, match=r"damaged|missing|can't be read") as caught:
-        files.read_manifest(tmp_path / "a", "kind/1")
+        files.read_manifest(tmp_path / "a", FORMAT)
     assert str(caught.value).isprintable()
+
+
+def test_only_the_manifest_of_a_checkpoint_may_lack_its_hash(tmp_path: Path) -> None:
+    for kind in (FORMAT, "kind/1"):
+        _write(tmp_path / "a", kind)
+        (tmp_path / "a" / files.MANIFEST).write_text(json.dumps(unsealed(tmp_path / "a")))
+        with nullcontext() if kind == FORMAT else pytest.raises(LmtrainError, match="damaged or was changed"):
+            files.read_manifest(tmp_path / "a", kind)
 
 
 def write_forever(path: Path, say: Callable[[str], None]) -> None:
