@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lmtrain.data.tokenizer import Tokenizer, pieces
-from lmtrain.errors import LmtrainError
+from lmtrain.storage.files import reading
 
 _BATCH = 512
 """Lines that are encoded at once, by the tokenizers library on all cores."""
@@ -15,13 +15,8 @@ _BATCH = 512
 
 def lines_of(text: Path) -> Iterator[str]:
     """The lines of a split's text, each with its line end."""
-    try:
-        with text.open(encoding="utf-8", newline="\n") as file:
-            yield from file
-    except UnicodeDecodeError as error:
-        raise LmtrainError(f"{text} is not UTF-8 text ({error}): delete its folder and make it again") from error
-    except OSError as error:
-        raise LmtrainError(f"{text} can't be read: {error.strerror or error}") from error
+    with reading(text), text.open(encoding="utf-8", newline="\n") as file:
+        yield from file
 
 
 def encode_text(lines: Iterable[str], starts: np.ndarray, tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, int]]:

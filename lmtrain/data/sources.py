@@ -17,7 +17,7 @@ from lmtrain.data.sample import SampleSplit
 from lmtrain.data.split_files import find_splits, listed
 from lmtrain.data.splits import Text
 from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import sha256_bytes, sha256_file
+from lmtrain.storage.files import reading, sha256_bytes, sha256_file
 from lmtrain.system.messages import Note
 
 _WIKITEXT = "Salesforce/wikitext"
@@ -93,18 +93,16 @@ def _local_path(source: str) -> Path | None:
 
 def _local(path: Path, data: DataConfig, note: Note) -> Source:
     if path.is_dir():
-        try:
+        with reading(path):
             files = find_splits(path, note)
-        except OSError as error:
-            raise LmtrainError(f"{path} can't be read: {error.strerror}") from error
     else:
         local.check_file(path)
         files = {"train": [path]}
     every = [file for paths in files.values() for file in paths]
-    try:
-        content = {local.name_in(path, file): sha256_file(file) for file in every}
-    except OSError as error:
-        raise LmtrainError(f"{error.filename} can't be read: {error.strerror}") from error
+    content = {}
+    for file in every:
+        with reading(file):
+            content[local.name_in(path, file)] = sha256_file(file)
     column = data.text_column if any(map(local.is_structured, every)) else None
     origin = {"files": content, "text_column": column}
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from lmtrain.errors import LmtrainError
+from lmtrain.storage.files import reading
 
 Kind = Literal["word", "bpe", "byte", "file"]
 """`file`: a tokenizer that lmtrain did not train."""
@@ -61,15 +62,13 @@ def new_backend(kind: Kind, vocabulary: dict[str, int]) -> Any:
 
 def read(path: Path) -> bytes:
     """The bytes of a tokenizer.json. Raises LmtrainError when it is missing, unreadable or too large."""
-    try:
+    with reading(path):
         if path.is_dir():
             raise LmtrainError(f"tokenizer {path} is a folder: give the tokenizer.json in it")
         if not path.is_file():
             raise LmtrainError(f"tokenizer {path} does not exist: check the path")
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise LmtrainError(f"tokenizer {path} can't be read: {error.strerror}") from None
     if len(content) > MOST_BYTES:
         raise LmtrainError(f"tokenizer {path} is larger than {MOST_BYTES >> 20} MiB: it is not one")
     return content
