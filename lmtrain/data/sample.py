@@ -26,13 +26,6 @@ _SYMBOL = re.compile(r"[\[\]|]|[^\s\[\]|]+")
 
 
 @dataclass(frozen=True)
-class Word:
-    """A literal token."""
-
-    text: str
-
-
-@dataclass(frozen=True)
 class Draw:
     """A token sampled from a pool, and stored as the fact `name` if there is one.
 
@@ -59,7 +52,9 @@ class Choice:
     alternatives: tuple[tuple[float, tuple["Item", ...]], ...]
 
 
-Item = Word | Draw | Recall | Choice
+Token = str | Draw | Recall
+"""What gives one token; a string is the token itself."""
+Item = Token | Choice
 
 
 def parse(text: str, rules: Mapping[str, str]) -> tuple[Item, ...]:
@@ -69,11 +64,7 @@ def parse(text: str, rules: Mapping[str, str]) -> tuple[Item, ...]:
     `{name:pool}` the same, stored as a fact; `{name:base+pool}` the sum of a fact and a number; `{=name}` the fact
     again; `$rule` the text of another rule; `/` the end of the line.
     """
-    symbols = _SYMBOL.findall(text)[::-1]
-    items = _sequence(symbols, rules)
-    if symbols:
-        raise ValueError(f"unbalanced brackets in the grammar text {text[:60]!r}")
-    return items
+    return _sequence(_SYMBOL.findall(text)[::-1], rules)
 
 
 def _sequence(symbols: list[str], rules: Mapping[str, str]) -> tuple[Item, ...]:
@@ -93,15 +84,13 @@ def _sequence(symbols: list[str], rules: Mapping[str, str]) -> tuple[Item, ...]:
         elif symbol[0] == "$":
             items.extend(parse(rules[symbol[1:]], rules))
         elif symbol == "/":
-            items.append(Word(LINE_END))
+            items.append(LINE_END)
         elif fact := re.fullmatch(r"\{=(\w+)\}", symbol):
             items.append(Recall(fact[1]))
         elif draw := re.fullmatch(r"\{(?:(\w+):)?(?:(\w+)\+)?(\w+)\}", symbol):
             items.append(Draw(draw[1] or "", draw[3], draw[2] or ""))
-        elif "{" in symbol or "}" in symbol:
-            raise ValueError(f"cannot read {symbol!r} in the grammar")
         else:
-            items.append(Word(symbol))
+            items.append(symbol)
     return tuple(items)
 
 
@@ -113,9 +102,6 @@ class Pool:
         weights = [1 / (rank + 12) if isinstance(values, str) else 1.0 for rank in range(len(self.values))]
         total = math.fsum(weights)
         self.probability = {value: weight / total for value, weight in zip(self.values, weights, strict=True)}
-        if len(self.probability) != len(self.values):
-            raise ValueError(f"a pool names a value twice: {self.values[:8]}")
-        self.nats = {value: -math.log(p) for value, p in self.probability.items()}
         self.cumulative = _cumulative(weights)
 
     def draw(self, taken: set[str], uniform: Callable[[], float]) -> tuple[str, float]:
@@ -123,7 +109,8 @@ class Pool:
         value = self.values[bisect_right(self.cumulative, uniform())]
         while value in taken:
             value = self.values[bisect_right(self.cumulative, uniform())]
-        return value, self.nats[value] + math.log1p(-math.fsum(self.probability[other] for other in taken))
+        rest = math.log1p(-math.fsum(self.probability[other] for other in taken))
+        return value, -math.log(self.probability[value]) + rest
 
 
 def _cumulative(weights: Sequence[float]) -> list[float]:
@@ -132,83 +119,47 @@ def _cumulative(weights: Sequence[float]) -> list[float]:
     return [partial / sums[-1] for partial in sums[:-1]]
 
 
-@dataclass(frozen=True)
-class Edge:
-    """A token that may follow a node, and the node after it."""
-
-    item: Word | Draw | Recall
-    probability: float
-    nats: float
-    target: "Node"
-
-
 class Node:
-    """A position in the article, with edges for the tokens that may follow."""
+    """A position in the article, with edges: the tokens that may follow, their probabilities, and the nodes after."""
 
-    def __init__(self, targets: Mapping[Word | Draw | Recall, tuple[float, "Node"]]) -> None:
-        self.edges = tuple(Edge(item, p, math.log(1 / p), to) for item, (p, to) in targets.items())
-        self.cumulative = _cumulative([edge.probability for edge in self.edges]) if self.edges else []
+    def __init__(self, targets: Mapping[Token, tuple[float, "Node"]]) -> None:
+        self.edges = [(item, p, node) for item, (p, node) in targets.items()]
+        self.cumulative = _cumulative([p for _, p, _ in self.edges])
+
+
+def _before(items: Sequence[Item], node: Node) -> Node:
+    """The node from which `items` lead to `node`."""
+    for item in reversed(items):
+        if isinstance(item, Choice):
+            total = math.fsum(weight for weight, _ in item.alternatives)
+            node = _merge([(weight / total, _before(way, node)) for weight, way in item.alternatives])
+        else:
+            node = Node({item: (1.0, node)})
+    return node
+
+
+def _merge(ways: list[tuple[float, Node]]) -> Node:
+    """One node for several, each with its probability: edges of the same item are merged, recursively."""
+    if all(node is ways[0][1] for _, node in ways):
+        return ways[0][1]
+    targets: dict[Token, list[tuple[float, Node]]] = {}
+    for probability, node in ways:
+        for item, p, target in node.edges:
+            targets.setdefault(item, []).append((probability * p, target))
+    merged = {}
+    for item, after in targets.items():
+        total = math.fsum(probability for probability, _ in after)
+        merged[item] = (total, _merge([(probability / total, node) for probability, node in after]))
+    return Node(merged)
 
 
 class Grammar:
-    """A grammar to sample from. Raises ValueError where the tokens would not determine the path."""
+    """A grammar to sample from. Alternatives must not begin with the same token from different items."""
 
     def __init__(self, text: str, rules: Mapping[str, str], pools: Mapping[str, str | range]) -> None:
         self.items = parse(text, rules)
         self.pools = {name: Pool(values) for name, values in pools.items()}
-        self.facts: dict[str, set[str]] = {}
-        self._find_facts(self.items)
-        self.start = self._before(self.items, Node({}))
-
-    def _find_facts(self, items: Sequence[Item]) -> None:
-        """Fill `facts` with the values of each fact, which later ones may depend on."""
-        for item in items:
-            if isinstance(item, Choice):
-                for _, alternative in item.alternatives:
-                    self._find_facts(alternative)
-            elif isinstance(item, Draw) and item.name:
-                self.facts.setdefault(item.name, set()).update(self._first(item))
-
-    def _first(self, item: Word | Draw | Recall) -> set[str]:
-        if isinstance(item, Word):
-            return {item.text}
-        if isinstance(item, Recall):
-            return self.facts[item.name]
-        values = self.pools[item.pool].values
-        if item.base:
-            return {str(int(base) + int(value)) for base in self.facts[item.base] for value in values}
-        return set(values)
-
-    def _before(self, items: Sequence[Item], node: Node) -> Node:
-        """The node from which `items` lead to `node`."""
-        for item in reversed(items):
-            if isinstance(item, Choice):
-                total = math.fsum(weight for weight, _ in item.alternatives)
-                node = self._merge([(weight / total, self._before(way, node)) for weight, way in item.alternatives])
-            else:
-                node = Node({item: (1.0, node)})
-        return node
-
-    def _merge(self, ways: list[tuple[float, Node]]) -> Node:
-        """One node for several, each with its probability: edges of the same item are merged, recursively."""
-        if all(node is ways[0][1] for _, node in ways):
-            return ways[0][1]
-        targets: dict[Word | Draw | Recall, list[tuple[float, Node]]] = {}
-        for probability, node in ways:
-            if not node.edges:
-                raise ValueError("an article may end where another one continues")
-            for edge in node.edges:
-                targets.setdefault(edge.item, []).append((probability * edge.probability, edge.target))
-        seen: set[str] = set()
-        for item in targets:
-            if seen & self._first(item):
-                raise ValueError(f"the same token may begin two ways, among {list(targets)}")
-            seen |= self._first(item)
-        merged = {}
-        for item, after in targets.items():
-            total = math.fsum(probability for probability, _ in after)
-            merged[item] = (total, self._merge([(probability / total, node) for probability, node in after]))
-        return Node(merged)
+        self.start = _before(self.items, Node({}))
 
     def article(self, uniform: Callable[[], float], facts: dict[str, str] | None = None) -> Iterator[tuple[str, float]]:
         """Sample an article: its tokens, each with its exact -log p (nats) given the tokens before it.
@@ -221,24 +172,24 @@ class Grammar:
         recent: dict[str, tuple[str, ...]] = {}
         node = self.start
         while node.edges:
-            edge = node.edges[bisect_right(node.cumulative, uniform()) if node.cumulative else 0]
-            item = edge.item
-            if isinstance(item, Word):
-                yield item.text, edge.nats
+            index = bisect_right(node.cumulative, uniform()) if node.cumulative else 0
+            item, probability, node = node.edges[index]
+            nats = math.log(1 / probability)
+            if isinstance(item, str):
+                yield item, nats
             elif isinstance(item, Recall):
-                yield facts[item.name], edge.nats
+                yield facts[item.name], nats
             else:
                 known, last = pool_facts.setdefault(item.pool, set()), recent.get(item.pool, ())
                 taken = set() if item.base else known.union(last)
-                value, nats = self.pools[item.pool].draw(taken, uniform)
+                value, its_nats = self.pools[item.pool].draw(taken, uniform)
                 recent[item.pool] = (*last[-1:], value)
                 if item.base:
                     value = str(int(facts[item.base]) + int(value))
                 if item.name:
                     facts[item.name] = value
                     known.add(value)
-                yield value, edge.nats + nats
-            node = edge.target
+                yield value, nats + its_nats
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """The articles of the sample corpus, in the notation of `sample.parse`.
 
-Two alternatives may not begin with pools or facts that share a word; `sample.Grammar` rejects them.
+Two alternatives may not begin with pools or facts that share a word: the tokens would not say which one it is.
 """
 
 import re
