@@ -55,8 +55,8 @@ def download(data: DataConfig, *, force: bool = False, note: Note = ignore, prog
     recover(data.dir)
     source = find_source(data, note)
     folder = data.dir / source.folder
-    if not force and (found := _current(folder, source.origin, note)) is not None:
-        return found
+    if not force and (manifest := undamaged(folder, FORMAT, {"origin": source.origin}, note)) is not None:
+        return Corpus(folder, manifest)
     reject_foreign(folder, _CORPUS_FILE)
     if data.source in KNOWN and Path(data.source).exists():
         note(f"data.source={data.source} is the known corpus of that name; for the path write ./{data.source}")
@@ -75,22 +75,25 @@ def download(data: DataConfig, *, force: bool = False, note: Note = ignore, prog
     return open_corpus(folder)
 
 
-def _current(folder: Path, origin: dict[str, Any], note: Note) -> Corpus | None:
-    """The corpus of `origin` in `folder`, undamaged; if the folder holds something else, `note` says what."""
+def undamaged(folder: Path, kind: str, entries: dict[str, Any], note: Note) -> dict[str, Any] | None:
+    """The manifest of `folder`, if it has these entries and its files are undamaged; if not, `note` says why.
+
+    Raises UnreadableError where the system denies reading it.
+    """
     if not (folder / MANIFEST).exists():
         return None
     try:
-        corpus = open_corpus(folder)
-        verify(folder, corpus.manifest["files"])
+        manifest = read_manifest(folder, kind)
+        verify(folder, manifest["files"])
     except UnreadableError:
         raise
     except LmtrainError as error:
-        note(f"making it again, since {error}")
+        note(f"making {folder} again: {error}")
         return None
-    if corpus.manifest.get("origin") != origin:
-        note(f"{folder} was made from another state of its source")
+    if not entries.items() <= manifest.items():
+        note(f"making {folder} again: its source or configuration has changed")
         return None
-    return corpus
+    return manifest
 
 
 def reject_foreign(folder: Path, own: re.Pattern[str]) -> None:

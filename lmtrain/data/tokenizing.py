@@ -12,14 +12,13 @@ from typing import Any
 from tqdm import tqdm
 
 from lmtrain.config.schema import TokenizerConfig
-from lmtrain.data.corpus import Corpus, reject_foreign
+from lmtrain.data.corpus import Corpus, reject_foreign, undamaged
 from lmtrain.data.encoding import encode_text, lines_of
 from lmtrain.data.given_tokenizer import load_given
 from lmtrain.data.splits import document_starts
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_choice import resolve
-from lmtrain.data.tokens import FORMAT, TOKENIZER, TokenStore, ids_name, open_store
-from lmtrain.errors import LmtrainError, UnreadableError
+from lmtrain.data.tokens import FORMAT, TOKENIZER, TokenStore, ids_name, open_store, store_of
 from lmtrain.storage.files import new_folder
 from lmtrain.system.messages import Note
 
@@ -43,12 +42,9 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: N
     config = resolve(config, corpus)
     name, identity = _identify(corpus, config, given)
     folder = data_dir / name
-    if folder.exists():
-        reject_foreign(folder, _STORE_FILE)
-        found = _current_store(folder, identity)
-        if isinstance(found, TokenStore):
-            return found
-        note(f"tokenizing {corpus.folder.name} again: {found}")
+    if (manifest := undamaged(folder, FORMAT, identity, note)) is not None:
+        return store_of(folder, manifest)
+    reject_foreign(folder, _STORE_FILE)
     tokenizer = given or _trained(corpus, config, note, progress)
     keeps_all = tokenizer.kind != "file" or _restores(tokenizer, corpus.folder / "train.txt")
     if not keeps_all:
@@ -86,19 +82,6 @@ def _identify(corpus: Corpus, config: TokenizerConfig, given: Tokenizer | None) 
     else:
         tokenizer = config.kind
     return f"{corpus.folder.name}.{tokenizer}-{corpus.sha256[:8]}", identity
-
-
-def _current_store(folder: Path, identity: dict[str, Any]) -> TokenStore | str:
-    """The store in `folder` if it is the right one, else the reason why it isn't."""
-    try:
-        store = open_store(folder)
-    except UnreadableError:
-        raise
-    except LmtrainError as error:
-        return str(error)
-    if all(store.manifest.get(key) == value for key, value in identity.items()):
-        return store
-    return "the text or the tokenizer's configuration has changed"
 
 
 def _trained(corpus: Corpus, config: TokenizerConfig, note: Note, progress: bool) -> Tokenizer:

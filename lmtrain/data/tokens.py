@@ -90,6 +90,11 @@ def open_store(folder: Path) -> TokenStore:
     """
     manifest = read_manifest(folder, FORMAT)
     verify(folder, manifest["files"])
+    return store_of(folder, manifest)
+
+
+def store_of(folder: Path, manifest: dict[str, Any]) -> TokenStore:
+    """The store with this manifest, whose files have been verified."""
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     floors = manifest.get("floor", {})
     splits = {

@@ -13,9 +13,9 @@ from lmtrain.config.schema import DataConfig, TokenizerConfig
 from lmtrain.data import corpus as corpus_module
 from lmtrain.data import tokenizer as tokenizer_module
 from lmtrain.data import tokens as tokens_module
-from lmtrain.data.corpus import download, open_corpus
+from lmtrain.data.corpus import Corpus, download, open_corpus
 from lmtrain.data.tokenizer_file import Kind
-from lmtrain.data.tokens import TOKENIZER, find_store, open_store
+from lmtrain.data.tokens import TOKENIZER, TokenStore, find_store, open_store
 from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage.files import MANIFEST
 from tests.data.helpers import CONFIGS, DOCUMENTS, flip, make_corpus, make_store, tokenized
@@ -159,14 +159,14 @@ def test_a_store_that_can_not_be_read_is_not_replaced(
     def unreadable(*_: object) -> None:
         raise UnreadableError("Permission denied")
 
-    for module, make in (
-        (tokens_module, lambda: tokenized(open_corpus(tmp_path / "tiny"), CONFIGS["word"], notes.append)),
-        (corpus_module, lambda: download(DataConfig(source="sample", sample_tokens=1000, dir=tmp_path))),
+    for make in (
+        lambda: tokenized(open_corpus(tmp_path / "tiny"), CONFIGS["word"], notes.append),
+        lambda: download(DataConfig(source="sample", sample_tokens=1000, dir=tmp_path)),
     ):
-        found = make()
+        found: TokenStore | Corpus = make()
         before = sorted(found.folder.iterdir())
         with monkeypatch.context() as patched:
-            patched.setattr(module, "verify", unreadable)
+            patched.setattr(corpus_module, "verify", unreadable)
             with pytest.raises(UnreadableError):
                 make()
         assert sorted(found.folder.iterdir()) == before
@@ -184,10 +184,9 @@ def test_an_unfinished_store_is_not_found(tmp_path: Path) -> None:
 def test_other_files_in_the_store_s_folder_are_never_deleted(tmp_path: Path, name: str) -> None:
     corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
     folder = tokenized(corpus, CONFIGS["word"]).folder
+    (folder / "valid.bin").unlink()
     thesis = folder / name
-    if thesis.parent != folder:
-        thesis.parent.unlink()
-        thesis.parent.mkdir()
+    thesis.parent.mkdir(exist_ok=True)
     thesis.write_text("mine")
     with pytest.raises(LmtrainError, match="holds files that lmtrain didn't write"):
         tokenized(corpus, CONFIGS["word"])
