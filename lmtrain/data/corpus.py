@@ -113,14 +113,13 @@ def _write(folder: Path, text: Text, source: str, note: Note, progress: bool) ->
     A source without a valid split gives the last 5 % of its training text for it; a single file is cut into the first
     90 % for train, the next 5 % for valid and the last 5 % for test.
     """
+    whole = _SPLITS if "valid" in text.splits else ("test",)
     counts = {
         split: write_split(folder, split, text.splits[split], progress, f"the {split} split of {source}")
-        for split in ("valid", "test")
+        for split in whole
         if split in text.splits
     }
-    if "valid" in counts:
-        counts["train"] = write_split(folder, "train", text.splits["train"], progress, f"the train split of {source}")
-    else:
+    if "valid" not in counts:
         shares = {"train": 0.9, "valid": 0.05, "test": 0.05} if text.is_one_file else {"train": 0.95, "valid": 0.05}
         counts |= cut_split(folder, text.splits["train"], shares, source, note, progress)
     return {split: counts[split] for split in _SPLITS if split in counts}

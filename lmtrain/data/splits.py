@@ -125,7 +125,8 @@ def cut_split(
         for split, begin, end in zip(others, bounds[:-1], bounds[1:], strict=True):
             numbered = enumerate(islice(file, end - begin), begin)
             tail = ((line[:-1].decode(), number in held_out_starts) for number, line in numbered)
-            counts[split] = write_split(folder, split, tail, progress, f"what is cut off {source} for {split}")
+            called = f"the {split} split, which is cut off {source} and could be a file of its own,"
+            counts[split] = write_split(folder, split, tail, progress, called)
         file.truncate(offset)
     rest = {unit: whole[unit] - sum(own[unit] for own in counts.values()) for unit in ("lines", "words", "bytes")}
     _check_words(rest["words"], f"the {first} split of {source}")

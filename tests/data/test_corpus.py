@@ -138,7 +138,7 @@ def test_missing_valid_is_cut_from_train_and_missing_test_is_noted(load: Importe
     ("content", "message"),
     [
         ("word\n" * 19, r"19 words \(between white space\) are too few"),
-        ("word\n" * 22 + "\n\n" + "word\n", "what is cut off .* for valid has no words: give it some text"),
+        ("word\n" * 22 + "\n\n" + "word\n", "the valid split, .* could be a file of its own, has no words: give it"),
     ],
 )
 def test_too_little_text_to_cut(load: Importer, tmp_path: Path, content: str, message: str) -> None:
