@@ -28,8 +28,7 @@ def download(
 
     data = load(config, with_source(source, overrides)).data
     corpus = make_corpus(data, force=force, note=ignore if quiet else note, progress=not quiet)
-    counts = {split: corpus.manifest["splits"][split] for split in corpus.splits}
-    show({"folder": str(corpus.folder), **corpus.manifest}, f"{corpus.folder}\n{table(counts)}", as_json)
+    show({"folder": str(corpus.folder), **corpus.manifest}, f"{corpus.folder}\n{table(corpus.splits)}", as_json)
 
 
 def tokenize(

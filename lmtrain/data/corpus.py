@@ -14,7 +14,7 @@ from lmtrain.data.sample import SampleSplit
 from lmtrain.data.sources import KNOWN, find_source
 from lmtrain.data.splits import Text, cut_split, write_split
 from lmtrain.errors import LmtrainError, UnreadableError
-from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, recover, sha256_bytes, verify
+from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, reading, recover, sha256_bytes, verify
 from lmtrain.system.messages import Note, ignore
 
 FORMAT = "lmtrain-corpus/1"
@@ -30,9 +30,10 @@ class Corpus:
     manifest: dict[str, Any]
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        """`train`, `valid` and, where there is one, `test`."""
-        return tuple(self.manifest["splits"])
+    def splits(self) -> dict[str, dict[str, int]]:
+        """The counts of `train`, `valid` and, where there is one, `test`."""
+        found: dict[str, dict[str, int]] = self.manifest["splits"]
+        return found
 
     @property
     def sha256(self) -> str:
@@ -80,9 +81,10 @@ def undamaged(folder: Path, kind: str, entries: dict[str, Any], note: Note) -> d
 
     Raises UnreadableError where the system denies reading it.
     """
-    if not (folder / MANIFEST).exists():
-        return None
     try:
+        with reading(folder):
+            if not folder.exists():
+                return None
         manifest = read_manifest(folder, kind)
         verify(folder, manifest["files"])
     except UnreadableError:

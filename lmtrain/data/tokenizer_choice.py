@@ -32,7 +32,7 @@ def resolve(config: TokenizerConfig, corpus: Corpus) -> TokenizerConfig:
     if kind == "auto":
         kind = "word" if has_spaced_punctuation(_start(corpus)) else "bpe"
     if kind == "bpe" and size is None:
-        size = fitting_size(corpus.manifest["splits"]["train"]["bytes"])
+        size = fitting_size(corpus.splits["train"]["bytes"])
     if kind == "bpe" and size is not None and size < LEAST_BPE:
         raise LmtrainError(
             f"tokenizer.vocab_size={size} is too small for the bpe tokenizer that suits {corpus.folder.name}: set it "

@@ -88,7 +88,7 @@ def _trained(corpus: Corpus, config: TokenizerConfig, note: Note, progress: bool
     """A tokenizer that is trained on a corpus."""
     size = f" of up to {config.vocab_size:,} entries" if config.vocab_size is not None else ""
     note(f"training a {config.kind} tokenizer{size} on {corpus.folder.name}")
-    train = corpus.manifest["splits"]["train"]
+    train = corpus.splits["train"]
     share = min(1.0, BPE_BYTES / max(1, train["bytes"])) if config.kind == "bpe" else 1.0
     if share < 1:
         note(f"the merges are learned from {share:.1%} of the text, {BPE_BYTES >> 20} MiB taken evenly from all of it")
@@ -97,7 +97,7 @@ def _trained(corpus: Corpus, config: TokenizerConfig, note: Note, progress: bool
 
 def _lines(corpus: Corpus, split: str, purpose: str, progress: bool) -> Iterable[str]:
     """The lines of a split, each with its line end; with a progress bar of this name if stderr is a terminal."""
-    total = corpus.manifest["splits"][split]["lines"]
+    total = corpus.splits[split]["lines"]
     lines = lines_of(corpus.folder / f"{split}.txt")
     return tqdm(lines, desc=purpose, total=total, unit=" lines", disable=None if progress else True)
 
@@ -121,7 +121,7 @@ def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer,
             file.write(ids.tobytes())
             tokens += len(ids)
             replaced += unknown
-    return {"tokens": tokens, **corpus.manifest["splits"][split], "replaced": replaced}
+    return {"tokens": tokens, **corpus.splits[split], "replaced": replaced}
 
 
 def _restores(tokenizer: Tokenizer, text: Path) -> bool:

@@ -59,12 +59,7 @@ class TokenStore:
     folder: Path
     manifest: dict[str, Any]
     tokenizer: Tokenizer
-    _by_name: dict[str, Split]
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The names of the splits."""
-        return tuple(self._by_name)
+    splits: dict[str, Split]
 
     @property
     def sha256(self) -> str:
@@ -73,9 +68,9 @@ class TokenStore:
 
     def split(self, name: str) -> Split:
         """One split. Raises LmtrainError when the corpus has none of this name."""
-        if name not in self._by_name:
+        if name not in self.splits:
             raise LmtrainError(f"{self.folder} has no {name} split: it has {', '.join(self.splits)}")
-        return self._by_name[name]
+        return self.splits[name]
 
 
 def ids_name(split: str) -> str:

@@ -76,8 +76,8 @@ def test_wikitext_counts_and_documents(load: Importer, folder: Path) -> None:
     made = load(folder)
     words = sum(len(line.split()) for line in ARTICLES)
     expected = {"lines": 13, "words": words, "bytes": len(text.encode()), "documents": 2}
-    assert made.manifest["splits"] == {"train": expected, "valid": expected, "test": expected}
-    assert made.splits == ("train", "valid", "test")
+    assert made.splits == {"train": expected, "valid": expected, "test": expected}
+    assert list(made.splits) == ["train", "valid", "test"]
     assert lines(made, "train") == ARTICLES
     assert starts(made, "train") == [0, 9]
     assert (made.folder / "train.txt").read_bytes() == text.encode()
@@ -117,7 +117,7 @@ def test_single_file_is_cut_90_5_5_by_lines(load: Importer, tmp_path: Path) -> N
 def test_single_file_is_cut_at_documents(load: Importer, tmp_path: Path) -> None:
     rows = [f"first {number}\nsecond" for number in range(20)]
     made = load(write(tmp_path / "book.jsonl", "".join(json.dumps({"text": row}) + "\n" for row in rows)))
-    documents = {split: counts["documents"] for split, counts in made.manifest["splits"].items()}
+    documents = {split: counts["documents"] for split, counts in made.splits.items()}
     assert documents == {"train": 18, "valid": 1, "test": 1}
     assert lines(made, "valid") == ["first 18", "second"]
     assert starts(made, "train") == list(range(0, 36, 2))
@@ -126,7 +126,7 @@ def test_single_file_is_cut_at_documents(load: Importer, tmp_path: Path) -> None
 def test_missing_valid_is_cut_from_train_and_missing_test_is_noted(load: Importer, folder: Path) -> None:
     write(folder / "train.txt", "".join(f"line {number}\n" for number in range(40)))
     made = load(folder)
-    assert made.splits == ("train", "valid")
+    assert list(made.splits) == ["train", "valid"]
     assert lines(made, "valid") == ["line 38", "line 39"]
     assert any("no valid split" in note for note in load.notes)
     assert any("has no test split" in note for note in load.notes)
@@ -236,7 +236,8 @@ def test_a_name_of_any_length_can_be_used(load: Importer, tmp_path: Path, letter
     longest = letter * (251 // len(letter.encode()))
     made = load(write(tmp_path / f"{longest}.txt", "a b\n" * 30))
     assert longest.startswith(made.folder.name.partition("-")[0])
-    assert tokenized(made, TokenizerConfig(kind="word", vocab_size=1_000_000)).splits == ("train", "valid", "test")
+    store = tokenized(made, TokenizerConfig(kind="word", vocab_size=1_000_000))
+    assert list(store.splits) == ["train", "valid", "test"]
 
 
 def test_names_in_another_encoding_can_be_used(load: Importer, folder: Path) -> None:
@@ -285,7 +286,7 @@ def test_sample_splits_and_floor(load: Importer, monkeypatch: pytest.MonkeyPatch
     made = load("sample", sample_tokens=200_000)
     tokens = {"train": 200_000, "valid": 10_000, "test": 10_000}
     for split, number in tokens.items():
-        counts, floor = made.manifest["splits"][split], made.manifest["floor"][split]
+        counts, floor = made.splits[split], made.manifest["floor"][split]
         assert counts["words"] + counts["lines"] == floor["tokens"] == number
         assert floor["word_perplexity"] == pytest.approx(8**0.25)
         assert floor["nats"] == pytest.approx(number / 4 * math.log(8))

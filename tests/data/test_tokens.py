@@ -45,7 +45,7 @@ def test_other_stores_are_the_text_with_a_token_at_each_document_s_end(kind: Kin
 
 def test_counts_do_not_depend_on_the_tokenizer(kind: Kind, tmp_path: Path) -> None:
     store = make_store(tmp_path, kind)
-    assert store.splits == ("train", "valid")
+    assert list(store.splits) == ["train", "valid"]
     assert [store.split(name).words for name in store.splits] == [12 + 6, 6 + 2]
     train = "= One =\n\nthe cat sat on the mat\nthe <eos> é\r\n\n\n"
     assert [store.split(name).bytes for name in store.splits] == [len(train.encode()), 23]
