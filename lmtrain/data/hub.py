@@ -147,7 +147,11 @@ def _card(dataset: str, path: Path) -> _Card:
     try:
         return _Card.model_validate(DatasetCard.load(path).data.to_dict())
     except (ValueError, yaml.YAMLError) as error:
-        raise LmtrainError(f"the card of dataset {dataset} can't be read: choose another revision") from error
+        raise _unreadable_card(dataset) from error
+
+
+def _unreadable_card(dataset: str) -> LmtrainError:
+    return LmtrainError(f"the card of dataset {dataset} can't be read: choose another revision")
 
 
 def _choose(dataset: str, name: str | None, subsets: list[_Subset]) -> _Subset:
@@ -183,6 +187,7 @@ def _reading(dataset: str, folder: Path) -> Iterator[None]:
 def _open(dataset: str, folder: Path, subset: _Subset) -> dict[str, Any]:
     """The streams of the train, valid and test splits."""
     import datasets
+    from pyarrow import ArrowException
 
     with _reading(dataset, folder):
         try:
@@ -193,6 +198,10 @@ def _open(dataset: str, folder: Path, subset: _Subset) -> dict[str, Any]:
                 found = datasets.load_dataset(str(folder), subset.config_name, data_files=files, streaming=True)
         except FileNotFoundError as error:
             raise LmtrainError(f"dataset {dataset} has no data files of a known kind: choose another") from error
+        except (ArrowException, UnicodeDecodeError):
+            raise
+        except (TypeError, ValueError) as error:  # the library also reads the card, and rejects more
+            raise _unreadable_card(dataset) from error
     names = [split for split in found if split in SPLIT_NAMES]
     splits = {SPLIT_NAMES[split]: found[split] for split in names}
     if "train" not in splits:

@@ -184,6 +184,11 @@ def test_other_kinds_of_files(hub: Hub, online: Client) -> None:
         ({"README.md": b"# nothing here"}, "no data files of a known kind"),
         ({"README.md": b"---\nconfigs: [1]\n---\n"}, "the card of dataset own/wrong can't be read"),
         ({"README.md": b"---\nconfigs: [\n---\n"}, "the card of dataset own/wrong can't be read"),
+        (
+            {"README.md": b"---\nconfigs: [{data_files: data/*}]\n---\n", **PLAIN},
+            "the card of dataset own/wrong can't be read",
+        ),
+        ({"README.md": b"---\ndataset_info: {features: 3}\n---\n", **PLAIN}, "the card of dataset own/wrong can't be"),
         ({"README.md": card(a="/etc/passwd"), **PLAIN}, "names files outside the dataset"),
         ({"README.md": card(a="'../../../*'"), **PLAIN}, "names files outside the dataset"),
         ({"README.md": card(a="'file:/etc/passwd'"), **PLAIN}, "names files outside the dataset"),
@@ -232,7 +237,7 @@ def test_a_failing_disk_is_named_and_a_bug_stays_a_bug(hub: Hub, online: Client,
     for client, error in ((online, full), (offline, denied)):
         message = client("own/bug", broken=("huggingface_hub.snapshot_download", error))
         assert f"needs a cache that can be read and written ({error.strerror})" in message
-    for name in ("huggingface_hub.snapshot_download", "datasets.load_dataset", "lmtrain.data.hub.text_row"):
+    for name in ("huggingface_hub.snapshot_download", "lmtrain.data.hub.text_row"):
         for bug in (TypeError("a wrong argument"), KeyError("typo"), ValueError("too many values to unpack")):
             with pytest.raises(type(bug)):
                 online("own/bug", broken=(name, bug))
