@@ -15,8 +15,8 @@ from tqdm import tqdm
 from lmtrain.config.loader import as_overrides
 from lmtrain.config.loader import load as load_config
 from lmtrain.config.schema import Config, DataConfig, RunConfig
+from lmtrain.data.encoding import text_split
 from lmtrain.data.local import text_lines
-from lmtrain.data.prepare import text_split
 from lmtrain.data.tokenizer import Tokenizer, utf8
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError, UsageError

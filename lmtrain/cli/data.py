@@ -43,7 +43,7 @@ def tokenize(
     Downloads the corpus first if it is missing. Does nothing if the ids exist and are unchanged.
     """
     from lmtrain.config.loader import load
-    from lmtrain.data.prepare import prepare_store
+    from lmtrain.data.tokenizing import prepare_store
 
     settings = load(config, with_source(source, overrides))
     store = prepare_store(settings, note=ignore if quiet else note, progress=not quiet)

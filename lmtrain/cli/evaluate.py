@@ -57,8 +57,8 @@ def evaluate(
 
     retain_heap()
     from lmtrain.api.run import load
+    from lmtrain.data.encoding import text_split
     from lmtrain.data.local import file_lines
-    from lmtrain.data.prepare import text_split
     from lmtrain.evaluation.adaptive import settings_used
     from lmtrain.system.memory import enough_memory
 

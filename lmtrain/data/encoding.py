@@ -1,13 +1,16 @@
 """A split's text as token ids, a batch of lines at a time: memory does not grow with the text."""
 
+import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
+from lmtrain.data.splits import Lines, document_starts, write_split
 from lmtrain.data.tokenizer import Tokenizer, pieces
-from lmtrain.storage.files import reading
+from lmtrain.data.tokens import Split
+from lmtrain.storage.files import reading, writing
 
 _BATCH = 512
 """Lines that are encoded at once, by the tokenizers library on all cores."""
@@ -43,3 +46,18 @@ def encode_text(lines: Iterable[str], starts: np.ndarray, tokenizer: Tokenizer) 
         yield np.array(ids, tokenizer.id_type), replaced
     if line:
         yield np.array(document_end, tokenizer.id_type), 0
+
+
+def text_split(lines: Lines, tokenizer: Tokenizer, *, called: str, progress: bool) -> Split:
+    """The split that these lines would be in a corpus, encoded by `tokenizer`: the same ids and the same counts.
+
+    They are written to a temporary folder; the ids are held in memory. Raises LmtrainError when there are no words,
+    which the message says of `called`, and when `lines` does.
+    """
+    temporary = Path(tempfile.gettempdir())
+    with writing(temporary), tempfile.TemporaryDirectory(dir=temporary) as name:
+        folder = Path(name)
+        counts = write_split(folder, "text", lines, progress, called)
+        text = folder / "text.txt"
+        parts, replaced = zip(*encode_text(lines_of(text), document_starts(text), tokenizer), strict=True)
+    return Split(np.concatenate(parts), counts["words"] + counts["lines"], counts["bytes"], sum(replaced))

@@ -11,14 +11,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lmtrain.config.schema import TokenizerConfig
-from lmtrain.data.corpus import Corpus, reject_foreign, undamaged
+from lmtrain.config.schema import Config, TokenizerConfig
+from lmtrain.data.corpus import Corpus, download, reject_foreign, undamaged
 from lmtrain.data.encoding import encode_text, lines_of
 from lmtrain.data.given_tokenizer import load_given
 from lmtrain.data.splits import document_starts
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_choice import resolve
-from lmtrain.data.tokens import FORMAT, TOKENIZER, TokenStore, ids_name, open_store, store_of
+from lmtrain.data.tokens import FORMAT, TOKENIZER, TokenStore, find_store, ids_name, open_store, store_of
 from lmtrain.storage.files import new_folder
 from lmtrain.system.messages import Note
 
@@ -29,6 +29,19 @@ _SPAN = 64 << 20
 CHECKED_CHARACTERS = 16 << 10
 """Text by which a tokenizer that is given is found to restore a text or not, to the end of a line."""
 _STORE_FILE = re.compile(r"(train|valid|test)\.bin|tokenizer\.json")
+
+
+def prepare_store(config: Config, *, trained_on: str | None = None, note: Note, progress: bool) -> TokenStore:
+    """The token store of a configuration; a missing corpus is downloaded first.
+
+    A store of the same text whose hash is `trained_on` is used whatever the configuration of its tokenizer. `note`
+    receives one-line messages. Raises LmtrainError as `download` and `tokenize` do.
+    """
+    corpus = download(config.data, note=note, progress=progress)
+    found = find_store(config.data.dir, trained_on, note) if trained_on is not None else None
+    if found is not None and corpus.sha256 == found.manifest["corpus_sha256"]:
+        return found
+    return tokenize(corpus, config.tokenizer, config.data.dir, note=note, progress=progress)
 
 
 def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: Note, progress: bool) -> TokenStore:

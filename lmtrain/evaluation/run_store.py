@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 
 from lmtrain.config.loader import shown
 from lmtrain.config.schema import Config, TokenizerConfig
-from lmtrain.data.prepare import prepare_store
 from lmtrain.data.sources import KNOWN
+from lmtrain.data.tokenizing import prepare_store
 from lmtrain.data.tokens import TokenStore, find_store
 from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import TrainedWeights

@@ -16,9 +16,9 @@ from lmtrain.config.automatic import MINUTES, automatic
 from lmtrain.config.loader import Source, environment_of, flat, load
 from lmtrain.config.schema import RUN_NAME, Config, DataConfig, TokenizerConfig
 from lmtrain.config.train import BUDGETS
-from lmtrain.data.prepare import prepare_store
 from lmtrain.data.sources import KNOWN
 from lmtrain.data.tokenizer_choice import of_store
+from lmtrain.data.tokenizing import prepare_store
 from lmtrain.data.tokens import TokenStore, find_store
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage import run_checkpoints

@@ -10,8 +10,8 @@ import pytest
 from lmtrain.config.schema import DataConfig
 from lmtrain.data import encoding
 from lmtrain.data.corpus import download
+from lmtrain.data.encoding import text_split
 from lmtrain.data.local import file_lines, text_lines
-from lmtrain.data.prepare import text_split
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError
 from tests.data.helpers import CONFIGS, KINDS, tokenized, write
