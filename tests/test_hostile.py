@@ -211,7 +211,7 @@ def attack(path: Path, seeds: list[bytes], use: Callable[[], None], *, signed: b
     assert {result(path, seed, use, signed=signed) for seed in seeds} == {"accepted"}
     kinds = {result(path, data, use, signed=signed) for data in hostile_inputs(path.name, seeds[0])}
 
-    @settings(max_examples=40, derandomize=True, deadline=None, database=None)
+    @settings(max_examples=40)
     @given(seed=st.sampled_from(seeds), edits=EDITS)
     def search(seed: bytes, edits: list[tuple[int, int, bytes]]) -> None:
         kinds.add(result(path, edited(seed, edits), use, signed=signed))

@@ -33,7 +33,7 @@ TEXTS = st.text() | st.from_regex(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+", full
 
 
 @given(TEXTS, st.lists(TEXTS, min_size=4, max_size=4))
-@settings(max_examples=25, derandomize=True, deadline=None, database=None)
+@settings(max_examples=25)
 def test_any_text_survives_being_written_and_read(text: str, more: list[str]) -> None:
     loaded = Config.model_validate({"data": {"text_column": text}, "train": {"sample_prompts": [text, *more]}})
     assert config.parse(yaml_values.read(config.dump(loaded), "copy"), "copy") == loaded

@@ -27,7 +27,7 @@ def ids_of(store: TokenStore, split: str = "train") -> list[int]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     texts=st.lists(st.lists(st.text("ab é\t<eos>"), min_size=1), min_size=1),
     lines=st.integers(1, 5),

@@ -17,7 +17,7 @@ def cut(folder: Path, lines: Lines) -> dict[str, dict[str, int]]:
     return cut_split(folder, lines, SHARES, "the text", lambda _: None, progress=False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0\n\r\ufeff")), min_size=1))
 def test_any_text_round_trips(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
     lines = [*lines, "word"]

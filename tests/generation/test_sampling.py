@@ -18,7 +18,6 @@ from lmtrain.generation.search import Hypothesis, Rules
 from tests.generation.toy import History, Toy, ends_with
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-thorough = settings(deadline=None, max_examples=100, derandomize=True)
 SAMPLES = 10_000
 PROMPT = (2, 0)
 Text = tuple[int, ...]
@@ -169,7 +168,7 @@ samplings = st.builds(
 )
 
 
-@settings(thorough, max_examples=250)
+@settings(max_examples=250)
 @given(samplings, st.lists(st.integers(-12, 4), min_size=1, max_size=10), st.integers(0, 2), st.randoms())
 def test_filters_equal_their_definition_ties_included(
     sampling: Options, levels: list[int], blocked: int, random: Any
@@ -203,7 +202,6 @@ def sampled(model: Toy, prompts: Sequence[Text], seeds: Sequence[str]) -> list[H
     return sample(*model.start(prompts), model.step, rules, SETTINGS["all"], seeds=seeds, prompts=prompts)
 
 
-@thorough
 @given(
     st.integers(0, 10**6),
     st.lists(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -15,7 +15,6 @@ from lmtrain.generation.search import Hypothesis, Rules
 from tests.generation.toy import ENDS, PROMPTS, History, Toy, ends_with
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-thorough = settings(deadline=None, max_examples=100, derandomize=True)
 GREEDY, PLAIN = Options(), Options(temperature=1.0)
 NARROW = [
     Options(temperature=1.0, top_k=1),
@@ -62,7 +61,6 @@ def problems(draw: st.DrawFn) -> Problem:
     return Problem(model, rules, draw(st.sampled_from([1.0, 1.0, 1.4, 0.7])))
 
 
-@thorough
 @given(problems())
 def test_greedy_takes_the_most_likely_allowed_token_until_the_end(problem: Problem) -> None:
     """The rows of a batch do not depend on each other, and no step is needless."""
@@ -71,7 +69,6 @@ def test_greedy_takes_the_most_likely_allowed_token_until_the_end(problem: Probl
     assert problem.model.steps == max(len(text.ids) for text in found) - 1
 
 
-@thorough
 @given(problems(), st.sampled_from(NARROW))
 def test_sampling_from_one_token_is_greedy(problem: Problem, sampling: Options) -> None:
     assert problem.search(PROMPTS, sampling) == problem.search(PROMPTS)

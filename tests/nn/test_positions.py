@@ -13,7 +13,7 @@ from lmtrain.nn.positions import alibi_bias, alibi_slopes, rotate, rotation, sin
 POSITION = st.integers(0, 100_000)
 OFFSET = st.integers(-1_000, 1_000)
 EVEN = st.integers(1, 32).map(lambda half: 2 * half)
-properties = settings(deadline=None, max_examples=60, derandomize=True)
+properties = settings(max_examples=60)
 
 
 def test_sinusoids_against_the_formula() -> None:
