@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lmtrain.config.schema import TokenizerConfig
+from lmtrain.data.tokenizer import Tokenizer
 from tests.helpers import TINY, Lmtrain
 
 
@@ -148,22 +150,6 @@ def test_eval_finds_the_store_in_the_folder_that_training_used(lmtrain: Lmtrain,
     assert sorted((workdir / "big").rglob("*")) == before
 
 
-def test_a_damaged_best_checkpoint_is_named_or_an_error(lmtrain: Lmtrain, workdir: Path) -> None:
-    found = json.loads(lmtrain("eval", "--json").out)
-    best = workdir / f"runs/sample/checkpoints/step-{found['step']:08d}"
-    path = best / "optimizer.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    for command in (["eval"], ["generate", "x"]):
-        done = lmtrain(*command)
-        assert done.code == 0, done.err
-        assert f"{best.name} may be the best checkpoint and is damaged" in done.err
-        assert "is used instead" in done.err
-        for which in ("best", str(found["step"])):
-            done = lmtrain(*command, "--checkpoint", which)
-            assert (done.code, done.out) == (1, "")
-            assert f"{best.name}/optimizer.safetensors is missing or truncated" in done.err
-
-
 def test_the_environment_sets_what_concerns_evaluation(
     lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,43 +167,18 @@ def test_the_environment_sets_what_concerns_evaluation(
     assert found["run"] == "kept/own"
 
 
-@pytest.mark.parametrize("damage", ["weights", "config", "tokenizer", "foreign", "other shape"])
-def test_a_damaged_or_foreign_run_is_rejected(lmtrain: Lmtrain, workdir: Path, damage: str) -> None:
-    run = workdir / "runs/sample"
-    if damage == "weights":
-        for path in run.glob("checkpoints/*/ema.safetensors"):
-            path.write_bytes(path.read_bytes()[:-1] + b"x")
-    elif damage == "config":
-        (run / "config.yaml").write_text("model: {")
-    elif damage == "tokenizer":
-        (run / "tokenizer.json").write_text("{}")
-    elif damage == "foreign":
-        for path in run.glob("checkpoints/*/manifest.json"):
-            path.write_text(json.dumps({"format": "other"}))
-    else:
-        text = (run / "config.yaml").read_text()
-        (run / "config.yaml").write_text(text.replace("dim: 16", "dim: 32"))
+def test_a_damaged_best_checkpoint_is_named_or_an_error(lmtrain: Lmtrain, workdir: Path) -> None:
+    step = json.loads(lmtrain("eval", "--json").out)["step"]
+    (workdir / f"runs/sample/checkpoints/step-{step:08d}/model.safetensors").write_bytes(b"")
+    for command in (["eval"], ["generate", "x"]):
+        done = lmtrain(*command)
+        assert (done.code, "is used instead" in done.err) == (0, True)
+        assert lmtrain(*command, "--checkpoint", "best").code == 1
+
+
+def test_a_run_with_another_tokenizer_is_rejected(lmtrain: Lmtrain, workdir: Path) -> None:
+    Tokenizer.train(["a b"], TokenizerConfig(kind="word")).save(workdir / "runs/sample/tokenizer.json")
     for command in (["eval"], ["generate", "x"]):
         done = lmtrain(*command)
         assert done.code == 1
-        assert "runs/sample" in done.err
-        assert "Traceback" not in done.err
-
-
-def test_a_corpus_changed_under_a_run_is_rejected(lmtrain: Lmtrain, workdir: Path) -> None:
-    (workdir / "own.txt").write_text("a b c d e f\n" * 200)
-    arguments = ["train", *TINY[1:], "run.name=own", "data.source=own.txt", "--quiet"]
-    assert lmtrain(*arguments).code == 0
-    before = {path: path.read_bytes() for path in workdir.glob("data/own-*/*")}
-    score = lmtrain("eval", "--run", "runs/own", "--json").out
-    (workdir / "own.txt").write_text("a b c d e g\n" * 200)
-    done = lmtrain(*arguments)
-    assert done.code == 1
-    assert "choose another run.name" in done.err
-    assert {path: path.read_bytes() for path in before} == before
-    assert lmtrain("eval", "--run", "runs/own", "--json").out == score
-    for folder in {path.parent for path in before}:
-        shutil.rmtree(folder)
-    done = lmtrain("eval", "--run", "runs/own")
-    assert done.code == 1
-    assert "are not in data" in done.err
+        assert "runs/sample/tokenizer.json is not the tokenizer that" in done.err

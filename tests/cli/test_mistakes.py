@@ -127,14 +127,3 @@ def test_an_output_that_cannot_hold_the_text(lmtrain: Lmtrain, workdir: Path, mo
     done = lmtrain("generate", "né", "-n", "1")
     assert done.code == 1
     assert done.err.endswith("lmtrain: 'é' can't be written in ascii: set PYTHONIOENCODING=utf-8\n")
-
-
-@pytest.mark.parametrize("arguments", [["eval"], ["train", "--profile"]])
-def test_only_training_runs_in_several_processes(
-    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
-) -> None:
-    monkeypatch.setattr("lmtrain.system.launcher.is_distributed", lambda: True)
-    monkeypatch.setattr("lmtrain.system.distributed.report_once", lambda message, say: say(message))
-    done = lmtrain(*arguments)
-    assert done.code == 2
-    assert "runs in one process" in done.err

@@ -2,9 +2,6 @@
 
 import json
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -95,25 +92,6 @@ def test_fields_describes_fields(lmtrain: Lmtrain, prefixes: list[str]) -> None:
     assert names == [name for prefix in prefixes or [""] for name in flat(Config()) if name.startswith(prefix)]
 
 
-@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM")])
-def test_an_interrupted_run_saves_and_says_how_to_resume(workdir: Path, number: int, name: str) -> None:
-    command = [sys.executable, "-m", "lmtrain", "train", *TINY, "run.name=cut", "train.steps=100000"]
-    command += ["train.compile=false"]  # a run this long would compile first
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "step 5 valid" in line:
-                break
-        process.send_signal(number)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    messages = r"(?s)lmtrain: stopping: saving .*\ninterrupted at step \d+; .*: rerun the same command to resume\n"
-    assert re.search(messages, err)
-    state = json.loads((workdir / "runs/cut/state.json").read_text())
-    assert (state["status"], state["signal"]) == ("interrupted", name)
-    assert (workdir / f"runs/cut/checkpoints/step-{state['step']:08d}/manifest.json").is_file()
-
-
 @pytest.mark.parametrize("name", ["...yaml", "-.yaml"])
 def test_a_file_gives_a_run_no_name_that_a_run_may_not_have(lmtrain: Lmtrain, workdir: Path, name: str) -> None:
     (workdir / name).write_text("")
@@ -123,19 +101,3 @@ def test_a_file_gives_a_run_no_name_that_a_run_may_not_have(lmtrain: Lmtrain, wo
     assert f"a run can't be named after {name}" in done.err
     assert "set run.name" in done.err
     assert sorted(workdir.rglob("*")) == before
-
-
-def test_a_full_disk_ends_the_run_and_leaves_the_checkpoints_as_they_were(lmtrain: Lmtrain, workdir: Path) -> None:
-    """A limit on the size of files stands in for the full disk: the kernel rejects the write in the same place."""
-    command = ["train", *TINY, "run.name=full", "train.schedule=constant", "train.warmup=0"]
-    assert lmtrain(*command, "train.steps=5").code == 0
-    before = {path: path.read_bytes() for path in (workdir / "runs/full/checkpoints").rglob("*") if path.is_file()}
-    limited = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); sys.argv[0] = 'lmtrain'; "
-    limited += "from lmtrain.cli.app import main; main()"
-    done = subprocess.run([sys.executable, "-c", limited, *command], capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    assert "File too large" in done.stderr
-    assert "Traceback" not in done.stderr
-    after = {path: path.read_bytes() for path in (workdir / "runs/full/checkpoints").rglob("*") if path.is_file()}
-    assert after == before
