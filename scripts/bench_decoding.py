@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import torch
-from bench_training import SEED, gpt2, random_corpus, recipe_options
+from bench_training import ONLY_STEPS, SEED, gpt2, random_corpus, recipe_options
 from record import RETAINED_HEAP, Row, lmtrain, measure_beside, run_python, seconds
 
 from lmtrain.system.device import choose_device, choose_precision
@@ -34,9 +34,8 @@ def decoding(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     options = [*recipe_options(arguments.recipe), f"model.context={PROMPT + new + 1}", *arguments.overrides]
     options += [*random_corpus(folder, arguments.vocab_size), f"run.dir={folder}", "run.name=run"]
     costs = lmtrain("train", *options, "--dry-run")
-    one_step = ["train.steps=1", "train.epochs=null", "train.tokens=null", "train.max_minutes=null"]
-    one_step += ["train.compile=false"]
-    lmtrain("train", *options, *one_step, "train.sample_prompts=[]", "train.eval_tokens=100", "eval.stride=null", "-q")
+    one_step = ["train.steps=1", *ONLY_STEPS, "train.compile=false", "train.eval_tokens=100", "eval.stride=null"]
+    lmtrain("train", *options, *one_step, "-q")
     model = costs["config"]["model"]
     shape = {name: model[name] for name in ("dim", "layers", "heads")} | {"vocab_size": costs["vocabulary"]}
     rows: list[Row] = []

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from bench_training import load_source, nanogpt, recipe_options, tokens_per_step
-from record import ROOT, Row, commit, lmtrain, measure_beside
+from record import ROOT, Row, commit, lmtrain, measure_beside, train_points
 from torch import Tensor, nn
 
 from lmtrain.data.tokens import open_store
@@ -74,8 +74,7 @@ def measure_lmtrain(checkout: Path, options: list[str]) -> Row:
     """Train a recipe with the version of lmtrain in `checkout`, and score the validation split."""
     run = functools.partial(lmtrain, environment={"PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"})
     costs, trained = run("train", *options, "--dry-run"), run("train", *options)
-    lines = (Path(trained["run"]) / "metrics.jsonl").read_text().splitlines()
-    losses = [(point["minutes"], point["loss"]) for point in map(json.loads, lines) if point["kind"] == "train"]
+    losses = [(point["minutes"], point["loss"]) for point in train_points(trained["run"])]
     scored = run("eval", "--run", trained["run"])
     return {
         "compiled": costs["config"]["train"]["compile"],

@@ -17,12 +17,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import ROOT, Row, lmtrain, measure_beside
+from record import Row, lmtrain, measure_beside, train_points
 
 from lmtrain.system.device import autocast, choose_device, choose_precision, synchronize
 from lmtrain.system.memory import memory_bytes
 
 SEED, WORDS, BLOCKS = 0, 500_000, 5
+ONLY_STEPS = ["train.epochs=null", "train.tokens=null", "train.max_minutes=null", "train.sample_prompts=[]"]
+"""Overrides of a run with a budget in steps that writes no texts."""
 
 
 def training(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
@@ -59,7 +61,7 @@ def training(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
 
 def recipe_options(name: str | None) -> list[str]:
     """`--config` of a recipe."""
-    return ["--config", str(ROOT / "configs" / f"{name}.yaml")] if name else []
+    return ["--config", name] if name else []
 
 
 def tokens_per_step(config: dict[str, Any]) -> int:
@@ -87,13 +89,11 @@ def random_corpus(folder: Path, vocab_size: int) -> list[str]:
 
 def measure_lmtrain(options: list[str], folder: Path, steps: int) -> Row:
     """Train twice `steps`, and take the median of the second half from what the run logged."""
-    budget = [f"train.steps={2 * steps}", "train.epochs=null", "train.tokens=null", "train.max_minutes=null"]
-    quiet = ["train.sample_prompts=[]", f"train.eval_steps={2 * steps}"]
-    quiet += ["train.eval_tokens=500", "eval.stride=null", "train.save_minutes=1000", "train.keep=1"]
+    budget = [f"train.steps={2 * steps}", f"train.eval_steps={2 * steps}", *ONLY_STEPS]
+    quiet = ["train.eval_tokens=500", "eval.stride=null", "train.save_minutes=1000", "train.keep=1"]
     logged = [f"train.log_steps={max(1, steps // BLOCKS)}", f"run.dir={folder}", "run.name=run", "run.seed=0"]
     lmtrain("train", *options, *budget, *quiet, *logged, "-q")
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    points = [point for point in map(json.loads, lines) if point["kind"] == "train"]
+    points = train_points(folder / "run")
     late = [point for point in points if point["step"] > steps]
     return {
         "tokens_per_second": statistics.median(point["tokens_per_second"] for point in late),

@@ -20,21 +20,9 @@ from lmtrain.config.fields import fields
 
 GENERATED = re.compile(r"(<!-- Generated from (\S+) [^\n]*\n).*?(?=\n## |\Z)", re.DOTALL)
 SHOWN = {
-    "recipes": ("method", "tokens", "word_perplexity", "bits_per_byte", "context", "stride", "minutes", "parameters"),
-    "peers": (
-        "minutes",
-        "threads",
-        "program",
-        "precision",
-        "compiled",
-        "dropout",
-        "word_perplexity",
-        "context",
-        "stride",
-        "tokens",
-        "parameters",
-    ),
-    "sweeps": ("overrides", "word_perplexity", "spread", "tokens_per_second", "parameters"),
+    "recipes": "method tokens word_perplexity bits_per_byte context stride minutes parameters",
+    "peers": "minutes threads program precision compiled dropout word_perplexity context stride tokens parameters",
+    "sweeps": "overrides word_perplexity spread tokens_per_second parameters",
 }
 """The columns of a file's tables; all where it is not listed."""
 ORIGIN = ("machine", "date", "commit")
@@ -56,7 +44,7 @@ def tables(source: str) -> str:
     records = sorted(record.read_records(path), key=lambda entry: str(entry["benchmark"]))
     parts = []
     for benchmark, group in groupby(records, key=lambda entry: entry["benchmark"]):
-        parts += _section(benchmark, list(group), SHOWN.get(path.stem))
+        parts += _section(benchmark, list(group), SHOWN[path.stem].split() if path.stem in SHOWN else None)
     return "\n\n".join(parts)
 
 

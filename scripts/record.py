@@ -81,6 +81,12 @@ def lmtrain(*arguments: str | Path, environment: Mapping[str, str] | None = None
     return result
 
 
+def train_points(run: str | Path) -> list[Row]:
+    """What a run has logged of its steps, oldest first."""
+    lines = (Path(run) / "metrics.jsonl").read_text().splitlines()
+    return [point for point in map(json.loads, lines) if point["kind"] == "train"]
+
+
 def measure_beside(script: str, side: Row) -> Any:
     """The JSON in the last line that `python script SIDE` prints: another program's model prints lines of its own."""
     return json.loads(run_python([script, json.dumps(side)], RETAINED_HEAP).splitlines()[-1])
@@ -106,10 +112,12 @@ def write_record(
     device: str = "cpu",
     packages: Sequence[str] = (),
 ) -> Record:
-    """Add a record to `scripts/results/<file>.json`, in place of one of the same command on the same machine."""
-    import torch
+    """Add a record to `scripts/results/<file>.json`, in place of one of the same command on the same machine.
 
+    `device` is what `train.device` may be.
+    """
     from lmtrain.storage.files import write_file
+    from lmtrain.system.device import choose_device
     from lmtrain.system.machine import machine
 
     changed = "+changes" if _git("status", "--porcelain", "lmtrain", "configs") else ""
@@ -118,7 +126,7 @@ def write_record(
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "commit": commit() + changed,
         "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
-        "machine": machine(torch.device(device)) | {"load_average": os.getloadavg()[0]},
+        "machine": machine(choose_device(device)) | {"load_average": os.getloadavg()[0]},
         "versions": {package: version(package) for package in (*PACKAGES, *packages)},
         "seeds": list(seeds),
         **({"settings": settings} if settings else {}),
