@@ -83,21 +83,19 @@ def test_only_the_code_of_exported_models_imports_transformers() -> None:
     assert not any("modeling_lmtrain" in name for path in PACKAGE.rglob("*.py") for name in _imports(path))
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["train", "--help"], ["generate", "-h"], ["export", "-h"], ["--version"]]
-)
-def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys, lmtrain.cli.app\n"
-        f"sys.argv = ['lmtrain', *{arguments!r}]\n"
-        "try: lmtrain.cli.app.main()\n"
-        "except SystemExit: pass\n"
+        "for arguments in ('--help', 'train --help', 'generate -h', 'export -h', '--version'):\n"
+        "    sys.argv = ['lmtrain', *arguments.split()]\n"
+        "    try: lmtrain.cli.app.main()\n"
+        "    except SystemExit: pass\n"
         "heavy = {'torch', 'datasets', 'tokenizers', 'numpy', 'rich', 'yaml', 'transformers'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
-    assert "lmtrain" in done.stdout
+    assert done.stdout.count("Usage: lmtrain") == 4
 
 
 def test_the_versions_of_the_oldest_job_are_not_above_the_pinned_ones() -> None:
