@@ -18,9 +18,9 @@ from hypothesis import settings
 from lmtrain.cli import app as cli
 from lmtrain.config.loader import load
 from lmtrain.config.schema import Config
-from lmtrain.data.corpus import download
-from lmtrain.data.tokenizing import tokenize
+from lmtrain.data.prepare import prepare_store
 from lmtrain.data.tokens import TokenStore
+from lmtrain.system.messages import ignore
 from tests.helpers import TINY, Lmtrain, Result
 
 MEMORY = Path("/dev/shm")
@@ -60,8 +60,7 @@ def tiny(data_dir: Path) -> Config:
 
 @pytest.fixture(scope="session")
 def store(tiny: Config) -> TokenStore:
-    corpus = download(tiny.data, note=lambda message: None, progress=False)
-    return tokenize(corpus, tiny.tokenizer, tiny.data.dir, note=lambda message: None, progress=False)
+    return prepare_store(tiny, note=ignore, progress=False)
 
 
 @pytest.fixture

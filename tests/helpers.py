@@ -122,6 +122,13 @@ def read(folder: Path) -> Content:
     return content(checkpoint.load(folder))
 
 
+def flip_bit(path: Path, place: int = -1) -> None:
+    """Damage a file."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
 def default_interrupts() -> None:
     """For the start of a child: a shell's background jobs ignore Ctrl-C, and so would their children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

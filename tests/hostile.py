@@ -16,6 +16,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.storage.files import MANIFEST, sha256_bytes
 from lmtrain.system.messages import ignore
 from lmtrain.training.loop import fit
+from tests.helpers import TINY
 
 FRAGMENTS = [
     *(b"0", b"-1", b"1e400", b"NaN", b"null", b"true", b"[", b"]", b"{", b"}", b'"', b":", b",", b"\n", b"\r\n", b"\0"),
@@ -33,22 +34,17 @@ ODD_VALUES: list[Any] = [
 ]
 
 SMALL = [
+    *TINY,
     "data.sample_tokens=1000",
     "tokenizer.kind=byte",
     "model.context=8",
     "model.dim=4",
-    "model.layers=1",
     "model.heads=1",
-    "train.threads=1",
-    "train.device=cpu",
-    "train.precision=fp32",
     "train.batch_size=2",
     "train.steps=2",
     "train.eval_steps=1",
     "train.eval_tokens=20",
-    "train.ema=0.9",
     "train.sample_tokens=1",
-    "eval.batch_size=256",
     "eval.stride=8",
 ]
 """Overrides for the smallest run that has every file of a run."""

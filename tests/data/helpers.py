@@ -1,4 +1,4 @@
-"""Corpora and token stores of a few lines, and damage to files, shared by the tests of the data package."""
+"""Corpora and token stores of a few lines, shared by the tests of the data package."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -78,10 +78,3 @@ def starts(corpus: Corpus, split: str) -> list[int]:
     """The lines at which the documents of a split start."""
     found: list[int] = np.load(corpus.folder / f"{split}.docs.npy").tolist()
     return found
-
-
-def flip(path: Path, position: int) -> None:
-    """Change one bit of a file."""
-    content = bytearray(path.read_bytes())
-    content[position] ^= 1
-    path.write_bytes(content)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from lmtrain.config.schema import Config
-from lmtrain.data.corpus import download
-from lmtrain.data.tokenizing import tokenize
+from lmtrain.data.prepare import prepare_store
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.run_store import check_same_corpus
@@ -60,9 +59,7 @@ def test_another_tokenizer_and_another_corpus_are_rejected(
     tiny: Config, store: TokenStore, first: Path, tmp_path: Path
 ) -> None:
     config = change(tiny, **LOGGED, tokenizer__kind="byte")
-    corpus = download(config.data, note=ignore, progress=False)
-    bytes_store = tokenize(corpus, config.tokenizer, config.data.dir, note=ignore, progress=False)
-    run(config, bytes_store, tmp_path / "other")
+    run(config, prepare_store(config, note=ignore, progress=False), tmp_path / "other")
     remedy = rf"train it again with tokenizer\.file={first}/tokenizer\.json"
     with pytest.raises(LmtrainError, match=f"have different tokenizers, .* {remedy}"):
         load(first, tmp_path / "other")

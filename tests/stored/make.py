@@ -15,8 +15,7 @@ import torch
 import lmtrain
 from lmtrain.config.loader import load
 from lmtrain.config.schema import Config
-from lmtrain.data.corpus import download
-from lmtrain.data.tokenizing import tokenize
+from lmtrain.data.prepare import prepare_store
 from lmtrain.data.tokens import TokenStore
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.training.loop import fit
@@ -49,8 +48,7 @@ def example() -> tuple[Config, TokenStore]:
     """The configuration, and its data in the working directory."""
     Path("text.txt").write_text(TEXT)
     config = load(None, OVERRIDES, {})
-    corpus = download(config.data)
-    return config, tokenize(corpus, config.tokenizer, config.data.dir, note=print, progress=False)
+    return config, prepare_store(config, note=print, progress=False)
 
 
 def loss(run_dir: Path) -> float:

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from lmtrain.config.schema import Config
-from lmtrain.data.corpus import download
-from lmtrain.data.tokenizing import tokenize
+from lmtrain.data.prepare import prepare_store
 from lmtrain.data.tokens import TokenStore
 from lmtrain.system.messages import ignore
 from lmtrain.training import loop, state
@@ -35,8 +34,7 @@ def little(tiny: Config) -> Config:
 
 @pytest.fixture(scope="session")
 def little_store(little: Config) -> TokenStore:
-    corpus = download(little.data, note=ignore, progress=False)
-    return tokenize(corpus, little.tokenizer, little.data.dir, note=ignore, progress=False)
+    return prepare_store(little, note=ignore, progress=False)
 
 
 @pytest.fixture(scope="session")

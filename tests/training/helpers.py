@@ -130,12 +130,5 @@ def curves(run_dir: Path) -> list[Any]:
     return [*logged(run_dir), *shown]
 
 
-def flip_bit(path: Path, place: int = -1) -> None:
-    """Damage a file."""
-    content = bytearray(path.read_bytes())
-    content[place] ^= 1
-    path.write_bytes(content)
-
-
 def cpu() -> torch.device:
     return torch.device("cpu")

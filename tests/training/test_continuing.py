@@ -17,7 +17,8 @@ from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.training import state
 from lmtrain.training.saving import Saver
-from tests.training.helpers import change, curves, flip_bit, last_hash, logged, run, run_state, verified_steps
+from tests.helpers import flip_bit
+from tests.training.helpers import change, curves, last_hash, logged, run, run_state, verified_steps
 from tests.training.resuming import copied_for_every_kill
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -7,8 +7,7 @@ import pytest
 
 from lmtrain.config.loader import flat, load
 from lmtrain.config.schema import CHANGEABLE_FIELDS, Config
-from lmtrain.data.corpus import download
-from lmtrain.data.tokenizing import tokenize
+from lmtrain.data.prepare import prepare_store
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
@@ -91,7 +90,7 @@ def test_a_changed_word_of_the_text_is_rejected(tmp_path: Path, kind: str, word:
 
     def store_of(content: str) -> TokenStore:
         text.write_text(content)
-        return tokenize(download(config.data), config.tokenizer, config.data.dir, note=ignore, progress=False)
+        return prepare_store(config, note=ignore, progress=False)
 
     found = begun(config, store_of(TEXT), run_dir)
     place = TEXT.index("rat", 400)

@@ -25,10 +25,10 @@ from lmtrain.training.loop import train_step
 from lmtrain.training.optim import optimizer_tensors, update_ema
 from lmtrain.training.state import Training
 from lmtrain.training.validation import evaluate_and_show
+from tests.helpers import flip_bit
 from tests.training.helpers import (
     change,
     cpu,
-    flip_bit,
     last_hash,
     metrics,
     run,

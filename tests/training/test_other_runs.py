@@ -17,8 +17,8 @@ from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints
 from lmtrain.training.other_runs import check_other_runs
 from lmtrain.training.state import load_initial_weights
-from tests.helpers import Lmtrain
-from tests.training.helpers import change, flip_bit, last_hash, run, start
+from tests.helpers import Lmtrain, flip_bit
+from tests.training.helpers import change, last_hash, run, start
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -25,8 +25,8 @@ from lmtrain.system.device import lacks_to_compile
 from lmtrain.training import loop, state, validation
 from lmtrain.training.loop import train_step
 from lmtrain.training.state import Training
-from tests.helpers import Child
-from tests.training.helpers import LOGGED, change, cpu, curves, flip_bit, last_hash, run, worsen
+from tests.helpers import Child, flip_bit
+from tests.training.helpers import LOGGED, change, cpu, curves, last_hash, run, worsen
 from tests.training.resuming import BATCH, MATRIX, SMALL, begin, copied_for_every_kill, departures, refer
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,7 +13,7 @@ from lmtrain.system import disk
 from lmtrain.system.process_group import SINGLE_PROCESS
 from lmtrain.training import saving
 from lmtrain.training.saving import Saver, abort
-from tests.training.helpers import flip_bit
+from tests.helpers import flip_bit
 
 
 def state(value: float) -> checkpoint.Tensors:
