@@ -41,7 +41,7 @@ WINDOWED_VARIANTS: list[dict[str, object]] = [
 ]
 PLAIN: list[dict[str, object]] = [
     {"position": position, "pool_query": query, "qk_norm": position == "rotary"}
-    for position, query in itertools.product(POSITIONS, QUERIES)
+    for position, query in zip(POSITIONS, itertools.cycle(QUERIES), strict=False)
 ]
 WINDOWED_PLAIN: list[dict[str, object]] = [{**fields, "mode": "windowed"} for fields in PLAIN]
 

@@ -45,13 +45,12 @@ def reencoded(model: LanguageModel, text: Tensor, pads: Sequence[int]) -> Tensor
     return found.view(-1, len(pads), VOCABULARY)
 
 
-@pytest.fixture(params=[256, 2], ids=["large", "growing"])
-def capacity(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """States whose memory has room for the context's twelve tokens, and such whose memory grows on the way to them."""
-    monkeypatch.setattr("lmtrain.model.decoding_state.SMALLEST_CAPACITY", request.param)
+@pytest.fixture
+def growing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States whose memory grows on the way to the context's twelve tokens, as it does on the way to 256."""
+    monkeypatch.setattr("lmtrain.model.decoding_state.SMALLEST_CAPACITY", 2)
 
 
-every_capacity = pytest.mark.usefixtures("capacity")
 every_padding = pytest.mark.parametrize("pads", [(0, 2, 4), (0, 0, 0)], ids=["ragged", "uniform"])
 
 
@@ -67,7 +66,7 @@ def assert_steps_equal_reencoding(fields: dict[str, object], pads: tuple[int, ..
         log_probs, state = model.step(state, text[order, t])
 
 
-@every_capacity
+@pytest.mark.usefixtures("growing")
 @every_padding
 @pytest.mark.parametrize("fields", [*VARIANTS, *PLAIN], ids=str)
 def test_steps_equal_reencoding_the_window_over_three_contexts(
@@ -83,7 +82,7 @@ def test_windowed_steps_equal_reencoding_the_window(fields: dict[str, object], p
     assert_steps_equal_reencoding(fields, pads)
 
 
-@every_capacity
+@pytest.mark.usefixtures("growing")
 @pytest.mark.parametrize(("mode", "context"), [*itertools.product(("causal", "windowed"), (1, 2, 3))])
 def test_tiny_contexts(mode: str, context: int) -> None:
     model, text = build(mode=mode, context=context), tokens(1, 10)
@@ -102,7 +101,7 @@ def test_long_prompts_keep_their_end(mode: str) -> None:
     torch.testing.assert_close(log_probs[1], predict(model, text[1, -12:].tolist()), atol=1e-5, rtol=1e-5)
 
 
-@every_capacity
+@pytest.mark.usefixtures("growing")
 @pytest.mark.parametrize(("mode", "query"), [*itertools.product(("causal", "windowed"), QUERIES)])
 def test_select_reorders_repeats_and_drops_rows(mode: str, query: str) -> None:
     model, text = build(mode=mode, pool_query=query), tokens(3, 60)
@@ -117,7 +116,6 @@ def test_select_reorders_repeats_and_drops_rows(mode: str, query: str) -> None:
         torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=1e-5)
 
 
-@every_capacity
 def test_selecting_only_the_shorter_rows_of_a_full_cache() -> None:
     model, text = build(), tokens(2, 13)
     _, state = model.start(text[:, :12], torch.arange(12) >= torch.tensor([[0], [6]]))
@@ -136,7 +134,7 @@ def test_decoding_is_normalized_and_records_no_graph() -> None:
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2))
 
 
-@every_capacity
+@pytest.mark.usefixtures("growing")
 def test_decoding_under_autocast_is_close() -> None:
     model, text = build(dim=32), tokens(2, 30)
     _, exact = model.start(text[:, :5])

@@ -4,7 +4,6 @@ Shapes: B rows, H heads, T positions (Tm of a memory), D the width.
 """
 
 from collections.abc import Callable
-from itertools import product
 from typing import Literal
 
 import pytest
@@ -16,9 +15,9 @@ from lmtrain.nn.blocks import Activation, DecoderBlock, EncoderBlock, FeedForwar
 from lmtrain.nn.patterns import CAUSAL, FULL
 
 B, T, TM, D, H = 3, 7, 5, 16, 4
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+TOLERANCE = 1e-10
+"""Everything is computed in float64."""
 
-DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 Read = Callable[[Tensor], Tensor]
 
 
@@ -80,17 +79,17 @@ def of_block(kind: str, theirs: nn.Module, read: Read) -> dict[str, Tensor]:
     return found
 
 
-def randomize(module: nn.Module, dtype: torch.dtype) -> None:
+def randomize(module: nn.Module) -> None:
     """Torch starts gains at 1, where a wrong one would not show."""
-    module.to(dtype)
+    module.double()
     for name, parameter in module.named_parameters():
         around = 1.0 if "norm" in name and name.endswith("weight") else 0.0
         nn.init.normal_(parameter, mean=around, std=0.25)
 
 
-def load(ours: nn.Module, tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
+def load(ours: nn.Module, tensors: dict[str, Tensor]) -> None:
     """A LayerNorm of torch's without bias is ours with a bias of zero; nothing else may be missing."""
-    missing, unexpected = ours.to(dtype).load_state_dict(tensors, strict=False)
+    missing, unexpected = ours.double().load_state_dict(tensors, strict=False)
     assert not unexpected
     assert all(name.endswith("norm.bias") for name in missing)
 
@@ -104,21 +103,20 @@ def assert_same(
     *inputs: Tensor,
 ) -> None:
     """Both modules on these inputs: the same outputs, and the same gradients of all inputs and weights."""
-    tolerance = TOLERANCE[inputs[0].dtype]
-    load(ours, names(value_of), inputs[0].dtype)
+    load(ours, names(value_of))
     results, slopes = [], []
     for call in (call_ours, call_theirs):
         leaves = [x.clone().requires_grad_() for x in inputs]
         result = call(*leaves)
-        torch.autograd.backward(result, torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view_as(result))
+        torch.autograd.backward(result, torch.linspace(-1, 1, result.numel()).double().view_as(result))
         results.append(result)
         slopes.append([gradient_of(leaf) for leaf in leaves])
-    torch.testing.assert_close(*results, atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(*slopes, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(*results, atol=TOLERANCE, rtol=TOLERANCE)
+    torch.testing.assert_close(*slopes, atol=TOLERANCE, rtol=TOLERANCE)
     expected = names(gradient_of)
     actual = {name: gradient_of(p) for name, p in ours.named_parameters() if name in expected}
     assert len(actual) == len(expected)
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def ragged(length: int) -> Tensor:
@@ -137,14 +135,14 @@ Masking = Literal["none", "padding", "bool", "padding+bool", "float", "float per
 MASKINGS: list[Masking] = ["none", "padding", "bool", "padding+bool", "float", "float per row and head"]
 
 
-def masks(masking: Masking, queries: int, keys: int, dtype: torch.dtype) -> tuple[Tensor | None, dict[str, Tensor]]:
+def masks(masking: Masking, queries: int, keys: int) -> tuple[Tensor | None, dict[str, Tensor]]:
     """The same mask for us and for torch, whose bool masks say what is forbidden."""
     valid, hidden = ragged(keys), forbidden(queries, keys)
     if masking == "float":
-        scores = torch.randn(queries, keys, dtype=dtype)
+        scores = torch.randn(queries, keys, dtype=torch.float64)
         return scores, {"attn_mask": scores}
     if masking == "float per row and head":
-        scores = torch.randn(B, H, queries, keys, dtype=dtype)
+        scores = torch.randn(B, H, queries, keys, dtype=torch.float64)
         return scores, {"attn_mask": scores.flatten(0, 1)}
     if masking == "padding":
         return padding_mask(valid), {"key_padding_mask": ~valid}
@@ -155,23 +153,22 @@ def masks(masking: Masking, queries: int, keys: int, dtype: torch.dtype) -> tupl
     return None, {}
 
 
-@DTYPES
 @pytest.mark.parametrize("masking", MASKINGS)
 @pytest.mark.parametrize("width", [None, 10], ids=["self", "cross"])
-def test_multi_head_attention(width: int | None, masking: Masking, dtype: torch.dtype) -> None:
+def test_multi_head_attention(width: int | None, masking: Masking) -> None:
     torch.manual_seed(0)
     theirs = nn.MultiheadAttention(D, H, bias=False, kdim=width, vdim=width, batch_first=True)
-    randomize(theirs, dtype)
+    randomize(theirs)
     ours = CrossAttention(D, H, key_dim=width) if width else SelfAttention(D, H)
-    inputs = [torch.randn(B, T, D, dtype=dtype), *([torch.randn(B, TM, width, dtype=dtype)] if width else [])]
-    our_mask, their_masks = masks(masking, T, TM if width else T, dtype)
+    inputs = [torch.randn(B, T, D).double(), *([torch.randn(B, TM, width).double()] if width else [])]
+    our_mask, their_masks = masks(masking, T, TM if width else T)
 
     def call_theirs(query: Tensor, memory: Tensor | None = None) -> Tensor:
         memory = query if memory is None else memory
         result, weights = theirs(query, memory, memory, average_attn_weights=False, **their_masks)
         if isinstance(ours, CrossAttention):
             found = ours.with_weights(query, memory, mask=our_mask)[1]
-            torch.testing.assert_close(found, weights, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+            torch.testing.assert_close(found, weights, atol=TOLERANCE, rtol=TOLERANCE)
         attended: Tensor = result
         return attended
 
@@ -185,24 +182,21 @@ def test_multi_head_attention(width: int | None, masking: Masking, dtype: torch.
     )
 
 
-@DTYPES
-@pytest.mark.parametrize(("norm_position", "activation"), [*product(("pre", "post"), ("relu", "gelu"))])
+@pytest.mark.parametrize(("norm_position", "activation"), [("pre", "gelu"), ("post", "relu")])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("kind", PARTS)
-def test_block(
-    kind: str, causal: bool, norm_position: NormPosition, activation: Activation, dtype: torch.dtype
-) -> None:
+def test_block(kind: str, causal: bool, norm_position: NormPosition, activation: Activation) -> None:
     torch.manual_seed(0)
     make_theirs = nn.TransformerEncoderLayer if kind == "encoder" else nn.TransformerDecoderLayer
     theirs = make_theirs(D, H, 3 * D, 0.0, activation, batch_first=True, norm_first=norm_position == "pre", bias=False)
-    randomize(theirs, dtype)
+    randomize(theirs)
     self_attention = SelfAttention(D, H, pattern=CAUSAL if causal else FULL)
     feed_forward = FeedForward(D, 3 * D, activation)
     options: ResidualOptions = {"norm_kind": "layer", "norm_position": norm_position}
     valid, valid_memory = ragged(T), ragged(TM)
     future = torch.ones(T, T, dtype=torch.bool).triu(1) if causal else None
     ours: nn.Module
-    inputs, their_masks = [torch.randn(B, T, D, dtype=dtype)], {}
+    inputs, their_masks = [torch.randn(B, T, D).double()], {}
     our_masks = {"mask": padding_mask(valid)}
     if kind == "encoder":
         ours = EncoderBlock(D, self_attention, feed_forward, **options)
@@ -211,7 +205,7 @@ def test_block(
         ours = DecoderBlock(D, self_attention, CrossAttention(D, H), feed_forward, **options)
         our_masks["memory_mask"] = padding_mask(valid_memory)
         their_masks = {"tgt_mask": future, "tgt_key_padding_mask": ~valid, "memory_key_padding_mask": ~valid_memory}
-        inputs.append(torch.randn(B, TM, D, dtype=dtype))
+        inputs.append(torch.randn(B, TM, D).double())
     assert_same(
         ours,
         theirs,

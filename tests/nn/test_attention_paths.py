@@ -26,16 +26,15 @@ def assert_same(result: Tensor, expected: Tensor, leaves: list[Tensor], toleranc
 
 @every_sparse_pattern
 @pytest.mark.parametrize("kind", ["none", "float", "bool", "padding"])
-@pytest.mark.parametrize("length", [dot_product.LONG + 1, LONG])
-def test_long_rows_equal_dense(pattern: Pattern, kind: str, length: int) -> None:
-    leaves = query, key, value = random_qkv(length)
-    hidden = torch.rand(1, 2, length, length) < 0.5
-    padding = (torch.arange(length) >= BLOCK + 7)[None]  # the first block, and its queries, have no key
-    mask = {"none": None, "float": alibi(length), "bool": ~hidden, "padding": padding_mask(padding)}[kind]
+def test_long_rows_equal_dense(pattern: Pattern, kind: str) -> None:
+    leaves = query, key, value = random_qkv(LONG)
+    hidden = torch.rand(1, 2, LONG, LONG) < 0.5
+    padding = (torch.arange(LONG) >= BLOCK + 7)[None]  # the first block, and its queries, have no key
+    mask = {"none": None, "float": alibi(LONG), "bool": ~hidden, "padding": padding_mask(padding)}[kind]
     # The reference: the pattern as a mask only, which the dense path takes as it is.
-    allowed = pattern.mask(length, length, torch.device("cpu"))
+    allowed = pattern.mask(LONG, LONG, torch.device("cpu"))
     if kind == "float":
-        dense = alibi(length).masked_fill(~allowed, float("-inf"))
+        dense = alibi(LONG).masked_fill(~allowed, float("-inf"))
     else:
         dense = allowed if mask is None else allowed & mask
     expected = attend(query, key, value, dense, scale=0.9)
@@ -44,7 +43,7 @@ def test_long_rows_equal_dense(pattern: Pattern, kind: str, length: int) -> None
 
 @pytest.mark.parametrize("window", [1, BLOCK, BLOCK + 1, LONG // 2])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("length", [5 * BLOCK, LONG])
+@pytest.mark.parametrize("length", [dot_product.LONG + 1, 5 * BLOCK, LONG])
 def test_local_attention_in_blocks_equals_dense(window: int, causal: bool, length: int) -> None:
     leaves = query, key, value = random_qkv(length, rows=2)
     pattern = Pattern(causal=causal, window=window)

@@ -103,8 +103,7 @@ def test_sizes_below_one_are_rejected(wrong: int) -> None:
 
 
 @every_pattern
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("scale", [None, 0.9])
+@pytest.mark.parametrize(("biased", "scale"), [(False, None), (True, 0.9)])
 def test_attend_equals_a_loop_of_softmaxes(pattern: Pattern, biased: bool, scale: float | None) -> None:
     query, key, value = (x.detach() for x in random_qkv(9, rows=2))
     bias = alibi(9) if biased else None
@@ -124,8 +123,7 @@ def test_bool_mask_and_pattern_combine_and_an_empty_row_gives_zeros(pattern: Pat
 
 
 @every_pattern
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("queries", [1, 4, 30])
+@pytest.mark.parametrize(("queries", "gradients"), [(1, False), (1, True), (4, True), (30, True)])
 def test_queries_and_keys_of_different_number(pattern: Pattern, queries: int, gradients: bool) -> None:
     query = random_qkv(queries)[0].detach()
     key, value = (x.detach() for x in random_qkv(9)[1:])

@@ -90,8 +90,7 @@ def test_encoder_and_decoder_end_with_a_norm(position: NormPosition, kind: NormK
     assert len(norms) == 4 + 6 + 2 * (position == "pre")
 
 
-@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
-@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize(("copy", "bf16"), [(False, False), (True, True)])
 @pytest.mark.parametrize("attention", ["softmax", "monotonic", "location"])
 @pytest.mark.parametrize("kind", ["seq2seq", "predicted", "fixed"])
 def test_gradients_reach_every_parameter(

@@ -1,7 +1,6 @@
 """The tests of resuming: a reference run, the comparison of a resumed run with it, and copies for every kill."""
 
 import dataclasses
-import itertools
 import json
 import random
 import shutil
@@ -45,7 +44,7 @@ MATRIX: dict[str, dict[str, Any]] = {
         "train__ema": ema,
         "train__micro_batch": BATCH // micros,
     }
-    for precision, ema, micros in itertools.product(("fp32", "bf16", "fp16"), (0.9, None), (1, 3))
+    for precision, ema, micros in (("fp32", 0.9, 1), ("bf16", None, 3), ("fp16", 0.9, 1), ("fp16", None, 3))
 }
 MATRIX |= {
     "token noise": {"train__token_noise": 0.3, "train__micro_batch": BATCH // 3},
@@ -59,7 +58,6 @@ MATRIX |= {
         "train__precision": "fp16",
         "train__micro_batch": BATCH // 3,
     },
-    "muon, bf16": {"train__optimizer": "muon", "train__precision": "bf16"},
 }
 
 

@@ -31,9 +31,8 @@ LEARNING = {
     "train__lr": 0.005,
     "train__ema": None,
 }
-CAUSAL = [("full", "local", "strided", "compressed", "linear"), ("global",), ("local+global",)]
-WINDOWED = [*CAUSAL, ("linformer", "induced")]
-"""The kinds of attention of the layers of each run: every kind is in one, those with global tokens by themselves."""
+EVERYWHERE = ("full", "local", "strided", "compressed", "linear")
+"""The kinds of attention of the layers of a run; those with global tokens are by themselves."""
 
 
 def layered(kinds: tuple[str, ...]) -> dict[str, object]:
@@ -43,10 +42,9 @@ def layered(kinds: tuple[str, ...]) -> dict[str, object]:
 @pytest.mark.parametrize(
     "fields",
     [
-        *(layered(kinds) for kinds in CAUSAL),
-        *(layered(kinds) | {"model__mode": "windowed", "model__position": "learned"} for kinds in WINDOWED),
-        {"model__norm_position": "post"},
-        {"model__output": "adaptive", "model__copy": True},
+        layered(EVERYWHERE),
+        layered(("local+global",)) | {"model__norm_position": "post"},
+        layered((*EVERYWHERE, "linformer", "induced")) | {"model__mode": "windowed", "model__position": "learned"},
         {"model__output": "adaptive", "model__mode": "windowed", "model__copy": True},
     ],
     ids=str,
