@@ -15,16 +15,15 @@ from lmtrain.generation.search import IsEnd, never
 class History:
     """The toy model's state: all that each row has read. A row in the wrong place predicts something else.
 
-    A state that was used, by a step or a selection, can't be used again. `broken`: it ignores selections.
+    A state that was used, by a step or a selection, can't be used again.
     """
 
     rows: list[tuple[int, ...]]
-    broken: bool = False
     used: bool = False
 
     def select(self, index: Tensor) -> "History":
         self.use()
-        return History([self.rows[0 if self.broken else i] for i in index.tolist()], self.broken)
+        return History([self.rows[i] for i in index.tolist()])
 
     def use(self) -> None:
         assert not self.used, "a state was used twice"
@@ -57,15 +56,15 @@ class Toy:
             self.known[key] = log_probs.float()
         return self.known[key]
 
-    def start(self, prompts: Sequence[Sequence[int]], broken: bool = False) -> tuple[Tensor, History]:
+    def start(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, History]:
         rows = [tuple(prompt) for prompt in prompts]
-        return torch.stack([self.predict(row) for row in rows]), History(rows, broken)
+        return torch.stack([self.predict(row) for row in rows]), History(rows)
 
     def step(self, state: History, tokens: Tensor) -> tuple[Tensor, History]:
         state.use()
         self.steps += 1
         rows = [(*row, token) for row, token in zip(state.rows, tokens.tolist(), strict=True)]
-        return torch.stack([self.predict(row) for row in rows]), History(rows, state.broken)
+        return torch.stack([self.predict(row) for row in rows]), History(rows)
 
     def score_tokens(self, prompt: Sequence[int], ids: Sequence[int]) -> list[float]:
         """log p of each id after the prompt and the ids before it."""

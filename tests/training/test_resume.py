@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,18 +21,29 @@ from lmtrain.errors import LmtrainError
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
+from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.system import disk
 from lmtrain.system.device import lacks_to_compile
 from lmtrain.training import loop, state, validation
+from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.loop import train_step
-from lmtrain.training.state import Training
+from lmtrain.training.state import Training, restore
 from tests.helpers import Child, flip_bit
 from tests.training.helpers import LOGGED, change, cpu, curves, last_hash, run, worsen
-from tests.training.resuming import BATCH, MATRIX, SMALL, begin, copied_for_every_kill, departures, refer
+from tests.training.resuming import BATCH, MATRIX, SMALL, Reference, begin, copied_for_every_kill, departures, refer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 EPOCHS, MORE = 2, 5
+CUT = 7
+FRESH = dataclasses.asdict(Counters(scaler=torch.amp.GradScaler("cpu").state_dict()))
+ITEMS = (
+    "model/embedding.weight",
+    *(f"optimizer/embedding.weight/{entry}" for entry in ("exp_avg", "exp_avg_sq", "step")),
+    "ema/embedding.weight",
+    *(f"counters/{name}" for name in FRESH),
+)
+"""Of the state of a training."""
 
 
 @pytest.mark.parametrize("variant", MATRIX)
@@ -240,6 +252,53 @@ def test_a_field_that_was_removed_and_another_micro_batch_are_reported(
         r"train\.scheduled_sampling=0\.2: the field was removed: .*; the run is resumed without it", notes[0]
     )
     assert notes[1] == "1 windows per micro-batch instead of 2: the results will not be equal bit for bit"
+
+
+@pytest.fixture
+def reference(little: Config, little_store: TokenStore, tmp_path: Path) -> Reference:
+    """A run in which every item of the state differs from that of a new one."""
+    config = change(little, **SMALL | MATRIX["fp16, ema, 1 micro-batch"], train__steps=12)
+    return refer(config, little_store, tmp_path, CUT)
+
+
+def without(found: Checkpoint, item: str) -> Checkpoint:
+    """The checkpoint with one item as in a new run, or zero."""
+    group, _, name = item.partition("/")
+    if group == "counters":
+        counters = found.info["counters"] | {name: FRESH[name]}
+        return dataclasses.replace(found, info=found.info | {"counters": counters})
+    zeros = {name: torch.zeros(found.tensors[group][name].shape)}
+    tensors: Any = {**found.tensors, group: {**found.tensors[group], **zeros}}
+    return dataclasses.replace(found, tensors=tensors)
+
+
+def test_an_item_that_is_not_restored_is_detected(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+    for item in ITEMS:
+        monkeypatch.setattr(
+            state, "restore", lambda training, found, item=item: restore(training, without(found, item))
+        )
+        assert departures(reference, CUT) == [f"at once: {item}"]
+
+
+@pytest.mark.parametrize("item", ["model", "optimizer", "ema", "scaler"])
+def test_a_checkpoint_without_an_item_is_rejected(reference: Reference, item: str) -> None:
+    found = checkpoint.load(reference.folders[CUT - 1])
+    tensors: Any = {group: named if group != item else {} for group, named in found.tensors.items()}
+    counters = {name: value for name, value in found.info["counters"].items() if name != item}
+    damaged = dataclasses.replace(found, tensors=tensors, info=found.info | {"counters": counters})
+    with pytest.raises(LmtrainError, match="does not fit"):
+        restore(begin(reference.config, reference.store), damaged)
+
+
+def test_out_of_memory_is_not_called_a_checkpoint_that_does_not_fit(
+    reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(state, "copy_all", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        restore(begin(reference.config, reference.store), checkpoint.load(reference.folders[CUT - 1]))
 
 
 @pytest.mark.gpu
