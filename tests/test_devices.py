@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch._dynamo  # keeps functions of torch in tables, so it must see them before they are replaced here
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lmtrain.config.schema import ModelConfig
 from lmtrain.model.language_model import LanguageModel
@@ -58,11 +58,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("name", MODELS | WINDOWED)
-def test_the_loss_and_the_gradients_are_on_the_device_of_the_input(name: str, training: bool) -> None:
+def test_the_loss_and_the_gradients_are_on_the_device_of_the_input(name: str) -> None:
     dropout = {"dropout": 0.1, "input_dropout": 0.1, "output_dropout": 0.1, "attention_dropout": 0.1}
-    model = on_device((MODELS | WINDOWED)[name] | dropout).train(training)
+    model = on_device((MODELS | WINDOWED)[name] | dropout).train()
     nats = model(ids(2, 16), ids(2) if name in WINDOWED else ids(2, 16))
     nats.sum().backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -78,10 +77,3 @@ def test_a_decoding_step_is_on_the_device_of_the_input(name: str) -> None:
         for _ in range(2):
             log_probs, state = model.step(state, ids(2))
     assert log_probs.device == DEVICE
-
-
-def test_a_tensor_on_another_device_and_a_value_read_by_the_host_are_errors() -> None:
-    with pytest.raises(RuntimeError, match="device"):
-        torch.zeros(2, device=DEVICE) + torch.zeros(2)
-    with pytest.raises(DataDependentOutputException):
-        torch.zeros(2, device=DEVICE).sum().item()

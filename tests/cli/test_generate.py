@@ -84,17 +84,6 @@ def test_a_printed_seed_repeats_the_text_and_explicit_options_are_the_defaults(l
     assert greedy.out == lmtrain(*arguments, "--temperature", "0").out == lmtrain(*arguments, "--top-k", "1").out
 
 
-def test_many_prompts_in_batches(lmtrain: Lmtrain, workdir: Path) -> None:
-    prompts = ["The river", "A", "the town of the river of the town of the river", "In 1950 , the"]
-    (workdir / "many.txt").write_text("\n".join(prompts))
-    arguments = ["generate", "--prompts", "many.txt", "-n", "20", "--json", *EXACT, "--seed", "0"]
-    one, three = (
-        [json.loads(line) for line in lmtrain(*arguments, "--batch-size", size).out.splitlines()] for size in "13"
-    )
-    assert [(result["id"], result["prompt"]) for result in one] == list(enumerate(prompts, start=1))
-    assert [result["completions"][0]["ids"] for result in one] == [result["completions"][0]["ids"] for result in three]
-
-
 def test_prompts_from_json_lines_and_standard_input(
     lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,14 +116,6 @@ def test_results_come_before_the_next_prompts_are_read(workdir: Path) -> None:
         process.stdin.close()
         assert process.wait(60) == 1
         assert process.stderr.read() == b""  # a pipe that nobody reads any more is no news
-
-
-def test_text_is_detokenized_unless_raw(lmtrain: Lmtrain, workdir: Path) -> None:
-    arguments = ["generate", "The river , a", "-n", "1", "--greedy", "--json"]
-    plain, raw = (json.loads(lmtrain(*arguments, *options).out) for options in ([], ["--raw"]))
-    assert plain["completions"][0]["ids"] == raw["completions"][0]["ids"]
-    assert lmtrain(*arguments[:-1]).out.startswith("The river, a")
-    assert lmtrain(*arguments[:-1], "--raw").out.startswith("The river , a")
 
 
 def test_plain_prompts_are_read_like_spaced_out_ones(

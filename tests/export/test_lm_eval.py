@@ -19,7 +19,6 @@ from tests.export.runs import CONTEXT, stored_run
 from tests.helpers import Lmtrain
 
 pytest.importorskip("lm_eval")
-pytest.importorskip("transformers")
 
 import lm_eval.tasks
 from lm_eval.models.huggingface import HFLM

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lmtrain.config.schema import ModelConfig
 from lmtrain.export.hugging_face import export
+from lmtrain.export.modeling_lmtrain import LmtrainConfig, LmtrainForCausalLM
 from lmtrain.generation.beam import beam_search
 from lmtrain.generation.options import Options
 from lmtrain.generation.sampling import sample
@@ -18,10 +19,6 @@ from lmtrain.model.trained import build_trained, trained_weights
 from tests.data.trained import LINES, TRAINED
 from tests.export.runs import CONTEXT, stored_run
 from tests.model.models import PLAIN, VARIANTS
-
-pytest.importorskip("transformers")
-
-from lmtrain.export.modeling_lmtrain import LmtrainConfig, LmtrainForCausalLM
 
 WORDS = TRAINED["word"]
 SOME = [VARIANTS[0], VARIANTS[4], VARIANTS[6], VARIANTS[8], VARIANTS[-2], VARIANTS[-1], PLAIN[0]]

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from lmtrain.config.schema import ModelConfig
 from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.nn.attention import ResidualProjection
 from lmtrain.nn.blocks import NormPosition
 from lmtrain.nn.norms import NormKind
 
@@ -55,14 +54,3 @@ def test_activations_and_gradients_keep_their_size_through_120_blocks(kind: Norm
         assert activations[-1] < 1.2
     assert 0.5 < gradients[0] / gradients[-1] < 3
     assert max(gradients) / min(gradients) < 4
-
-
-@pytest.mark.parametrize("kind", get_args(NormKind))
-def test_without_scaled_last_projections_the_residual_stream_grows(kind: NormKind) -> None:
-    model = build(kind, "pre")
-    with torch.no_grad():
-        for module in model.encoder.modules():
-            if isinstance(module, ResidualProjection):
-                module.weight.mul_((2 * (DEPTH + 1)) ** 0.5)
-    activations, _ = sizes(model)
-    assert activations[-1] > 5
