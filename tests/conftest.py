@@ -29,10 +29,12 @@ FREE_BYTES = 2 << 30
 
 
 def pytest_configure() -> None:
-    """Put temporary folders in memory: on a disk, tens of thousands of small files and syncs take most of the time.
+    """Compute with one thread, and put temporary folders in memory: tiny models are faster so, and on a disk, tens of
+    thousands of small files and syncs take most of the time.
 
     Which files are synced, and when, is tested on the recorded system calls.
     """
+    torch.set_num_threads(1)
     # A busy machine is not a failure, and a failure is one of the change, not of chance.
     settings.register_profile("lmtrain", deadline=None, derandomize=True)
     settings.load_profile("lmtrain")
@@ -61,15 +63,6 @@ def tiny(data_dir: Path) -> Config:
 @pytest.fixture(scope="session")
 def store(tiny: Config) -> TokenStore:
     return prepare_store(tiny, note=ignore, progress=False)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """One thread, with which tiny models are faster."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parent.parent / "scripts" / "examples"
 
 
 @pytest.fixture
-def load(load_script: Any, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Callable[[str], ModuleType]:
+def load(load_script: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     monkeypatch.syspath_prepend(EXAMPLES)
     return lambda name: load_script(f"examples/{name}.py")
 

@@ -38,8 +38,6 @@ SIDES = {
     "bench_peers": bench_peers.measure_peer,
 }
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def command(lmtrain: Lmtrain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, Any]]:

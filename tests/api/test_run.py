@@ -12,8 +12,6 @@ from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.generation.options import Options
 from tests.helpers import TINY, Lmtrain
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TEXT = "The river was small .\nIt was old .\n"
 
 

@@ -14,8 +14,6 @@ import pytest
 from lmtrain.generation.options import Options
 from tests.helpers import Lmtrain
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 EXACT = ["--precision", "fp32"]
 
 

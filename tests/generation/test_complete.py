@@ -14,8 +14,6 @@ from lmtrain.generation.options import Options
 from lmtrain.model.ensemble import Ensemble, Predictor
 from tests.generation.models import NUMBERED, Script, random_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 LINES = [" = Title = ", " ", " a b <unk> a b ", " ", " = = Part = = ", " b a "]
 WORDS = Tokenizer.train(LINES, TokenizerConfig(kind="word"))
 PROMPTS = ["w1", "", "w2 w3 w4 w5 w6 w7 w8 w9 w10 w11", "w1 w2 w1 w2 w1", "w40\n", "w7 w7 w7 w7 w7 w7"]

@@ -17,7 +17,6 @@ from lmtrain.generation.sampling import BRANCHES, LEVELS, SORTED_FIRST, filtered
 from lmtrain.generation.search import Hypothesis, Rules
 from tests.generation.toy import History, Toy, ends_with
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SAMPLES = 10_000
 PROMPT = (2, 0)
 Text = tuple[int, ...]

@@ -14,7 +14,6 @@ from lmtrain.generation.sampling import sample
 from lmtrain.generation.search import Hypothesis, Rules
 from tests.generation.toy import ENDS, PROMPTS, History, Toy, ends_with
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY, PLAIN = Options(), Options(temperature=1.0)
 NARROW = [
     Options(temperature=1.0, top_k=1),

@@ -17,8 +17,6 @@ from lmtrain.model.trained import build_members, load_members
 from lmtrain.system.messages import ignore
 from tests.training.helpers import LOGGED, change, cpu, run
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def load(*runs: Path) -> Any:
     return load_members(runs, "best", "auto")

@@ -18,8 +18,6 @@ from lmtrain.system.messages import ignore
 from lmtrain.training import state
 from tests.training.helpers import change, cpu, take_step, without_dropout
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.mark.skipif(lacks_to_compile(cpu()) is not None, reason="nothing can be compiled here")
 def test_the_compiled_model_trains_like_the_plain_one(tiny: Config, store: TokenStore) -> None:

@@ -21,8 +21,6 @@ from tests.helpers import flip_bit
 from tests.training.helpers import change, curves, last_hash, logged, run, run_state, verified_steps
 from tests.training.resuming import copied_for_every_kill
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 STABLE: dict[str, Any] = {
     "train__schedule": "wsd",
     "train__warmup": 2,

@@ -42,8 +42,6 @@ KINDS: dict[str, dict[str, object]] = {
 }
 LAYERS = {"model__layers": 8, "train__loss_chunk": 64}
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_operations_are_those_of_a_step(tiny: Config, store: TokenStore, kind: str) -> None:

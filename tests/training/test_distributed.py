@@ -35,8 +35,6 @@ from tests.training.helpers import CLOCK, change, cpu, last_hash, logged, run, s
 from tests.training.ranks import meeting_place, together, variables
 from tests.training.resuming import state_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ROUNDING = 2e-5
 """Relative tolerance of losses and norms of a few steps where only the order of sums differs."""
 SHORT: dict[str, Any] = {

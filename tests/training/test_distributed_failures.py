@@ -28,8 +28,6 @@ from tests.helpers import TINY, Child
 from tests.training.helpers import CLOCK, change, last_hash, run, run_state, verified_steps
 from tests.training.ranks import together, train_ranks
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ROOT = Path(__file__).parent.parent.parent
 
 

@@ -18,8 +18,6 @@ from lmtrain.training.state import snapshot
 from tests.helpers import TINY
 from tests.training.helpers import CLOCK, change, run, start
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 IDENTITY: dict[str, Any] = {
     "run__seed": 2,
     "model__mode": "windowed",

@@ -43,8 +43,6 @@ from tests.training.helpers import (
 )
 from tests.training.resuming import state_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_batch(tiny: Config, store: TokenStore) -> None:
     found = []

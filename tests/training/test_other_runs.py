@@ -20,8 +20,6 @@ from lmtrain.training.state import load_initial_weights
 from tests.helpers import Lmtrain, flip_bit
 from tests.training.helpers import change, last_hash, run, start
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def continued(tiny: Config, base: Path) -> Config:

@@ -16,8 +16,6 @@ from tests.helpers import TINY, Lmtrain
 
 STEPS = 2
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """The seeds of micro-batches; noise on the input tokens: its share, and that targets stay unchanged."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +12,6 @@ from lmtrain.evaluation.perplexity import Forward
 from lmtrain.training.loop import train_step
 from lmtrain.training.randomness import noisy, step_seed
 from tests.training.helpers import change, start, with_forward
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 NUMBER = st.integers(0, 2**31 - 1)
 

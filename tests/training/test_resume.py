@@ -32,8 +32,6 @@ from tests.helpers import Child, flip_bit
 from tests.training.helpers import LOGGED, change, cpu, curves, last_hash, run, worsen
 from tests.training.resuming import BATCH, MATRIX, SMALL, Reference, begin, copied_for_every_kill, departures, refer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 EPOCHS, MORE = 2, 5
 CUT = 7
 FRESH = dataclasses.asdict(Counters(scaler=torch.amp.GradScaler("cpu").state_dict()))

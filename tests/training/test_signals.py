@@ -26,8 +26,6 @@ from lmtrain.training.monitor import RunMonitor
 from tests.helpers import TINY, Child, default_interrupts
 from tests.training.helpers import change, last_hash, logged, run, run_state, verified_steps, worsen
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ROOT = Path(__file__).parent.parent.parent
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 KINDS = ("step", "log", "batch", "disk")

@@ -23,8 +23,6 @@ from lmtrain.training.loop import train_step
 from lmtrain.training.other_runs import load_teacher
 from tests.training.helpers import change, cpu, last_hash, run, start, without_dropout
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def build(config: Config, words: int, seed: int) -> LanguageModel:
     torch.manual_seed(seed)

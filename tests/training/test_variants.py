@@ -13,8 +13,6 @@ from lmtrain.generation.options import Options
 from lmtrain.storage import run_folder
 from tests.training.helpers import change, run, start, without_dropout
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SIZES = {
     "model__attention_window": 3,
     "model__attention_stride": 4,
