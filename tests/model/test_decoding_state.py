@@ -45,7 +45,7 @@ def reencoded(model: LanguageModel, text: Tensor, pads: Sequence[int]) -> Tensor
     return found.view(-1, len(pads), VOCABULARY)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def growing(monkeypatch: pytest.MonkeyPatch) -> None:
     """States whose memory grows on the way to the context's twelve tokens, as it does on the way to 256."""
     monkeypatch.setattr("lmtrain.model.decoding_state.SMALLEST_CAPACITY", 2)
@@ -66,7 +66,6 @@ def assert_steps_equal_reencoding(fields: dict[str, object], pads: tuple[int, ..
         log_probs, state = model.step(state, text[order, t])
 
 
-@pytest.mark.usefixtures("growing")
 @every_padding
 @pytest.mark.parametrize("fields", [*VARIANTS, *PLAIN], ids=str)
 def test_steps_equal_reencoding_the_window_over_three_contexts(
@@ -82,7 +81,6 @@ def test_windowed_steps_equal_reencoding_the_window(fields: dict[str, object], p
     assert_steps_equal_reencoding(fields, pads)
 
 
-@pytest.mark.usefixtures("growing")
 @pytest.mark.parametrize(("mode", "context"), [*itertools.product(("causal", "windowed"), (1, 2, 3))])
 def test_tiny_contexts(mode: str, context: int) -> None:
     model, text = build(mode=mode, context=context), tokens(1, 10)
@@ -101,7 +99,6 @@ def test_long_prompts_keep_their_end(mode: str) -> None:
     torch.testing.assert_close(log_probs[1], predict(model, text[1, -12:].tolist()), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("growing")
 @pytest.mark.parametrize(("mode", "query"), [*itertools.product(("causal", "windowed"), QUERIES)])
 def test_select_reorders_repeats_and_drops_rows(mode: str, query: str) -> None:
     model, text = build(mode=mode, pool_query=query), tokens(3, 60)
@@ -134,7 +131,6 @@ def test_decoding_is_normalized_and_records_no_graph() -> None:
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2))
 
 
-@pytest.mark.usefixtures("growing")
 def test_decoding_under_autocast_is_close() -> None:
     model, text = build(dim=32), tokens(2, 30)
     _, exact = model.start(text[:, :5])

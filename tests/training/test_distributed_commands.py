@@ -25,9 +25,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (2, arguments, 2, f"{name} runs in one process: start it without torchrun, which has started several")
             for name, arguments in (
                 ("eval", ["eval"]),
-                ("generate", ["generate", "The"]),
-                ("tokenize", ["tokenize", "sample"]),
-                ("download", ["download", "sample"]),
                 ("train --profile", ["train", "--profile", *TINY]),
             )
         ),
