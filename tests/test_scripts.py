@@ -170,7 +170,7 @@ def test_peers_are_scored_over_every_token(
     (tmp_path / "book.txt").write_text("once upon a time there was a river .\n" * 1000)
     monkeypatch.setattr(bench_peers, "load_source", lambda folder: SOURCE)
     monkeypatch.setattr(bench_peers, "machine", lambda device: {"cores": 1})
-    clock = itertools.count(step=0.06)  # of the other programs: seconds at each look, one for each step
+    clock = itertools.count(step=0.0625)  # of the other programs: seconds at each look, one for each step
     monkeypatch.setattr(bench_peers, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     options = f"--minutes 0.01 --source {tmp_path}/book.txt --nanogpt n --word-language-model w".split()
     (tmp_path / "old").symlink_to(SCRIPTS.parent)
@@ -187,7 +187,7 @@ def test_peers_are_scored_over_every_token(
     assert ours["word_perplexity"] == math.exp(ours["nats"] / (valid["words"] + valid["lines"]))
     for row in others:
         assert row["tokens"] > 0
-        assert row["curve"][-1] == [pytest.approx(0.009), pytest.approx(words)]
+        assert row["curve"][-1] == [pytest.approx(9 * 0.0625 / 60), pytest.approx(words)]
         assert (row["parameters"], row["nats"]) == (words, pytest.approx(valid["tokens"] * math.log(words)))
         assert row["word_perplexity"] == pytest.approx(words)
 
