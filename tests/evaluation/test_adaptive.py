@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.config.schema import EvalConfig, ModelConfig
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.evaluation.adaptive import (
     EPS,
     Cached,
@@ -27,6 +27,7 @@ from lmtrain.evaluation.adaptive import (
 from lmtrain.evaluation.gradient_rms import gradient_rms
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.build import build_model
+from lmtrain.model.ensemble import Ensemble
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage.files import sha256_bytes
 from tests.evaluation.scoring import CPU, score_of, split_of
