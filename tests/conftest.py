@@ -14,11 +14,11 @@ from types import ModuleType
 import pytest
 import torch
 from hypothesis import settings
-from lmtrain.data.prepare import prepare_store
 
 from lmtrain.cli import app as cli
 from lmtrain.config.loader import load
 from lmtrain.config.schema import Config
+from lmtrain.data.tokenizing import prepare_store
 from lmtrain.data.tokens import TokenStore
 from lmtrain.system.messages import ignore
 from tests.helpers import TINY, Lmtrain, Result

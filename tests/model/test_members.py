@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from lmtrain.data.prepare import prepare_store
 
 from lmtrain.config.schema import Config
+from lmtrain.data.tokenizing import prepare_store
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.run_store import check_same_corpus

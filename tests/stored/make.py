@@ -11,11 +11,11 @@ import tempfile
 from pathlib import Path
 
 import torch
-from lmtrain.data.prepare import prepare_store
 
 import lmtrain
 from lmtrain.config.loader import load
 from lmtrain.config.schema import Config
+from lmtrain.data.tokenizing import prepare_store
 from lmtrain.data.tokens import TokenStore
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.training.loop import fit

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from lmtrain.data.prepare import prepare_store
 
 from lmtrain.config.schema import Config
+from lmtrain.data.tokenizing import prepare_store
 from lmtrain.data.tokens import TokenStore
 from lmtrain.system.messages import ignore
 from lmtrain.training import loop, state

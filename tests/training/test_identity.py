@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lmtrain.data.prepare import prepare_store
 
 from lmtrain.config.loader import flat, load
 from lmtrain.config.schema import CHANGEABLE_FIELDS, Config
+from lmtrain.data.tokenizing import prepare_store
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
