@@ -214,7 +214,7 @@ class LanguageModel(nn.Module):
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) -> (B, T, D)."""
-        x: Tensor = self.embedding(tokens) * (self.embedding.embedding_dim / 2)  # see `initialize`
+        x: Tensor = self.embedding(tokens) * (self.embedding.embedding_dim / 2)  # see `build.initialize`
         x = locked_dropout(x, self.config.input_dropout, self.training)
         return x if self.in_projection is None else self.in_projection(x)
 

@@ -104,9 +104,9 @@ def new_training(config: Config, store: TokenStore, note: Note, processes: Proce
     model = build_model(
         config.model, store.tokenizer.vocab_size, activation_checkpointing=config.train.activation_checkpointing
     )
-    words, width = model.embedding.weight.shape
-    set_embedding(model, cooccurrence_embedding(split.ids[:TOKENS], words, width))
-    counts = torch.from_numpy(split.counts(words))
+    vocab_size, width = model.embedding.weight.shape
+    set_embedding(model, cooccurrence_embedding(split.ids[:TOKENS], vocab_size, width))
+    counts = torch.from_numpy(split.counts(vocab_size))
     set_output_bias(model, counts)
     if model.adaptive is not None:
         model.adaptive.set_shares(counts)
