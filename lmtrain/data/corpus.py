@@ -19,7 +19,8 @@ from lmtrain.system.messages import Note, ignore
 
 FORMAT = "lmtrain-corpus/1"
 _SPLITS = ("train", "valid", "test")
-_CORPUS_FILE = re.compile(r"(train|valid|test)\.(txt|docs\.npy)")
+_OWN_FILE = re.compile(r"(train|valid|test)\.(txt|docs\.npy|bin)|(tokenizer|manifest)\.json")
+"""The names of the files of corpora and token stores."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def download(data: DataConfig, *, force: bool = False, note: Note = ignore, prog
     folder = data.dir / source.folder
     if not force and (manifest := undamaged(folder, FORMAT, {"origin": source.origin}, note)) is not None:
         return Corpus(folder, manifest)
-    reject_foreign(folder, _CORPUS_FILE)
+    reject_foreign(folder)
     if data.source in KNOWN and Path(data.source).exists():
         note(f"data.source={data.source} is the known corpus of that name; for the path write ./{data.source}")
     note(f"making corpus {folder} from {data.source}")
@@ -98,14 +99,14 @@ def undamaged(folder: Path, kind: str, entries: dict[str, Any], note: Note) -> d
     return manifest
 
 
-def reject_foreign(folder: Path, own: re.Pattern[str]) -> None:
+def reject_foreign(folder: Path) -> None:
     """Raise LmtrainError where `folder`, which would be replaced, is a file, or has something in it other than a
-    manifest and files that `own` names."""
+    manifest and files of a corpus or a token store."""
     if not folder.exists():
         return
     found = [*folder.iterdir()] if folder.is_dir() else [folder]
     files = {path.name for path in found if path.is_file()}
-    if found and (MANIFEST not in files or len(files) < len(found) or not all(map(own.fullmatch, files - {MANIFEST}))):
+    if found and (MANIFEST not in files or len(files) < len(found) or not all(map(_OWN_FILE.fullmatch, files))):
         raise LmtrainError(f"{folder} holds files that lmtrain didn't write: move them away or change data.dir")
 
 

@@ -4,7 +4,6 @@ The store is written in one go, as a folder that appears complete or not at all.
 batch of lines is held at a time, and the words of a vocabulary are counted within bounds.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ _SPAN = 64 << 20
 """Characters of a larger corpus, of which those lines are taken that begin in the first part."""
 CHECKED_CHARACTERS = 16 << 10
 """Text by which a tokenizer that is given is found to restore a text or not, to the end of a line."""
-_STORE_FILE = re.compile(r"(train|valid|test)\.bin|tokenizer\.json")
 
 
 def prepare_store(config: Config, *, trained_on: str | None = None, note: Note, progress: bool) -> TokenStore:
@@ -57,7 +55,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: N
     folder = data_dir / name
     if (manifest := undamaged(folder, FORMAT, identity, note)) is not None:
         return store_of(folder, manifest)
-    reject_foreign(folder, _STORE_FILE)
+    reject_foreign(folder)
     tokenizer = given or _trained(corpus, config, note, progress)
     keeps_all = tokenizer.kind != "file" or _restores(tokenizer, corpus.folder / "train.txt")
     if not keeps_all:
