@@ -22,7 +22,7 @@ GENERATED = re.compile(r"(<!-- Generated from (\S+) [^\n]*\n).*?(?=\n## |\Z)", r
 SHOWN = {
     "recipes": "method tokens word_perplexity bits_per_byte context stride minutes parameters",
     "peers": "minutes threads program precision compiled dropout word_perplexity context stride tokens parameters",
-    "sweeps": "overrides word_perplexity spread tokens_per_second parameters",
+    "sweeps": "overrides word_perplexity spread parameters",
 }
 """The columns of a file's tables; all where it is not listed."""
 ORIGIN = ("machine", "date", "commit")
