@@ -41,7 +41,8 @@ def layered(kinds: tuple[str, ...]) -> dict[str, object]:
     "fields",
     [
         layered(EVERYWHERE),
-        layered(("local+global",)) | {"model__norm_position": "post"},
+        layered(("local+global",)),
+        {"model__norm_position": "post"},
         layered((*EVERYWHERE, "linformer", "induced")) | {"model__mode": "windowed", "model__position": "learned"},
         {"model__output": "adaptive", "model__mode": "windowed", "model__copy": True},
     ],
