@@ -36,7 +36,7 @@ from lmtrain.system.device import choose_device, choose_precision
 from lmtrain.system.messages import note
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A trained run at one of its checkpoints, or an ensemble of several; see `load`.
 
@@ -52,6 +52,9 @@ class Run:
     """Whether progress is shown: bars on a terminal, and how a missing corpus is made."""
     given: frozenset[str] = frozenset()
     """The fields that the user has set: a data.source that only the run names may not be read."""
+
+    def __repr__(self) -> str:
+        return f"Run({' + '.join(str(one.run_dir) for one in self.members)}, step {self.step:,})"
 
     @property
     def folder(self) -> Path:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.api.run import Run, load
+from lmtrain.config.loader import with_source
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.system.distributed import join_processes
@@ -15,22 +16,25 @@ from lmtrain.training.run import Outcome
 
 
 def train(
-    config: str | Path | Mapping[str, Mapping[str, Any]] | Config | None = None, *overrides: str, quiet: bool = False
+    *arguments: str,
+    config: str | Path | Mapping[str, Mapping[str, Any]] | Config | None = None,
+    quiet: bool = False,
 ) -> Run:
     """Train a model, or resume an interrupted run, and return the run at its best checkpoint.
 
-    `config` is a YAML file or the name of a recipe, the sections of a configuration as a dict, or a Config; without it,
-    sizes and budget follow from the text and the machine. `overrides` are `section.field=value`:
+    `arguments` are those of the command: a text, if it is not that of `config`, and `section.field=value`. `config` is
+    a YAML file or the name of a recipe, the sections of a configuration as a dict, or a Config; without it, sizes and
+    budget follow from the text and the machine.
 
-        lmtrain.train(None, "data.source=book.txt")
-        lmtrain.train("wikitext2-cpu", "train.max_minutes=20")
-        lmtrain.train({"data": {"source": "book.txt"}, "model": {"layers": 2}, "train": {"steps": 500}})
+        lmtrain.train("book.txt", "train.max_minutes=20")
+        lmtrain.train("train.max_minutes=20", config="wikitext2-cpu")
+        lmtrain.train(config={"data": {"source": "book.txt"}, "model": {"layers": 2}, "train": {"steps": 500}})
 
     A corpus that is missing is downloaded and tokenized first; a finished run is not trained again. Several processes
     that torchrun started call this together. Raises LmtrainError where the command `train` fails with a message, and
     KeyboardInterrupt after Ctrl-C, when the checkpoint is saved. Only the main thread can train: signals reach it.
     """
-    wanted = request(Path(config) if isinstance(config, str) else config, overrides)
+    wanted = request(Path(config) if isinstance(config, str) else config, with_source(arguments))
     outcome, _ = train_request(wanted, quiet=quiet)
     if outcome.score is None:
         raise KeyboardInterrupt

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from lmtrain.cli.options import ConfigFile, Json, Overrides, Quiet, Source, with_source
+from lmtrain.cli.options import ConfigFile, Json, Overrides, Quiet, Source, arguments
 from lmtrain.cli.output import show, table
 from lmtrain.system.messages import ignore, note
 
@@ -19,14 +19,15 @@ def download(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch a corpus from the Hugging Face Hub, local files, or the built-in sample into the data folder.
+    """Fetch a corpus into the data folder.
 
-    Does nothing if the corpus exists and is unchanged.
+    Its source is the Hugging Face Hub, local files, or the built-in sample. Does nothing if the corpus exists and is
+    unchanged.
     """
-    from lmtrain.config.loader import load
+    from lmtrain.config.loader import load, with_source
     from lmtrain.data.corpus import download as make_corpus
 
-    data = load(config, with_source(source, overrides)).data
+    data = load(config, with_source(arguments(source, overrides))).data
     corpus = make_corpus(data, force=force, note=ignore if quiet else note, progress=not quiet)
     show({"folder": str(corpus.folder), **corpus.manifest}, f"{corpus.folder}\n{table(corpus.splits)}", as_json)
 
@@ -38,14 +39,15 @@ def tokenize(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a tokenizer on the training split, or use an existing one, and write the corpus as token ids.
+    """Write a corpus as token ids.
 
-    Downloads the corpus first if it is missing. Does nothing if the ids exist and are unchanged.
+    Trains a tokenizer on the training split, or uses an existing one. Downloads the corpus first if it is missing. Does
+    nothing if the ids exist and are unchanged.
     """
-    from lmtrain.config.loader import load
+    from lmtrain.config.loader import load, with_source
     from lmtrain.data.tokenizing import prepare_store
 
-    settings = load(config, with_source(source, overrides))
+    settings = load(config, with_source(arguments(source, overrides)))
     store = prepare_store(settings, note=ignore if quiet else note, progress=not quiet)
     counts = {split: {unit: store.manifest["splits"][split][unit] for unit in UNITS} for split in store.splits}
     heading = f"{store.folder}\n{store.tokenizer.vocab_size:,} entries ({store.tokenizer.kind})"

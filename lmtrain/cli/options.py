@@ -54,7 +54,6 @@ WeightsChoice = Annotated[
 PARSER_ERROR: Any = typer.BadParameter.__mro__[1]
 """Any mistake on the command line; typer exports only this kind of it by name."""
 
-_ASSIGNMENT = re.compile(r"[\w.-]+=")
 _OVERRIDE = re.compile(r"(run|data|tokenizer|model|train|eval)\.[a-z_]+=")
 
 
@@ -65,15 +64,9 @@ def split_arguments(first: str | None, overrides: list[str] | None) -> tuple[str
     return first, overrides or []
 
 
-def with_source(first: str | None, overrides: list[str] | None) -> list[str]:
-    """The overrides of a command whose first argument is a source or, as NAME=VALUE, an override itself."""
-    from lmtrain.config.loader import as_overrides
-
-    if first is None or _ASSIGNMENT.match(first):
-        return [*([] if first is None else [first]), *(overrides or [])]
-    if first.endswith((".yaml", ".yml")):
-        raise UsageError(f"{first}: a configuration file is given by --config")
-    return [*(overrides or []), *as_overrides({"data.source": first})]
+def arguments(source: str | None, overrides: list[str] | None) -> list[str]:
+    """The arguments of a command, the source among them."""
+    return [*([] if source is None else [source]), *(overrides or [])]
 
 
 def run_folders(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.options import ConfigFile, Json, Overrides, Quiet, Source, require_single_process, with_source
+from lmtrain.cli.options import ConfigFile, Json, Overrides, Quiet, Source, arguments, require_single_process
 from lmtrain.cli.output import duration, show, show_costs
 from lmtrain.errors import UsageError
 from lmtrain.system import launcher
@@ -52,14 +52,15 @@ def train(
     if fields and as_json:
         raise UsageError("--fields prints text: leave --json out")
     if fields:
-        _fields([*([] if source is None else [source]), *(overrides or [])])
+        _fields(arguments(source, overrides))
         return
     from lmtrain.system.allocator import retain_heap
 
     retain_heap()
+    from lmtrain.config.loader import with_source
     from lmtrain.training.request import request
 
-    wanted = request(config, with_source(source, overrides), resume)
+    wanted = request(config, with_source(arguments(source, overrides)), resume)
     if dry_run:
         _dry_run(wanted, as_json, quiet)
     elif profile:

@@ -7,7 +7,7 @@ Later sources win: the defaults, then the YAML file, then `LMTRAIN_SECTION__FIEL
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +52,17 @@ _MESSAGES = {
 _TEXTS = (str, str | None, Path, UserPath | None)
 _TEXT_OR_LIST = tuple[UserPath, ...]
 _COMMAND_LINE = "the command line"
+_ASSIGNMENT = re.compile(r"[\w.-]+=")
 _KEY = re.compile(rf"\b({'|'.join(SECTIONS)})\.(\w+)")
 
-Source = Path | Mapping[str, Mapping[str, Any]] | Config | None
+ConfigSource = Path | Mapping[str, Mapping[str, Any]] | Config | None
 """Where a configuration comes from: a YAML file, its sections, a Config, or nothing but defaults."""
 Origins = dict[tuple[str, str], str]
 """Where the value of a (section, field) was set, if not in the file."""
 
 
 def load(
-    source: Source = None,
+    source: ConfigSource = None,
     overrides: Iterable[str] = (),
     environment: Mapping[str, str] | None = None,
     *,
@@ -78,7 +79,7 @@ def load(
     return parse(values, str(source) if isinstance(source, Path) else "the configuration", origins, stored=stored)
 
 
-def _values(source: Source) -> dict[str, Any]:
+def _values(source: ConfigSource) -> dict[str, Any]:
     """The plain values of a configuration, in a copy."""
     if isinstance(source, Path):
         return _read_yaml(source)
@@ -123,6 +124,16 @@ def as_overrides(fields: Mapping[str, str | float | None]) -> list[str]:
     """The fields that are not None, as `section.field=value`; text is quoted, since YAML reads some text as numbers."""
     given = {key: value for key, value in fields.items() if value is not None}
     return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
+
+
+def with_source(arguments: Sequence[str]) -> list[str]:
+    """The overrides in `arguments`, of which the first may be a source instead: `book.txt`."""
+    if not arguments or _ASSIGNMENT.match(arguments[0]):
+        return [*arguments]
+    source, *overrides = arguments
+    if source.endswith((".yaml", ".yml")) or (not Path(source).exists() and (RECIPES / f"{source}.yaml").is_file()):
+        raise UsageError(f"{source}: a configuration file, or a recipe, is given by --config")
+    return [*overrides, *as_overrides({"data.source": source})]
 
 
 def parse(values: Any, origin: str, origins: Origins | None = None, *, stored: bool = False) -> Config:

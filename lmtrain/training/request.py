@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmtrain.config.automatic import MINUTES, automatic
-from lmtrain.config.loader import Source, environment_of, flat, load
+from lmtrain.config.loader import ConfigSource, environment_of, flat, load
 from lmtrain.config.schema import RUN_NAME, Config, DataConfig, TokenizerConfig
 from lmtrain.config.train import BUDGETS
 from lmtrain.data.sources import KNOWN
@@ -46,28 +46,28 @@ class Request:
     """Whether sizes and budget are to follow from the text."""
 
 
-def request(source: Source, overrides: Sequence[str], resume: Path | None = None) -> Request:
-    """What to train: the configuration `source`, or the run `resume`, or neither, with `overrides`.
+def request(given: ConfigSource, overrides: Sequence[str], resume: Path | None = None) -> Request:
+    """What to train: the configuration `given`, or the run `resume`, or neither, with `overrides`.
 
     Raises UsageError where they contradict each other, and LmtrainError where one can't be read.
     """
     if resume is not None:
-        if source is not None:
+        if given is not None:
             raise UsageError("--resume takes the configuration of the run: leave --config out")
         return _existing(find_run(resume, _only(overrides, "run.dir").run.dir), overrides)
-    if source is None:
+    if given is None:
         run_dir = _folder(_only(overrides, "run.dir", "run.name", "data.source"), None)
         if (run_dir / CONFIG).is_file():
             return _existing(run_dir, overrides)
-    config = load(source, overrides) if source is not None else _automatic(overrides, *ORDINARY_TEXT)
-    run_dir = _folder(config, source)
+    config = load(given, overrides) if given is not None else _automatic(overrides, *ORDINARY_TEXT)
+    run_dir = _folder(config, given)
     stored = run_config(run_dir) if (run_dir / CONFIG).is_file() else None
-    return Request(_located(config, run_dir), run_dir, overrides, stored, source is None)
+    return Request(_located(config, run_dir), run_dir, overrides, stored, given is None)
 
 
-def _folder(config: Config, source: Source) -> Path:
+def _folder(config: Config, given: ConfigSource) -> Path:
     """The folder of the run: its name, or else that of the configuration file or the text."""
-    named_after = source if isinstance(source, Path) else Path(config.data.source)
+    named_after = given if isinstance(given, Path) else Path(config.data.source)
     return config.run.dir / (config.run.name or default_name(named_after))
 
 

@@ -88,11 +88,11 @@ def test_an_evaluation_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path, m
 def test_training_from_a_dict_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
     """The run of the command is found finished, so that nothing is trained twice."""
     config = library.load("sample").config
-    again = library.train(config, quiet=True)
-    assert (again.folder, again.step) == (Path("runs/sample"), library.load("sample").step)
+    for again in (library.train(config=config, quiet=True), library.train("sample", "train.log_steps=7", quiet=True)):
+        assert repr(again) == f"Run(runs/sample, step {library.load('sample').step})"
     sections = {section: dict(fields) for section, fields in config.model_dump(mode="json").items()}
     sections["run"]["name"] = "short"
-    run = library.train(sections, "train.steps=3", quiet=True)
+    run = library.train("train.steps=3", config=sections, quiet=True)
     assert (run.folder, run.config.train.steps, run.step) == (Path("runs/short"), 3, 3)
     flags = [f"{key}.{name}={json.dumps(value)}" for key, fields in sections.items() for name, value in fields.items()]
     assert lmtrain("train", *flags, "train.steps=3", "run.name=same").code == 0
@@ -104,7 +104,7 @@ def test_training_from_a_dict_is_that_of_the_command(lmtrain: Lmtrain, workdir: 
         ({"model": None}, "a section holds"),
     ):
         with pytest.raises(UsageError, match=message):
-            library.train(wrong)  # type: ignore[arg-type]
+            library.train(config=wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="the list of runs is empty"):
         library.load([])
 
