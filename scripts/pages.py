@@ -20,7 +20,7 @@ from lmtrain.config.fields import fields
 
 GENERATED = re.compile(r"(<!-- Generated from (\S+) [^\n]*\n).*?(?=\n## |\Z)", re.DOTALL)
 SHOWN = {
-    "recipes": "method tokens word_perplexity bits_per_byte context stride minutes parameters",
+    "recipes": "method tokens word_perplexity bits_per_byte context stride minutes steps parameters",
     "peers": "minutes threads program precision compiled dropout word_perplexity context stride tokens parameters",
     "sweeps": "overrides word_perplexity spread parameters",
 }

@@ -66,8 +66,8 @@ def evaluate(
         raise UsageError("--split and --text both say what is scored: give one of them")
     overrides = overrides or []
     rule = (
-        "eval accepts only eval.field=value, data.field=value, run.name=NAME and run.dir=FOLDER, because everything "
-        "else is what the run was trained with; a run is named by --run"
+        "a run is named by --run, and eval accepts only eval.field=value, data.field=value, run.name=NAME and "
+        "run.dir=FOLDER, because everything else is what the run was trained with"
     )
     trained = load(
         run_folders(run, config, overrides, "eval.", "data.", "run.name=", "run.dir=", rule=rule),

@@ -22,9 +22,10 @@ def export(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a trained run as a folder that Hugging Face's transformers loads, with a model card.
+    """Export a run for Hugging Face's transformers.
 
-    Of the configuration only run.dir has an effect: the folder of all runs.
+    Writes a folder that transformers loads, with a model card. Of the configuration only run.dir has an effect: the
+    folder of all runs.
     """
     from lmtrain.export.hugging_face import export as write
 

@@ -169,7 +169,7 @@ def generate(
     folders = run_folders(run, config, overrides, "run.name=", "run.dir=", rule=rule)
     trained = load(folders, checkpoint=checkpoint, weights=weights, device=device, precision=precision)
     if has_random_seed:
-        note(f"seed {seed}: --seed {seed} repeats this output")
+        note(f"{trained.folder}, step {trained.step:,}, seed {seed}: --seed {seed} repeats this output")
     if prompts is not None:
         answer_all(trained, options, read_prompts(prompts), batch_size, as_json)
     elif asks:

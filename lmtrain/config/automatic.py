@@ -37,8 +37,8 @@ def automatic(
 ) -> Config:
     """The recipe for a training text of `tokens` on a machine; `minutes` None leaves the budget to another field.
 
-    The budget in core-minutes decides the size of the model, where it is not in minutes as if it were `MINUTES`; how
-    often that reads the text, at most `epochs` times, decides the dropout.
+    The budget in core-minutes decides the size of the model; one that is not in minutes counts as `MINUTES`. How often
+    the model reads the text, at most `epochs` times, decides the dropout.
     """
     work = (minutes or MINUTES) * (GPU_CORES if cuda else cores)
     width, blocks, speed = next(size for most, *size in SIZES if work <= most)

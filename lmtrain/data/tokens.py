@@ -41,7 +41,7 @@ class Split:
 
     @property
     def tokens(self) -> int:
-        """Their number."""
+        """The number of tokens."""
         return len(self.ids)
 
     def counts(self, vocab_size: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from lmtrain.system.device import autocast
 
 RMS_TOKENS = 200_000
 TOKENS_PER_GRADIENT = 1_024
-"""Of `gradient_rms`: the tokens that it is measured on, and those of each batch."""
+"""The tokens that `gradient_rms` is measured on, and those of each batch."""
 
 
 def gradient_rms(

@@ -103,8 +103,8 @@ def _measured(found: TrainedWeights) -> str:
     finished = read_finished(found.run_dir)
     if finished is not None and finished.best_step == step:
         score = finished.valid
-        headline = score.headline(found.tokenizer.kind)
-        return f"{headline}, over {score.words:,.0f} words, with context {score.context} and stride {score.stride}"
+        first = " ".join(score.lines(found.tokenizer.kind)[0].split())
+        return f"{first}, with context {score.context} and stride {score.stride}"
     nats = found.info.get("score")
     if not isinstance(nats, float):
         return "not measured"

@@ -34,9 +34,9 @@ class Completion:
     tokens: tuple[str, ...]
     """The ids in readable form."""
     token_log_probs: tuple[float, ...]
-    """The model's own, in nats; see `Hypothesis`."""
+    """The log-probability of each id by the model, in nats; see `Hypothesis`."""
     log_prob: float
-    """Their sum."""
+    """The sum of `token_log_probs`."""
     score: float
     """log_prob / length ** length_penalty."""
     reason: str
@@ -52,7 +52,7 @@ class Completed:
     """The prompt as it is displayed before a completion's text."""
     completions: list[Completion]
     tokens_per_second: float
-    """Of all texts of the batch together."""
+    """The speed of all texts of the batch together."""
 
 
 @torch.no_grad()

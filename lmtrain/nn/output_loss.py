@@ -18,7 +18,7 @@ Chunk = int | Literal["auto"] | None
 LARGE = 2**30
 """Bytes of float32 logits from which `auto` splits them."""
 FEWEST_ROWS = 512
-"""Of `auto`: fewer rows are no faster, and every chunk reads and writes the weight's gradient."""
+"""The fewest rows that `auto` chooses: fewer are no faster, and every chunk reads and writes the weight's gradient."""
 MOST_CHUNKS = 16
 ALIGNMENT = 16
 """Classes in the rows of logits: the fastest kernels of a GPU need rows of a multiple of 16 bytes."""

@@ -44,8 +44,8 @@ def fit(
 ) -> Outcome:
     """Train until the budget is spent, the score stops improving, or a signal arrives.
 
-    Resumes from the last good checkpoint in `run_dir`, if there is one, or with a larger budget from the last one that
-    a run with that budget would have too; of a finished run only returns the outcome.
+    Resumes from the last good checkpoint in `run_dir`, if there is one, or with a larger budget from the last one
+    before the schedules differ; of a finished run only returns the outcome.
     `note` is given warnings and, unless `quiet`, what the run is going to do.
     All processes of a distributed run call this, those that print nothing with `ignore` as `note`, and get the same
     outcome.

@@ -11,8 +11,9 @@ from torch import Tensor
 
 MOMENTUM = 0.95
 COEFFICIENTS = ((8.0132, -22.9258, 16.5994), (3.6006, -2.6419, 0.5105), (2.635, -1.919, 0.4306))
-"""Of the polynomials a x + b x^3 + c x^5 which, one after the other, take singular values from 0.01 to 1 nearest to 1,
-here between 0.71 and 1.27. Each is of x / 1.01, a margin for rounding: above its range a polynomial grows fast."""
+"""The coefficients of polynomials a x + b x^3 + c x^5 which, one after the other, take singular values from 0.01 to 1
+nearest to 1, here between 0.71 and 1.27. Each is of x / 1.01, a margin for rounding: above its range a polynomial grows
+fast."""
 EPS = 1e-7
 
 

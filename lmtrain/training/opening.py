@@ -110,7 +110,7 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: chec
     if changed:
         raise LmtrainError(
             f"{run_dir} was started with another configuration ({'; '.join(changed)}): "
-            "choose another run.name, or give the old values"
+            f"add run.name={run_dir.name}-2 to train another run, or give the old values"
         )
     checkpoint.check_model(found, config.model)
     info = read_info(found)

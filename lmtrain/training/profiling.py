@@ -31,7 +31,7 @@ PARTS = ("data", "forward", "backward", "clip", "optimizer")
 WARM_UP, STEPS = 5, 5
 OPERATORS = 10
 PREFIX = "lmtrain "
-"""Of the names of a step's parts in the trace."""
+"""The prefix of the names of a step's parts in the trace."""
 
 
 def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class Training:
     """Averaged weights."""
     store: TokenStore
     order: SampleOrder
-    """In which the windows of its training split are read."""
+    """The order in which the windows of the training split are read."""
     device: torch.device
     precision: str
     statistics: StepStatistics

@@ -73,7 +73,7 @@ def test_a_printed_seed_repeats_the_text_and_explicit_options_are_the_defaults(l
     arguments = ["generate", "The river", "-n", "12"]
     first, second = lmtrain(*arguments), lmtrain(*arguments)
     assert first.out != second.out
-    seeded = re.fullmatch(r"seed (\d+): (--seed) \1 repeats this output\n", first.err)
+    seeded = re.fullmatch(r"runs/sample, step \d+, seed (\d+): (--seed) \1 repeats this output\n", first.err)
     assert seeded is not None
     again = lmtrain(*arguments, "--seed", seeded[1], "--temperature", "0.8", "--top-p", "0.95")
     assert (again.out, again.err) == (first.out, "")

@@ -82,7 +82,8 @@ def test_the_command_writes_a_card_with_the_figures_of_the_run(lmtrain: Lmtrain,
     assert rows["license of the data"] == "generated text, free of rights"
     assert rows["checkpoint"] == f"step {state['best_step']}, averaged weights"
     assert rows["parameters"] == f"{sum(value.numel() for value in load_file('out/model.safetensors').values()):,}"
-    assert f"word perplexity {state['valid']['word_perplexity']:.2f} " in rows["validation"]
+    valid = state["valid"]
+    assert f"word perplexity {valid['word_perplexity']:.3f} over {valid['words']:,.0f} words" in rows["validation"]
     assert rows["validation"].endswith("with context 16 and stride 4")
     assert "    model.dim=16 \\\n" in card
     assert "    train.steps=12 \\\n" in card
