@@ -147,11 +147,7 @@ def _card(dataset: str, path: Path) -> _Card:
     try:
         return _Card.model_validate(DatasetCard.load(path).data.to_dict())
     except (ValueError, yaml.YAMLError) as error:
-        raise _unreadable_card(dataset) from error
-
-
-def _unreadable_card(dataset: str) -> LmtrainError:
-    return LmtrainError(f"the card of dataset {dataset} can't be read: choose another revision")
+        raise LmtrainError(f"the card of dataset {dataset} can't be read: choose another revision") from error
 
 
 def _choose(dataset: str, name: str | None, subsets: list[_Subset]) -> _Subset:
@@ -201,7 +197,10 @@ def _open(dataset: str, folder: Path, subset: _Subset) -> dict[str, Any]:
         except (ArrowException, UnicodeDecodeError):
             raise
         except (TypeError, ValueError) as error:  # the library also reads the card, and rejects more
-            raise _unreadable_card(dataset) from error
+            raise LmtrainError(
+                f"dataset {dataset} can't be opened, by its card or its kinds of files ({str(error)[:200]}): choose "
+                "another revision, or download its files into a folder and give the folder as data.source"
+            ) from error
     names = [split for split in found if split in SPLIT_NAMES]
     splits = {SPLIT_NAMES[split]: found[split] for split in names}
     if "train" not in splits:

@@ -186,9 +186,13 @@ def test_other_kinds_of_files(hub: Hub, online: Client) -> None:
         ({"README.md": b"---\nconfigs: [\n---\n"}, "the card of dataset own/wrong can't be read"),
         (
             {"README.md": b"---\nconfigs: [{data_files: data/*}]\n---\n", **PLAIN},
-            "the card of dataset own/wrong can't be read",
+            "dataset own/wrong can't be opened, by its card or its kinds of files",
         ),
-        ({"README.md": b"---\ndataset_info: {features: 3}\n---\n", **PLAIN}, "the card of dataset own/wrong can't be"),
+        ({"README.md": b"---\ndataset_info: {features: 3}\n---\n", **PLAIN}, "dataset own/wrong can't be opened"),
+        (
+            {"train.csv": b"text\na\n", "test.jsonl": b'{"text": "a"}\n'},
+            "dataset own/wrong can't be opened, by its card or its kinds of files (Couldn't infer the same data file",
+        ),
         ({"README.md": card(a="/etc/passwd"), **PLAIN}, "names files outside the dataset"),
         ({"README.md": card(a="'../../../*'"), **PLAIN}, "names files outside the dataset"),
         ({"README.md": card(a="'file:/etc/passwd'"), **PLAIN}, "names files outside the dataset"),
