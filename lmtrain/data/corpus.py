@@ -14,7 +14,7 @@ from lmtrain.data.sample import SampleSplit
 from lmtrain.data.sources import KNOWN, find_source
 from lmtrain.data.splits import Text, cut_split, write_split
 from lmtrain.errors import LmtrainError, UnreadableError
-from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, reading, recover, sha256_bytes, verify
+from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, recover, sha256_bytes, verify
 from lmtrain.system.messages import Note, ignore
 
 FORMAT = "lmtrain-corpus/1"
@@ -83,15 +83,13 @@ def undamaged(folder: Path, kind: str, entries: dict[str, Any], note: Note) -> d
     Raises UnreadableError where the system denies reading it.
     """
     try:
-        with reading(folder):
-            if not folder.exists():
-                return None
         manifest = read_manifest(folder, kind)
         verify(folder, manifest["files"])
     except UnreadableError:
         raise
     except LmtrainError as error:
-        note(f"making {folder} again: {error}")
+        if (folder / MANIFEST).exists():
+            note(f"making {folder} again: {error}")
         return None
     if not entries.items() <= manifest.items():
         note(f"making {folder} again: its source or configuration has changed")

@@ -196,6 +196,15 @@ def test_foreign_files_in_the_corpus_folder_survive(load: Importer, small: Path)
         with pytest.raises(LmtrainError, match="holds files that lmtrain didn't write"):
             load(small)
         assert (foreign / name).read_text() == "years of work"
+        assert load.notes == [] or name == "manifest.json"
+
+
+def test_an_empty_folder_is_not_made_again(load: Importer, small: Path) -> None:
+    folder = load(small).folder
+    shutil.rmtree(folder)
+    folder.mkdir()
+    assert load(small).folder == folder
+    assert not any("again" in note for note in load.notes)
 
 
 @pytest.mark.parametrize(
