@@ -124,7 +124,7 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: chec
 
 
 def _note_differences(run_dir: Path, info: CheckpointInfo, training: Training, note: Note) -> None:
-    """Report why a resumed run will not equal an uninterrupted one to the last bit."""
+    """Report why a resumed run may not equal an uninterrupted one to the last bit."""
     if info.store is None:
         note("the run is of an earlier version: whether its text is still the same can't be checked")
     try:
@@ -135,7 +135,7 @@ def _note_differences(run_dir: Path, info: CheckpointInfo, training: Training, n
         note(f"{training.precision} instead of {info.precision}: train.precision=auto differs on this machine")
     if info.compiled not in (None, training.compiled):
         done = "compiled" if training.compiled else "not compiled"
-        note(f"the model is {done}, unlike before: the results will not be equal bit for bit")
+        note(f"the model is {done}, unlike before: the results may not be equal bit for bit")
     train, stored = training.config.train, run_folder.run_config(run_dir).train
     micro_batch = stored.micro_batch or train.batch_size // info.processes
     for what, now, then in (
@@ -144,7 +144,7 @@ def _note_differences(run_dir: Path, info: CheckpointInfo, training: Training, n
         ("windows per micro-batch", train.micro_batch or train.batch_size, micro_batch),
     ):
         if now != then:
-            note(f"{now} {what} instead of {then}: the results will not be equal bit for bit")
+            note(f"{now} {what} instead of {then}: the results may not be equal bit for bit")
 
 
 @contextmanager

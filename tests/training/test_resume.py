@@ -242,7 +242,7 @@ def test_a_field_that_was_removed_and_another_micro_batch_are_reported(
     assert re.search(
         r"train\.scheduled_sampling=0\.2: the field was removed: .*; the run is resumed without it", notes[0]
     )
-    assert notes[1] == "1 windows per micro-batch instead of 2: the results will not be equal bit for bit"
+    assert notes[1] == "1 windows per micro-batch instead of 2: the results may not be equal bit for bit"
 
 
 @pytest.fixture
