@@ -131,7 +131,8 @@ def with_source(arguments: Sequence[str]) -> list[str]:
     if not arguments or _ASSIGNMENT.match(arguments[0]):
         return [*arguments]
     source, *overrides = arguments
-    if source.endswith((".yaml", ".yml")) or (not Path(source).exists() and (RECIPES / f"{source}.yaml").is_file()):
+    recipes = {recipe.stem for recipe in RECIPES.glob("*.yaml")}
+    if source.endswith((".yaml", ".yml")) or (source in recipes and not Path(source).exists()):
         raise UsageError(f"{source}: a configuration file, or a recipe, is given by --config")
     return [*overrides, *as_overrides({"data.source": source})]
 
