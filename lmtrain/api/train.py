@@ -16,7 +16,7 @@ from lmtrain.training.run import Outcome
 
 
 def train(
-    *arguments: str,
+    *arguments: str | Path,
     config: str | Path | Mapping[str, Mapping[str, Any]] | Config | None = None,
     quiet: bool = False,
 ) -> Run:
@@ -34,7 +34,8 @@ def train(
     that torchrun started call this together. Raises LmtrainError where the command `train` fails with a message, and
     KeyboardInterrupt after Ctrl-C, when the checkpoint is saved. Only the main thread can train: signals reach it.
     """
-    wanted = request(Path(config) if isinstance(config, str) else config, with_source(arguments))
+    overrides = with_source([str(argument) for argument in arguments])
+    wanted = request(Path(config) if isinstance(config, str) else config, overrides)
     outcome, _ = train_request(wanted, quiet=quiet)
     if outcome.score is None:
         raise KeyboardInterrupt

@@ -88,7 +88,10 @@ def test_an_evaluation_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path, m
 def test_training_from_a_dict_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
     """The run of the command is found finished, so that nothing is trained twice."""
     config = library.load("sample").config
-    for again in (library.train(config=config, quiet=True), library.train("sample", "train.log_steps=7", quiet=True)):
+    for again in (
+        library.train(config=config, quiet=True),
+        library.train(Path("sample"), "train.log_steps=7", quiet=True),
+    ):
         assert repr(again) == f"Run(runs/sample, step {library.load('sample').step})"
     sections = {section: dict(fields) for section, fields in config.model_dump(mode="json").items()}
     sections["run"]["name"] = "short"
