@@ -16,7 +16,8 @@ NATIVE_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def choose_device(name: str) -> torch.device:
-    """The device for `auto`, `cpu` or `cuda`. Raises LmtrainError if CUDA is requested but not available."""
+    """The device for `auto`, `cpu` or `cuda`; on CUDA, attention will not use cuDNN's kernels. Raises LmtrainError if
+    CUDA is requested but not available."""
     if name == "cuda" and not torch.cuda.is_available():
         raise LmtrainError("PyTorch sees no CUDA device: use cpu or auto in place of cuda (train.device or --device)")
     # On Hopper PyTorch prefers cuDNN's attention, which rounds the dropout rate to a multiple of 1/16 (before 2.12;
