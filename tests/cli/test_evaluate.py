@@ -182,3 +182,22 @@ def test_a_run_with_another_tokenizer_is_rejected(lmtrain: Lmtrain, workdir: Pat
         done = lmtrain(*command)
         assert done.code == 1
         assert "runs/sample/tokenizer.json is not the tokenizer that" in done.err
+
+
+def test_a_corpus_changed_under_a_run_is_rejected(lmtrain: Lmtrain, workdir: Path) -> None:
+    (workdir / "own.txt").write_text("a b c d e f\n" * 200)
+    arguments = ["train", *TINY[1:], "run.name=own", "data.source=own.txt", "--quiet"]
+    assert lmtrain(*arguments).code == 0
+    before = {path: path.read_bytes() for path in workdir.glob("data/own-*/*")}
+    score = lmtrain("eval", "--run", "runs/own", "--json").out
+    (workdir / "own.txt").write_text("a b c d e g\n" * 200)
+    done = lmtrain(*arguments)
+    assert done.code == 1
+    assert "choose another run.name" in done.err
+    assert {path: path.read_bytes() for path in before} == before
+    assert lmtrain("eval", "--run", "runs/own", "--json").out == score
+    for folder in {path.parent for path in before}:
+        shutil.rmtree(folder)
+    done = lmtrain("eval", "--run", "runs/own")
+    assert done.code == 1
+    assert "are not in data" in done.err
