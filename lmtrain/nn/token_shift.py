@@ -20,5 +20,5 @@ class TokenShift(nn.Module):
     def forward(self, x: Tensor, before: Tensor | None = None) -> Tensor:
         """(B, T, D) -> (B, T, D); `before` (B, D) is what comes before the first, if anything does."""
         if before is None:
-            before = torch.zeros_like(x[:, 0])
+            before = x.new_zeros(len(x), x.shape[-1])
         return x + self.gain * torch.cat((before.unsqueeze(1), x[:, :-1]), dim=1)

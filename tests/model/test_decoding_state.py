@@ -81,9 +81,10 @@ def test_windowed_steps_equal_reencoding_the_window(fields: dict[str, object], p
     assert_steps_equal_reencoding(fields, pads)
 
 
+@pytest.mark.parametrize("token_shift", [False, True])
 @pytest.mark.parametrize(("mode", "context"), [*itertools.product(("causal", "windowed"), (1, 2, 3))])
-def test_tiny_contexts(mode: str, context: int) -> None:
-    model, text = build(mode=mode, context=context), tokens(1, 10)
+def test_tiny_contexts(mode: str, context: int, token_shift: bool) -> None:
+    model, text = build(mode=mode, context=context, token_shift=token_shift), tokens(1, 10)
     log_probs, state = model.start(text[:, :1])
     window = text[0, :1].tolist()
     for t in range(1, 10):
