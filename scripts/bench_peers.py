@@ -1,13 +1,11 @@
 """`scripts/benchmark peers`: validation perplexity after the same minutes on the same words, on a CPU.
 
-Every program is a process of its own with all the cores, one after another, by its own source, also earlier versions of
-lmtrain, with the recipe as it was:
+Every program is a process of its own with all the cores, one after another, by its own source:
 
 python scripts/bench_peers.py SIDE        # as JSON; prints its nats over the validation split, tokens read, parameters
 """
 
 import argparse
-import functools
 import json
 import math
 import sys
@@ -20,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from bench_training import load_source, nanogpt, recipe_options, tokens_per_step
-from record import ROOT, Row, commit, lmtrain, measure_beside, train_points
+from record import Row, lmtrain, measure_beside, train_points
 from torch import Tensor, nn
 
 from lmtrain.data.tokens import open_store
@@ -50,13 +48,8 @@ def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
         print({name: value for name, value in rows[-1].items() if name != "curve"}, file=sys.stderr)
 
     options = [f"train.max_minutes={arguments.minutes}", f"train.threads={threads}", f"run.seed={SEED}"]
-    options += ["train.compile=true", f"data.source={arguments.source}", *arguments.overrides]
-    for number, checkout in enumerate((ROOT, *arguments.earlier)):
-        program = "lmtrain" if checkout == ROOT else f"lmtrain {commit(checkout)[:7]}"
-        run_dir = folder / f"run-{number}"
-        recipe = ["--config", str(checkout / "configs" / f"{name}.yaml")]
-        found = measure_lmtrain(checkout, [*recipe, *options, f"run.dir={run_dir}", f"data.dir={run_dir}"])
-        add({"program": program, "precision": precision}, found)
+    options += ["train.compile=true", f"data.source={arguments.source}", f"run.dir={folder}", *arguments.overrides]
+    add({"program": "lmtrain", "precision": precision}, measure_lmtrain([*recipe_options(name), *options]))
     if arguments.nanogpt:
         # Its own configurations have no dropout for large texts, and 0.2 where a small one is read several times.
         form = {"program": "nanoGPT", "precision": precision, "compiled": True}
@@ -70,12 +63,11 @@ def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     return metrics, settings | {"heap": "retained"}
 
 
-def measure_lmtrain(checkout: Path, options: list[str]) -> Row:
-    """Train a recipe with the version of lmtrain in `checkout`, and score the validation split."""
-    run = functools.partial(lmtrain, environment={"PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"})
-    costs, trained = run("train", *options, "--dry-run"), run("train", *options)
+def measure_lmtrain(options: list[str]) -> Row:
+    """Train a recipe, and score the validation split."""
+    costs, trained = lmtrain("train", *options, "--dry-run"), lmtrain("train", *options)
     losses = [(point["minutes"], point["loss"]) for point in train_points(trained["run"])]
-    scored = run("eval", "--run", trained["run"])
+    scored = lmtrain("eval", "--run", trained["run"])
     return {
         "compiled": costs["config"]["train"]["compile"],
         **{name: scored[name] for name in ("nats", "context", "stride")},

@@ -57,13 +57,13 @@ def run_script(main: Callable[[], object]) -> None:
         raise SystemExit(130) from None
 
 
-def run_python(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+def run_python(arguments: Sequence[str], environment: Mapping[str, str] = {}) -> str:
     """Standard output of `python *arguments`. When interrupted, waits until the process has saved and ended.
 
     Raises CalledProcessError when it fails.
     """
     command = [sys.executable, *arguments]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})})
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
     try:
         printed, _ = running.communicate()
     except KeyboardInterrupt:
@@ -75,9 +75,9 @@ def run_python(arguments: Sequence[str], environment: Mapping[str, str] | None =
     return printed
 
 
-def lmtrain(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+def lmtrain(*arguments: str | Path) -> dict[str, Any]:
     """The JSON object that a command of lmtrain prints. Raises CalledProcessError when it fails."""
-    result: dict[str, Any] = json.loads(run_python(["-m", "lmtrain", *map(str, arguments), "--json"], environment))
+    result: dict[str, Any] = json.loads(run_python(["-m", "lmtrain", *map(str, arguments), "--json"]))
     return result
 
 
@@ -124,7 +124,7 @@ def write_record(
     record = {
         "benchmark": benchmark,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "commit": commit() + changed,
+        "commit": (_git("rev-parse", "HEAD") or "unknown") + changed,
         "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
         "machine": machine(choose_device(device)) | {"load_average": os.getloadavg()[0]},
         "versions": {package: version(package) for package in (*PACKAGES, *packages)},
@@ -150,15 +150,10 @@ def _identity(record: Record) -> tuple[object, ...]:
     return record["benchmark"], record["command"], machine["processor"], machine["cores"], machine["device"]
 
 
-def commit(checkout: Path = ROOT) -> str:
-    """The hash of the commit that is checked out in a folder."""
-    return _git("rev-parse", "HEAD", folder=checkout) or "unknown"
-
-
-def _git(*arguments: str, folder: Path = ROOT) -> str:
+def _git(*arguments: str) -> str:
     """What git prints; nothing without git or a repository."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

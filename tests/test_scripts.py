@@ -173,14 +173,11 @@ def test_peers_are_scored_over_every_token(
     clock = itertools.count(step=0.0625)  # of the other programs: seconds at each look, one for each step
     monkeypatch.setattr(bench_peers, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     options = f"--minutes 0.01 --source {tmp_path}/book.txt --nanogpt n --word-language-model w".split()
-    (tmp_path / "old").symlink_to(SCRIPTS.parent)
-    options += ["--earlier", str(tmp_path / "old")]
     tiny = [override for override in TINY if not override.startswith("data.")]
     (found,) = script("benchmark", "peers", "peers", "quickstart", *options, *tiny)
     assert (found["benchmark"], found["settings"]["corpus"]) == ("peers-0.01-minutes", "book.txt")
-    ours, earlier, *others = found["metrics"]["rows"]
+    ours, *others = found["metrics"]["rows"]
     assert [row["program"] for row in others] == list(bench_peers.PROGRAMS)
-    assert earlier["program"] == f"lmtrain {record.commit()[:7]}"
     assert (record.RESULTS / "peers-0.01-minutes.png").read_bytes().startswith(b"\x89PNG")
     store = command("tokenize", str(tmp_path / "book.txt"))
     valid, words = store["splits"]["valid"], store["vocab_size"]
