@@ -1,15 +1,12 @@
 """Fixtures for all tests: a tiny configuration, its token store, a trained run, and commands in this process."""
 
-import importlib.machinery
-import importlib.util
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -81,26 +78,6 @@ def lmtrain(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         return Result(code, captured.out, captured.err)
 
     return call
-
-
-@pytest.fixture
-def load_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], ModuleType]:
-    """Loads a script as a module whose records go to a folder of the test."""
-    monkeypatch.setattr("record.RESULTS", tmp_path / "results")
-    monkeypatch.setattr("lmtrain.system.allocator.retain_heap", lambda: None)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    (tmp_path / "results").mkdir()
-
-    def load(name: str) -> ModuleType:
-        path = Path(__file__).parent.parent / "scripts" / name
-        loader = importlib.machinery.SourceFileLoader(f"script_{name}", str(path))
-        spec = importlib.util.spec_from_loader(loader.name, loader)
-        assert spec is not None
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-        return module
-
-    return load
 
 
 @pytest.fixture(scope="session")

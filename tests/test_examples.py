@@ -3,33 +3,35 @@
 import json
 import math
 import random
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
+import alignments
+import counting
+import facts
+import largest
+import patterns
+import positions
 import pytest
+import sequences
 import torch
 from PIL import Image
 
-EXAMPLES = Path(__file__).parent.parent / "scripts" / "examples"
+from lmtrain.nn.encoder_decoder import Sizes
+from lmtrain.nn.seq2seq import Seq2Seq, shift
 
 
 @pytest.fixture
-def load(load_script: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    monkeypatch.syspath_prepend(EXAMPLES)
-    return lambda name: load_script(f"examples/{name}.py")
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Call an example's `main`, with some of its constants replaced; its results, after checking what it printed and
+    drew."""
 
-
-@pytest.fixture
-def run(load: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Call an example's `main`; its results, after checking what it printed and drew."""
-
-    def call(name: str, *arguments: str, **changes: object) -> dict[str, Any]:
-        module = load(name)
-        for constant, value in changes.items():
-            setattr(module, constant, value)
-        results: dict[str, Any] = module.main([*arguments, "--out", str(tmp_path / "new")])
+    def call(example: ModuleType, *arguments: str, **constants: object) -> dict[str, Any]:
+        for constant, value in constants.items():
+            monkeypatch.setattr(example, constant, value)
+        results: dict[str, Any] = example.main([*arguments, "--out", str(tmp_path / "new")])
         assert json.loads(capsys.readouterr().out) == results
         assert all(math.isfinite(value) for value in results.values() if isinstance(value, float))
         with Image.open(results["picture"]) as picture:
@@ -43,7 +45,7 @@ def run(load: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.parametrize(("pooling", "name"), [("residual", "largest"), ("queries", "largest-queries")])
 def test_largest(run: Any, pooling: str, name: str) -> None:
-    results = run("largest", "--steps", "50", "--pooling", pooling)
+    results = run(largest, "--steps", "50", "--pooling", pooling)
     assert 0 < results["chance_accuracy"] < 0.1
     assert results["pointing_accuracy"] > 0.7
     assert results["regression_mse"] < 0.4 * results["mean_mse"]
@@ -52,25 +54,25 @@ def test_largest(run: Any, pooling: str, name: str) -> None:
 
 def test_largest_of_plain_blocks(run: Any) -> None:
     """Without residuals they learn to regress first, and to point later."""
-    results = run("largest", "--steps", "50", "--pooling", "plain")
+    results = run(largest, "--steps", "50", "--pooling", "plain")
     assert results["regression_mse"] < 0.7 * results["mean_mse"]
     assert Path(results["picture"]).stem == "largest-plain"
 
 
 def test_counting(run: Any) -> None:
-    results = run("counting", "--steps", "80")
+    results = run(counting, "--steps", "80")
     assert results["r2"] > results["r2_without_begin"] + 0.1
     assert results["r2"] > 0.7
 
 
 def test_positions(run: Any) -> None:
-    deviations = [value for name, value in run("positions").items() if name.endswith("_deviation")]
+    deviations = [value for name, value in run(positions).items() if name.endswith("_deviation")]
     assert len(deviations) == 7
     assert all(0 <= deviation < 1e-5 for deviation in deviations)
 
 
 def test_patterns(run: Any) -> None:
-    rows = {row["pattern"]: (row["share"], row["share_causal"]) for row in run("patterns")["rows"]}
+    rows = {row["pattern"]: (row["share"], row["share_causal"]) for row in run(patterns)["rows"]}
     pairs = 32 * 32
     assert rows["full"] == (1, 32 * 33 / 2 / pairs)
     assert rows["local"] == ((32 * 7 - 2 * (1 + 2 + 3)) / pairs, (32 * 4 - (1 + 2 + 3)) / pairs)
@@ -84,44 +86,40 @@ def test_patterns(run: Any) -> None:
 
 @pytest.mark.parametrize("decoding", ["autoregressive", "parallel", "parallel-fixed"])
 def test_sequences(run: Any, decoding: str) -> None:
-    results = run("sequences", "--decoding", decoding, "--steps", "8", UNSEEN=32)
+    results = run(sequences, "--decoding", decoding, "--steps", "8", UNSEEN=32)
     assert results["last_loss"] < 0.95 * results["first_loss"]
     assert Path(results["picture"]).name == f"sequences-reverse-{decoding}.png"
     assert all(0 <= value <= 1 for name, value in results.items() if name.startswith("exact_match"))
     assert ("exact_match_given_lengths" in results) == (decoding == "parallel")
 
 
-def test_sequences_are_reversed_and_counted_whole(
-    load: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = load("sequences")
+def test_sequences_are_reversed_and_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    sequences = script.draw(200)
-    lengths = sequences.lengths.tolist()
+    drawn = sequences.draw(200)
+    lengths = drawn.lengths.tolist()
     assert {min(lengths), max(lengths)} == {4, 16}
-    rows = zip(sequences.source.tolist(), sequences.target.tolist(), sequences.valid.tolist(), lengths, strict=True)
+    rows = zip(drawn.source.tolist(), drawn.target.tolist(), drawn.valid.tolist(), lengths, strict=True)
     for source, target, valid, length in rows:
         assert target[:length] == source[:length][::-1]
         assert target[length:] == source[length:] == [0] * (16 - length)
         assert valid == [True] * length + [False] * (16 - length)
-    many = script.draw(20_000)  # of 10,000 sequences of length 4 some come twice
+    many = sequences.draw(20_000)  # of 10,000 sequences of length 4 some come twice
     distinct = {tuple(row[:length]) for row, length in zip(many.source.tolist(), many.lengths.tolist(), strict=True)}
     assert len(set(many.keys().tolist())) == len(distinct) < 20_000
-    some = script.draw(4)
+    some = sequences.draw(4)
     right = [row[:length] for row, length in zip(some.target.tolist(), some.lengths.tolist(), strict=True)]
     wrong = [right[0], right[1][:-1], [*right[2], 0], [(right[3][0] + 1) % 10, *right[3][1:]]]
-    monkeypatch.setattr(script, "decode", lambda *_: wrong)
-    assert script.exact_match(None, some) == 0.25
+    monkeypatch.setattr(sequences, "decode", lambda *_: wrong)
+    assert sequences.exact_match(Mock(), some) == 0.25
 
 
-def test_alignments(run: Any, load: Callable[[str], ModuleType]) -> None:
-    """Any share is at least 0 %, so the first evaluation is good enough there; at 99 %, one step is not."""
-    rows = run("alignments", "--steps", "5", UNSEEN=4, EVERY=3, ENOUGH=0.0)["rows"]
+def test_alignments(run: Any) -> None:
+    """One step is not enough for 99 %; any share is at least 0 %, so the first evaluation is enough for that."""
+    assert alignments.learn(Seq2Seq(sequences.SIZES), 0.0, 1, alignments.copies(4))["steps_to_99"] is None
+    rows = run(alignments, "--steps", "5", UNSEEN=4, EVERY=3, ENOUGH=0.0)["rows"]
     assert [row["way"] for row in rows] == ["softmax", "softmax, guided", "monotonic", "location-aware"]
     assert all(row["last_loss"] < 0.95 * row["first_loss"] for row in rows)
     assert all(row["steps_to_99"] == 3 and 0 <= row["exact_match"] <= 1 for row in rows)
-    script = load("alignments")
-    assert script.learn(script.Seq2Seq(script.SIZES), 0.0, 1, script.copies(4))["steps_to_99"] is None
 
 
 def test_no_unseen_sequence_is_trained_on(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,13 +133,13 @@ def test_no_unseen_sequence_is_trained_on(run: Any, monkeypatch: pytest.MonkeyPa
         return found
 
     monkeypatch.setattr(torch, "isin", watch)
-    run("sequences", "--steps", "2", SYMBOLS=1, UNSEEN=500)
+    run(sequences, "--steps", "2", SYMBOLS=1, UNSEEN=500)
     assert kept == [0, 0]
 
 
 @pytest.mark.parametrize("arguments", [("--copy", "on", "--sampling", "0.25"), ("--copy", "off")])
 def test_facts(run: Any, arguments: tuple[str, ...]) -> None:
-    results = run("facts", "--steps", "12", *arguments, PAIRS=64, UNSEEN=4)
+    results = run(facts, "--steps", "12", *arguments, PAIRS=64, UNSEEN=4)
     ending = "copy-on-sampling-0.25" if "on" in arguments else "copy-off"
     assert Path(results["picture"]).name == f"facts-{ending}.png"
     assert results["last_loss"] < 0.95 * results["first_loss"]
@@ -150,50 +148,47 @@ def test_facts(run: Any, arguments: tuple[str, ...]) -> None:
     ]
 
 
-def test_pairs_of_paragraphs_and_facts(load: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
-    script = load("facts")
-    monkeypatch.setattr(script, "PAIRS", 100)
-    monkeypatch.setattr(script, "UNSEEN", 20)
-    known, new, training = script.split(seed=1)
+def test_pairs_of_paragraphs_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "PAIRS", 100)
+    monkeypatch.setattr(facts, "UNSEEN", 20)
+    known, new, training = facts.split(seed=1)
     assert (len(known), len(new), len(training)) == (20, 20, 100)
     for pair in (*known, *new, *training):
         assert all(name.endswith(":") for name in pair.target[::2])
         assert set(pair.target[1::2]) <= set(pair.source)
-    assert all(script.NEW & {*pair.source} for pair in new)
-    assert not any(script.NEW & {*pair.source} for pair in (*known, *training))
+    assert all(facts.NEW & {*pair.source} for pair in new)
+    assert not any(facts.NEW & {*pair.source} for pair in (*known, *training))
     assert not {*known} & {*training}
-    renamed = script.rename(new[0], random.Random(0))
+    renamed = facts.rename(new[0], random.Random(0))
     changed = [pair for pair in zip(new[0].source, renamed.source, strict=True) if pair[0] != pair[1]]
-    assert script.NEW & {*new[0].source} <= {before for before, _ in changed} <= {*script.NAMES}
-    assert {after for _, after in changed} <= {*script.KNOWN}
-    monkeypatch.setattr(script, "decode", lambda *_: [new[0].target, new[1].target[:-1], (*new[2].target, "a"), ()])
-    assert script.exact_match(None, new[:4], {}, 1) == 0.25
+    assert facts.NEW & {*new[0].source} <= {before for before, _ in changed} <= {*facts.NAMES}
+    assert {after for _, after in changed} <= {*facts.KNOWN}
+    monkeypatch.setattr(facts, "decode", lambda *_: [new[0].target, new[1].target[:-1], (*new[2].target, "a"), ()])
+    assert facts.exact_match(Mock(), new[:4], {}, 1) == 0.25
 
 
-def test_a_new_name_reads_like_the_mean_of_the_known_ones(load: Callable[[str], ModuleType]) -> None:
-    script = load("facts")
+def test_a_new_name_reads_like_the_mean_of_the_known_ones() -> None:
     ids = {"Helena": 0, "Clara": 1, "river": 2, "Sarn": 3}
-    assert (script.NEW & {*ids}, {*script.KNOWN} & {*ids}) == ({"Sarn"}, {"Helena", "Clara"})
-    model = script.Seq2Seq(script.Sizes(source_vocab=4, target_vocab=6, dim=8, heads=2))
+    assert ({*ids} & facts.NEW, {*ids} & {*facts.KNOWN}) == ({"Sarn"}, {"Helena", "Clara"})
+    model = Seq2Seq(Sizes(source_vocab=4, target_vocab=6, dim=8, heads=2))
     before = [embedding.words.weight.clone() for embedding in (model.encoder.embedding, model.embedding)]
-    script.embed_new_names(model, ids)
+    facts.embed_new_names(model, ids)
     for old, embedding in zip(before, (model.encoder.embedding, model.embedding), strict=True):
         assert embedding.words.weight[3].tolist() == pytest.approx(((old[0] + old[1]) / 2).tolist())
         assert torch.equal(embedding.words.weight[:3], old[:3])
 
 
 @pytest.mark.parametrize("copy", [True, False])
-def test_what_is_copied_has_at_least_that_probability(load: Callable[[str], ModuleType], copy: bool) -> None:
-    script = load("facts")
+def test_what_is_copied_has_at_least_that_probability(copy: bool) -> None:
     torch.manual_seed(0)
-    pair = next(script.pairs(3))
+    pair = next(facts.pairs(3))
     ids = {word: index for index, word in enumerate(sorted({*pair.source, *pair.target}))}
-    sizes = script.Sizes(source_vocab=len(ids), target_vocab=len(ids) + 2, dim=8, heads=2, copy=copy)
-    model = script.Seq2Seq(sizes)
-    shares = script.origins(model, pair, ids)
+    sizes = Sizes(source_vocab=len(ids), target_vocab=len(ids) + 2, dim=8, heads=2, copy=copy)
+    model = Seq2Seq(sizes)
+    shares = facts.origins(model, pair, ids)
     assert shares.shape == (len(pair.target), len(pair.source))
     source, target = (torch.tensor([[ids[word] for word in text]]) for text in pair)
-    probabilities = model(source, script.shift(target, None, sizes)[0])[0].exp()
+    probabilities = model(source, shift(target, None, sizes)[0])[0].exp()
     for word, row, probability in zip(pair.target, shares, probabilities, strict=False):
         copied = sum(share for share, other in zip(row.tolist(), pair.source, strict=True) if other == word)
         assert copied <= probability[ids[word]] + 1e-6 if copy else row.sum() == pytest.approx(1)

@@ -32,6 +32,16 @@ from tests.helpers import TINY, Child, Lmtrain
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 SMALL = ["model.dim=16", "model.layers=1", "model.heads=2", "train.device=cpu", "train.precision=fp32"]
+
+
+def program(name: str) -> ModuleType:
+    """A script as a module."""
+    module, path = ModuleType(name), SCRIPTS / name
+    exec(compile(path.read_text(), path, "exec"), module.__dict__)
+    return module
+
+
+benchmark, reproduce = program("benchmark"), program("reproduce")
 SIDES = {
     "bench_training": bench_training.measure_peer,
     "bench_decoding": bench_decoding.measure_transformers,
@@ -41,7 +51,10 @@ SIDES = {
 
 @pytest.fixture
 def command(lmtrain: Lmtrain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Commands of lmtrain run in this process, those of the scripts too, in a folder of the test; nothing compiles."""
+    """Commands of lmtrain run in this process, those of the scripts too; nothing compiles.
+
+    Runs and records are in a folder of the test.
+    """
 
     def run_python(arguments: list[str], _environment: object = None) -> str:
         if arguments[0] != "-m":
@@ -54,6 +67,8 @@ def command(lmtrain: Lmtrain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         return done.out
 
     monkeypatch.chdir(tmp_path)
+    for module in (record, benchmark):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
     monkeypatch.setattr(torch, "compile", lambda model: model)
     monkeypatch.setattr(bench_training, "WORDS", 2000)
     for module in (record, bench_decoding):
@@ -62,17 +77,14 @@ def command(lmtrain: Lmtrain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 @pytest.fixture
-def script(
-    load_script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, command: object
-) -> Callable[..., list[dict[str, Any]]]:
+def script(monkeypatch: pytest.MonkeyPatch, command: object) -> Callable[..., list[dict[str, Any]]]:
     """Run a script's `main`, with some of its constants replaced; the records of the file that it writes to."""
 
-    def run(name: str, file: str, *arguments: str, **constants: object) -> list[dict[str, Any]]:
-        monkeypatch.setattr(sys, "argv", [f"scripts/{name}", *arguments])
-        module = load_script(name)
+    def run(script: ModuleType, file: str, *arguments: str, **constants: object) -> list[dict[str, Any]]:
+        monkeypatch.setattr(sys, "argv", [f"scripts/{script.__name__}", *arguments])
         for constant, value in constants.items():
-            setattr(module, constant, value)
-        module.main()
+            monkeypatch.setattr(script, constant, value)
+        script.main()
         return record.read_records(record.RESULTS / f"{file}.json")
 
     return run
@@ -125,7 +137,7 @@ SOURCE = SimpleNamespace(
 def test_training_is_measured(script: Any, monkeypatch: pytest.MonkeyPatch, peers: list[str], expected: object) -> None:
     monkeypatch.setattr(bench_training, "load_source", lambda folder: SOURCE)
     sizes = ["--vocab-size", "50", "--steps", "4", "model.context=8", "train.batch_size=2"]
-    (found,) = script("benchmark", "benchmarks", "train", "quickstart", *SMALL, *sizes, *peers)
+    (found,) = script(benchmark, "benchmarks", "train", "quickstart", *SMALL, *sizes, *peers)
     rows = found["metrics"]["rows"]
     assert [(row["program"], row["compiled"]) for row in rows] == expected
     assert {(row["precision"], row["heap"]) for row in rows} == {("fp32", "retained")}
@@ -153,7 +165,7 @@ def test_decoding_compares_like_with_like(script: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(record, "version", lambda package: "1.0")
     monkeypatch.setattr(bench_decoding, "choose_precision", lambda *_: "bf16")
     monkeypatch.setattr(bench_decoding, "CASES", ((1, 1), (2, 3)))
-    (found,) = script("benchmark", "benchmarks", "decode", *SMALL, "--vocab-size", "50", "--new-tokens", "3")
+    (found,) = script(benchmark, "benchmarks", "decode", *SMALL, "--vocab-size", "50", "--new-tokens", "3")
     rows = found["metrics"]["rows"]
     cases = [(row["precision"], row["prompts"], row["beams"]) for row in rows]
     assert cases == [(kind, *case) for kind in ("fp32", "bf16") for case in ((1, 1), (2, 3))]
@@ -174,7 +186,7 @@ def test_peers_are_scored_over_every_token(
     monkeypatch.setattr(bench_peers, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     options = f"--minutes 0.01 --source {tmp_path}/book.txt --nanogpt n --word-language-model w".split()
     tiny = [override for override in TINY if not override.startswith("data.")]
-    (found,) = script("benchmark", "peers", "peers", "quickstart", *options, *tiny)
+    (found,) = script(benchmark, "peers", "peers", "quickstart", *options, *tiny)
     assert (found["benchmark"], found["settings"]["corpus"]) == ("peers-0.01-minutes", "book.txt")
     ours, *others = found["metrics"]["rows"]
     assert [row["program"] for row in others] == list(bench_peers.PROGRAMS)
@@ -192,7 +204,7 @@ def test_peers_are_scored_over_every_token(
 def test_startup_is_the_median_of_rounds_of_commands(script: Any) -> None:
     """By a clock that counts the commands, which do not run."""
     clock = itertools.count()
-    (found,) = script("benchmark", "benchmarks", "startup", STARTS=3, seconds=lambda run, command: next(clock))
+    (found,) = script(benchmark, "benchmarks", "startup", STARTS=3, seconds=lambda run, command: next(clock))
     assert [row["median_seconds"] for row in found["metrics"]["rows"]] == [5, 6, 7, 8, 9]
 
 
@@ -200,7 +212,7 @@ def test_reproduce_scores_with_the_settings_that_it_finds(script: Any, command: 
     fields = {"temperature": "temperature", "cache": "cache_weight", "dynamic": "dynamic_lr"}
     moves = {name: [{field: factor} for factor in (0.7, 1.4)] for name, field in fields.items()}
     tiny = [*TINY, "run.name=r", "--tune", "60", "--limit", "60"]
-    (found,) = script("reproduce", "recipes", "quickstart", *tiny, MOVES=moves)
+    (found,) = script(reproduce, "recipes", "quickstart", *tiny, MOVES=moves)
     first, *rows = found["metrics"]["rows"]
     assert first["nats"] == command("eval", "--run", "runs/r")["nats"]
     assert [row["method"] for row in rows] == ["plain", "temperature", "cache", "dynamic", "dynamic and cache"]
@@ -215,14 +227,14 @@ def test_reproduce_scores_with_the_settings_that_it_finds(script: Any, command: 
 def test_reproduce_keeps_its_record_where_adapting_fails(script: Any) -> None:
     tiny = [*TINY, "run.name=r", "--adapt"]
     with pytest.raises(subprocess.CalledProcessError):
-        script("reproduce", "recipes", "quickstart", *tiny, METHODS={"unknown": ["--unknown"]})
+        script(reproduce, "recipes", "quickstart", *tiny, METHODS={"unknown": ["--unknown"]})
     (found,) = record.read_records(record.RESULTS / "recipes.json")
     assert [row["method"] for row in found["metrics"]["rows"]] == ["plain"]
 
 
 def test_reproduce_compares_variants(script: Any) -> None:
     variants = ["--variant", "--variant", "model.dim=8", "--seeds", "1", "2", "--name", "widths"]
-    (found,) = script("reproduce", "sweeps", "quickstart", *TINY, *variants)
+    (found,) = script(reproduce, "sweeps", "quickstart", *TINY, *variants)
     first, second = found["metrics"]["rows"]
     assert (first["overrides"], second["overrides"], found["seeds"]) == ([], ["model.dim=8"], [1, 2])
     assert first["parameters"] > second["parameters"]
@@ -232,7 +244,7 @@ def test_reproduce_compares_variants(script: Any) -> None:
 
 
 def test_reproduce_compares_an_ensemble_with_its_members(script: Any, command: Any) -> None:
-    (found,) = script("reproduce", "ensembles", "quickstart", *TINY, "--ensemble", "2", "--name", "two")
+    (found,) = script(reproduce, "ensembles", "quickstart", *TINY, "--ensemble", "2", "--name", "two")
     rows = {row["model"]: row for row in found["metrics"]["rows"]}
     assert list(rows) == ["seed 1", "seed 2", "mean of 2", "learned from the mean of 2", "2 times the steps"]
     assert [row["steps"] for row in rows.values()] == [12, 12, 24, 12, 24]
@@ -243,13 +255,13 @@ def test_reproduce_compares_an_ensemble_with_its_members(script: Any, command: A
     assert found["seeds"] == [1, 2]
 
 
-def test_a_windowed_model_is_adapted_by_the_cache_only(load_script: Any) -> None:
-    assert load_script("reproduce").untuned({"mode": "windowed", "context": 4}) == {"cache": ["--cache"]}
-    assert len(load_script("reproduce").untuned({"mode": "causal", "context": 4})) == 3
+def test_a_windowed_model_is_adapted_by_the_cache_only() -> None:
+    assert reproduce.untuned({"mode": "windowed", "context": 4}) == {"cache": ["--cache"]}
+    assert len(reproduce.untuned({"mode": "causal", "context": 4})) == 3
 
 
 @pytest.mark.parametrize("start", [(0.25, 1.0), (2.0**-4, 2.0**-6), (8.0, 4.0), (1.0, 2.0**5)])
-def test_the_rates_are_found_wherever_the_search_starts(load_script: Any, start: tuple[float, float]) -> None:
+def test_the_rates_are_found_wherever_the_search_starts(start: tuple[float, float]) -> None:
     """The best rate is 1/4 for the word embeddings and 2 for the rest, and both diverge beyond 64."""
 
     def score(settings: dict[str, float]) -> dict[str, float]:
@@ -260,16 +272,16 @@ def test_the_rates_are_found_wherever_the_search_starts(load_script: Any, start:
         nats = math.log2(rate / 2) ** 2 + math.log2(rate * embedding / 0.25) ** 2 - rates["stride"]
         return rates | {"nats": nats}
 
-    reproduce = load_script("reproduce")
     found = score(reproduce.climb(score, {}, reproduce.MOVES["dynamic"]))
     assert [found[name] for name in ("dynamic_lr", "dynamic_embedding", "stride")] == pytest.approx(
         [2, 0.125, 64], rel=0.01
     )
 
 
-def test_soak_finds_equal_ends() -> None:
+def test_soak_finds_equal_ends(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPTS / "soak"), "--kills", "1", "--steps", "20", "--no-record"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     found = json.loads(printed.splitlines()[-1])
     stages = ("starts", "steps", "evaluations", "saves")
     assert found["kills"] == sum(found[f"kills_during_{stage}"] for stage in stages) == 1
