@@ -4,7 +4,8 @@
     python scripts/pages.py
 
 A page is written by hand, but for what follows a comment that says what it is generated from, up to the next section.
-Records have a table for each benchmark: its scalars and its rows. What all rows have in common stands above the table.
+Records have a table for each benchmark, or one for all: their scalars and rows. What all rows have in common is
+above the table.
 """
 
 import re
@@ -19,13 +20,14 @@ from record import Record, Row
 from lmtrain.config.fields import fields
 
 GENERATED = re.compile(r"(<!-- Generated from (\S+) [^\n]*\n).*?(?=\n## |\Z)", re.DOTALL)
+IN_ONE_TABLE = {"recipes", "peers"}
 SHOWN = {
     "recipes": "method tokens word_perplexity bits_per_byte context stride minutes steps parameters",
-    "peers": "minutes threads program precision compiled dropout word_perplexity context stride tokens parameters",
+    "peers": "threads program precision compiled dropout word_perplexity context stride tokens parameters",
     "sweeps": "overrides word_perplexity spread parameters",
 }
 """The columns of a file's tables; all where it is not listed."""
-ORIGIN = ("machine", "date", "commit")
+ORIGIN = ("benchmark", "machine", "date", "commit")
 NOT_SHOWN = ("train.sample_prompts=", "train.eval_", "train.threads=", "train.max_minutes=null")
 """Overrides of sweeps that hardly change a result: the record has them."""
 
@@ -43,8 +45,8 @@ def tables(source: str) -> str:
     path = record.RESULTS / source
     records = sorted(record.read_records(path), key=lambda entry: str(entry["benchmark"]))
     parts = []
-    for benchmark, group in groupby(records, key=lambda entry: entry["benchmark"]):
-        parts += _section(benchmark, list(group), SHOWN[path.stem].split() if path.stem in SHOWN else None)
+    for _, group in groupby(records, key=lambda entry: path.stem in IN_ONE_TABLE or entry["benchmark"]):
+        parts += _section(list(group), SHOWN[path.stem].split() if path.stem in SHOWN else None)
     return "\n\n".join(parts)
 
 
@@ -60,9 +62,9 @@ def field_tables() -> str:
     return "\n\n".join(parts)
 
 
-def _section(benchmark: str, records: list[Record], shown: Sequence[str] | None) -> list[str]:
-    """A heading, what all rows of the benchmark's records have in common, and a table of the rest."""
-    rows = [{**row, **_origin(entry)} for entry in records for row in _rows(entry)]
+def _section(records: list[Record], shown: Sequence[str] | None) -> list[str]:
+    """A heading if they are of one benchmark, what all rows of the records have in common, and a table of the rest."""
+    rows = [{"benchmark": entry["benchmark"], **row, **_origin(entry)} for entry in records for row in _rows(entry)]
     keys = [
         key
         for key in dict.fromkeys(key for row in rows for key in row)
@@ -70,13 +72,15 @@ def _section(benchmark: str, records: list[Record], shown: Sequence[str] | None)
     ]
     common = [key for key in keys if len({str(row.get(key)) for row in rows}) == 1 and (len(rows) > 1 or key in ORIGIN)]
     columns = [key for key in keys if key not in common]
-    about = [f"{key.replace('_', ' ')} {_cell(rows[0][key])}" for key in common if rows[0].get(key) is not None]
+    values = {key: rows[0][key] for key in common if rows[0].get(key) is not None}
+    heading = [f"### {values.pop('benchmark')}"] if "benchmark" in values else []
+    about = [f"{key.replace('_', ' ')} {_cell(value)}" for key, value in values.items()]
     settings = records[0].get("settings", {})
     if "common" in settings:
         overrides = [change for change in settings["common"] if not change.startswith(NOT_SHOWN)]
         about.insert(0, f"`{settings['recipe']}` with `{' '.join(overrides)}`")
     table = markdown_table(columns, ([row.get(key) for key in columns] for row in rows))
-    return [f"### {benchmark}", *(["; ".join(about)] if about else []), table]
+    return [*heading, *(["; ".join(about)] if about else []), table]
 
 
 def _rows(entry: Record) -> Iterable[Row]:
