@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -23,7 +24,7 @@ from lmtrain.errors import LmtrainError
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "scripts" / "results"
-PACKAGES = ("torch", "tokenizers", "safetensors", "pydantic", "typer", "tensorboard", "numpy")
+PACKAGES = ("torch", "tokenizers", "safetensors", "pydantic", "typer", "tensorboard", "numpy", "transformers")
 RETAINED_HEAP = {
     "THP_MEM_ALLOC_ENABLE": "1",
     "MALLOC_MMAP_MAX_": "0",
@@ -110,8 +111,7 @@ def write_record(
     seeds: Sequence[int],
     settings: dict[str, Any] | None = None,
     device: str = "cpu",
-    packages: Sequence[str] = (),
-) -> Record:
+) -> None:
     """Add a record to `scripts/results/<file>.json`, in place of one of the same command on the same machine.
 
     `device` is what `train.device` may be.
@@ -127,7 +127,7 @@ def write_record(
         "commit": (_git("rev-parse", "HEAD") or "unknown") + changed,
         "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
         "machine": machine(choose_device(device)) | {"load_average": os.getloadavg()[0]},
-        "versions": {package: version(package) for package in (*PACKAGES, *packages)},
+        "versions": {package: version(package) for package in PACKAGES if find_spec(package)},
         "seeds": list(seeds),
         **({"settings": settings} if settings else {}),
         "metrics": metrics,
@@ -136,7 +136,6 @@ def write_record(
     kept = [old for old in read_records(path) if _identity(old) != _identity(record)]
     write_file(path, json.dumps([*kept, record], indent=1) + "\n")
     print(f"{path}: {benchmark}", file=sys.stderr)
-    return record
 
 
 def read_records(path: Path) -> list[Record]:
