@@ -58,8 +58,7 @@ def learn(model: Seq2Seq, guided: float, steps: int, unseen: Sequences) -> Resul
         if step and step % EVERY == 0:
             evaluate(step)
         batch = copies(128)
-        batch = batch.rows(~torch.isin(batch.keys(), keys))
-        return model.loss(batch.source, batch.target, batch.valid, batch.lengths, guided=guided)
+        return model.loss(*batch.rows(~torch.isin(batch.keys(), keys)), guided=guided)
 
     trained = train(loss, list(model.parameters()), steps, 2e-3)
     evaluate(steps)

@@ -59,15 +59,6 @@ class Pair(NamedTuple):
     target: tuple[str, ...]
 
 
-class Batch(NamedTuple):
-    """source (B, Ts) and target (B, T), zeros where padded; valid (B, Ts) bool; lengths (B,) of the targets."""
-
-    source: Tensor
-    target: Tensor
-    valid: Tensor
-    lengths: Tensor
-
-
 def pairs(seed: int) -> Iterator[Pair]:
     """The first paragraph of every article, without end."""
     uniform = random.Random(seed).random
@@ -112,11 +103,11 @@ def encode(texts: Sequence[tuple[str, ...]], ids: Ids) -> tuple[Tensor, Tensor]:
     return rows, lengths
 
 
-def batch(chosen: Sequence[Pair], ids: Ids) -> Batch:
-    """Pairs as tensors."""
+def batch(chosen: Sequence[Pair], ids: Ids) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """source (B, Ts) and target (B, T), zeros where padded; valid (B, Ts) bool; lengths (B,) of the targets."""
     source, read = encode([pair.source for pair in chosen], ids)
     target, lengths = encode([pair.target for pair in chosen], ids)
-    return Batch(source, target, torch.arange(source.shape[1]) < read.unsqueeze(-1), lengths)
+    return source, target, torch.arange(source.shape[1]) < read.unsqueeze(-1), lengths
 
 
 def decode(model: Seq2Seq, chosen: Sequence[Pair], ids: Ids, beams: int) -> list[tuple[str, ...]]:
@@ -196,8 +187,8 @@ def main(argv: list[str] | None = None) -> Results:
     model = Seq2Seq(sizes)
 
     def loss() -> Tensor:
-        source, target, valid, lengths = batch([training[index] for index in torch.randint(PAIRS, (32,))], ids)
-        return model.loss(source, target, valid, lengths, sampling=float(options.sampling))
+        chosen = [training[index] for index in torch.randint(PAIRS, (32,))]
+        return model.loss(*batch(chosen, ids), sampling=float(options.sampling))
 
     trained = train(loss, list(model.parameters()), options.steps, 2e-3)
     embed_new_names(model, ids)

@@ -135,8 +135,7 @@ def main(argv: list[str] | None = None) -> Results:
 
     def loss() -> Tensor:
         batch = draw(128)
-        batch = batch.rows(~torch.isin(batch.keys(), keys))
-        return model.loss(batch.source, batch.target, batch.valid, batch.lengths)
+        return model.loss(*batch.rows(~torch.isin(batch.keys(), keys)))
 
     trained = train(loss, list(model.parameters()), options.steps, 2e-3)
     model.eval()
