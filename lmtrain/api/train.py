@@ -7,7 +7,6 @@ from typing import Any
 from lmtrain.api.run import Run, load
 from lmtrain.config.loader import with_source
 from lmtrain.config.schema import Config
-from lmtrain.data.tokens import TokenStore
 from lmtrain.system.distributed import join_processes
 from lmtrain.system.messages import ignore, note
 from lmtrain.training.loop import fit
@@ -36,14 +35,14 @@ def train(
     """
     overrides = with_source([str(argument) for argument in arguments])
     wanted = request(Path(config) if isinstance(config, str) else config, overrides)
-    outcome, _ = train_request(wanted, quiet=quiet)
+    outcome = train_request(wanted, quiet=quiet)
     if outcome.score is None:
         raise KeyboardInterrupt
     return load(wanted.run_dir, device=wanted.config.train.device)
 
 
-def train_request(wanted: Request, *, quiet: bool) -> tuple[Outcome, TokenStore]:
-    """Train to the end of the budget, in every process of the run: its outcome, and the tokens it was trained on.
+def train_request(wanted: Request, *, quiet: bool) -> Outcome:
+    """Train to the end of the budget, in every process of the run: its outcome.
 
     The main process prints messages, if `quiet` only warnings.
     """
@@ -55,4 +54,4 @@ def train_request(wanted: Request, *, quiet: bool) -> tuple[Outcome, TokenStore]
             config, store = prepare(wanted, note=message, progress=not quiet)
         if wanted.is_automatic:
             message(f"chosen for this text and machine, unless you set them: {' '.join(chosen(config))}")
-        return fit(config, store, wanted.run_dir, note=warning, quiet=quiet, processes=processes), store
+        return fit(config, store, wanted.run_dir, note=warning, quiet=quiet, processes=processes)

@@ -92,7 +92,7 @@ def evaluate(
     named = [f", {key.replace('_', ' ')} {value}" for key, value in used.items() if (key, value) != ("temperature", 1)]
     lines = [
         f"{_title(trained)} on {name}: context {score.context}, stride {score.stride}{''.join(named)}",
-        *(f"  {line}" for line in score.lines(trained.tokenizer.kind)),
+        *(f"  {line}" for line in score.lines()),
     ]
     show({**about, **used, **score.summary()}, "\n".join(lines), as_json)
 

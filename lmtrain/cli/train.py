@@ -107,15 +107,15 @@ def _train(wanted: "Request", as_json: bool, quiet: bool) -> None:
     """Train to the end of the budget, in every process of the run; the main process prints the outcome."""
     from lmtrain.api.train import train_request
 
-    outcome, store = train_request(wanted, quiet=quiet)
+    outcome = train_request(wanted, quiet=quiet)
     if launcher.is_main_process():
-        _show_outcome(outcome, wanted.run_dir, store.tokenizer.kind, as_json, quiet)
+        _show_outcome(outcome, wanted.run_dir, as_json, quiet)
     if outcome.score is None:
         raise typer.Exit(INTERRUPTED)
 
 
-def _show_outcome(outcome: "Outcome", run_dir: Path, kind: str, as_json: bool, quiet: bool) -> None:
-    """Print how a run ended; `kind` is that of its tokenizer."""
+def _show_outcome(outcome: "Outcome", run_dir: Path, as_json: bool, quiet: bool) -> None:
+    """Print how a run ended."""
     score = outcome.score
     if score is None:
         note(f"interrupted at step {outcome.step:,}; the checkpoint is saved: rerun the same command to resume")
@@ -125,7 +125,7 @@ def _show_outcome(outcome: "Outcome", run_dir: Path, kind: str, as_json: bool, q
         f"{run_dir}: {outcome.status} at step {outcome.step:,} after {duration(60 * outcome.minutes)}; "
         f"the best checkpoint, of step {outcome.best_step:,}, on valid:"
     )
-    lines = [f"  {line}" for line in score.lines(kind)]
+    lines = [f"  {line}" for line in score.lines()]
     show({**figures, "best_step": outcome.best_step, "valid": score.summary()}, "\n".join([heading, *lines]), as_json)
     if not quiet:
         note(f'next: lmtrain generate "Once" --run {run_dir}; tensorboard --logdir {run_dir.parent}')

@@ -28,12 +28,6 @@ Forward = Callable[[Tensor, Tensor], Tensor]
 Advance = Callable[[int], object]
 """Called with the number of tokens of each batch, for a progress bar."""
 
-_WORDS_FIRST = ("word_perplexity", "token_perplexity", "bits_per_byte")
-_BITS_FIRST = ("bits_per_byte", "token_perplexity", "word_perplexity")
-"""The figures of a text of words, and of others, the headline first. Where a word is many predictions, word perplexity
-comes last: that of a model that has learned little is a number of many digits."""
-_DECIMALS = {"word_perplexity": 2, "token_perplexity": 2, "bits_per_byte": 3}
-
 
 @dataclass(frozen=True)
 class Score:
@@ -99,59 +93,36 @@ class Score:
             **({"floor": self.floor} if self.floor is not None else {}),
         }
 
-    def headline(self, kind: str) -> str:
-        """The figure that suits a kind of tokenizer, in one phrase: `word perplexity 85.31` or `2.134 bits per byte`.
+    @property
+    def headline(self) -> str:
+        """The first of `lines`, not aligned: `word perplexity 85.312 over 217,646 words`."""
+        return " ".join(self.lines()[0].split())
 
-        Behind it stand its qualifications and the floor, in the same unit.
+    def lines(self) -> list[str]:
+        """The figures as aligned lines, each with the count that it is computed over.
+
+        Word perplexity comes first where every token is a word. Where a word is many predictions, it comes last: that
+        of a model that has learned little is a number of many digits. The first line also has the floor and the share
+        of unknown words.
         """
-        name = self._shown(kind)[0]
-        number = readable(self.figures()[name], _DECIMALS[name])
-        text = f"{number} bits per byte" if name == "bits_per_byte" else f"{name.replace('_', ' ')} {number}"
-        return text + self._floor(name, _DECIMALS[name]) + self._unknown() + self._estimated(name)
-
-    def lines(self, kind: str) -> list[str]:
-        """The figures as aligned lines, the one of `headline` first, each with the count that it is computed over."""
-        counts = {
-            "word_perplexity": f"{self.words:,.0f} words",
-            "token_perplexity": f"{self.tokens:,} tokens",
-            "bits_per_byte": f"{self.bytes:,.0f} bytes",
-        }
-        figures, names = self.figures(), self._shown(kind)
-        lines = []
-        for name in names:
-            digits = _DECIMALS[name] + 1
-            line = f"{name.replace('_', ' '):16} {readable(figures[name], digits):>11}   over {counts[name]}"
-            if name == names[0]:
-                line += self._floor(name, digits) + self._unknown()
-            lines.append(line + self._estimated(name))
+        figures, lines = self.figures(), list[str]()
+        of_words = ("word_perplexity", "word", self.words, 3)
+        of_bytes, of_tokens = ("bits_per_byte", "byte", self.bytes, 4), ("token_perplexity", "token", self.tokens, 3)
+        order = (of_words, of_bytes) if self.tokens == self.words else (of_bytes, of_tokens, of_words)
+        for name, unit, count, decimals in order:
+            if name not in figures:
+                continue
+            line = f"{name.replace('_', ' '):16} {readable(figures[name], decimals):>11}   over {count:,.0f} {unit}s"
+            if not lines and self.floor is not None:
+                process = replace(self, nats=math.log(self.floor) * self.words)
+                line += f" (floor {readable(process.figures()[name], decimals)})"
+            if not lines and self.unknown_share:
+                share = f"{self.unknown_share:.2%}" if self.unknown_share >= 0.0001 else "less than 0.01%"
+                line += f" ({share} of the tokens stand for unknown words)"
+            if self.estimated and count != self.tokens:
+                line += f" ({unit} count estimated)"
+            lines.append(line)
         return lines
-
-    def _shown(self, kind: str) -> list[str]:
-        """The names of the figures to print: no bits per byte where there are none, and no figure twice."""
-        absent = {"bits_per_byte"} if self.bits_per_byte is None else set()
-        absent |= {"token_perplexity"} if self.tokens == self.words else set()
-        names = _WORDS_FIRST if kind == "word" else _BITS_FIRST
-        return [name for name in names if name not in absent]
-
-    def _floor(self, name: str, decimals: int) -> str:
-        if self.floor is None:
-            return ""
-        generator = replace(self, nats=math.log(self.floor) * self.words)
-        return f" (floor {readable(generator.figures()[name], decimals)})"
-
-    def _unknown(self) -> str:
-        if not self.unknown_share:
-            return ""
-        share = f"{self.unknown_share:.2%}" if self.unknown_share >= 0.0001 else "less than 0.01%"
-        return f" ({share} of the tokens stand for unknown words)"
-
-    def _estimated(self, name: str) -> str:
-        unit, count = {
-            "word_perplexity": ("word", self.words),
-            "bits_per_byte": ("byte", self.bytes),
-            "token_perplexity": ("token", self.tokens),
-        }[name]
-        return f" ({unit} count estimated)" if self.estimated and count != self.tokens else ""
 
 
 def readable(value: float, decimals: int) -> str:

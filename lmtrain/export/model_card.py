@@ -103,8 +103,7 @@ def _measured(found: TrainedWeights) -> str:
     finished = read_finished(found.run_dir)
     if finished is not None and finished.best_step == step:
         score = finished.valid
-        first = " ".join(score.lines(found.tokenizer.kind)[0].split())
-        return f"{first}, with context {score.context} and stride {score.stride}"
+        return f"{score.headline}, with context {score.context} and stride {score.stride}"
     nats = found.info.get("score")
     if not isinstance(nats, float):
         return "not measured"

@@ -107,7 +107,7 @@ class OpenRun:
         self.saver.wait()
         minutes, step = self.clock.read() / 60, self.training.counters.step
         score, best_step = final_score(self.training, self.run_dir, self.monitor, self.stop)
-        self.monitor.final(score.figures(), score.lines(self.training.store.tokenizer.kind))
+        self.monitor.final(score.figures(), score.lines())
         self.monitor.state("finished", step=step, minutes=minutes, best_step=best_step, valid=score.summary())
         status = "stopped early" if out_of_patience(self.training.config, self.training.counters) else "finished"
         return Outcome(status, step, minutes, score, best_step)

@@ -69,7 +69,7 @@ def evaluate_and_show(training: Training, monitor: Monitor, stop: StopSignal) ->
     metrics = {"loss": score.loss, "word_perplexity": score.word_perplexity}
     if tokenizer.kind != "word" and score.bits_per_byte is not None:
         metrics["bits_per_byte"] = score.bits_per_byte
-    monitor.evaluation(counters.step, metrics, score.headline(tokenizer.kind))
+    monitor.evaluation(counters.step, metrics, score.headline)
     return score.loss
 
 
