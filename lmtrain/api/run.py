@@ -20,8 +20,7 @@ from lmtrain.data.local import text_lines
 from lmtrain.data.tokenizer import Tokenizer, utf8
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError, UsageError
-from lmtrain.evaluation.adaptive import adapted
-from lmtrain.evaluation.gradient_rms import RMS_TOKENS, gradient_rms
+from lmtrain.evaluation.adaptive import RMS_TOKENS, adapted, gradient_rms
 from lmtrain.evaluation.perplexity import Score, evaluate, stride_of
 from lmtrain.evaluation.run_store import check_same_corpus, find_run_store
 from lmtrain.generation.complete import Completed, complete

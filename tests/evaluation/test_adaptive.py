@@ -22,9 +22,9 @@ from lmtrain.evaluation.adaptive import (
     Scored,
     adapted,
     cache_log_probs,
+    gradient_rms,
     mix,
 )
-from lmtrain.evaluation.gradient_rms import gradient_rms
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.build import build_model
 from lmtrain.model.ensemble import Ensemble
@@ -227,7 +227,7 @@ def test_dynamic_evaluation_equals_a_plain_loop(tied: bool) -> None:
 
 
 def test_the_gradients_rms_is_that_of_batches_times_the_root_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmtrain.evaluation.gradient_rms.TOKENS_PER_GRADIENT", 2 * CONTEXT)
+    monkeypatch.setattr("lmtrain.evaluation.adaptive.TOKENS_PER_GRADIENT", 2 * CONTEXT)
     model = tiny_model()
     forward = model.forward
     batches: list[tuple[Tensor, Tensor]] = []
