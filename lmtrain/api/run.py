@@ -49,8 +49,6 @@ class Run:
     precision: str | None
     progress: bool
     """Whether progress is shown: bars on a terminal, and how a missing corpus is made."""
-    given: frozenset[str] = frozenset()
-    """The fields that the user has set: a data.source that only the run names may not be read."""
 
     def __repr__(self) -> str:
         return f"Run({' + '.join(str(one.run_dir) for one in self.members)}, step {self.step:,})"
@@ -151,9 +149,8 @@ class Run:
         """The token store that the run was trained on; see `find_run_store`."""
         data = {"data.source": source, "data.dir": None if data_dir is None else str(data_dir)}
         config = load_config(self.config, as_overrides(data), {})
-        given = self.given | {field for field, value in data.items() if value is not None}
         check_same_corpus(self.members)
-        return find_run_store(self.members[0], config, given, progress=self.progress)
+        return find_run_store(self.members[0], config, may_make=source is not None, progress=self.progress)
 
     def score_split(
         self,

@@ -78,15 +78,19 @@ def evaluate(
         progress=not quiet,
     )
     trained = _with_settings(trained, config, overrides)
+    names_source = any(override.partition("=")[0].strip() == "data.source" for override in overrides)
+    source = trained.config.data.source if names_source else None  # what only the run names is not read
     if text is not None:
         kind, name = "text", str(text)
         content = file_lines(text, trained.config.data.text_column)
         part = text_split(content, trained.tokenizer, called=name, progress=not quiet)
+        store = trained.token_store(source) if dynamic else None
     else:
         kind, name = "split", split or "valid"
-        part = trained.token_store().split(name)
+        store = trained.token_store(source)
+        part = store.split(name)
     with enough_memory("lower eval.batch_size or, with --cache, eval.cache_window"):
-        score = trained.score_split(part, limit=limit, cache=cache, dynamic=dynamic)
+        score = trained.score_split(part, store=store, limit=limit, cache=cache, dynamic=dynamic)
     used = settings_used(trained.config.eval, dynamic=dynamic, cache=cache)
     about = {**trained.about(), kind: name, "precision": trained.score_precision}
     named = [f", {key.replace('_', ' ')} {value}" for key, value in used.items() if (key, value) != ("temperature", 1)]
@@ -111,16 +115,7 @@ def _with_settings(run: "api.Run", path: Path | None, overrides: list[str]) -> "
     """
     from lmtrain.config.loader import environment_of, load
 
-    file = load(path, environment={})
-    environment = environment_of("eval", "data.dir")
-    evaluation = {field: getattr(file.eval, field) for field in file.eval.model_fields_set}
-    base = run.config.model_copy(
-        update={
-            "eval": run.config.eval.model_copy(update=evaluation),
-            "data": run.config.data.model_copy(update={"dir": file.data.dir}),
-        }
-    )
-    given = {override.partition("=")[0].strip() for override in overrides}
-    if environment_of("data.dir") or "dir" in file.data.model_fields_set:
-        given.add("data.dir")
-    return replace(run, config=load(base, overrides, environment), given=frozenset(given))
+    file, sections = load(path, environment={}), run.config.model_dump(mode="json")
+    sections["eval"] |= file.eval.model_dump(mode="json", exclude_unset=True)
+    sections["data"]["dir"] = str(file.data.dir)
+    return replace(run, config=load(sections, overrides, environment_of("eval", "data.dir")))

@@ -1,6 +1,6 @@
 """The corpus of a trained run, as tokens."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from lmtrain.config.loader import shown
 from lmtrain.config.schema import Config, TokenizerConfig
@@ -13,19 +13,18 @@ from lmtrain.storage.run_folder import TOKENIZER
 from lmtrain.system.messages import ignore, note
 
 
-def find_run_store(run: TrainedWeights, config: Config, given: Collection[str], *, progress: bool) -> TokenStore:
-    """The token store that the run was trained on, found by its hash.
+def find_run_store(run: TrainedWeights, config: Config, *, may_make: bool, progress: bool) -> TokenStore:
+    """The token store that the run was trained on, found by its hash in the data folder of `config` or of the run.
 
-    A missing one is created again if the user has said from what (`given` has the fields that were set) or if the
-    corpus is one that lmtrain knows by name. A path or a hub id that only the run names is not read: the run may come
-    from a stranger. Of a run of an earlier version the hash is not known, and a note says so. How a store is made is
-    noted only with `progress`.
+    A missing one is created again if the user has named data.source (`may_make`; it is then not searched for) or if
+    the corpus is one that lmtrain knows by name. A path or a hub id that only the run names is not read: the run may
+    come from a stranger. Of a run of an earlier version the hash is not known, and a note says so. How a store is made
+    is noted only with `progress`.
     Raises LmtrainError where there is no such store.
     """
-    wanted, may_make = run.info.get("store"), "data.source" in given
+    wanted = run.info.get("store")
     if isinstance(wanted, str) and not may_make:
-        folders = [config.data.dir] if "data.dir" in given else [config.data.dir, run.config.data.dir]
-        for folder in folders:
+        for folder in (config.data.dir, run.config.data.dir):
             if (found := find_store(folder, wanted, note)) is not None:
                 return found
     if not may_make and config.data.source not in KNOWN:

@@ -88,13 +88,13 @@ def test_options_say_where_the_corpus_is_now(lmtrain: Lmtrain, workdir: Path) ->
     before = json.loads(lmtrain("eval", "--run", "runs/own", "--json").out)
     (workdir / "own.txt").rename(workdir / "moved.txt")
     assert json.loads(lmtrain("eval", "--run", "runs/own", "--json").out) == before
+    (workdir / "data").rename(workdir / "elsewhere")
     done = lmtrain("eval", "--run", "runs/own", "data.dir=other")
     assert "are not in other: say where they are with data.dir=FOLDER" in done.err
     assert f"(the run says '{workdir / 'own.txt'}')" in done.err
     done = lmtrain("eval", "--run", "runs/own", "data.source=moved.txt", "data.dir=other", "--json")
     assert json.loads(done.out) == before
     assert (workdir / "other").is_dir()
-    (workdir / "data").rename(workdir / "elsewhere")
     assert json.loads(lmtrain("eval", "--run", "runs/own", "data.dir=elsewhere", "--json").out) == before
 
 
