@@ -10,7 +10,6 @@ from itertools import islice
 
 from lmtrain.api.run import Run
 from lmtrain.errors import LmtrainError
-from lmtrain.generation.complete import as_json
 from lmtrain.generation.options import Options
 from lmtrain.generation.prompts import Prompt
 from lmtrain.generation.stops import Stops
@@ -85,11 +84,16 @@ def _stream(trained: Run, options: Options, prompt: str, number: int) -> None:
 
 def _complete(trained: Run, options: Options, prompts: list[Prompt], first: int, as_json_lines: bool) -> None:
     """Complete and print a batch of prompts, of which the first has the number `first`."""
-    texts = [prompt.text for prompt in prompts]
-    completed = trained.complete(texts, options, first=first)
+    completed = trained.complete([prompt.text for prompt in prompts], options, first=first)
     for prompt, result in zip(prompts, completed, strict=True):
         if as_json_lines:
-            print(to_json({"id": prompt.id, **as_json(result), **trained.about()}))
+            values = {
+                "id": prompt.id,
+                "prompt": prompt.text,
+                "completions": [vars(completion) for completion in result.completions],
+                "timings": {"tokens_per_second": result.tokens_per_second},
+            }
+            print(to_json({**values, **trained.about()}))
             continue
         for number, completion in enumerate(result.completions, start=1):
             if len(result.completions) > 1:

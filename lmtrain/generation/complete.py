@@ -6,7 +6,6 @@ Shapes: P prompts, R = P times the samples of each, T tokens of the longest prom
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -151,12 +150,3 @@ def _completion(tokenizer: Tokenizer, text: Hypothesis, streamer: TextStreamer) 
         score=text.score,
         reason=streamer.ending.reason if streamer.ending else "length",
     )
-
-
-def as_json(completed: Completed) -> dict[str, Any]:
-    """Everything about one prompt, as plain values."""
-    return {
-        "prompt": completed.prompt,
-        "completions": [vars(completion) for completion in completed.completions],
-        "timings": {"tokens_per_second": completed.tokens_per_second},
-    }

@@ -77,7 +77,8 @@ def _decoded(content: bytes, where: str) -> str:
 def _parse(line: str, number: int, where: str) -> Prompt:
     try:
         row = _Row.model_validate_json(line)
-    except ValidationError as error:
-        mistakes = "; ".join(": ".join([*map(str, item["loc"][:1]), item["msg"]]) for item in error.errors())
-        raise LmtrainError(f"{where} is not of the form {_SHAPE}: {mistakes}") from None
+    except ValidationError:
+        raise LmtrainError(
+            f'{where} is not JSON of the form {_SHAPE}; it may have an "id" too, a text or a whole number'
+        ) from None
     return Prompt(number if row.id is None else row.id, row.prompt.replace("\r\n", "\n"))

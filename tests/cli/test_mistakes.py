@@ -86,7 +86,7 @@ FAILURES = {
     "no prompt at all": (["generate"], "no prompt: give one"),
     "missing prompts": (["generate", "--prompts", "nowhere.txt"], "nowhere.txt can't be read"),
     "prompts in another form": (["generate", "--prompts", "a.json"], "a .jsonl file of lines like"),
-    "damaged prompts": (["generate", "--prompts", "bad.jsonl"], "bad.jsonl, line 2, is not of the form"),
+    "damaged prompts": (["generate", "--prompts", "bad.jsonl"], "bad.jsonl, line 2, is not JSON of the form"),
     "half a character": (["generate", "\ud800"], "lone surrogate"),
 }
 """The command is right, and what it names or reads is not: exit code 1."""
