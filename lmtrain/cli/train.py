@@ -14,7 +14,6 @@ from lmtrain.system.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from lmtrain.training.request import Request
-    from lmtrain.training.run import Outcome
 
 
 def train(
@@ -108,17 +107,12 @@ def _train(wanted: "Request", as_json: bool, quiet: bool) -> None:
     from lmtrain.api.train import train_request
 
     outcome = train_request(wanted, quiet=quiet)
-    if launcher.is_main_process():
-        _show_outcome(outcome, wanted.run_dir, as_json, quiet)
-    if outcome.score is None:
-        raise typer.Exit(INTERRUPTED)
-
-
-def _show_outcome(outcome: "Outcome", run_dir: Path, as_json: bool, quiet: bool) -> None:
-    """Print how a run ended."""
-    score = outcome.score
+    run_dir, score, is_main = wanted.run_dir, outcome.score, launcher.is_main_process()
     if score is None:
-        note(f"interrupted at step {outcome.step:,}; the checkpoint is saved: rerun the same command to resume")
+        if is_main:
+            note(f"interrupted at step {outcome.step:,}; the checkpoint is saved: rerun the same command to resume")
+        raise typer.Exit(INTERRUPTED)
+    if not is_main:
         return
     figures = {"run": str(run_dir), "status": outcome.status, "step": outcome.step, "minutes": outcome.minutes}
     heading = (

@@ -4,9 +4,7 @@ Shapes: P prompts, W rows that the state holds for each prompt's texts, R = P W,
 """
 
 import heapq
-import math
 import sys
-from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -102,17 +100,13 @@ class _Results:
 
     def add(self, text: _Text) -> None:
         score = text.total / len(text.ids) ** self.length_penalty
-        if score > self._worst():
-            insort(self.hypotheses, Hypothesis(text.ids, text.token_log_probs, score), key=lambda other: -other.score)
-            del self.hypotheses[self.results :]
+        ended = [*self.hypotheses, Hypothesis(text.ids, text.token_log_probs, score)]
+        self.hypotheses = sorted(ended, key=lambda end: -end.score)[: self.results]
 
     def can_enter(self, text: _Text, max_tokens: int) -> bool:
         """Whether the text or an extension of it can have a better score than the worst result; see `beam_search`."""
         bound: float = max(text.total / length**self.length_penalty for length in (len(text.ids), max_tokens))
-        return bound > self._worst()
-
-    def _worst(self) -> float:
-        return self.hypotheses[-1].score if len(self.hypotheses) == self.results else -math.inf
+        return len(self.hypotheses) < self.results or bound > self.hypotheses[-1].score
 
 
 @dataclass(frozen=True)
