@@ -133,7 +133,12 @@ class Run:
         return [(self.tokenizer.token(int(index)), value) for index, value in zip(split.ids, nats, strict=False)]
 
     def evaluate(
-        self, split: str = "valid", *, source: str | None = None, data_dir: str | Path | None = None, **settings: Any
+        self,
+        split: str = "valid",
+        *,
+        source: str | Path | None = None,
+        data_dir: str | Path | None = None,
+        **settings: Any,
     ) -> Score:
         """The score of a split of the corpus that the run was trained on.
 
@@ -145,10 +150,9 @@ class Run:
         store = self.token_store(source, data_dir)
         return self.score_split(store.split(split), store=store, **settings)
 
-    def token_store(self, source: str | None = None, data_dir: str | Path | None = None) -> TokenStore:
+    def token_store(self, source: str | Path | None = None, data_dir: str | Path | None = None) -> TokenStore:
         """The token store that the run was trained on; see `find_run_store`."""
-        data = {"data.source": source, "data.dir": None if data_dir is None else str(data_dir)}
-        config = load_config(self.config, as_overrides(data), {})
+        config = load_config(self.config, as_overrides({"data.source": source, "data.dir": data_dir}), {})
         check_same_corpus(self.members)
         return find_run_store(self.members[0], config, may_make=source is not None, progress=self.progress)
 

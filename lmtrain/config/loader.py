@@ -120,10 +120,10 @@ def _override(values: dict[str, Any], overrides: Iterable[str], environment: Map
     return origins
 
 
-def as_overrides(fields: Mapping[str, str | float | None]) -> list[str]:
+def as_overrides(fields: Mapping[str, str | Path | float | None]) -> list[str]:
     """The fields that are not None, as `section.field=value`; text is quoted, since YAML reads some text as numbers."""
     given = {key: value for key, value in fields.items() if value is not None}
-    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
+    return [f"{key}={json.dumps(value, ensure_ascii=False, default=str)}" for key, value in given.items()]
 
 
 def with_source(arguments: Sequence[str]) -> list[str]:

@@ -57,7 +57,7 @@ def test_a_run_that_does_not_say_what_its_text_was_is_used_with_a_note(
     monkeypatch.chdir(tmp_path)
     _, store = example()
     shutil.copytree(HERE / name, tmp_path / "run")
-    score = lmtrain.load("run", checkpoint="last", device="cpu").evaluate(source="text.txt")
+    score = lmtrain.load("run", checkpoint="last", device="cpu").evaluate(source=Path("text.txt"))
     assert score.tokens == store.split("valid").tokens
     assert "run is of an earlier version: whether" in capsys.readouterr().err
     notes: list[str] = []
