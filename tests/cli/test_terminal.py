@@ -88,15 +88,6 @@ def test_a_conversation(workdir: Path) -> None:
         assert screen.process.wait(30) == 0
 
 
-def test_beams_answer_in_a_conversation_too(workdir: Path) -> None:
-    with on_terminal("-n", "3", "--beams", "2", "--results", "2") as screen:
-        screen.wait_for("> ")
-        screen.type("The river\n")
-        screen.wait_for(r"--- 1 of 2: .*\nThe river[^-]*--- 2 of 2: .*\nThe river[^-]*\nprompt> ")
-        screen.type("\x04")
-        assert screen.process.wait(30) == 0
-
-
 def test_an_interrupted_text_without_conversation_exits_with_130(workdir: Path) -> None:
     with on_terminal("The river", "-n", "1000000") as screen:
         screen.wait_for(r"The river(\W*\w+){5}")
