@@ -74,7 +74,8 @@ def run_folders(
 ) -> list[Path]:
     """The runs to use: `runs`, or the one that `overrides`, the environment or a file name, or else the latest.
 
-    Raises UsageError, which says the `rule`, unless every override begins with one of `accepted`.
+    Raises UsageError, which says the `rule`, unless every override begins with one of `accepted`, and where both `runs`
+    and run.name are given.
     """
     from lmtrain.config.loader import environment_of, load, shown
     from lmtrain.storage.run_folder import default_name, find_run
@@ -82,6 +83,8 @@ def run_folders(
     for override in overrides:
         if not override.startswith(accepted):
             raise UsageError(f"{shown(override)}: {rule}")
+        if runs and override.startswith("run.name="):
+            raise UsageError("--run and run.name both say which run is meant: give one of them")
     settings = load(
         config, [text for text in overrides if text.startswith("run.")], environment_of("run.dir", "run.name")
     ).run

@@ -52,8 +52,8 @@ def request(given: ConfigSource, overrides: Sequence[str], resume: Path | None =
     Raises UsageError where they contradict each other, and LmtrainError where one can't be read.
     """
     if resume is not None:
-        if given is not None:
-            raise UsageError("--resume takes the configuration of the run: leave --config out")
+        if given is not None or any(text.startswith("run.name=") for text in overrides):
+            raise UsageError("--resume names the run and takes its configuration: leave --config and run.name out")
         return _existing(find_run(resume, _only(overrides, "run.dir").run.dir), overrides)
     if given is None:
         run_dir = _folder(_only(overrides, "run.dir", "run.name", "data.source"), None)

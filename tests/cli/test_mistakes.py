@@ -45,6 +45,8 @@ WRONG_USAGE = {
     "a seed as a field": (["generate", "The", "run.seed=7"], "generate accepts only run.name=NAME and run.dir=FOLDER"),
     "a prompt without quotes": (["generate", "The", "river"], "needs quotes: lmtrain generate 'The river'"),
     "a prompt with a dash": (["generate", "-5 degrees"], "begins with - needs -- before it: lmtrain generate -- "),
+    "a run and its name": (["eval", "--run", "sample", "run.name=other"], "--run and run.name both say which run"),
+    "another name to resume": (["train", "--resume", "sample", "run.name=other"], "leave --config and run.name out"),
     "a split and a text": (["eval", "--split", "test", "--text", "short.txt"], "give one of them"),
     "a dry run with a profile": (["train", "--dry-run", "--profile"], "give one of them"),
     "no such field": (["train", "--fields", "modell"], "the sections are run, data, tokenizer, model, train, eval"),

@@ -211,5 +211,5 @@ def test_the_name_of_a_run_follows_from_its_configuration_or_its_text(tmp_path: 
         assert RunConfig(name=name).name == name
     with pytest.raises(UsageError, match=r"can't be named after \.\.\.yaml: set run\.name"):
         default_name(Path("...yaml"))
-    with pytest.raises(UsageError, match="leave --config out"):
+    with pytest.raises(UsageError, match=r"leave --config and run\.name out"):
         request(Path("a.yaml"), [], Path("runs/a"))
