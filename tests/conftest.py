@@ -59,7 +59,7 @@ def tiny(data_dir: Path) -> Config:
 
 @pytest.fixture(scope="session")
 def store(tiny: Config) -> TokenStore:
-    return prepare_store(tiny, note=ignore, progress=False)
+    return prepare_store(tiny, note=ignore)
 
 
 @pytest.fixture

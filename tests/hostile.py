@@ -63,7 +63,7 @@ def trained_run(folder: Path) -> Run:
     """A finished run in `folder`, with its data."""
     config = loader.load(None, [*SMALL, f"data.dir={folder / 'data'}"], {})
     corpus = download(config.data)
-    store = tokenize(corpus, config.tokenizer, config.data.dir, note=ignore, progress=False)
+    store = tokenize(corpus, config.tokenizer, config.data.dir, note=ignore)
     fit(config, store, folder / "runs/sample", note=ignore, quiet=True)
     return Run(folder / "runs/sample", config, corpus, store)
 

@@ -69,7 +69,7 @@ def use_config(path: Path) -> None:
 
 
 def use_text(path: Path) -> None:
-    counts = write_split(path.parent, "train", local.read_lines([path], "text"), False, "the text")
+    counts = write_split(path.parent, "train", local.read_lines([path], "text"), ignore, "the text")
     assert counts["words"] > 0
     assert counts["bytes"] == (path.parent / "train.txt").stat().st_size
 
@@ -133,7 +133,7 @@ def use_corpus(run: Run) -> None:
     verify(opened.folder, opened.manifest["files"])
     stores = run.folder.parent / "stores"
     shutil.rmtree(stores, ignore_errors=True)
-    tokenize(opened, TokenizerConfig(), stores, note=ignore, progress=False)
+    tokenize(opened, TokenizerConfig(), stores, note=ignore)
 
 
 def use_store(run: Run) -> None:

@@ -32,7 +32,7 @@ from lmtrain.model.packing import pack
 from lmtrain.model.trained import TrainedWeights, build_members, load_members
 from lmtrain.storage.run_folder import find_run
 from lmtrain.system.device import choose_device, choose_precision
-from lmtrain.system.messages import note
+from lmtrain.system.messages import ignore, note
 
 
 @dataclass(frozen=True, repr=False)
@@ -220,7 +220,7 @@ class Run:
     def _split_of(self, text: str) -> Split:
         """The split that a file of this text would be."""
         lines = text_lines(utf8(text).decode())
-        return text_split(lines, self.tokenizer, called="the text", progress=False)
+        return text_split(lines, self.tokenizer, called="the text", note=ignore)
 
     def _bar(self, title: str, tokens: int) -> "tqdm[NoReturn]":
         hidden = None if self.progress else True  # None: hidden unless stderr is a terminal

@@ -51,7 +51,7 @@ def train_request(wanted: Request, *, quiet: bool) -> Outcome:
         warning = note if processes.is_main else ignore
         message = ignore if quiet else warning
         with processes.main_first():
-            config, store = prepare(wanted, note=message, progress=not quiet)
+            config, store = prepare(wanted, note=message)
         if wanted.is_automatic:
             message(f"chosen for this text and machine, unless you set them: {' '.join(chosen(config))}")
         return fit(config, store, wanted.run_dir, note=warning, quiet=quiet, processes=processes)

@@ -28,7 +28,7 @@ def download(
     from lmtrain.data.corpus import download as make_corpus
 
     data = load(config, with_source(arguments(source, overrides))).data
-    corpus = make_corpus(data, force=force, note=ignore if quiet else note, progress=not quiet)
+    corpus = make_corpus(data, force=force, note=ignore if quiet else note)
     show({"folder": str(corpus.folder), **corpus.manifest}, f"{corpus.folder}\n{table(corpus.splits)}", as_json)
 
 
@@ -48,7 +48,7 @@ def tokenize(
     from lmtrain.data.tokenizing import prepare_store
 
     settings = load(config, with_source(arguments(source, overrides)))
-    store = prepare_store(settings, note=ignore if quiet else note, progress=not quiet)
+    store = prepare_store(settings, note=ignore if quiet else note)
     counts = {split: {unit: store.manifest["splits"][split][unit] for unit in UNITS} for split in store.splits}
     heading = f"{store.folder}\n{store.tokenizer.vocab_size:,} entries ({store.tokenizer.kind})"
     show({"folder": str(store.folder), **store.manifest}, f"{heading}\n{table(counts)}", as_json)

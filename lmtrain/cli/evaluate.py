@@ -20,6 +20,7 @@ from lmtrain.cli.options import (
 )
 from lmtrain.cli.output import show
 from lmtrain.errors import UsageError
+from lmtrain.system.messages import ignore, note
 
 if TYPE_CHECKING:
     from lmtrain.api import run as api
@@ -83,7 +84,7 @@ def evaluate(
     if text is not None:
         kind, name = "text", str(text)
         content = file_lines(text, trained.config.data.text_column)
-        part = text_split(content, trained.tokenizer, called=name, progress=not quiet)
+        part = text_split(content, trained.tokenizer, called=name, note=ignore if quiet else note)
         store = trained.token_store(source) if dynamic else None
     else:
         kind, name = "split", split or "valid"

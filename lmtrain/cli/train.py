@@ -86,7 +86,7 @@ def _dry_run(wanted: "Request", as_json: bool, quiet: bool) -> None:
     from lmtrain.training.other_runs import check_other_runs
     from lmtrain.training.request import prepare
 
-    config, store = prepare(wanted, note=ignore if quiet else note, progress=not quiet)
+    config, store = prepare(wanted, note=ignore if quiet else note)
     check_other_runs(config, store)
     show_costs(config, store, as_json)
 
@@ -97,7 +97,7 @@ def _profile(wanted: "Request", as_json: bool, quiet: bool) -> None:
     from lmtrain.training.request import prepare
 
     message = ignore if quiet else note
-    config, store = prepare(wanted, note=message, progress=not quiet)
+    config, store = prepare(wanted, note=message)
     result = profile_steps(config, store, wanted.run_dir / "profile", message)
     show(result, f"{profile_text(result)}\n\n{result['trace']}: open it at ui.perfetto.dev", as_json)
 

@@ -48,7 +48,7 @@ def open_corpus(folder: Path) -> Corpus:
     return Corpus(folder, read_manifest(folder, FORMAT))
 
 
-def download(data: DataConfig, *, force: bool = False, note: Note = ignore, progress: bool = False) -> Corpus:
+def download(data: DataConfig, *, force: bool = False, note: Note = ignore) -> Corpus:
     """The corpus of `data.source`: an existing one if source and content are unchanged, else a new one.
 
     `note` receives one-line messages. What killed processes left half-written in `data.dir` is deleted first.
@@ -63,10 +63,10 @@ def download(data: DataConfig, *, force: bool = False, note: Note = ignore, prog
     if data.source in KNOWN and Path(data.source).exists():
         note(f"data.source={data.source} is the known corpus of that name; for the path write ./{data.source}")
     note(f"making corpus {folder} from {data.source}")
-    text = source.read(progress)
+    text = source.read()
     info = {"source": data.source, "origin": source.origin, **text.about}
     with new_folder(folder, FORMAT, info) as temporary:
-        splits = _write(temporary, text, data.source, note, progress)
+        splits = _write(temporary, text, data.source, note)
         info["splits"] = splits
         if floor := {split: own.floor() for split, own in text.splits.items() if isinstance(own, SampleSplit)}:
             info["floor"] = floor
@@ -108,7 +108,7 @@ def reject_foreign(folder: Path) -> None:
         raise LmtrainError(f"{folder} holds files that lmtrain didn't write: move them away or change data.dir")
 
 
-def _write(folder: Path, text: Text, source: str, note: Note, progress: bool) -> dict[str, dict[str, int]]:
+def _write(folder: Path, text: Text, source: str, note: Note) -> dict[str, dict[str, int]]:
     """Write the splits and return their counts.
 
     A source without a valid split gives the last 5 % of its training text for it; a single file is cut into the first
@@ -116,11 +116,11 @@ def _write(folder: Path, text: Text, source: str, note: Note, progress: bool) ->
     """
     whole = _SPLITS if "valid" in text.splits else ("test",)
     counts = {
-        split: write_split(folder, split, text.splits[split], progress, f"the {split} split of {source}")
+        split: write_split(folder, split, text.splits[split], note, f"the {split} split of {source}")
         for split in whole
         if split in text.splits
     }
     if "valid" not in counts:
         shares = {"train": 0.9, "valid": 0.05, "test": 0.05} if text.is_one_file else {"train": 0.95, "valid": 0.05}
-        counts |= cut_split(folder, text.splits["train"], shares, source, note, progress)
+        counts |= cut_split(folder, text.splits["train"], shares, source, note)
     return {split: counts[split] for split in _SPLITS if split in counts}

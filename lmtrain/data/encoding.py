@@ -11,6 +11,7 @@ from lmtrain.data.splits import Lines, document_starts, write_split
 from lmtrain.data.tokenizer import Tokenizer, pieces
 from lmtrain.data.tokens import Split
 from lmtrain.storage.files import reading, writing
+from lmtrain.system.messages import Note
 
 _BATCH = 512
 """Lines that are encoded at once, by the tokenizers library on all cores."""
@@ -48,7 +49,7 @@ def encode_text(lines: Iterable[str], starts: np.ndarray, tokenizer: Tokenizer) 
         yield np.array(document_end, tokenizer.id_type), 0
 
 
-def text_split(lines: Lines, tokenizer: Tokenizer, *, called: str, progress: bool) -> Split:
+def text_split(lines: Lines, tokenizer: Tokenizer, *, called: str, note: Note) -> Split:
     """The split that these lines would be in a corpus, encoded by `tokenizer`: the same ids and the same counts.
 
     They are written to a temporary folder; the ids are held in memory. Raises LmtrainError when there are no words,
@@ -57,7 +58,7 @@ def text_split(lines: Lines, tokenizer: Tokenizer, *, called: str, progress: boo
     temporary = Path(tempfile.gettempdir())
     with writing(temporary), tempfile.TemporaryDirectory(dir=temporary) as name:
         folder = Path(name)
-        counts = write_split(folder, "text", lines, progress, called)
+        counts = write_split(folder, "text", lines, note, called)
         text = folder / "text.txt"
         parts, replaced = zip(*encode_text(lines_of(text), document_starts(text), tokenizer), strict=True)
     return Split(np.concatenate(parts), counts["words"] + counts["lines"], counts["bytes"], sum(replaced))

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from lmtrain.data.local import SPLIT_NAMES, no_column, row_lines, text_row
 from lmtrain.data.splits import Text
 from lmtrain.errors import LmtrainError
+from lmtrain.system.messages import Note, no_bar
 
 _BATCH = 1024
 _CARD = "README.md"
@@ -52,12 +53,12 @@ class _Card(BaseModel):
     configs: list[_Subset] | None = None
 
 
-def fetch(dataset: str, subset: str | None, revision: str | None, text_column: str, *, progress: bool) -> Text:
+def fetch(dataset: str, subset: str | None, revision: str | None, text_column: str, note: Note) -> Text:
     """Download the files of `dataset` (`owner/name`) into the hub's cache; their rows are read when they are iterated.
 
     Raises LmtrainError with the cause and the remedy, also while rows are read.
     """
-    _quiet(bars=progress and sys.stderr.isatty())
+    _quiet(note)
     folder = _download(dataset, revision, [_CARD])
     card = _card(dataset, folder / _CARD)
     chosen = _choose(dataset, subset, card.configs or [])
@@ -83,15 +84,15 @@ def fetch(dataset: str, subset: str | None, revision: str | None, text_column: s
     return Text({split: row_lines(rows[split]) for split in splits}, about)
 
 
-def _quiet(*, bars: bool) -> None:
-    """Silence the libraries' log lines, which quote addresses, and without `bars` their progress bars."""
+def _quiet(note: Note) -> None:
+    """Silence the libraries' log lines, which quote addresses, and their progress bars as `no_bar` does."""
     import datasets
     from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     datasets.logging.set_verbosity(CRITICAL)
     logging.set_verbosity(CRITICAL)
-    if not bars:
+    if no_bar(note) or not sys.stderr.isatty():
         datasets.disable_progress_bars()
         disable_progress_bars()
 

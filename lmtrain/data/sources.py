@@ -47,12 +47,12 @@ class Source:
 
     `folder` is the name of the corpus's folder: a known name, a hub id, or a path's name with a hash of its content, so
     that a changed text does not replace the one that a run was trained on. `origin` identifies the state of the source;
-    it is known without the network. `read` finds the text (its argument: whether to show progress).
+    it is known without the network. `read` finds the text.
     """
 
     folder: str
     origin: dict[str, Any]
-    read: Callable[[bool], Text]
+    read: Callable[[], Text]
 
 
 def find_source(data: DataConfig, note: Note) -> Source:
@@ -65,9 +65,9 @@ def find_source(data: DataConfig, note: Note) -> Source:
     if data.source == "sample":
         return _sample(data)
     if data.source in KNOWN:
-        return _hub(data, _WIKITEXT, _WIKITEXT_SUBSETS[data.source], data.revision or _WIKITEXT_REVISION)
+        return _hub(data, _WIKITEXT, _WIKITEXT_SUBSETS[data.source], data.revision or _WIKITEXT_REVISION, note)
     path = _local_path(data.source)
-    return _local(path, data, note) if path else _hub(data, data.source, data.subset, data.revision)
+    return _local(path, data, note) if path else _hub(data, data.source, data.subset, data.revision, note)
 
 
 def _local_path(source: str) -> Path | None:
@@ -106,7 +106,7 @@ def _local(path: Path, data: DataConfig, note: Note) -> Source:
     column = data.text_column if any(map(local.is_structured, every)) else None
     origin = {"files": content, "text_column": column}
 
-    def read(_progress: bool) -> Text:
+    def read() -> Text:
         for split, paths in files.items():
             note(f"{split} from {listed([local.name_in(path, file) for file in paths])}")
         splits = {split: local.read_lines(paths, data.text_column) for split, paths in files.items()}
@@ -124,24 +124,24 @@ def _sample(data: DataConfig) -> Source:
         head.update(text.encode() + b"\n")
     origin = {"tokens": tokens, "seeds": _SAMPLE_SEEDS, "head": head.hexdigest()}
 
-    def read(_progress: bool) -> Text:
+    def read() -> Text:
         splits = {split: SampleSplit(count, _SAMPLE_SEEDS[split]) for split, count in tokens.items()}
         return Text(splits, {"license": "generated text, free of rights"})
 
     return Source(f"sample-{data.sample_tokens}", origin, read)
 
 
-def _hub(data: DataConfig, dataset: str, subset: str | None, revision: str | None) -> Source:
+def _hub(data: DataConfig, dataset: str, subset: str | None, revision: str | None, note: Note) -> Source:
     name = _NOT_NAME.sub("_", "--".join(part for part in (*data.source.split("/"), data.subset) if part))
     variant = (data.revision, data.text_column)
     if variant != (None, _COLUMN):
         name = f"{name}-{sha256_bytes(repr(variant).encode())[:8]}"
     origin = {"dataset": dataset, "subset": subset, "revision": revision, "text_column": data.text_column}
 
-    def read(progress: bool) -> Text:
+    def read() -> Text:
         from lmtrain.data.hub import fetch
 
-        text = fetch(dataset, subset, revision, data.text_column, progress=progress)
+        text = fetch(dataset, subset, revision, data.text_column, note)
         return Text(text.splits, text.about | ({"license": _WIKITEXT_LICENSE} if dataset == _WIKITEXT else {}))
 
     return Source(name, origin, read)

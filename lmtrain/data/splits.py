@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from lmtrain.errors import LmtrainError
-from lmtrain.system.messages import Note
+from lmtrain.system.messages import Note, no_bar
 
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
 _WORD = re.compile(r"\S+")
@@ -41,7 +41,7 @@ class Text:
     is_one_file: bool = False
 
 
-def write_split(folder: Path, split: str, lines: Lines, progress: bool, called: str) -> dict[str, int]:
+def write_split(folder: Path, split: str, lines: Lines, note: Note, called: str) -> dict[str, int]:
     """Write a split, counting its lines, words (between white space), bytes (with newlines) and documents.
 
     Documents start at WikiText's level-one headings (` = Title = ` between blank lines), if there are any and no row of
@@ -54,7 +54,7 @@ def write_split(folder: Path, split: str, lines: Lines, progress: bool, called: 
     first_text = heading = -1
     after_blank = True
     with (folder / f"{split}.txt").open("wb", buffering=1 << 20) as file:
-        bar = tqdm(lines, desc=split, unit=" lines", unit_scale=True, disable=None if progress else True)
+        bar = tqdm(lines, desc=split, unit=" lines", unit_scale=True, disable=no_bar(note))
         for number, (text, starts_document) in enumerate(bar):
             size += file.write(text.encode() + b"\n")
             line_words = _count_words(text)
@@ -83,7 +83,7 @@ def document_starts(text: Path) -> np.ndarray:
 
 
 def cut_split(
-    folder: Path, lines: Lines, shares: Mapping[str, float], source: str, note: Note, progress: bool
+    folder: Path, lines: Lines, shares: Mapping[str, float], source: str, note: Note
 ) -> dict[str, dict[str, int]]:
     """Write `lines` as several splits, in order, each with its share of the documents, the lines or the words.
 
@@ -95,7 +95,7 @@ def cut_split(
     """
     first, *others = shares
     path = folder / f"{first}.txt"
-    whole = write_split(folder, first, lines, progress, source)
+    whole = write_split(folder, first, lines, note, source)
     starts = document_starts(path)
     held_out = {split: min(shares[split], HELD_OUT / whole["bytes"]) for split in others}
     parts = {first: 1 - sum(held_out.values())} | held_out
@@ -126,7 +126,7 @@ def cut_split(
             numbered = enumerate(islice(file, end - begin), begin)
             tail = ((line[:-1].decode(), number in held_out_starts) for number, line in numbered)
             called = f"the {split} split, which is cut off {source} and could be a file of its own,"
-            counts[split] = write_split(folder, split, tail, progress, called)
+            counts[split] = write_split(folder, split, tail, note, called)
         file.truncate(offset)
     rest = {unit: whole[unit] - sum(own[unit] for own in counts.values()) for unit in ("lines", "words", "bytes")}
     _check_words(rest["words"], f"the {first} split of {source}")

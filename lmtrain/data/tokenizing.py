@@ -19,7 +19,7 @@ from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_choice import resolve
 from lmtrain.data.tokens import FORMAT, TOKENIZER, TokenStore, find_store, ids_name, open_store, store_of
 from lmtrain.storage.files import new_folder
-from lmtrain.system.messages import Note
+from lmtrain.system.messages import Note, no_bar
 
 BPE_BYTES = 256 << 20
 """Text that merges are learned from, taken evenly from a larger corpus: more changes few of them and takes long."""
@@ -29,20 +29,20 @@ CHECKED_CHARACTERS = 16 << 10
 """Text by which a tokenizer that is given is found to restore a text or not, to the end of a line."""
 
 
-def prepare_store(config: Config, *, trained_on: str | None = None, note: Note, progress: bool) -> TokenStore:
+def prepare_store(config: Config, *, trained_on: str | None = None, note: Note) -> TokenStore:
     """The token store of a configuration; a missing corpus is downloaded first.
 
     A store of the same text whose hash is `trained_on` is used whatever the configuration of its tokenizer. `note`
     receives one-line messages. Raises LmtrainError as `download` and `tokenize` do.
     """
-    corpus = download(config.data, note=note, progress=progress)
+    corpus = download(config.data, note=note)
     found = find_store(config.data.dir, trained_on, note) if trained_on is not None else None
     if found is not None and corpus.sha256 == found.manifest["corpus_sha256"]:
         return found
-    return tokenize(corpus, config.tokenizer, config.data.dir, note=note, progress=progress)
+    return tokenize(corpus, config.tokenizer, config.data.dir, note=note)
 
 
-def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: Note, progress: bool) -> TokenStore:
+def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: Note) -> TokenStore:
     """The store of a corpus: an existing one that was made from the same text and configuration, else a new one.
 
     The tokenizer is trained on the train split, as `resolve` chooses, or is that of `config.file`. `note` receives
@@ -56,7 +56,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: N
     if (manifest := undamaged(folder, FORMAT, identity, note)) is not None:
         return store_of(folder, manifest)
     reject_foreign(folder)
-    tokenizer = given or _trained(corpus, config, note, progress)
+    tokenizer = given or _trained(corpus, config, note)
     keeps_all = tokenizer.kind != "file" or _restores(tokenizer, corpus.folder / "train.txt")
     if not keeps_all:
         note("the tokenizer does not restore the text exactly: bits per byte and word perplexity are of what it keeps")
@@ -70,7 +70,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: N
     with new_folder(folder, FORMAT, info) as temporary:
         tokenizer.save(temporary / TOKENIZER)
         for split in corpus.splits:
-            info["splits"][split] = _write_split(temporary, corpus, split, tokenizer, progress)
+            info["splits"][split] = _write_split(temporary, corpus, split, tokenizer, note)
     store = open_store(folder)
     if tokenizer.unk_id is not None:
         _note_unknown(info["splits"], tokenizer.token(tokenizer.unk_id), note)
@@ -95,7 +95,7 @@ def _identify(corpus: Corpus, config: TokenizerConfig, given: Tokenizer | None) 
     return f"{corpus.folder.name}.{tokenizer}-{corpus.sha256[:8]}", identity
 
 
-def _trained(corpus: Corpus, config: TokenizerConfig, note: Note, progress: bool) -> Tokenizer:
+def _trained(corpus: Corpus, config: TokenizerConfig, note: Note) -> Tokenizer:
     """A tokenizer that is trained on a corpus."""
     size = f" of up to {config.vocab_size:,} entries" if config.vocab_size is not None else ""
     note(f"training a {config.kind} tokenizer{size} on {corpus.folder.name}")
@@ -103,14 +103,14 @@ def _trained(corpus: Corpus, config: TokenizerConfig, note: Note, progress: bool
     share = min(1.0, BPE_BYTES / max(1, train["bytes"])) if config.kind == "bpe" else 1.0
     if share < 1:
         note(f"the merges are learned from {share:.1%} of the text, {BPE_BYTES >> 20} MiB taken evenly from all of it")
-    return Tokenizer.train(_sample(_lines(corpus, "train", "tokenizer", progress), share), config)
+    return Tokenizer.train(_sample(_lines(corpus, "train", "tokenizer", note), share), config)
 
 
-def _lines(corpus: Corpus, split: str, purpose: str, progress: bool) -> Iterable[str]:
-    """The lines of a split, each with its line end; with a progress bar of this name if stderr is a terminal."""
+def _lines(corpus: Corpus, split: str, purpose: str, note: Note) -> Iterable[str]:
+    """The lines of a split, each with its line end; with a progress bar of this name."""
     total = corpus.splits[split]["lines"]
     lines = lines_of(corpus.folder / f"{split}.txt")
-    return tqdm(lines, desc=purpose, total=total, unit=" lines", disable=None if progress else True)
+    return tqdm(lines, desc=purpose, total=total, unit=" lines", disable=no_bar(note))
 
 
 def _sample(lines: Iterable[str], share: float) -> Iterator[str]:
@@ -122,9 +122,9 @@ def _sample(lines: Iterable[str], share: float) -> Iterator[str]:
         position += len(line)
 
 
-def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer, progress: bool) -> dict[str, Any]:
+def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer, note: Note) -> dict[str, Any]:
     """Write the ids of a split; what the manifest says of it."""
-    lines = _lines(corpus, split, f"tokenize {split}", progress)
+    lines = _lines(corpus, split, f"tokenize {split}", note)
     starts = document_starts(corpus.folder / f"{split}.txt")
     tokens = replaced = 0
     with (folder / ids_name(split)).open("wb") as file:

@@ -35,7 +35,7 @@ def find_run_store(run: TrainedWeights, config: Config, *, may_make: bool, progr
         )
     # Another version may train another tokenizer on the same text, and a file that was given may be gone.
     config = config.model_copy(update={"tokenizer": TokenizerConfig(file=run.run_dir / TOKENIZER)})
-    store = prepare_store(config, trained_on=wanted, note=note if progress else ignore, progress=progress)
+    store = prepare_store(config, trained_on=wanted, note=note if progress else ignore)
     if wanted is None:
         note(f"{run.run_dir} is of an earlier version: whether {store.folder} is its text can't be checked")
     elif store.sha256 != wanted:

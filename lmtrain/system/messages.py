@@ -15,4 +15,9 @@ def note(message: str) -> None:
 
 
 def ignore(_message: str) -> None:
-    """Take the place of `note` where nothing is to be printed."""
+    """Take the place of `note` where nothing is to be printed, progress bars included."""
+
+
+def no_bar(note: Note) -> bool | None:
+    """Whether tqdm is to `disable` a bar where `note` receives the messages; None = unless stderr is a terminal."""
+    return True if note is ignore else None

@@ -119,12 +119,12 @@ def _located(config: Config, run_dir: Path) -> Config:
     )
 
 
-def prepare(wanted: Request, *, note: Note, progress: bool) -> tuple[Config, TokenStore]:
+def prepare(wanted: Request, *, note: Note) -> tuple[Config, TokenStore]:
     """The whole configuration, and the token store to train on, which is made if it is missing.
 
     Raises LmtrainError as `prepare_store` does, and UsageError for fields that don't fit the automatic ones.
     """
-    store = _tokens_of(wanted, note, progress)
+    store = _tokens_of(wanted, note)
     config = wanted.config
     if wanted.is_automatic:
         whole = _automatic(wanted.overrides, store.split("train").tokens, store.tokenizer.vocab_size)
@@ -132,12 +132,12 @@ def prepare(wanted: Request, *, note: Note, progress: bool) -> tuple[Config, Tok
     return config.model_copy(update={"tokenizer": of_store(config.tokenizer, store)}), store
 
 
-def _tokens_of(wanted: Request, note: Note, progress: bool) -> TokenStore:
+def _tokens_of(wanted: Request, note: Note) -> TokenStore:
     """The token store to train on: for a run that exists the one that it was trained on, found by its hash, unless its
     text has changed; else a store that is made if it is missing."""
     config = wanted.config
     if wanted.stored is None or not run_checkpoints.folders(wanted.run_dir):
-        return prepare_store(config, note=note, progress=progress)
+        return prepare_store(config, note=note)
     source, trained_on = config.data.source, _trained_on(wanted.run_dir)
     is_own = Path(source).absolute() == Path(wanted.stored.data.source).absolute()
     if trained_on is not None and is_own and source not in KNOWN and not Path(source).exists():
@@ -145,10 +145,10 @@ def _tokens_of(wanted: Request, note: Note, progress: bool) -> TokenStore:
         if found is not None:
             return found
     if not _asks_for_no_other(config.tokenizer, wanted.stored.tokenizer):
-        return prepare_store(config, note=note, progress=progress)
+        return prepare_store(config, note=note)
     own = TokenizerConfig(file=wanted.run_dir / TOKENIZER)
     config = config.model_copy(update={"tokenizer": own})
-    return prepare_store(config, trained_on=trained_on, note=note, progress=progress)
+    return prepare_store(config, trained_on=trained_on, note=note)
 
 
 def _asks_for_no_other(asked: TokenizerConfig, stored: TokenizerConfig) -> bool:

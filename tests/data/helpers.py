@@ -61,7 +61,7 @@ def tokenized(
     corpus: Corpus, config: TokenizerConfig, note: Callable[[str], None] = lambda _message: None
 ) -> TokenStore:
     """The store of a corpus, beside it."""
-    return tokenize(corpus, config, corpus.folder.parent, note=note, progress=False)
+    return tokenize(corpus, config, corpus.folder.parent, note=note)
 
 
 def make_store(data: Path, kind: Kind = "word", documents: Documents | None = None) -> TokenStore:

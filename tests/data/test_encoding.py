@@ -81,7 +81,7 @@ from lmtrain.config.schema import DataConfig, TokenizerConfig
 data = DataConfig(source=sys.argv[1] + "/text", dir=Path(sys.argv[1], "data"))
 corpus = download(data)
 tokenizing.open_store = lambda *_: None
-tokenizing.tokenize(corpus, TokenizerConfig(kind="word"), data.dir, note=lambda _: None, progress=False)
+tokenizing.tokenize(corpus, TokenizerConfig(kind="word"), data.dir, note=lambda _: None)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 

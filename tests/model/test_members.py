@@ -57,7 +57,7 @@ def test_another_tokenizer_and_another_corpus_are_rejected(
     tiny: Config, store: TokenStore, first: Path, tmp_path: Path
 ) -> None:
     config = change(tiny, **LOGGED, tokenizer__kind="byte")
-    run(config, prepare_store(config, note=ignore, progress=False), tmp_path / "other")
+    run(config, prepare_store(config, note=ignore), tmp_path / "other")
     remedy = rf"train it again with tokenizer\.file={first}/tokenizer\.json"
     with pytest.raises(LmtrainError, match=f"have different tokenizers, .* {remedy}"):
         load(first, tmp_path / "other")

@@ -61,7 +61,7 @@ def test_a_run_that_does_not_say_what_its_text_was_is_used_with_a_note(
     assert score.tokens == store.split("valid").tokens
     assert "run is of an earlier version: whether" in capsys.readouterr().err
     notes: list[str] = []
-    found = prepare(request(None, [], tmp_path / "run"), note=notes.append, progress=False)
+    found = prepare(request(None, [], tmp_path / "run"), note=notes.append)
     assert fit(*found, tmp_path / "run", note=notes.append, quiet=True).step == 10
     assert "the run is of an earlier version: whether its text is still the same can't be checked" in notes
 

@@ -48,7 +48,7 @@ def example() -> tuple[Config, TokenStore]:
     """The configuration, and its data in the working directory."""
     Path("text.txt").write_text(TEXT)
     config = load(None, OVERRIDES, {})
-    return config, prepare_store(config, note=print, progress=False)
+    return config, prepare_store(config, note=print)
 
 
 def loss(run_dir: Path) -> float:

@@ -34,7 +34,7 @@ def little(tiny: Config) -> Config:
 
 @pytest.fixture(scope="session")
 def little_store(little: Config) -> TokenStore:
-    return prepare_store(little, note=ignore, progress=False)
+    return prepare_store(little, note=ignore)
 
 
 @pytest.fixture(scope="session")

@@ -88,7 +88,7 @@ def test_a_changed_word_of_the_text_is_rejected(tmp_path: Path, kind: str, word:
 
     def store_of(content: str) -> TokenStore:
         text.write_text(content)
-        return prepare_store(config, note=ignore, progress=False)
+        return prepare_store(config, note=ignore)
 
     found = begun(config, store_of(TEXT), run_dir)
     place = TEXT.index("rat", 400)

@@ -52,7 +52,7 @@ def test_a_run_has_its_tokenizer_in_its_folder(name: str, folder: Path, lmtrain:
 
 def _train(run_dir: Path | None, *overrides: str) -> str:
     wanted = request(None, [*overrides], run_dir)
-    config, store = prepare(wanted, note=ignore, progress=False)
+    config, store = prepare(wanted, note=ignore)
     fit(config, store, wanted.run_dir, note=ignore, quiet=True)
     return last_hash(wanted.run_dir)
 

@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def train(wanted: Request) -> Config:
     """Train what is wanted; returns the configuration that the run stores."""
-    config, store = prepare(wanted, note=ignore, progress=False)
+    config, store = prepare(wanted, note=ignore)
     fit(config, store, wanted.run_dir, note=ignore, quiet=True)
     return run_config(wanted.run_dir)
 
@@ -52,7 +52,7 @@ def test_a_budget_of_any_kind_replaces_that_of_the_automatic_recipe(
     folder: Path, given: str, minutes: float | None
 ) -> None:
     wanted = request(None, ["data.source=book.txt", given])
-    stored = flat(prepare(wanted, note=ignore, progress=False)[0])
+    stored = flat(prepare(wanted, note=ignore)[0])
     assert f"{given.partition('=')[0]}={stored[given.partition('=')[0]]:g}" == given
     assert stored["train.max_minutes"] == minutes
 
@@ -61,7 +61,7 @@ def test_fields_are_checked_against_the_automatic_recipe(folder: Path, monkeypat
     """Not against the defaults, whose context is 128 and whose width, 256, is no multiple of 6 heads."""
     monkeypatch.setattr("lmtrain.training.request.cores", lambda: 2)
     fields = ["data.source=book.txt", "eval.stride=200", "model.heads=6", "train.max_minutes=60", "train.device=cpu"]
-    config, _ = prepare(request(None, fields), note=ignore, progress=False)
+    config, _ = prepare(request(None, fields), note=ignore)
     assert (config.model.context, config.model.dim, config.model.heads, config.eval.stride) == (256, 192, 6, 200)
     with pytest.raises(UsageError, match=r"eval\.stride=300 is longer than model\.context=256"):
         request(None, ["data.source=book.txt", "eval.stride=300"])
@@ -81,7 +81,7 @@ def test_the_dropout_depends_on_how_often_the_text_is_read_whatever_the_unit_of_
     fields = ["data.source=book.txt", "model.context=16", "train.batch_size=4"]
 
     def dropout(budget: str) -> float:
-        config, store = prepare(request(None, [*fields, budget]), note=ignore, progress=False)
+        config, store = prepare(request(None, [*fields, budget]), note=ignore)
         assert store.split("train").tokens > 500  # an epoch has 8 steps or more
         return config.model.dropout
 
@@ -116,12 +116,12 @@ def test_an_existing_run_keeps_its_configuration_anywhere(folder: Path, monkeypa
     split = request(None, ["run.name=three", "train.micro_batch=3"])  # 3 does not divide the default batch
     assert (split.config.train.batch_size, split.config.train.micro_batch) == (3, 3)
     again = request(None, ["run.name=book"])
-    assert prepare(again, note=ignore, progress=False)[0] == stored
+    assert prepare(again, note=ignore)[0] == stored
     (folder / "book.txt").unlink()
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
     found = request(None, [], folder / "runs/book")
-    assert prepare(found, note=ignore, progress=False)[1].folder.parent == folder / "data"
+    assert prepare(found, note=ignore)[1].folder.parent == folder / "data"
     shutil.move(folder / "runs", "runs")
     shutil.move(folder / "data", "data")
     shutil.rmtree(sorted(Path("runs/book/checkpoints").iterdir())[-1])
