@@ -71,6 +71,7 @@ class CheckpointInfo:
     """Seconds before the first step."""
     precision: str | None = None
     compiled: bool | None = None
+    micro_batch: int | None = None
     schedule: Schedule | None = None
     """None: written by an earlier version."""
 

@@ -136,14 +136,13 @@ def _note_differences(run_dir: Path, info: CheckpointInfo, training: Training, n
     if info.compiled not in (None, training.compiled):
         done = "compiled" if training.compiled else "not compiled"
         note(f"the model is {done}, unlike before: the results may not be equal bit for bit")
-    train, stored = training.config.train, run_folder.run_config(run_dir).train
-    micro_batch = stored.micro_batch or train.batch_size // info.processes
+    train = training.config.train
     for what, now, then in (
         ("CPU threads", torch.get_num_threads(), info.threads),
         ("processes", training.parallel.processes.world_size, info.processes),
-        ("windows per micro-batch", train.micro_batch or train.batch_size, micro_batch),
+        ("windows per micro-batch", train.micro_batch or train.batch_size, info.micro_batch),
     ):
-        if now != then:
+        if then not in (None, now):
             note(f"{now} {what} instead of {then}: the results may not be equal bit for bit")
 
 

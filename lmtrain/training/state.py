@@ -169,6 +169,7 @@ def snapshot(
         "precision": training.precision,
         "compiled": training.compiled,
         "threads": torch.get_num_threads(),
+        "micro_batch": training.config.train.micro_batch or training.config.train.batch_size,
         "processes": training.parallel.processes.world_size,
         "teacher": training.teacher,
         "machine": machine(training.device),

@@ -230,14 +230,19 @@ def test_another_precision_is_reported(
 
 
 def test_a_field_that_was_removed_and_another_micro_batch_are_reported(
-    tiny: Config, store: TokenStore, tmp_path: Path, interrupt_after: Callable[[int, int], None]
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The dropout masks of a step depend on its micro-batches."""
-    interrupt_after(3, signal.SIGTERM)
-    run(tiny, store, tmp_path)
+    """The dropout masks of a step depend on its micro-batches; those of a run that was killed in its first step count
+    for nothing."""
+    run(change(tiny, train__steps=5, train__schedule="constant", train__warmup=1), store, tmp_path)
+    other = change(tiny, train__schedule="constant", train__warmup=1, train__micro_batch=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train_step", None)
+        with pytest.raises(TypeError):
+            run(other, store, tmp_path)
     stored = tmp_path / run_folder.CONFIG
     stored.write_text(stored.read_text().replace("train:\n", "train:\n  scheduled_sampling: 0.2\n"))
-    _, notes = run(change(tiny, train__micro_batch=1), store, tmp_path)
+    _, notes = run(other, store, tmp_path)
     assert len(notes) == 2
     assert re.search(
         r"train\.scheduled_sampling=0\.2: the field was removed: .*; the run is resumed without it", notes[0]
