@@ -3,12 +3,11 @@
 import math
 import re
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from lmtrain.errors import LmtrainError, UnreadableError, UsageError
 from lmtrain.storage.checkpoint import FORMAT, Checkpoint, load
-from lmtrain.storage.files import parse_manifest, read_manifest, reading, remove_folder, verify, writing
+from lmtrain.storage.files import parse_manifest, reading, remove_folder, writing
 from lmtrain.system import disk
 from lmtrain.system.messages import Note
 
@@ -166,31 +165,12 @@ def remove_after(run_dir: Path, step: int) -> None:
             remove_folder(folder)
 
 
-def prune(run_dir: Path, keep: int, good: set[Path], before: int = 0) -> None:
-    """Delete all checkpoints but the newest `keep` good ones and the best, and of those up to the step `before`, to
-    which the run may go back, the newest good one and the best.
-
-    Good ones are readable and have their hashes. A damaged one does not count, and stays for `last` to set aside.
-    Checkpoints in `good` are not read again; those that are found to be good are added to it.
-    """
-    stay = {best_folder(run_dir), *_newest(folders(run_dir), keep, good)}
+def prune(run_dir: Path, keep: int, before: int = 0) -> None:
+    """Delete all checkpoints but the newest `keep` and the best, and of those up to the step `before`, to which the run
+    may go back, the newest and the best."""
+    stay = {best_folder(run_dir), *folders(run_dir)[-keep:]}
     if before:
-        stay |= {best_folder(run_dir, before), *_newest(folders(run_dir, before), 1, good)}
+        stay |= {best_folder(run_dir, before), *folders(run_dir, before)[-1:]}
     for folder in reversed(folders(run_dir)):
         if folder not in stay:
             remove_folder(folder)
-
-
-def _newest(oldest_first: list[Path], keep: int, good: set[Path]) -> list[Path]:
-    """The newest `keep` good checkpoints, which are added to `good`, and the damaged ones that are newer."""
-    found: list[Path] = []
-    for folder in reversed(oldest_first):
-        if not keep:
-            break
-        found.append(folder)
-        with suppress(LmtrainError):
-            if folder not in good:
-                verify(folder, read_manifest(folder, FORMAT)["files"])
-            good.add(folder)
-            keep -= 1
-    return found

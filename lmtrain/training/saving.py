@@ -42,7 +42,6 @@ class Saver:
         self._keep = keep
         self._resumed = resumed
         self.before_decay = before_decay
-        self._good: set[Path] = set()  # checkpoints that this process wrote, or verified
         self._processes = processes.new_group()  # the loop uses its own collectives at the same time
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -93,9 +92,9 @@ class Saver:
             # Before the first checkpoint gets its name: after a kill, the newest one says that the run goes back.
             run_checkpoints.remove_after(self._run_dir, self._resumed)
             self._resumed = None
-        self._good.add(checkpoint.save(self._run_dir, step, tensors, info, processes))
+        checkpoint.save(self._run_dir, step, tensors, info, processes)
         if processes.is_main:
-            run_checkpoints.prune(self._run_dir, self._keep, self._good, self.before_decay)
+            run_checkpoints.prune(self._run_dir, self._keep, self.before_decay)
 
 
 def abort(run_dir: Path, processes: ProcessGroup) -> NoReturn:

@@ -41,7 +41,7 @@ def test_a_file_of_tensors_is_as_the_library_writes_it() -> None:
 def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     for step, score in enumerate((3.0, 1.0, 2.0, None, 4.0), start=1):
         _save(tmp_path, step, score)
-    run_checkpoints.prune(tmp_path, 2, set())
+    run_checkpoints.prune(tmp_path, 2)
     assert [folder.name for folder in run_checkpoints.folders(tmp_path)] == [
         "step-00000002",
         "step-00000004",

@@ -42,7 +42,7 @@ def recorded_save(base: Path, kind: str) -> Save:
         folder = save(run_dir, 1 if kind == "same step" else 2, seed=2)
         returned = len(calls)
         if kind == "pruned":
-            run_checkpoints.prune(run_dir, 1, set())
+            run_checkpoints.prune(run_dir, 1)
     return Save(start, calls, returned, old, read(folder))
 
 

@@ -53,7 +53,7 @@ def test_an_error_of_any_call_harms_nothing(tmp_path: Path, kind: str, for_good:
             failing = FailingDisk(patch, passing, for_good=for_good)
             try:
                 save(run_dir, step, seed=2)
-                run_checkpoints.prune(run_dir, 1, set())
+                run_checkpoints.prune(run_dir, 1)
             except LmtrainError as error:
                 message = str(error)
         if not failing.failed:

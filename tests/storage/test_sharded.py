@@ -97,7 +97,7 @@ def test_rows_are_read_as_they_were_cut(tmp_path: Path, size: int) -> None:
 def test_the_same_step_is_written_again_by_fewer_and_older_ones_are_pruned(tmp_path: Path) -> None:
     for step, size in ((1, 4), (2, 3), (3, 2), (3, 4), (3, 1)):
         save(tmp_path, step, size)
-        run_checkpoints.prune(tmp_path, 1, set())
+        run_checkpoints.prune(tmp_path, 1)
     assert [folder.name for folder in run_checkpoints.folders(tmp_path)] == ["step-00000001", "step-00000003"]
     assert len(list(run_checkpoints.choose(tmp_path, "last").iterdir())) == 4
 

@@ -8,12 +8,10 @@ import torch
 
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints
-from lmtrain.storage.files import sha256_file
 from lmtrain.system import disk
 from lmtrain.system.process_group import SINGLE_PROCESS
 from lmtrain.training import saving
 from lmtrain.training.saving import Saver, abort
-from tests.helpers import flip_bit
 
 
 def state(value: float) -> checkpoint.Tensors:
@@ -94,25 +92,6 @@ def test_a_failed_write_is_raised_and_leaves_the_previous_checkpoint(
     assert weight(tmp_path, 1) == [1.0] * 4
 
 
-def test_a_checkpoint_that_was_written_or_read_is_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoint.save(tmp_path, 1, state(1.0), {"score": None})
-    hashed: list[str] = []
-
-    def noted(path: Path) -> str:
-        hashed.append(path.parent.name)
-        return sha256_file(path)
-
-    monkeypatch.setattr("lmtrain.storage.files.sha256_file", noted)
-    with Saver(tmp_path, keep=3) as saver:
-        for step in (2, 3, 4, 5):
-            saver.save(step, state(float(step)), {"score": None})
-    assert set(hashed) == {"step-00000001"}  # by another process, and once
-    assert len(hashed) == len(state(1.0))
-    assert [folder.name[-1] for folder in run_checkpoints.folders(tmp_path)] == ["3", "4", "5"]
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_tensors_that_are_not_finite_are_never_written(tmp_path: Path, value: float) -> None:
     tensors = {**state(1.0), "optimizer": {"weight/exp_avg": torch.tensor([0.0, value])}}
@@ -145,17 +124,3 @@ def test_writing_starts_no_threads_of_openmp(tmp_path: Path, monkeypatch: pytest
     finally:
         torch.set_num_threads(threads)
     assert {len(now - before) for now in found} == {1}  # one of an earlier test may end meanwhile
-
-
-def test_a_damaged_checkpoint_does_not_count_when_pruning(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        checkpoint.save(tmp_path, step, state(step), {"score": None})
-    for step in (2, 3):
-        flip_bit(run_checkpoints.choose(tmp_path, str(step)) / "model.safetensors")
-    run_checkpoints.prune(tmp_path, 1, set())
-    assert [folder.name[-1] for folder in run_checkpoints.folders(tmp_path)] == ["1", "2", "3"]
-    notes: list[str] = []
-    found = run_checkpoints.last(tmp_path, notes.append)
-    assert found is not None
-    assert found.info["step"] == 1
-    assert len(notes) == 2
