@@ -55,7 +55,6 @@ def open_run(
             info = read_info(found)
             budget = budget.begun(info.prepared)
             if (outcome := finished_outcome(run_dir, config, budget, info, processes)) is not None:
-                inform(f"{run_dir} is finished: step {outcome.step:,}, best step {outcome.best_step:,}")
                 yield outcome
                 return
         clock = Clock(info.seconds, processes)
