@@ -88,14 +88,11 @@ def show_samples(training: Training, monitor: Monitor) -> None:
 
 def final_score(training: Training, run_dir: Path, monitor: Monitor, stop: StopSignal) -> tuple[Score, int]:
     """The score of the best checkpoint on the whole validation split, with overlapping windows, and its step."""
-    config, step = training.config, training.counters.step
-    weights: Mapping[str, Tensor | LazyTensor] = training.ema or {}
-    if training.counters.best_step != step:
-        found = _best(run_dir, training.parallel.processes)
-        weights, step = found.tensors["model" if training.ema is None else "ema"], found.info["step"]
+    found = _best(run_dir, training.parallel.processes)
+    step: int = found.info["step"]
     monitor.note(f"scoring the best checkpoint (step {step:,}) on the validation split")
-    with evaluating(training.model, weights):
-        return validate(training, stride_of(config), None, stop), step
+    with evaluating(training.model, found.tensors["model" if training.ema is None else "ema"]):
+        return validate(training, stride_of(training.config), None, stop), step
 
 
 def _best(run_dir: Path, processes: ProcessGroup) -> checkpoint.Checkpoint:
