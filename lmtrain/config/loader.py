@@ -181,10 +181,12 @@ def flat(config: Config) -> dict[str, Any]:
     return {f"{section}.{field}": value for section, fields in sections.items() for field, value in fields.items()}
 
 
-def identity_difference(stored: Config, wanted: Config) -> list[str]:
-    """The identity fields in which two configurations differ, as readable lines; if none, one can resume the other."""
+def identity_difference(stored: Config, wanted: Config, *, fixed_schedule: bool = False) -> list[str]:
+    """The identity fields, with `fixed_schedule` those of the schedule too, in which two configurations differ, as
+    readable lines; if none, one can resume the other."""
     old, new = flat(stored), flat(wanted)
-    changed = [key for key in old if key not in CHANGEABLE_FIELDS | SCHEDULE_FIELDS and old[key] != new[key]]
+    free = CHANGEABLE_FIELDS if fixed_schedule else CHANGEABLE_FIELDS | SCHEDULE_FIELDS
+    changed = [key for key in old if key not in free and old[key] != new[key]]
     return [f"{key}: {old[key]} -> {new[key]}" for key in changed]
 
 

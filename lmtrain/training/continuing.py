@@ -6,12 +6,12 @@ runs that differ only in their budgets are the same, to the last bit, as long as
 
 from pathlib import Path
 
-from lmtrain.config.schema import Config, TrainConfig
+from lmtrain.config.schema import TrainConfig
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint, run_checkpoints, run_folder
+from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.system.messages import Note
 from lmtrain.system.process_group import ProcessGroup
-from lmtrain.training.budget import Budget, make_budget
+from lmtrain.training.budget import Budget
 from lmtrain.training.checkpoint_info import CheckpointInfo, Schedule, read_info
 from lmtrain.training.optim import steps_before_decay, warmup_steps
 
@@ -21,24 +21,18 @@ def schedule_of(train: TrainConfig, budget: Budget) -> Schedule:
     return Schedule(budget.steps, warmup_steps(train, budget))
 
 
-def common_steps(run_dir: Path, config: Config, info: CheckpointInfo, samples_per_epoch: int) -> int:
-    """Up to which step the run of a checkpoint and one with `config`, which may have a larger budget, are the same.
+def common_steps(run_dir: Path, train: TrainConfig, budget: Budget, info: CheckpointInfo) -> int:
+    """Up to which step the run of a checkpoint and one with `budget`, which may be larger, are the same.
 
     Raises LmtrainError, with what to do instead, if they differ from the first step on.
     """
-    train, budget = config.train, make_budget(config, samples_per_epoch)
     now, then = schedule_of(train, budget), info.schedule
-    if then is None:
-        stored = run_folder.run_config(run_dir)
-        then = schedule_of(stored.train, make_budget(stored, samples_per_epoch))
-    if then == now:
+    if then is None or then == now:
         return info.counters.step
     if then.steps is None or now.warmup is None:
         obstacle = "the schedule of a run with train.max_minutes follows the clock"
     elif steps_before_decay(train, budget) == 0:
         obstacle = f"with train.schedule={train.schedule} the learning rate depends on the budget from the start"
-    elif info.schedule is None:
-        obstacle = "it was trained by an earlier version of lmtrain, which did not store the budget with checkpoints"
     elif train.patience is not None and (train.schedule == "constant" or train.eval_steps is None):
         obstacle = "train.patience counts evaluations, and the budget decides when they are"
     elif then.warmup != now.warmup:
@@ -51,19 +45,14 @@ def common_steps(run_dir: Path, config: Config, info: CheckpointInfo, samples_pe
 
 
 def last_common(
-    run_dir: Path,
-    config: Config,
-    last: checkpoint.Checkpoint,
-    samples_per_epoch: int,
-    note: Note,
-    processes: ProcessGroup,
+    run_dir: Path, train: TrainConfig, budget: Budget, last: checkpoint.Checkpoint, note: Note, processes: ProcessGroup
 ) -> checkpoint.Checkpoint:
-    """The last checkpoint that the run and one with `config` have in common; `last` is the last one of the run.
+    """The last checkpoint that the run and one with `budget` have in common; `last` is the last one of the run.
 
     Called by all processes, and the same in all. Raises LmtrainError if there is none.
     """
     step = last.info["step"]
-    common = common_steps(run_dir, config, read_info(last), samples_per_epoch)
+    common = common_steps(run_dir, train, budget, read_info(last))
     if step <= common:
         return last
 

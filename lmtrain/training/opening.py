@@ -17,7 +17,7 @@ from lmtrain.system.messages import Note, ignore
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import catch_stop_signals
 from lmtrain.training.announce import device_line, introduction
-from lmtrain.training.budget import make_budget
+from lmtrain.training.budget import Budget, make_budget
 from lmtrain.training.checkpoint_info import NEW_RUN, CheckpointInfo, read_info
 from lmtrain.training.continuing import common_steps, last_common
 from lmtrain.training.finished import finished_outcome
@@ -42,16 +42,16 @@ def open_run(
     inform = ignore if quiet else note
     shared = share_batch(config, processes)
     check_agreement(config, store, processes)
+    per_epoch = sample_order(config, store).per_epoch()
+    budget, info = make_budget(config, per_epoch), NEW_RUN
     with ExitStack() as stack:
         with processes.main_first():
             if processes.is_main:
                 stack.enter_context(run_folder.lock(run_dir))
-            check = partial(check_same_run, config, store, run_dir)
+            check = partial(check_same_run, config, store, run_dir, budget)
             found = run_checkpoints.last(run_dir, note, hashed=processes.is_main, check=check)
-        per_epoch = sample_order(config, store).per_epoch()
-        budget, info = make_budget(config, per_epoch), NEW_RUN
         if found is not None:
-            found = last_common(run_dir, config, found, per_epoch, note, processes)
+            found = last_common(run_dir, config.train, budget, found, note, processes)
             info = read_info(found)
             budget = budget.begun(info.prepared)
             if (outcome := finished_outcome(run_dir, config, budget, info, processes)) is not None:
@@ -102,24 +102,26 @@ def open_run(
         yield OpenRun(training, run_dir, budget, clock, monitor, saver, stop)
 
 
-def check_same_run(config: Config, store: TokenStore, run_dir: Path, found: checkpoint.Checkpoint) -> None:
+def check_same_run(
+    config: Config, store: TokenStore, run_dir: Path, budget: Budget, found: checkpoint.Checkpoint
+) -> None:
     """Raise LmtrainError if the configuration or the data differs from what the checkpoint was trained with; another
-    budget may be the same up to some step."""
-    changed = identity_difference(run_folder.run_config(run_dir), config)
+    budget may be the same up to some step, unless the checkpoint is of an earlier version and does not have its own."""
+    info = read_info(found)
+    changed = identity_difference(run_folder.run_config(run_dir), config, fixed_schedule=info.schedule is None)
     if changed:
         raise LmtrainError(
             f"{run_dir} was started with another configuration ({'; '.join(changed)}): "
             f"add run.name={run_dir.name}-2 to train another run, or give the old values"
         )
     checkpoint.check_model(found, config.model)
-    info = read_info(found)
     for what, then, now in (
         ("tokenizer", info.tokenizer, store.tokenizer.sha256),
         ("corpus", info.store, store.sha256),
     ):
         if then not in (None, now):
             raise LmtrainError(f"the {what} is not the one that {run_dir} was trained on: choose another run.name")
-    common_steps(run_dir, config, info, sample_order(config, store).per_epoch())
+    common_steps(run_dir, config.train, budget, info)
 
 
 def _note_differences(run_dir: Path, info: CheckpointInfo, training: Training, note: Note) -> None:

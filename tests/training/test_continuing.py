@@ -14,7 +14,6 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
-from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.training import state
 from lmtrain.training.saving import Saver
 from tests.helpers import flip_bit
@@ -162,19 +161,6 @@ def test_a_run_that_goes_back_says_so_and_one_that_need_not_does_not(
     assert (before["step"], run_state(tmp_path / "run")["step"]) == (16, 24)
 
 
-def without_schedule(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let checkpoints be read as those of earlier versions."""
-    load = checkpoint.load
-
-    def older(*arguments: Any, **options: Any) -> Checkpoint:
-        found = load(*arguments, **options)
-        found.info.pop("schedule")
-        return found
-
-    monkeypatch.setattr(checkpoint, "load", older)
-    monkeypatch.setattr(run_checkpoints, "load", older)
-
-
 @pytest.mark.parametrize(
     ("fields", "changed", "reason"),
     [
@@ -187,28 +173,22 @@ def without_schedule(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"train__patience": 9, "train__schedule": "constant"}, {}, "train.patience counts evaluations"),
         ({}, {"train__steps": 4}, "it had a larger budget, of 8 steps"),
         ({"train__schedule": "constant"}, {"train__steps": 4}, "it had a larger budget, of 8 steps"),
-        ({"damaged": True}, {}, "it has no undamaged checkpoint up to step 6"),
-        ({"older": True}, {}, "it was trained by an earlier version of lmtrain"),
+        ({}, {}, "it has no undamaged checkpoint up to step 6"),
     ],
 )
 def test_what_can_not_be_exact_is_rejected_with_a_remedy(
     little: Config,
     little_store: TokenStore,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     fields: dict[str, Any],
     changed: dict[str, Any],
     reason: str,
 ) -> None:
-    damaged, older = (fields.get(name) for name in ("damaged", "older"))
-    given = {name: value for name, value in fields.items() if "__" in name}
-    config = change(little, **STABLE | {"train__eval_steps": 8} | given)
+    config = change(little, **STABLE | {"train__eval_steps": 8} | fields)
     finished, _ = run(config, little_store, tmp_path)
     steps = verified_steps(tmp_path)
-    if damaged:
+    if "undamaged" in reason:
         flip_bit(tmp_path / "checkpoints/step-00000006/optimizer.safetensors")
-    if older:
-        without_schedule(tmp_path, monkeypatch)
     with pytest.raises(LmtrainError) as caught:
         run(change(config, **{"train__steps": 16} | changed), little_store, tmp_path)
     assert reason in str(caught.value)

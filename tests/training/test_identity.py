@@ -13,6 +13,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import remove_folder
 from lmtrain.system.messages import ignore
+from lmtrain.training.budget import Budget
 from lmtrain.training.opening import check_same_run
 from lmtrain.training.state import snapshot
 from tests.helpers import TINY
@@ -30,6 +31,7 @@ IDENTITY: dict[str, Any] = {
     "train__eval_steps": 6,
     "train__patience": 3,
     "train__init_from": "runs/other",
+    "train__steps": 24,  # the checkpoint has no schedule, as those of earlier versions
 }
 RESOURCES: dict[str, Any] = {
     "train__micro_batch": 1,
@@ -41,6 +43,7 @@ RESOURCES: dict[str, Any] = {
     "data__dir": "elsewhere",
     "run__name": "other",
 }
+BUDGET = Budget(12, None)
 
 
 def begun(config: Config, store: TokenStore, run_dir: Path) -> checkpoint.Checkpoint:
@@ -54,7 +57,7 @@ def test_a_changed_field_of_the_identity_is_rejected_by_name(tiny: Config, store
     for name, value in IDENTITY.items():
         changed, field = change(tiny, **{name: value}), name.replace("__", ".")
         with pytest.raises(LmtrainError) as rejection:
-            check_same_run(changed, store, tmp_path, found)
+            check_same_run(changed, store, tmp_path, BUDGET, found)
         difference = f"({field}: {flat(tiny)[field]} -> {flat(changed)[field]})"
         assert str(rejection.value) == (
             f"{tmp_path} was started with another configuration {difference}: "
@@ -93,5 +96,5 @@ def test_a_changed_word_of_the_text_is_rejected(tmp_path: Path, kind: str, word:
     found = begun(config, store_of(TEXT), run_dir)
     place = TEXT.index("rat", 400)
     with pytest.raises(LmtrainError, match=f"the {message} is not the one"):
-        check_same_run(config, store_of(TEXT[:place] + word + TEXT[place + 3 :]), run_dir, found)
-    check_same_run(config, store_of(TEXT), run_dir, found)
+        check_same_run(config, store_of(TEXT[:place] + word + TEXT[place + 3 :]), run_dir, BUDGET, found)
+    check_same_run(config, store_of(TEXT), run_dir, BUDGET, found)
