@@ -76,13 +76,3 @@ def test_a_damaged_file_is_rejected_and_the_checkpoint_before_is_used(run_dir: P
     assert unchanged == 0 or (name == MANIFEST and unchanged < found["rejected"] / 20)
     assert found.keys() == {"rejected"}
     assert found["rejected"] > 3 * PLACES
-
-
-def test_a_manifest_without_a_hash_is_read(run_dir: Path) -> None:
-    """Manifests had no hash of their own at first."""
-    original = read(run_checkpoints.folders(run_dir)[-1])
-    path = original.folder / MANIFEST
-    lines = path.read_text().splitlines()
-    assert lines[-2].startswith('  "sha256": ')
-    path.write_text("\n".join([*lines[:-3], lines[-3].rstrip(","), "}"]))
-    assert same(read(original.folder), original)
