@@ -12,7 +12,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from lmtrain.system.process_group import ProcessGroup
 
 INTERRUPTED = 130
 """The exit code."""
@@ -84,15 +87,13 @@ class Interrupted(Exception):  # noqa: N818 -- not an error
 class StopSignal:
     """A request to end training: the first SIGINT, SIGTERM or SIGUSR1 that any process of the run received.
 
-    `all_max` returns the maximum of a number over the processes, so that all of them stop at the same `check`. The
-    main process says at once that it was asked.
+    All `processes` stop at the same `check`, and the main process says at once that it was asked.
     """
 
-    def __init__(self, all_max: Callable[[int], int], abort: Callable[[], NoReturn], is_main: bool) -> None:
+    def __init__(self, processes: "ProcessGroup", abort: Callable[[], NoReturn]) -> None:
         self.name: str | None = None
-        self._all_max = all_max
+        self._processes = processes
         self._abort = abort
-        self._is_main = is_main
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
         """The signal handler: records the signal; a SIGINT that is not the first signal calls `abort`."""
@@ -100,24 +101,22 @@ class StopSignal:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third one would wait for a lock that this thread holds
             self._abort()
         first, self.name = self.name is None, signal.Signals(number).name
-        if first and self._is_main:
+        if first and self._processes.is_main:
             with suppress(OSError):  # such as a closed terminal
                 _write_line("stopping: saving a checkpoint (Ctrl-C again ends at once, without saving)")
 
     def check(self) -> None:
         """Raise Interrupted if any process has received a signal. Called by all processes."""
-        number = self._all_max(signal.Signals[self.name] if self.name is not None else 0)
+        number = self._processes.all_max(signal.Signals[self.name] if self.name is not None else 0)
         if number:
             self.name = signal.Signals(number).name
             raise Interrupted(self.name)
 
 
 @contextmanager
-def catch_stop_signals(
-    all_max: Callable[[int], int], abort: Callable[[], NoReturn], is_main: bool
-) -> Iterator[StopSignal]:
+def catch_stop_signals(processes: "ProcessGroup", abort: Callable[[], NoReturn]) -> Iterator[StopSignal]:
     """Handle SIGINT, SIGTERM and SIGUSR1 inside the block; the previous handlers are restored after it."""
-    stop = StopSignal(all_max, abort, is_main)
+    stop = StopSignal(processes, abort)
     previous = {
         number: signal.signal(number, stop.handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     }

@@ -83,9 +83,7 @@ def open_run(
                 run_dir, step=step, progress=spent, total_steps=total, metrics_bytes=info.metrics_bytes, quiet=quiet
             )
         stack.enter_context(_closing(monitor, training))
-        stop = stack.enter_context(
-            catch_stop_signals(processes.all_max, lambda: abort(run_dir, processes), processes.is_main)
-        )
+        stop = stack.enter_context(catch_stop_signals(processes, lambda: abort(run_dir, processes)))
         saver = stack.enter_context(
             Saver(
                 run_dir,

@@ -17,6 +17,7 @@ from lmtrain.system import device as devices
 from lmtrain.system.device import choose_device, choose_precision, lacks_to_compile
 from lmtrain.system.machine import peak_flops
 from lmtrain.system.memory import enough_memory
+from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import Interrupted, catch_stop_signals
 from tests.helpers import default_interrupts
 
@@ -65,12 +66,12 @@ def test_what_compiling_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lacks_to_compile(cuda) is None
 
 
-def test_the_first_signal_is_recorded_and_a_second_ctrl_c_aborts() -> None:
+def test_the_first_signal_is_recorded_and_a_second_ctrl_c_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
     def abort() -> NoReturn:
         raise KeyboardInterrupt
 
     previous = signal.getsignal(signal.SIGINT)
-    with catch_stop_signals(lambda number: number, abort, is_main=True) as stop:
+    with catch_stop_signals(ProcessGroup(), abort) as stop:
         stop.check()
         signal.raise_signal(signal.SIGTERM)
         assert stop.name == "SIGTERM"
@@ -79,9 +80,9 @@ def test_the_first_signal_is_recorded_and_a_second_ctrl_c_aborts() -> None:
         with pytest.raises(Interrupted, match="SIGTERM"):
             stop.check()
     assert signal.getsignal(signal.SIGINT) is previous
-    other = catch_stop_signals(lambda number: signal.SIGUSR1, abort, is_main=False)
-    with other as stop, pytest.raises(Interrupted, match="SIGUSR1"):
-        stop.check()  # the signal of another process
+    monkeypatch.setattr(ProcessGroup, "all_max", lambda self, number: signal.SIGUSR1)  # that of another process
+    with catch_stop_signals(ProcessGroup(1, 2), abort) as stop, pytest.raises(Interrupted, match="SIGUSR1"):
+        stop.check()
 
 
 def test_an_interrupt_that_python_would_ignore_ends_the_process() -> None:

@@ -20,6 +20,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.evaluation.perplexity import Score, evaluate
 from lmtrain.storage import run_folder
 from lmtrain.system import disk
+from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import StopSignal
 from lmtrain.training import loop, validation
 from lmtrain.training.monitor import RunMonitor
@@ -237,7 +238,7 @@ def test_a_third_ctrl_c_does_not_interrupt_the_end_that_the_second_one_began() -
         raise SystemExit
 
     before = signal.getsignal(signal.SIGINT)
-    stop = StopSignal(lambda number: number, abort, False)
+    stop = StopSignal(ProcessGroup(1, 2), abort)
     try:
         stop.handle(signal.SIGINT, None)
         with pytest.raises(SystemExit):
