@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
@@ -13,17 +12,8 @@ from lmtrain.training.budget import Budget, targets_per_step
 from lmtrain.training.state import Training
 
 
-def introduction(
-    config: Config,
-    store: TokenStore,
-    run_dir: Path,
-    budget: Budget,
-    samples_per_epoch: int,
-    step: int,
-    spent: float,
-) -> Iterator[str]:
-    """Lines about the run, its model, its data and its budget, of which the fraction `spent` is spent at `step`."""
-    yield f"{run_dir}: resuming from step {step:,} ({spent:.0%} of the budget)" if step else f"{run_dir}: a new run"
+def introduction(config: Config, store: TokenStore, budget: Budget, samples_per_epoch: int) -> Iterator[str]:
+    """Lines about the model, the data and the budget of a run."""
     model, train, tokenizer = config.model, config.train, store.tokenizer
     parameters = sum(value.numel() for value in build_uninitialized(model, tokenizer.vocab_size).parameters())
     size = f"{parameters / 1e6:,.1f} M" if parameters >= 1e6 else f"{parameters:,}"

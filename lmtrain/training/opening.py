@@ -61,7 +61,8 @@ def open_run(
         set_threads(config.train.threads)
         step = info.counters.step
         spent = budget.progress(step, info.seconds)
-        for line in introduction(config, store, run_dir, budget, per_epoch, step, spent):
+        inform(f"{run_dir}: {f'resuming from step {step:,} ({spent:.0%} of the budget)' if step else 'a new run'}")
+        for line in introduction(config, store, budget, per_epoch):
             inform(line)
         training = new_training(shared, store, inform, processes)
         inform(device_line(training))
