@@ -168,40 +168,29 @@ def _choose(dataset: str, name: str | None, subsets: list[_Subset]) -> _Subset:
 
 @contextmanager
 def _reading(dataset: str, folder: Path) -> Iterator[None]:
-    """Raise LmtrainError, naming the dataset, where its files can't be read."""
-    from datasets.exceptions import DatasetsError
-    from pyarrow import ArrowException
-
+    """Raise LmtrainError, naming the dataset, where the library can't read it: a damaged file may give any error."""
     try:
         yield
-    except (DatasetsError, ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
+    except FileNotFoundError as error:
+        raise LmtrainError(f"dataset {dataset} has no data files of a known kind: choose another") from error
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise LmtrainError(
-            f"dataset {dataset} has a file that can't be read ({type(error).__name__}): if its download was damaged, "
-            f"delete {folder.parents[1]} and download it again"
+            f"dataset {dataset} can't be read ({reason}): choose another revision or, if its download was damaged, "
+            f"delete {folder.parents[1]} and download it again; data.source may also be a folder with its files"
         ) from error
 
 
 def _open(dataset: str, folder: Path, subset: _Subset) -> dict[str, Any]:
     """The streams of the train, valid and test splits."""
     import datasets
-    from pyarrow import ArrowException
 
     with _reading(dataset, folder):
-        try:
-            files = subset.patterns() or None
-            if subset.data_dir and files is None:
-                found = datasets.load_dataset(str(folder / subset.data_dir), streaming=True)
-            else:
-                found = datasets.load_dataset(str(folder), subset.config_name, data_files=files, streaming=True)
-        except FileNotFoundError as error:
-            raise LmtrainError(f"dataset {dataset} has no data files of a known kind: choose another") from error
-        except (ArrowException, UnicodeDecodeError):
-            raise
-        except (TypeError, ValueError) as error:  # the library also reads the card, and rejects more
-            raise LmtrainError(
-                f"dataset {dataset} can't be opened, by its card or its kinds of files ({str(error)[:200]}): choose "
-                "another revision, or download its files into a folder and give the folder as data.source"
-            ) from error
+        files = subset.patterns() or None
+        if subset.data_dir and files is None:
+            found = datasets.load_dataset(str(folder / subset.data_dir), streaming=True)
+        else:
+            found = datasets.load_dataset(str(folder), subset.config_name, data_files=files, streaming=True)
     names = [split for split in found if split in SPLIT_NAMES]
     splits = {SPLIT_NAMES[split]: found[split] for split in names}
     if "train" not in splits:
@@ -217,10 +206,14 @@ def _open(dataset: str, folder: Path, subset: _Subset) -> dict[str, Any]:
 def _rows(dataset: str, folder: Path, split: str, data: Any, text_column: str) -> Iterator[str]:
     """The rows of a split, with one batch of them in memory."""
     number = 0
-    with _reading(dataset, folder):
-        for table in data.with_format("arrow").iter(_BATCH):
-            if text_column not in table.column_names:
-                raise no_column(f"dataset {dataset}", text_column, table.column_names)
-            for value in table.column(text_column):
-                number += 1
-                yield text_row(value.as_py(), text_column, f"dataset {dataset}, {split}, row {number},")
+    for table in _tables(dataset, folder, data):
+        if text_column not in table.column_names:
+            raise no_column(f"dataset {dataset}", text_column, table.column_names)
+        for value in table.column(text_column):
+            number += 1
+            yield text_row(value.as_py(), text_column, f"dataset {dataset}, {split}, row {number},")
+
+
+def _tables(dataset: str, folder: Path, data: Any) -> Iterator[Any]:
+    with _reading(dataset, folder):  # only the library: an error in what is done with its rows is a bug
+        yield from data.with_format("arrow").iter(_BATCH)
