@@ -192,9 +192,10 @@ def identity_difference(stored: Config, wanted: Config, *, fixed_schedule: bool 
 
 def _read_yaml(given: Path) -> dict[str, Any]:
     """The values of a file, or of a recipe by its name."""
-    recipe = RECIPES / f"{given}.yaml"
-    path = recipe if not given.is_file() and given.name == str(given) and recipe.is_file() else given
+    path = given
     try:
+        recipe = RECIPES / f"{given}.yaml"
+        path = recipe if not given.is_file() and given.name == str(given) and recipe.is_file() else given
         disk.check_regular(path)
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -66,23 +67,27 @@ def find_source(data: DataConfig, note: Note) -> Source:
         return _sample(data)
     if data.source in KNOWN:
         return _hub(data, _WIKITEXT, _WIKITEXT_SUBSETS[data.source], data.revision or _WIKITEXT_REVISION, note)
-    path = _local_path(data.source)
-    return _local(path, data, note) if path else _hub(data, data.source, data.subset, data.revision, note)
+    if path := local_path(data.source):
+        return _local(path, data, note)
+    _check_hub_id(data.source)
+    return _hub(data, data.source, data.subset, data.revision, note)
 
 
-def _local_path(source: str) -> Path | None:
-    """The existing file or folder of this name; None for a hub id. Raises LmtrainError when it can be neither."""
-    siblings = []
-    try:
-        path = Path(os.path.expanduser(source))  # noqa: PTH111 -- leaves an unknown ~user as it is
-        if path.exists():
-            return path
+def local_path(source: str) -> Path | None:
+    """The existing file or folder that `data.source` names; None for a known name, a hub id, and what is not there."""
+    path = os.path.expanduser(source)  # noqa: PTH111 -- leaves an unknown ~user as it is
+    return Path(path) if source not in KNOWN and os.path.exists(path) else None  # noqa: PTH110 -- of any length
+
+
+def _check_hub_id(source: str) -> None:
+    """Raise LmtrainError when this, which is no path here, can't be the name of a dataset on the hub."""
+    path, siblings = Path(source), []
+    with suppress(OSError, ValueError, RuntimeError):  # no such folder or ~user, or a name that no path can have
+        path = path.expanduser()
         local.reject_dangling(path)
         siblings = [str(path.with_name(other.name)) for other in path.parent.iterdir()]
-    except (OSError, ValueError):
-        path = Path(source)  # no such folder, or a name that no path can have
     if _HUB_ID.fullmatch(source) and not source.startswith(".") and not local.is_text(path):
-        return None
+        return
     near = difflib.get_close_matches(source, [*KNOWN, *siblings], n=2, cutoff=0.75)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise LmtrainError(

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,10 +47,11 @@ def run_config(run_dir: Path) -> Config:
 def default_name(path: Path) -> str:
     """The name of a run without `run.name`: that of its configuration file, or else of its text."""
     given = path.parent if path.name == CONFIG and path.parent.name else path
-    name = _NOT_NAME.sub("_", given.name if given.is_dir() else given.stem).lstrip(".-")
+    is_folder = os.path.isdir(given)  # noqa: PTH112 -- a path of any length
+    name = _NOT_NAME.sub("_", given.name if is_folder else given.stem).lstrip(".-")
     if not name:
         raise UsageError(f"a run can't be named after {path}: set run.name")
-    return name
+    return name.encode()[:255].decode(errors="ignore")  # no file has a longer one
 
 
 def find_run(path: Path | None, runs_dir: Path) -> Path:

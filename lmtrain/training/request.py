@@ -6,7 +6,6 @@ depends on the text. Fields that are set one by one come on top of either.
 
 import json
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from lmtrain.config.automatic import MINUTES, automatic
 from lmtrain.config.loader import ConfigSource, environment_of, flat, load
 from lmtrain.config.schema import RUN_NAME, Config, DataConfig, TokenizerConfig
 from lmtrain.config.train import BUDGETS
-from lmtrain.data.sources import KNOWN
+from lmtrain.data.sources import KNOWN, local_path
 from lmtrain.data.tokenizer_choice import of_store
 from lmtrain.data.tokenizing import prepare_store
 from lmtrain.data.tokens import TokenStore, find_store
@@ -103,9 +102,8 @@ def _existing(run_dir: Path, overrides: Sequence[str]) -> Request:
 
 def _located(config: Config, run_dir: Path) -> Config:
     """The configuration with the name of the run, and with paths of its data that mean the same anywhere."""
-    source = Path(os.path.expanduser(config.data.source))  # noqa: PTH111 -- leaves an unknown ~user as it is
-    is_path = config.data.source not in KNOWN and source.exists()
-    data = {"dir": config.data.dir.absolute(), **({"source": str(source.absolute())} if is_path else {})}
+    source = local_path(config.data.source)
+    data = {"dir": config.data.dir.absolute(), **({"source": str(source.absolute())} if source else {})}
     # A folder that was renamed may have a name that no new run can have; its runs are found by their folders.
     name = run_dir.name if re.match(RUN_NAME, run_dir.name) else None
     return config.model_copy(
@@ -140,7 +138,7 @@ def _tokens_of(wanted: Request, note: Note) -> TokenStore:
         return prepare_store(config, note=note)
     source, trained_on = config.data.source, _trained_on(wanted.run_dir)
     is_own = Path(source).absolute() == Path(wanted.stored.data.source).absolute()
-    if trained_on is not None and is_own and source not in KNOWN and not Path(source).exists():
+    if trained_on is not None and is_own and source not in KNOWN and local_path(source) is None:
         found = find_store(config.data.dir, trained_on, note)
         if found is not None:
             return found

@@ -57,7 +57,8 @@ WRONG_USAGE = {
 }
 """The command or the configuration is wrong: exit code 2."""
 FAILURES = {
-    "a source longer than a file's name": (["download", "x" * 300], "is no file or folder here, no hub id"),
+    "a source longer than a file's name": (["train", "x" * 300], "is no file or folder here, no hub id"),
+    "a configuration longer than that": (["train", "-c", "x" * 300], f"configuration {'x' * 300} can't be read: File"),
     "missing corpus": (["download", "nowhere/corpus.txt"], "nowhere/corpus.txt"),
     "missing configuration": (["train", "-c", "nowhere.yaml"], "nowhere.yaml does not exist"),
     "no such user": (["train", "~nosuchuser/book.txt"], "data.source=~nosuchuser/book.txt is no file or folder here"),
