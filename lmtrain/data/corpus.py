@@ -66,13 +66,10 @@ def download(data: DataConfig, *, force: bool = False, note: Note = ignore) -> C
     text = source.read()
     info = {"source": data.source, "origin": source.origin, **text.about}
     with new_folder(folder, FORMAT, info) as temporary:
-        splits = _write(temporary, text, data.source, note)
-        info["splits"] = splits
+        info["splits"] = _write(temporary, text, data.source, note)
         if floor := {split: own.floor() for split, own in text.splits.items() if isinstance(own, SampleSplit)}:
             info["floor"] = floor
-    for split, counts in splits.items():
-        note(f"{split}: " + ", ".join(f"{count:,} {unit}" for unit, count in counts.items()))
-    if "test" not in splits:
+    if "test" not in info["splits"]:
         note(f"{data.source} has no test split: train and valid only")
     return open_corpus(folder)
 
