@@ -303,14 +303,6 @@ def test_sample_splits_and_floor(load: Importer, monkeypatch: pytest.MonkeyPatch
     assert len({tuple(lines(made, split)[:100]) for split in made.splits}) == 3
 
 
-def test_sample_is_made_again_when_its_generator_changes(load: Importer, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = load("sample", sample_tokens=1_000)
-    assert load("sample", sample_tokens=1_000).sha256 == first.sha256
-    assert load.notes == []
-    monkeypatch.setattr(sample, "encyclopedia", another_grammar)
-    assert load("sample", sample_tokens=1_000).sha256 != first.sha256
-
-
 def test_a_full_disk_is_an_error_and_leaves_nothing(load: Importer, small: Path) -> None:
     write(small / "train.txt", "word\n" * 1_000_000)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
