@@ -22,8 +22,6 @@ _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
 _WORD = re.compile(r"\S+")
 _FEW = 20
 _LONG = 1 << 20
-_HEADER_BYTES = 128
-"""The header that `np.save` writes before an array of one dimension, which is always int64 here."""
 
 HELD_OUT = 25_000_000
 """The most bytes that are cut off for a validation or test split: scoring more takes long and tells no more."""
@@ -79,7 +77,8 @@ def write_split(folder: Path, split: str, lines: Lines, note: Note, called: str)
 
 def document_starts(text: Path) -> np.ndarray:
     """The lines at which the documents of the split with this text start: (documents,) int64."""
-    return np.frombuffer(text.with_suffix(".docs.npy").read_bytes(), "<i8", offset=_HEADER_BYTES)
+    starts: np.ndarray = np.load(text.with_suffix(".docs.npy"))
+    return starts
 
 
 def cut_split(

@@ -17,7 +17,7 @@ from lmtrain.data.given_tokenizer import load_given
 from lmtrain.data.splits import document_starts
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_choice import resolve
-from lmtrain.data.tokens import FORMAT, TOKENIZER, TokenStore, find_store, ids_name, open_store, store_of
+from lmtrain.data.tokens import FORMAT, TOKENIZER, TokenStore, find_store, open_store, store_of
 from lmtrain.storage.files import new_folder
 from lmtrain.system.messages import Note, no_bar
 
@@ -127,7 +127,7 @@ def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer,
     lines = _lines(corpus, split, f"tokenize {split}", note)
     starts = document_starts(corpus.folder / f"{split}.txt")
     tokens = replaced = 0
-    with (folder / ids_name(split)).open("wb") as file:
+    with (folder / f"{split}.bin").open("wb") as file:
         for ids, unknown in encode_text(lines, starts, tokenizer):
             file.write(ids.tobytes())
             tokens += len(ids)

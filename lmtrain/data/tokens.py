@@ -73,11 +73,6 @@ class TokenStore:
         return self.splits[name]
 
 
-def ids_name(split: str) -> str:
-    """The name of the file with the ids of a split."""
-    return f"{split}.bin"
-
-
 def open_store(folder: Path) -> TokenStore:
     """Open a store and check its content.
 
@@ -93,7 +88,7 @@ def store_of(folder: Path, manifest: dict[str, Any]) -> TokenStore:
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     floors = manifest.get("floor", {})
     splits = {
-        name: _open_split(folder / ids_name(name), counts, floors.get(name), tokenizer.id_type)
+        name: _open_split(folder / f"{name}.bin", counts, floors.get(name), tokenizer.id_type)
         for name, counts in manifest["splits"].items()
     }
     return TokenStore(folder, manifest, tokenizer, splits)
