@@ -6,10 +6,14 @@ from pathlib import Path
 
 from lmtrain.data.local import CODE, SHARD, SPLIT_NAMES, is_text, name_in, plain, reject_dangling
 from lmtrain.errors import LmtrainError
+from lmtrain.storage.files import MANIFEST
+from lmtrain.storage.run_folder import CONFIG, METRICS
 from lmtrain.system.messages import Note
 
 _NUMBER = re.compile(r"[._-]?(\d+)(-of-\d+)?$")
 _SHOWN = 3
+_WRITTEN = ((MANIFEST, "train.docs.npy"), (MANIFEST, "train.bin"), (CONFIG, METRICS))
+"""Files by which a corpus, a token store and a run are known: a folder of text may hold those that were made of it."""
 
 
 def find_splits(folder: Path, note: Note) -> dict[str, list[Path]]:
@@ -19,8 +23,8 @@ def find_splits(folder: Path, note: Note) -> dict[str, list[Path]]:
     `DEV.jsonl`, `train-00000-of-00002.parquet`), or when names differ in the split only (`wiki.train.tokens` and
     `wiki.valid.tokens`). So do all files below a subfolder of such a name (`train/1/a.jsonl.xz`). Where no name is one
     of a split, all files, also those in subfolders, are training text, in the order of their paths:
-    `strangers-on-a-train.txt` is a book. Hidden files and folders are skipped, and a folder with nothing but one folder
-    in it stands for that one; `note` receives what is not used.
+    `strangers-on-a-train.txt` is a book. Hidden names and folders that lmtrain wrote are skipped, and a folder with
+    nothing but one folder in it stands for that one; `note` receives what is not used.
     Raises LmtrainError when there is no training text, when two files or folders claim one split, when a shard is
     missing, or where a link leads to no file.
     """
@@ -82,17 +86,22 @@ def _names(folder: Path, paths: list[Path]) -> str:
 
 
 def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """What is below a folder, also through links to folders, except hidden names; `above` are the folders it is in."""
+    """What is below a folder, also through links to folders, except hidden names and folders that lmtrain wrote;
+    `above` are the folders it is in."""
     above |= {folder.resolve()}
     for path in _visible(folder):
         if not path.is_dir():
             yield path
-        elif path.resolve() not in above:
+        elif path.resolve() not in above and not _is_written(path):
             yield from _files(path, above)
 
 
 def _visible(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
+def _is_written(folder: Path) -> bool:
+    return any(all((folder / name).is_file() for name in names) for names in _WRITTEN)
 
 
 def _may_name(path: Path) -> bool:

@@ -57,6 +57,11 @@ def found(folder: Path) -> tuple[dict[str, str], list[str]]:
         ),
         ("unpacked/data/train.txt unpacked/data/valid/a.txt", VALID_INSIDE),
         ("b/z.txt a.MD b/c/y.rst .git/x.txt b/.d.txt", {"train": "a.MD b/c/y.rst b/z.txt"}),
+        (
+            "a.txt data/a/manifest.json data/a/train.docs.npy data/a/train.txt data/b/manifest.json data/b/train.bin "
+            "runs/c/config.yaml runs/c/metrics.jsonl",
+            {"train": "a.txt"},
+        ),
         ("main.py test.py test/a.py train.c", {"train": "main.py test/a.py test.py train.c"}),
         ("Train/a.txt DEV/b.txt", {"train": "Train/a.txt", "valid": "DEV/b.txt"}),
         (
