@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from bench_training import load_source, nanogpt, recipe_options, tokens_per_step
+from bench_training import load_source, nanogpt, recipe_options
 from record import Row, lmtrain, measure_beside, train_points
 from torch import Tensor, nn
 
@@ -71,7 +71,7 @@ def measure_lmtrain(options: list[str]) -> Row:
     return {
         "compiled": costs["config"]["train"]["compile"],
         **{name: scored[name] for name in ("nats", "context", "stride")},
-        "tokens": trained["step"] * tokens_per_step(costs["config"]),
+        "tokens": trained["step"] * costs["tokens_per_step"],
         "parameters": costs["parameters"],
         "curve": curve(losses),
     }

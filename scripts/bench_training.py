@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from record import Row, lmtrain, measure_beside, train_points
 
-from lmtrain.system.device import autocast, choose_device, choose_precision, synchronize
+from lmtrain.system.device import autocast, synchronize
 from lmtrain.system.memory import memory_bytes
 
 SEED, WORDS, BLOCKS = 0, 500_000, 5
@@ -32,8 +32,7 @@ def training(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     options = [*recipe_options(arguments.recipe), *arguments.overrides, *random_corpus(folder, arguments.vocab_size)]
     costs = lmtrain("train", *options, "--dry-run")
     config, model = costs["config"], costs["config"]["model"]
-    device = choose_device(config["train"]["device"])
-    precision = choose_precision(config["train"]["precision"], device)
+    device, precision = (costs["estimate"][name] for name in ("device", "precision"))
     sizes = {name: model[name] for name in ("dim", "layers", "heads", "context")}
     sizes |= {"vocab_size": costs["vocabulary"], "batch": config["train"]["batch_size"]}
     peers = {"nanoGPT": str(arguments.nanogpt)} if arguments.nanogpt else {}
@@ -52,22 +51,16 @@ def training(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
         found = measure_lmtrain(ours, folder / f"runs-{len(rows)}", arguments.steps)
         add({"program": "lmtrain", **form}, found | {"estimated_bytes": round(estimate)})
         for program, source in peers.items():
-            side = {**sizes, **form, "program": program, "source": source, "device": device.type}
+            side = {**sizes, **form, "program": program, "source": source, "device": device}
             add({"program": program, **form}, measure_beside(__file__, side | {"steps": arguments.steps}))
     settings = {"recipe": arguments.recipe, "overrides": arguments.overrides, "vocab_size": arguments.vocab_size}
-    metrics = {"parameters": costs["parameters"], "tokens_per_step": tokens_per_step(config), "rows": rows}
+    metrics = {"parameters": costs["parameters"], "tokens_per_step": costs["tokens_per_step"], "rows": rows}
     return metrics, settings | {"config": config}
 
 
 def recipe_options(name: str | None) -> list[str]:
     """`--config` of a recipe."""
     return ["--config", name] if name else []
-
-
-def tokens_per_step(config: dict[str, Any]) -> int:
-    """Predictions that one optimizer step learns from."""
-    per_window = 1 if config["model"]["mode"] == "windowed" else config["model"]["context"]
-    return int(config["train"]["batch_size"] * per_window)
 
 
 def random_corpus(folder: Path, vocab_size: int) -> list[str]:
