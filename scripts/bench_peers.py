@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from lmtrain.data.tokens import open_store
 from lmtrain.evaluation.perplexity import Forward, evaluate
-from lmtrain.system.device import autocast, choose_precision
+from lmtrain.system.device import autocast
 from lmtrain.system.machine import machine
 
 RECIPE, SEED = "wikitext2-cpu", 1
@@ -38,7 +38,7 @@ def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
         raise SystemExit("all programs read the same data: use --source, and no overrides of data or tokenizer")
     name = arguments.recipe or RECIPE
     store = lmtrain("tokenize", arguments.source, *recipe_options(name))
-    threads, precision = machine(CPU)["cores"], choose_precision("auto", CPU)
+    threads = machine(CPU)["cores"]
     budget = {"store": store["folder"], "minutes": arguments.minutes, "threads": threads}
     rows: list[Row] = []
 
@@ -48,8 +48,10 @@ def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
         print({name: value for name, value in rows[-1].items() if name != "curve"}, file=sys.stderr)
 
     options = [f"train.max_minutes={arguments.minutes}", f"train.threads={threads}", f"run.seed={SEED}"]
-    options += ["train.compile=true", f"data.source={arguments.source}", f"run.dir={folder}", *arguments.overrides]
-    add({"program": "lmtrain", "precision": precision}, measure_lmtrain([*recipe_options(name), *options]))
+    options += ["train.device=cpu", "train.compile=true", f"data.source={arguments.source}", f"run.dir={folder}"]
+    ours = measure_lmtrain([*recipe_options(name), *options, *arguments.overrides])
+    precision = ours["precision"]
+    add({"program": "lmtrain", "precision": precision}, ours)
     if arguments.nanogpt:
         # Its own configurations have no dropout for large texts, and 0.2 where a small one is read several times.
         form = {"program": "nanoGPT", "precision": precision, "compiled": True}
@@ -67,8 +69,9 @@ def measure_lmtrain(options: list[str]) -> Row:
     """Train a recipe, and score the validation split."""
     costs, trained = lmtrain("train", *options, "--dry-run"), lmtrain("train", *options)
     losses = [(point["minutes"], point["loss"]) for point in train_points(trained["run"])]
-    scored = lmtrain("eval", "--run", trained["run"])
+    scored = lmtrain("eval", "--run", trained["run"], "--device", "cpu")
     return {
+        "precision": costs["estimate"]["precision"],
         "compiled": costs["config"]["train"]["compile"],
         **{name: scored[name] for name in ("nats", "context", "stride")},
         "tokens": trained["step"] * costs["tokens_per_step"],

@@ -190,6 +190,7 @@ def test_peers_are_scored_over_every_token(
     assert (found["benchmark"], found["settings"]["corpus"]) == ("peers-0.01-minutes", "book.txt")
     ours, *others = found["metrics"]["rows"]
     assert [row["program"] for row in others] == list(bench_peers.PROGRAMS)
+    assert {row["precision"] for row in (ours, *others)} == {"fp32"}  # as TINY says, also where bf16 would be faster
     assert (record.RESULTS / "peers-0.01-minutes.png").read_bytes().startswith(b"\x89PNG")
     store = command("tokenize", str(tmp_path / "book.txt"))
     valid, words = store["splits"]["valid"], store["vocab_size"]
