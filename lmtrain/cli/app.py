@@ -4,14 +4,13 @@ that help and shell completion answer at once."""
 import io
 import sys
 import threading
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from lmtrain import __version__
 from lmtrain.cli import data, evaluate, export, generate, train
-from lmtrain.cli.command import Command
-from lmtrain.cli.options import PARSER_ERROR, require_single_process
+from lmtrain.cli.options import PARSER_ERROR, Command, require_single_process
 from lmtrain.errors import AlreadyReported, LmtrainError, UsageError
 from lmtrain.system import launcher
 from lmtrain.system.escapes import with_lines
@@ -34,9 +33,7 @@ app.command(
     cls=Command, epilog="Examples: lmtrain train book.txt; lmtrain train -c wikitext2-cpu train.max_minutes=20"
 )(train.train)
 app.command("eval", cls=Command, epilog="Example: lmtrain eval --split test --cache eval.stride=32")(evaluate.evaluate)
-app.command(cls=generate.GenerateCommand, epilog='Example: lmtrain generate "The river" --stop sentence --samples 3')(
-    generate.generate
-)
+app.command(cls=Command, epilog='Example: lmtrain generate "The river" --stop sentence --samples 3')(generate.generate)
 app.command(cls=Command, epilog="Example: lmtrain export book book-hf")(export.export)
 
 
@@ -67,11 +64,11 @@ def main() -> None:
         if status:
             raise SystemExit(status)
     except PARSER_ERROR as error:
-        shown, field = io.StringIO(), _field_meant(error)
-        if field:
+        shown, hint = io.StringIO(), _hint(error)
+        if hint:
             error.possibilities = []  # other options are not what was meant
         error.show(shown)
-        print(with_lines(shown.getvalue() + field), end="", file=sys.stderr)
+        print(with_lines(shown.getvalue() + hint), end="", file=sys.stderr)
         raise SystemExit(WRONG_USAGE) from None
     except AlreadyReported:
         raise SystemExit(1) from None
@@ -85,17 +82,20 @@ def main() -> None:
         _fail(f"{error.filename or 'input or output'}: {error.strerror or error}")
 
 
-def _field_meant(error: BaseException) -> str:
-    """Which field an unknown option names, such as train.lr for `--lr 1e-3`."""
+def _hint(error: Any) -> str:
+    """What an unknown option may be instead: a field, such as train.lr for `--lr 1e-3`, or a prompt."""
     if not hasattr(error, "possibilities"):  # only the error of an unknown option has them
         return ""
     from lmtrain.config.names import meant
 
-    unknown: str = error.option_name  # type: ignore[attr-defined]
+    unknown: str = error.option_name
     if unknown.replace("_", "-") in (error.possibilities or ()):
         return ""
-    answer = meant(unknown.lstrip("-"))
-    return f"A field is set without dashes, as section.field=value: {answer}\n" if answer else ""
+    if field := meant(unknown.lstrip("-")):
+        return f"A field is set without dashes, as section.field=value: {field}\n"
+    if error.ctx.command.name == "generate" and not error.possibilities:
+        return 'A prompt that begins with - needs -- before it: lmtrain generate -- "- a prompt"\n'
+    return ""
 
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:

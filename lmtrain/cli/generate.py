@@ -7,9 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lmtrain.cli.command import Command
 from lmtrain.cli.options import (
-    PARSER_ERROR,
     Checkpoint,
     ConfigFile,
     DeviceChoice,
@@ -25,21 +23,6 @@ from lmtrain.generation.options import SAMPLED, Options, StopKind
 from lmtrain.system.messages import note
 
 LENGTH, SAMPLING, SEARCH, OUTPUT = "Length and end", "Sampling, the default", "Search and choice", "Input and output"
-
-
-class GenerateCommand(Command):
-    """A command that explains a prompt that looks like an option."""
-
-    ungrouped = "Model"
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments."""
-        try:
-            return super().parse_args(ctx, args)
-        except PARSER_ERROR as error:
-            if hasattr(error, "possibilities") and not error.possibilities:  # of an unknown option
-                error.message += '. A prompt that begins with - needs -- before it: lmtrain generate -- "- a prompt"'
-            raise
 
 
 def _option(group: str, text: str, *names: str, **limits: Any) -> Any:

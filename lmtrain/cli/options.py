@@ -1,10 +1,11 @@
-"""The arguments and options that the commands share."""
+"""The arguments and options that the commands share, and how a help page lists them."""
 
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from lmtrain.errors import UsageError
 from lmtrain.system import launcher
@@ -41,8 +42,6 @@ Checkpoint = Annotated[
         "--checkpoint", metavar="STEP", help="best, last, or a step number. [default: the best undamaged one]"
     ),
 ]
-
-
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 DeviceChoice = Annotated[
     Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to compute. auto: CUDA if available.")
@@ -55,6 +54,23 @@ PARSER_ERROR: Any = typer.BadParameter.__mro__[1]
 """Any mistake on the command line; typer exports only this kind of it by name."""
 
 _OVERRIDE = re.compile(r"(run|data|tokenizer|model|train|eval)\.[a-z_]+=")
+
+
+class Command(TyperCommand):
+    """A command whose help lists its options in groups and leaves out the Python types of its arguments."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and options, group after group, in the order of their first members."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                if parameter.param_type_name == "argument":
+                    groups.setdefault("Arguments", []).append((record[0].partition(" <")[0], record[1]))
+                else:
+                    groups.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(record)
+        for name, records in groups.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
 
 
 def split_arguments(first: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
