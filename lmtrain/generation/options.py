@@ -67,14 +67,11 @@ class Options:
             raise ValueError(f"temperature={self.temperature} must be 0 or lie between 1e-6 and 1e6")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p} must lie above 0 and at most at 1")
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p={self.min_p} must lie between 0 and 1")
-        if not 1e-6 <= self.repetition_penalty <= 1e6:
-            raise ValueError(f"repetition_penalty={self.repetition_penalty} must lie between 1e-6 and 1e6")
+        for name, low, high in (("min_p", 0, 1), ("repetition_penalty", 1e-6, 1e6), ("length_penalty", -10, 10)):
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name}={getattr(self, name)} must lie between {low:g} and {high:g}")
         if self.stop not in get_args(StopKind):
             raise ValueError(f"stop={self.stop!r} must be one of {', '.join(get_args(StopKind))}")
-        if not abs(self.length_penalty) <= 10:
-            raise ValueError(f"length_penalty={self.length_penalty} must lie between -10 and 10")
 
     @property
     def returned(self) -> int:
