@@ -8,8 +8,6 @@ from lmtrain.cli.options import ConfigFile, Json, Overrides, Quiet, Source, argu
 from lmtrain.cli.output import show, table
 from lmtrain.system.messages import ignore, note
 
-UNITS = ("tokens", "words", "lines", "bytes", "documents")
-
 
 def download(
     source: Source = None,
@@ -49,6 +47,7 @@ def tokenize(
 
     settings = load(config, with_source(arguments(source, overrides)))
     store = prepare_store(settings, note=ignore if quiet else note)
-    counts = {split: {unit: store.manifest["splits"][split][unit] for unit in UNITS} for split in store.splits}
+    units = ("tokens", "words", "lines", "bytes", "documents")
+    counts = {split: {unit: store.manifest["splits"][split][unit] for unit in units} for split in store.splits}
     heading = f"{store.folder}\n{store.tokenizer.vocab_size:,} entries ({store.tokenizer.kind})"
     show({"folder": str(store.folder), **store.manifest}, f"{heading}\n{table(counts)}", as_json)

@@ -43,7 +43,18 @@ class Options:
     """Keep the corpus's spacing in a word-level text, and read the prompt's words as they are."""
 
     def __post_init__(self) -> None:
-        self._check_values()
+        for name, least in (("max_tokens", 1), ("samples", 1), ("beams", 1), ("top_k", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        if not (self.temperature == 0 or 1e-6 <= self.temperature <= 1e6):
+            raise ValueError(f"temperature={self.temperature} must be 0 or lie between 1e-6 and 1e6")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p} must lie above 0 and at most at 1")
+        for name, low, high in (("min_p", 0, 1), ("repetition_penalty", 1e-6, 1e6), ("length_penalty", -10, 10)):
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name}={getattr(self, name)} must lie between {low:g} and {high:g}")
+        if self.stop not in get_args(StopKind):
+            raise ValueError(f"stop={self.stop!r} must be one of {', '.join(get_args(StopKind))}")
         how = self.samples, self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
         if self.beams > 1 and how != (1, 0.0, 0, 1.0, 0.0, 1.0):
             raise ValueError("beams > 1 excludes sampling and a repetition penalty: a beam search ranks by probability")
@@ -58,20 +69,6 @@ class Options:
             "".join(self.stop_strings).encode()
         except UnicodeEncodeError:
             raise ValueError("a stop string has a lone surrogate: it is not Unicode text, so remove it") from None
-
-    def _check_values(self) -> None:
-        for name, least in (("max_tokens", 1), ("samples", 1), ("beams", 1), ("top_k", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
-        if not (self.temperature == 0 or 1e-6 <= self.temperature <= 1e6):
-            raise ValueError(f"temperature={self.temperature} must be 0 or lie between 1e-6 and 1e6")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p} must lie above 0 and at most at 1")
-        for name, low, high in (("min_p", 0, 1), ("repetition_penalty", 1e-6, 1e6), ("length_penalty", -10, 10)):
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name}={getattr(self, name)} must lie between {low:g} and {high:g}")
-        if self.stop not in get_args(StopKind):
-            raise ValueError(f"stop={self.stop!r} must be one of {', '.join(get_args(StopKind))}")
 
     @property
     def returned(self) -> int:

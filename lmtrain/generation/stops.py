@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.options import StopKind
 
-SENTENCE_MARKS = (".", "?", "!")
 _SENTENCE = re.compile(rb"""[.!?](?:["')\]]|\xe2\x80[\x99\x9d]){0,3}(?=\s)""")
 _SENTENCE_REACH = 11  # a mark, three closing signs of three bytes, a space
 
@@ -42,12 +41,11 @@ class Stops:
         self._tokenizer = tokenizer
         self._strings = [(string, string.encode()) for string in strings]
         self._end_tokens = {} if kind == "none" else _end_tokens(tokenizer, kind)
-        self._title = kind == "document" and tokenizer.knows("=")
         self._sentence = tokenizer.kind != "word" and kind == "sentence"
-        self._mark = tokenizer.encode("=")[0] if self._title else None
+        self._mark = tokenizer.encode("=")[0] if kind == "document" and tokenizer.knows("=") else None
         lengths = [len(content) for _, content in self._strings]
         self._reach = max([*lengths, _SENTENCE_REACH if self._sentence else 0])
-        self.cut_patterns = [content for _, content in self._strings] + ([b"\n= "] if self._title else [])
+        self.cut_patterns = [content for _, content in self._strings] + ([] if self._mark is None else [b"\n= "])
 
     def is_end(self, ids: Sequence[int]) -> bool:
         """Whether the text `ids`, not empty, has ended."""
@@ -55,7 +53,8 @@ class Stops:
 
     def ending(self, ids: Sequence[int]) -> Ending | None:
         """How the text `ids`, not empty, ends; None where it continues."""
-        if self._title and len(ids) > 2 and self._begins_document(ids):
+        is_new_line = self._mark is not None and len(ids) > 2 and ids[-3] == self._tokenizer.eos_id
+        if is_new_line and ids[-2] == self._mark != ids[-1]:  # a single mark of a heading
             return Ending("document", sum(len(self._tokenizer.token_bytes(ids[i - 1], ids[i])) for i in (-2, -1)))
         found = self._match(ids) if self._reach else None
         if found is None and ids[-1] in self._end_tokens:
@@ -75,10 +74,6 @@ class Stops:
                 if match.end() >= new:
                     return Ending("sentence", len(tail) - match.end())
         return None
-
-    def _begins_document(self, ids: Sequence[int]) -> bool:
-        """A single heading mark at the start of a line."""
-        return ids[-3] == self._tokenizer.eos_id and ids[-2] == self._mark != ids[-1]
 
     def _tail(self, ids: Sequence[int]) -> tuple[bytes, int]:
         """The end of the text, as far as a match that ends in its last token can reach, and that token's length."""
@@ -102,6 +97,6 @@ def _end_tokens(tokenizer: Tokenizer, kind: StopKind) -> dict[int, str]:
     if not word:
         ends[tokenizer.eos_id] = "document"
     elif kind == "sentence":
-        marks = (tokenizer.encode(mark)[0] for mark in SENTENCE_MARKS)
+        marks = (tokenizer.encode(mark)[0] for mark in ".?!")
         ends |= {mark: "sentence" for mark in marks if mark != tokenizer.unk_id}
     return ends
