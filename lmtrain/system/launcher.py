@@ -2,13 +2,10 @@
 
 import os
 
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Environment variables that torchrun sets; another launcher must set them too."""
-
 
 def is_launched() -> bool:
     """Whether a launcher started this process."""
-    return all(name in os.environ for name in LAUNCHER_VARIABLES)
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
 
 
 def is_distributed() -> bool:

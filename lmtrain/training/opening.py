@@ -48,8 +48,9 @@ def open_run(
         with processes.main_first():
             if processes.is_main:
                 stack.enter_context(run_folder.lock(run_dir))
-            check = partial(check_same_run, config, store, run_dir, budget)
-            found = run_checkpoints.last(run_dir, note, hashed=processes.is_main, check=check)
+            found = run_checkpoints.last(
+                run_dir, note, hashed=processes.is_main, check=partial(check_same_run, config, store, run_dir, budget)
+            )
         if found is not None:
             found = last_common(run_dir, config.train, budget, found, note, processes)
             info = read_info(found)
@@ -79,26 +80,34 @@ def open_run(
         clock.tick()
         monitor = Monitor()
         if processes.is_main:
-            total = budget.steps if budget.seconds is None else None
             monitor = RunMonitor(
-                run_dir, step=step, progress=spent, total_steps=total, metrics_bytes=info.metrics_bytes, quiet=quiet
-            )
-        stack.enter_context(_closing(monitor, training))
-        stop = stack.enter_context(catch_stop_signals(processes, lambda: abort(run_dir, processes)))
-        saver = stack.enter_context(
-            Saver(
                 run_dir,
-                config.train.keep,
-                processes,
-                resumed=step,
-                before_decay=steps_before_decay(config.train, budget),
+                step=step,
+                progress=spent,
+                total_steps=budget.steps if budget.seconds is None else None,
+                metrics_bytes=info.metrics_bytes,
+                quiet=quiet,
             )
-        )
-        monitor.state("running", step=step)
-        if step == 0:
-            clock.tick()
-            budget = budget.begun(clock.read())
-        yield OpenRun(training, run_dir, budget, clock, monitor, saver, stop)
+        stack.callback(monitor.close)
+        try:
+            with (
+                catch_stop_signals(processes, lambda: abort(run_dir, processes)) as stop,
+                Saver(
+                    run_dir,
+                    config.train.keep,
+                    processes,
+                    resumed=step,
+                    before_decay=steps_before_decay(config.train, budget),
+                ) as saver,
+            ):
+                monitor.state("running", step=step)
+                if step == 0:
+                    clock.tick()
+                    budget = budget.begun(clock.read())
+                yield OpenRun(training, run_dir, budget, clock, monitor, saver, stop)
+        except BaseException:
+            monitor.state("failed", step=training.counters.step)
+            raise
 
 
 def check_same_run(
@@ -144,15 +153,3 @@ def _note_differences(run_dir: Path, info: CheckpointInfo, training: Training, n
     ):
         if then not in (None, now):
             note(f"{now} {what} instead of {then}: the results may not be equal bit for bit")
-
-
-@contextmanager
-def _closing(monitor: Monitor, training: Training) -> Iterator[None]:
-    """Close the monitor after the block; an error in the block makes the run's state "failed"."""
-    try:
-        yield
-    except BaseException:
-        monitor.state("failed", step=training.counters.step)
-        raise
-    finally:
-        monitor.close()

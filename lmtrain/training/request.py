@@ -142,18 +142,16 @@ def _tokens_of(wanted: Request, note: Note) -> TokenStore:
         found = find_store(config.data.dir, trained_on, note)
         if found is not None:
             return found
-    if not _asks_for_no_other(config.tokenizer, wanted.stored.tokenizer):
-        return prepare_store(config, note=note)
+    asked, stored = config.tokenizer, wanted.stored.tokenizer
+    if asked != stored and (
+        asked.file is not None
+        or asked.kind not in ("auto", stored.kind)
+        or asked.vocab_size not in (None, stored.vocab_size)
+    ):
+        return prepare_store(config, note=note)  # and be rejected, if that is another tokenizer
     own = TokenizerConfig(file=wanted.run_dir / TOKENIZER)
     config = config.model_copy(update={"tokenizer": own})
     return prepare_store(config, trained_on=trained_on, note=note)
-
-
-def _asks_for_no_other(asked: TokenizerConfig, stored: TokenizerConfig) -> bool:
-    """Whether a tokenizer as `asked` may be the one of the run."""
-    return asked == stored or (
-        asked.file is None and asked.kind in ("auto", stored.kind) and asked.vocab_size in (None, stored.vocab_size)
-    )
 
 
 def _trained_on(run_dir: Path) -> str | None:
