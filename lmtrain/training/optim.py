@@ -23,26 +23,26 @@ GAINS = (nn.LayerNorm, nn.RMSNorm, ScaleNorm, TokenShift)
 GAIN_FACTOR = 5.0
 
 
-def schedule(kind: str, progress: float, *, warmup: float, decay: float, final: float) -> float:
+def _schedule(config: TrainConfig, progress: float, warmup: float) -> float:
     """Learning rate as a fraction of its peak, at `progress` in [`warmup`, 1] of the run.
 
-    `cosine` decays to `final` along half a cosine (Loshchilov & Hutter, 2017), `linear` decays to it linearly, `wsd` is
-    constant and decays linearly over the last `decay` (Hu et al., 2024), and `constant` stays constant.
+    `cosine` decays to `final_lr` along half a cosine (Loshchilov & Hutter, 2017), `linear` decays to it linearly, `wsd`
+    is constant and decays linearly over the last `decay` (Hu et al., 2024), and `constant` stays constant.
     """
     rest = min(1.0, (progress - warmup) / (1.0 - warmup))
-    if kind == "cosine":
-        return final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * rest))
-    if kind == "linear":
-        return 1.0 - (1.0 - final) * rest
-    if kind == "wsd":
-        return 1.0 - (1.0 - final) * max(0.0, (progress - (1.0 - decay)) / decay)
+    if config.schedule == "cosine":
+        return config.final_lr + (1.0 - config.final_lr) * 0.5 * (1.0 + math.cos(math.pi * rest))
+    if config.schedule == "linear":
+        return 1.0 - (1.0 - config.final_lr) * rest
+    if config.schedule == "wsd":
+        return 1.0 - (1.0 - config.final_lr) * max(0.0, (progress - (1.0 - config.decay)) / config.decay)
     return 1.0
 
 
 def learning_rate(config: TrainConfig, budget: Budget, step: int, seconds: float) -> float:
     """The learning rate of this step; never zero, so that the first step has an effect.
 
-    It rises linearly over the warmup, and then follows `schedule`. With a budget in steps the rise is computed from the
+    It rises linearly over the warmup and then follows `_schedule`. With a budget in steps the rise is computed from the
     step and `warmup_steps`, so that another budget gives the same bits.
     """
     progress, length = budget.progress(step, seconds), warmup_steps(config, budget)
@@ -51,7 +51,7 @@ def learning_rate(config: TrainConfig, budget: Budget, step: int, seconds: float
         share = done / whole
     else:
         fraction = config.warmup if config.warmup < 1 or budget.steps is None else config.warmup / budget.steps
-        share = schedule(config.schedule, progress, warmup=fraction, decay=config.decay, final=config.final_lr)
+        share = _schedule(config, progress, fraction)
     return config.lr * max(share, 1e-3)
 
 
