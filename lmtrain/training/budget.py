@@ -6,6 +6,7 @@ from typing import Self
 
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError, UsageError
+from lmtrain.training.checkpoint_info import Counters
 
 DEFAULT_EPOCHS = 10.0
 EVALUATIONS = 20
@@ -75,36 +76,24 @@ def _budget_steps(config: Config, samples_per_epoch: int) -> int | None:
     return math.ceil(epochs * samples_per_epoch / train.batch_size)
 
 
-@dataclass(frozen=True)
-class Evaluations:
-    """When a run is evaluated: after each multiple of `steps`, or if that is None whenever the progress enters another
-    part of the budget, unless evaluations would take more than `EVALUATION_COST`: not within `least` steps of the last
-    one, or if that is None by what they have cost so far."""
+def evaluation_due(
+    config: Config, validation_tokens: int, counters: Counters, progress: float, last_progress: float, cost: float
+) -> bool:
+    """Whether to evaluate now, at this progress, the last evaluation having been at `last_progress`.
 
-    steps: int | None
-    least: int | None = None
-
-    def due(self, step: int, progress: float, last_step: int, last_progress: float, cost: float) -> bool:
-        """Whether to evaluate at `step`, the last evaluation having been at `last_step`; `cost` is the time that
-        evaluations have taken in relation to training steps."""
-        if step == last_step:
-            return False
-        if self.steps is not None:
-            return step % self.steps == 0
-        affordable = cost <= EVALUATION_COST if self.least is None else step - last_step >= self.least
-        return affordable and int(EVALUATIONS * progress) > int(EVALUATIONS * last_progress)
-
-
-def make_evaluations(config: Config, validation_tokens: int) -> Evaluations:
-    """The configured evaluations, without `eval_steps` those by parts of the budget.
-
-    With a budget in steps, where they must depend only on the step, their cost is estimated: a step takes three times
-    as long as an evaluation per target.
+    Without `eval_steps` it is due when the progress enters another part of the budget, unless evaluations would take
+    more than `EVALUATION_COST`. If the budget is in time, that is measured: `cost` is the time that they have taken so
+    far in relation to steps. Otherwise it must depend only on the step, so it is estimated: a step takes three times as
+    long as an evaluation per target.
     """
-    train = config.train
+    train, steps = config.train, counters.step - counters.evaluated
+    if steps == 0:
+        return False
     if train.eval_steps is not None:
-        return Evaluations(train.eval_steps)
+        return counters.step % train.eval_steps == 0
     if train.max_minutes is not None:
-        return Evaluations(None)
-    scored = min(train.eval_tokens or validation_tokens, validation_tokens)
-    return Evaluations(None, math.ceil(scored / (3 * EVALUATION_COST * targets_per_step(config))))
+        affordable = cost <= EVALUATION_COST
+    else:
+        scored = min(train.eval_tokens or validation_tokens, validation_tokens)
+        affordable = steps >= scored / (3 * EVALUATION_COST * targets_per_step(config))
+    return affordable and int(EVALUATIONS * progress) > int(EVALUATIONS * last_progress)

@@ -6,7 +6,7 @@ from pathlib import Path
 from lmtrain.config.schema import Config
 from lmtrain.evaluation.perplexity import Score
 from lmtrain.system.signals import StopSignal
-from lmtrain.training.budget import Budget, make_evaluations
+from lmtrain.training.budget import Budget, evaluation_due
 from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.continuing import schedule_of
 from lmtrain.training.meter import Clock, Meter
@@ -50,7 +50,6 @@ class OpenRun:
     def __post_init__(self) -> None:
         self._meter = Meter(self.training)
         self._saved_step = self.training.counters.step  # a resumed run's checkpoint exists
-        self._evaluations = make_evaluations(self.training.config, self.training.store.split("valid").tokens)
         self._evaluation_seconds = 0.0
         self._started = self._saved_seconds = self.clock.read()
         # With a budget in time, the progress at the last evaluation is not known here, and the present one serves.
@@ -66,10 +65,12 @@ class OpenRun:
 
     def evaluation_is_due(self) -> bool:
         """Whether this step is to be evaluated and has not been; at the start: a signal may have stopped it there."""
-        counters = self.training.counters
+        counters, valid = self.training.counters, self.training.store.split("valid")
         step_seconds = self.clock.read() - self._started - self._evaluation_seconds
         cost = self._evaluation_seconds / step_seconds if step_seconds > 0 else 0.0
-        return self._evaluations.due(counters.step, self.progress(), counters.evaluated, self._evaluated_progress, cost)
+        return evaluation_due(
+            self.training.config, valid.tokens, counters, self.progress(), self._evaluated_progress, cost
+        )
 
     def evaluate(self) -> None:
         """Evaluate, and save a checkpoint with the score."""

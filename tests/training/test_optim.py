@@ -11,7 +11,8 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.model.build import build_model, set_embedding
 from lmtrain.model.cooccurrence import TOKENS, cooccurrence_embedding
-from lmtrain.training.budget import Budget, make_budget, make_evaluations
+from lmtrain.training.budget import Budget, evaluation_due, make_budget
+from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.loop import train_step
 from lmtrain.training.optim import learning_rate, make_optimizer, steps_before_decay, update_ema
 from tests.training.helpers import change, start
@@ -111,11 +112,11 @@ def test_evaluations_are_spread_over_the_budget_and_do_not_take_most_of_it(
 ) -> None:
     """With a thousand targets in a step, which takes a second."""
     config = _config(**{"batch_size": 1000, **fields})
-    evaluations = make_evaluations(config, validation_tokens)
     budget = make_budget(config, 100)
     last, found = 0, []
     for step in range(1, (config.train.steps or 60) + 1):
-        if evaluations.due(step, budget.progress(step, float(step)), last, budget.progress(last, float(last)), 0.1):
+        now, before = budget.progress(step, float(step)), budget.progress(last, float(last))
+        if evaluation_due(config, validation_tokens, Counters(step, evaluated=last), now, before, 0.1):
             found.append(step)
             last = step
     assert found == expected
