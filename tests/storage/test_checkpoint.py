@@ -1,6 +1,5 @@
 """Checkpoints: what is read is what was written, and which of them is chosen."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -13,8 +12,6 @@ import torch
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder, tensor_files
-from lmtrain.storage.files import MANIFEST
-from tests.hostile import sign, unsealed
 
 
 def _save(run_dir: Path, step: int, score: Any = None) -> Path:
@@ -128,23 +125,6 @@ def test_choosing_by_name(tmp_path: Path) -> None:
         run_checkpoints.choose(tmp_path, "4")
     with pytest.raises(LmtrainError, match="neither best, last nor a step number"):
         run_checkpoints.choose(tmp_path, "newest")
-
-
-@pytest.mark.parametrize("damage", ["foreign", "not safetensors"])
-def test_last_skips_damaged_checkpoints(tmp_path: Path, damage: str) -> None:
-    good, bad = _save(tmp_path, 1), _save(tmp_path, 2)
-    if damage == "foreign":
-        (bad / MANIFEST).write_text(json.dumps(unsealed(bad) | {"format": "other"}))
-    else:
-        (bad / "model.safetensors").write_bytes(b"x" * 10)
-        sign(bad / "model.safetensors")
-    notes: list[str] = []
-    found = run_checkpoints.last(tmp_path, notes.append)
-    assert found is not None
-    assert found.folder == good
-    assert len(notes) == 1
-    assert "set aside as step-00000002.damaged" in notes[0]
-    assert (bad.parent / "step-00000002.damaged").is_dir()
 
 
 def test_finding_runs(tmp_path: Path, tiny: Config) -> None:
