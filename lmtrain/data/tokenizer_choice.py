@@ -30,7 +30,7 @@ def resolve(config: TokenizerConfig, corpus: Corpus) -> TokenizerConfig:
         return config
     kind, size = config.kind, config.vocab_size
     if kind == "auto":
-        kind = "word" if has_spaced_punctuation(_start(corpus)) else "bpe"
+        kind = "word" if has_spaced_punctuation(beginning(corpus, READ_BYTES)) else "bpe"
     if kind == "bpe" and size is None:
         size = fitting_size(corpus.splits["train"]["bytes"])
     if kind == "bpe" and size is not None and size < LEAST_BPE:
@@ -64,6 +64,7 @@ def fitting_size(text_bytes: int) -> int:
     return min(max(smallest, int(nearest)), largest)
 
 
-def _start(corpus: Corpus) -> str:
+def beginning(corpus: Corpus, size: int) -> str:
+    """The first `size` bytes of the training split."""
     with (corpus.folder / "train.txt").open("rb") as file:
-        return file.read(READ_BYTES).decode(errors="ignore")
+        return file.read(size).decode(errors="ignore")

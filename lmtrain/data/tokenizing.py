@@ -16,7 +16,7 @@ from lmtrain.data.encoding import encode_text, lines_of
 from lmtrain.data.given_tokenizer import load_given
 from lmtrain.data.splits import document_starts
 from lmtrain.data.tokenizer import Tokenizer
-from lmtrain.data.tokenizer_choice import resolve
+from lmtrain.data.tokenizer_choice import beginning, resolve
 from lmtrain.data.tokens import FORMAT, TOKENIZER, TokenStore, find_store, open_store, store_of
 from lmtrain.storage.files import new_folder
 from lmtrain.system.messages import Note, no_bar
@@ -25,8 +25,8 @@ BPE_BYTES = 256 << 20
 """Text that merges are learned from, taken evenly from a larger corpus: more changes few of them and takes long."""
 _SPAN = 64 << 20
 """Characters of a larger corpus, of which those lines are taken that begin in the first part."""
-CHECKED_CHARACTERS = 16 << 10
-"""Text by which a tokenizer that is given is found to restore a text or not, to the end of a line."""
+CHECKED_BYTES = 16 << 10
+"""Text by which a tokenizer that is given is found to restore a text or not."""
 
 
 def prepare_store(config: Config, *, trained_on: str | None = None, note: Note) -> TokenStore:
@@ -57,7 +57,8 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: N
         return store_of(folder, manifest)
     reject_foreign(folder)
     tokenizer = given or _trained(corpus, config, note)
-    keeps_all = tokenizer.kind != "file" or _restores(tokenizer, corpus.folder / "train.txt")
+    start = beginning(corpus, CHECKED_BYTES)
+    keeps_all = tokenizer.kind != "file" or tokenizer.decode(tokenizer.encode(start)) == start
     if not keeps_all:
         note("the tokenizer does not restore the text exactly: bits per byte and word perplexity are of what it keeps")
     info = identity | {
@@ -133,16 +134,6 @@ def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer,
             tokens += len(ids)
             replaced += unknown
     return {"tokens": tokens, **corpus.splits[split], "replaced": replaced}
-
-
-def _restores(tokenizer: Tokenizer, text: Path) -> bool:
-    """Whether decoding gives back the start of a text."""
-    start = ""
-    for line in lines_of(text):
-        start += line
-        if len(start) >= CHECKED_CHARACTERS:
-            break
-    return tokenizer.decode(tokenizer.encode(start)) == start
 
 
 def _note_unknown(splits: dict[str, dict[str, Any]], unknown: str, note: Note) -> None:
