@@ -17,8 +17,9 @@ from lmtrain.data.given_tokenizer import load_given
 from lmtrain.data.splits import document_starts
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_choice import beginning, resolve
-from lmtrain.data.tokens import FORMAT, TOKENIZER, TokenStore, find_store, open_store, store_of
+from lmtrain.data.tokens import FORMAT, TokenStore, find_store, open_store, store_of
 from lmtrain.storage.files import new_folder
+from lmtrain.storage.run_folder import TOKENIZER
 from lmtrain.system.messages import Note, no_bar
 
 BPE_BYTES = 256 << 20

@@ -14,12 +14,10 @@ import numpy as np
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage.files import MANIFEST, parse_manifest, read_manifest, sha256_bytes, verify
+from lmtrain.storage.run_folder import TOKENIZER
 from lmtrain.system.messages import Note, ignore
 
 FORMAT = "lmtrain-tokens/4"
-TOKENIZER = "tokenizer.json"
-"""The tokenizer's name in a store."""
-
 _BLOCK = 1 << 22
 
 

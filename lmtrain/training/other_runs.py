@@ -7,13 +7,13 @@ import torch
 
 from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config, ModelConfig
-from lmtrain.data.tokens import TOKENIZER, TokenStore
+from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.ensemble import Predictor
 from lmtrain.model.trained import TrainedWeights, build_members, trained_weights
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.files import sha256_bytes
-from lmtrain.storage.run_folder import CONFIG
+from lmtrain.storage.run_folder import CONFIG, TOKENIZER
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
 _FREE = {"context", "dropout", "attention_dropout", "input_dropout", "output_dropout"}

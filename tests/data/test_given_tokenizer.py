@@ -8,7 +8,7 @@ import pytest
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.corpus import Corpus
 from lmtrain.data.tokenizer import Tokenizer
-from lmtrain.data.tokens import TOKENIZER
+from lmtrain.storage.run_folder import TOKENIZER
 from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, make_corpus, tokenized
 
 OTHER = {

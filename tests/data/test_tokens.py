@@ -15,9 +15,10 @@ from lmtrain.data import tokenizer as tokenizer_module
 from lmtrain.data import tokens as tokens_module
 from lmtrain.data.corpus import Corpus, download, open_corpus
 from lmtrain.data.tokenizer_file import Kind
-from lmtrain.data.tokens import TOKENIZER, TokenStore, find_store, open_store
+from lmtrain.data.tokens import TokenStore, find_store, open_store
 from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage.files import MANIFEST
+from lmtrain.storage.run_folder import TOKENIZER
 from tests.data.helpers import CONFIGS, DOCUMENTS, make_corpus, make_store, tokenized
 from tests.helpers import flip_bit
 
