@@ -140,14 +140,13 @@ def _reason(error: BaseException, dataset: str, revision: str | None) -> str:
 
 
 def _card(dataset: str, path: Path) -> _Card:
-    import yaml
     from huggingface_hub import DatasetCard
 
     if not path.exists():
         return _Card()
     try:
         return _Card.model_validate(DatasetCard.load(path).data.to_dict())
-    except (ValueError, yaml.YAMLError) as error:
+    except Exception as error:
         raise LmtrainError(f"the card of dataset {dataset} can't be read: choose another revision") from error
 
 

@@ -184,6 +184,7 @@ def test_other_kinds_of_files(hub: Hub, online: Client) -> None:
         ({"README.md": b"# nothing here"}, "no data files of a known kind"),
         ({"README.md": b"---\nconfigs: [1]\n---\n"}, "the card of dataset own/wrong can't be read"),
         ({"README.md": b"---\nconfigs: [\n---\n"}, "the card of dataset own/wrong can't be read"),
+        ({"README.md": b"---\nconfigs: " + b"[" * 5000 + b"\n---\n"}, "the card of dataset own/wrong can't be read"),
         (
             {"README.md": b"---\nconfigs: [{data_files: data/*}]\n---\n", **PLAIN},
             "dataset own/wrong can't be read (",
