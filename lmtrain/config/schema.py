@@ -8,8 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from lmtrain.config.base import Rate, Section, UserPath
-from lmtrain.config.train import BUDGETS
-from lmtrain.config.train import TrainConfig as TrainConfig  # noqa: PLC0414 -- for its importers
+from lmtrain.config.train import BUDGETS, TrainConfig
 
 RUN_NAME = r"\A\w[\w.-]*\Z"
 LEAST_BPE = 257

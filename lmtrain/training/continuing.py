@@ -6,7 +6,7 @@ runs that differ only in their budgets are the same, to the last bit, as long as
 
 from pathlib import Path
 
-from lmtrain.config.schema import TrainConfig
+from lmtrain.config.train import TrainConfig
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.system.messages import Note
