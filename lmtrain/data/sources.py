@@ -12,6 +12,7 @@ from typing import Any
 
 from lmtrain.config.schema import DataConfig
 from lmtrain.data import local
+from lmtrain.data.hub import fetch
 from lmtrain.data.sample import SampleSplit
 from lmtrain.data.split_files import find_splits, listed
 from lmtrain.data.splits import Text
@@ -21,7 +22,6 @@ from lmtrain.system.messages import Note
 
 _WIKITEXT = "Salesforce/wikitext"
 _WIKITEXT_REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
-_WIKITEXT_LICENSE = "CC BY-SA 3.0 and GFDL"
 _WIKITEXT_SUBSETS = {
     "wikitext-2": "wikitext-2-v1",
     "wikitext-2-raw": "wikitext-2-raw-v1",
@@ -30,14 +30,12 @@ _WIKITEXT_SUBSETS = {
 KNOWN = ("sample", *_WIKITEXT_SUBSETS)
 """Names that mean the same on all machines."""
 
-_COLUMN = DataConfig().text_column
 _NOT_NAME = re.compile(r"[^\w.-]")
 _LONGEST_STEM = 190
 """Bytes of a source's name in the name of its folder, so that the names made from that fit into 255."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 _SAMPLE_SEEDS = {"train": 1, "valid": 2, "test": 3}
-_SAMPLE_LEAST = 5_000
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ def _local(path: Path, data: DataConfig, note: Note) -> Source:
 
 
 def _sample(data: DataConfig) -> Source:
-    held_out = max(_SAMPLE_LEAST, data.sample_tokens // 20)
+    held_out = max(5_000, data.sample_tokens // 20)
     tokens = {"train": data.sample_tokens, "valid": held_out, "test": held_out}
     origin = {"tokens": tokens, "seeds": _SAMPLE_SEEDS}
 
@@ -134,14 +132,7 @@ def _sample(data: DataConfig) -> Source:
 def _hub(data: DataConfig, dataset: str, subset: str | None, revision: str | None, note: Note) -> Source:
     name = _NOT_NAME.sub("_", "--".join(part for part in (*data.source.split("/"), data.subset) if part))
     variant = (data.revision, data.text_column)
-    if variant != (None, _COLUMN):
+    if variant != (None, DataConfig().text_column):
         name = f"{name}-{sha256_bytes(repr(variant).encode())[:8]}"
     origin = {"dataset": dataset, "subset": subset, "revision": revision, "text_column": data.text_column}
-
-    def read() -> Text:
-        from lmtrain.data.hub import fetch
-
-        text = fetch(dataset, subset, revision, data.text_column, note)
-        return Text(text.splits, text.about | ({"license": _WIKITEXT_LICENSE} if dataset == _WIKITEXT else {}))
-
-    return Source(name, origin, read)
+    return Source(name, origin, lambda: fetch(dataset, subset, revision, data.text_column, note))
