@@ -145,13 +145,6 @@ def test_a_store_of_another_configuration_is_made_again(tmp_path: Path, notes: l
     assert "configuration has changed" in notes[0]
 
 
-def test_a_damaged_store_is_made_again(tmp_path: Path, notes: list[str]) -> None:
-    store = make_store(tmp_path)
-    flip_bit(store.folder / "valid.bin", 2)
-    assert tokenized(open_corpus(tmp_path / "tiny"), CONFIGS["word"], notes.append).sha256 == store.sha256
-    assert "damaged" in notes[0]
-
-
 def test_a_store_that_can_not_be_read_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
