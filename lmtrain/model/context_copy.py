@@ -19,7 +19,7 @@ class ContextCopy(nn.Module):
 
     The query is the pooled state. The key of a token is made of the encoder's states at its position and at the one
     before, which is the state that predicted it. A `pooled` of (B, T, D) points to its own token and those before; one
-    of (B, D) to all tokens, or to those up to `position` (B,).
+    of (B, D) to all tokens, or to those up to `position` (B, 1).
     """
 
     def __init__(self, dim: int, norm_kind: NormKind) -> None:
@@ -57,14 +57,9 @@ class ContextCopy(nn.Module):
 
     def _point(self, pooled: Tensor, keys: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
         """The pointer's log-probabilities (B, T, Tk) and the gate's logits (B, T)."""
+        pooled = pooled if pooled.dim() == 3 else pooled.unsqueeze(1)
         order = torch.arange(keys.shape[1], device=keys.device)
-        allowed: Tensor | None = None
-        if pooled.dim() == 3:
-            allowed = order <= order[-pooled.shape[1] :].unsqueeze(-1)  # (T, Tk)
-        elif position is not None:
-            pooled, allowed = pooled.unsqueeze(1), (order <= position.unsqueeze(-1)).unsqueeze(1)  # (B, 1, Tk)
-        else:
-            pooled = pooled.unsqueeze(1)
+        position = order[-pooled.shape[1] :] if position is None else position
         states = self.query_norm(pooled)
-        pointer = point(self.pointer.query(states), keys, allowed)
+        pointer = point(self.pointer.query(states), keys, order <= position.unsqueeze(-1))  # (T, Tk) or (B, 1, Tk)
         return pointer, self.gate(states).squeeze(-1)

@@ -62,9 +62,9 @@ class GraphedSteps:
             trial = copy.deepcopy(state)
             trial.lengths.zero_()  # two steps of a nearly full row would exceed the capacity
             for _ in range(2):
-                self.model.advance(trial, self.tokens, state.capacity, uniform_length=False)
+                self.model.advance(trial, self.tokens, state.capacity)
         torch.cuda.current_stream().wait_stream(side)
         del trial
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.log_probs = self.model.advance(state, self.tokens, state.capacity, uniform_length=False)
+            self.log_probs = self.model.advance(state, self.tokens, state.capacity)

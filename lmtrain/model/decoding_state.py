@@ -40,14 +40,13 @@ class DecodingState:
     """A causal model's caches after reading B rows of text. Everything is written in place.
 
     tokens (B, N) read so far, each row from cache position 0; lengths (B,) how many of them are valid; `kv_len` at
-    least the largest length, and with `uniform_length` every row's; `caches` those of the layers. The `pointer` of a
-    model that copies has keys, and as values the encoder's states, each (B, 1, N, D).
+    least the largest length; `caches` those of the layers. The `pointer` of a model that copies has keys, and as values
+    the encoder's states, each (B, 1, N, D).
     """
 
     tokens: Tensor
     lengths: Tensor
     kv_len: int
-    uniform_length: bool
     caches: list[Cache]
     pool: RunningMean
     pointer: KeyValueCache | None = None

@@ -73,9 +73,8 @@ class Encoder(nn.Module):
     def step(self, x: Tensor, caches: list[Cache], token: CachePosition) -> Tensor:
         """One token per row, (B, 1, D) -> (B, 1, D), each at its position in the sequence."""
         position = token.position + self._globals
-        shared = position[:1] if token.uniform_length else position.view(-1, 1, 1)  # over heads and the one query
-        kv_len, rotated_by = token.kv_len + self._globals, self._rotation(shared)
-        at = CachePosition(position, kv_len, token.uniform_length, rotated_by, self.slopes)
+        rotated_by = self._rotation(position.view(-1, 1, 1))  # the same for all heads, and for one query
+        at = CachePosition(position, token.kv_len + self._globals, rotated_by, self.slopes)
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block.step(x, cache, at)
         return x

@@ -143,7 +143,6 @@ class LanguageModel(nn.Module):
         They may be padded on the left: `valid` (B, T) bool is then True on tokens, and on every row's last column. Only
         the last `context` columns are read.
         """
-        uniform_length = valid is None or bool(valid.all())
         tokens = tokens[:, -self.config.context :]
         valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid[:, -self.config.context :]
         self._check(tokens)
@@ -153,7 +152,7 @@ class LanguageModel(nn.Module):
         aligned, lengths = align_left(tokens, valid)
         last = aligned.gather(1, lengths.unsqueeze(-1) - 1).squeeze(-1)
         capacity = capacity_for(tokens.shape[1], self.config.context)
-        return self._step(self._prefill(aligned[:, :-1], lengths - 1, capacity, uniform_length=uniform_length), last)
+        return self._step(self._prefill(aligned[:, :-1], lengths - 1, capacity), last)
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
@@ -169,27 +168,26 @@ class LanguageModel(nn.Module):
         self.ensure_capacity(state)
         return self._step(state, tokens)
 
-    def advance(self, state: DecodingState, tokens: Tensor, kv_len: int, *, uniform_length: bool) -> Tensor:
+    def advance(self, state: DecodingState, tokens: Tensor, kv_len: int) -> Tensor:
         """The computation of `step`: read a token per row (B,), attending to `kv_len` cache positions -> (B, V).
 
         It runs on the device and writes the state in place, without Python decisions on its content, so that it can be
-        recorded and replayed; `state.kv_len` is not changed. See `CachePosition` for `uniform_length`.
+        recorded and replayed; `state.kv_len` is not changed.
         """
         position = state.lengths
-        at = CachePosition(position, kv_len, uniform_length)
-        write(state.tokens, tokens, at.index)
+        write(state.tokens, tokens, position)
         before = None
         if self.shift is not None:
             before = self._embed(_before(state.tokens, position)).masked_fill(position.unsqueeze(-1) == 0, 0.0)
         x = self._input(self._embed(tokens.unsqueeze(-1)), position.unsqueeze(-1), before)
-        x = self.encoder.step(x, state.caches, at)
+        x = self.encoder.step(x, state.caches, CachePosition(position, kv_len))
         pooled = self.pool.step(x, state.pool)
         log_probs = self._log_probs(self._project(pooled)).float()
         if self.copying is not None and state.pointer is not None:
             before = _before(state.pointer.value.squeeze(1), position).masked_fill(position.unsqueeze(-1) == 0, 0.0)
-            state.pointer.write(self.copying.keys(x, before).unsqueeze(1), x.unsqueeze(1), at.index, kv_len)
-            keys, last = state.pointer.key[:, 0, :kv_len], None if uniform_length else position
-            log_probs = self.copying.log_probs(log_probs, pooled, keys, state.tokens[:, :kv_len], last)
+            state.pointer.write(self.copying.keys(x, before).unsqueeze(1), x.unsqueeze(1), position, kv_len)
+            keys, read = state.pointer.key[:, 0, :kv_len], state.tokens[:, :kv_len]
+            log_probs = self.copying.log_probs(log_probs, pooled, keys, read, position.unsqueeze(-1))
         state.lengths += 1
         return log_probs
 
@@ -205,7 +203,7 @@ class LanguageModel(nn.Module):
         tokens = state.tokens[rows, context - remaining :]
         if len(rows):
             lengths = torch.full_like(rows, remaining)
-            state.replace(rows, self._prefill(tokens, lengths, context, uniform_length=True))
+            state.replace(rows, self._prefill(tokens, lengths, context))
         state.kv_len = int(state.lengths.max())
 
     def _check(self, tokens: Tensor) -> None:
@@ -275,11 +273,8 @@ class LanguageModel(nn.Module):
             log_probs[rows] = self.predict(tokens[rows, -length:]).float()
         return log_probs
 
-    def _prefill(self, tokens: Tensor, lengths: Tensor, capacity: int, *, uniform_length: bool) -> DecodingState:
-        """The state after the first `lengths` (B,) >= 0 tokens of each row of (B, T), with `capacity` > T.
-
-        `uniform_length`: all lengths are T.
-        """
+    def _prefill(self, tokens: Tensor, lengths: Tensor, capacity: int) -> DecodingState:
+        """The state after the first `lengths` (B,) >= 0 tokens of each row of (B, T), with `capacity` > T."""
         count = tokens.shape[1]
         positions = torch.arange(count, device=tokens.device)
         x = self._input(self._embed(tokens), positions)
@@ -288,10 +283,10 @@ class LanguageModel(nn.Module):
         if self.copying is not None:
             pointer = KeyValueCache.allocate(self.copying.keys(x).unsqueeze(1), x.unsqueeze(1), capacity)
         tokens = F.pad(tokens, (0, capacity - count))
-        return DecodingState(tokens, lengths, count, uniform_length, caches, pool, pointer)
+        return DecodingState(tokens, lengths, count, caches, pool, pointer)
 
     def _step(self, state: DecodingState, tokens: Tensor) -> tuple[Tensor, State]:
-        log_probs = self.advance(state, tokens, state.kv_len + 1, uniform_length=state.uniform_length)
+        log_probs = self.advance(state, tokens, state.kv_len + 1)
         state.kv_len += 1
         return log_probs, state
 

@@ -204,7 +204,7 @@ class Decoder(nn.Module):
         """The next input of each row, (B, 1, D) -> (B, 1, D); the last position of `forward` on all inputs."""
         position = torch.full(x.shape[:1], state.length, device=x.device)
         state.length += 1
-        at = CachePosition(position, state.length, uniform_length=True)
+        at = CachePosition(position, state.length)
         for block, memory, cache in zip(self.blocks, state.memories, state.caches, strict=True):
             x = block.step(x, memory, cache, at, memory_mask=padding_mask(state.valid))
         result: Tensor = self.norm(x)

@@ -20,46 +20,31 @@ class CachePosition:
     """Where one decoding step reads and writes every cache.
 
     The new token of each row is written at its own `position` (B,), and attends to the first `kv_len` cache positions
-    up to there. With `uniform_length` all rows have the same length, every position is kv_len - 1, and no mask is
-    needed. `rotation` rotates the new query and key; `slopes` (H,) are ALiBi's.
+    up to there. `rotation` rotates the new query and key; `slopes` (H,) are ALiBi's.
     """
 
     position: Tensor
     kv_len: int
-    uniform_length: bool = False
     rotation: Rotation | None = None
     slopes: Tensor | None = None
-    _masks: dict[Pattern, Tensor | None] = field(default_factory=dict)
+    _masks: dict[Pattern, Tensor] = field(default_factory=dict)
 
-    @property
-    def index(self) -> Tensor | int:
-        """The cache position of each row (B,), or the one that all rows share."""
-        return self.kv_len - 1 if self.uniform_length else self.position
-
-    def mask(self, pattern: Pattern) -> Tensor | None:
-        """The mask of `attend` for layers with this pattern, with Tk = kv_len: None, or
-        (B, 1, 1, Tk) bool, or (B, H, 1, Tk) float. It is computed once for all layers."""
+    def mask(self, pattern: Pattern) -> Tensor:
+        """The mask of `attend` for layers with this causal pattern, with Tk = kv_len: (B, 1, 1, Tk) bool, or with
+        slopes (B, H, 1, Tk) float. It is computed once for all layers."""
         if pattern not in self._masks:
             self._masks[pattern] = self._mask(pattern)
         return self._masks[pattern]
 
-    def _mask(self, pattern: Pattern) -> Tensor | None:
+    def _mask(self, pattern: Pattern) -> Tensor:
         query, keys = self.position.unsqueeze(-1), torch.arange(self.kv_len, device=self.position.device)
-        allowed = None
-        if pattern.sparse or not self.uniform_length:
-            allowed = (pattern(query, keys) & (keys <= query))[:, None, None]
-        if self.slopes is None:
-            return allowed
-        bias = alibi_bias(self.slopes, query, keys)
-        return bias if allowed is None else restrict(bias, allowed)
+        allowed = pattern(query, keys)[:, None, None]
+        return allowed if self.slopes is None else restrict(alibi_bias(self.slopes, query, keys), allowed)
 
 
-def write(buffer: Tensor, new: Tensor, index: Tensor | int) -> None:
-    """Write new (B, ...) into buffer (B, N, ...), at the cache position of each row (B,), or at one for all rows."""
-    if isinstance(index, int):
-        buffer[:, index] = new
-    else:
-        buffer[torch.arange(len(new), device=new.device), index] = new
+def write(buffer: Tensor, new: Tensor, index: Tensor) -> None:
+    """Write new (B, ...) into buffer (B, N, ...), at the cache position of each row (B,)."""
+    buffer[torch.arange(len(new), device=new.device), index] = new
 
 
 class Rows:
@@ -112,9 +97,8 @@ class KeyValueCache:
         padding = (0, 0, 0, (factor - 1) * self.key.shape[-2])
         self.key, self.value = F.pad(self.key, padding), F.pad(self.value, padding)
 
-    def write(self, key: Tensor, value: Tensor, index: Tensor | int, kv_len: int) -> None:
-        """Write one token's keys (B, H, 1, D) and values (B, H, 1, Dv) at each row's cache position (B,), or at one for
-        all rows; every one of them is below `kv_len`."""
+    def write(self, key: Tensor, value: Tensor, index: Tensor, kv_len: int) -> None:
+        """Write one token's keys (B, H, 1, D) and values (B, H, 1, Dv) at each row's `index` (B,), below `kv_len`."""
         self.kv_len = kv_len
         write(self.key.transpose(1, 2), key.squeeze(2), index)
         write(self.value.transpose(1, 2), value.squeeze(2), index)

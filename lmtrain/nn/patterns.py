@@ -50,11 +50,6 @@ class Pattern:
         return reduce(or_, parts) if parts else (query >= 0) & (key >= 0)
 
     @property
-    def sparse(self) -> bool:
-        """Whether it restricts more than `causal`."""
-        return self.window is not None or self.stride is not None or self.global_tokens is not None
-
-    @property
     def local_window(self) -> int | None:
         """The window of a pattern that has no other part."""
         return self.window if self.stride is None and self.global_tokens is None else None

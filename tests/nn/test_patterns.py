@@ -83,7 +83,6 @@ def test_mask_equals_the_definition(
     pattern = Pattern(causal, window, stride, global_tokens)
     mask = pattern.mask(queries, keys, torch.device("cpu"))
     assert torch.equal(mask, written_out(pattern, queries, keys))
-    assert pattern.sparse is not (window is stride is global_tokens is None)
 
 
 def test_one_query_has_dropout_without_gradients_too() -> None:
