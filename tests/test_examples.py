@@ -9,7 +9,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import alignments
-import counting
 import facts
 import largest
 import patterns
@@ -57,12 +56,6 @@ def test_largest_of_plain_blocks(run: Any) -> None:
     results = run(largest, "--steps", "50", "--pooling", "plain")
     assert results["regression_mse"] < 0.7 * results["mean_mse"]
     assert Path(results["picture"]).stem == "largest-plain"
-
-
-def test_counting(run: Any) -> None:
-    results = run(counting, "--steps", "80")
-    assert results["r2"] > results["r2_without_begin"] + 0.1
-    assert results["r2"] > 0.7
 
 
 def test_positions(run: Any) -> None:
