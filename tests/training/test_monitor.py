@@ -12,7 +12,7 @@ import struct
 import sys
 import termios
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -189,13 +189,21 @@ def test_quiet_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 @contextmanager
 def terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> Iterator[Callable[[], str]]:
-    """A terminal as stderr; yields a function that returns what was printed."""
+    """A terminal as stderr; yields a function that closes it and returns what was printed."""
     master, slave = pty.openpty()
-    os.set_blocking(master, False)
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     with os.fdopen(slave, "w", encoding="utf-8") as stream, monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", stream)
-        yield lambda: os.read(master, 1 << 16).decode()
+
+        def printed() -> str:
+            stream.close()
+            shown = b""
+            with suppress(OSError):  # Linux's answer when everything has been read
+                while part := os.read(master, 1 << 16):
+                    shown += part
+            return shown.decode()
+
+        yield printed
     os.close(master)
 
 
