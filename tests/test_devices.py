@@ -5,14 +5,12 @@ a value that is on the device, so that a machine without a GPU can check both. T
 computes with the CPU.
 """
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo  # keeps functions of torch in tables, so it must see them before they are replaced here
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lmtrain.config.schema import ModelConfig
@@ -36,13 +34,7 @@ WINDOWED: dict[str, dict[str, Any]] = {
 
 def on_device(fields: dict[str, Any]) -> LanguageModel:
     """A model whose tensors are all on the device."""
-    model = LanguageModel(ModelConfig.model_validate(SMALL | fields), 23)
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            module.register_parameter(name, nn.Parameter(torch.empty(parameter.shape, device=DEVICE)))
-        for name, buffer in module.named_buffers(recurse=False):
-            module.register_buffer(name, torch.empty(buffer.shape, dtype=buffer.dtype, device=DEVICE))
-    return model
+    return LanguageModel(ModelConfig.model_validate(SMALL | fields), 23).to(DEVICE)
 
 
 def ids(*shape: int) -> torch.Tensor:
@@ -50,20 +42,19 @@ def ids(*shape: int) -> torch.Tensor:
 
 
 @pytest.fixture(autouse=True)
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fake tensors; autocast, which the device does not have, is off."""
+def no_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device has none."""
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        yield
 
 
 @pytest.mark.parametrize("name", MODELS | WINDOWED)
 def test_the_loss_and_the_gradients_are_on_the_device_of_the_input(name: str) -> None:
     dropout = {"dropout": 0.1, "input_dropout": 0.1, "output_dropout": 0.1, "attention_dropout": 0.1}
     model = on_device((MODELS | WINDOWED)[name] | dropout).train()
-    nats = model(ids(2, 16), ids(2) if name in WINDOWED else ids(2, 16))
-    nats.sum().backward()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        nats = model(ids(2, 16), ids(2) if name in WINDOWED else ids(2, 16))
+        nats.sum().backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     assert gradients
     assert {tensor.device for tensor in (nats, *gradients)} == {DEVICE}
@@ -72,7 +63,7 @@ def test_the_loss_and_the_gradients_are_on_the_device_of_the_input(name: str) ->
 @pytest.mark.parametrize("name", MODELS)
 def test_a_decoding_step_is_on_the_device_of_the_input(name: str) -> None:
     model = on_device(MODELS[name]).eval()
-    with torch.no_grad():
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         log_probs, state = model.start(ids(2, 5))
         for _ in range(2):
             log_probs, state = model.step(state, ids(2))
