@@ -1,6 +1,6 @@
 """Prompts to texts, many prompts in one batch.
 
-Shapes: P prompts, R = P times the samples of each, T tokens of the longest prompt, V vocabulary.
+Shapes: P prompts, T tokens of the longest prompt.
 """
 
 import time
@@ -14,11 +14,10 @@ from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.beam import beam_search
 from lmtrain.generation.options import Options
 from lmtrain.generation.sampling import OnToken, sample
-from lmtrain.generation.search import Hypothesis, Rules, Step
+from lmtrain.generation.search import Hypothesis, Rules
 from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import TextStreamer, prompt_for_model
 from lmtrain.model.cuda_graph import step_function
-from lmtrain.model.decoding_state import State
 from lmtrain.model.ensemble import Predictor
 
 
@@ -91,7 +90,16 @@ def complete(
             length_penalty=options.length_penalty,
         )
     else:
-        found = _samples(log_probs, state, step, rules, options, ids, first, on_token)
+        count = options.samples
+        if count > 1:
+            rows = torch.arange(len(ids), device=log_probs.device).repeat_interleave(count)
+            log_probs, state = log_probs[rows], state.select(rows)
+        seeds = [f"{options.seed} {first + prompt} {number}" for prompt in range(len(ids)) for number in range(count)]
+        read = [prompt for prompt in ids for _ in range(count)]
+        texts = sample(log_probs, state, step, rules, options, seeds=seeds, prompts=read, on_token=on_token)
+        scored = [replace(text, score=text.score / len(text.ids) ** options.length_penalty) for text in texts]
+        groups = [scored[row : row + count] for row in range(0, len(scored), count)]
+        found = [sorted(group, key=lambda text: -text.score) for group in groups]
     generated = sum(len(text.ids) for texts in found for text in texts)
     speed = generated / max(time.perf_counter() - start, 1e-9)
     results = []
@@ -113,30 +121,6 @@ def _padded(model: Predictor, tokenizer: Tokenizer, ids: Sequence[Sequence[int]]
     tokens = [[tokenizer.eos_id] * (longest - len(row)) + row for row in inputs]
     valid = [[False] * (longest - len(row)) + [True] * len(row) for row in inputs]
     return torch.tensor(tokens, device=device), torch.tensor(valid, device=device)
-
-
-def _samples(
-    log_probs: Tensor,
-    state: State,
-    step: Step[State],
-    rules: Rules,
-    options: Options,
-    ids: Sequence[Sequence[int]],
-    first: int,
-    on_token: OnToken | None,
-) -> list[list[Hypothesis]]:
-    """The `samples` texts of each prompt, best first; at temperature 0 the greedy one."""
-    count = options.samples
-    if count > 1:
-        rows = torch.arange(len(ids), device=log_probs.device).repeat_interleave(count)
-        log_probs, state = log_probs[rows], state.select(rows)
-    seeds = [f"{options.seed} {first + prompt} {number}" for prompt in range(len(ids)) for number in range(count)]
-    prompts = [prompt for prompt in ids for _ in range(count)]
-    texts = sample(log_probs, state, step, rules, options, seeds=seeds, prompts=prompts, on_token=on_token)
-    scored = [replace(text, score=text.score / len(text.ids) ** options.length_penalty) for text in texts]
-    return [
-        sorted(scored[start : start + count], key=lambda text: -text.score) for start in range(0, len(scored), count)
-    ]
 
 
 def _completion(tokenizer: Tokenizer, text: Hypothesis, streamer: TextStreamer) -> Completion:
