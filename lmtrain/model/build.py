@@ -1,4 +1,4 @@
-"""A language model from its configuration: the checks that need the vocabulary, construction, initial weights."""
+"""A language model from its configuration: construction, and all initial weights."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,8 +22,7 @@ def build_model(config: ModelConfig, vocab_size: int, *, activation_checkpointin
 
     Raises LmtrainError where the vocabulary is too small.
     """
-    _check_vocabulary(config, vocab_size)
-    model = LanguageModel(config, vocab_size, activation_checkpointing=activation_checkpointing)
+    model = _construct(config, vocab_size, activation_checkpointing=activation_checkpointing)
     initialize(model)
     return model
 
@@ -31,9 +30,8 @@ def build_model(config: ModelConfig, vocab_size: int, *, activation_checkpointin
 def build_uninitialized(config: ModelConfig, vocab_size: int) -> LanguageModel:
     """As `build_model`, with arbitrary weights: for loading, or to read shapes. Large weights occupy no memory until
     they are written."""
-    _check_vocabulary(config, vocab_size)
     with _SkipInitialization():
-        return LanguageModel(config, vocab_size)
+        return _construct(config, vocab_size)
 
 
 class _SkipInitialization(TorchFunctionMode):
@@ -48,17 +46,11 @@ class _SkipInitialization(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _check_vocabulary(config: ModelConfig, vocab_size: int) -> None:
-    if config.output != "adaptive":
-        return
-    cutoffs = config.output_cutoffs
-    if cutoffs is not None and cutoffs[-1] >= vocab_size:
-        raise LmtrainError(
-            f"model.output_cutoffs={cutoffs}: the last cluster would be empty, with {vocab_size} words; lower the last "
-            "cutoff"
-        )
-    if cutoffs is None and vocab_size < 16:
-        raise LmtrainError(f"model.output=adaptive with {vocab_size} words: give model.output_cutoffs, or use softmax")
+def _construct(config: ModelConfig, vocab_size: int, *, activation_checkpointing: bool = False) -> LanguageModel:
+    try:
+        return LanguageModel(config, vocab_size, activation_checkpointing=activation_checkpointing)
+    except ValueError as error:  # the one thing that a configuration can't be checked for without the vocabulary
+        raise LmtrainError(f"model.output_cutoffs: {error}; set others, or model.output=softmax") from error
 
 
 @torch.no_grad()

@@ -28,10 +28,8 @@ class AdaptiveSoftmax(nn.Module):
     def __init__(self, width: int, vocab_size: int, cutoffs: tuple[int, ...] | None) -> None:
         super().__init__()
         self.cutoffs = cutoffs or (vocab_size // 16, vocab_size // 4)
-        if self.cutoffs[-1] >= vocab_size:
-            raise ValueError(f"the last cluster would be empty: cutoffs={self.cutoffs}, {vocab_size} words")
-        if self.cutoffs[0] < 1:
-            raise ValueError(f"the shortlist would be empty: cutoffs={self.cutoffs}, {vocab_size} words")
+        if not 0 < self.cutoffs[0] <= self.cutoffs[-1] < vocab_size:
+            raise ValueError(f"the shortlist or the last cluster would be empty: {self.cutoffs}, {vocab_size} words")
         ends = (*self.cutoffs[1:], vocab_size)
         self.shortlist = self.cutoffs[0]
         self.sizes = [end - start for start, end in zip(self.cutoffs, ends, strict=True)]
