@@ -33,13 +33,10 @@ class CachePosition:
         """The mask of `attend` for layers with this causal pattern, with Tk = kv_len: (B, 1, 1, Tk) bool, or with
         slopes (B, H, 1, Tk) float. It is computed once for all layers."""
         if pattern not in self._masks:
-            self._masks[pattern] = self._mask(pattern)
+            query, keys = self.position.unsqueeze(-1), torch.arange(self.kv_len, device=self.position.device)
+            mask = pattern(query, keys)[:, None, None]
+            self._masks[pattern] = mask if self.slopes is None else restrict(alibi_bias(self.slopes, query, keys), mask)
         return self._masks[pattern]
-
-    def _mask(self, pattern: Pattern) -> Tensor:
-        query, keys = self.position.unsqueeze(-1), torch.arange(self.kv_len, device=self.position.device)
-        allowed = pattern(query, keys)[:, None, None]
-        return allowed if self.slopes is None else restrict(alibi_bias(self.slopes, query, keys), allowed)
 
 
 def write(buffer: Tensor, new: Tensor, index: Tensor) -> None:
