@@ -1,5 +1,6 @@
 """Hostile files: whatever they hold, lmtrain uses them or rejects them with one message, in little memory."""
 
+import ast
 import io
 import json
 import shutil
@@ -35,7 +36,7 @@ from lmtrain.generation.prompts import read_prompts
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.files import MANIFEST, verify
 from lmtrain.system.messages import ignore
-from lmtrain.training.state import new_training, restore
+from lmtrain.training.train_state import new_state, restore
 from tests.data.published import SHAPES, published
 from tests.hostile import (
     FRAGMENTS,
@@ -149,9 +150,7 @@ def use_store(run: Run) -> None:
 
 def use_checkpoint(run: Run) -> None:
     try:
-        restore(
-            new_training(run.config, run.store, ignore), checkpoint.load(run_checkpoints.choose(run.folder, "last"))
-        )
+        restore(new_state(run.config, run.store, ignore), checkpoint.load(run_checkpoints.choose(run.folder, "last")))
     finally:
         use_run(run)
 
@@ -253,7 +252,8 @@ def test_no_file_that_is_read_can_run_code_or_use_the_network(run: Run) -> None:
     def hook(event: str, _arguments: tuple[Any, ...]) -> None:
         if watching and event.startswith(WATCHED):
             caller = sys._getframe(1).f_code
-            if not caller.co_filename.startswith("<frozen importlib"):
+            harmless = caller.co_filename.startswith("<frozen importlib") or caller.co_filename == ast.__file__
+            if not harmless:  # numpy parses the header of an array by ast.literal_eval, which executes nothing
                 events.append(f"{event} from {caller.co_filename}:{caller.co_name}")
 
     for use, _ in FOLDERS.values():

@@ -21,7 +21,7 @@ from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import MANIFEST
 from lmtrain.system.messages import ignore
 from lmtrain.training.loop import fit
-from lmtrain.training.run import Outcome
+from lmtrain.training.trainer import Outcome
 from tests.hostile import Run, limited_memory, sign, trained_run, unsealed
 
 pytestmark = pytest.mark.timeout(60)  # a run must not wait for a pipe

@@ -10,8 +10,8 @@ from lmtrain.config.schema import Config
 from lmtrain.system.distributed import join_processes
 from lmtrain.system.messages import ignore, note
 from lmtrain.training.loop import fit
-from lmtrain.training.request import Request, chosen, prepare, request
-from lmtrain.training.run import Outcome
+from lmtrain.training.plan import RunPlan, chosen, plan_run, prepare
+from lmtrain.training.trainer import Outcome
 
 
 def train(
@@ -34,24 +34,24 @@ def train(
     KeyboardInterrupt after Ctrl-C, when the checkpoint is saved. Only the main thread can train: signals reach it.
     """
     overrides = with_source([str(argument) for argument in arguments])
-    wanted = request(Path(config) if isinstance(config, str) else config, overrides)
-    outcome = train_request(wanted, quiet=quiet)
+    plan = plan_run(Path(config) if isinstance(config, str) else config, overrides)
+    outcome = train_plan(plan, quiet=quiet)
     if outcome.score is None:
         raise KeyboardInterrupt
-    return load(wanted.run_dir, device=wanted.config.train.device)
+    return load(plan.run_dir, device=plan.config.train.device)
 
 
-def train_request(wanted: Request, *, quiet: bool) -> Outcome:
+def train_plan(plan: RunPlan, *, quiet: bool) -> Outcome:
     """Train to the end of the budget, in every process of the run: its outcome.
 
-    The main process prints messages, if `quiet` only warnings.
+    The main process prints messages, if `quiet` only warns.
     """
-    train = wanted.config.train
+    train = plan.config.train
     with join_processes(train.device, train.timeout_minutes) as processes:
-        warning = note if processes.is_main else ignore
-        message = ignore if quiet else warning
+        warn = note if processes.is_main else ignore
+        inform = ignore if quiet else warn
         with processes.main_first():
-            config, store = prepare(wanted, note=message)
-        if wanted.is_automatic:
-            message(f"chosen for this text and machine, unless you set them: {' '.join(chosen(config))}")
-        return fit(config, store, wanted.run_dir, note=warning, quiet=quiet, processes=processes)
+            config, store = prepare(plan, note=inform)
+        if plan.is_automatic:
+            inform(f"chosen for this text and machine, unless you set them: {' '.join(chosen(config))}")
+        return fit(config, store, plan.run_dir, note=warn, quiet=quiet, processes=processes)

@@ -13,7 +13,9 @@ from lmtrain.system.messages import ignore, note
 from lmtrain.system.signals import INTERRUPTED
 
 if TYPE_CHECKING:
-    from lmtrain.training.request import Request
+    from lmtrain.training.plan import RunPlan
+
+    pass
 
 
 def train(
@@ -57,15 +59,15 @@ def train(
 
     retain_heap()
     from lmtrain.config.loader import with_source
-    from lmtrain.training.request import request
+    from lmtrain.training.plan import plan_run
 
-    wanted = request(config, with_source(arguments(source, overrides)), resume)
+    plan = plan_run(config, with_source(arguments(source, overrides)), resume)
     if dry_run:
-        _dry_run(wanted, as_json, quiet)
+        _dry_run(plan, as_json, quiet)
     elif profile:
-        _profile(wanted, as_json, quiet)
+        _profile(plan, as_json, quiet)
     else:
-        _train(wanted, as_json, quiet)
+        _train(plan, as_json, quiet)
 
 
 def _fields(prefixes: list[str]) -> None:
@@ -81,33 +83,33 @@ def _fields(prefixes: list[str]) -> None:
     print("\n".join(texts.values()))
 
 
-def _dry_run(wanted: "Request", as_json: bool, quiet: bool) -> None:
+def _dry_run(plan: "RunPlan", as_json: bool, quiet: bool) -> None:
     """Prepare the data, check the configuration against it, and print what training would cost."""
     from lmtrain.training.other_runs import check_other_runs
-    from lmtrain.training.request import prepare
+    from lmtrain.training.plan import prepare
 
-    config, store = prepare(wanted, note=ignore if quiet else note)
+    config, store = prepare(plan, note=ignore if quiet else note)
     check_other_runs(config, store)
     show_costs(config, store, as_json)
 
 
-def _profile(wanted: "Request", as_json: bool, quiet: bool) -> None:
+def _profile(plan: "RunPlan", as_json: bool, quiet: bool) -> None:
     """Time a few steps."""
+    from lmtrain.training.plan import prepare
     from lmtrain.training.profiling import profile_steps, profile_text
-    from lmtrain.training.request import prepare
 
-    message = ignore if quiet else note
-    config, store = prepare(wanted, note=message)
-    result = profile_steps(config, store, wanted.run_dir / "profile", message)
+    inform = ignore if quiet else note
+    config, store = prepare(plan, note=inform)
+    result = profile_steps(config, store, plan.run_dir / "profile", inform)
     show(result, f"{profile_text(result)}\n\n{result['trace']}: open it at ui.perfetto.dev", as_json)
 
 
-def _train(wanted: "Request", as_json: bool, quiet: bool) -> None:
+def _train(plan: "RunPlan", as_json: bool, quiet: bool) -> None:
     """Train to the end of the budget, in every process of the run; the main process prints the outcome."""
-    from lmtrain.api.train import train_request
+    from lmtrain.api.train import train_plan
 
-    outcome = train_request(wanted, quiet=quiet)
-    run_dir, score, is_main = wanted.run_dir, outcome.score, launcher.is_main_process()
+    outcome = train_plan(plan, quiet=quiet)
+    run_dir, score, is_main = plan.run_dir, outcome.score, launcher.is_main_process()
     if score is None:
         if is_main:
             note(f"interrupted at step {outcome.step:,}; the checkpoint is saved: rerun the same command to resume")

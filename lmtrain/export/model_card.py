@@ -12,7 +12,7 @@ from lmtrain.data.tokens import find_store
 from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import TrainedWeights
 from lmtrain.training.finished import read_finished
-from lmtrain.training.request import chosen
+from lmtrain.training.plan import chosen
 
 _DATA = ("data.subset", "data.revision", "data.text_column", "data.sample_tokens", "run.seed")
 _PATHS = ("tokenizer.file=", "train.init_from=", "train.teacher=")

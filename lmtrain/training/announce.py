@@ -9,7 +9,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.build import build_uninitialized
 from lmtrain.training.budget import Budget, targets_per_step
-from lmtrain.training.state import Training
+from lmtrain.training.train_state import TrainState
 
 
 def introduction(config: Config, store: TokenStore, budget: Budget, samples_per_epoch: int) -> Iterator[str]:
@@ -33,15 +33,15 @@ def introduction(config: Config, store: TokenStore, budget: Budget, samples_per_
     yield f"budget: {' or '.join(limits)}{', whichever ends first' if len(limits) > 1 else ''}"
 
 
-def device_line(training: Training) -> str:
+def device_line(state: TrainState) -> str:
     """Where and how a run computes."""
-    device, processes = training.device, training.parallel.processes.world_size
-    facts = [torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", training.precision]
+    device, processes = state.device, state.parallel.processes.world_size
+    facts = [torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", state.precision]
     if device.type == "cpu":
         facts.append(_count(torch.get_num_threads(), "thread"))
     if processes > 1:
-        facts.append(f"{processes} processes ({training.parallel.kind})")
-    return f"device: {', '.join(facts)}, {'compiled' if training.compiled else 'not compiled'}"
+        facts.append(f"{processes} processes ({state.parallel.kind})")
+    return f"device: {', '.join(facts)}, {'compiled' if state.compiled else 'not compiled'}"
 
 
 def _count(number: int, name: str) -> str:

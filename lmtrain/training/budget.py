@@ -21,7 +21,7 @@ class Budget:
 
     steps: int | None
     seconds: float | None
-    prepared: float = 0.0
+    setup_seconds: float = 0.0
     """Seconds before the first step, mostly compilation."""
 
     def progress(self, step: int, seconds: float) -> float:
@@ -31,17 +31,17 @@ class Budget:
         if self.steps is not None:
             fractions.append(step / self.steps)
         if self.seconds is not None:
-            fractions.append((seconds - self.prepared) / (self.seconds - self.prepared))
+            fractions.append((seconds - self.setup_seconds) / (self.seconds - self.setup_seconds))
         return min(1.0, max(fractions))
 
-    def begun(self, seconds: float) -> Self:
+    def with_setup(self, seconds: float) -> Self:
         """The same budget with the first step after so many seconds. Raises LmtrainError if it is spent by then."""
         if self.seconds is not None and seconds >= self.seconds:
             raise LmtrainError(
-                f"train.max_minutes={self.seconds / 60:g} is over before the first step, {seconds / 60:.2f} minutes "
-                "having gone into preparing it: give the run more, or set train.compile=false"
+                f"train.max_minutes={self.seconds / 60:g} is over before the first step: compiling and the other "
+                f"preparations took {seconds / 60:.2f} minutes; raise it, or set train.compile=false"
             )
-        return replace(self, prepared=seconds)
+        return replace(self, setup_seconds=seconds)
 
 
 def targets_per_step(config: Config) -> int:

@@ -52,7 +52,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """The counters of a checkpoint, and the circumstances in which it was written."""
+    """What a resumed run reads in the manifest of a checkpoint: its counters, and how it was written."""
 
     counters: Counters
     seconds: Amount
@@ -68,7 +68,7 @@ class CheckpointInfo:
     teacher: str | None = None
     """Hash of the teacher's checkpoint, or of the checkpoints of several."""
     prepared: Amount = 0.0
-    """Seconds before the first step."""
+    """Seconds before the first step: `Budget.setup_seconds`."""
     precision: str | None = None
     compiled: bool | None = None
     micro_batch: int | None = None
@@ -77,7 +77,7 @@ class CheckpointInfo:
 
 
 NEW_RUN = CheckpointInfo(Counters(), seconds=0.0, metrics_bytes=0, threads=0, tokenizer="")
-"""Of a run before its first step, which has no checkpoint."""
+"""The info of a run that has no checkpoint yet."""
 
 
 def read_info(found: Checkpoint) -> CheckpointInfo:

@@ -15,11 +15,11 @@ from lmtrain.system import disk
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.budget import Budget
 from lmtrain.training.checkpoint_info import Amount, CheckpointInfo, Count
-from lmtrain.training.run import Outcome, out_of_patience
+from lmtrain.training.trainer import Outcome, out_of_patience
 
 
 class Finished(BaseModel, strict=True, allow_inf_nan=False):
-    """The state of a finished run; see `OpenRun.finish`."""
+    """The state of a finished run; see `Trainer.finish`."""
 
     status: Literal["finished"]
     step: Count

@@ -24,13 +24,15 @@ from lmtrain.training.budget import targets_per_step
 from lmtrain.training.opening import open_run
 from lmtrain.training.optim import update_ema
 from lmtrain.training.randomness import noisy, step_seed
-from lmtrain.training.run import Outcome, out_of_patience
 from lmtrain.training.sharding import full_tensor
-from lmtrain.training.state import Training
+from lmtrain.training.train_state import TrainState
+from lmtrain.training.trainer import Outcome, out_of_patience
 
 MEMORY_REMEDY = (
     "lower train.micro_batch or train.loss_chunk (the batch stays the same), model.context, or the model's size"
 )
+
+Part = Callable[[str], AbstractContextManager[object]]
 
 
 def fit(
@@ -53,67 +55,64 @@ def fit(
     """
     with (
         enough_memory(MEMORY_REMEDY),
-        open_run(config, store, run_dir, note=note, quiet=quiet, processes=processes) as run,
+        open_run(config, store, run_dir, note=note, quiet=quiet, processes=processes) as trainer,
     ):
-        if isinstance(run, Outcome):
-            return run
+        if isinstance(trainer, Outcome):
+            return trainer
         try:
-            if run.evaluation_is_due():
-                run.evaluate()
-            while run.progress() < 1.0 and not out_of_patience(run.training.config, run.training.counters):
-                lr = run.learning_rate()
-                train_step(run.training, lr)
-                run.after_step(lr)
-            outcome = run.finish()
+            if trainer.evaluation_is_due():  # a signal may have interrupted this step's evaluation
+                trainer.evaluate()
+            while trainer.progress() < 1.0 and not out_of_patience(trainer.state.config, trainer.state.counters):
+                lr = trainer.learning_rate()
+                train_step(trainer.state, lr)
+                trainer.after_step(lr)
+            outcome = trainer.finish()
         except Interrupted:
-            outcome = run.save_interrupted()
+            outcome = trainer.save_interrupted()
     processes.barrier()  # torchrun may end the main process, which writes last, once another process has exited
     return outcome
 
 
-Part = Callable[[str], AbstractContextManager[object]]
-
-
-def train_step(training: Training, lr: float, part: Part = nullcontext) -> None:
+def train_step(state: TrainState, lr: float, part: Part = nullcontext) -> None:
     """One optimizer step over `batch_size` windows.
 
     The loss is the sum of nats over the count of all targets in the step, however they are divided into micro-batches.
     If the gradient is not finite, the step is skipped: weights and optimizer state stay unchanged. What it measures is
-    added to `training.statistics`, on the device.
+    added to `state.statistics`, on the device.
     `part` is a context that is entered around each part of the step, by name, to measure it.
     """
-    config, model, processes = training.config.train, training.model, training.parallel.processes
-    step, micro_batch = training.counters.step, config.micro_batch or config.batch_size
-    ids, order = training.store.split("train").ids, training.order
-    total = torch.zeros((), device=training.device)
-    for group in training.optimizer.param_groups:
+    train, model, processes = state.config.train, state.model, state.parallel.processes
+    step, micro_batch = state.counters.step, train.micro_batch or train.batch_size
+    ids, order = state.store.split("train").ids, state.order
+    total = torch.zeros((), device=state.device)
+    for group in state.optimizer.param_groups:
         group["lr"] = lr * group["lr_factor"]
-    micros = processes.shard(config.batch_size // micro_batch)
+    micros = processes.shard(train.batch_size // micro_batch)
     for micro in micros:
         with part("data"):
-            torch.manual_seed(step_seed(training.config.run.seed, step, micro))
-            starts = order.starts(step * config.batch_size + micro * micro_batch, micro_batch)
+            torch.manual_seed(step_seed(state.config.run.seed, step, micro))
+            starts = order.starts(step * train.batch_size + micro * micro_batch, micro_batch)
             inputs, targets = batch(ids, starts, order.context, order.mode)
-            if config.token_noise:
-                inputs = noisy(inputs, ids, config.token_noise)
-            inputs, targets = to_device(inputs, training.device), to_device(targets, training.device)
-        with training.parallel.gradient_sync(micro == micros[-1]):
-            with part("forward"), autocast(training.device, training.precision):
-                nats = training.forward(inputs, targets)
+            if train.token_noise:
+                inputs = noisy(inputs, ids, train.token_noise)
+            inputs, targets = to_device(inputs, state.device), to_device(targets, state.device)
+        with state.parallel.gradient_sync(micro == micros[-1]):
+            with part("forward"), autocast(state.device, state.precision):
+                nats = state.forward(inputs, targets)
             with part("backward"):
-                loss = nats.sum() / targets_per_step(training.config)
-                training.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                loss = nats.sum() / targets_per_step(state.config)
+                state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
     with part("clip"):
         processes.all_reduce(total)
-        training.scaler.unscale_(training.optimizer)
-        norm = full_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or math.inf))
-        skipped = ~torch.isfinite(norm)
+        state.scaler.unscale_(state.optimizer)
+        grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip or math.inf))
+        skipped = ~torch.isfinite(grad_norm)
     with part("optimizer"):
-        training.optimizer.step_unless(skipped)
-        training.scaler.update()
-        training.optimizer.zero_grad(set_to_none=True)
-        if training.ema is not None and config.ema is not None:
-            update_ema(training.ema, model, config.ema, step)
-    training.counters.step += 1
-    training.statistics.add(total, norm, skipped)
+        state.optimizer.step_unless(skipped)
+        state.scaler.update()
+        state.optimizer.zero_grad(set_to_none=True)
+        if state.ema is not None and train.ema is not None:
+            update_ema(state.ema, model, train.ema, step)
+    state.counters.step += 1
+    state.statistics.add(total, grad_norm, skipped)

@@ -14,13 +14,13 @@ from lmtrain.system.memory import memory_bytes
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.budget import targets_per_step
 from lmtrain.training.costs import step_flops
-from lmtrain.training.state import Training
+from lmtrain.training.train_state import TrainState
 
 MAX_SKIPPED_IN_A_ROW = 20
 
 
 class Clock:
-    """Seconds that the run has taken until the last `tick`, by the main process's clock.
+    """Seconds that the run has taken until the last `update`, by the main process's clock.
 
     They include all parts of a resumed run, and evaluations.
     """
@@ -29,39 +29,39 @@ class Clock:
         self._before, self._processes = seconds, processes
         self._now = self._started = processes.broadcast(time.monotonic())
 
-    def tick(self) -> None:
+    def update(self) -> None:
         """Read the time. Called by all processes, so that all have the same time until the next call."""
         self._now = self._processes.broadcast(time.monotonic())
 
-    def read(self) -> float:
-        """Seconds at the last `tick`."""
+    def seconds(self) -> float:
+        """Seconds until the last `update`."""
         return self._before + self._now - self._started
 
 
 class Meter:
-    """Means and rates over the steps since the last logged one. Only a logged step waits for the device.
+    """Means and rates over the steps since the last logged one. Only logged steps, and every 20th, wait for a GPU.
 
     The sums are part of the training's state, so they survive a resume; rates cover only this part of the run.
     """
 
-    def __init__(self, training: Training) -> None:
-        self._training = training
-        self._peak = peak_flops(training.device, training.precision) * training.parallel.processes.world_size
-        if training.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(training.device)  # raised by measuring `peak_flops`
+    def __init__(self, state: TrainState) -> None:
+        self._state = state
+        self._peak = peak_flops(state.device, state.precision) * state.parallel.processes.world_size
+        if state.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(state.device)  # raised by measuring `peak_flops`
         self._steps, self._started = 0, time.perf_counter()
 
     def count_step(self) -> None:
         """Count a step. Raises LmtrainError after too many skipped steps in a row; on a GPU up to 20 steps late, so
         that the host does not wait for every step."""
         self._steps += 1
-        if self._training.device.type == "cpu" or self._training.counters.step % MAX_SKIPPED_IN_A_ROW == 0:
+        if self._state.device.type == "cpu" or self._state.counters.step % MAX_SKIPPED_IN_A_ROW == 0:
             self._check_divergence()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Exclude the time spent in the block."""
-        synchronize(self._training.device)
+        synchronize(self._state.device)
         started = time.perf_counter()
         yield
         self._started += time.perf_counter() - started
@@ -72,32 +72,32 @@ class Meter:
         The first call counts the operations of a step, which takes about a second.
         """
         self._check_divergence()
-        training = self._training
-        losses, norms, steps = training.statistics.sums.tolist()
-        training.statistics.sums.zero_()
+        state = self._state
+        losses, norms, steps = state.statistics.sums.tolist()
+        state.statistics.sums.zero_()
         loss = losses / steps if steps else math.nan
-        synchronize(training.device)
+        synchronize(state.device)
         steps_per_second = self._steps / (time.perf_counter() - self._started)
-        flops = step_flops(training.model, training.config)
+        flops = step_flops(state.model, state.config)
         self._steps, self._started = 0, time.perf_counter()
         return {
             "loss": loss,
             "perplexity": math.exp(min(loss, 700.0)),
             "lr": lr,
             "grad_norm": norms / steps if steps else math.nan,
-            "tokens_per_second": steps_per_second * targets_per_step(training.config),
+            "tokens_per_second": steps_per_second * targets_per_step(state.config),
             "mfu": steps_per_second * flops / self._peak,
-            "memory_gb": memory_bytes(training.device) / 1e9,
-            "epoch": training.counters.step * training.config.train.batch_size / training.order.per_epoch(),
+            "memory_gb": memory_bytes(state.device) / 1e9,
+            "epoch": state.counters.step * state.config.train.batch_size / state.order.per_epoch(),
             "minutes": seconds / 60,
-            "skipped_steps": float(training.statistics.skipped),
+            "skipped_steps": float(state.statistics.skipped),
         }
 
     def _check_divergence(self) -> None:
-        training = self._training
-        in_a_row = int(training.statistics.in_a_row)
+        state = self._state
+        in_a_row = int(state.statistics.in_a_row)
         if in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise LmtrainError(
-                f"training diverged: {in_a_row} steps in a row up to step {training.counters.step} were skipped, "
+                f"training diverged: {in_a_row} steps in a row up to step {state.counters.step} were skipped, "
                 "because their gradients were not finite: lower train.lr or raise train.warmup"
             )

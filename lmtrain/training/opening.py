@@ -24,23 +24,24 @@ from lmtrain.training.finished import finished_outcome
 from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
 from lmtrain.training.optim import steps_before_decay
-from lmtrain.training.parallel import check_agreement, check_shared, share_batch
-from lmtrain.training.run import OpenRun, Outcome
-from lmtrain.training.saving import Saver, abort
-from lmtrain.training.state import Training, load_initial_weights, new_training, restore, sample_order
+from lmtrain.training.parallel import check_agreement, check_shared, with_micro_batch
+from lmtrain.training.saving import CheckpointSaver, abort
+from lmtrain.training.train_state import TrainState, load_initial_weights, new_state, restore, sample_order
+from lmtrain.training.trainer import Outcome, Trainer
 
 
 @contextmanager
 def open_run(
     config: Config, store: TokenStore, run_dir: Path, *, note: Note, quiet: bool, processes: ProcessGroup
-) -> Iterator[OpenRun | Outcome]:
-    """A run ready for its next step, new or restored from its last good checkpoint; of a finished one its outcome.
+) -> Iterator[Trainer | Outcome]:
+    """Yield the trainer of a run, at its next step, or the outcome if the run is finished.
 
-    Inside the block the folder is locked and stop signals are caught. An error in it makes the run's state "failed".
+    A run that exists is restored from its last good checkpoint. Inside the block the folder is locked and stop signals
+    are caught; an error in it makes the run's state "failed".
     Raises LmtrainError if the run can't be started or resumed with this configuration and data.
     """
     inform = ignore if quiet else note
-    shared = share_batch(config, processes)
+    config_of_process = with_micro_batch(config, processes)
     check_agreement(config, store, processes)
     per_epoch = sample_order(config, store).per_epoch()
     budget, info = make_budget(config, per_epoch), NEW_RUN
@@ -54,7 +55,7 @@ def open_run(
         if found is not None:
             found = last_common(run_dir, config.train, budget, found, note, processes)
             info = read_info(found)
-            budget = budget.begun(info.prepared)
+            budget = budget.with_setup(info.prepared)
             if (outcome := finished_outcome(run_dir, config, budget, info, processes)) is not None:
                 yield outcome
                 return
@@ -65,19 +66,19 @@ def open_run(
         inform(f"{run_dir}: {f'resuming from step {step:,} ({spent:.0%} of the budget)' if step else 'a new run'}")
         for line in introduction(config, store, budget, per_epoch):
             inform(line)
-        training = new_training(shared, store, inform, processes)
-        inform(device_line(training))
+        state = new_state(config_of_process, store, inform, processes)
+        inform(device_line(state))
         if found is not None:
-            restore(training, found)
+            restore(state, found)
             del found  # it holds its files open, which then stay on the disk after they are pruned
-            _note_differences(run_dir, info, training, note)
+            _note_differences(run_dir, info, state, note)
         elif (base := config.train.init_from) is not None:
-            inform(f"starting from the weights of {base} at step {load_initial_weights(training, base):,}")
+            inform(f"starting from the weights of {base} at step {load_initial_weights(state, base):,}")
         with processes.main_first():
             if processes.is_main:
                 run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
         check_shared(run_dir, step, processes)
-        clock.tick()
+        clock.update()
         monitor = Monitor()
         if processes.is_main:
             monitor = RunMonitor(
@@ -92,21 +93,21 @@ def open_run(
         try:
             with (
                 catch_stop_signals(processes, lambda: abort(run_dir, processes)) as stop,
-                Saver(
+                CheckpointSaver(
                     run_dir,
                     config.train.keep,
                     processes,
-                    resumed=step,
+                    delete_after=step,
                     before_decay=steps_before_decay(config.train, budget),
                 ) as saver,
             ):
                 monitor.state("running", step=step)
                 if step == 0:
-                    clock.tick()
-                    budget = budget.begun(clock.read())
-                yield OpenRun(training, run_dir, budget, clock, monitor, saver, stop)
+                    clock.update()
+                    budget = budget.with_setup(clock.seconds())
+                yield Trainer(state, run_dir, budget, clock, monitor, saver, stop)
         except BaseException:
-            monitor.state("failed", step=training.counters.step)
+            monitor.state("failed", step=state.counters.step)
             raise
 
 
@@ -132,7 +133,7 @@ def check_same_run(
     common_steps(run_dir, config.train, budget, info)
 
 
-def _note_differences(run_dir: Path, info: CheckpointInfo, training: Training, note: Note) -> None:
+def _note_differences(run_dir: Path, info: CheckpointInfo, state: TrainState, note: Note) -> None:
     """Report why a resumed run may not equal an uninterrupted one to the last bit."""
     if info.store is None:
         note("the run is of an earlier version: whether its text is still the same can't be checked")
@@ -140,15 +141,15 @@ def _note_differences(run_dir: Path, info: CheckpointInfo, training: Training, n
         load(run_dir / run_folder.CONFIG, environment={})
     except UsageError as error:
         note(f"{error}; the run is resumed without it")
-    if info.precision not in (None, training.precision):
-        note(f"{training.precision} instead of {info.precision}: train.precision=auto differs on this machine")
-    if info.compiled not in (None, training.compiled):
-        done = "compiled" if training.compiled else "not compiled"
+    if info.precision not in (None, state.precision):
+        note(f"{state.precision} instead of {info.precision}: train.precision=auto differs on this machine")
+    if info.compiled not in (None, state.compiled):
+        done = "compiled" if state.compiled else "not compiled"
         note(f"the model is {done}, unlike before: the results may not be equal bit for bit")
-    train = training.config.train
+    train = state.config.train
     for what, now, then in (
         ("CPU threads", torch.get_num_threads(), info.threads),
-        ("processes", training.parallel.processes.world_size, info.processes),
+        ("processes", state.parallel.processes.world_size, info.processes),
         ("windows per micro-batch", train.micro_batch or train.batch_size, info.micro_batch),
     ):
         if then not in (None, now):

@@ -44,7 +44,7 @@ class Parallel:
     summed over the processes."""
 
 
-def share_batch(config: Config, processes: ProcessGroup) -> Config:
+def with_micro_batch(config: Config, processes: ProcessGroup) -> Config:
     """The configuration with the micro-batch size of a process. Raises LmtrainError if the batch can't be divided."""
     batch, size = config.train.batch_size, processes.world_size
     if size == 1:

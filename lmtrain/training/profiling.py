@@ -25,7 +25,7 @@ from lmtrain.system.messages import Note
 from lmtrain.training.budget import targets_per_step
 from lmtrain.training.costs import step_flops
 from lmtrain.training.loop import MEMORY_REMEDY, Part, train_step
-from lmtrain.training.state import Training, new_training
+from lmtrain.training.train_state import TrainState, new_state
 
 PARTS = ("data", "forward", "backward", "clip", "optimizer")
 WARM_UP, STEPS = 5, 5
@@ -44,27 +44,27 @@ def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -
     trace = folder / "trace.json.gz"
     with enough_memory(MEMORY_REMEDY):
         set_threads(config.train.threads)
-        training = new_training(config, store, note)
+        state = new_state(config, store, note)
         note(f"profiling {WARM_UP + 3 * STEPS} steps")
         for _ in range(WARM_UP):
-            _step(training)
-        whole, parts = _timed(training)
-        operators = _traced(training, trace)
-    tokens = targets_per_step(training.config)
-    flops = step_flops(training.model, config)
+            _step(state)
+        whole, parts = _timed(state)
+        operators = _traced(state, trace)
+    tokens = targets_per_step(state.config)
+    flops = step_flops(state.model, config)
     return {
         "trace": str(trace),
         "steps": STEPS,
         "tokens_per_step": tokens,
         "seconds": whole,
         "tokens_per_second": tokens / whole,
-        "mfu": flops / whole / peak_flops(training.device, training.precision),
+        "mfu": flops / whole / peak_flops(state.device, state.precision),
         "parts": parts,
         "operators": operators,
-        "operators_on": "CPU" if training.device.type == "cpu" else "device",
-        "precision": training.precision,
-        "compiled": training.compiled,
-        "machine": machine(training.device),
+        "operators_on": "CPU" if state.device.type == "cpu" else "device",
+        "precision": state.precision,
+        "compiled": state.compiled,
+        "machine": machine(state.device),
     }
 
 
@@ -92,20 +92,20 @@ def profile_text(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _step(training: Training, part: Part = nullcontext) -> None:
+def _step(state: TrainState, part: Part = nullcontext) -> None:
     """A step as in the middle of a run."""
-    train_step(training, training.config.train.lr, part)
+    train_step(state, state.config.train.lr, part)
 
 
-def _seconds(training: Training, part: Part = nullcontext) -> float:
-    synchronize(training.device)
+def _seconds(state: TrainState, part: Part = nullcontext) -> float:
+    synchronize(state.device)
     start = time.perf_counter()
-    _step(training, part)
-    synchronize(training.device)
+    _step(state, part)
+    synchronize(state.device)
     return time.perf_counter() - start
 
 
-def _timed(training: Training) -> tuple[float, dict[str, float]]:
+def _timed(state: TrainState) -> tuple[float, dict[str, float]]:
     """Mean seconds of a step, and of its parts and the rest of it.
 
     Whole steps and steps by parts alternate, so that other load on the machine affects both alike.
@@ -116,26 +116,26 @@ def _timed(training: Training) -> tuple[float, dict[str, float]]:
     def timed(name: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        synchronize(training.device)
+        synchronize(state.device)
         spent[name] += (time.perf_counter() - start) / STEPS
 
     whole = by_parts = 0.0
     for _ in range(STEPS):
-        whole += _seconds(training) / STEPS
-        by_parts += _seconds(training, timed) / STEPS
+        whole += _seconds(state) / STEPS
+        by_parts += _seconds(state, timed) / STEPS
     return whole, spent | {"rest": by_parts - sum(spent.values())}
 
 
-def _traced(training: Training, path: Path) -> list[dict[str, Any]]:
+def _traced(state: TrainState, path: Path) -> list[dict[str, Any]]:
     """Write the trace; returns the most expensive operators, with seconds and calls per step."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler's library writes to stderr
-    cuda = training.device.type == "cuda"
+    cuda = state.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with profile(activities=activities, acc_events=True) as profiler:
         for _ in range(STEPS):
             with record_function(PREFIX + "step"):
-                _step(training, lambda name: record_function(PREFIX + name))
-        synchronize(training.device)
+                _step(state, lambda name: record_function(PREFIX + name))
+        synchronize(state.device)
     with writing(path):
         disk.remove(path)  # which may be a link to a file elsewhere
         profiler.export_chrome_trace(str(path))

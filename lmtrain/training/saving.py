@@ -20,13 +20,13 @@ from lmtrain.system.signals import INTERRUPTED, end_at_once
 from lmtrain.training.sharding import is_sharded, local_rows
 
 
-class Saver:
+class CheckpointSaver:
     """Writes one checkpoint at a time, in the order of the calls, in a thread of its own.
 
     The main process writes tensors that are not sharded. Each process writes its own rows of sharded tensors; none are
     sent. A write error is raised by the next call of any method, and at the end of the block at the latest. Between
     `save` and the next `wait` the newest complete checkpoint may be the previous one. The first call of `save` deletes
-    the checkpoints after the step `resumed`, from which the run goes back; `before_decay` is `before` of `prune`.
+    the checkpoints after the step `delete_after`, to which the run goes back; `before_decay` is `before` of `prune`.
     """
 
     def __init__(
@@ -35,12 +35,12 @@ class Saver:
         keep: int,
         processes: ProcessGroup = SINGLE_PROCESS,
         *,
-        resumed: int | None = None,
+        delete_after: int | None = None,
         before_decay: int = 0,
     ) -> None:
         self._run_dir = run_dir
         self._keep = keep
-        self._resumed = resumed
+        self._delete_after = delete_after
         self.before_decay = before_decay
         self._processes = processes.new_group()  # the loop uses its own collectives at the same time
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -88,10 +88,10 @@ class Saver:
                         f"step {step}: {group} tensor {name} is not finite, so this checkpoint was not written: "
                         "lower train.lr or raise train.warmup"
                     )
-        if processes.is_main and self._resumed is not None:
+        if processes.is_main and self._delete_after is not None:
             # Before the first checkpoint gets its name: after a kill, the newest one says that the run goes back.
-            run_checkpoints.remove_after(self._run_dir, self._resumed)
-            self._resumed = None
+            run_checkpoints.remove_after(self._run_dir, self._delete_after)
+            self._delete_after = None
         checkpoint.save(self._run_dir, step, tensors, info, processes)
         if processes.is_main:
             run_checkpoints.prune(self._run_dir, self._keep, self.before_decay)

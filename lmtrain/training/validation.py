@@ -21,46 +21,46 @@ from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import StopSignal
 from lmtrain.training.monitor import Monitor
 from lmtrain.training.sharding import shard_like
-from lmtrain.training.state import Training
+from lmtrain.training.train_state import TrainState
 
 IMAGE_TOKENS = 8
 
 
-def validate(training: Training, stride: int, limit: int | None, stop: StopSignal) -> Score:
+def validate(state: TrainState, stride: int, limit: int | None, stop: StopSignal) -> Score:
     """Score the validation split with the model's current weights. Raises Interrupted after a stop signal."""
-    config, store = training.config, training.store
+    config, store = state.config, state.store
     return evaluate(
-        training.model,
+        state.model,
         store.split("valid"),
         mode=config.model.mode,
         context=config.model.context,
         stride=stride,
         batch_size=config.eval.batch_size,
         first_token=store.tokenizer.eos_id,
-        device=training.device,
-        precision=training.precision,
+        device=state.device,
+        precision=state.precision,
         limit=limit,
         advance=lambda _tokens: stop.check(),
-        processes=training.parallel.processes,
+        processes=state.parallel.processes,
     )
 
 
-def evaluate_and_show(training: Training, monitor: Monitor, stop: StopSignal) -> float:
+def evaluate_and_show(state: TrainState, monitor: Monitor, stop: StopSignal) -> float:
     """Evaluate, update the best score, and show samples; returns nats per token (of the averaged weights, if any).
 
     Windows do not overlap (stride = context), which is the cheapest way to compare steps.
     Raises Interrupted, with the counters unchanged, if a stop signal arrives before the evaluation is done.
     """
-    config, counters, tokenizer = training.config, training.counters, training.store.tokenizer
+    config, counters, tokenizer = state.config, state.counters, state.store.tokenizer
     stride = 1 if config.model.mode == "windowed" else config.model.context
-    with evaluating(training.model, training.ema or {}):
-        score = validate(training, stride, config.train.eval_tokens, stop)
+    with evaluating(state.model, state.ema or {}):
+        score = validate(state, stride, config.train.eval_tokens, stop)
         if not math.isfinite(score.loss):
             raise LmtrainError(
                 f"the validation loss at step {counters.step} is not finite: lower train.lr, or raise train.warmup"
             )
-        if training.parallel.kind != "fsdp":  # a sharded model can't decode from a cached state
-            show_samples(training, monitor)
+        if state.parallel.kind != "fsdp":  # a sharded model can't decode from a cached state
+            show_samples(state, monitor)
     counters.evaluated = counters.step
     if counters.best is None or score.loss < counters.best:
         counters.best, counters.best_step, counters.stale = score.loss, counters.step, 0
@@ -74,25 +74,25 @@ def evaluate_and_show(training: Training, monitor: Monitor, stop: StopSignal) ->
 
 
 @torch.no_grad()
-def show_samples(training: Training, monitor: Monitor) -> None:
+def show_samples(state: TrainState, monitor: Monitor) -> None:
     """Show a sample after each of `train.sample_prompts`, and how each head pools the start of the validation split,
     which must not be empty."""
-    config, model, store, step = training.config, training.model, training.store, training.counters.step
+    config, model, store, step = state.config, state.model, state.store, state.counters.step
     options = replace(SAMPLED, max_tokens=config.train.sample_tokens)
     for sample in complete(model, store.tokenizer, config.train.sample_prompts, options):
         monitor.text(step, f"sample: {sample.prompt}", sample.shown + sample.completions[0].text)
     ids = store.split("valid").ids[: min(IMAGE_TOKENS, config.model.context)]
-    weights = model.pool_weights(torch.tensor(ids.astype("int64"), device=training.device)[None]).cpu().numpy()
+    weights = model.pool_weights(torch.tensor(ids.astype("int64"), device=state.device)[None]).cpu().numpy()
     monitor.weights(step, "pooling weights", [store.tokenizer.token(int(token)) for token in ids], weights)
 
 
-def final_score(training: Training, run_dir: Path, monitor: Monitor, stop: StopSignal) -> tuple[Score, int]:
+def final_score(state: TrainState, run_dir: Path, monitor: Monitor, stop: StopSignal) -> tuple[Score, int]:
     """The score of the best checkpoint on the whole validation split, with overlapping windows, and its step."""
-    found = _best(run_dir, training.parallel.processes)
+    found = _best(run_dir, state.parallel.processes)
     step: int = found.info["step"]
     monitor.note(f"scoring the best checkpoint (step {step:,}) on the validation split")
-    with evaluating(training.model, found.tensors["model" if training.ema is None else "ema"]):
-        return validate(training, stride_of(training.config), None, stop), step
+    with evaluating(state.model, found.tensors["model" if state.ema is None else "ema"]):
+        return validate(state, stride_of(state.config), None, stop), step
 
 
 def _best(run_dir: Path, processes: ProcessGroup) -> checkpoint.Checkpoint:

@@ -12,8 +12,8 @@ import lmtrain
 from lmtrain.config.loader import identity_difference
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.training.loop import fit
-from lmtrain.training.request import prepare, request
-from lmtrain.training.state import new_training, restore
+from lmtrain.training.plan import plan_run, prepare
+from lmtrain.training.train_state import new_state, restore
 from tests.helpers import state_hash
 from tests.stored.make import HERE, example, loss
 from tests.training.helpers import take_step
@@ -39,14 +39,14 @@ def test_a_stored_run_can_be_resumed(name: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     config, store = example()
     shutil.copytree(HERE / name, tmp_path / "run")
-    training = new_training(run_folder.run_config(tmp_path / "run"), store, lambda message: None)
+    state = new_state(run_folder.run_config(tmp_path / "run"), store, lambda message: None)
     stored = checkpoint.load(run_checkpoints.choose(tmp_path / "run", "last"))
-    restore(training, stored)
-    assert training.counters.step == stored.info["step"] == 10
-    assert identity_difference(training.config, config) == []
-    assert training.ema is not None
-    nats = [float(take_step(training, 0.01)[0]) for _ in range(40)]
-    assert training.counters.step == 50
+    restore(state, stored)
+    assert state.counters.step == stored.info["step"] == 10
+    assert identity_difference(state.config, config) == []
+    assert state.ema is not None
+    nats = [float(take_step(state, 0.01)[0]) for _ in range(40)]
+    assert state.counters.step == 50
     assert sum(nats[-10:]) < sum(nats[:10])
 
 
@@ -61,7 +61,7 @@ def test_a_run_that_does_not_say_what_its_text_was_is_used_with_a_note(
     assert score.tokens == store.split("valid").tokens
     assert "run is of an earlier version: whether" in capsys.readouterr().err
     notes: list[str] = []
-    found = prepare(request(None, [], tmp_path / "run"), note=notes.append)
+    found = prepare(plan_run(None, [], tmp_path / "run"), note=notes.append)
     assert fit(*found, tmp_path / "run", note=notes.append, quiet=True).step == 10
     assert "the run is of an earlier version: whether its text is still the same can't be checked" in notes
 

@@ -12,7 +12,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokenizing import prepare_store
 from lmtrain.data.tokens import TokenStore
 from lmtrain.system.messages import ignore
-from lmtrain.training import loop, state
+from lmtrain.training import loop, train_state
 from lmtrain.training.loop import train_step
 from tests.training.helpers import change, run
 
@@ -52,9 +52,9 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Non
     def arm(steps: int, number: int) -> None:
         taken = 0
 
-        def step(training: state.Training, lr: float) -> None:
+        def step(state: train_state.TrainState, lr: float) -> None:
             nonlocal taken
-            train_step(training, lr)
+            train_step(state, lr)
             taken += 1
             if taken == steps:
                 signal.raise_signal(number)

@@ -19,8 +19,8 @@ from lmtrain.storage.files import read_manifest, verify
 from lmtrain.system.messages import ignore
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.loop import fit, train_step
-from lmtrain.training.run import Outcome
-from lmtrain.training.state import Training, new_training
+from lmtrain.training.train_state import TrainState, new_state
+from lmtrain.training.trainer import Outcome
 from tests.helpers import state_hash
 
 LOGGED: dict[str, Any] = {
@@ -34,7 +34,7 @@ LOGGED: dict[str, Any] = {
     "eval__stride": 16,
 }
 """A very small run that logs every step."""
-CLOCK: dict[str, Any] = {"seconds": 1.0, "metrics_bytes": 0}
+CIRCUMSTANCES: dict[str, Any] = {"seconds": 1.0, "setup_seconds": 0.0, "metrics_bytes": 0, "schedule": None}
 """What `snapshot` is given of the clock and the log."""
 TIMELESS = ("loss", "perplexity", "word_perplexity", "lr", "grad_norm", "epoch", "skipped_steps")
 """Metrics that do not depend on a clock."""
@@ -54,8 +54,8 @@ def without_dropout(config: Config) -> Config:
     return change(config, **{f"model__{name}": 0.0 for name in fields})
 
 
-def start(config: Config, store: TokenStore) -> Training:
-    return new_training(config, store, ignore)
+def start(config: Config, store: TokenStore) -> TrainState:
+    return new_state(config, store, ignore)
 
 
 def run(
@@ -72,28 +72,28 @@ def run(
     return outcome, notes
 
 
-def with_forward(training: Training, wrap: Callable[[Forward], Forward]) -> Training:
+def with_forward(state: TrainState, wrap: Callable[[Forward], Forward]) -> TrainState:
     """The same training, its state shared, with another forward pass."""
-    return dataclasses.replace(training, forward=wrap(training.forward))
+    return dataclasses.replace(state, forward=wrap(state.forward))
 
 
 def scaled_loss(factor: float) -> Callable[[Forward], Forward]:
     return lambda forward: lambda tokens, targets: forward(tokens, targets) * factor
 
 
-def take_step(training: Training, lr: float) -> Tensor:
+def take_step(state: TrainState, lr: float) -> Tensor:
     """Take a step: its loss and its gradient norm, (2,); 0 if it was skipped."""
-    training.statistics.sums.zero_()
-    train_step(training, lr)
-    return training.statistics.sums[:2].float()
+    state.statistics.sums.zero_()
+    train_step(state, lr)
+    return state.statistics.sums[:2].float()
 
 
-def worsen(training: Training, _lr: float) -> None:
+def worsen(state: TrainState, _lr: float) -> None:
     """A step that makes the model worse from the third on."""
-    train_step(training, 0.5 if training.counters.step >= 2 else 1e-2)
-    assert training.ema is not None
-    for name, value in training.model.named_parameters():
-        training.ema[name].copy_(value.detach())
+    train_step(state, 0.5 if state.counters.step >= 2 else 1e-2)
+    assert state.ema is not None
+    for name, value in state.model.named_parameters():
+        state.ema[name].copy_(value.detach())
 
 
 def last_hash(run_dir: Path) -> str:

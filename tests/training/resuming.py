@@ -21,15 +21,15 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.storage import checkpoint
 from lmtrain.storage.files import sha256_bytes
-from lmtrain.training import loop, state
+from lmtrain.training import loop, train_state
 from lmtrain.training.budget import make_budget
 from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.loop import train_step
 from lmtrain.training.monitor import RunMonitor
 from lmtrain.training.optim import learning_rate
-from lmtrain.training.saving import Saver
-from lmtrain.training.state import Training
-from tests.training.helpers import start, with_forward
+from lmtrain.training.saving import CheckpointSaver
+from lmtrain.training.train_state import TrainState
+from tests.training.helpers import CIRCUMSTANCES, start, with_forward
 
 BATCH = 15
 FOLLOWED = 3
@@ -79,40 +79,40 @@ class Reference:
     folders: list[Path]
 
 
-def state_of(training: Training) -> dict[str, str]:
+def state_of(state: TrainState) -> dict[str, str]:
     """Digests of everything that determines how training continues, collected without the code that saves it."""
     tensors: dict[str, Tensor] = {}
-    for name, parameter in training.model.named_parameters():
+    for name, parameter in state.model.named_parameters():
         tensors[f"model/{name}"] = parameter.detach()
-        tensors |= {f"optimizer/{name}/{entry}": value for entry, value in training.optimizer.state[parameter].items()}
-    tensors |= {f"ema/{name}": value for name, value in (training.ema or {}).items()}
+        tensors |= {f"optimizer/{name}/{entry}": value for entry, value in state.optimizer.state[parameter].items()}
+    tensors |= {f"ema/{name}": value for name, value in (state.ema or {}).items()}
     digests = {
         name: sha256_bytes(f"{value.dtype} {tuple(value.shape)}".encode() + value.contiguous().numpy().tobytes())
         for name, value in tensors.items()
     }
-    counters = dataclasses.asdict(training.counters) | {
-        "scaler": training.scaler.state_dict(),
-        "skipped": int(training.statistics.skipped),
-        "in_a_row": int(training.statistics.in_a_row),
-        "window": training.statistics.sums.tolist(),
+    counters = dataclasses.asdict(state.counters) | {
+        "scaler": state.scaler.state_dict(),
+        "skipped": int(state.statistics.skipped),
+        "in_a_row": int(state.statistics.in_a_row),
+        "window": state.statistics.sums.tolist(),
     }
     return digests | {f"counters/{name}": json.dumps(value, sort_keys=True) for name, value in counters.items()}
 
 
-def begin(config: Config, store: TokenStore) -> Training:
+def begin(config: Config, store: TokenStore) -> TrainState:
     """A training whose loss overflows in one step."""
-    training = start(config, store)
+    state = start(config, store)
 
     def overflowing(forward: Forward) -> Forward:
-        return lambda tokens, targets: forward(tokens, targets) * OVERFLOW.get(training.counters.step, 1.0)
+        return lambda tokens, targets: forward(tokens, targets) * OVERFLOW.get(state.counters.step, 1.0)
 
-    return with_forward(training, overflowing)
+    return with_forward(state, overflowing)
 
 
-def take_steps(training: Training, count: int) -> list[Step]:
+def take_steps(state: TrainState, count: int) -> list[Step]:
     """Take steps as the loop does."""
-    config, steps = training.config.train, []
-    budget = make_budget(training.config, training.order.per_epoch())
+    config, steps = state.config.train, []
+    budget = make_budget(state.config, state.order.per_epoch())
     with pytest.MonkeyPatch.context() as patch:
         windows: list[int] = []
 
@@ -123,26 +123,26 @@ def take_steps(training: Training, count: int) -> list[Step]:
         patch.setattr(loop, "batch", noted)
         for _ in range(count):
             windows.clear()
-            lr = learning_rate(config, budget, training.counters.step, 0.0)
-            skipped = int(training.statistics.skipped)
-            train_step(training, lr)
-            steps.append(Step(state_of(training), list(windows), int(training.statistics.skipped) > skipped))
+            lr = learning_rate(config, budget, state.counters.step, 0.0)
+            skipped = int(state.statistics.skipped)
+            train_step(state, lr)
+            steps.append(Step(state_of(state), list(windows), int(state.statistics.skipped) > skipped))
     return steps
 
 
-def save(training: Training, run_dir: Path) -> Path:
-    parts = state.snapshot(training, None, {"seconds": 1.0, "metrics_bytes": 0})
-    return checkpoint.save(run_dir, training.counters.step, *parts)
+def save(state: TrainState, run_dir: Path) -> Path:
+    parts = train_state.snapshot(state, None, **CIRCUMSTANCES)
+    return checkpoint.save(run_dir, state.counters.step, *parts)
 
 
 def refer(config: Config, store: TokenStore, run_dir: Path, count: int) -> Reference:
     """Train without an interruption, and save after every step."""
-    training = begin(config, store)
-    training.counters.load(Counters(evaluated=2, best=4.5, best_step=1, stale=1))  # as after some evaluations
+    state = begin(config, store)
+    state.counters.load(Counters(evaluated=2, best=4.5, best_step=1, stale=1))  # as after some evaluations
     reference = Reference(config, store, [], [])
     for _ in range(count):
-        reference.steps += take_steps(training, 1)
-        reference.folders.append(save(training, run_dir))
+        reference.steps += take_steps(state, 1)
+        reference.folders.append(save(state, run_dir))
     return reference
 
 
@@ -150,15 +150,13 @@ def departures(reference: Reference, number: int) -> list[str]:
     """Where a training that is resumed after the step `number` departs from the reference; empty = nowhere."""
     for seed in (torch.manual_seed, np.random.seed, random.seed):
         seed(1000 + number)
-    training = begin(reference.config, reference.store)
-    state.restore(training, checkpoint.load(reference.folders[number - 1]))
+    state = begin(reference.config, reference.store)
+    train_state.restore(state, checkpoint.load(reference.folders[number - 1]))
     np.random.seed(number)
     torch.rand(number)
-    found = [f"at once: {name}" for name in _differing(reference.steps[number - 1].state, state_of(training))]
+    found = [f"at once: {name}" for name in _differing(reference.steps[number - 1].state, state_of(state))]
     followed = reference.steps[number : number + FOLLOWED]
-    for later, (old, new) in enumerate(
-        zip(followed, take_steps(training, len(followed)), strict=True), start=number + 1
-    ):
+    for later, (old, new) in enumerate(zip(followed, take_steps(state, len(followed)), strict=True), start=number + 1):
         found += [f"step {later}: windows"] * (old.windows != new.windows)
         found += [f"step {later}: {name}" for name in _differing(old.state, new.state)]
     return found
@@ -177,17 +175,17 @@ def copied_for_every_kill(run_dir: Path, folder: Path) -> Iterator[list[Path]]:
         copies.append(folder / f"{len(copies)}")
         shutil.copytree(run_dir, copies[-1])
 
-    step, record, save_ = loop.train_step, RunMonitor._record, Saver.save
+    step, record, save_ = loop.train_step, RunMonitor._record, CheckpointSaver.save
 
-    def stepped(training: Training, lr: float) -> None:
-        step(training, lr)
+    def stepped(state: TrainState, lr: float) -> None:
+        step(state, lr)
         copy()
 
     def recorded(*arguments: Any) -> None:
         record(*arguments)
         copy()
 
-    def saved(saver: Saver, *arguments: Any) -> None:
+    def saved(saver: CheckpointSaver, *arguments: Any) -> None:
         save_(saver, *arguments)
         saver.wait()
         copy()
@@ -195,5 +193,5 @@ def copied_for_every_kill(run_dir: Path, folder: Path) -> Iterator[list[Path]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "train_step", stepped)
         patch.setattr(RunMonitor, "_record", recorded)
-        patch.setattr(Saver, "save", saved)
+        patch.setattr(CheckpointSaver, "save", saved)
         yield copies

@@ -15,7 +15,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.model.objective import Objective
 from lmtrain.system.device import lacks_to_compile
 from lmtrain.system.messages import ignore
-from lmtrain.training import state
+from lmtrain.training import train_state
 from tests.training.helpers import change, cpu, take_step, without_dropout
 
 
@@ -24,8 +24,8 @@ def test_the_compiled_model_trains_like_the_plain_one(tiny: Config, store: Token
     notes: list[str] = []
     losses = []
     for wanted in (False, "auto", True):
-        training = state.new_training(change(without_dropout(tiny), train__compile=wanted), store, notes.append)
-        losses.append([float(take_step(training, 1e-2)[0]) for _ in range(3)])
+        state = train_state.new_state(change(without_dropout(tiny), train__compile=wanted), store, notes.append)
+        losses.append([float(take_step(state, 1e-2)[0]) for _ in range(3)])
     assert len(notes) == 1, "auto must not compile so short a run"
     assert losses[0] == losses[1]
     assert losses[2] == pytest.approx(losses[0], rel=1e-4)
@@ -70,12 +70,12 @@ def test_a_compiler_that_fails(
 ) -> None:
     monkeypatch.setattr(torch, "compile", failing(error, late))
     notes: list[str] = []
-    training = state.new_training(tiny, store, notes.append)
-    assert isinstance(training.forward, Objective)
+    state = train_state.new_state(tiny, store, notes.append)
+    assert isinstance(state.forward, Objective)
     assert notes[1:] == [f"torch.compile failed and is not used, which only costs speed ({reason})"]
-    assert all(parameter.grad is None for parameter in training.model.parameters())
+    assert all(parameter.grad is None for parameter in state.model.parameters())
     with pytest.raises(LmtrainError, match=rf"{re.escape(reason)}.*set train\.compile=false"):
-        state.new_training(change(tiny, train__compile=True), store, ignore)
+        train_state.new_state(change(tiny, train__compile=True), store, ignore)
 
 
 @pytest.mark.usefixtures("long_run")
@@ -85,7 +85,7 @@ def test_memory_exhausted_while_compiling_is_not_a_compiler_error(
 ) -> None:
     monkeypatch.setattr(torch, "compile", failing(torch.OutOfMemoryError("CUDA out of memory")))
     with pytest.raises(torch.OutOfMemoryError):
-        state.new_training(change(tiny, train__compile=wanted), store, ignore)
+        train_state.new_state(change(tiny, train__compile=wanted), store, ignore)
 
 
 def test_a_machine_without_a_compiler(
@@ -93,7 +93,7 @@ def test_a_machine_without_a_compiler(
 ) -> None:
     monkeypatch.setattr("lmtrain.training.compilation.lacks_to_compile", lambda device: "C++ compiler")
     notes: list[str] = []
-    assert isinstance(state.new_training(tiny, store, notes.append).forward, Objective)
+    assert isinstance(train_state.new_state(tiny, store, notes.append).forward, Objective)
     assert notes == ["not compiling the model, which only costs speed: this machine has no C++ compiler"]
     with pytest.raises(LmtrainError, match=r"train\.compile=true, but .* no C\+\+ compiler: set train\.compile=false"):
-        state.new_training(change(tiny, train__compile=True), store, ignore)
+        train_state.new_state(change(tiny, train__compile=True), store, ignore)

@@ -14,8 +14,8 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
-from lmtrain.training import state
-from lmtrain.training.saving import Saver
+from lmtrain.training import train_state
+from lmtrain.training.saving import CheckpointSaver
 from tests.helpers import flip_bit
 from tests.training.helpers import change, curves, last_hash, logged, run, run_state, verified_steps
 from tests.training.resuming import copied_for_every_kill
@@ -109,7 +109,7 @@ def test_a_kill_before_or_during_the_continuation_loses_nothing(
         def killed(*_: Any) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(Saver, "save", killed)
+        patch.setattr(CheckpointSaver, "save", killed)
         with pytest.raises(KeyboardInterrupt):
             run(large, little_store, run_dir)
     assert run_folder.run_config(run_dir) == large
@@ -205,6 +205,6 @@ def test_a_compiled_model_after_one_that_was_not_is_reported(
 ) -> None:
     small = change(little, **STABLE)
     run(small, little_store, tmp_path)
-    monkeypatch.setattr(state, "compiled_forward", lambda objective, *_: partial(objective))
+    monkeypatch.setattr(train_state, "compiled_forward", lambda objective, *_: partial(objective))
     _, notes = run(change(small, train__steps=16), little_store, tmp_path)
     assert notes[1:] == ["the model is compiled, unlike before: the results may not be equal bit for bit"]

@@ -46,10 +46,10 @@ LAYERS = {"model__layers": 8, "train__loss_chunk": 64}
 @pytest.mark.parametrize("kind", KINDS)
 def test_operations_are_those_of_a_step(tiny: Config, store: TokenStore, kind: str) -> None:
     config = change(tiny, train__batch_size=4, train__micro_batch=2, **KINDS[kind])
-    training = start(config, store)
+    state = start(config, store)
     with FlopCounterMode(display=False) as counter:
-        train_step(training, 1e-3)
-    assert step_flops(training.model, config) == counter.get_total_flops() > 0
+        train_step(state, 1e-3)
+    assert step_flops(state.model, config) == counter.get_total_flops() > 0
 
 
 @pytest.mark.parametrize("mode", ["causal", "windowed"])
@@ -104,14 +104,14 @@ def test_the_peak_of_a_step_is_near_the_estimate(
         fields = {**fields, "train__teacher": [str(folder / name) for name in teachers]}
         of_teachers = len(teachers) * memory_estimate(sized, store.tokenizer.vocab_size, "fp32")["weights"]
     config = change(sized, **fields)
-    training = start(config, store)
-    train_step(training, 1e-3)  # makes the optimizer's state, and leaves no gradients
+    state = start(config, store)
+    train_step(state, 1e-3)  # makes the optimizer's state, and leaves no gradients
     # Elsewhere, for the profiler's library takes its settings once in a process, and other tests have theirs.
-    child = Child(lambda say: say(str(most_allocated(lambda: train_step(training, 1e-3)))))
+    child = Child(lambda say: say(str(most_allocated(lambda: train_step(state, 1e-3)))))
     peak = int(child.hear())
     assert child.end() == 0
     parts = memory_estimate(config, store.tokenizer.vocab_size, config.train.precision)
-    assert parts["weights"] == 4 * sum(parameter.numel() for parameter in training.model.parameters())
+    assert parts["weights"] == 4 * sum(parameter.numel() for parameter in state.model.parameters())
     assert parts.get("teacher", 0) == of_teachers
     assert 0.8 < peak / (parts["gradients"] + parts["activations"] + parts["logits"]) < 1.05
 

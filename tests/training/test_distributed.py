@@ -26,12 +26,12 @@ from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training import loop
 from lmtrain.training.costs import memory_estimate
 from lmtrain.training.loop import train_step
-from lmtrain.training.parallel import choose_kind, share_batch
-from lmtrain.training.saving import Saver
+from lmtrain.training.parallel import choose_kind, with_micro_batch
+from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.sharding import is_sharded, local_rows
-from lmtrain.training.state import Training, new_training, restore, snapshot
+from lmtrain.training.train_state import TrainState, new_state, restore, snapshot
 from tests.helpers import read
-from tests.training.helpers import CLOCK, change, cpu, last_hash, logged, run, start, verified_steps, worsen
+from tests.training.helpers import CIRCUMSTANCES, change, cpu, last_hash, logged, run, start, verified_steps, worsen
 from tests.training.ranks import meeting_place, together, variables
 from tests.training.resuming import state_of
 
@@ -120,10 +120,10 @@ def test_a_run_resumes_with_any_number_of_processes(
     config = change(tiny, **SHORT, train__micro_batch=1)
     run(config, store, tmp_path / "single")
 
-    def step(training: Training, lr: float) -> None:
-        train_step(training, lr)
-        processes = training.parallel.processes
-        if training.counters.step <= 3 and processes.rank == processes.world_size - 1:
+    def step(state: TrainState, lr: float) -> None:
+        train_step(state, lr)
+        processes = state.parallel.processes
+        if state.counters.step <= 3 and processes.rank == processes.world_size - 1:
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(loop, "train_step", step)
@@ -180,15 +180,15 @@ def test_each_process_reads_holds_and_writes_only_its_rows_of_a_sharded_state(
         raise AssertionError("a tensor is gathered")
 
     def work(kind: str, source: Path, target: Path, processes: ProcessGroup) -> list[int]:
-        training = new_training(change(tiny, train__parallel=kind), store, ignore, processes)
+        state = new_state(change(tiny, train__parallel=kind), store, ignore, processes)
         found = checkpoint.load(run_checkpoints.choose(source, "last"))
         monkeypatch.setattr(LazyTensor, "__getitem__", counted)
         for name in ("full_tensor", "redistribute"):
             monkeypatch.setattr(DTensor, name, gather)
-        restore(training, found)
-        with Saver(target, 1, processes) as saver:
-            saver.save(training.counters.step, *snapshot(training, None, CLOCK))
-        moments = [value for entries in training.optimizer.state.values() for value in entries.values() if value.ndim]
+        restore(state, found)
+        with CheckpointSaver(target, 1, processes) as saver:
+            saver.save(state.counters.step, *snapshot(state, None, **CIRCUMSTANCES))
+        moments = [value for entries in state.optimizer.state.values() for value in entries.values() if value.ndim]
         return [sum(elements), sum((local_rows(value)[1] if is_sharded(value) else value).nbytes for value in moments)]
 
     for size, kind in ((3, "fsdp"), (2, "fsdp"), (1, "ddp")):
@@ -219,10 +219,10 @@ def test_scalar_gains_of_older_checkpoints_are_read(tiny: Config, store: TokenSt
     checkpoint.save(old, found.info["step"], scalars, found.info)
 
     def work(processes: ProcessGroup) -> None:
-        training = new_training(config, store, ignore, processes)
-        restore(training, checkpoint.load(run_checkpoints.choose(old, "last")))
-        with Saver(tmp_path / "resumed", 1, processes) as saver:
-            saver.save(training.counters.step, *snapshot(training, None, CLOCK))
+        state = new_state(config, store, ignore, processes)
+        restore(state, checkpoint.load(run_checkpoints.choose(old, "last")))
+        with CheckpointSaver(tmp_path / "resumed", 1, processes) as saver:
+            saver.save(state.counters.step, *snapshot(state, None, **CIRCUMSTANCES))
 
     together(2, work, tmp_path / "log")
     assert last_hash(tmp_path / "resumed") == last_hash(new)
@@ -235,8 +235,8 @@ def test_scalar_gains_of_older_checkpoints_are_read(tiny: Config, store: TokenSt
 def test_recomputed_activations_give_the_same_bits(tiny: Config, store: TokenStore, kind: str, precision: str) -> None:
     config = change(tiny, model__attention=kind, model__layers=2, train__precision=precision, model__compression=4)
     plain, recomputed = (start(change(config, train__activation_checkpointing=on), store) for on in (False, True))
-    for training in (plain, recomputed):
-        train_step(training, 1e-2)
+    for state in (plain, recomputed):
+        train_step(state, 1e-2)
     assert state_of(plain) == state_of(recomputed)
 
 
@@ -249,7 +249,7 @@ def test_recomputed_activations_give_the_same_bits(tiny: Config, store: TokenSto
 )
 def test_a_batch_that_can_not_be_divided_is_rejected(tiny: Config, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(LmtrainError, match=message):
-        share_batch(change(tiny, **changes), ProcessGroup(0, 4))
+        with_micro_batch(change(tiny, **changes), ProcessGroup(0, 4))
 
 
 @pytest.mark.parametrize(

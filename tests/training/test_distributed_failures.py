@@ -22,10 +22,10 @@ from lmtrain.system.messages import ignore
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training import loop
 from lmtrain.training.loop import train_step
-from lmtrain.training.saving import Saver
-from lmtrain.training.state import Training, new_training, snapshot
+from lmtrain.training.saving import CheckpointSaver
+from lmtrain.training.train_state import TrainState, new_state, snapshot
 from tests.helpers import TINY, Child
-from tests.training.helpers import CLOCK, change, last_hash, run, run_state, verified_steps
+from tests.training.helpers import CIRCUMSTANCES, change, last_hash, run, run_state, verified_steps
 from tests.training.ranks import together, train_ranks
 
 ROOT = Path(__file__).parent.parent.parent
@@ -42,12 +42,12 @@ def test_if_a_process_dies_hangs_or_fails_all_end(
 ) -> None:
     """It is harmed in the fourth step."""
 
-    def step(training: Training, lr: float) -> None:
-        if training.counters.step == 3 and training.parallel.processes.rank == 1:
+    def step(state: TrainState, lr: float) -> None:
+        if state.counters.step == 3 and state.parallel.processes.rank == 1:
             if number is None:
                 raise RuntimeError("a fault")
             os.kill(os.getpid(), number)
-        train_step(training, lr)
+        train_step(state, lr)
 
     monkeypatch.setattr(loop, "train_step", step)
     config = change(tiny, train__steps=6, train__eval_steps=3)
@@ -85,13 +85,13 @@ def test_a_failed_save_of_one_process_leaves_the_previous_checkpoint(
                 raise OSError(28, "No space left on device")
             write(path, data)
 
-        training = new_training(change(tiny, train__parallel="fsdp"), store, ignore, processes)
-        with Saver(run_dir, 1, processes) as saver:
-            saver.save(1, *snapshot(training, None, CLOCK))
+        state = new_state(change(tiny, train__parallel="fsdp"), store, ignore, processes)
+        with CheckpointSaver(run_dir, 1, processes) as saver:
+            saver.save(1, *snapshot(state, None, **CIRCUMSTANCES))
             saver.wait()
             processes.barrier()
             monkeypatch.setattr(disk, "write", harmed)
-            saver.save(2, *snapshot(training, None, CLOCK))
+            saver.save(2, *snapshot(state, None, **CIRCUMSTANCES))
 
     ranks = train_ranks(2, work, tmp_path / "log")
     statuses = ranks.end()

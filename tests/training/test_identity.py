@@ -15,9 +15,9 @@ from lmtrain.storage.files import remove_folder
 from lmtrain.system.messages import ignore
 from lmtrain.training.budget import Budget
 from lmtrain.training.opening import check_same_run
-from lmtrain.training.state import snapshot
+from lmtrain.training.train_state import snapshot
 from tests.helpers import TINY
-from tests.training.helpers import CLOCK, change, run, start
+from tests.training.helpers import CIRCUMSTANCES, change, run, start
 
 IDENTITY: dict[str, Any] = {
     "run__seed": 2,
@@ -49,7 +49,7 @@ BUDGET = Budget(12, None)
 def begun(config: Config, store: TokenStore, run_dir: Path) -> checkpoint.Checkpoint:
     """The only checkpoint of a new run."""
     run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
-    return checkpoint.load(checkpoint.save(run_dir, 1, *snapshot(start(config, store), None, CLOCK)))
+    return checkpoint.load(checkpoint.save(run_dir, 1, *snapshot(start(config, store), None, **CIRCUMSTANCES)))
 
 
 def test_a_changed_field_of_the_identity_is_rejected_by_name(tiny: Config, store: TokenStore, tmp_path: Path) -> None:

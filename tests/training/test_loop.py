@@ -19,11 +19,10 @@ from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import evaluate
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.system.signals import Interrupted
-from lmtrain.training import loop, opening, randomness, state
-from lmtrain.training import run as training_run
+from lmtrain.training import loop, opening, randomness, train_state, trainer
 from lmtrain.training.loop import train_step
 from lmtrain.training.optim import optimizer_tensors, update_ema
-from lmtrain.training.state import Training
+from lmtrain.training.train_state import TrainState
 from lmtrain.training.validation import evaluate_and_show
 from tests.helpers import flip_bit
 from tests.training.helpers import (
@@ -47,9 +46,9 @@ from tests.training.resuming import state_of
 def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_batch(tiny: Config, store: TokenStore) -> None:
     found = []
     for micro_batch in (1, 2, 4, None):
-        training = start(change(without_dropout(tiny), train__micro_batch=micro_batch), store)
-        loss, norm = take_step(training, 1e-3)
-        found.append((loss, norm, optimizer_tensors(training.model, training.optimizer)))
+        state = start(change(without_dropout(tiny), train__micro_batch=micro_batch), store)
+        loss, norm = take_step(state, 1e-3)
+        found.append((loss, norm, optimizer_tensors(state.model, state.optimizer)))
     for loss, norm, tensors in found[:-1]:
         torch.testing.assert_close(loss, found[-1][0])
         torch.testing.assert_close(norm, found[-1][1])
@@ -57,13 +56,13 @@ def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_batch(tiny: Co
 
 
 def test_the_logged_loss_is_the_mean_of_nats_over_targets(tiny: Config, store: TokenStore) -> None:
-    training = start(without_dropout(tiny), store)
-    starts = training.order.starts(0, 4)
+    state = start(without_dropout(tiny), store)
+    starts = state.order.starts(0, 4)
     ids = torch.from_numpy(store.split("train").ids.astype("int64"))
     rows = torch.stack([ids[start : start + 17] for start in starts])
-    logits = training.model.logits(training.model.encode(rows[:, :-1]))
+    logits = state.model.logits(state.model.encode(rows[:, :-1]))
     expected = -logits.log_softmax(-1).gather(-1, rows[:, 1:, None]).mean()
-    loss, _ = take_step(training, 1e-3)
+    loss, _ = take_step(state, 1e-3)
     torch.testing.assert_close(loss, expected.detach())
 
 
@@ -71,33 +70,33 @@ def test_the_logged_loss_is_the_mean_of_nats_over_targets(tiny: Config, store: T
 def test_a_step_with_a_gradient_that_is_not_finite_changes_neither_weights_nor_optimizer(
     tiny: Config, store: TokenStore, precision: str
 ) -> None:
-    training = start(change(tiny, train__precision=precision), store)
-    train_step(training, 1e-2)
-    before = state_of(training)
-    assert training.ema is not None
-    assert training.config.train.ema is not None
-    expected = {name: value.clone() for name, value in training.ema.items()}
-    update_ema(expected, training.model, training.config.train.ema, training.counters.step)
-    train_step(with_forward(training, scaled_loss(torch.nan)), 1e-2)
-    after = state_of(training)
-    assert all(torch.equal(value, expected[name]) for name, value in training.ema.items())
+    state = start(change(tiny, train__precision=precision), store)
+    train_step(state, 1e-2)
+    before = state_of(state)
+    assert state.ema is not None
+    assert state.config.train.ema is not None
+    expected = {name: value.clone() for name, value in state.ema.items()}
+    update_ema(expected, state.model, state.config.train.ema, state.counters.step)
+    train_step(with_forward(state, scaled_loss(torch.nan)), 1e-2)
+    after = state_of(state)
+    assert all(torch.equal(value, expected[name]) for name, value in state.ema.items())
     averaged = {name for name in before if name.startswith("ema/")}  # over steps, of which this is one
     counted = {f"counters/{name}" for name in ("step", "skipped", "in_a_row")}
     reduced = {"counters/scaler"} if precision == "fp16" else set()
     assert {name for name in before if before[name] != after[name]} - averaged == counted | reduced
-    train_step(training, 1e-2)
-    assert int(training.statistics.in_a_row) == 0
-    assert state_of(training)["model/embedding.weight"] != before["model/embedding.weight"]
+    train_step(state, 1e-2)
+    assert int(state.statistics.in_a_row) == 0
+    assert state_of(state)["model/embedding.weight"] != before["model/embedding.weight"]
     if precision == "fp16":
-        assert training.scaler.get_scale() == 2.0**15
+        assert state.scaler.get_scale() == 2.0**15
 
 
 def test_divergence_stops_the_run_and_leaves_a_good_checkpoint(
     tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def diverge(training: Training, lr: float) -> None:
-        factor = torch.nan if training.counters.step >= 6 else 1.0
-        train_step(with_forward(training, scaled_loss(factor)), lr)
+    def diverge(state: TrainState, lr: float) -> None:
+        factor = torch.nan if state.counters.step >= 6 else 1.0
+        train_step(with_forward(state, scaled_loss(factor)), lr)
 
     monkeypatch.setattr(loop, "train_step", diverge)
     with pytest.raises(LmtrainError, match=r"diverged: 20 steps in a row up to step 26 were.*lower train\.lr"):
@@ -150,10 +149,10 @@ def test_the_final_score_is_of_the_best_checkpoint(
 def test_a_validation_loss_that_is_not_finite_is_reported_before_text_is_generated(
     tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ruined(training: Training, lr: float) -> None:
-        train_step(training, lr)
-        assert training.ema is not None
-        training.ema["embedding.weight"].fill_(torch.nan)
+    def ruined(state: TrainState, lr: float) -> None:
+        train_step(state, lr)
+        assert state.ema is not None
+        state.ema["embedding.weight"].fill_(torch.nan)
 
     monkeypatch.setattr(loop, "train_step", ruined)
     with pytest.raises(LmtrainError, match=r"the validation loss at step 5 is not finite: lower train\.lr"):
@@ -166,7 +165,7 @@ def test_a_finished_run_is_left_alone_and_a_damaged_checkpoint_replaced(
     first, _ = run(tiny, store, tmp_path)
     before, written = last_hash(tmp_path), {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with monkeypatch.context() as patch:
-        patch.setattr(opening, "new_training", None)
+        patch.setattr(opening, "new_state", None)
         assert run(tiny, store, tmp_path, quiet=False) == (first, [])
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == written
     newest = run_checkpoints.choose(tmp_path, "last")
@@ -217,23 +216,23 @@ def test_a_budget_in_time_counts_from_the_first_step(
     prepares again, in the middle of its schedule."""
     now = 0.0
 
-    def slowly(*arguments: Any) -> Training:
+    def slowly(*arguments: Any) -> TrainState:
         nonlocal now
         now += 12.0
-        return state.new_training(*arguments)
+        return train_state.new_state(*arguments)
 
-    def step(training: Training, lr: float) -> None:
+    def step(state: TrainState, lr: float) -> None:
         nonlocal now
         rates[now] = lr
         now += 6.0
         if len(rates) == 3:
             raise Interrupted
-        train_step(training, lr)
+        train_step(state, lr)
 
     rates: dict[float, float] = {}
-    monkeypatch.setattr(opening, "new_training", slowly)
+    monkeypatch.setattr(opening, "new_state", slowly)
     monkeypatch.setattr(loop, "train_step", step)
-    monkeypatch.setattr("lmtrain.training.meter.Clock.read", lambda self: now)
+    monkeypatch.setattr("lmtrain.training.meter.Clock.seconds", lambda self: now)
     budget = {"train__steps": None, "train__max_minutes": 1.0, "train__warmup": 0.5, "train__schedule": "constant"}
     config = change(tiny, **budget)
     assert run(config, store, tmp_path)[0].status == "interrupted"
@@ -250,10 +249,10 @@ def test_evaluations_take_at_most_a_tenth_of_the_time_of_steps_but_for_the_first
     """In a minute, with steps of a second, against a plain loop."""
     now = 0.0
 
-    def step(training: Training, lr: float) -> None:
+    def step(state: TrainState, lr: float) -> None:
         nonlocal now
         now += 1.0
-        train_step(training, lr)
+        train_step(state, lr)
 
     def evaluate(*arguments: Any) -> float:
         nonlocal now
@@ -262,7 +261,7 @@ def test_evaluations_take_at_most_a_tenth_of_the_time_of_steps_but_for_the_first
 
     monkeypatch.setattr("lmtrain.training.meter.time", SimpleNamespace(monotonic=lambda: now, perf_counter=time.time))
     monkeypatch.setattr(loop, "train_step", step)
-    monkeypatch.setattr(training_run, "evaluate_and_show", evaluate)
+    monkeypatch.setattr(trainer, "evaluate_and_show", evaluate)
     run(change(tiny, train__steps=None, train__max_minutes=1.0, train__eval_steps=None), store, tmp_path)
     steps, evaluated, last, reference = 0, 0.0, 0.0, []
     while steps + evaluated < 60:
@@ -283,8 +282,8 @@ def test_evaluations_take_at_most_a_tenth_of_the_time_of_steps_but_for_the_first
 def test_bf16_and_float32_train_alike(tiny: Config, store: TokenStore) -> None:
     losses = []
     for precision in ("fp32", "bf16"):
-        training = start(change(tiny, train__precision=precision), store)
-        losses.append([float(take_step(training, 1e-2)[0]) for _ in range(10)])
+        state = start(change(tiny, train__precision=precision), store)
+        losses.append([float(take_step(state, 1e-2)[0]) for _ in range(10)])
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     assert losses[0] != losses[1]
 
@@ -296,8 +295,8 @@ def test_nothing_in_a_step_depends_on_a_value_on_the_device(
 ) -> None:
     """After the batch is on the device, tensors have no values here, so that reading one fails."""
     values = {"model__mode": mode, "model__copy": mode == "causal", "train__optimizer": optimizer}
-    training = start(change(tiny, **values, train__token_noise=0.1), store)
-    train_step(training, 1e-3)  # the first one creates the optimizer's state
+    state = start(change(tiny, **values, train__token_noise=0.1), store)
+    train_step(state, 1e-3)  # the first one creates the optimizer's state
     fake = FakeTensorMode(allow_non_fake_inputs=True)
 
     def on_host(function: Any) -> Any:
@@ -311,9 +310,9 @@ def test_nothing_in_a_step_depends_on_a_value_on_the_device(
     monkeypatch.setattr(loop, "noisy", on_host(randomness.noisy))
     monkeypatch.setattr(loop, "to_device", lambda tensor, device: fake.from_tensor(tensor))
     with fake:
-        train_step(training, 1e-3)
+        train_step(state, 1e-3)
         with pytest.raises(DataDependentOutputException):
-            float(training.statistics.sums[0])
+            float(state.statistics.sums[0])
 
 
 @pytest.mark.gpu
@@ -321,11 +320,11 @@ def test_nothing_in_a_step_depends_on_a_value_on_the_device(
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_step_on_cuda_never_waits_for_the_device(tiny: Config, store: TokenStore, optimizer: str) -> None:
-    training = start(change(tiny, train__device="cuda", train__optimizer=optimizer), store)
-    train_step(training, 1e-3)
+    state = start(change(tiny, train__device="cuda", train__optimizer=optimizer), store)
+    train_step(state, 1e-3)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        train_step(training, 1e-3)
+        train_step(state, 1e-3)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert training.statistics.sums[2] == 2  # both steps were taken
+    assert state.statistics.sums[2] == 2  # both steps were taken

@@ -16,18 +16,18 @@ def test_rates_are_per_second_of_training(tiny: Config, store: TokenStore, monke
     now = 100.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     monkeypatch.setattr("lmtrain.training.meter.peak_flops", lambda *_: 1e9)
-    training = start(change(tiny, train__batch_size=4), store)
-    meter = Meter(training)
+    state = start(change(tiny, train__batch_size=4), store)
+    meter = Meter(state)
     for steps, seconds in ((3, 2.0), (2, 0.5)):  # the second line covers only its own steps
         for _ in range(steps):
-            train_step(training, 1e-3)
+            train_step(state, 1e-3)
             meter.count_step()
             now += seconds
         with meter.paused():
             now += 50.0
         found = meter.metrics(1e-3, 90.0)
         assert found["tokens_per_second"] == pytest.approx(4 * 16 / seconds)
-        assert found["mfu"] == pytest.approx(step_flops(training.model, training.config) / seconds / 1e9)
+        assert found["mfu"] == pytest.approx(step_flops(state.model, state.config) / seconds / 1e9)
         assert found["minutes"] == 1.5
     assert found["epoch"] == pytest.approx(5 * 4 * 16 / store.split("train").tokens, rel=0.02)
     assert 0.01 < found["memory_gb"] < 1000

@@ -239,11 +239,11 @@ def test_samples_are_the_same_each_time(tiny: Config, store: TokenStore) -> None
         def text(self, step: int, title: str, text: str) -> None:
             shown.append(text)
 
-    training = start(tiny, store)
+    state = start(tiny, store)
     for _ in range(2):
         torch.rand(7)
-        with evaluating(training.model, {}):
-            show_samples(training, Texts())
+        with evaluating(state.model, {}):
+            show_samples(state, Texts())
     assert shown[0] == shown[1]
-    (greedy,) = complete(training.model, store.tokenizer, ["The"], Options(max_tokens=tiny.train.sample_tokens))
+    (greedy,) = complete(state.model, store.tokenizer, ["The"], Options(max_tokens=tiny.train.sample_tokens))
     assert not shown[0].endswith(greedy.completions[0].text)

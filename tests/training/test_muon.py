@@ -182,13 +182,13 @@ def test_state_is_restored_and_other_state_is_rejected(tiny: Config) -> None:
 def test_it_trains(tiny: Config, store: TokenStore) -> None:
     """It overfits one batch at a learning rate of AdamW's, with updates of the size of AdamW's."""
     config = change(tiny, train__optimizer="muon", train__precision="bf16", train__weight_decay=0)
-    training = start(without_dropout(config), store)
-    hidden = training.model.hidden_matrices()
+    state = start(without_dropout(config), store)
+    hidden = state.model.hidden_matrices()
     losses = []
     for _ in range(60):
         before = [weight.detach().clone() for weight in hidden]
-        losses.append(float(take_step(training, 1e-2)[0]))
-        training.counters.step = 0  # the same batch again
+        losses.append(float(take_step(state, 1e-2)[0]))
+        state.counters.step = 0  # the same batch again
     moved = [float((old - new.detach()).square().mean().sqrt()) for old, new in zip(before, hidden, strict=True)]
     assert losses[-1] < 0.5 * losses[0]
     assert 0.5e-3 < min(moved) < max(moved) < 4e-3

@@ -85,16 +85,16 @@ def test_budgets() -> None:
         1,
         1,
     ]
-    late = both.begun(15.0)
+    late = both.with_setup(15.0)
     assert [late.progress(0, 15.0), late.progress(0, 37.5), late.progress(0, 60.0), late.progress(9, 15.0)] == [
         0.0,
         0.5,
         1.0,
         0.9,
     ]
-    assert make_budget(_config(steps=10), 100).begun(1e9).progress(5, 2e9) == 0.5
+    assert make_budget(_config(steps=10), 100).with_setup(1e9).progress(5, 2e9) == 0.5
     with pytest.raises(LmtrainError, match=r"train.max_minutes=1 is over before the first step, 1.50 minutes"):
-        both.begun(90.0)
+        both.with_setup(90.0)
 
 
 @pytest.mark.parametrize(
@@ -186,12 +186,10 @@ def test_word_embeddings_move_more_slowly_and_gains_faster(tied: bool, tiny: Con
     config = change(
         tiny, model__tie_embeddings=tied, model__embed_dim=16, model__token_shift=True, train__weight_decay=0.0
     )
-    training = start(config, store)
-    before = {name: value.detach().clone() for name, value in training.model.named_parameters()}
-    train_step(training, 1e-3)
-    moved = {
-        name: float((value.detach() - before[name]).abs().max()) for name, value in training.model.named_parameters()
-    }
+    state = start(config, store)
+    before = {name: value.detach().clone() for name, value in state.model.named_parameters()}
+    train_step(state, 1e-3)
+    moved = {name: float((value.detach() - before[name]).abs().max()) for name, value in state.model.named_parameters()}
     small = {"embedding.weight"} if tied else {"embedding.weight", "output.weight"}
     for name, step in moved.items():
         factor = 1 / 4 if name in small else 5 if name.endswith(("norm.weight", "shift.gain")) else 1
@@ -202,11 +200,11 @@ def test_word_embeddings_move_more_slowly_and_gains_faster(tied: bool, tiny: Con
 @pytest.mark.parametrize("tied", [True, False])
 def test_training_starts_from_the_vectors_of_its_text(tied: bool, tiny: Config, store: TokenStore) -> None:
     config = change(tiny, model__tie_embeddings=tied)
-    training = start(config, store)
+    state = start(config, store)
     torch.manual_seed(config.run.seed)
     model = build_model(config.model, store.tokenizer.vocab_size)
     words, width = model.embedding.weight.shape
     set_embedding(model, cooccurrence_embedding(store.split("train").ids[:TOKENS], words, width))
-    assert torch.equal(training.model.embedding.weight, model.embedding.weight)
-    assert torch.equal(training.model.output.weight, model.embedding.weight)  # type: ignore[arg-type]
+    assert torch.equal(state.model.embedding.weight, model.embedding.weight)
+    assert torch.equal(state.model.output.weight, model.embedding.weight)  # type: ignore[arg-type]
     assert float(model.embedding.weight.detach().square().mean().sqrt()) == pytest.approx(1 / width, rel=1e-3)

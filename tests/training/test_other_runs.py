@@ -16,7 +16,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints
 from lmtrain.training.other_runs import check_other_runs
-from lmtrain.training.state import load_initial_weights
+from lmtrain.training.train_state import load_initial_weights
 from tests.helpers import Lmtrain, flip_bit
 from tests.training.helpers import change, last_hash, run, start
 
@@ -32,12 +32,12 @@ def test_the_initial_weights_are_the_best_averaged_ones_if_there_are_any(
 ) -> None:
     run(change(tiny, train__ema=base_ema), store, tmp_path)
     config = change(tiny, train__ema=ema)
-    training, expected = start(config, store), lmtrain.load(tmp_path, checkpoint="best", weights=weights, device="cpu")
-    assert load_initial_weights(training, tmp_path) == expected.step
+    state, expected = start(config, store), lmtrain.load(tmp_path, checkpoint="best", weights=weights, device="cpu")
+    assert load_initial_weights(state, tmp_path) == expected.step
     for name, value in expected.model.named_parameters():
-        assert torch.equal(training.model.get_parameter(name), value)
-        assert training.ema is None or torch.equal(training.ema[name], value)
-    assert (training.ema is None) == (ema is None)
+        assert torch.equal(state.model.get_parameter(name), value)
+        assert state.ema is None or torch.equal(state.ema[name], value)
+    assert (state.ema is None) == (ema is None)
 
 
 def test_a_run_that_learns_nothing_has_the_score_of_its_base(

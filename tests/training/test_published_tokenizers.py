@@ -11,7 +11,7 @@ from lmtrain.data.tokenizer_file import Description, Json
 from lmtrain.storage.run_folder import run_config
 from lmtrain.system.messages import ignore
 from lmtrain.training.loop import fit
-from lmtrain.training.request import prepare, request
+from lmtrain.training.plan import plan_run, prepare
 from tests.data.published import EXACT, SHAPES, TEXT, published
 from tests.helpers import TINY, Lmtrain
 from tests.training.helpers import last_hash
@@ -51,10 +51,10 @@ def test_a_run_has_its_tokenizer_in_its_folder(name: str, folder: Path, lmtrain:
 
 
 def _train(run_dir: Path | None, *overrides: str) -> str:
-    wanted = request(None, [*overrides], run_dir)
-    config, store = prepare(wanted, note=ignore)
-    fit(config, store, wanted.run_dir, note=ignore, quiet=True)
-    return last_hash(wanted.run_dir)
+    plan = plan_run(None, [*overrides], run_dir)
+    config, store = prepare(plan, note=ignore)
+    fit(config, store, plan.run_dir, note=ignore, quiet=True)
+    return last_hash(plan.run_dir)
 
 
 @pytest.mark.parametrize("kind", ["word", "bpe", "byte"])

@@ -23,10 +23,10 @@ from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.system import disk
 from lmtrain.system.device import lacks_to_compile
-from lmtrain.training import loop, state, validation
+from lmtrain.training import loop, train_state, validation
 from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.loop import train_step
-from lmtrain.training.state import Training, restore
+from lmtrain.training.train_state import TrainState, restore
 from tests.helpers import Child, flip_bit
 from tests.training.helpers import LOGGED, change, cpu, curves, last_hash, run, worsen
 from tests.training.resuming import BATCH, MATRIX, SMALL, Reference, begin, copied_for_every_kill, departures, refer
@@ -100,12 +100,12 @@ def test_a_killed_process_frees_its_run_folder_and_the_run_is_resumed(
     run(config, little_store, tmp_path / "whole")
 
     def train(say: Callable[[str], None]) -> None:
-        def step(training: Training, lr: float) -> None:
-            say(str(training.counters.step))
-            if training.counters.step == 7:
+        def step(state: TrainState, lr: float) -> None:
+            say(str(state.counters.step))
+            if state.counters.step == 7:
                 signal.alarm(60)  # in case the test itself ends first
                 signal.pause()
-            train_step(training, lr)
+            train_step(state, lr)
 
         monkeypatch.setattr(loop, "train_step", step)
         run(config, little_store, tmp_path / "run")
@@ -132,9 +132,9 @@ def train_until(event: int | str, steps: int, config: Config, store: TokenStore,
     expected = {"memory": "out of memory: lower", "disk": "No space left on device"}.get(str(event))
     with pytest.MonkeyPatch.context() as patch:
 
-        def step(training: Training, lr: float) -> None:
+        def step(state: TrainState, lr: float) -> None:
             nonlocal steps
-            train_step(training, lr)
+            train_step(state, lr)
             steps -= 1
             if steps == 0 and event == "memory":
                 raise torch.OutOfMemoryError("no more")
@@ -199,12 +199,12 @@ def test_observing_a_run_changes_nothing(
     often = {"log_steps": 1, "eval_steps": 1, "save_minutes": 1e-9, "sample_prompts": ["The", "A"]}
     run(never, little_store, tmp_path / "never")
 
-    def distracted(training: Training, lr: float) -> None:
-        train_step(training, lr)
+    def distracted(state: TrainState, lr: float) -> None:
+        train_step(state, lr)
         torch.rand(17)
-        training.model.eval()
-        complete(training.model, little_store.tokenizer, ["The"], Options(max_tokens=5))
-        training.model.train()
+        state.model.eval()
+        complete(state.model, little_store.tokenizer, ["The"], Options(max_tokens=5))
+        state.model.train()
 
     monkeypatch.setattr(loop, "train_step", distracted)
     run(change(never, **{f"train__{name}": value for name, value in often.items()}), little_store, tmp_path / "often")
@@ -223,7 +223,7 @@ def test_another_precision_is_reported(
     for precision in ("bf16", "bf16", "fp32", "fp16"):
         if notes:
             run_folder.write_state(tmp_path, "interrupted")
-        monkeypatch.setattr(state, "choose_precision", lambda name, device, precision=precision: precision)
+        monkeypatch.setattr(train_state, "choose_precision", lambda name, device, precision=precision: precision)
         notes.append([note for note in run(config, store, tmp_path)[1] if "train.precision" in note])
     differs = "train.precision=auto differs on this machine"
     assert notes == [[], [], [f"fp32 instead of bf16: {differs}"], [f"fp16 instead of bf16: {differs}"]]
@@ -271,7 +271,7 @@ def without(found: Checkpoint, item: str) -> Checkpoint:
 def test_an_item_that_is_not_restored_is_detected(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
     for item in ITEMS:
         monkeypatch.setattr(
-            state, "restore", lambda training, found, item=item: restore(training, without(found, item))
+            train_state, "restore", lambda state, found, item=item: restore(state, without(found, item))
         )
         assert departures(reference, CUT) == [f"at once: {item}"]
 
@@ -292,7 +292,7 @@ def test_out_of_memory_is_not_called_a_checkpoint_that_does_not_fit(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(state, "copy_all", full)
+    monkeypatch.setattr(train_state, "copy_all", full)
     with pytest.raises(torch.OutOfMemoryError):
         restore(begin(reference.config, reference.store), checkpoint.load(reference.folders[CUT - 1]))
 

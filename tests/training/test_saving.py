@@ -11,7 +11,7 @@ from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.system import disk
 from lmtrain.system.process_group import SINGLE_PROCESS
 from lmtrain.training import saving
-from lmtrain.training.saving import Saver, abort
+from lmtrain.training.saving import CheckpointSaver, abort
 
 
 def state(value: float) -> checkpoint.Tensors:
@@ -31,7 +31,7 @@ def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(disk, "write", slow)
     tensors = state(1.0)
-    with Saver(tmp_path, keep=5) as saver:
+    with CheckpointSaver(tmp_path, keep=5) as saver:
         saver.save(1, tensors, {"score": None})
         tensors["model"]["weight"].fill_(2.0)  # the next step
         saver.check()
@@ -72,7 +72,7 @@ def test_a_failed_write_is_raised_and_leaves_the_previous_checkpoint(
         raise OSError(28, "No space left on device")
 
     def fail_to_save() -> None:
-        with Saver(tmp_path, keep=1) as saver:
+        with CheckpointSaver(tmp_path, keep=1) as saver:
             saver.save(1, state(1.0), {"score": None})
             saver.wait()
             monkeypatch.setattr(disk, "write", full)
@@ -95,7 +95,7 @@ def test_a_failed_write_is_raised_and_leaves_the_previous_checkpoint(
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_tensors_that_are_not_finite_are_never_written(tmp_path: Path, value: float) -> None:
     tensors = {**state(1.0), "optimizer": {"weight/exp_avg": torch.tensor([0.0, value])}}
-    with pytest.raises(LmtrainError, match="weight/exp_avg is not finite"), Saver(tmp_path, keep=1) as saver:
+    with pytest.raises(LmtrainError, match="weight/exp_avg is not finite"), CheckpointSaver(tmp_path, keep=1) as saver:
         saver.save(1, tensors, {"score": None})
     assert not run_checkpoints.folders(tmp_path)
 
@@ -119,7 +119,7 @@ def test_writing_starts_no_threads_of_openmp(tmp_path: Path, monkeypatch: pytest
         large = torch.ones(2**20)
         large.add_(1.0)  # the threads of this one
         before = running()
-        with Saver(tmp_path, keep=1) as saver:
+        with CheckpointSaver(tmp_path, keep=1) as saver:
             saver.save(1, {"model": {"weight": large}}, {"score": None})
     finally:
         torch.set_num_threads(threads)

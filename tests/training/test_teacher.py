@@ -85,10 +85,10 @@ def test_a_student_comes_closer_to_its_teacher_than_a_model_trained_on_the_text(
 
     def divergence(config: Config) -> float:
         """From the same teacher, after some steps."""
-        training = start(config, store)
+        state = start(config, store)
         for _ in range(30):
-            train_step(training, 1e-2)
-        objective = Objective(training.model, "auto", load_teacher(learner, store, cpu())[0], 1.0)
+            train_step(state, 1e-2)
+        objective = Objective(state.model, "auto", load_teacher(learner, store, cpu())[0], 1.0)
         return float(objective(tokens, tokens).mean().detach())
 
     assert divergence(learner) < 0.2 * divergence(change(learner, train__teacher=None))

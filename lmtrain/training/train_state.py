@@ -24,7 +24,7 @@ from lmtrain.system.machine import machine
 from lmtrain.system.messages import Note
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.budget import make_budget
-from lmtrain.training.checkpoint_info import Counters, read_info
+from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, Schedule, read_info
 from lmtrain.training.compilation import compiled_forward
 from lmtrain.training.muon import AdamW, Muon
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
@@ -66,8 +66,8 @@ class StepStatistics:
 
 
 @dataclass(frozen=True)
-class Training:
-    """Everything that a step reads or changes."""
+class TrainState:
+    """Everything that a step reads or changes: the fields stay the same objects, and their contents change."""
 
     config: Config
     model: LanguageModel
@@ -95,7 +95,7 @@ def sample_order(config: Config, store: TokenStore) -> SampleOrder:
     return SampleOrder(store.split("train").tokens, config.model.context, config.model.mode, config.run.seed)
 
 
-def new_training(config: Config, store: TokenStore, note: Note, processes: ProcessGroup = SINGLE_PROCESS) -> Training:
+def new_state(config: Config, store: TokenStore, note: Note, processes: ProcessGroup = SINGLE_PROCESS) -> TrainState:
     """A run before its first step: the model at its initial weights, its optimizer, and the order of samples."""
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
@@ -123,96 +123,112 @@ def new_training(config: Config, store: TokenStore, note: Note, processes: Proce
         forward = compiled_forward(objective, config, budget, device, precision, note)
     compiled = forward is not objective
     forward, parallel = distribute(kind, model, forward, device, precision, processes)
-    return Training(
-        config,
-        model,
-        forward,
-        make_optimizer(model, config.train),
-        torch.amp.GradScaler(device.type, enabled=precision == "fp16"),
-        {name: value.detach().clone() for name, value in model.named_parameters()} if config.train.ema else None,
-        store,
-        order,
-        device,
-        precision,
-        StepStatistics.zero(device),
-        parallel,
-        teacher_hash,
-        compiled,
+    averaged = {name: value.detach().clone() for name, value in model.named_parameters()} if config.train.ema else None
+    return TrainState(
+        config=config,
+        model=model,
+        forward=forward,
+        optimizer=make_optimizer(model, config.train),
+        scaler=torch.amp.GradScaler(device.type, enabled=precision == "fp16"),
+        ema=averaged,
+        store=store,
+        order=order,
+        device=device,
+        precision=precision,
+        statistics=StepStatistics.zero(device),
+        parallel=parallel,
+        teacher=teacher_hash,
+        compiled=compiled,
     )
 
 
 def snapshot(
-    training: Training, score: float | None, clock: dict[str, Any]
+    state: TrainState,
+    score: float | None,
+    *,
+    seconds: float,
+    setup_seconds: float,
+    metrics_bytes: int,
+    schedule: Schedule,
 ) -> tuple[checkpoint.Tensors, dict[str, Any]]:
-    """The whole state of the run for `Saver.save`: its own tensors, not copies, and its `CheckpointInfo`."""
+    """The whole state of the run for `CheckpointSaver.save`: its own tensors, not copies, and its manifest.
+
+    `score` is the validation loss at this step, if it was evaluated; see `CheckpointInfo` for the others.
+    """
     tensors: checkpoint.Tensors = {
-        "model": dict(training.model.named_parameters()),
-        "optimizer": optimizer_tensors(training.model, training.optimizer),
+        "model": dict(state.model.named_parameters()),
+        "optimizer": optimizer_tensors(state.model, state.optimizer),
     }
-    if training.ema is not None:
-        tensors["ema"] = training.ema
-    statistics = training.statistics
+    if state.ema is not None:
+        tensors["ema"] = state.ema
+    statistics, train = state.statistics, state.config.train
     loss, norm, steps = statistics.sums.tolist()
     counters = dataclasses.replace(
-        training.counters,
-        scaler=training.scaler.state_dict(),
+        state.counters,
+        scaler=state.scaler.state_dict(),
         skipped=int(statistics.skipped),
         in_a_row=int(statistics.in_a_row),
         window=(loss, norm, int(steps)),
     )
+    info = CheckpointInfo(
+        counters=counters,
+        seconds=seconds,
+        prepared=setup_seconds,
+        metrics_bytes=metrics_bytes,
+        schedule=schedule,
+        tokenizer=state.store.tokenizer.sha256,
+        store=state.store.sha256,
+        teacher=state.teacher,
+        precision=state.precision,
+        compiled=state.compiled,
+        threads=torch.get_num_threads(),
+        micro_batch=train.micro_batch or train.batch_size,
+        processes=state.parallel.processes.world_size,
+    )
     return tensors, {
-        "counters": dataclasses.asdict(counters),
+        **dataclasses.asdict(info),
         "score": score,
-        **clock,
-        "tokenizer": training.store.tokenizer.sha256,
-        "store": training.store.sha256,
-        "precision": training.precision,
-        "compiled": training.compiled,
-        "threads": torch.get_num_threads(),
-        "micro_batch": training.config.train.micro_batch or training.config.train.batch_size,
-        "processes": training.parallel.processes.world_size,
-        "teacher": training.teacher,
-        "machine": machine(training.device),
-        "model": training.config.model.model_dump(mode="json"),
+        "machine": machine(state.device),
+        "model": state.config.model.model_dump(mode="json"),
     }
 
 
-def load_initial_weights(training: Training, base: Path) -> int:
+def load_initial_weights(state: TrainState, base: Path) -> int:
     """Copy the best weights of another run into the model and its averaged weights; returns their step.
 
     Each process reads only its own rows of a sharded model. Raises LmtrainError as `initial_weights` does.
     """
-    found = initial_weights(base, training.config, training.store, training.parallel.processes)
-    copy_all(found.tensors, dict(training.model.named_parameters()))
-    if training.ema is not None:
-        copy_all(found.tensors, training.ema)
+    found = initial_weights(base, state.config, state.store, state.parallel.processes)
+    copy_all(found.tensors, dict(state.model.named_parameters()))
+    if state.ema is not None:
+        copy_all(found.tensors, state.ema)
     step: int = found.info["step"]
     return step
 
 
-def restore(training: Training, found: checkpoint.Checkpoint) -> None:
+def restore(state: TrainState, found: checkpoint.Checkpoint) -> None:
     """Restore a checkpoint's whole state bit for bit; of sharded tensors only the rows of this process are read.
 
     Raises LmtrainError if the shapes differ, or the run had another teacher.
     """
     info = read_info(found)
-    if info.teacher != training.teacher:
+    if info.teacher != state.teacher:
         learned = "no teacher" if info.teacher is None else "another teacher, or an earlier checkpoint of it"
         raise LmtrainError(
-            f"train.teacher={flat(training.config)['train.teacher']}: {found.folder} has learned from {learned}: "
+            f"train.teacher={flat(state.config)['train.teacher']}: {found.folder} has learned from {learned}: "
             "choose another run.name, or name the old one"
         )
     try:
-        copy_all(found.tensors["model"], dict(training.model.named_parameters()))
-        load_optimizer_tensors(training.model, training.optimizer, found.tensors["optimizer"])
-        if training.ema is not None:
-            copy_all(found.tensors.get("ema", {}), training.ema)
-        if info.precision in (None, training.precision):
-            training.scaler.load_state_dict(info.counters.scaler)
-        training.statistics.load(info.counters)
+        copy_all(found.tensors["model"], dict(state.model.named_parameters()))
+        load_optimizer_tensors(state.model, state.optimizer, found.tensors["optimizer"])
+        if state.ema is not None:
+            copy_all(found.tensors.get("ema", {}), state.ema)
+        if info.precision in (None, state.precision):
+            state.scaler.load_state_dict(info.counters.scaler)
+        state.statistics.load(info.counters)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, KeyError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[-1].strip()
         raise LmtrainError(f"{found.folder} does not fit this model: {reason}") from error
-    training.counters.load(info.counters)
+    state.counters.load(info.counters)

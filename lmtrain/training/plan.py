@@ -1,4 +1,4 @@
-"""From what the user gives to a run: its configuration, its folder, and its tokens.
+"""What `lmtrain train` is to train: the configuration of the run, its folder, and its tokens.
 
 Where no configuration is given, an existing run keeps its own, and a new one gets that of `config.automatic`, which
 depends on the text. Fields that are set one by one come on top of either.
@@ -28,12 +28,12 @@ from lmtrain.system.device import choose_device, cores
 from lmtrain.system.messages import Note
 from lmtrain.training.budget import targets_per_step
 
-ORDINARY_TEXT = 1 << 20, 0
-"""Tokens, and vocabulary entries (0: not known): for what is checked before the text is read."""
+STAND_IN_TEXT = 1 << 20, 0
+"""Tokens and vocabulary entries (0: not known) by which overrides are checked before those of the text are known."""
 
 
 @dataclass(frozen=True)
-class Request:
+class RunPlan:
     """What is known before the text is read: a configuration that may not be complete, and the run folder."""
 
     config: Config
@@ -45,7 +45,7 @@ class Request:
     """Whether sizes and budget are to follow from the text."""
 
 
-def request(given: ConfigSource, overrides: Sequence[str], resume: Path | None = None) -> Request:
+def plan_run(given: ConfigSource, overrides: Sequence[str], resume: Path | None = None) -> RunPlan:
     """What to train: the configuration `given`, or the run `resume`, or neither, with `overrides`.
 
     Raises UsageError where they contradict each other, and LmtrainError where one can't be read.
@@ -53,54 +53,56 @@ def request(given: ConfigSource, overrides: Sequence[str], resume: Path | None =
     if resume is not None:
         if given is not None or any(text.startswith("run.name=") for text in overrides):
             raise UsageError("--resume names the run and takes its configuration: leave --config and run.name out")
-        return _existing(find_run(resume, _only(overrides, "run.dir").run.dir), overrides)
+        return _plan_existing(find_run(resume, _partial_config(overrides, "run.dir").run.dir), overrides)
     if given is None:
-        run_dir = _folder(_only(overrides, "run.dir", "run.name", "data.source"), None)
-        if (run_dir / CONFIG).is_file():
-            return _existing(run_dir, overrides)
-    config = load(given, overrides) if given is not None else _automatic(overrides, *ORDINARY_TEXT)
-    run_dir = _folder(config, given)
+        run_dir = _run_dir(_partial_config(overrides, "run.dir", "run.name", "data.source"), None)
+        if (run_dir / CONFIG).is_file() and run_checkpoints.folders(run_dir):
+            return _plan_existing(run_dir, overrides)
+    config = load(given, overrides) if given is not None else _recipe(overrides, *STAND_IN_TEXT)
+    run_dir = _run_dir(config, given)
     stored = run_config(run_dir) if (run_dir / CONFIG).is_file() else None
-    return Request(_located(config, run_dir), run_dir, overrides, stored, given is None)
+    return RunPlan(_with_absolute_paths(config, run_dir), run_dir, overrides, stored, given is None)
 
 
-def _folder(config: Config, given: ConfigSource) -> Path:
+def _run_dir(config: Config, given: ConfigSource) -> Path:
     """The folder of the run: its name, or else that of the configuration file or the text."""
     named_after = given if isinstance(given, Path) else Path(config.data.source)
     return config.run.dir / (config.run.name or default_name(named_after))
 
 
-def _only(overrides: Sequence[str], *fields: str) -> Config:
+def _partial_config(overrides: Sequence[str], *fields: str) -> Config:
     """The values of these fields; the others may be right for an existing run and not beside the defaults."""
     own = [text for text in overrides if text.partition("=")[0].strip() in fields]
     return load(None, own, environment_of(*fields))
 
 
-def _automatic(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
+def _recipe(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
     """The configuration for a training text of this size on this machine, with what the user has set."""
-    train = _only(overrides, "train.device", "train.max_minutes", *(f"train.{name}" for name in BUDGETS)).train
+    train = _partial_config(
+        overrides, "train.device", "train.max_minutes", *(f"train.{name}" for name in BUDGETS)
+    ).train
     is_given = any(getattr(train, name) is not None for name in BUDGETS)
     minutes = train.max_minutes or (None if is_given else MINUTES)
     cuda = choose_device(train.device).type == "cuda"
 
-    def recipe(epochs: float) -> Config:
+    def for_epochs(epochs: float) -> Config:
         return load(automatic(tokens, vocab_size, cores(), cuda, minutes, epochs), overrides)
 
     if train.steps is not None:
-        return recipe(train.steps * targets_per_step(recipe(math.inf)) / tokens)
-    return recipe(train.epochs or (train.tokens / tokens if train.tokens else math.inf))
+        return for_epochs(train.steps * targets_per_step(for_epochs(math.inf)) / tokens)
+    return for_epochs(train.epochs or (train.tokens / tokens if train.tokens else math.inf))
 
 
-def _existing(run_dir: Path, overrides: Sequence[str]) -> Request:
+def _plan_existing(run_dir: Path, overrides: Sequence[str]) -> RunPlan:
     """A run that exists, with its own configuration."""
     stored = run_config(run_dir)
     if not stored.data.dir.exists():  # the run comes from elsewhere
         stored = load(stored, [f"data.dir={DataConfig().dir}"], {})
     config = load(stored, overrides)
-    return Request(_located(config, run_dir), run_dir, overrides, stored, False)
+    return RunPlan(_with_absolute_paths(config, run_dir), run_dir, overrides, stored, False)
 
 
-def _located(config: Config, run_dir: Path) -> Config:
+def _with_absolute_paths(config: Config, run_dir: Path) -> Config:
     """The configuration with the name of the run, and with paths of its data that mean the same anywhere."""
     source = local_path(config.data.source)
     data = {"dir": config.data.dir.absolute(), **({"source": str(source.absolute())} if source else {})}
@@ -117,39 +119,39 @@ def _located(config: Config, run_dir: Path) -> Config:
     )
 
 
-def prepare(wanted: Request, *, note: Note) -> tuple[Config, TokenStore]:
+def prepare(plan: RunPlan, *, note: Note) -> tuple[Config, TokenStore]:
     """The whole configuration, and the token store to train on, which is made if it is missing.
 
     Raises LmtrainError as `prepare_store` does, and UsageError for fields that don't fit the automatic ones.
     """
-    store = _tokens_of(wanted, note)
-    config = wanted.config
-    if wanted.is_automatic:
-        whole = _automatic(wanted.overrides, store.split("train").tokens, store.tokenizer.vocab_size)
-        config = _located(whole, wanted.run_dir)
+    store = _tokens_of(plan, note)
+    config = plan.config
+    if plan.is_automatic:
+        whole = _recipe(plan.overrides, store.split("train").tokens, store.tokenizer.vocab_size)
+        config = _with_absolute_paths(whole, plan.run_dir)
     return config.model_copy(update={"tokenizer": of_store(config.tokenizer, store)}), store
 
 
-def _tokens_of(wanted: Request, note: Note) -> TokenStore:
+def _tokens_of(plan: RunPlan, note: Note) -> TokenStore:
     """The token store to train on: for a run that exists the one that it was trained on, found by its hash, unless its
     text has changed; else a store that is made if it is missing."""
-    config = wanted.config
-    if wanted.stored is None or not run_checkpoints.folders(wanted.run_dir):
+    config = plan.config
+    if plan.stored is None or not run_checkpoints.folders(plan.run_dir):
         return prepare_store(config, note=note)
-    source, trained_on = config.data.source, _trained_on(wanted.run_dir)
-    is_own = Path(source).absolute() == Path(wanted.stored.data.source).absolute()
+    source, trained_on = config.data.source, _trained_on(plan.run_dir)
+    is_own = Path(source).absolute() == Path(plan.stored.data.source).absolute()
     if trained_on is not None and is_own and source not in KNOWN and local_path(source) is None:
         found = find_store(config.data.dir, trained_on, note)
         if found is not None:
             return found
-    asked, stored = config.tokenizer, wanted.stored.tokenizer
+    asked, stored = config.tokenizer, plan.stored.tokenizer
     if asked != stored and (
         asked.file is not None
         or asked.kind not in ("auto", stored.kind)
         or asked.vocab_size not in (None, stored.vocab_size)
     ):
         return prepare_store(config, note=note)  # and be rejected, if that is another tokenizer
-    own = TokenizerConfig(file=wanted.run_dir / TOKENIZER)
+    own = TokenizerConfig(file=plan.run_dir / TOKENIZER)
     config = config.model_copy(update={"tokenizer": own})
     return prepare_store(config, trained_on=trained_on, note=note)
 

@@ -1,6 +1,6 @@
-"""An open run: the state of training together with everything that accompanies it, and what happens between steps."""
+"""The trainer: the state of a run with everything that accompanies it, what happens between steps, and the end."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from lmtrain.config.schema import Config
@@ -12,8 +12,8 @@ from lmtrain.training.continuing import schedule_of
 from lmtrain.training.meter import Clock, Meter
 from lmtrain.training.monitor import Monitor
 from lmtrain.training.optim import learning_rate
-from lmtrain.training.saving import Saver
-from lmtrain.training.state import Training, snapshot
+from lmtrain.training.saving import CheckpointSaver
+from lmtrain.training.train_state import TrainState, snapshot
 from lmtrain.training.validation import evaluate_and_show, final_score
 
 
@@ -36,101 +36,104 @@ def out_of_patience(config: Config, counters: Counters) -> bool:
 
 
 @dataclass
-class OpenRun:
+class Trainer:
     """A run that is being trained. `evaluate`, `after_step` and `finish` raise Interrupted after a stop signal."""
 
-    training: Training
+    state: TrainState
     run_dir: Path
     budget: Budget
     clock: Clock
     monitor: Monitor
-    saver: Saver
+    saver: CheckpointSaver
     stop: StopSignal
 
     def __post_init__(self) -> None:
-        self._meter = Meter(self.training)
-        self._saved_step = self.training.counters.step  # a resumed run's checkpoint exists
+        self._meter = Meter(self.state)
+        self._saved_step = self.state.counters.step  # a resumed run's checkpoint exists
         self._evaluation_seconds = 0.0
-        self._started = self._saved_seconds = self.clock.read()
+        self._started = self._saved_seconds = self.clock.seconds()
         # With a budget in time, the progress at the last evaluation is not known here, and the present one serves.
-        self._evaluated_progress = self.budget.progress(self.training.counters.evaluated, self.clock.read())
+        self._evaluated_progress = self.budget.progress(self.state.counters.evaluated, self.clock.seconds())
 
     def progress(self) -> float:
         """The fraction of the budget that is spent, in [0, 1]."""
-        return self.budget.progress(self.training.counters.step, self.clock.read())
+        return self.budget.progress(self.state.counters.step, self.clock.seconds())
 
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
-        return learning_rate(self.training.config.train, self.budget, self.training.counters.step, self.clock.read())
+        return learning_rate(self.state.config.train, self.budget, self.state.counters.step, self.clock.seconds())
 
     def evaluation_is_due(self) -> bool:
-        """Whether this step is to be evaluated and has not been; at the start: a signal may have stopped it there."""
-        counters, valid = self.training.counters, self.training.store.split("valid")
-        step_seconds = self.clock.read() - self._started - self._evaluation_seconds
+        """Whether this step is to be evaluated and has not been."""
+        counters, valid = self.state.counters, self.state.store.split("valid")
+        step_seconds = self.clock.seconds() - self._started - self._evaluation_seconds
         cost = self._evaluation_seconds / step_seconds if step_seconds > 0 else 0.0
         return evaluation_due(
-            self.training.config, valid.tokens, counters, self.progress(), self._evaluated_progress, cost
+            self.state.config, valid.tokens, counters, self.progress(), self._evaluated_progress, cost
         )
 
     def evaluate(self) -> None:
         """Evaluate, and save a checkpoint with the score."""
-        self.clock.tick()
-        started = self.clock.read()
+        self.clock.update()
+        started = self.clock.seconds()
         with self._meter.paused():
-            self._save(evaluate_and_show(self.training, self.monitor, self.stop))
-        self.clock.tick()
-        self._evaluation_seconds += self.clock.read() - started
+            loss = evaluate_and_show(self.state, self.monitor, self.stop)
+            self._save(loss)
+        self.clock.update()
+        self._evaluation_seconds += self.clock.seconds() - started
         self._evaluated_progress = self.progress()
 
     def after_step(self, lr: float) -> None:
         """Log, evaluate and save when that is due, then check for a stop signal."""
-        config, step = self.training.config.train, self.training.counters.step
-        self.clock.tick()
+        train, step = self.state.config.train, self.state.counters.step
+        self.clock.update()
         self._meter.count_step()
         self.saver.check()
         progress = self.progress()
         self.monitor.advance(step, progress)
-        if step == 1 or step % config.log_steps == 0:
-            self.monitor.train(step, self._meter.metrics(lr, self.clock.read()))
+        if step == 1 or step % train.log_steps == 0:
+            self.monitor.train(step, self._meter.metrics(lr, self.clock.seconds()))
         if self.evaluation_is_due():
             self.evaluate()
         elif progress < 1.0:
-            unsaved_seconds = self.clock.read() - self._saved_seconds
-            if step == self.saver.before_decay or unsaved_seconds > 60 * config.save_minutes:
+            unsaved_seconds = self.clock.seconds() - self._saved_seconds
+            if step == self.saver.before_decay or unsaved_seconds > 60 * train.save_minutes:
                 self._save(None)
         if progress < 1.0:
             self.stop.check()
 
     def finish(self) -> Outcome:
         """Evaluate the last step, wait for its checkpoint, and score the best checkpoint."""
-        if self.training.counters.evaluated != self.training.counters.step:
+        if self.state.counters.evaluated != self.state.counters.step:
             self.evaluate()
         self.saver.wait()
-        minutes, step = self.clock.read() / 60, self.training.counters.step
-        score, best_step = final_score(self.training, self.run_dir, self.monitor, self.stop)
+        minutes, step = self.clock.seconds() / 60, self.state.counters.step
+        score, best_step = final_score(self.state, self.run_dir, self.monitor, self.stop)
         self.monitor.final(score.figures(), score.lines())
         self.monitor.state("finished", step=step, minutes=minutes, best_step=best_step, valid=score.summary())
-        status = "stopped early" if out_of_patience(self.training.config, self.training.counters) else "finished"
+        status = "stopped early" if out_of_patience(self.state.config, self.state.counters) else "finished"
         return Outcome(status, step, minutes, score, best_step)
 
     def save_interrupted(self) -> Outcome:
         """Save a checkpoint of the current step, unless an evaluation has saved one, with its score."""
-        step = self.training.counters.step
+        step = self.state.counters.step
         if self._saved_step != step:
             self._save(None)
         self.saver.wait()
         self.monitor.state("interrupted", step=step, signal=self.stop.name)
-        return Outcome("interrupted", step, self.clock.read() / 60, None, self.training.counters.best_step)
+        return Outcome("interrupted", step, self.clock.seconds() / 60, None, self.state.counters.best_step)
 
     def _save(self, score: float | None) -> None:
-        self._saved_step = self.training.counters.step
+        self._saved_step = self.state.counters.step
         metrics_bytes = self.monitor.flush()
-        self.clock.tick()
-        self._saved_seconds = self.clock.read()
-        circumstances = {
-            "seconds": self._saved_seconds,
-            "prepared": self.budget.prepared,
-            "metrics_bytes": metrics_bytes,
-            "schedule": asdict(schedule_of(self.training.config.train, self.budget)),
-        }
-        self.saver.save(self.training.counters.step, *snapshot(self.training, score, circumstances))
+        self.clock.update()
+        self._saved_seconds = self.clock.seconds()
+        tensors, manifest = snapshot(
+            self.state,
+            score,
+            seconds=self._saved_seconds,
+            setup_seconds=self.budget.setup_seconds,
+            metrics_bytes=metrics_bytes,
+            schedule=schedule_of(self.state.config.train, self.budget),
+        )
+        self.saver.save(self.state.counters.step, tensors, manifest)

@@ -13,7 +13,7 @@ from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage.run_folder import default_name, run_config
 from lmtrain.system.messages import ignore
 from lmtrain.training.loop import fit
-from lmtrain.training.request import Request, chosen, prepare, request
+from lmtrain.training.plan import RunPlan, chosen, plan_run, prepare
 from tests.helpers import TINY
 from tests.training.helpers import last_hash
 
@@ -28,11 +28,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def train(wanted: Request) -> Config:
+def train(plan: RunPlan) -> Config:
     """Train what is wanted; returns the configuration that the run stores."""
-    config, store = prepare(wanted, note=ignore)
-    fit(config, store, wanted.run_dir, note=ignore, quiet=True)
-    return run_config(wanted.run_dir)
+    config, store = prepare(plan, note=ignore)
+    fit(config, store, plan.run_dir, note=ignore, quiet=True)
+    return run_config(plan.run_dir)
 
 
 @pytest.mark.parametrize("tokens", [100, 10_000, 1_000_000, 10**9])
@@ -51,20 +51,20 @@ def test_an_automatic_recipe_fits_any_text(tokens: int, vocab_size: int, cores: 
 def test_a_budget_of_any_kind_replaces_that_of_the_automatic_recipe(
     folder: Path, given: str, minutes: float | None
 ) -> None:
-    wanted = request(None, ["data.source=book.txt", given])
-    stored = flat(prepare(wanted, note=ignore)[0])
+    plan = plan_run(None, ["data.source=book.txt", given])
+    stored = flat(prepare(plan, note=ignore)[0])
     assert f"{given.partition('=')[0]}={stored[given.partition('=')[0]]:g}" == given
     assert stored["train.max_minutes"] == minutes
 
 
 def test_fields_are_checked_against_the_automatic_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not against the defaults, whose context is 128 and whose width, 256, is no multiple of 6 heads."""
-    monkeypatch.setattr("lmtrain.training.request.cores", lambda: 2)
+    monkeypatch.setattr("lmtrain.training.plan.cores", lambda: 2)
     fields = ["data.source=book.txt", "eval.stride=200", "model.heads=6", "train.max_minutes=60", "train.device=cpu"]
-    config, _ = prepare(request(None, fields), note=ignore)
+    config, _ = prepare(plan_run(None, fields), note=ignore)
     assert (config.model.context, config.model.dim, config.model.heads, config.eval.stride) == (256, 192, 6, 200)
     with pytest.raises(UsageError, match=r"eval\.stride=300 is longer than model\.context=256"):
-        request(None, ["data.source=book.txt", "eval.stride=300"])
+        plan_run(None, ["data.source=book.txt", "eval.stride=300"])
 
 
 def test_the_sizes_follow_from_the_minutes_and_the_dropout_from_the_epochs() -> None:
@@ -81,7 +81,7 @@ def test_the_dropout_depends_on_how_often_the_text_is_read_whatever_the_unit_of_
     fields = ["data.source=book.txt", "model.context=16", "train.batch_size=4"]
 
     def dropout(budget: str) -> float:
-        config, store = prepare(request(None, [*fields, budget]), note=ignore)
+        config, store = prepare(plan_run(None, [*fields, budget]), note=ignore)
         assert store.split("train").tokens > 500  # an epoch has 8 steps or more
         return config.model.dropout
 
@@ -96,47 +96,58 @@ def test_a_smaller_text_is_regularized_more() -> None:
 
 
 def test_without_a_configuration_it_is_chosen_and_stored_whole(folder: Path) -> None:
-    wanted = request(None, ["data.source=book.txt", "model.dim=16", "model.layers=1", "model.heads=2", "train.steps=2"])
-    assert wanted.run_dir == Path("runs/book")
-    stored = flat(train(wanted))
+    plan = plan_run(None, ["data.source=book.txt", "model.dim=16", "model.layers=1", "model.heads=2", "train.steps=2"])
+    assert plan.run_dir == Path("runs/book")
+    stored = flat(train(plan))
     assert (stored["model.dim"], stored["train.steps"], stored["train.max_minutes"]) == (16, 2, None)
     assert (stored["train.optimizer"], stored["tokenizer.kind"]) == ("muon", "bpe")
     assert stored["tokenizer.vocab_size"] is not None
     assert (stored["run.name"], stored["data.source"]) == ("book", str(folder / "book.txt"))
-    assert {"model.dim=16", "train.steps=2", "tokenizer.kind=bpe"} <= set(chosen(run_config(wanted.run_dir)))
+    assert {"model.dim=16", "train.steps=2", "tokenizer.kind=bpe"} <= set(chosen(run_config(plan.run_dir)))
 
 
 def test_an_existing_run_keeps_its_configuration_anywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its options, from another working folder, with the text gone, and moved together with its tokens."""
-    begun = request(None, ["data.source=book.txt", *OWN, "train.steps=4", "train.eval_steps=2"])
+    begun = plan_run(None, ["data.source=book.txt", *OWN, "train.steps=4", "train.eval_steps=2"])
     stored = train(begun)
     whole = last_hash(begun.run_dir)
     fields = [*OWN, "train.batch_size=3", "train.micro_batch=null", "run.name=three", "train.steps=1"]
-    train(request(None, ["data.source=book.txt", *fields]))
-    split = request(None, ["run.name=three", "train.micro_batch=3"])  # 3 does not divide the default batch
+    train(plan_run(None, ["data.source=book.txt", *fields]))
+    split = plan_run(None, ["run.name=three", "train.micro_batch=3"])  # 3 does not divide the default batch
     assert (split.config.train.batch_size, split.config.train.micro_batch) == (3, 3)
-    again = request(None, ["run.name=book"])
+    again = plan_run(None, ["run.name=book"])
     assert prepare(again, note=ignore)[0] == stored
     (folder / "book.txt").unlink()
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
-    found = request(None, [], folder / "runs/book")
+    found = plan_run(None, [], folder / "runs/book")
     assert prepare(found, note=ignore)[1].folder.parent == folder / "data"
     shutil.move(folder / "runs", "runs")
     shutil.move(folder / "data", "data")
     shutil.rmtree(sorted(Path("runs/book/checkpoints").iterdir())[-1])
-    assert train(request(None, [], Path("book"))).data.dir == folder / "elsewhere/data"
+    assert train(plan_run(None, [], Path("book"))).data.dir == folder / "elsewhere/data"
     assert last_hash(Path("runs/book")) == whole
 
 
+def test_a_run_without_a_checkpoint_does_not_impose_its_configuration(folder: Path) -> None:
+    """Such as one that diverged at its first steps."""
+    begun = plan_run(None, ["data.source=book.txt", *OWN, "train.steps=2", "train.lr=0.5"])
+    train(begun)
+    assert plan_run(None, ["data.source=book.txt"]).config.train.lr == 0.5
+    shutil.rmtree(begun.run_dir / "checkpoints")
+    again = plan_run(None, ["data.source=book.txt"])
+    assert again.is_automatic
+    assert again.config.train.lr != 0.5
+
+
 def test_a_teacher_is_found_from_any_folder(folder: Path) -> None:
-    wanted = request(None, ["data.source=book.txt", "train.teacher=runs/large"])
-    assert wanted.config.train.teacher == (folder / "runs/large",)
+    plan = plan_run(None, ["data.source=book.txt", "train.teacher=runs/large"])
+    assert plan.config.train.teacher == (folder / "runs/large",)
 
 
 @pytest.mark.parametrize("name", ["my book", "."])
 def test_a_run_in_a_folder_of_any_name_stays_readable(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    begun = request(None, ["data.source=book.txt", *OWN, "train.steps=4", "train.eval_steps=2"])
+    begun = plan_run(None, ["data.source=book.txt", *OWN, "train.steps=4", "train.eval_steps=2"])
     train(begun)
     whole = last_hash(begun.run_dir)
     shutil.rmtree(sorted((begun.run_dir / "checkpoints").iterdir())[-1])
@@ -145,52 +156,52 @@ def test_a_run_in_a_folder_of_any_name_stays_readable(folder: Path, monkeypatch:
     else:
         shutil.move("runs/book", f"runs/{name}")
         name = f"runs/{name}"
-    train(request(None, [], Path(name)))
+    train(plan_run(None, [], Path(name)))
     assert run_config(Path(name)).run.name is None
     assert last_hash(Path(name)) == whole
 
 
 def test_a_run_is_not_resumed_on_a_changed_text(folder: Path) -> None:
-    train(request(None, ["data.source=book.txt", *OWN]))
+    train(plan_run(None, ["data.source=book.txt", *OWN]))
     stores = sorted(folder.glob("data/*"))
     (folder / "book.txt").write_text(BOOK * 150)
     with pytest.raises(LmtrainError, match=r"runs/book was trained on: choose another run\.name"):
-        train(request(None, ["data.source=book.txt", *OWN]))
+        train(plan_run(None, ["data.source=book.txt", *OWN]))
     assert set(stores) < set(folder.glob("data/*"))
 
 
 def test_a_source_that_is_given_is_not_ignored(folder: Path) -> None:
-    wanted = request(None, ["data.source=book.txt", *OWN])
-    stored = train(wanted)
+    plan = plan_run(None, ["data.source=book.txt", *OWN])
+    stored = train(plan)
     (folder / "book.txt").rename("moved.txt")
-    assert train(request(None, ["data.source=book.txt"], wanted.run_dir)) == stored  # its tokens are still there
+    assert train(plan_run(None, ["data.source=book.txt"], plan.run_dir)) == stored  # its tokens are still there
     with pytest.raises(LmtrainError, match=r"data\.source=bok\.txt is no file"):
-        train(request(None, ["data.source=bok.txt"], wanted.run_dir))
-    assert run_config(wanted.run_dir) == stored
+        train(plan_run(None, ["data.source=bok.txt"], plan.run_dir))
+    assert run_config(plan.run_dir) == stored
 
 
 def test_a_run_is_not_resumed_with_another_tokenizer(folder: Path) -> None:
-    wanted = request(None, ["data.source=book.txt", *OWN])
-    stored = train(wanted)
+    plan = plan_run(None, ["data.source=book.txt", *OWN])
+    stored = train(plan)
     with pytest.raises(LmtrainError, match=r"the tokenizer is not the one that runs/book was trained on"):
-        train(request(None, ["run.name=book", "tokenizer.kind=byte", "tokenizer.vocab_size=null"]))
-    assert run_config(wanted.run_dir) == stored
+        train(plan_run(None, ["run.name=book", "tokenizer.kind=byte", "tokenizer.vocab_size=null"]))
+    assert run_config(plan.run_dir) == stored
 
 
 def test_a_bpe_run_of_an_earlier_version_keeps_its_vocabulary(folder: Path) -> None:
     """Those stored no size where none was given, and no absolute paths."""
-    wanted = request(None, ["data.source=book.txt", *OWN, "tokenizer.kind=bpe", "tokenizer.vocab_size=300"])
-    train(wanted)
-    whole, path = last_hash(wanted.run_dir), wanted.run_dir / "config.yaml"
+    plan = plan_run(None, ["data.source=book.txt", *OWN, "tokenizer.kind=bpe", "tokenizer.vocab_size=300"])
+    train(plan)
+    whole, path = last_hash(plan.run_dir), plan.run_dir / "config.yaml"
     values = yaml.safe_load(path.read_text())
     values["tokenizer"]["vocab_size"] = None
     values["data"] |= {"source": "book.txt", "dir": "data"}
     values["run"] = {"name": None, "dir": "runs", "seed": 1}
     path.write_text(yaml.safe_dump(values))
     for _ in range(2):
-        shutil.rmtree(sorted((wanted.run_dir / "checkpoints").iterdir())[-1])
-        train(request(None, [], wanted.run_dir))
-        assert last_hash(wanted.run_dir) == whole
+        shutil.rmtree(sorted((plan.run_dir / "checkpoints").iterdir())[-1])
+        train(plan_run(None, [], plan.run_dir))
+        assert last_hash(plan.run_dir) == whole
         shutil.rmtree("data")
 
 
@@ -212,4 +223,4 @@ def test_the_name_of_a_run_follows_from_its_configuration_or_its_text(tmp_path: 
     with pytest.raises(UsageError, match=r"can't be named after \.\.\.yaml: set run\.name"):
         default_name(Path("...yaml"))
     with pytest.raises(UsageError, match=r"leave --config and run\.name out"):
-        request(Path("a.yaml"), [], Path("runs/a"))
+        plan_run(Path("a.yaml"), [], Path("runs/a"))
