@@ -20,7 +20,7 @@ from lmtrain.data.local import text_lines
 from lmtrain.data.tokenizer import Tokenizer, utf8
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError, UsageError
-from lmtrain.evaluation.adaptive import RMS_TOKENS, adapted, gradient_rms
+from lmtrain.evaluation.adaptive import RMS_TOKENS, gradient_rms, scoring_forward
 from lmtrain.evaluation.perplexity import Score, evaluate, stride_of
 from lmtrain.evaluation.run_store import check_same_corpus, find_run_store
 from lmtrain.generation.complete import Completed, complete
@@ -28,8 +28,8 @@ from lmtrain.generation.options import SAMPLED, Options
 from lmtrain.generation.sampling import OnToken
 from lmtrain.model.ensemble import Predictor
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.packing import pack
-from lmtrain.model.trained import TrainedWeights, build_members, load_members
+from lmtrain.model.packing import pack_for_decoding
+from lmtrain.model.trained import TrainedWeights, build_predictor, load_weights
 from lmtrain.storage.run_folder import find_run
 from lmtrain.system.device import choose_device, choose_precision
 from lmtrain.system.messages import ignore, note
@@ -79,13 +79,13 @@ class Run:
     @functools.cached_property
     def model(self) -> Predictor:
         """The model, a torch module in evaluation mode, with float32 weights."""
-        return build_members(self.members, self.device)
+        return build_predictor(self.members, self.device)
 
     @functools.cached_property
     def _packed_model(self) -> Predictor:
         """The model with packed weights, for inference only."""
-        model = build_members(self.members, self.device)
-        pack(model, choose_precision(self.precision or "auto", self.device))
+        model = build_predictor(self.members, self.device)
+        pack_for_decoding(model, choose_precision(self.precision or "auto", self.device))
         return model
 
     # Texts
@@ -170,10 +170,10 @@ class Run:
         """The score of tokens, batch by batch; `on_nats` is given the nats of each batch's targets.
 
         Dynamic evaluation needs the training split, of `store` or else of `token_store()`.
-        Raises LmtrainError if dynamic evaluation diverges, and as `adapted` does.
+        Raises LmtrainError if dynamic evaluation diverges, and as `scoring_forward` does.
         """
         config = load_config(self.config, as_overrides({f"eval.{name}": value for name, value in settings.items()}), {})
-        forward = adapted(
+        forward = scoring_forward(
             self.model,
             config.eval,
             lambda: self._gradient_rms((store or self.token_store()).split("train")),
@@ -256,7 +256,7 @@ def load(
         raise UsageError("the list of runs is empty: name one, or leave it out for the latest")
     folders = [find_run(None if name is None else Path(name), RunConfig().dir) for name in names]
     which = None if checkpoint is None else str(checkpoint)
-    members = load_members(folders, which, weights, note)
+    members = load_weights(folders, which, weights, note)
     # The data folder that it was trained with is that of another machine if the run comes from there.
     config = load_config(members[0].config, [f"data.dir={DataConfig().dir}"], {})
     return Run(members, config, choose_device(device), precision, progress)

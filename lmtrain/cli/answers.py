@@ -15,7 +15,7 @@ from lmtrain.generation.prompts import Prompt
 from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import TextStreamer, prompt_for_model, unknown_words
 from lmtrain.system.escapes import for_terminal, to_json
-from lmtrain.system.memory import enough_memory
+from lmtrain.system.memory import explain_out_of_memory
 from lmtrain.system.messages import note
 from lmtrain.system.signals import forget
 
@@ -27,7 +27,7 @@ def answer(trained: Run, options: Options, prompt: str, as_json_lines: bool, num
     """Print the texts for the prompt of this number, from 0; on a terminal, a single text is streamed."""
     _warn(trained, options, prompt)
     is_single = options.beams == 1 and options.samples == 1  # its tokens are final when they are generated
-    with enough_memory(REMEDY):
+    with explain_out_of_memory(REMEDY):
         if sys.stdout.isatty() and is_single and not as_json_lines:
             _stream(trained, options, prompt, number)
         else:
@@ -39,7 +39,7 @@ def answer_all(trained: Run, options: Options, prompts: Iterator[Prompt], batch_
     tokenizer, context = trained.tokenizer, trained.config.model.context
     count = unknown = cut = 0
     while batch := list(islice(prompts, batch_size)):
-        with enough_memory(REMEDY):
+        with explain_out_of_memory(REMEDY):
             _complete(trained, options, batch, count, as_json_lines)
         count += len(batch)
         inputs = [prompt_for_model(tokenizer, prompt.text, options.raw) for prompt in batch]

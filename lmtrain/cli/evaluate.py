@@ -61,7 +61,7 @@ def evaluate(
     from lmtrain.data.encoding import text_split
     from lmtrain.data.local import file_lines
     from lmtrain.evaluation.adaptive import settings_used
-    from lmtrain.system.memory import enough_memory
+    from lmtrain.system.memory import explain_out_of_memory
 
     if text is not None and split is not None:
         raise UsageError("--split and --text both say what is scored: give one of them")
@@ -90,7 +90,7 @@ def evaluate(
         kind, name = "split", split or "valid"
         store = trained.token_store(source)
         part = store.split(name)
-    with enough_memory("lower eval.batch_size or, with --cache, eval.cache_window"):
+    with explain_out_of_memory("lower eval.batch_size or, with --cache, eval.cache_window"):
         score = trained.score_split(part, store=store, limit=limit, cache=cache, dynamic=dynamic)
     used = settings_used(trained.config.eval, dynamic=dynamic, cache=cache)
     about = {**trained.about(), kind: name, "precision": trained.score_precision}

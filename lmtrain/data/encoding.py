@@ -10,7 +10,7 @@ import numpy as np
 from lmtrain.data.splits import Lines, document_starts, write_split
 from lmtrain.data.tokenizer import Tokenizer, pieces
 from lmtrain.data.tokens import Split
-from lmtrain.storage.files import reading, writing
+from lmtrain.storage.files import read_errors, write_errors
 from lmtrain.system.messages import Note
 
 _BATCH = 512
@@ -19,7 +19,7 @@ _BATCH = 512
 
 def lines_of(text: Path) -> Iterator[str]:
     """The lines of a split's text, each with its line end."""
-    with reading(text), text.open(encoding="utf-8", newline="\n") as file:
+    with read_errors(text), text.open(encoding="utf-8", newline="\n") as file:
         yield from file
 
 
@@ -56,7 +56,7 @@ def text_split(lines: Lines, tokenizer: Tokenizer, *, called: str, note: Note) -
     which the message says of `called`, and when `lines` does.
     """
     temporary = Path(tempfile.gettempdir())
-    with writing(temporary), tempfile.TemporaryDirectory(dir=temporary) as name:
+    with write_errors(temporary), tempfile.TemporaryDirectory(dir=temporary) as name:
         folder = Path(name)
         counts = write_split(folder, "text", lines, note, called)
         text = folder / "text.txt"

@@ -17,7 +17,7 @@ from lmtrain.data.sample import SampleSplit
 from lmtrain.data.split_files import find_splits, listed
 from lmtrain.data.splits import Text
 from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import reading, sha256_bytes, sha256_file
+from lmtrain.storage.files import read_errors, sha256_bytes, sha256_file
 from lmtrain.system.messages import Note
 
 _WIKITEXT = "Salesforce/wikitext"
@@ -94,7 +94,7 @@ def _check_hub_id(source: str) -> None:
 
 def _local(path: Path, data: DataConfig, note: Note) -> Source:
     if path.is_dir():
-        with reading(path):
+        with read_errors(path):
             files = find_splits(path, note)
     else:
         local.check_file(path)
@@ -102,7 +102,7 @@ def _local(path: Path, data: DataConfig, note: Note) -> Source:
     every = [file for paths in files.values() for file in paths]
     content = {}
     for file in every:
-        with reading(file):
+        with read_errors(file):
             content[local.name_in(path, file)] = sha256_file(file)
     column = data.text_column if any(map(local.is_structured, every)) else None
     origin = {"files": content, "text_column": column}

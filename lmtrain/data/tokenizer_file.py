@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import reading
+from lmtrain.storage.files import read_errors
 
 Kind = Literal["word", "bpe", "byte", "file"]
 """`file`: a tokenizer that lmtrain did not train."""
@@ -62,7 +62,7 @@ def new_backend(kind: Kind, vocabulary: dict[str, int]) -> Any:
 
 def read(path: Path) -> bytes:
     """The bytes of a tokenizer.json. Raises LmtrainError when it is missing, unreadable or too large."""
-    with reading(path):
+    with read_errors(path):
         if path.is_dir():
             raise LmtrainError(f"tokenizer {path} is a folder: give the tokenizer.json in it")
         if not path.is_file():

@@ -161,12 +161,12 @@ class Dynamic:
 
 
 def settings_used(settings: EvalConfig, *, dynamic: bool, cache: bool) -> dict[str, float]:
-    """The settings that have an effect on `adapted`, by name."""
+    """The settings that have an effect on `scoring_forward`, by name."""
     methods = ["temperature", *["cache"] * cache, *["dynamic"] * dynamic]
     return {name: value for name, value in settings.model_dump().items() if name.partition("_")[0] in methods}
 
 
-def adapted(
+def scoring_forward(
     model: Predictor,
     settings: EvalConfig,
     measure: Callable[[], list[Tensor]],

@@ -9,7 +9,7 @@ from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError
 from lmtrain.export.model_card import model_card
 from lmtrain.model.trained import TrainedWeights, trained_weights
-from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, reading, verify
+from lmtrain.storage.files import MANIFEST, new_folder, read_errors, read_manifest, verify
 from lmtrain.storage.run_folder import TOKENIZER
 from lmtrain.storage.tensor_files import serialize
 from lmtrain.system import disk
@@ -55,7 +55,7 @@ def _check_replaceable(folder: Path) -> None:
     if not folder.exists():
         return
     try:
-        with reading(folder):
+        with read_errors(folder):
             names = {path.name for path in folder.iterdir()}
         if names:
             manifest = read_manifest(folder, FORMAT)

@@ -138,7 +138,7 @@ class FoldedPooling(AttentionPooling):
         return self.slopes
 
 
-def pack(model: Predictor, precision: str) -> None:
+def pack_for_decoding(model: Predictor, precision: str) -> None:
     """Replace the model's layers by packed ones in `precision`: it can then predict, but no longer score, be
     trained or saved.
 
@@ -147,7 +147,7 @@ def pack(model: Predictor, precision: str) -> None:
     """
     if isinstance(model, Ensemble):
         for member in model.members:
-            pack(member, precision)
+            pack_for_decoding(member, precision)
         return
     device = model.embedding.weight.device.type
     model.pool = FoldedPooling(model.pool)

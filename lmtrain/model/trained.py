@@ -17,7 +17,7 @@ from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.messages import Note, ignore
 
-GROUPS = ("model", "ema")
+WEIGHT_GROUPS = ("model", "ema")
 """The tensors of a checkpoint that scoring needs."""
 
 
@@ -42,7 +42,7 @@ def trained_weights(run_dir: Path, which: str | None, weights: str, note: Note =
     """
     config = run_folder.run_config(run_dir)
     tokenizer = Tokenizer.load(run_dir / run_folder.TOKENIZER)
-    loaded = run_checkpoints.load_chosen(run_dir, which, GROUPS, note)
+    loaded = run_checkpoints.load_chosen(run_dir, which, WEIGHT_GROUPS, note)
     folder = loaded.folder
     checkpoint.check_model(loaded, config.model)
     if weights == "ema" and "ema" not in loaded.tensors:
@@ -60,7 +60,7 @@ def trained_weights(run_dir: Path, which: str | None, weights: str, note: Note =
     return TrainedWeights(run_dir, config, tokenizer, tensors, "ema" if averaged else "raw", loaded.info)
 
 
-def load_members(
+def load_weights(
     run_dirs: Sequence[Path], which: str | None, weights: str, note: Note = ignore
 ) -> tuple[TrainedWeights, ...]:
     """The weights of each run, as `trained_weights`.
@@ -82,7 +82,7 @@ def build_trained(found: TrainedWeights, device: torch.device) -> LanguageModel:
     return model.to(device).eval()
 
 
-def build_members(found: Sequence[TrainedWeights], device: torch.device) -> Predictor:
+def build_predictor(found: Sequence[TrainedWeights], device: torch.device) -> Predictor:
     """The model of a run, or the ensemble of several, in evaluation mode."""
     models = [build_trained(one, device) for one in found]
     return models[0] if len(models) == 1 else Ensemble(models).eval()

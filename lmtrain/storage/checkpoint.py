@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lmtrain.config.schema import ModelConfig
 from lmtrain.errors import AlreadyReported, LmtrainError
-from lmtrain.storage.files import new_folder, read_manifest, sha256_bytes, verify, writing
+from lmtrain.storage.files import new_folder, read_manifest, sha256_bytes, verify, write_errors
 from lmtrain.storage.run_folder import CONFIG
 from lmtrain.storage.tensor_files import LazyTensor, in_rows, open_files, serialize
 from lmtrain.system import disk
@@ -33,7 +33,7 @@ Tensors = dict[str, dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One verified checkpoint: groups of tensors (`model`, `optimizer`, `ema`), not read yet, and its manifest.
+    """One checkpoint: groups of tensors (`model`, `optimizer`, `ema`), not read yet, and its manifest.
 
     It keeps its files open, so that the tensors can be read even after the files are deleted.
     """
@@ -55,7 +55,7 @@ def save(
     """
     folder = run_dir / "checkpoints" / f"step-{step:08d}"
     if not processes.is_main:
-        with writing(folder):
+        with write_errors(folder):
             _write_together(folder.with_name(processes.all_gather_text("")[0]), tensors, processes)
         return folder
     hashes: dict[str, str] = {}
@@ -95,10 +95,10 @@ def _write(folder: Path, tensors: Tensors, processes: ProcessGroup) -> dict[str,
     return hashes
 
 
-def load(folder: Path, groups: tuple[str, ...] | None = None, *, hashed: bool = True) -> Checkpoint:
+def load(folder: Path, groups: tuple[str, ...] | None = None, *, verify_hashes: bool = True) -> Checkpoint:
     """A checkpoint, or only these `groups` of its tensors; the tensors are read when they are indexed.
 
-    The hash of each file is verified first, unless `hashed` is False because another process has just done so.
+    The hash of each file is verified first; without `verify_hashes` only that the files exist with their sizes.
     Raises LmtrainError if anything in it is missing, foreign or damaged.
     """
     manifest = read_manifest(folder, FORMAT)
@@ -108,7 +108,7 @@ def load(folder: Path, groups: tuple[str, ...] | None = None, *, hashed: bool = 
         group = match[1] if match else name
         if groups is None or group in groups:
             names.setdefault(group, []).append(name)
-    if hashed:
+    if verify_hashes:
         verify(folder, {name: manifest["files"][name] for of_group in names.values() for name in of_group})
     if "model" not in names or not isinstance(manifest.get("step"), int):
         raise LmtrainError(f"{folder} is not a checkpoint: it has no weights or no step")

@@ -53,7 +53,7 @@ def write_file(path: Path, data: bytes | str) -> None:
     Raises LmtrainError if the disk is full or `path` can't be written.
     """
     temporary = _temporary(path)
-    with writing(path):
+    with write_errors(path):
         try:
             disk.write(temporary, data.encode() if isinstance(data, str) else data)
             disk.sync(temporary)
@@ -66,7 +66,7 @@ def write_file(path: Path, data: bytes | str) -> None:
 
 def make_folders(path: Path) -> None:
     """Make a folder and its missing parents, and flush them to disk. Raises LmtrainError if that is impossible."""
-    with writing(path):
+    with write_errors(path):
         for folder in [*reversed(path.parents), path]:
             if folder.is_dir():
                 continue
@@ -79,7 +79,7 @@ def make_folders(path: Path) -> None:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def write_errors(path: Path) -> Iterator[None]:
     """Turn an OSError of writing `path` into LmtrainError with a remedy."""
     try:
         yield
@@ -91,7 +91,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def read_errors(path: Path) -> Iterator[None]:
     """Turn an OSError of reading `path` into LmtrainError: UnreadableError unless it is missing or is no file."""
     try:
         yield
@@ -116,7 +116,7 @@ def new_folder(path: Path, kind: str, info: dict[str, Any], hashes: dict[str, st
     """
     temporary = _temporary(path)
     try:
-        with writing(path), ExitStack() as held:
+        with write_errors(path), ExitStack() as held:
             make_folders(path.parent)
             with folder_lock(path.parent):
                 disk.make_folder(temporary)
@@ -145,7 +145,7 @@ def new_folder(path: Path, kind: str, info: dict[str, Any], hashes: dict[str, st
 def remove_folder(path: Path) -> None:
     """Delete a folder atomically for readers: it is renamed first, then its content is deleted."""
     doomed = _temporary(path)
-    with writing(path):
+    with write_errors(path):
         disk.rename(path, doomed)
     disk.remove(doomed)
 
@@ -200,7 +200,7 @@ def recover(parent: Path) -> None:
             if name is None:
                 continue
             if name[2] and not (parent / name[1]).exists():
-                with writing(parent / name[1]):
+                with write_errors(parent / name[1]):
                     disk.rename(leftover, parent / name[1])
                     disk.sync(parent)
             elif not leftover.is_dir():
@@ -237,7 +237,7 @@ def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
     manifest = parse_manifest(folder, kind)
     for name, entry in manifest["files"].items():
         file = folder / name
-        with reading(file):
+        with read_errors(file):
             if not file.is_file() or file.stat().st_size != entry["bytes"]:
                 raise LmtrainError(f"{file} is missing or truncated")
     return manifest
@@ -249,7 +249,7 @@ def parse_manifest(folder: Path, kind: str) -> dict[str, Any]:
     Its own hash is verified and removed; a checkpoint that was written before there was one is accepted without it.
     """
     path = folder / MANIFEST
-    with reading(path):
+    with read_errors(path):
         try:
             disk.check_regular(path)
             content = path.read_bytes()
@@ -294,7 +294,7 @@ def verify(folder: Path, files: Mapping[str, Any]) -> None:
     """
 
     def check(name: str) -> None:
-        with reading(folder / name):
+        with read_errors(folder / name):
             if sha256_file(folder / name) != files[name]["sha256"]:
                 raise LmtrainError(f"{folder / name} is damaged or was changed")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lmtrain.errors import LmtrainError, UnreadableError, UsageError
 from lmtrain.storage.checkpoint import FORMAT, Checkpoint, load
-from lmtrain.storage.files import parse_manifest, reading, remove_folder, writing
+from lmtrain.storage.files import parse_manifest, read_errors, remove_folder, write_errors
 from lmtrain.system import disk
 from lmtrain.system.messages import Note
 
@@ -23,7 +23,7 @@ def folders(run_dir: Path, until: int | None = None) -> list[Path]:
 def _all_folders(run_dir: Path) -> list[Path]:
     """The folders that are named as checkpoints are, including damaged ones that were set aside."""
     parent = run_dir / "checkpoints"
-    with reading(parent):
+    with read_errors(parent):
         found = [*parent.iterdir()] if parent.exists() else []
     return [folder for folder in found if folder.name.startswith("step-") and folder.is_dir()]
 
@@ -33,7 +33,7 @@ def _step(folder: Path) -> int:
 
 
 def _first_good(
-    candidates: Iterable[Path], groups: tuple[str, ...] | None = None, *, hashed: bool = True
+    candidates: Iterable[Path], groups: tuple[str, ...] | None = None, *, verify_hashes: bool = True
 ) -> tuple[Checkpoint | None, list[tuple[Path, LmtrainError]]]:
     """The first of the `candidates` that is undamaged, and those before it, each with its error.
 
@@ -42,7 +42,7 @@ def _first_good(
     damaged: list[tuple[Path, LmtrainError]] = []
     for folder in candidates:
         try:
-            return load(folder, groups, hashed=hashed), damaged
+            return load(folder, groups, verify_hashes=verify_hashes), damaged
         except UnreadableError:
             raise
         except LmtrainError as error:
@@ -51,16 +51,16 @@ def _first_good(
 
 
 def last(
-    run_dir: Path, note: Note, *, hashed: bool = True, check: Callable[[Checkpoint], None] = lambda _: None
+    run_dir: Path, note: Note, *, verify_hashes: bool = True, check: Callable[[Checkpoint], None] = lambda _: None
 ) -> Checkpoint | None:
     """The newest undamaged checkpoint; newer ones are reported and renamed to `<name>.damaged`. None = none yet.
 
-    Nothing is renamed if `check` raises LmtrainError. With `hashed` False another process has just done all this, so
-    the newest checkpoint must be good.
+    Nothing is renamed if `check` raises LmtrainError. Without `verify_hashes` the newest checkpoint must be good, because
+    another process has just done all this.
     Raises LmtrainError if all are damaged, and UnreadableError if one can't be read; then nothing is changed.
     """
     newest_first = folders(run_dir)[::-1]
-    found, damaged = _first_good(newest_first if hashed else newest_first[:1], hashed=hashed)
+    found, damaged = _first_good(newest_first if verify_hashes else newest_first[:1], verify_hashes=verify_hashes)
     if found is None:
         if lost := sorted(folder.name for folder in _all_folders(run_dir)):
             why = f" ({damaged[0][1]})" if damaged else ""
@@ -83,7 +83,7 @@ def last_until(run_dir: Path, step: int) -> Checkpoint | None:
 def _set_aside(folder: Path, error: LmtrainError, note: Note) -> None:
     names = (folder.with_name(f"{folder.name}.damaged{number}") for number in ["", *range(2, 1000)])
     aside = next(name for name in names if not name.exists())
-    with writing(folder):
+    with write_errors(folder):
         disk.rename(folder, aside)
     note(f"{error}; it was set aside as {aside.name}, and the checkpoint before it is used")
 
@@ -118,7 +118,7 @@ def best_first(run_dir: Path, until: int | None = None) -> list[Path]:
 
 def best_folder(run_dir: Path, until: int | None = None) -> Path | None:
     """The best checkpoint, of those up to the step `until`, that has all its files; None = there is none."""
-    found, _ = _first_good(best_first(run_dir, until), ("model",), hashed=False)
+    found, _ = _first_good(best_first(run_dir, until), ("model",), verify_hashes=False)
     return found.folder if found is not None else None
 
 

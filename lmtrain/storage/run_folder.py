@@ -13,7 +13,7 @@ from lmtrain.config.loader import dump as dump_config
 from lmtrain.config.loader import load as load_config
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError, UsageError
-from lmtrain.storage.files import TEMPORARY_NAME, make_folders, reading, recover, write_file, writing
+from lmtrain.storage.files import TEMPORARY_NAME, make_folders, read_errors, recover, write_errors, write_file
 from lmtrain.system import disk
 
 CONFIG, TOKENIZER, STATE, METRICS = "config.yaml", "tokenizer.json", "state.json", "metrics.jsonl"
@@ -62,7 +62,7 @@ def find_run(path: Path | None, runs_dir: Path) -> Path:
     for folder in () if path is None else (path, runs_dir / path):
         if (folder / CONFIG).is_file():
             return folder
-    with reading(runs_dir):
+    with read_errors(runs_dir):
         found = [*runs_dir.iterdir()] if runs_dir.is_dir() else []
     runs = {run for run in found if any(run.glob("checkpoints/step-*")) and (run / CONFIG).is_file()}
     if path is not None:
@@ -87,7 +87,7 @@ def lock(run_dir: Path) -> Iterator[None]:
     """
     make_folders(run_dir)
     _reject_foreign(run_dir)
-    with writing(run_dir):
+    with write_errors(run_dir):
         file = disk.open_in_place(run_dir / _LOCK)
     with file:
         try:
@@ -106,7 +106,7 @@ def lock(run_dir: Path) -> Iterator[None]:
 
 def _reject_foreign(run_dir: Path) -> None:
     """Raise LmtrainError if the folder has files that belong to no run, which a run could overwrite."""
-    with reading(run_dir):
+    with read_errors(run_dir):
         names = {path.name for path in run_dir.iterdir() if not TEMPORARY_NAME.fullmatch(path.name)}
     try:
         if CONFIG in names:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import reading
+from lmtrain.storage.files import read_errors
 
 _DTYPES = {
     torch.float64: "F64",
@@ -151,7 +151,7 @@ def _joined(name: str, pieces: list[_Piece]) -> LazyTensor:
 def _reading(file: Path) -> Iterator[None]:
     """Turn the library's errors of reading `file` into LmtrainError."""
     try:
-        with reading(file):
+        with read_errors(file):
             yield
     except (SafetensorError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise LmtrainError(f"{file} is not a safetensors file ({error})") from error

@@ -25,7 +25,7 @@ def installed_bytes(device: torch.device) -> int:
 
 
 @contextmanager
-def enough_memory(remedy: str) -> Iterator[None]:
+def explain_out_of_memory(remedy: str) -> Iterator[None]:
     """Turn the errors that PyTorch and Python raise when memory is exhausted into LmtrainError with this remedy."""
     try:
         yield

@@ -62,7 +62,7 @@ def last_common(
             raise _rejection(run_dir, f"it has no undamaged checkpoint up to step {common:,}")
         return str(found.folder)
 
-    found = checkpoint.load(Path(processes.on_main(find)), hashed=False)
+    found = checkpoint.load(Path(processes.on_main(find)), verify_hashes=False)
     note(
         f"{run_dir}: going back to step {found.info['step']:,}, before the decay of the learning rate, to resume with "
         f"another budget; later checkpoints, up to step {step:,}, are deleted when the next one is saved"

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError, field_validator
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score
-from lmtrain.model.trained import GROUPS
+from lmtrain.model.trained import WEIGHT_GROUPS
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.run_folder import STATE
 from lmtrain.system import disk
@@ -50,7 +50,7 @@ def finished_outcome(
         if state is None or state.step != last.counters.step:
             return ""
         try:
-            best = checkpoint.load(run_checkpoints.choose(run_dir, "best"), GROUPS)
+            best = checkpoint.load(run_checkpoints.choose(run_dir, "best"), WEIGHT_GROUPS)
         except LmtrainError:
             return ""
         return state.model_dump_json() if best.info["step"] == state.best_step else ""

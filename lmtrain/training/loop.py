@@ -16,7 +16,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.order import batch
 from lmtrain.data.tokens import TokenStore
 from lmtrain.system.device import autocast, to_device
-from lmtrain.system.memory import enough_memory
+from lmtrain.system.memory import explain_out_of_memory
 from lmtrain.system.messages import Note
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.system.signals import Interrupted
@@ -54,7 +54,7 @@ def fit(
     Raises LmtrainError if the folder belongs to another configuration or other data, and if training diverges.
     """
     with (
-        enough_memory(MEMORY_REMEDY),
+        explain_out_of_memory(MEMORY_REMEDY),
         open_run(config, store, run_dir, note=note, quiet=quiet, processes=processes) as trainer,
     ):
         if isinstance(trainer, Outcome):

@@ -17,7 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from lmtrain.evaluation.perplexity import readable
-from lmtrain.storage.files import writing
+from lmtrain.storage.files import write_errors
 from lmtrain.storage.run_folder import METRICS, write_state
 from lmtrain.system import disk
 from lmtrain.system.escapes import escaped
@@ -99,7 +99,7 @@ class RunMonitor(Monitor):
         self._run_dir, self._path = run_dir, run_dir / METRICS
         self._file = _open_metrics(self._path, metrics_bytes)
         try:
-            with writing(run_dir):
+            with write_errors(run_dir):
                 self._events = untyped.SummaryWriter(run_dir, purge_step=step + 1 if step else 0, flush_secs=30)
         except BaseException:
             self._file.close()
@@ -153,11 +153,11 @@ class RunMonitor(Monitor):
         self.text(self._step, "final", "\n".join(["the best checkpoint on the whole validation split:", *shown]))
 
     def text(self, step: int, title: str, text: str) -> None:
-        with writing(self._run_dir):
+        with write_errors(self._run_dir):
             self._events.add_text(title, _escape(text), step)
 
     def weights(self, step: int, title: str, tokens: list[str], weights: np.ndarray) -> None:
-        with writing(self._run_dir):
+        with write_errors(self._run_dir):
             self._events.add_image(title, heatmap(tokens, weights), step, dataformats="HWC")
 
     def note(self, message: str) -> None:
@@ -170,10 +170,10 @@ class RunMonitor(Monitor):
         write_state(self._run_dir, status, **details)
 
     def flush(self) -> int:
-        with writing(self._path):
+        with write_errors(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
-        with writing(self._run_dir):
+        with write_errors(self._run_dir):
             self._events.flush()
         return self._file.tell()
 
@@ -182,16 +182,16 @@ class RunMonitor(Monitor):
             self._bar.close()
         self.flush()
         self._file.close()
-        with writing(self._run_dir):
+        with write_errors(self._run_dir):
             self._events.close()
 
     def _record(self, step: int, kind: str, metrics: dict[str, float]) -> None:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         line = json.dumps({"step": step, "kind": kind, **finite}, allow_nan=False)
-        with writing(self._path):
+        with write_errors(self._path):
             self._file.write(line.encode() + b"\n")
             self._file.flush()
-        with writing(self._run_dir):
+        with write_errors(self._run_dir):
             for name, value in metrics.items():
                 double = name == "word_perplexity" and "bits_per_byte" in metrics  # of a score one figure is charted
                 if (kind, name) in CHARTS and not double:
@@ -211,7 +211,7 @@ class RunMonitor(Monitor):
 
 def _open_metrics(path: Path, length: int) -> BinaryIO:
     """Open `path` for writing after its first `length` bytes, or after its last complete line if it is shorter."""
-    with writing(path):
+    with write_errors(path):
         file = disk.open_in_place(path)
         start = file.read(length)
         file.truncate(start.rfind(b"\n") + 1)

@@ -50,7 +50,10 @@ def open_run(
             if processes.is_main:
                 stack.enter_context(run_folder.lock(run_dir))
             found = run_checkpoints.last(
-                run_dir, note, hashed=processes.is_main, check=partial(check_same_run, config, store, run_dir, budget)
+                run_dir,
+                note,
+                verify_hashes=processes.is_main,
+                check=partial(check_same_run, config, store, run_dir, budget),
             )
         if found is not None:
             found = last_common(run_dir, config.train, budget, found, note, processes)

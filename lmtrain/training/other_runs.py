@@ -10,7 +10,7 @@ from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.ensemble import Predictor
-from lmtrain.model.trained import TrainedWeights, build_members, trained_weights
+from lmtrain.model.trained import TrainedWeights, build_predictor, trained_weights
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.files import sha256_bytes
 from lmtrain.storage.run_folder import CONFIG, TOKENIZER
@@ -39,7 +39,7 @@ def load_teacher(
     found = [_teacher(run_dir, config, store, processes) for run_dir in config.train.teacher]
     hashes = [sha256_bytes(json.dumps(weights.info["files"], sort_keys=True).encode()) for weights in found]
     joined = hashes[0] if len(hashes) == 1 else sha256_bytes(" ".join(hashes).encode())
-    return build_members(found, device), joined
+    return build_predictor(found, device), joined
 
 
 def initial_weights(

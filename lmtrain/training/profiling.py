@@ -16,11 +16,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.storage.files import make_folders, writing
+from lmtrain.storage.files import make_folders, write_errors
 from lmtrain.system import disk
 from lmtrain.system.device import set_threads, synchronize
 from lmtrain.system.machine import machine, peak_flops
-from lmtrain.system.memory import enough_memory
+from lmtrain.system.memory import explain_out_of_memory
 from lmtrain.system.messages import Note
 from lmtrain.training.budget import targets_per_step
 from lmtrain.training.costs import step_flops
@@ -42,7 +42,7 @@ def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -
     """
     make_folders(folder)
     trace = folder / "trace.json.gz"
-    with enough_memory(MEMORY_REMEDY):
+    with explain_out_of_memory(MEMORY_REMEDY):
         set_threads(config.train.threads)
         state = new_state(config, store, note)
         note(f"profiling {WARM_UP + 3 * STEPS} steps")
@@ -136,7 +136,7 @@ def _traced(state: TrainState, path: Path) -> list[dict[str, Any]]:
             with record_function(PREFIX + "step"):
                 _step(state, lambda name: record_function(PREFIX + name))
         synchronize(state.device)
-    with writing(path):
+    with write_errors(path):
         disk.remove(path)  # which may be a link to a file elsewhere
         profiler.export_chrome_trace(str(path))
     rows = [

@@ -14,7 +14,7 @@ from lmtrain.evaluation.perplexity import Score, evaluate, stride_of
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import SAMPLED
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.trained import GROUPS
+from lmtrain.model.trained import WEIGHT_GROUPS
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.process_group import ProcessGroup
@@ -101,14 +101,14 @@ def _best(run_dir: Path, processes: ProcessGroup) -> checkpoint.Checkpoint:
     def find() -> str:
         best = run_checkpoints.choose(run_dir, "best")
         try:
-            checkpoint.load(best, GROUPS)
+            checkpoint.load(best, WEIGHT_GROUPS)
         except LmtrainError as error:
             raise LmtrainError(
                 f"the best checkpoint, {best}, is damaged: move it away, and the best of the others is scored"
             ) from error
         return str(best)
 
-    return checkpoint.load(Path(processes.on_main(find)), GROUPS, hashed=False)
+    return checkpoint.load(Path(processes.on_main(find)), WEIGHT_GROUPS, verify_hashes=False)
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def test_an_evaluation_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path, m
         expected = json.loads(lmtrain("eval", "--split", "test", *options, "--json").out)
         assert run.evaluate("test", **settings).summary().items() <= expected.items()
     moved = (workdir / "data").rename(workdir / "elsewhere")
-    monkeypatch.setattr("lmtrain.api.run.build_members", None)  # the model exists
+    monkeypatch.setattr("lmtrain.api.run.build_predictor", None)  # the model exists
     assert run.evaluate(data_dir=moved, limit=50, dynamic=True).tokens == 50
     assert not (workdir / "data").exists()
     with pytest.raises(LmtrainError, match="has no dev split"):

@@ -20,10 +20,10 @@ from lmtrain.evaluation.adaptive import (
     Cached,
     Dynamic,
     Scored,
-    adapted,
     cache_log_probs,
     gradient_rms,
     mix,
+    scoring_forward,
 )
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.build import build_model
@@ -64,7 +64,7 @@ def tiny_model(
 
 def adapt(model: Any, settings: EvalConfig, *, dynamic: bool = False, cache: bool = False) -> Forward:
     measure = partial(gradient_rms_of, model)
-    return adapted(model, settings, measure, dynamic=dynamic, cache=cache, segment=SEGMENT, precision="fp32")
+    return scoring_forward(model, settings, measure, dynamic=dynamic, cache=cache, segment=SEGMENT, precision="fp32")
 
 
 def forward_of(model: LanguageModel, mode: str) -> Forward:

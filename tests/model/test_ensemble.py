@@ -11,7 +11,7 @@ from lmtrain.model.cuda_graph import step_function
 from lmtrain.model.decoding_state import State
 from lmtrain.model.ensemble import Ensemble
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.packing import PackedLinear, pack
+from lmtrain.model.packing import PackedLinear, pack_for_decoding
 from tests.model.models import build, tokens
 
 LONE = [{}, {"copy": True, "output": "adaptive"}, {"mode": "windowed"}]
@@ -122,8 +122,8 @@ def test_packing_packs_every_member(ensemble: Ensemble) -> None:
     text = tokens(2, 12)
     alone = copy.deepcopy(ensemble.members)
     for member in alone:
-        pack(member, "bf16")
-    pack(ensemble, "bf16")
+        pack_for_decoding(member, "bf16")
+    pack_for_decoding(ensemble, "bf16")
     expected = mean([member.predict(text) for member in alone])
     torch.testing.assert_close(ensemble.predict(text), expected)
     assert all(isinstance(member.output, PackedLinear) for member in ensemble.members)

@@ -12,7 +12,7 @@ from lmtrain.model.packing import (
     FusedSelfAttention,
     PackedLinear,
     PackedNorm,
-    pack,
+    pack_for_decoding,
 )
 from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.key_reduction import Compression
@@ -81,7 +81,7 @@ def test_fused_queries_and_keys_have_the_same_products(qk_norm: bool, rotated: b
 @torch.no_grad()
 def test_the_cache_of_narrow_weights_is_narrow() -> None:
     model = build(dim=32)
-    pack(model, "bf16")
+    pack_for_decoding(model, "bf16")
     _, state = model.start(tokens(2, 7))
     assert isinstance(state, DecodingState)
     assert {tensor.dtype for cache in state.caches for tensor in (cache.key, cache.value)} == {torch.bfloat16}
@@ -108,7 +108,7 @@ OTHERS: list[dict[str, object]] = [{"pool_query": "seed"}, {"tie_embeddings": Fa
 def test_a_packed_model_is_close_to_the_plain_one(fields: dict[str, object], weights: str) -> None:
     model, text = build(dim=32, **{k: v for k, v in fields.items() if k != "dim"}), tokens(2, 30)
     expected = follow(model, text)
-    pack(model, weights)
+    pack_for_decoding(model, weights)
     found = follow(model, text)
     assert found.dtype == torch.float32
     assert not torch.equal(found, expected)
@@ -123,15 +123,15 @@ def test_float32_stays_exact(fields: dict[str, object], monkeypatch: pytest.Monk
         if isinstance(layer, Compression):  # the identity at first, which hides the order of its features
             nn.init.normal_(layer.weight, std=0.2)
     expected = follow(model, text)
-    pack(model, "fp32")
+    pack_for_decoding(model, "fp32")
     assert sum(isinstance(module, PackedLinear) for module in model.modules()) > 10
     torch.testing.assert_close(follow(model, text), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_every_matrix_is_packed_and_small_ones_of_float32_stay() -> None:
     model = build(copy=True, qk_norm=True, output="adaptive")
-    pack(model, "fp32")
+    pack_for_decoding(model, "fp32")
     assert not any(isinstance(module, PackedLinear) for module in model.modules())
     model = build(copy=True, qk_norm=True, output="adaptive")
-    pack(model, "bf16")
+    pack_for_decoding(model, "bf16")
     assert not any(isinstance(module, nn.Linear) for module in model.modules())

@@ -16,7 +16,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.system import device as devices
 from lmtrain.system.device import choose_device, choose_precision, lacks_to_compile
 from lmtrain.system.machine import peak_flops
-from lmtrain.system.memory import enough_memory
+from lmtrain.system.memory import explain_out_of_memory
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import Interrupted, catch_stop_signals
 from tests.helpers import default_interrupts
@@ -119,10 +119,10 @@ def _raise(error: BaseException) -> None:
     ],
 )
 def test_exhausted_memory_is_an_error_with_the_remedy(fail: Callable[[], object]) -> None:
-    with pytest.raises(LmtrainError, match="out of memory: buy more"), enough_memory("buy more"):
+    with pytest.raises(LmtrainError, match="out of memory: buy more"), explain_out_of_memory("buy more"):
         fail()
 
 
 def test_other_errors_pass() -> None:
-    with pytest.raises(RuntimeError, match="something else"), enough_memory("buy more"):
+    with pytest.raises(RuntimeError, match="something else"), explain_out_of_memory("buy more"):
         raise RuntimeError("something else")

@@ -13,13 +13,13 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.run_store import check_same_corpus
 from lmtrain.model.ensemble import Ensemble
-from lmtrain.model.trained import build_members, load_members
+from lmtrain.model.trained import build_predictor, load_weights
 from lmtrain.system.messages import ignore
 from tests.training.helpers import LOGGED, change, cpu, run
 
 
 def load(*runs: Path) -> Any:
-    return load_members(runs, "best", "auto")
+    return load_weights(runs, "best", "auto")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_members_may_differ_in_size_and_are_loaded_in_order(
     run(change(tiny, **LOGGED, model__heads=1, model__copy=True, run__seed=2), store, tmp_path / "other")
     found = load(tmp_path / "other", first)
     assert [one.run_dir.name for one in found] == ["other", "first"]
-    ensemble, alone = build_members(found, cpu()), build_members(load(first), cpu())
+    ensemble, alone = build_predictor(found, cpu()), build_predictor(load(first), cpu())
     assert isinstance(ensemble, Ensemble)
     weights = zip(ensemble.members[1].parameters(), alone.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in weights)
