@@ -55,8 +55,8 @@ def last(
 ) -> Checkpoint | None:
     """The newest undamaged checkpoint; newer ones are reported and renamed to `<name>.damaged`. None = none yet.
 
-    Nothing is renamed if `check` raises LmtrainError. Without `verify_hashes` the newest checkpoint must be good, because
-    another process has just done all this.
+    Nothing is renamed if `check` raises LmtrainError. Without `verify_hashes` the newest checkpoint must be good:
+    another process has just verified it.
     Raises LmtrainError if all are damaged, and UnreadableError if one can't be read; then nothing is changed.
     """
     newest_first = folders(run_dir)[::-1]
