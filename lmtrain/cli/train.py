@@ -15,8 +15,6 @@ from lmtrain.system.signals import INTERRUPTED
 if TYPE_CHECKING:
     from lmtrain.training.plan import RunPlan
 
-    pass
-
 
 def train(
     source: Source = None,
