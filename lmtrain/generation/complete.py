@@ -13,10 +13,11 @@ from torch import Tensor
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.beam import beam_search
 from lmtrain.generation.options import Options
+from lmtrain.generation.respacing import in_corpus_spacing
 from lmtrain.generation.sampling import OnToken, sample
 from lmtrain.generation.search import Hypothesis, Rules
 from lmtrain.generation.stops import Stops
-from lmtrain.generation.text import TextStreamer, prompt_for_model
+from lmtrain.generation.text import TextStreamer
 from lmtrain.model.cuda_graph import step_function
 from lmtrain.model.ensemble import Predictor
 
@@ -26,9 +27,9 @@ class Completion:
     """A generated text."""
 
     text: str
-    """The text as it follows the prompt, without what a stop rule cuts off."""
+    """The text that follows the prompt, without what a stop rule cuts off."""
     ids: tuple[int, ...]
-    """The generated ids, including those that a stop rule cuts off the text."""
+    """All generated ids: also those whose text a stop rule cuts off."""
     tokens: tuple[str, ...]
     """The ids in readable form."""
     token_log_probs: tuple[float, ...]
@@ -65,22 +66,22 @@ def complete(
 ) -> list[Completed]:
     """Continue each prompt.
 
-    The model reads `<eos>` and the prompt (see `prompt_for_model`), as in evaluation; of a longer prompt it reads the
-    last `context` tokens. A sample depends on the seed, its prompt's number (`first` is that of the first prompt), and
-    its own number, so in fp32 the batch changes a text only through rounding. `on_token(row, token)` is called with
-    each token as it is generated, except in a beam search. `<unk>` is never generated.
+    The model reads `<eos>` and the prompt (see `in_corpus_spacing`), as in evaluation; a longer input is cut to its
+    last `context` tokens. A sample depends on the seed, the prompt's number (`first` is that of the first prompt), and
+    the sample's number, so in fp32 the batch changes a text only through rounding. `on_token(row, token)` is called
+    with each token as it is generated, except in a beam search. `<unk>` is never generated.
     """
     if not prompts:
         return []
     start = time.perf_counter()
-    stops = Stops(tokenizer, options.stop, options.stop_strings)
+    stops = Stops(tokenizer, options.stop, options.stop_strings, raw=options.raw)
     blocked = frozenset[int]() if tokenizer.unk_id is None else frozenset({tokenizer.unk_id})
     rules = Rules(options.max_tokens, stops.is_end, blocked)
-    ids = [tokenizer.encode(prompt_for_model(tokenizer, prompt, options.raw)) for prompt in prompts]
+    ids = [tokenizer.encode(in_corpus_spacing(tokenizer, prompt, options.raw)) for prompt in prompts]
     step = step_function(model)
     log_probs, state = model.start(*_padded(model, tokenizer, ids))
     if options.beams > 1:
-        found = beam_search(
+        hypotheses = beam_search(
             log_probs,
             state,
             step,
@@ -99,11 +100,11 @@ def complete(
         texts = sample(log_probs, state, step, rules, options, seeds=seeds, prompts=read, on_token=on_token)
         scored = [replace(text, score=text.score / len(text.ids) ** options.length_penalty) for text in texts]
         groups = [scored[row : row + count] for row in range(0, len(scored), count)]
-        found = [sorted(group, key=lambda text: -text.score) for group in groups]
-    generated = sum(len(text.ids) for texts in found for text in texts)
+        hypotheses = [sorted(group, key=lambda text: -text.score) for group in groups]
+    generated = sum(len(text.ids) for texts in hypotheses for text in texts)
     speed = generated / max(time.perf_counter() - start, 1e-9)
     results = []
-    for prompt, texts in zip(prompts, found, strict=True):
+    for prompt, texts in zip(prompts, hypotheses, strict=True):
         shown, completions = prompt, []
         for text in texts[: options.returned]:
             streamer = TextStreamer(tokenizer, prompt, stops, options.raw)
@@ -114,7 +115,7 @@ def complete(
 
 
 def _padded(model: Predictor, tokenizer: Tokenizer, ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """What the model reads, (P, T), padded on the left, and which of it is not padding, (P, T) bool."""
+    """Return the model's input (P, T), padded on the left, and what is not padding, (P, T) bool."""
     inputs = [[tokenizer.eos_id, *prompt][-model.config.context :] for prompt in ids]
     longest = max(map(len, inputs))
     device = next(model.parameters()).device

@@ -1,6 +1,7 @@
 """All options of a completion, validated together."""
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal, get_args
 
 StopKind = Literal["none", "line", "sentence", "document"]
@@ -10,17 +11,19 @@ StopKind = Literal["none", "line", "sentence", "document"]
 class Options:
     """How prompts are continued: greedily (`temperature` 0), by sampling, or by beam search (`beams` above 1).
 
-    A token is sampled from the model's distribution in this order: the log-probability of a token that the prompt or
-    the text already holds is multiplied by `repetition_penalty` (Keskar et al., 2019, apply it to logits; above 1, such
-    tokens become rarer); all are divided by `temperature`; the `top_k` most likely tokens stay (0: all; Fan et al.,
-    2018); of these, renormalized, the fewest that together have the probability `top_p` (Holtzman et al., 2020); of
-    these, those with at least `min_p` times the probability of the most likely one (Nguyen et al., 2024). Tokens that
-    tie with the last one that stays, stay too. At temperature 0 the most likely token is taken; ties go to the lowest
-    id.
+    A token is sampled in these steps:
+    1. The log-probability of a token that is in the prompt or the text is multiplied by `repetition_penalty` (Keskar et
+       al., 2019, apply it to logits; above 1, such tokens become rarer).
+    2. All log-probabilities are divided by `temperature`.
+    3. The `top_k` most likely tokens stay (0: all; Fan et al., 2018).
+    4. They are renormalized, and the fewest with the total probability `top_p` stay (Holtzman et al., 2020).
+    5. Tokens with at least `min_p` times the probability of the most likely one stay (Nguyen et al., 2024).
+    Tokens that tie with the last one that stays, stay too. At temperature 0 the most likely token is taken (ties: the
+    lowest id).
 
     A text's score is the sum of log p / length ** length_penalty, over the model's own log-probabilities, in nats, of
-    its `length` tokens. The best `results` by score are returned: of a prompt's `samples` (None: all), or of the texts
-    that `beams` find (None: one). Equal samples are all returned.
+    its `length` tokens. The `results` best texts by score are returned: among a prompt's `samples` (None: all), or
+    among the texts that `beams` find (None: one). Equal samples are all returned.
 
     Raises ValueError for a value out of its range, and for options that contradict each other.
     """
@@ -44,8 +47,9 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, least in (("max_tokens", 1), ("samples", 1), ("beams", 1), ("top_k", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value < least:
+                raise ValueError(f"{name}={value} must be a whole number, at least {least}")
         if not (self.temperature == 0 or 1e-6 <= self.temperature <= 1e6):
             raise ValueError(f"temperature={self.temperature} must be 0 or lie between 1e-6 and 1e6")
         if not 0 < self.top_p <= 1:
@@ -55,15 +59,16 @@ class Options:
                 raise ValueError(f"{name}={getattr(self, name)} must lie between {low:g} and {high:g}")
         if self.stop not in get_args(StopKind):
             raise ValueError(f"stop={self.stop!r} must be one of {', '.join(get_args(StopKind))}")
-        how = self.samples, self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
-        if self.beams > 1 and how != (1, 0.0, 0, 1.0, 0.0, 1.0):
+        sampling = self.samples, self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
+        if self.beams > 1 and sampling != (1, 0.0, 0, 1.0, 0.0, 1.0):
             raise ValueError("beams > 1 excludes sampling and a repetition penalty: a beam search ranks by probability")
         if self.samples > 1 and not self.temperature:
             raise ValueError(f"samples={self.samples} would all be the same text at temperature 0")
         texts = self.beams if self.beams > 1 else self.samples
         if self.results is not None and not 1 <= self.results <= texts:
-            raise ValueError(f"results={self.results} must lie between 1 and the {texts} texts that are generated")
-        if "" in self.stop_strings:  # or if it is one text
+            generated = f"{texts} texts are" if texts > 1 else "only 1 text is"
+            raise ValueError(f"results={self.results}: {generated} generated (see samples and beams)")
+        if not isinstance(self.stop_strings, tuple | list) or "" in self.stop_strings:
             raise ValueError(f"stop_strings={self.stop_strings!r} must be a list of texts, none of them empty")
         try:
             "".join(self.stop_strings).encode()
@@ -72,9 +77,9 @@ class Options:
 
     @property
     def returned(self) -> int:
-        """Results of each prompt."""
+        """How many texts are returned for each prompt."""
         return self.results or (1 if self.beams > 1 else self.samples)
 
 
 SAMPLED = Options(temperature=0.8, top_p=0.95)
-"""How texts are sampled where nothing else is asked for."""
+"""The default of `lmtrain generate` and `Run.generate`."""

@@ -1,5 +1,5 @@
-"""From plain text to WikiText's spaced words, for prompts: `1950,` to `1950 ,`, `well-known` to `well @-@ known`, `(24
-in)` to `( 24 in )`, `wasn't` to `wasn 't`.
+"""From plain text to WikiText's spaced words, for prompts and stop strings: `1950,` to `1950 ,`, `well-known` to
+`well @-@ known`, `(24 in)` to `( 24 in )`, `wasn't` to `wasn 't`.
 
 The corpus was tokenized in the style of the Moses tokenizer with aggressive hyphens (Koehn et al., 2007). Only spaces
 are added, and the `@` signs around a mark.
@@ -8,17 +8,31 @@ are added, and the `@` signs around a mark.
 import re
 from collections.abc import Callable, Iterator
 
+from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.generation.detokenizer import MARKS
+
 _LONGEST_WORD = 8
 """Units that a word of the vocabulary may consist of, such as the six of `J.R.R.`"""
 _UNIT = re.compile(r"<unk>|\.{3,}|(?:[^\W\d_]\.){2,}|[^\W_]+|.")
 """An ellipsis, initials, a run of letters and digits, or a single mark."""
 
 
-def respace(text: str, known: Callable[[str], bool]) -> str:
-    """`text` with spaces where the corpus has them; `known` says whether a word is in the vocabulary.
+def has_wikitext_spacing(tokenizer: Tokenizer) -> bool:
+    """Return whether the vocabulary is in WikiText's style: punctuation as words, with ` @-@ ` and the like."""
+    return any(map(tokenizer.knows, MARKS))
 
-    A piece between spaces that is known is unchanged, so spaced text stays as it is. Any other is split into units, of
-    which the longest runs that are known words are joined again. A hyphen at the end of `text` is one inside a word.
+
+def in_corpus_spacing(tokenizer: Tokenizer, text: str, raw: bool) -> str:
+    """Return the text in the spacing of the model's corpus; unchanged if `raw`."""
+    return respace(text, tokenizer.knows) if has_wikitext_spacing(tokenizer) and not raw else text
+
+
+def respace(text: str, known: Callable[[str], bool]) -> str:
+    """Return `text` with spaces where the corpus has them; `known` says whether a word is in the vocabulary.
+
+    A piece between spaces is unchanged if it is known, so spaced text stays as it is. Any other piece is split into
+    units, and the longest runs of units that are known words are joined again. A hyphen at the end of `text` is
+    treated as one inside a word.
     """
     if re.search(r"\w-$", text) and not known(text.rsplit(maxsplit=1)[-1]):
         return respace(f"{text}x", known).removesuffix("x").removesuffix(" ")

@@ -1,7 +1,7 @@
 """Where a text ends before its full length: at a line, a sentence, a document, or a stop string.
 
-Only the end of the text is searched, as much of it as the longest match can reach back, so that a token costs the same
-after ten tokens and after ten thousand. Text is compared in UTF-8: a match, and even a character, may span tokens.
+Only the end of the text is searched, as far back as the longest match reaches, so that a token costs the same after ten
+tokens and after ten thousand. Text is compared in UTF-8: a match, and even a character, may span tokens.
 """
 
 import re
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.options import StopKind
+from lmtrain.generation.respacing import in_corpus_spacing
 
 _SENTENCE = re.compile(rb"""[.!?](?:["')\]]|\xe2\x80[\x99\x9d]){0,3}(?=\s)""")
 _SENTENCE_REACH = 11  # a mark, three closing signs of three bytes, a space
@@ -17,29 +18,37 @@ _SENTENCE_REACH = 11  # a mark, three closing signs of three bytes, a space
 
 @dataclass(frozen=True)
 class Ending:
-    """Why a text ends, and how many bytes at its end do not belong to it."""
+    """Why a text ends."""
 
     reason: str
     cut: int = 0
+    """How many bytes at the end are not part of the text."""
 
 
 class Stops:
     """The rule that ends texts, a function of the generated ids.
 
-    line: after the token that ends a line, which belongs to the text.
+    line: after the token that ends a line; the line end is part of the text.
     sentence: in a word-level text, after the token `.`, `?` or `!` (an abbreviation such as `Mr.` is one token, and
-    does not match); otherwise after one of these marks and what closes behind it (`."`), when a space follows, so that
-    abbreviations followed by a space match too. A line end also ends a sentence.
-    document: in a word-level text, before the next heading `= Title =`; otherwise at `<eos>`, which is not text. A BPE
-    or byte-level text that ends at a line or a sentence also ends there.
-    A stop string: the text ends before the one that is complete first.
+    does not match); otherwise after one of these marks and closing quotes or brackets (`."`), if a space follows, so
+    that abbreviations followed by a space match too. A line end also ends a sentence.
+    document: in a word-level text, before the next heading `= Title =`; otherwise at `<eos>`, which is not text. With
+    `line` and `sentence`, a BPE or byte-level text also ends at `<eos>`.
+    A stop string: before the one that is complete first. Unless `raw`, it is also searched for in the spacing of the
+    corpus, which it is put into as a prompt is: `The.` matches the words `The .`, which are printed as `The.`.
 
     `cut_patterns` are the bytes that an ending may cut off: text that ends in the beginning of one is not final yet.
     """
 
-    def __init__(self, tokenizer: Tokenizer, kind: StopKind = "none", strings: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, kind: StopKind = "none", strings: Sequence[str] = (), *, raw: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
-        self._strings = [(string, string.encode()) for string in strings]
+        self._strings = [
+            (string, spelling.encode())
+            for string in strings
+            for spelling in dict.fromkeys((string, in_corpus_spacing(tokenizer, string, raw)))
+        ]
         self._end_tokens = {} if kind == "none" else _end_tokens(tokenizer, kind)
         self._sentence = tokenizer.kind != "word" and kind == "sentence"
         self._mark = tokenizer.encode("=")[0] if kind == "document" and tokenizer.knows("=") else None
@@ -48,26 +57,25 @@ class Stops:
         self.cut_patterns = [content for _, content in self._strings] + ([] if self._mark is None else [b"\n= "])
 
     def is_end(self, ids: Sequence[int]) -> bool:
-        """Whether the text `ids`, not empty, has ended."""
+        """Return whether the text `ids`, not empty, has ended."""
         return self.ending(ids) is not None
 
     def ending(self, ids: Sequence[int]) -> Ending | None:
-        """How the text `ids`, not empty, ends; None where it continues."""
+        """Return why the text `ids`, not empty, ends; None if it continues."""
         is_new_line = self._mark is not None and len(ids) > 2 and ids[-3] == self._tokenizer.eos_id
         if is_new_line and ids[-2] == self._mark != ids[-1]:  # a single mark of a heading
             return Ending("document", sum(len(self._tokenizer.token_bytes(ids[i - 1], ids[i])) for i in (-2, -1)))
-        found = self._match(ids) if self._reach else None
-        if found is None and ids[-1] in self._end_tokens:
-            return Ending(self._end_tokens[ids[-1]])
-        return found
+        if self._reach and (ending := self._match(ids)) is not None:
+            return ending
+        return Ending(self._end_tokens[ids[-1]]) if ids[-1] in self._end_tokens else None
 
     def _match(self, ids: Sequence[int]) -> Ending | None:
-        """A stop string or the end of a sentence that the last token completes."""
+        """Return the ending by a stop string or a sentence that the last token completes."""
         tail, last = self._tail(ids)
         new = len(tail) - last
         starts = [(tail.find(content, max(0, new - len(content) + 1)), string) for string, content in self._strings]
-        if found := [(start, string) for start, string in starts if start >= 0]:
-            start, string = min(found)
+        if matches := [(start, string) for start, string in starts if start >= 0]:
+            start, string = min(matches)
             return Ending(f"stop string {string!r}", len(tail) - start)
         if self._sentence:
             for match in _SENTENCE.finditer(tail, max(0, new - _SENTENCE_REACH)):
@@ -76,7 +84,7 @@ class Stops:
         return None
 
     def _tail(self, ids: Sequence[int]) -> tuple[bytes, int]:
-        """The end of the text, as far as a match that ends in its last token can reach, and that token's length."""
+        """Return the end of the text, as far back as a match of its last token reaches, and that token's length."""
         pieces: list[bytes] = []
         missing = self._reach - 1
         for i in range(len(ids) - 1, -1, -1):
@@ -89,7 +97,7 @@ class Stops:
 
 
 def _end_tokens(tokenizer: Tokenizer, kind: StopKind) -> dict[int, str]:
-    """The tokens that end a text by themselves, each with its reason."""
+    """Return the tokens that end a text by themselves, each with its reason."""
     word = tokenizer.kind == "word"
     if kind == "document":
         return {} if word else {tokenizer.eos_id: "document"}

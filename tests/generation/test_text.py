@@ -10,8 +10,9 @@ from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.detokenizer import Detokenizer
 from lmtrain.generation.options import StopKind
+from lmtrain.generation.respacing import has_wikitext_spacing, in_corpus_spacing
 from lmtrain.generation.stops import Stops
-from lmtrain.generation.text import TextStreamer, has_wikitext_spacing, prompt_for_model, unknown_words
+from lmtrain.generation.text import TextStreamer, unknown_words
 from tests.data.published import as_given
 
 LINES = ["= Title =", "", 'a b , c @-@ d " e " . ( f ) /', "= = Part = =", "é € g 's @.@"]
@@ -34,7 +35,7 @@ def run(
     raw: bool = False,
 ) -> tuple[list[str], TextStreamer]:
     """What is final after each token until the text ends, and the rest."""
-    streamer = TextStreamer(tokenizer, prompt, Stops(tokenizer, kind, strings), raw)
+    streamer = TextStreamer(tokenizer, prompt, Stops(tokenizer, kind, strings, raw=raw), raw)
     final = []
     for token in ids:
         final.append(streamer.push(token))
@@ -68,7 +69,7 @@ def test_streamed_pieces_join_to_the_final_text(
     expected = whole.decode(errors="replace")
     if not raw and has_wikitext_spacing(tokenizer):
         detokenizer = Detokenizer()
-        detokenizer.feed(prompt_for_model(tokenizer, prompt, raw))
+        detokenizer.feed(in_corpus_spacing(tokenizer, prompt, raw))
         detokenizer.pause()
         expected = detokenizer.feed(expected)
     assert "".join(final) == expected
@@ -112,14 +113,28 @@ def test_prompt_and_text_are_joined_as_one_text() -> None:
 def test_a_plain_prompt_is_displayed_as_given_and_read_as_words(prompt: str, text: str, expected: str) -> None:
     final, streamer = run(WORD, prompt, WORD.encode(text))
     assert (streamer.prompt, "".join(final)) == (prompt, expected)
-    assert prompt_for_model(WORD, prompt, raw=True) == prompt
-    assert WORD.unk_id not in WORD.encode(prompt_for_model(WORD, prompt, raw=False))
+    assert in_corpus_spacing(WORD, prompt, raw=True) == prompt
+    assert WORD.unk_id not in WORD.encode(in_corpus_spacing(WORD, prompt, raw=False))
 
 
 @pytest.mark.parametrize(("tokenizer", "spaced"), [(WORD, True), (PLAIN, False), (BPE, False), (BYTE, False)])
 def test_only_a_wikitext_vocabulary_changes_the_spacing(tokenizer: Tokenizer, spaced: bool) -> None:
     assert has_wikitext_spacing(tokenizer) is spaced
-    assert prompt_for_model(tokenizer, "a,b (c)", raw=False) == ("a , b ( c )" if spaced else "a,b (c)")
+    assert in_corpus_spacing(tokenizer, "a,b (c)", raw=False) == ("a , b ( c )" if spaced else "a,b (c)")
+
+
+@pytest.mark.parametrize(
+    ("string", "text", "printed"),
+    [("b,", "a b , c", " a"), ("c-d", "a c @-@ d", " a"), ("(f", "a ( f )", " a"), ("b , c", "a b , c", " a")],
+)
+def test_a_stop_string_is_found_as_it_is_printed_and_as_the_corpus_spells_it(
+    string: str, text: str, printed: str
+) -> None:
+    final, streamer = run(WORD, "a", WORD.encode(text), strings=[string])
+    assert streamer.ending is not None
+    assert (streamer.ending.reason, "".join(final)) == (f"stop string {string!r}", printed)
+    _, streamer = run(WORD, "a", WORD.encode(text), strings=[string], raw=True)
+    assert (streamer.ending is not None) == (string in text)
 
 
 def test_unknown_words_are_named() -> None:
