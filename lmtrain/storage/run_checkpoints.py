@@ -154,7 +154,7 @@ def choose(run_dir: Path, which: str) -> Path:
         raise UsageError(f"checkpoint {which!r} is neither best, last nor a step number")
     if chosen is None or not chosen.is_dir():
         steps = ", ".join(str(_step(folder)) for folder in folders(run_dir)) or "none yet"
-        raise LmtrainError(f"{run_dir} has no checkpoint {which!r}: it has {steps}")
+        raise LmtrainError(f"{run_dir} has no checkpoint {which!r}; its checkpoints: {steps}")
     return chosen
 
 

@@ -59,15 +59,18 @@ def find_run(path: Path | None, runs_dir: Path) -> Path:
 
     Raises LmtrainError, naming the runs that there are, if there is none.
     """
-    for folder in () if path is None else (path, runs_dir / path):
-        if (folder / CONFIG).is_file():
+    places = [] if path is None else [path, runs_dir / path]
+    for folder in places:
+        if os.path.isfile(folder / CONFIG):  # noqa: PTH113 -- a path of any length
             return folder
     with read_errors(runs_dir):
         found = [*runs_dir.iterdir()] if runs_dir.is_dir() else []
     runs = {run for run in found if any(run.glob("checkpoints/step-*")) and (run / CONFIG).is_file()}
     if path is not None:
-        others = f"; the runs in {runs_dir} are {', '.join(sorted(run.name for run in runs))}" if runs else ""
-        raise LmtrainError(f"{path} is not a run folder: it has no {CONFIG}{others}")
+        others = f"; the runs in {runs_dir}: {', '.join(sorted(run.name for run in runs))}" if runs else ""
+        is_folder = any(map(os.path.isdir, places))
+        problem = f"{path} is not a run folder: it has no {CONFIG}" if is_folder else f"there is no run {path}"
+        raise LmtrainError(problem + others)
     if not runs:
         raise LmtrainError(f"no trained run in {runs_dir}: train one with `lmtrain train`, or name one with --run")
     return max(runs, key=lambda run: (run / STATE).stat().st_mtime if (run / STATE).exists() else 0.0)

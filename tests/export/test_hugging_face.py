@@ -154,7 +154,7 @@ def test_what_can_not_be_exported_is_rejected(lmtrain: Lmtrain, tmp_path: Path) 
     with pytest.raises(LmtrainError, match="windowed model, which predicts one token per window"):
         export(windowed, tmp_path / "hf", None, "auto")
     done = lmtrain("export", tmp_path / "none", tmp_path / "hf")
-    assert (done.code, "is not a run folder" in done.err) == (1, True)
+    assert (done.code, "there is no run" in done.err) == (1, True)
     assert lmtrain("export", windowed).code == 2
     done = lmtrain("export", windowed, tmp_path / "hf", "model.dim=3")
     assert (done.code, "'model.dim=3': export accepts only run.dir=FOLDER" in done.err) == (2, True)

@@ -121,7 +121,7 @@ def test_choosing_by_name(tmp_path: Path) -> None:
     _save(tmp_path, 99_999_999)
     _save(tmp_path, 100_000_000)
     assert run_checkpoints.choose(tmp_path, "last").name == "step-100000000"
-    with pytest.raises(LmtrainError, match="it has 3, 10, 99999999, 100000000"):
+    with pytest.raises(LmtrainError, match="its checkpoints: 3, 10, 99999999, 100000000"):
         run_checkpoints.choose(tmp_path, "4")
     with pytest.raises(LmtrainError, match="neither best, last nor a step number"):
         run_checkpoints.choose(tmp_path, "newest")
