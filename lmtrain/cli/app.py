@@ -37,8 +37,8 @@ app.command(cls=Command, epilog='Example: lmtrain generate "The river" --stop se
 app.command(cls=Command, epilog="Example: lmtrain export book book-hf")(export.export)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         print(f"lmtrain {__version__}")
         raise typer.Exit
 
@@ -56,8 +56,8 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line. An expected failure prints one message without a traceback and exits with 1, or with 2
-    where the command itself is wrong."""
+    """Run the command line. An expected failure prints one message without a traceback and exits with 1, or with 2 if
+    the command itself is wrong."""
     threading.excepthook = _thread_failed
     try:
         status = app(prog_name="lmtrain", standalone_mode=False)
@@ -66,7 +66,7 @@ def main() -> None:
     except PARSER_ERROR as error:
         shown, hint = io.StringIO(), _hint(error)
         if hint:
-            error.possibilities = []  # other options are not what was meant
+            error.possibilities = []  # the hint replaces the parser's own guesses
         error.show(shown)
         print(with_lines(shown.getvalue() + hint), end="", file=sys.stderr)
         raise SystemExit(WRONG_USAGE) from None
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def _hint(error: Any) -> str:
-    """What an unknown option may be instead: a field, such as train.lr for `--lr 1e-3`, or a prompt."""
+    """Return what an unknown option may be instead: a field, such as train.lr for `--lr 1e-3`, or a prompt."""
     if not hasattr(error, "possibilities"):  # only the error of an unknown option has them
         return ""
     from lmtrain.config.names import meant
@@ -91,7 +91,9 @@ def _hint(error: Any) -> str:
     unknown: str = error.option_name
     if unknown.replace("_", "-") in (error.possibilities or ()):
         return ""
-    if field := meant(unknown.lstrip("-")):
+    if unknown in ("--run", "-r") and error.ctx.command.name == "train":
+        return "run.name=NAME names a new run, and --resume RUN resumes one.\n"
+    if "." in (field := meant(unknown.lstrip("-"))):  # not the name of a section
         return f"A field is set without dashes, as section.field=value: {field}\n"
     if error.ctx.command.name == "generate" and not error.possibilities:
         return 'A prompt that begins with - needs -- before it: lmtrain generate -- "- a prompt"\n'
@@ -99,7 +101,8 @@ def _hint(error: Any) -> str:
 
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:
-    """TensorBoard's writer thread raises an OSError of its own again in the main thread, which reports it."""
+    """Print the traceback of a thread's error, except an OSError: that of TensorBoard's writer thread is raised again
+    in the main thread, which reports it."""
     if not isinstance(failure.exc_value, OSError):
         threading.__excepthook__(failure)
 

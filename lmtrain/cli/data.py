@@ -13,14 +13,14 @@ def download(
     source: Source = None,
     overrides: Overrides = None,
     config: ConfigFile = None,
-    force: Annotated[bool, typer.Option("--force", help="Write it again even if it exists and is unchanged.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write the corpus again even if it exists.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Fetch a corpus into the data folder.
 
-    Its source is the Hugging Face Hub, local files, or the built-in sample. Does nothing if the corpus exists and is
-    unchanged.
+    Its source is the Hugging Face Hub, local files, or the built-in sample. An existing corpus is reused if it is
+    undamaged.
     """
     from lmtrain.config.loader import load, with_source
     from lmtrain.data.corpus import download as make_corpus
@@ -39,8 +39,8 @@ def tokenize(
 ) -> None:
     """Write a corpus as token ids.
 
-    Trains a tokenizer on the training split, or uses an existing one. Downloads the corpus first if it is missing. Does
-    nothing if the ids exist and are unchanged.
+    Trains a tokenizer on the training split, or uses an existing one. Downloads the corpus first if it is missing.
+    Existing ids are reused if they are undamaged.
     """
     from lmtrain.config.loader import load, with_source
     from lmtrain.data.tokenizing import prepare_store

@@ -1,4 +1,4 @@
-"""`lmtrain eval`: finds what is to be scored, scores it, and prints the perplexity."""
+"""`lmtrain eval`: find the run and the tokens, score them, and print the perplexity."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +8,11 @@ import typer
 
 from lmtrain.cli.options import (
     Checkpoint,
-    ConfigFile,
     DeviceChoice,
     Json,
-    Overrides,
     Precision,
     Quiet,
+    RunConfigFile,
     Runs,
     WeightsChoice,
     run_folders,
@@ -27,8 +26,11 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    overrides: Overrides = None,
-    config: ConfigFile = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SECTION.FIELD=VALUE", help="Fields of eval and data, run.name and run.dir."),
+    ] = None,
+    config: RunConfigFile = None,
     run: Runs = None,
     split: Annotated[
         Literal["train", "valid", "test"] | None, typer.Option(help="The split to score. [default: valid]")
@@ -51,8 +53,8 @@ def evaluate(
 ) -> None:
     """Measure the perplexity of a trained model.
 
-    A configuration file names the run and sets fields of eval and data.dir; overrides set any field of eval and data,
-    such as eval.stride. Everything else is what the run was trained with.
+    A configuration file also sets data.dir and the fields of eval, such as eval.stride. Everything else is what the run
+    was trained with.
     """
     from lmtrain.system.allocator import retain_heap
 
@@ -67,8 +69,8 @@ def evaluate(
         raise UsageError("--split and --text both say what is scored: give one of them")
     overrides = overrides or []
     rule = (
-        "a run is named by --run, and eval accepts only eval.field=value, data.field=value, run.name=NAME and "
-        "run.dir=FOLDER, because everything else is what the run was trained with"
+        "eval accepts only eval.field=value, data.field=value, run.name=NAME and run.dir=FOLDER, because everything "
+        "else is what the run was trained with; --run names a run, and --text scores a file"
     )
     trained = load(
         run_folders(run, config, overrides, "eval.", "data.", "run.name=", "run.dir=", rule=rule),
@@ -80,20 +82,20 @@ def evaluate(
     )
     trained = _with_settings(trained, config, overrides)
     names_source = any(override.partition("=")[0].strip() == "data.source" for override in overrides)
-    source = trained.config.data.source if names_source else None  # what only the run names is not read
+    source = trained.config.data.source if names_source else None  # a source that only the run names is not read
     if text is not None:
-        kind, name = "text", str(text)
+        scored_as, name = "text", str(text)
         content = file_lines(text, trained.config.data.text_column)
         part = text_split(content, trained.tokenizer, called=name, note=ignore if quiet else note)
         store = trained.token_store(source) if dynamic else None
     else:
-        kind, name = "split", split or "valid"
+        scored_as, name = "split", split or "valid"
         store = trained.token_store(source)
         part = store.split(name)
     with explain_out_of_memory("lower eval.batch_size or, with --cache, eval.cache_window"):
         score = trained.score_split(part, store=store, limit=limit, cache=cache, dynamic=dynamic)
     used = settings_used(trained.config.eval, dynamic=dynamic, cache=cache)
-    about = {**trained.about(), kind: name, "precision": trained.score_precision}
+    about = {**trained.about(), scored_as: name, "precision": trained.score_precision}
     named = [f", {key.replace('_', ' ')} {value}" for key, value in used.items() if (key, value) != ("temperature", 1)]
     lines = [
         f"{_title(trained)} on {name}: context {score.context}, stride {score.stride}{''.join(named)}",
@@ -103,17 +105,15 @@ def evaluate(
 
 
 def _title(run: "api.Run") -> str:
-    """The run, or the members of an ensemble."""
+    """Return the run, or the members of an ensemble, with step, weights and precision."""
     return " + ".join(
         f"{one.run_dir} step {one.info['step']:,} ({one.kind} weights, {run.score_precision})" for one in run.members
     )
 
 
 def _with_settings(run: "api.Run", path: Path | None, overrides: list[str]) -> "api.Run":
-    """The run with the user's settings.
-
-    They are, later ones first: the overrides, the environment, and of the file at `path` the section eval and data.dir.
-    """
+    """Return the run with the user's settings. What takes precedence comes first: the overrides, the environment, the
+    section eval and data.dir of the file at `path`."""
     from lmtrain.config.loader import environment_of, load
 
     file, sections = load(path, environment={}), run.config.model_dump(mode="json")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lmtrain.cli.options import Checkpoint, ConfigFile, Json, Overrides, Quiet, WeightsChoice, run_folders
+from lmtrain.cli.options import Checkpoint, Json, Quiet, WeightsChoice, run_folders
 from lmtrain.cli.output import show
 from lmtrain.system.messages import ignore, note
 
@@ -15,8 +15,12 @@ def export(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="The folder to write. An earlier export there is replaced.")
     ],
-    overrides: Overrides = None,
-    config: ConfigFile = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="run.dir=FOLDER", help="The folder in which runs are found by name.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", metavar="FILE", help="Take run.dir from this file or recipe.")
+    ] = None,
     checkpoint: Checkpoint = None,
     weights: WeightsChoice = "auto",
     as_json: Json = False,
@@ -24,13 +28,12 @@ def export(
 ) -> None:
     """Export a run for Hugging Face's transformers.
 
-    Writes a folder that transformers loads, with a model card. Of the configuration only run.dir has an effect: the
-    folder of all runs.
+    Writes a folder that transformers loads, with a model card.
     """
     from lmtrain.export.hugging_face import export as write
 
     (run_dir,) = run_folders([run], config, overrides or [], "run.dir=", rule="export accepts only run.dir=FOLDER")
-    found = write(run_dir, folder, checkpoint, weights, ignore if quiet else note)
-    step = found.info["step"]
-    about = {"folder": str(folder), "run": str(run_dir), "step": step, "weights": found.kind}
-    show(about, f"{folder}: {run_dir} step {step:,} ({found.kind} weights)", as_json)
+    exported = write(run_dir, folder, checkpoint, weights, ignore if quiet else note)
+    step = exported.info["step"]
+    about = {"folder": str(folder), "run": str(run_dir), "step": step, "weights": exported.kind}
+    show(about, f"{folder}: {run_dir} step {step:,} ({exported.kind} weights)", as_json)

@@ -1,4 +1,4 @@
-"""`lmtrain generate`: its options, checked and turned into those of the library."""
+"""`lmtrain generate`: check the options and turn them into those of the library."""
 
 import secrets
 import sys
@@ -9,10 +9,9 @@ import typer
 
 from lmtrain.cli.options import (
     Checkpoint,
-    ConfigFile,
     DeviceChoice,
-    Overrides,
     Precision,
+    RunConfigFile,
     Runs,
     WeightsChoice,
     run_folders,
@@ -22,7 +21,8 @@ from lmtrain.errors import UsageError
 from lmtrain.generation.options import SAMPLED, Options, StopKind
 from lmtrain.system.messages import note
 
-LENGTH, SAMPLING, SEARCH, OUTPUT = "Length and end", "Sampling, the default", "Search and choice", "Input and output"
+LENGTH, SAMPLING, SEARCH = "Length and end", "Sampling (default)", "Search, in place of sampling"
+SCORES, OUTPUT = "Scores and ranking", "Input and output"
 
 
 def _option(group: str, text: str, *names: str, **limits: Any) -> Any:
@@ -39,8 +39,10 @@ def generate(
             "asked for prompts one after another.",
         ),
     ] = None,
-    overrides: Overrides = None,
-    config: ConfigFile = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="RUN.FIELD=VALUE", help="run.name=NAME or run.dir=FOLDER.")
+    ] = None,
+    config: RunConfigFile = None,
     run: Runs = None,
     checkpoint: Checkpoint = None,
     weights: WeightsChoice = "auto",
@@ -57,43 +59,41 @@ def generate(
     ] = 100,
     stop: Annotated[StopKind, _option(LENGTH, "End at the end of the line, the sentence or the document.")] = "none",
     stop_string: Annotated[
-        list[str] | None, _option(LENGTH, "End before this text; may be repeated.", metavar="TEXT")
+        list[str] | None, _option(LENGTH, "End before this text. Repeat it for several.", metavar="TEXT")
     ] = None,
     temperature: Annotated[
-        float, _option(SAMPLING, "<1 more conservative, >1 more random; 0 = greedy.", metavar="T")
+        float, _option(SAMPLING, "Below 1: more conservative, above 1: more random, 0: greedy.", metavar="T")
     ] = SAMPLED.temperature,
-    top_k: Annotated[int, _option(SAMPLING, "Sample from the K most likely tokens; 0 = all.", metavar="K")] = 0,
+    top_k: Annotated[int, _option(SAMPLING, "Sample from the K most likely tokens (0: all).", metavar="K")] = 0,
     top_p: Annotated[
-        float, _option(SAMPLING, "Sample from the fewest tokens with total probability P.", metavar="P")
+        float, _option(SAMPLING, "Sample from the fewest tokens with total probability P (1: all).", metavar="P")
     ] = SAMPLED.top_p,
     min_p: Annotated[
-        float, _option(SAMPLING, "Sample from tokens with at least P times the highest probability.", metavar="P")
+        float,
+        _option(SAMPLING, "Sample from tokens with at least P times the highest probability (0: all).", metavar="P"),
     ] = 0.0,
     seed: Annotated[
         int | None,
         _option(SAMPLING, "Random seed; the same seed gives the same text. [default: random, printed]", metavar="N"),
     ] = None,
     samples: Annotated[int, _option(SAMPLING, "Texts to sample for each prompt.", metavar="N", max=4096)] = 1,
-    greedy: Annotated[
-        bool, _option(SEARCH, "Take the most likely token each time, in place of sampling.", "--greedy")
-    ] = False,
-    beams: Annotated[
-        int, _option(SEARCH, "Beam search of this width, in place of sampling.", "--beams", "-b", metavar="N", max=1024)
-    ] = 1,
+    greedy: Annotated[bool, _option(SEARCH, "Take the most likely token each time.", "--greedy")] = False,
+    beams: Annotated[int, _option(SEARCH, "Beam search of this width.", "--beams", "-b", metavar="N", max=1024)] = 1,
     repetition_penalty: Annotated[
-        float, _option(SEARCH, ">1: penalize tokens already in the prompt or output; not for beams.", metavar="X")
+        float,
+        _option(SCORES, "Above 1: penalize tokens already in the prompt or the text; not for beams.", metavar="X"),
     ] = 1.0,
     results: Annotated[
-        int | None, _option(SEARCH, "Print only the N best texts. [default: all samples, the best beam]", metavar="N")
+        int | None, _option(SCORES, "Print only the N best texts. [default: all samples, the best beam]", metavar="N")
     ] = None,
     length_penalty: Annotated[
-        float, _option(SEARCH, "A in score = log-probability / length^A: 0 = the sum, 1 = the mean.", metavar="A")
+        float, _option(SCORES, "Rank texts by log-probability / length^A (0: sum, 1: mean).", metavar="A")
     ] = 0.0,
     prompts: Annotated[
         Path | None,
         _option(
             OUTPUT,
-            'Many prompts: one per line, or JSON lines {"prompt": "text"} in a .jsonl file; - = standard input.',
+            'Many prompts: one per line, or JSON lines {"prompt": "text"} in a .jsonl file (-: standard input).',
             metavar="FILE",
         ),
     ] = None,
@@ -101,20 +101,20 @@ def generate(
     as_json: Annotated[bool, _option(OUTPUT, "Print one line of JSON for each prompt.", "--json")] = False,
     raw: Annotated[
         bool,
-        _option(OUTPUT, "No detokenization: print and read words as the corpus has them (` @-@ `, ` , `).", "--raw"),
+        _option(OUTPUT, "No detokenization: read and print words as the corpus has them (` @-@ `, ` , `).", "--raw"),
     ] = False,
 ) -> None:
     """Continue prompts by sampling, greedily, or by beam search.
 
-    A single text is printed word by word on a terminal. A configuration names the run.
+    On a terminal a single text is streamed.
     """
     prompt, overrides = split_arguments(prompt, overrides)
-    if words := [text for text in overrides if "=" not in text]:
+    if words := [argument for argument in overrides if "=" not in argument]:
         quoted = " ".join(filter(None, [prompt, *words]))
         raise UsageError(f"a prompt of several words needs quotes: lmtrain generate {quoted!r}")
-    chosen = [name for name, given in (("--greedy", greedy), ("--beams", beams > 1)) if given]
-    if chosen and (others := chosen[1:] + _given(context, SAMPLING)):
-        raise UsageError(f"{chosen[0]} excludes {', '.join(others)}: leave out one or the other")
+    searches = [name for name, is_set in (("--greedy", greedy), ("--beams", beams > 1)) if is_set]
+    if searches and (others := searches[1:] + _set_options(context, SAMPLING)):
+        raise UsageError(f"{searches[0]} excludes {', '.join(others)}: leave out one or the other")
     if prompt is not None and prompts is not None:
         raise UsageError("a prompt and --prompts exclude each other: leave out one of them")
     asks = prompt is None and prompts is None and sys.stdin.isatty()
@@ -122,10 +122,10 @@ def generate(
         raise UsageError("--json needs a prompt: give one as an argument")
 
     from lmtrain.api.run import load
-    from lmtrain.cli.answers import answer, answer_all, converse
+    from lmtrain.cli.prompting import complete_prompt, complete_prompts, interactive
     from lmtrain.generation.prompts import read_all, read_prompts
 
-    if chosen:
+    if searches:
         temperature, top_p = 0.0, 1.0
     has_random_seed = seed is None and temperature > 0
     seed = secrets.randbelow(1_000_000) if seed is None else seed
@@ -154,15 +154,15 @@ def generate(
     if has_random_seed:
         note(f"{trained.folder}, step {trained.step:,}, seed {seed}: --seed {seed} repeats this output")
     if prompts is not None:
-        answer_all(trained, options, read_prompts(prompts), batch_size, as_json)
+        complete_prompts(trained, options, read_prompts(prompts), batch_size, as_json)
     elif asks:
-        converse(trained, options)
+        interactive(trained, options)
     else:
-        answer(trained, options, read_all(sys.stdin.buffer) if prompt is None else prompt, as_json)
+        complete_prompt(trained, options, read_all(sys.stdin.buffer) if prompt is None else prompt, as_json)
 
 
-def _given(context: typer.Context, group: str) -> list[str]:
-    """The options of a group that are on the command line."""
+def _set_options(context: typer.Context, group: str) -> list[str]:
+    """Return the options of a group that are on the command line."""
     options = [option for option in context.command.params if getattr(option, "rich_help_panel", None) == group]
     sources = {option.opts[0]: context.get_parameter_source(option.name or "") for option in options}
     return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]

@@ -11,7 +11,10 @@ from lmtrain.errors import UsageError
 from lmtrain.system import launcher
 
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="SECTION.FIELD=VALUE", help="Configuration fields to set.")
+    list[str] | None,
+    typer.Argument(
+        metavar="SECTION.FIELD=VALUE", help="Configuration fields to set; `lmtrain train --fields` lists them."
+    ),
 ]
 Source = Annotated[
     str | None,
@@ -24,6 +27,10 @@ Source = Annotated[
 ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", "-c", metavar="FILE", help="A YAML file, or a recipe by its name, such as wikitext2-cpu."),
+]
+RunConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", metavar="FILE", help="Use the run that was trained with this file or recipe."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
@@ -74,24 +81,25 @@ class Command(TyperCommand):
 
 
 def split_arguments(first: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
-    """The first argument of a command and the overrides after it; the first may be an override itself."""
+    """Return the first argument of a command and its overrides; an override in the first place is one of them."""
     if first is not None and _OVERRIDE.match(first):
         return None, [first, *(overrides or [])]
     return first, overrides or []
 
 
 def arguments(source: str | None, overrides: list[str] | None) -> list[str]:
-    """The arguments of a command, the source among them."""
+    """Return the source, if there is one, and the overrides as one list."""
     return [*([] if source is None else [source]), *(overrides or [])]
 
 
 def run_folders(
     runs: list[Path] | None, config: Path | None, overrides: list[str], *accepted: str, rule: str
 ) -> list[Path]:
-    """The runs to use: `runs`, or the one that `overrides`, the environment or a file name, or else the latest.
+    """Return the folders of the runs to use; the first of these that is given decides: `runs`, run.name in `overrides`
+    or in the environment, run.name in the file `config`, the name of that file. Without any, it is the latest run.
 
-    Raises UsageError, which says the `rule`, unless every override begins with one of `accepted`, and where both `runs`
-    and run.name are given.
+    Raises UsageError if an override does not begin with one of `accepted` (the message ends with `rule`), and if both
+    `runs` and run.name are given.
     """
     from lmtrain.config.loader import environment_of, load, shown
     from lmtrain.storage.run_folder import default_name, find_run

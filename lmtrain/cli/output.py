@@ -17,7 +17,7 @@ def show(result: dict[str, Any], text: str, as_json: bool) -> None:
 
 
 def table(counts: dict[str, dict[str, int]]) -> str:
-    """Counts by split as aligned columns."""
+    """Return counts by split as aligned columns."""
     columns = list(next(iter(counts.values())))
     rows = [
         ["split", *columns],
@@ -28,7 +28,7 @@ def table(counts: dict[str, dict[str, int]]) -> str:
 
 
 def show_costs(config: "Config", store: "TokenStore", as_json: bool) -> None:
-    """What `train --dry-run` prints. Raises LmtrainError, after that, if training needs more memory than there is."""
+    """Print what `train --dry-run` prints; then raise LmtrainError if training needs more memory than there is."""
     from lmtrain.config.loader import dump
     from lmtrain.training.costs import costs
     from lmtrain.training.loop import MEMORY_REMEDY
@@ -51,7 +51,7 @@ def show_costs(config: "Config", store: "TokenStore", as_json: bool) -> None:
 
 
 def _cost_lines(result: dict[str, Any], minutes: float | None) -> list[str]:
-    """The figures of `costs`, with units; `minutes` is the budget in time."""
+    """Return the figures of `costs` with units; `minutes` is the budget in time."""
     estimate, memory = result["estimate"], result["memory_bytes"]
     steps = f"{estimate['steps']:,} steps, {quantity(estimate['tokens'])} tokens, {estimate['epochs']:,.3g} epochs"
     if result.get("steps") == estimate["steps"]:
@@ -75,7 +75,7 @@ def _cost_lines(result: dict[str, Any], minutes: float | None) -> list[str]:
 
 
 def quantity(value: float, unit: str = "") -> str:
-    """A number with a decimal prefix: `5.1 M`, `2.1 GB`."""
+    """Format a number with a decimal prefix: `5.1 M`, `2.1 GB`."""
     prefixes = ["", "k", "M", "G", "T", "P", "E"]
     while value >= 999.5 and len(prefixes) > 1:
         value /= 1000
@@ -84,7 +84,7 @@ def quantity(value: float, unit: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that fits: `650 ms`, `2.5 s`, `55.0 minutes`, `2.4 days`."""
+    """Format a time in the unit that fits: `650 ms`, `2.5 s`, `55.0 minutes`, `2.4 days`."""
     for name, unit in (("days", 86400), ("hours", 3600), ("minutes", 60), ("s", 1)):
         if seconds >= unit:
             return f"{seconds / unit:,.{1 if seconds < 100 * unit else 0}f} {name}"

@@ -1,7 +1,4 @@
-"""What `lmtrain generate` does once its options are read: prompts in, texts out.
-
-In a conversation, Ctrl-C ends the text that is being generated; at the prompt it clears the line. Ctrl-D leaves.
-"""
+"""What `lmtrain generate` does with its options: complete one prompt, many prompts, or those typed on a terminal."""
 
 import importlib.util
 import sys
@@ -12,8 +9,9 @@ from lmtrain.api.run import Run
 from lmtrain.errors import LmtrainError
 from lmtrain.generation.options import Options
 from lmtrain.generation.prompts import Prompt
+from lmtrain.generation.respacing import in_corpus_spacing
 from lmtrain.generation.stops import Stops
-from lmtrain.generation.text import TextStreamer, prompt_for_model, unknown_words
+from lmtrain.generation.text import TextStreamer, unknown_words
 from lmtrain.system.escapes import for_terminal, to_json
 from lmtrain.system.memory import explain_out_of_memory
 from lmtrain.system.messages import note
@@ -23,8 +21,8 @@ REMEDY = "lower --batch-size, --samples, --beams or --max-tokens"
 ASK = "prompt> "
 
 
-def answer(trained: Run, options: Options, prompt: str, as_json_lines: bool, number: int = 0) -> None:
-    """Print the texts for the prompt of this number, from 0; on a terminal, a single text is streamed."""
+def complete_prompt(trained: Run, options: Options, prompt: str, as_json_lines: bool, number: int = 0) -> None:
+    """Print the texts for a prompt, which is the `number`-th, from 0; on a terminal, stream a single text."""
     _warn(trained, options, prompt)
     is_single = options.beams == 1 and options.samples == 1  # its tokens are final when they are generated
     with explain_out_of_memory(REMEDY):
@@ -34,15 +32,17 @@ def answer(trained: Run, options: Options, prompt: str, as_json_lines: bool, num
             _complete(trained, options, [Prompt(number + 1, prompt)], number, as_json_lines)
 
 
-def answer_all(trained: Run, options: Options, prompts: Iterator[Prompt], batch_size: int, as_json_lines: bool) -> None:
-    """Print the texts for many prompts, `batch_size` at a time as they are read."""
+def complete_prompts(
+    trained: Run, options: Options, prompts: Iterator[Prompt], batch_size: int, as_json_lines: bool
+) -> None:
+    """Read many prompts, `batch_size` at a time, and print the texts for them."""
     tokenizer, context = trained.tokenizer, trained.config.model.context
     count = unknown = cut = 0
     while batch := list(islice(prompts, batch_size)):
         with explain_out_of_memory(REMEDY):
             _complete(trained, options, batch, count, as_json_lines)
         count += len(batch)
-        inputs = [prompt_for_model(tokenizer, prompt.text, options.raw) for prompt in batch]
+        inputs = [in_corpus_spacing(tokenizer, prompt.text, options.raw) for prompt in batch]
         unknown += sum(bool(unknown_words(tokenizer, text)) for text in inputs)
         cut += sum(len(tokenizer.encode(text)) > context for text in inputs)
     if unknown:
@@ -51,8 +51,11 @@ def answer_all(trained: Run, options: Options, prompts: Iterator[Prompt], batch_
         note(f"{cut:,} of {count:,} prompts are longer than the context {context:,}: only their ends are read")
 
 
-def converse(trained: Run, options: Options) -> None:
-    """Ask for prompts on the terminal until Ctrl-D, and answer each."""
+def interactive(trained: Run, options: Options) -> None:
+    """Ask for prompts on the terminal until Ctrl-D, and print a text for each.
+
+    Ctrl-C ends the text that is being generated; at the prompt it clears the line.
+    """
     if importlib.util.find_spec("readline"):
         import readline  # noqa: F401 -- adds line editing and history to `input`
     note(f"{trained.folder}, step {trained.step:,}. Type a prompt and press Enter. Ctrl-C stops a text, Ctrl-D leaves.")
@@ -61,7 +64,7 @@ def converse(trained: Run, options: Options) -> None:
         if not prompt:
             continue
         try:
-            answer(trained, options, prompt, as_json_lines=False, number=number)
+            complete_prompt(trained, options, prompt, as_json_lines=False, number=number)
         except KeyboardInterrupt:
             forget()
             _write("\n")
@@ -72,7 +75,7 @@ def converse(trained: Run, options: Options) -> None:
 
 def _stream(trained: Run, options: Options, prompt: str, number: int) -> None:
     """Write the prompt and its text to standard output, each word as it is generated."""
-    stops = Stops(trained.tokenizer, options.stop, options.stop_strings)
+    stops = Stops(trained.tokenizer, options.stop, options.stop_strings, raw=options.raw)
     streamer = TextStreamer(trained.tokenizer, prompt, stops, options.raw)
     _write(streamer.prompt)
     (completed,) = trained.complete(
@@ -83,7 +86,7 @@ def _stream(trained: Run, options: Options, prompt: str, number: int) -> None:
 
 
 def _complete(trained: Run, options: Options, prompts: list[Prompt], first: int, as_json_lines: bool) -> None:
-    """Complete and print a batch of prompts, of which the first has the number `first`."""
+    """Complete and print a batch of prompts; the first has the number `first`."""
     completed = trained.complete([prompt.text for prompt in prompts], options, first=first)
     for prompt, result in zip(prompts, completed, strict=True):
         if as_json_lines:
@@ -98,15 +101,15 @@ def _complete(trained: Run, options: Options, prompts: list[Prompt], first: int,
         for number, completion in enumerate(result.completions, start=1):
             if len(result.completions) > 1:
                 nats = -completion.log_prob / len(completion.ids)
-                share = f"log-probability {completion.log_prob:.2f} ({nats:.2f} nats per token)"
-                print(f"--- {number} of {len(result.completions)}: {share}")
+                scores = f"log-probability {completion.log_prob:.2f} ({nats:.2f} nats per token)"
+                print(f"--- {number} of {len(result.completions)}: {scores}")
             print(for_terminal((result.shown + completion.text).removesuffix("\n")))
     sys.stdout.flush()
 
 
 def _warn(trained: Run, options: Options, prompt: str) -> None:
-    """Report what the model can't read of a prompt."""
-    text = prompt_for_model(trained.tokenizer, prompt, options.raw)
+    """Print notes about what the model can't read of a prompt."""
+    text = in_corpus_spacing(trained.tokenizer, prompt, options.raw)
     if not text.strip():
         note("the prompt is empty: starting at the beginning of a line")
     if unknown := unknown_words(trained.tokenizer, text):
@@ -117,7 +120,7 @@ def _warn(trained: Run, options: Options, prompt: str) -> None:
 
 
 def _ask() -> str | None:
-    """A line from the terminal, empty after Ctrl-C; None at its end."""
+    """Return a line from the terminal, empty after Ctrl-C; None at the end of the input."""
     try:
         if sys.stdout.isatty():
             return input(ASK)

@@ -25,7 +25,10 @@ def train(
         typer.Option(metavar="RUN", help="Resume this run with its own configuration; RUN: its folder or name."),
     ] = None,
     fields: Annotated[
-        bool, typer.Option("--fields", help="Describe the fields whose names begin with the arguments, or all.")
+        bool,
+        typer.Option(
+            "--fields", help="List the configuration fields under a prefix (`--fields train`), or all of them."
+        ),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Prepare the data, print the configuration and its costs; train nothing.")
@@ -39,8 +42,8 @@ def train(
 ) -> None:
     """Train a model, or resume an interrupted run.
 
-    Downloads and tokenizes the corpus first if that is missing. Without --config, sizes and budget (10 minutes) follow
-    from the text and the machine.
+    Downloads and tokenizes the corpus first if that is missing. Without --config, a run of this name is resumed with
+    its own configuration; if there is none, sizes and budget (10 minutes) follow from the text and the machine.
     """
     if fields + dry_run + profile > 1:
         raise UsageError("--fields, --dry-run and --profile exclude each other: give one of them")
@@ -69,7 +72,7 @@ def train(
 
 
 def _fields(prefixes: list[str]) -> None:
-    """Print the fields whose dotted names begin with one of `prefixes`."""
+    """Print the fields whose dotted names begin with one of `prefixes`; all without any."""
     from lmtrain.config.fields import as_text
     from lmtrain.config.schema import Config
 
@@ -92,7 +95,7 @@ def _dry_run(plan: "RunPlan", as_json: bool, quiet: bool) -> None:
 
 
 def _profile(plan: "RunPlan", as_json: bool, quiet: bool) -> None:
-    """Time a few steps."""
+    """Time a few steps, and print where the time goes."""
     from lmtrain.training.plan import prepare
     from lmtrain.training.profiling import profile_steps, profile_text
 
@@ -103,7 +106,7 @@ def _profile(plan: "RunPlan", as_json: bool, quiet: bool) -> None:
 
 
 def _train(plan: "RunPlan", as_json: bool, quiet: bool) -> None:
-    """Train to the end of the budget, in every process of the run; the main process prints the outcome."""
+    """Train to the end of the budget; the main process prints the outcome."""
     from lmtrain.api.train import train_plan
 
     outcome = train_plan(plan, quiet=quiet)
@@ -116,8 +119,8 @@ def _train(plan: "RunPlan", as_json: bool, quiet: bool) -> None:
         return
     figures = {"run": str(run_dir), "status": outcome.status, "step": outcome.step, "minutes": outcome.minutes}
     heading = (
-        f"{run_dir}: {outcome.status} at step {outcome.step:,} after {duration(60 * outcome.minutes)}; "
-        f"the best checkpoint, of step {outcome.best_step:,}, on valid:"
+        f"{run_dir}: {outcome.status} at step {outcome.step:,} after {duration(60 * outcome.minutes)}; the best "
+        f"checkpoint, of step {outcome.best_step:,}, on valid (context {score.context}, stride {score.stride}):"
     )
     lines = [f"  {line}" for line in score.lines()]
     show({**figures, "best_step": outcome.best_step, "valid": score.summary()}, "\n".join([heading, *lines]), as_json)

@@ -164,7 +164,7 @@ def test_the_compiler_is_not_loaded(workdir: Path) -> None:
 def test_every_option_of_a_completion_arrives(lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No field has its default then, so that none can be forgotten between the command and the library."""
     seen: list[Options] = []
-    monkeypatch.setattr("lmtrain.cli.answers.answer", lambda _trained, options, *_rest: seen.append(options))
+    monkeypatch.setattr("lmtrain.cli.prompting.complete_prompt", lambda _run, options, *_rest: seen.append(options))
     sampling = "--temperature 0.7 --top-k 7 --top-p 0.6 --min-p 0.01 --repetition-penalty 1.5"
     others = "--max-tokens 9 --samples 3 --seed 5 --results 2 --length-penalty 0.5 --stop line --raw"
     stops = "--stop-string x --stop-string y"

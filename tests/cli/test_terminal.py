@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli import answers
+from lmtrain.cli import prompting
 from tests.helpers import Lmtrain, default_interrupts
 
 
@@ -103,12 +103,12 @@ def test_streamed_text_is_what_is_printed_elsewhere(
     printed = lmtrain(*arguments).out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     writes: list[str] = []
-    write = answers._write
+    write = prompting._write
 
     def recorded(text: str) -> None:
         writes.append(text)
         write(text)
 
-    monkeypatch.setattr(answers, "_write", recorded)
+    monkeypatch.setattr(prompting, "_write", recorded)
     assert lmtrain(*arguments).out == printed
     assert len([text for text in writes if text]) > 3
