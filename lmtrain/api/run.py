@@ -3,7 +3,7 @@
 import functools
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, overload
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lmtrain.config.loader import as_overrides
 from lmtrain.config.loader import load as load_config
 from lmtrain.config.schema import Config, DataConfig, RunConfig
 from lmtrain.data.encoding import text_split
@@ -39,8 +38,8 @@ from lmtrain.system.messages import ignore, note
 class Run:
     """A trained run at one of its checkpoints, or an ensemble of several; see `load`.
 
-    `config` is what the first was trained with; its sections `eval` and `data` may be others, which `evaluate` then
-    uses.
+    `config` is what the run, or the first of several, was trained with. Its sections `eval` and `data` may be replaced
+    (`dataclasses.replace`), and `evaluate` uses the new ones.
     """
 
     members: tuple[TrainedWeights, ...]
@@ -48,7 +47,7 @@ class Run:
     device: torch.device
     precision: str | None
     progress: bool
-    """Whether progress is shown: bars on a terminal, and how a missing corpus is made."""
+    """Whether to show progress: bars on a terminal, and how a missing corpus is made."""
 
     def __repr__(self) -> str:
         return f"Run({' + '.join(str(one.run_dir) for one in self.members)}, step {self.step:,})"
@@ -65,16 +64,14 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The step of the checkpoint, of an ensemble that of the first."""
+        """The step of the checkpoint; for an ensemble, the first member's."""
         step: int = self.members[0].info["step"]
         return step
 
     def about(self) -> dict[str, Any]:
-        """Which run this is, at which step, with which weights (`ema` or `raw`); of an ensemble, for each member."""
-        found = [{"run": str(one.run_dir), "step": one.info["step"], "weights": one.kind} for one in self.members]
-        if len(found) == 1:
-            return found[0]
-        return {"members": found}
+        """Return the run's folder, step and weights (`ema` or `raw`); for an ensemble, a list of them as `members`."""
+        members = [{"run": str(one.run_dir), "step": one.info["step"], "weights": one.kind} for one in self.members]
+        return members[0] if len(members) == 1 else {"members": members}
 
     @functools.cached_property
     def model(self) -> Predictor:
@@ -83,7 +80,7 @@ class Run:
 
     @functools.cached_property
     def _packed_model(self) -> Predictor:
-        """The model with packed weights, for inference only."""
+        """The model with packed weights, which only generates."""
         model = build_predictor(self.members, self.device)
         pack_for_decoding(model, choose_precision(self.precision or "auto", self.device))
         return model
@@ -97,37 +94,40 @@ class Run:
     def generate(self, prompts: Sequence[str], **options: Any) -> list[str]: ...
 
     def generate(self, prompts: str | Sequence[str], **options: Any) -> str | list[str]:
-        """The text that follows a prompt, or each of several prompts.
+        """Return the text that follows a prompt, or a list of the texts that follow several prompts.
 
         `options` are fields of `generation.options.Options`. By default a text of 100 tokens is sampled at temperature
-        0.8 and top-p 0.95, another one each time unless `seed` is given; `temperature=0` is greedy, and `beams=4` a
-        beam search. Of several texts, the best is returned; `complete` returns more, with their log-probabilities.
-        Raises ValueError for options that contradict each other, and TypeError for unknown ones.
+        0.8 and top-p 0.95, another one each time unless `seed` is given; `temperature=0` is greedy, and `beams=4` is a
+        beam search. If an option asks for several texts, the best is returned; `complete` returns all of them, with
+        their log-probabilities.
+        Raises ValueError for invalid options, and TypeError for unknown ones.
         """
         base = Options() if options.get("beams", 1) > 1 else replace(SAMPLED, seed=secrets.randbelow(1_000_000))
         completed = self.complete([prompts] if isinstance(prompts, str) else prompts, replace(base, **options))
-        texts = [found.completions[0].text for found in completed]
+        texts = [result.completions[0].text for result in completed]
         return texts[0] if isinstance(prompts, str) else texts
 
     def complete(
         self, prompts: Sequence[str], options: Options, *, first: int = 0, on_token: OnToken | None = None
     ) -> list[Completed]:
-        """The completions of each prompt, best first: see `generation.complete.complete`."""
-        # It makes every operator a little cheaper to call. A GPU replays its steps, and would gain nothing.
+        """Return the completions of each prompt, best first: see `generation.complete.complete`."""
+        if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
+            raise TypeError("prompts must be a list of texts")
+        # Inference mode makes every operator a little cheaper to call. A GPU replays its steps, and would gain nothing.
         with torch.inference_mode(self.device.type == "cpu"):
             return complete(self._packed_model, self.tokenizer, prompts, options, first=first, on_token=on_token)
 
     # Scores
 
     def score(self, text: str, **settings: Any) -> Score:
-        """The nats, tokens, words and bytes of a text, as `lmtrain eval --text` counts them in a file.
+        """Score a text as `lmtrain eval --text` scores a file.
 
         `settings` are those of `evaluate`. Raises LmtrainError for a text without words.
         """
         return self.score_split(self._split_of(text), **settings)
 
     def score_tokens(self, text: str, **settings: Any) -> list[tuple[str, float]]:
-        """The tokens of a text in readable form, each with its nats; their sum is that of `score`."""
+        """Return the tokens of a text in readable form, each with its nats; the nats add up to those of `score`."""
         split, nats = self._split_of(text), list[float]()
         self.score_split(split, on_nats=lambda batch: nats.extend(batch.flatten().tolist()), **settings)
         return [(self.tokenizer.token(int(index)), value) for index, value in zip(split.ids, nats, strict=False)]
@@ -140,19 +140,23 @@ class Run:
         data_dir: str | Path | None = None,
         **settings: Any,
     ) -> Score:
-        """The score of a split of the corpus that the run was trained on.
+        """Score a split of the corpus that the run was trained on.
 
-        The token store is found in `data_dir` or in the data folder of the run. A missing one is made again from
-        `source`, or if the corpus is known by name. `settings` are `limit` (score only so many tokens), `cache` and
-        `dynamic` (adapt to the text already scored), and fields of the section `eval`, such as `stride`.
-        Raises LmtrainError where there is no such split or store.
+        `settings` are `limit` (score only the first so many tokens), `cache` and `dynamic` (adapt to the text already
+        scored), and fields of the section `eval`, such as `stride`. `source` and `data_dir` are those of `token_store`.
+        Raises LmtrainError if there is no such split or store.
         """
         store = self.token_store(source, data_dir)
         return self.score_split(store.split(split), store=store, **settings)
 
     def token_store(self, source: str | Path | None = None, data_dir: str | Path | None = None) -> TokenStore:
-        """The token store that the run was trained on; see `find_run_store`."""
-        config = load_config(self.config, as_overrides({"data.source": source, "data.dir": data_dir}), {})
+        """Return the token store that the run was trained on, from `data_dir` or from the data folder of the run.
+
+        A missing store is made again if `source` is given, or if lmtrain knows the corpus by name; see
+        `find_run_store`.
+        """
+        places = {"source": source, "dir": data_dir}
+        config = self._config_with("data", {name: str(place) for name, place in places.items() if place is not None})
         check_same_corpus(self.members)
         return find_run_store(self.members[0], config, may_make=source is not None, progress=self.progress)
 
@@ -167,12 +171,15 @@ class Run:
         on_nats: Callable[[Tensor], object] = lambda _nats: None,
         **settings: Any,
     ) -> Score:
-        """The score of tokens, batch by batch; `on_nats` is given the nats of each batch's targets.
+        """Score a split batch by batch; `on_nats` is called with the nats of each batch's targets.
 
-        Dynamic evaluation needs the training split, of `store` or else of `token_store()`.
-        Raises LmtrainError if dynamic evaluation diverges, and as `scoring_forward` does.
+        Dynamic evaluation also reads the training split, from `store` or else from `token_store()`.
+        Raises UsageError for invalid settings, LmtrainError if dynamic evaluation diverges, and what `scoring_forward`
+        raises.
         """
-        config = load_config(self.config, as_overrides({f"eval.{name}": value for name, value in settings.items()}), {})
+        if limit is not None and limit < 1:
+            raise UsageError(f"limit={limit} must be at least 1")
+        config = self._config_with("eval", settings)
         forward = scoring_forward(
             self.model,
             config.eval,
@@ -208,8 +215,14 @@ class Run:
 
     @property
     def score_precision(self) -> str:
-        """The precision of scores: `precision`, or else that of training."""
+        """The precision of scores: `precision`, or else the training's."""
         return choose_precision(self.precision or self.config.train.precision, self.device)
+
+    def _config_with(self, section: str, fields: Mapping[str, Any]) -> Config:
+        """Return the run's configuration with these fields in a section. Raises UsageError for an invalid one."""
+        sections = self.config.model_dump(mode="json")
+        sections[section] |= fields
+        return load_config(sections, environment={})
 
     def _gradient_rms(self, train: Split) -> list[Tensor]:
         model = self.model
@@ -218,7 +231,9 @@ class Run:
             return gradient_rms(model, train, device=self.device, precision=self.score_precision, advance=bar.update)
 
     def _split_of(self, text: str) -> Split:
-        """The split that a file of this text would be."""
+        """Return the split that a file of this text would be."""
+        if not isinstance(text, str):
+            raise TypeError(f"the text must be a str, not {type(text).__name__}")
         lines = text_lines(utf8(text).decode())
         return text_split(lines, self.tokenizer, called="the text", note=ignore)
 
@@ -236,27 +251,31 @@ def load(
     precision: str | None = None,
     progress: bool = False,
 ) -> Run:
-    """The run in a folder or of a name in `runs/`; None = the latest there; several = the mean of their probabilities.
+    """Load a trained run.
 
-    `checkpoint` is `best`, `last` or a step (None = the best undamaged one), `weights` `auto` (averaged ones if there
-    are any), `ema` or `raw`, `device` `auto`, `cpu` or `cuda`. `precision` is fp32, bf16 or fp16;
-    None = that of training for scores, and what is fastest for texts. Messages go to stderr.
-    Raises LmtrainError where there is no such run, it is damaged, or several don't fit each other, and UsageError for
-    another value of these.
+    - `run`: its folder, or its name in `runs/`; None: the latest there; a list: an ensemble, which predicts the mean of
+      the runs' probabilities.
+    - `checkpoint`: `best`, `last` or a step; None: the best undamaged one.
+    - `weights`: `ema`, `raw`, or `auto` (EMA weights if the checkpoint has them).
+    - `device`: `cpu`, `cuda`, or `auto` (CUDA if available).
+    - `precision`: `fp32`, `bf16` or `fp16`; None: the training's for scores, the fastest for generated texts.
+
+    Messages go to stderr. Raises LmtrainError if a run does not exist or is damaged, or if several can't be averaged,
+    and UsageError for any other value of an argument.
     """
-    for option, given, known in (
+    for name, value, choices in (
         ("weights", weights, ("auto", "raw", "ema")),
         ("device", device, ("auto", "cpu", "cuda")),
         ("precision", precision, (None, "auto", "fp32", "bf16", "fp16")),
     ):
-        if given not in known:
-            raise UsageError(f"{option}={given!r}: it is one of {', '.join(map(str, known))}")
+        if value not in choices:
+            raise UsageError(f"{name}={value!r}: it is one of {', '.join(map(str, choices))}")
     names = [run] if run is None or isinstance(run, str | Path) else run
     if not names:
         raise UsageError("the list of runs is empty: name one, or leave it out for the latest")
     folders = [find_run(None if name is None else Path(name), RunConfig().dir) for name in names]
     which = None if checkpoint is None else str(checkpoint)
     members = load_weights(folders, which, weights, note)
-    # The data folder that it was trained with is that of another machine if the run comes from there.
+    # The data folder in the run's configuration may be one of another machine.
     config = load_config(members[0].config, [f"data.dir={DataConfig().dir}"], {})
     return Run(members, config, choose_device(device), precision, progress)

@@ -21,18 +21,20 @@ def train(
 ) -> Run:
     """Train a model, or resume an interrupted run, and return the run at its best checkpoint.
 
-    `arguments` are those of the command: a text, if it is not that of `config`, and `section.field=value`. `config` is
-    a YAML file or the name of a recipe, the sections of a configuration as a dict, or a Config; without it, sizes and
-    budget follow from the text and the machine.
+    `arguments` are those of the command: a source, unless `config` names it, and overrides `section.field=value`.
+    `config` is a YAML file or the name of a recipe, the sections of a configuration as a dict, or a Config; without it,
+    sizes and budget follow from the text and the machine.
 
         lmtrain.train("book.txt", "train.max_minutes=20")
         lmtrain.train("train.max_minutes=20", config="wikitext2-cpu")
         lmtrain.train(config={"data": {"source": "book.txt"}, "model": {"layers": 2}, "train": {"steps": 500}})
 
-    A corpus that is missing is downloaded and tokenized first; a finished run is not trained again. Several processes
-    that torchrun started call this together. Raises LmtrainError where the command `train` fails with a message, and
-    KeyboardInterrupt after Ctrl-C, when the checkpoint is saved. Only the main thread can train: signals reach it.
+    A corpus that is missing is downloaded and tokenized first; a finished run is not trained again. Under torchrun,
+    every process calls this. Raises LmtrainError if the command `train` would fail with a message, and
+    KeyboardInterrupt after Ctrl-C, once the checkpoint is saved. Call it in the main thread, which gets the signals.
     """
+    if not isinstance(config, str | Path | Mapping | Config | None):
+        raise TypeError("config must be a file, the name of a recipe, a dict of sections, or a Config")
     overrides = with_source([str(argument) for argument in arguments])
     plan = plan_run(Path(config) if isinstance(config, str) else config, overrides)
     outcome = train_plan(plan, quiet=quiet)
@@ -42,9 +44,9 @@ def train(
 
 
 def train_plan(plan: RunPlan, *, quiet: bool) -> Outcome:
-    """Train to the end of the budget, in every process of the run: its outcome.
+    """Train to the end of the budget, and return the outcome. Every process of the run calls this.
 
-    The main process prints messages, if `quiet` only warns.
+    The main process prints messages; if `quiet`, only warnings.
     """
     train = plan.config.train
     with join_processes(train.device, train.timeout_minutes) as processes:
@@ -53,5 +55,5 @@ def train_plan(plan: RunPlan, *, quiet: bool) -> Outcome:
         with processes.main_first():
             config, store = prepare(plan, note=inform)
         if plan.is_automatic:
-            inform(f"chosen for this text and machine, unless you set them: {' '.join(chosen(config))}")
+            inform(f"recipe for this text and machine, where it differs from the defaults: {' '.join(chosen(config))}")
         return fit(config, store, plan.run_dir, note=warn, quiet=quiet, processes=processes)

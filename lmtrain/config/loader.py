@@ -248,7 +248,7 @@ def _sentence(error: Any, origin: str) -> str:
         location = location[:2]
     key = _cleaned(".".join(map(str, location)))
     if error["type"] == "extra_forbidden":
-        return f"{origin}: unknown key {key}{suggestion(key)}"
+        return f"{origin}: unknown field {key}{suggestion(key)}"
     message = _MESSAGES.get(error["type"], error["msg"].removeprefix("Value error, "))
     if error["type"] in ("string_type", "path_type") and not isinstance(error["input"], list | dict | None):
         message = "a text is needed, and YAML takes this for something else: put it in quotes"

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,9 @@ def test_a_prompt_gives_the_text_of_the_command(lmtrain: Lmtrain, workdir: Path)
     (beam,) = run.generate(["The river"], max_tokens=6, beams=3)
     (found,) = run.complete(["The river"], Options(max_tokens=6, beams=3))
     assert beam == found.completions[0].text
+    for prompts in ("The", None, ["The", 5]):
+        with pytest.raises(TypeError):
+            run.complete(prompts, Options())  # type: ignore[arg-type]
     assert len({run.generate("The", max_tokens=12) for _ in range(5)}) > 1
 
 
@@ -61,6 +65,8 @@ def test_the_score_of_a_text_is_that_of_its_tokens_one_by_one(lmtrain: Lmtrain, 
         run.score(" ")
     with pytest.raises(LmtrainError, match="lone surrogate at character 2"):
         run.score("a \ud800")
+    with pytest.raises(TypeError, match="the text must be a str, not bytes"):
+        run.score(b"a")  # type: ignore[arg-type]
     for wrong in ({"device": "gpu"}, {"weights": "best"}, {"precision": "fp8"}):
         with pytest.raises(UsageError, match="it is one of"):
             library.load("sample", **wrong)  # type: ignore[arg-type]
@@ -81,8 +87,14 @@ def test_an_evaluation_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path, m
     assert not (workdir / "data").exists()
     with pytest.raises(LmtrainError, match="has no dev split"):
         run.evaluate("dev", data_dir=moved)
-    with pytest.raises(UsageError, match=r"unknown key eval\.strid"):
-        run.evaluate(data_dir=moved, strid=3)
+    rejected: list[tuple[dict[str, Any], str]] = [
+        ({"strid": 3}, r"^the configuration: unknown field eval\.strid"),
+        ({"stride": 17}, r"^the configuration: eval\.stride=17"),
+        ({"limit": 0}, "limit=0 must be at least 1"),
+    ]
+    for wrong, message in rejected:
+        with pytest.raises(UsageError, match=message):
+            run.evaluate(data_dir=moved, **wrong)
 
 
 def test_training_from_a_dict_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
@@ -103,11 +115,13 @@ def test_training_from_a_dict_is_that_of_the_command(lmtrain: Lmtrain, workdir: 
     for name, weight in run.model.named_parameters():
         assert torch.equal(weight, theirs[name])
     for wrong, message in (
-        ({"model": {"dims": 3}}, r"unknown key model\.dims"),
+        ({"model": {"dims": 3}}, r"unknown field model\.dims"),
         ({"model": None}, "a section holds"),
     ):
         with pytest.raises(UsageError, match=message):
             library.train(config=wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="config must be a file"):
+        library.train(config=[1])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="the list of runs is empty"):
         library.load([])
 

@@ -28,7 +28,7 @@ WRONG_USAGE = {
     "unknown checkpoint": (["eval", "--checkpoint", "newest"], "neither best, last nor a step number"),
     "no tokens": (["generate", "x", "-n", "0"], "max_tokens=0 must be a whole number, at least 1"),
     "fields as JSON": (["train", "--fields", "--json"], "leave --json out"),
-    "unknown key": ([*TRAIN, "-c", "bad.yaml"], "did you mean model.dim (Width of the residual stream)?"),
+    "unknown field in a file": ([*TRAIN, "-c", "bad.yaml"], "did you mean model.dim (Width of the residual stream)?"),
     "unknown override": ([*TRAIN, "train.ler=1"], "did you mean train.lr (Peak"),
     "two sources": (["tokenize", "own.txt", "short.txt"], "not of the form section.field=value"),
     "vocabulary too large": (["tokenize", "sample", "tokenizer.vocab_size=5000000000"], "tokenizer.vocab_size"),

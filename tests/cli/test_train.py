@@ -21,6 +21,7 @@ def test_train_prints_its_outcome_and_resumes(lmtrain: Lmtrain, workdir: Path) -
     assert result["valid"]["nats"] == first["valid"]["nats"]
     text = lmtrain("train", *TINY, "run.name=again").out
     assert "finished at step 12" in text
+    assert "on valid (context 16, stride 4):\n" in text
 
 
 def test_a_small_vocabulary_prints_no_misleading_figures(lmtrain: Lmtrain, workdir: Path) -> None:

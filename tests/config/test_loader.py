@@ -68,11 +68,11 @@ def test_a_message_names_the_source_of_the_value(tmp_path: Path) -> None:
         [
             f"the command line: model.dim='wider': {integer}",
             f"the command line: model.heads='many': {integer}",
-            f"{path}: unknown key model.dimm",
+            f"{path}: unknown field model.dimm",
             "did you mean model.dim (Width of the residual stream)?",
-            "LMTRAIN_MODEL__LAYERZ: unknown key model.layerz",
+            "LMTRAIN_MODEL__LAYERZ: unknown field model.layerz",
             "did you mean model.layers (Encoder blocks below the pooling head)?",
-            "the command line: unknown key modell",
+            "the command line: unknown field modell",
             "did you mean model?",
         ]
     )
