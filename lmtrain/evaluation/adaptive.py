@@ -1,7 +1,7 @@
-"""Evaluation of a model that adapts to the text: a cache of its own states, and gradient steps.
+"""Evaluation of a model that adapts to the text: by a cache of its own states, and by gradient steps.
 
-Each is a `forward` for `perplexity.evaluate` that remembers what it has scored, and scores every token before it learns
-from it.
+Each method is a `forward` for `perplexity.evaluate` that remembers the text it has scored. It scores every token before
+it learns from that token.
 
 Shapes: B windows, T tokens in each, S targets; E the width of the states, K states in memory, N new ones.
 """
@@ -30,25 +30,25 @@ CACHE_BLOCK = 256
 
 RMS_TOKENS = 200_000
 TOKENS_PER_GRADIENT = 1_024
-"""The tokens that `gradient_rms` is measured on, and those of each batch."""
+"""How many tokens `gradient_rms` is measured on, and how many a batch has."""
 
 EPS = 1.0
 """Added to the RMS of a weight's gradient, in units of the mean RMS: with less, the rows of rare words diverge."""
 
 Scored = tuple[Tensor, Tensor]
-"""Nats of the targets (B, S) or (B,), and the states that they were predicted from, with another axis E."""
+"""Nats of the targets (B, S) or (B,), and the states that predicted them, (B, S, E) or (B, E)."""
 Scorer = Callable[[Tensor, Tensor], Scored]
 """Inputs (B, T) and targets -> `Scored`, as `LanguageModel.score`."""
 
 
 def cache_log_probs(states: Tensor, words: Tensor, nats: Tensor, theta: float, window: int) -> Tensor:
-    """log p of each of the last N words by the continuous cache (Grave et al., 2017): (N,), float32.
+    """Return log p of each of the last N words by the continuous cache (Grave et al., 2017): (N,), float32.
 
-    states (K + N, E) and the words (K + N,) that were predicted from them, in the order of the text; nats (N,), the
-    model's own for the last N. p(w) is the sum over the `window` positions before, i, of softmax(theta cos(h, h_i))
-    where words_i = w. The cosine replaces the paper's dot product, so that theta does not depend on the states' width
-    and size. A word that is not in the window has -inf; where there are no positions before, p is the model's own.
-    Computed in float32, also under autocast.
+    `states` (K + N, E) predicted the `words` (K + N,), in the order of the text; `nats` (N,) are the model's own for
+    the last N words. For a state h, a = softmax(theta cos(h, h_i)) over the `window` positions i before it, and p(w) is
+    the sum of a_i over those with words_i = w. The cosine replaces the paper's dot product, so that theta does not
+    depend on the states' width and size. A word that is not in the window has log p = -inf. The first word of a text
+    has no positions before it: its p is the model's own. Computed in float32, also under autocast.
     """
     with torch.autocast(states.device.type, enabled=False):
         unit = F.normalize(at_least_float32(states), dim=-1)
@@ -66,18 +66,18 @@ def _cache_block(unit: Tensor, words: Tensor, start: int, stop: int, theta: floa
     ago = queries.unsqueeze(-1) - keys
     scores = (theta * unit[start:stop] @ unit[low:stop].T).masked_fill((ago < 1) | (ago > window), -torch.inf)
     same = words[start:stop].unsqueeze(-1) == words[low:stop]
-    found = scores.masked_fill(~same, -torch.inf).logsumexp(-1)
-    return torch.where(found == -torch.inf, -torch.inf, found - scores.logsumexp(-1))
+    of_word = scores.masked_fill(~same, -torch.inf).logsumexp(-1)
+    return torch.where(of_word == -torch.inf, -torch.inf, of_word - scores.logsumexp(-1))
 
 
 def mix(nats: Tensor, log_cache: Tensor, weight: float) -> Tensor:
-    """-log[(1 - weight) p_model + weight p_cache]: (N,) and (N,) -> (N,)."""
+    """Return -log[(1 - weight) p_model + weight p_cache]: (N,) and (N,) -> (N,)."""
     log_weight = math.log(weight) if weight else -torch.inf
     return -torch.logaddexp(math.log1p(-weight) - nats, log_cache + log_weight)
 
 
 class Cached:
-    """`score`, mixed with a cache of the last `window` states and words that it has scored."""
+    """Mixes `score` with a cache of the last `window` states and words that it has scored."""
 
     def __init__(self, score: Scorer, weight: float, theta: float, window: int) -> None:
         self.score = score
@@ -86,7 +86,7 @@ class Cached:
         self.words: Tensor | None = None
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Inputs (B, T), targets (B, S) or (B,) -> nats, as the targets; the windows in the order of the text."""
+        """Inputs (B, T), targets (B, S) or (B,) -> nats, shaped as the targets. Windows are in text order."""
         nats, new_states = self.score(inputs, targets)
         new_states = new_states.flatten(0, -2)
         states = new_states if self.states is None else torch.cat((self.states, new_states))
@@ -99,10 +99,10 @@ class Cached:
 def gradient_rms(
     model: LanguageModel, split: Split, *, device: torch.device, precision: str, advance: Advance
 ) -> list[Tensor]:
-    """The root mean square of the gradient of one token's loss on `split`, for each parameter of a causal model.
+    """Return the root mean square of the gradient of one token's loss on `split`, for each parameter of a causal model.
 
-    Estimated from the gradients g of batches of n tokens, each the mean over its tokens, as sqrt(n E[g^2]): this
-    assumes that the tokens' own gradients are independent with mean zero, which holds near the end of training.
+    The estimate is sqrt(n E[g^2]), where g is the gradient of a batch's mean loss over n tokens. It assumes that the
+    tokens' own gradients are independent with mean zero, which holds near the end of training.
     Raises LmtrainError for a split shorter than a window.
     """
     context = model.config.context
@@ -121,19 +121,19 @@ def gradient_rms(
 
 
 def gradients_of(nats: Tensor, model: LanguageModel) -> tuple[Tensor, ...]:
-    """Of the mean of `nats`, for each parameter; zero for a parameter that it does not depend on."""
+    """Return the gradient of the mean of `nats` for each parameter; zero if the mean does not depend on it."""
     # Without autocast: the dtypes of the backward pass are those of the forward pass.
     with torch.enable_grad(), torch.autocast(nats.device.type, enabled=False):
         return torch.autograd.grad(nats.mean(), list(model.parameters()), materialize_grads=True)
 
 
 class Dynamic:
-    """Dynamic evaluation: a copy of the model that takes a gradient step on every segment, a call, after scoring it.
+    """Dynamic evaluation: a copy of the model that takes a gradient step after each call, on the segment it has scored.
 
-    The steps are w <- w - lr g / (RMS + eps) (after Krause et al., 2018), with the RMS of one token's gradient, `rms`,
-    divided by the square root of the tokens of a `segment`, over which the gradient g is the mean; eps is EPS times the
-    mean RMS over all parameters. For the word embeddings, in the embedding and the output layer, lr is multiplied by
-    `dynamic_embedding`.
+    The step is w <- w - lr g / (RMS + eps) (after Krause et al., 2018), where g is the gradient of the mean loss of the
+    segment. RMS is `rms`, that of one token's gradient, divided by the square root of `segment`, the number of tokens;
+    eps is EPS times the mean RMS over all parameters. For the word embeddings (embedding and output layer), lr is
+    multiplied by `dynamic_embedding`.
     """
 
     def __init__(self, trained: LanguageModel, settings: EvalConfig, rms: list[Tensor], segment: int) -> None:
@@ -150,7 +150,7 @@ class Dynamic:
         ]
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Scored:
-        """Inputs (1, T), targets (1, S) -> nats (1, S) and states (1, S, E), both from before the step."""
+        """Inputs (1, T), targets (1, S) -> nats (1, S) and states (1, S, E), computed before the step."""
         with torch.enable_grad():
             nats, states = self.model.score(inputs, targets, temperature=self.temperature)
         gradients = gradients_of(nats, self.model)
@@ -161,7 +161,7 @@ class Dynamic:
 
 
 def settings_used(settings: EvalConfig, *, dynamic: bool, cache: bool) -> dict[str, float]:
-    """The settings that have an effect on `scoring_forward`, by name."""
+    """Return the settings that have an effect on `scoring_forward`, by name."""
     methods = ["temperature", *["cache"] * cache, *["dynamic"] * dynamic]
     return {name: value for name, value in settings.model_dump().items() if name.partition("_")[0] in methods}
 
@@ -176,17 +176,17 @@ def scoring_forward(
     segment: int,
     precision: str,
 ) -> Forward:
-    """A `forward` for `perplexity.evaluate`, from a model in evaluation mode and the settings.
+    """Return a `forward` for `perplexity.evaluate`: the model's own (in evaluation mode), or an adaptive one.
 
-    The rest is for `dynamic`: `segment` is the number of targets in each call, and `measure` returns the
-    `gradient_rms`. Raises LmtrainError or UsageError for a model or precision that can't be adapted.
+    `measure`, `segment` and `precision` are for `dynamic`: `measure` returns the `gradient_rms`, and `segment` is the
+    number of targets in each call. Raises LmtrainError or UsageError for a model or precision that can't be adapted.
     """
     score: Scorer = partial(model.score, temperature=settings.temperature)
     if dynamic:
         if isinstance(model, Ensemble):
             raise UsageError(
                 "dynamic evaluation changes the weights of a run, so it is for one run: leave the others out, or use "
-                "the cache"
+                "the cache instead"
             )
         if not model.causal:
             raise LmtrainError("--dynamic learns from segments of a text, and a windowed model predicts one token")

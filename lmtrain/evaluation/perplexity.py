@@ -1,7 +1,7 @@
-"""Perplexity by sums: total nats over a stated count, so that batch size and window cuts can't change the number.
+"""Perplexity from the total nats and a count, so that the batch size and the cuts between windows can't change it.
 
-The split is one stream y_1 .. y_N, preceded by one `<eos>`, and every y_i is scored exactly once, in order: `stride`
-tokens at a time, each time with as many tokens before them as fit into the model's context. So each has at least
+The split is one stream y_1 .. y_N, preceded by one `<eos>`. Every y_i is scored exactly once, in order: `stride` tokens
+at a time, each time with as many tokens before them as fit into the model's context. So each token has at least
 `context - stride` tokens of context (fewer at the start of the stream).
 
 Shapes: B windows in a batch, T tokens in each (the context, but fewer in the first windows), S targets in each.
@@ -24,14 +24,14 @@ from lmtrain.system.device import autocast
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
 Forward = Callable[[Tensor, Tensor], Tensor]
-"""Inputs (B, T), targets (B, S) of their last S positions, or (B,) if windowed -> nats of each target."""
+"""Inputs (B, T), and the targets (B, S) of the last S positions, or (B,) if windowed -> nats of each target."""
 Advance = Callable[[int], object]
 """Called with the number of tokens of each batch, for a progress bar."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """The nats of a text under a model, and the counts to divide them by."""
+    """The total nats of a text under a model, and the counts to divide them by."""
 
     nats: float
     tokens: int
@@ -40,11 +40,11 @@ class Score:
     context: int
     stride: int
     unknown_share: float = 0.0
-    """Share of the split's tokens that stand for unknown words."""
+    """The fraction of the split's tokens that stand for unknown words."""
     estimated: bool = False
-    """Whether `words` and `bytes` are the split's times the share of its tokens that was scored."""
+    """True if only part of the split was scored, so that `words` and `bytes` are prorated."""
     floor: float | None = None
-    """The word perplexity of the process that generated the text, where that is known."""
+    """The word perplexity of the process that generated the text, if it is known."""
 
     @property
     def loss(self) -> float:
@@ -63,13 +63,13 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Bits per byte of UTF-8 text; None where there are unknown words, whose bytes were not predicted."""
+        """Bits per byte of UTF-8 text; None if there are unknown words, because their bytes were not predicted."""
         if self.unknown_share:
             return None
         return self.nats / math.log(2) / self.bytes
 
     def figures(self) -> dict[str, float]:
-        """The figures by name, without bits per byte where there are none."""
+        """Return the figures by name, without bits per byte if it is None."""
         bits = self.bits_per_byte
         return {
             "word_perplexity": self.word_perplexity,
@@ -79,7 +79,7 @@ class Score:
         }
 
     def summary(self) -> dict[str, Any]:
-        """The figures and all that they are computed from, for JSON: None stands for what is not finite or missing."""
+        """Return the figures and what they are computed from, for JSON: None if a value is not finite or missing."""
         return {
             "bits_per_byte": None,
             **{name: value if math.isfinite(value) else None for name, value in self.figures().items()},
@@ -99,10 +99,10 @@ class Score:
         return " ".join(self.lines()[0].split())
 
     def lines(self) -> list[str]:
-        """The figures as aligned lines, each with the count that it is computed over.
+        """Return the figures as aligned lines, each with the count that it is computed over.
 
-        Word perplexity comes first where every token is a word. Where a word is many predictions, it comes last: that
-        of a model that has learned little is a number of many digits. The first line also has the floor and the share
+        Word perplexity comes first if every token is a word, and else last: where a word is many predictions, a model
+        that has learned little has a word perplexity of many digits. The first line also has the floor and the fraction
         of unknown words.
         """
         figures, lines = self.figures(), list[str]()
@@ -114,8 +114,8 @@ class Score:
                 continue
             line = f"{name.replace('_', ' '):16} {readable(figures[name], decimals):>11}   over {count:,.0f} {unit}s"
             if not lines and self.floor is not None:
-                process = replace(self, nats=math.log(self.floor) * self.words)
-                line += f" (floor {readable(process.figures()[name], decimals)})"
+                floor = replace(self, nats=math.log(self.floor) * self.words)  # the score of the generating process
+                line += f" (floor {readable(floor.figures()[name], decimals)})"
             if not lines and self.unknown_share:
                 share = f"{self.unknown_share:.2%}" if self.unknown_share >= 0.0001 else "less than 0.01%"
                 line += f" ({share} of the tokens stand for unknown words)"
@@ -126,7 +126,7 @@ class Score:
 
 
 def readable(value: float, decimals: int) -> str:
-    """A figure of any size in at most 11 characters: `85.31`, `2,123,238`, `3.4e+12`, `over 1e+300`."""
+    """Format a figure of any size in at most 11 characters: `85.31`, `2,123,238`, `3.4e+12`, `over 1e+300`."""
     if value >= 1e7:
         return f"{value:.1e}" if math.isfinite(value) else "over 1e+300"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.{decimals}f}"
@@ -137,8 +137,8 @@ def _exp(value: float) -> float:
 
 
 def stride_of(config: Config) -> int:
-    """The tokens that each window scores: `eval.stride`, by default a quarter of the context, or 1 for a windowed
-    model, which predicts one token per window."""
+    """Return `eval.stride`, the number of tokens that each window scores. Its default is a quarter of the context, or 1
+    for a windowed model, which predicts one token per window."""
     default = 1 if config.model.mode == "windowed" else max(1, config.model.context // 4)
     return config.eval.stride or default
 
@@ -159,13 +159,12 @@ def evaluate(
     advance: Advance = lambda _tokens: None,
     processes: ProcessGroup = SINGLE_PROCESS,
 ) -> Score:
-    """Score the split (its first `limit` tokens; None = all) with `forward(inputs, targets) -> nats per target`.
+    """Score the first `limit` tokens of the split (None: all) with `forward(inputs, targets) -> nats per target`.
 
     The targets of successive calls are the stream, row by row, so a `forward` may remember what it has scored.
     `first_token` precedes the stream as the context of its first token. Several `processes` compute a batch each at a
-    time; the nats are added in the order of the batches, so that their sum does not depend on the number of processes.
-    With a `limit`, the words and bytes are the split's own, times the share of its tokens that is scored, and there is
-    no floor.
+    time; the nats are added in the order of the batches, so that the sum does not depend on the number of processes.
+    If `limit` cuts the split, words and bytes are prorated, and there is no floor.
 
     Raises LmtrainError on an empty split.
     """
@@ -177,7 +176,7 @@ def evaluate(
     nats = 0.0
     batches = _batches(stream, context, stride, batch_size)
     while group := list(islice(batches, processes.world_size)):
-        # A process without a batch computes the last one too: all processes take part in a sharded model's passes.
+        # A process without a batch computes the last one too: a sharded model's passes need all processes.
         inputs, following = group[min(processes.rank, len(group) - 1)]
         targets = following[:, -1] if mode == "windowed" else following
         with autocast(device, precision):
@@ -199,9 +198,9 @@ def evaluate(
 
 
 def _batches(stream: np.ndarray, context: int, stride: int, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Inputs (B, T) and the targets (B, S) of their last positions: all but the stream's first token, each once.
+    """Yield inputs (B, T) and the targets (B, S) of their last positions. Every token but the first is a target once.
 
-    The windows of a batch have the same shape; the first ones, which grow to the context, and a shorter last one are
+    The windows of a batch have the same shape. The first windows, which grow to the context, and a shorter last one are
     batches of their own.
     """
     ends = np.append(np.arange(stride, len(stream) - 1, stride), len(stream) - 1)  # where targets end: (windows,)

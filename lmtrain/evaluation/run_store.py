@@ -14,31 +14,31 @@ from lmtrain.system.messages import ignore, note
 
 
 def find_run_store(run: TrainedWeights, config: Config, *, may_make: bool, progress: bool) -> TokenStore:
-    """The token store that the run was trained on, found by its hash in the data folder of `config` or of the run.
+    """Return the token store that the run was trained on, found by its hash in the data folder of `config` or the run.
 
-    A missing one is created again if the user has named data.source (`may_make`; it is then not searched for) or if
-    the corpus is one that lmtrain knows by name. A path or a hub id that only the run names is not read: the run may
-    come from a stranger. Of a run of an earlier version the hash is not known, and a note says so. How a store is made
-    is noted only with `progress`.
-    Raises LmtrainError where there is no such store.
+    With `may_make`, the user has named data.source, and the store is made from it. Without, a missing store is made
+    only if lmtrain knows the corpus by name: a path or a hub id that only the run names is not read, because the run
+    may come from a stranger. A run of an earlier version has no hash, and a note says so. How a store is made is noted
+    only with `progress`.
+    Raises LmtrainError if the store is not found, or if the one that is made is another.
     """
-    wanted = run.info.get("store")
-    if isinstance(wanted, str) and not may_make:
+    trained_on = run.info.get("store")
+    if isinstance(trained_on, str) and not may_make:
         for folder in (config.data.dir, run.config.data.dir):
-            if (found := find_store(folder, wanted, note)) is not None:
-                return found
+            if (store := find_store(folder, trained_on, note)) is not None:
+                return store
     if not may_make and config.data.source not in KNOWN:
         raise LmtrainError(
             f"the tokens that {run.run_dir} was trained on are not in {config.data.dir}: say where they are with "
             "data.dir=FOLDER, or what to make them from with data.source=... (the run says "
             f"{shown(config.data.source)}); --text scores any file as it is"
         )
-    # Another version may train another tokenizer on the same text, and a file that was given may be gone.
+    # The run's own tokenizer: another version may train another one on the same text, and tokenizer.file may be gone.
     config = config.model_copy(update={"tokenizer": TokenizerConfig(file=run.run_dir / TOKENIZER)})
-    store = prepare_store(config, trained_on=wanted, note=note if progress else ignore)
-    if wanted is None:
+    store = prepare_store(config, trained_on=trained_on, note=note if progress else ignore)
+    if trained_on is None:
         note(f"{run.run_dir} is of an earlier version: whether {store.folder} is its text can't be checked")
-    elif store.sha256 != wanted:
+    elif store.sha256 != trained_on:
         raise LmtrainError(
             f"{store.folder} is not what {run.run_dir} was trained on: the corpus has changed or is another one, "
             "so its test split may contain text that the run was trained on. --text scores any file as it is, "
@@ -48,8 +48,8 @@ def find_run_store(run: TrainedWeights, config: Config, *, may_make: bool, progr
 
 
 def check_same_corpus(members: Sequence[TrainedWeights]) -> None:
-    """Raise LmtrainError unless all members were trained on the same tokens: the split of one may be in what another
-    has learned."""
+    """Raise LmtrainError unless all members were trained on the same tokens: else a split of one corpus may be in the
+    training text of another."""
     first, *others = members
     for other in others:
         # Runs of earlier versions have a hash called `tokens`, by which two of them can be compared.

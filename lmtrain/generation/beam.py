@@ -1,6 +1,6 @@
 """Beam search over many prompts at once, with a length penalty and an exact stopping rule.
 
-Shapes: P prompts, W rows that the state holds for each prompt's texts, R = P W, V vocabulary.
+Shapes: P prompts, W rows of the state for each prompt's texts, R = P W, V vocabulary.
 """
 
 import heapq
@@ -14,10 +14,10 @@ from torch import Tensor
 from lmtrain.generation.search import Hypothesis, Rules, S, Step
 
 LOWEST = -sys.float_info.max
-"""Below any log-probability but minus infinity, that of blocked tokens."""
+"""Below any log-probability except minus infinity, which is that of blocked tokens."""
 
 COLUMNS = 512
-"""Maxima that `_topk` takes first."""
+"""How many columns `_topk` sorts by their maxima."""
 
 
 @torch.no_grad()
@@ -31,25 +31,25 @@ def beam_search(
     results: int = 1,
     length_penalty: float = 0.0,
 ) -> list[list[Hypothesis]]:
-    """The `results` (at most `beams`) best texts that a beam of width `beams` finds for each prompt, best first.
+    """Return the best `results` (at most `beams`) texts that a beam of width `beams` finds for each prompt, best first.
 
     `log_probs` (P, V) and `state` are the model's after reading P prompts; both are overwritten.
 
-    The beam: a prompt starts with the empty text. At each step the `beams` best one-token extensions of its live texts
-    are chosen by their sum of log p; ties go to the better text, then to the lowest id. Those that end by the rules
-    are finished, as all are at `max_tokens`, and the others are the live texts of the next step. One beam is greedy
+    The beam: a prompt starts with the empty text. Each step extends the live texts by one token, and keeps the `beams`
+    extensions with the highest sum of log p (ties: the better text, then the lowest id). Extensions that end by the
+    rules are finished, as all are at `max_tokens`; the others are the live texts of the next step. One beam is greedy
     search; with as many beams as there are texts, the search is exhaustive.
 
-    The score: sum of log p / length ** length_penalty, with length = number of generated ids, including the one that
-    ended the text. 0 is the plain sum, which favors short texts; 1 is the mean. Ties go to the text that ended first,
-    then to the one that ranked higher in the beam.
+    The score: sum of log p / length ** length_penalty, where length is the number of generated ids, including the one
+    that ended the text. 0 is the plain sum, which favors short texts; 1 is the mean. Ties: the text that ended first,
+    then the one that ranked higher in the beam.
 
     Stopping is exact: a text is dropped when it provably can't enter the best `results`, and a prompt's search ends
     with its last live text. No later token raises a sum s <= 0 of length t, so the score of any extension is at most
-    s / t ** length_penalty or s / max_tokens ** length_penalty, whichever is higher. The bound also holds for whatever
-    replaces a dropped text in the beam, so the result is that of a search to full length.
+    s / t ** length_penalty or s / max_tokens ** length_penalty, whichever is higher. The bound also holds for the texts
+    that replace a dropped one in the beam, so the result is that of a search to full length.
 
-    Returns fewer than `results` hypotheses only where there are no more.
+    Returns fewer than `results` hypotheses only if no more texts exist.
     Raises LmtrainError when the model's probabilities are NaN.
 
     Other programs: fairseq and transformers also favor longer texts with a higher penalty; Wu et al. (2016) and
@@ -77,12 +77,12 @@ def beam_search(
                 else:
                     unfinished.append(text)
             live[prompt] = [text for text in unfinished if best[prompt].can_enter(text, rules.max_tokens)]
-    return [end.hypotheses for end in best]
+    return [results_of_prompt.hypotheses for results_of_prompt in best]
 
 
 @dataclass(slots=True)
 class _Text:
-    """A text of the beam. `row` of the state has read it; for a new text, all but its last token."""
+    """A text of the beam. The state's row `row` has read it, or, if the text is new, all but its last token."""
 
     row: int
     ids: tuple[int, ...] = ()
@@ -92,7 +92,7 @@ class _Text:
 
 @dataclass
 class _Results:
-    """The best of a prompt's texts that have ended, best first."""
+    """The best finished texts of a prompt, best first."""
 
     results: int
     length_penalty: float
@@ -104,7 +104,7 @@ class _Results:
         self.hypotheses = sorted(ended, key=lambda end: -end.score)[: self.results]
 
     def can_enter(self, text: _Text, max_tokens: int) -> bool:
-        """Whether the text or an extension of it can have a better score than the worst result; see `beam_search`."""
+        """Return whether the text or an extension of it can score higher than the worst result; see `beam_search`."""
         bound: float = max(text.total / length**self.length_penalty for length in (len(text.ids), max_tokens))
         return len(self.hypotheses) < self.results or bound > self.hypotheses[-1].score
 
@@ -113,25 +113,25 @@ class _Results:
 class _Layout:
     """Which rows of the state belong to which prompt: `prompts[i]` has `width` rows from i * width on.
 
-    Some may be idle: they are stepped with the others, and their predictions are ignored.
+    Rows may be idle: they are stepped with the others, and their predictions are ignored.
     """
 
     prompts: list[int]
     width: int
 
     def last_tokens(self, live: Sequence[list[_Text]]) -> list[int]:
-        """The token that each row reads next; for an idle row, some other row's."""
+        """Return the token that each row reads next; an idle row reads another row's."""
         last = {text.row: text.ids[-1] for beam in live for text in beam}
         anything = next(iter(last.values()))
         return [last.get(row, anything) for row in range(len(self.prompts) * self.width)]
 
 
 def _assign_rows(live: Sequence[list[_Text]], layout: _Layout) -> tuple[_Layout, list[int]]:
-    """Set every text's `row` in a new layout; also returns the old row that each new row is copied from.
+    """Set every text's `row` in a new layout. Return the layout, and the old row that each new row is copied from.
 
-    Copying a row of a model's state may cost as much as several steps of it. Hence a text stays in its parent's row
-    where it can, and the layout shrinks only to half its rows or less: a beam that lost texts because they finished is
-    as wide again after the next step.
+    Copying a row of the state may cost as much as several steps of the model. Hence a text stays in its parent's row if
+    it can, and the layout shrinks only to half its rows or less: a beam that lost texts because they finished is as
+    wide again after the next step.
     """
     searching = [prompt for prompt in layout.prompts if live[prompt]]
     widest = max(len(live[prompt]) for prompt in searching)
@@ -158,8 +158,11 @@ def _assign_rows(live: Sequence[list[_Text]], layout: _Layout) -> tuple[_Layout,
 
 
 def _extend(log_probs: Tensor, live: Sequence[list[_Text]], beams: int) -> list[list[_Text]]:
-    """The `beams` best one-token extensions of each prompt's texts, best first, by total + log p (R, V) in float64."""
-    values, tokens = (found.tolist() for found in _topk(log_probs, beams + 1))
+    """Return the `beams` best one-token extensions of each prompt's texts, best first.
+
+    They are ranked by total + log p, from log_probs (R, V), in float64.
+    """
+    values, tokens = (top.tolist() for top in _topk(log_probs, beams + 1))
     extended = []
     for beam in live:
         best = _best_extensions(beam, [zip(values[text.row], tokens[text.row], strict=True) for text in beam], beams)
@@ -178,7 +181,7 @@ def _extend(log_probs: Tensor, live: Sequence[list[_Text]], beams: int) -> list[
 def _best_extensions(
     beam: Sequence[_Text], listed: Sequence[Iterable[tuple[float, int]]], beams: int
 ) -> list[tuple[float, int, int, float]]:
-    """The best extensions by the (log p, token) listed for each text: minus the sum, the text's rank, token, log p."""
+    """Return the best extensions as (minus the sum, the text's rank, token, log p), from each text's (log p, token)."""
     candidates = [
         (-(text.total + value), rank, token, value)
         for rank, (text, row) in enumerate(zip(beam, listed, strict=True))
@@ -189,16 +192,16 @@ def _best_extensions(
 
 
 def _extensions_from(cutoff: float, text: _Text, log_probs: Tensor) -> Iterable[tuple[float, int]]:
-    """(log p, token) of every extension of a text whose sum is at least `cutoff`, from log_probs (V,)."""
+    """Return (log p, token) of every extension of a text whose sum is at least `cutoff`, from log_probs (V,)."""
     tokens = (text.total + log_probs.double() >= cutoff).nonzero().squeeze(-1)
     return zip(log_probs[tokens].tolist(), tokens.tolist(), strict=True)
 
 
 def _topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` highest of each row, or all of fewer, highest first, and where they are: (R, V) -> (R, count) each.
+    """Return what `values.topk(count)` does, (R, V) -> (R, count) each, or all values if a row has fewer.
 
-    They are in the `count` columns of the highest maxima, where V is seen as a matrix with rows of `COLUMNS`: on a CPU
-    a maximum of many numbers is much faster than their `topk`.
+    A row is viewed as a matrix with `COLUMNS` columns: its `count` highest values are in the `count` columns with the
+    highest maxima. On a CPU, a maximum of many numbers is much faster than their `topk`.
     """
     if values.shape[-1] < 4 * COLUMNS or count >= COLUMNS:
         return values.topk(min(count, values.shape[-1]))
@@ -207,5 +210,5 @@ def _topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     rest = torch.arange(whole, values.shape[-1], device=values.device).expand(len(values), -1)
     listed = columns.unsqueeze(-1) + torch.arange(0, whole, COLUMNS, device=values.device)
     listed = torch.cat([listed.flatten(1), rest], dim=-1)
-    found, index = values.gather(-1, listed).topk(count)
-    return found, listed.gather(-1, index)
+    highest, index = values.gather(-1, listed).topk(count)
+    return highest, listed.gather(-1, index)

@@ -4,8 +4,8 @@ Only spaces are removed, and the `@` signs around a mark: no letter, digit or ma
 depends on the word before it, the word after it and the open quotation marks in the line, so that text can be printed
 while it is generated. Plain text, whose marks are joined to their words, is unchanged.
 
-What the corpus does not tell can't be restored: dashes and slashes keep their spaces (`23 – 38`, `and / or`), and a `'`
-after a word that ends in s is read as a possessive unless a quotation is open.
+Spaces that the corpus added around dashes and slashes can't be told from others, and stay (`23 – 38`, `and / or`). A
+`'` after a word that ends in s is read as a possessive unless a quotation is open.
 """
 
 import re
@@ -36,11 +36,11 @@ class Detokenizer:
         self._start_line()
 
     def feed(self, text: str) -> str:
-        """Take more spaced text; returns what it adds. A space at its end is held back; see `pause`."""
+        """Add spaced text, and return it as plain text. A space at its end is held back; see `pause`."""
         return "".join(self._add(piece) for piece in _PIECE.findall(text))
 
     def pause(self) -> str:
-        """The space that is held back, for text that is continued elsewhere."""
+        """Return the space that is held back, if another detokenizer continues the text."""
         space = self._space
         self._space = ""
         return space
@@ -66,7 +66,7 @@ class Detokenizer:
         return space + _JOINED.sub(r"\1", piece) if _JOINED.fullmatch(piece) else space + piece
 
     def _joins(self, word: str) -> bool:
-        """Whether `word` is joined to the word before it."""
+        """Return whether `word` is joined to the word before it."""
         if word in _CLOSING or word in _CONTRACTIONS or _JOINED.fullmatch(word):
             return True
         if word == '"':
@@ -80,7 +80,7 @@ class Detokenizer:
         return self._heading and set(word) == {"="} == set(self._before)
 
     def _remember(self, word: str) -> None:
-        """Update what the next word depends on."""
+        """Update the state that the next word's spacing depends on."""
         self._tight = word in _OPENING or _JOINED.fullmatch(word) is not None
         if word == "'":
             possessive = bool(self._before) and self._before[-1] in "sS"

@@ -16,7 +16,7 @@ _SHAPE = '{"prompt": "text"}'
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt, and the `id` of its results: its own, or its line number, from 1."""
+    """A prompt, and its `id`: that of its JSON line, or else its line number, from 1."""
 
     id: str | int
     text: str
@@ -32,32 +32,32 @@ class _Row(BaseModel):
 
 
 def read_prompts(path: Path) -> Iterator[Prompt]:
-    """The prompts in a file, or with `-` those on standard input, one at a time.
+    """Yield the prompts in a file, or on standard input for `-`, one at a time.
 
     A file whose name ends in .jsonl holds JSON lines, `{"prompt": text}` with an optional `id` (text or whole number);
     other keys are ignored. Every other file, and standard input, has one prompt per line. Empty lines are skipped.
 
-    Raises LmtrainError, naming the line, for anything else, and where there is no prompt.
+    Raises LmtrainError, naming the line, for anything else, and if there are no prompts.
     """
     name = "standard input" if path == Path("-") else str(path)
     if path.suffix == ".json":
         raise LmtrainError(f"{name}: prompts are a text file, one per line, or a .jsonl file of lines like {_SHAPE}")
-    found = False
+    is_empty = True
     try:
         with nullcontext(sys.stdin.buffer) if path == Path("-") else path.open("rb") as file:
             for number, content in enumerate(file, start=1):
                 where = f"{name}, line {number},"
                 if (line := _decoded(content, where)).strip():
-                    found = True
+                    is_empty = False
                     yield _parse(line, number, where) if path.suffix == ".jsonl" else Prompt(number, line)
     except OSError as error:
         raise LmtrainError(f"{name} can't be read: {error.strerror or error}") from error
-    if not found:
+    if is_empty:
         raise LmtrainError(f"{name} has no prompts: write one on each line")
 
 
 def read_all(file: BinaryIO) -> str:
-    """All of standard input as one prompt. Raises LmtrainError when it is empty or not UTF-8."""
+    """Return all of standard input as one prompt. Raises LmtrainError if it is empty or not UTF-8."""
     text = _decoded(file.read(), "standard input")
     if not text:
         raise LmtrainError('no prompt: give one as an argument, on standard input or with --prompts ("" is empty)')
@@ -65,7 +65,7 @@ def read_all(file: BinaryIO) -> str:
 
 
 def _decoded(content: bytes, where: str) -> str:
-    """UTF-8 as text with `\\n` as its line ends, without the last one and without a byte order mark."""
+    """Decode UTF-8: line ends become `\\n`, and the last one and a byte order mark are removed."""
     try:
         return content.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
     except UnicodeDecodeError as error:

@@ -18,10 +18,10 @@ SORTED_FIRST = 1024
 """Tokens to sort for `top_p` before the whole vocabulary is sorted: usually enough."""
 
 BRANCHES, LEVELS = 64, 5
-"""`sample_tokens` descends a tree of at most so many levels with so many branches: enough for a billion tokens."""
+"""The tree of `sample_tokens`: branches of a node, and levels at most. It is enough for a billion tokens."""
 
 OnToken = Callable[[int, int], None]
-"""`on_token(row, token)` is called with every token as it is generated."""
+"""`on_token(row, token)`, called with every token as it is generated."""
 
 
 @torch.no_grad()
@@ -36,11 +36,11 @@ def sample(
     prompts: Sequence[Sequence[int]] | None = None,
     on_token: OnToken | None = None,
 ) -> list[Hypothesis]:
-    """Continue each row until it ends: one hypothesis per row, whose score is the sum of its log-probabilities.
+    """Continue each row until it ends, and return a hypothesis per row; its score is the sum of its log-probabilities.
 
-    `log_probs` (R, V) and `state` are the model's after reading R prompts, and are overwritten. `prompts` are their
-    ids, which `repetition_penalty` applies to. The token sampled at position t of a row depends only on the row's seed,
-    on t, and on the distribution, not on the other rows; the default seeds are "0", "1", ...
+    `log_probs` (R, V) and `state` are the model's after reading R prompts; both are overwritten. `prompts` are the ids
+    of the prompts, which `repetition_penalty` applies to. The token sampled at position t of a row depends only on the
+    row's seed, on t, and on the distribution, not on the other rows; the default seeds are "0", "1", ...
 
     Raises LmtrainError when the model's probabilities are NaN.
     """
@@ -84,13 +84,13 @@ def sample(
 
 
 def sample_tokens(scores: Tensor, options: Options, uniform: Tensor) -> Tensor:
-    """A token for each row from its random numbers: scores (R, V) in nats, uniform (R, LEVELS) in [0, 1) -> (R,) int64.
+    """Sample a token for each row: scores (R, V) in nats, random numbers (R, LEVELS) in [0, 1) -> (R,) int64.
 
     `scores` need not be normalized; a token at minus infinity is never sampled.
 
-    The token is found in a tree of sums of probabilities, from the root, with a random number for each level. One
-    number and one cumulative sum over the vocabulary would depend more on rounding: the last digits of the scores,
-    which a model computes differently in another batch, move each of its V steps.
+    The token is found in a tree of sums of probabilities, from the root, with a random number for each level. With one
+    number and one cumulative sum over the vocabulary, the sample would depend more on rounding: the last digits of the
+    scores differ between batches, and they would move each of the V steps of the cumulative sum.
     """
     probs = filtered_probs(scores, options)
     levels = []
@@ -108,40 +108,41 @@ def sample_tokens(scores: Tensor, options: Options, uniform: Tensor) -> Tensor:
 
 
 def filtered_probs(scores: Tensor, options: Options) -> Tensor:
-    """Each token's probability before renormalization, 0 for what the filters remove: (R, V) -> (R, V)."""
+    """Return the tokens' probabilities, not renormalized, with 0 for filtered tokens: (R, V) -> (R, V)."""
     probs = (scores / options.temperature).softmax(-1)
     if 0 < options.top_k < scores.shape[-1]:
         probs *= _at_least(scores, _highest(scores, options.top_k)[:, -1:])
     if options.top_p < 1:
-        wanted = options.top_p * probs.sum(-1, keepdim=True, dtype=torch.float64)
-        probs *= _at_least(probs, _nucleus_threshold(probs, wanted, SORTED_FIRST))
+        mass = options.top_p * probs.sum(-1, keepdim=True, dtype=torch.float64)
+        probs *= _at_least(probs, _nucleus_threshold(probs, mass, SORTED_FIRST))
     if options.min_p:
         probs *= _at_least(probs, options.min_p * probs.amax(-1, keepdim=True))
     return probs
 
 
 def _at_least(values: Tensor, threshold: Tensor) -> Tensor:
-    """1.0 where values (R, V) >= threshold (R, 1), else 0.0: faster to compute and to multiply by than booleans."""
+    """Return 1.0 where values (R, V) >= threshold (R, 1), else 0.0: faster than booleans, also to multiply by."""
     return values.clone().ge_(threshold)
 
 
-def _nucleus_threshold(probs: Tensor, wanted: Tensor, count: int) -> Tensor:
-    """The lowest of the fewest of `probs` (R, V) whose sum reaches `wanted` (R, 1) float64: (R, 1).
+def _nucleus_threshold(probs: Tensor, mass: Tensor, count: int) -> Tensor:
+    """Return the lowest of the fewest `probs` (R, V) whose sum reaches `mass` (R, 1) float64: (R, 1).
 
-    Sorts the `count` highest, and all where their sum is too small.
+    Sorts the `count` highest; if their sum is too small, all of the row.
     """
     count = min(count, probs.shape[-1])
     values = _highest(probs, count)
-    needed = (values.cumsum(-1, dtype=torch.float64) < wanted).sum(-1, keepdim=True)  # and one more, which reaches it
+    # The values that do not reach the mass; the next one does, and its index is their number.
+    needed = (values.cumsum(-1, dtype=torch.float64) < mass).sum(-1, keepdim=True)
     threshold = values.gather(-1, needed.clamp_max(count - 1))
     short = needed.squeeze(-1) == count
     if count < probs.shape[-1] and bool(short.any()):
-        threshold[short] = _nucleus_threshold(probs[short], wanted[short], probs.shape[-1])
+        threshold[short] = _nucleus_threshold(probs[short], mass[short], probs.shape[-1])
     return threshold
 
 
 def _highest(values: Tensor, count: int) -> Tensor:
-    """The `count` highest of each row, highest first: (R, V) -> (R, count). On a CPU, NumPy is faster."""
+    """Return the `count` highest of each row, highest first: (R, V) -> (R, count). On a CPU, NumPy is faster."""
     if not values.is_cpu:
         return values.topk(count).values
     highest = np.partition(values.detach().numpy(), -count, axis=-1)[:, -count:]
@@ -149,23 +150,23 @@ def _highest(values: Tensor, count: int) -> Tensor:
 
 
 def _argmax(scores: Tensor) -> Tensor:
-    """The index of each row's maximum, of ties the lowest: (R, V) -> (R,). On a CPU, NumPy is faster."""
+    """Return the index of each row's maximum (ties: the lowest): (R, V) -> (R,). On a CPU, NumPy is faster."""
     if not scores.is_cpu:
         return scores.max(-1).indices
     return torch.from_numpy(scores.detach().numpy().argmax(-1))
 
 
 def _uniform(keys: Sequence[str]) -> Tensor:
-    """Numbers in [0, 1) with 32 random bits, each a function of its key only: (R, LEVELS) float64.
+    """Return numbers in [0, 1) with 32 random bits, a function of the row's key only: (R, LEVELS) float64.
 
-    Their product with any total, even rounded, is below the total.
+    The product of such a number and any total, even rounded, is below the total.
     """
     digests = b"".join(hashlib.blake2b(key.encode(), digest_size=4 * LEVELS).digest() for key in keys)
     return torch.from_numpy(np.frombuffer(digests, dtype="<u4").reshape(-1, LEVELS) / 2**32)
 
 
 def _penalties(prompts: Sequence[Sequence[int]], like: Tensor, penalty: float) -> Tensor:
-    """The factor of each token's log-probability: `penalty` for those in the prompt, else 1: (R, V), as `like`."""
+    """Return each token's factor, `penalty` if it is in the prompt, else 1: (R, V), as `like`."""
     penalties = torch.ones_like(like)
     for row, prompt in zip(penalties, prompts, strict=True):
         row[list(prompt)] = penalty

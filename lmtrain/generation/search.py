@@ -1,4 +1,4 @@
-"""What greedy search, sampling, and beam search share: the model's step function, the rules of a text, the hypothesis.
+"""What greedy search, sampling, and beam search share: the type of the model's step function, `Rules`, `Hypothesis`.
 
 Shapes: R rows, V vocabulary.
 """
@@ -14,10 +14,10 @@ from lmtrain.errors import LmtrainError
 
 
 class SearchState(Protocol):
-    """What a model remembers of the tokens that it has read, one row per text."""
+    """A model's cached state after the tokens that it has read, one row per text."""
 
     def select(self, index: Tensor) -> Self:
-        """The state whose row i is this state's row `index[i]`; `index` (R',) int64 may omit and repeat rows.
+        """Return a state whose row i is this state's row `index[i]`; `index` (R',) int64 may omit and repeat rows.
 
         This state must not be used afterwards: the result may share its memory.
         """
@@ -29,7 +29,7 @@ S = TypeVar("S", bound=SearchState)
 Step = Callable[[S, Tensor], tuple[Tensor, S]]
 """`step(state, tokens (R,) int64) -> (log_probs (R, V) float32, state)`: read a token per row, predict the next one.
 
-The given state must not be used afterwards; the search may overwrite the log-probabilities.
+The argument `state` must not be used afterwards; the search may overwrite the log-probabilities.
 """
 
 IsEnd = Callable[[Sequence[int]], bool]
@@ -37,7 +37,7 @@ IsEnd = Callable[[Sequence[int]], bool]
 
 
 def never(_ids: Sequence[int]) -> bool:
-    """No text ends before `max_tokens`."""
+    """Return False: no text ends before `max_tokens`."""
     return False
 
 
@@ -45,8 +45,8 @@ def never(_ids: Sequence[int]) -> bool:
 class Hypothesis:
     """A generated text.
 
-    `token_log_probs` are the model's own, in nats: blocked tokens keep their share of the probability, so that the
-    numbers of two searches can be compared, and equal those of the same ids scored by the model.
+    `token_log_probs` are the model's own, in nats. Blocked tokens keep their probability, so that the log-probabilities
+    equal those of the same ids scored by the model, and two searches can be compared.
     """
 
     ids: tuple[int, ...]
@@ -66,9 +66,9 @@ class Rules:
     blocked: frozenset[int] = frozenset()
 
     def block(self, log_probs: Tensor) -> Tensor:
-        """`log_probs` (R, V), in which the blocked tokens' entries are overwritten with minus infinity.
+        """Overwrite the blocked tokens' entries in `log_probs` (R, V) with minus infinity, and return it.
 
-        Raises LmtrainError where the model's probabilities are NaN.
+        Raises LmtrainError if the model's probabilities are NaN.
         """
         if bool(log_probs.sum().isnan()):  # one reduction suffices: no log-probability is plus infinity
             raise LmtrainError(
