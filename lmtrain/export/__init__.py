@@ -1,1 +1,1 @@
-"""Trained runs as folders that other programs load."""
+"""Writes trained runs as folders that other programs load."""

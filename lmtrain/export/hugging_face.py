@@ -20,38 +20,38 @@ MODELING = Path(__file__).with_name("modeling_lmtrain.py")
 
 
 def export(run_dir: Path, folder: Path, which: str | None, weights: str, note: Note = ignore) -> TrainedWeights:
-    """Write the checkpoint that `trained_weights` finds to `folder`, and return it.
+    """Write the checkpoint that `trained_weights` finds to `folder`, and return it. An earlier export is replaced.
 
-    Raises LmtrainError as `trained_weights` does, for a windowed model, and where `folder` has other files than those
-    of an earlier export, which is replaced.
+    Raises LmtrainError as `trained_weights` does, for a windowed model, and if `folder` has files that are not those of
+    an earlier export.
     """
     folder = Path(os.path.realpath(folder))  # a link is followed, not replaced
     _check_replaceable(folder)
-    found = trained_weights(run_dir, which, weights, note)
-    if found.config.model.mode != "causal":
+    trained = trained_weights(run_dir, which, weights, note)
+    if trained.config.model.mode != "causal":
         raise LmtrainError(
             f"{run_dir} is a windowed model, which predicts one token per window: a causal language model of "
             "transformers predicts one at every position, so only a run with model.mode=causal can be exported"
         )
-    with new_folder(folder, FORMAT, {"step": found.info["step"], "weights": found.kind}) as temporary:
-        tensors = {f"model.{name}": stored[...] for name, stored in found.tensors.items()}
+    with new_folder(folder, FORMAT, {"step": trained.info["step"], "weights": trained.kind}) as temporary:
+        tensors = {f"model.{name}": stored[...] for name, stored in trained.tensors.items()}
         disk.write(temporary / "model.safetensors", serialize(tensors))
         disk.write(temporary / MODELING.name, MODELING.read_bytes())
         tokenizer = json.loads((run_dir / TOKENIZER).read_bytes())
         documents = {
-            "config.json": _config(found),
-            "generation_config.json": _generation_config(found.tokenizer),
-            TOKENIZER: _tokenizer(tokenizer, found.tokenizer),
-            "tokenizer_config.json": _tokenizer_config(found),
+            "config.json": _config(trained),
+            "generation_config.json": _generation_config(trained.tokenizer),
+            TOKENIZER: _tokenizer(tokenizer, trained.tokenizer),
+            "tokenizer_config.json": _tokenizer_config(trained),
         }
         for name, document in documents.items():
             disk.write(temporary / name, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
-        disk.write(temporary / "README.md", model_card(found, folder.name).encode())
-    return found
+        disk.write(temporary / "README.md", model_card(trained, folder.name).encode())
+    return trained
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Raise LmtrainError if there is anything at `folder` but an empty folder or an earlier export."""
+    """Raise LmtrainError unless `folder` does not exist, is empty, or is an earlier export."""
     if not folder.exists():
         return
     try:
@@ -66,8 +66,8 @@ def _check_replaceable(folder: Path) -> None:
         raise LmtrainError(f"{folder} is not empty, and not an earlier export: {error}; name another folder") from error
 
 
-def _config(found: TrainedWeights) -> dict[str, Any]:
-    model, tokenizer = found.config.model, found.tokenizer
+def _config(trained: TrainedWeights) -> dict[str, Any]:
+    model, tokenizer = trained.config.model, trained.tokenizer
     return {
         "architectures": ["LmtrainForCausalLM"],
         "auto_map": {
@@ -88,20 +88,20 @@ def _config(found: TrainedWeights) -> dict[str, Any]:
 
 
 def _token_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """`<eos>` begins and ends a text, as in lmtrain.generation, and there is no token for padding only."""
+    """Return the special tokens: `<eos>` begins and ends a text, as in lmtrain.generation, and also pads."""
     return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
 
 
 def _generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
-    """As lmtrain generates: never an unknown word."""
+    """Return what makes `generate` behave as lmtrain does, which never generates an unknown word."""
     blocked = {} if tokenizer.unk_id is None else {"suppress_tokens": [tokenizer.unk_id]}
     return {**_token_ids(tokenizer), **blocked}
 
 
 def _tokenizer(document: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """The run's tokenizer.json, which encodes a text to `<eos>` and the ids that lmtrain encodes it to.
+    """Return the run's tokenizer.json, changed to encode a text as `<eos>` and the ids that lmtrain encodes it to.
 
-    lmtrain encodes each line by itself, and adds `<eos>` itself.
+    In lmtrain, the code encodes each line separately and adds `<eos>`; here tokenizer.json does both.
     """
     eos = tokenizer.token(tokenizer.eos_id)
     before, text = {"SpecialToken": {"id": eos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
@@ -114,7 +114,7 @@ def _tokenizer(document: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]
             "special_tokens": {eos: {"id": eos, "ids": [tokenizer.eos_id], "tokens": [eos]}},
         },
     }
-    if tokenizer.kind == "word":  # its normalizer makes `<eos>` of a line end, and words are joined by spaces
+    if tokenizer.kind == "word":  # its normalizer turns a line end into `<eos>`
         return {**document, **changed, "decoder": _word_decoder(eos)}
     lines = {"type": "Split", "pattern": {"String": "\n"}, "behavior": "MergedWithPrevious", "invert": False}
     parts = [part for part in (lines, document.get("pre_tokenizer")) if part is not None]
@@ -122,10 +122,10 @@ def _tokenizer(document: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]
 
 
 def _word_decoder(eos: str) -> dict[str, Any]:
-    """Words joined by spaces, `<eos>` as a line end.
+    """Return a decoder that joins words by spaces and turns `<eos>` into a line end.
 
-    The library joins decoded tokens without spaces. Its decoder of word pieces puts one before every token that does
-    not begin with its prefix, which here no token does.
+    The library joins decoded tokens without spaces, but its WordPiece decoder puts a space before every token that does
+    not begin with the prefix. No word begins with the prefix chosen here.
     """
     line_end = {"type": "Replace", "pattern": {"Regex": f" ?(?<![^ ]){eos}(?![^ ]) ?"}, "content": "\n"}
     return {
@@ -134,8 +134,8 @@ def _word_decoder(eos: str) -> dict[str, Any]:
     }
 
 
-def _tokenizer_config(found: TrainedWeights) -> dict[str, Any]:
-    tokenizer = found.tokenizer
+def _tokenizer_config(trained: TrainedWeights) -> dict[str, Any]:
+    tokenizer = trained.tokenizer
     eos = tokenizer.token(tokenizer.eos_id)
     unknown = {} if tokenizer.unk_id is None else {"unk_token": tokenizer.token(tokenizer.unk_id)}
     return {
@@ -143,7 +143,7 @@ def _tokenizer_config(found: TrainedWeights) -> dict[str, Any]:
         **dict.fromkeys(("bos_token", "eos_token", "pad_token"), eos),
         **unknown,
         "split_special_tokens": True,  # `<eos>` in a text is text
-        "model_max_length": found.config.model.context,
+        "model_max_length": trained.config.model.context,
         "padding_side": "left",
         "truncation_side": "left",
         "clean_up_tokenization_spaces": False,

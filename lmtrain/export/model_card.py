@@ -61,9 +61,9 @@ lmtrain train {source}{recipe}
 """
 
 
-def model_card(found: TrainedWeights, folder: str) -> str:
-    """The text of the card in a folder of this name."""
-    config, info, tokenizer = found.config, found.info, found.tokenizer
+def model_card(trained: TrainedWeights, folder: str) -> str:
+    """Return the text of the card in a folder of this name."""
+    config, info, tokenizer = trained.config, trained.info, trained.tokenizer
     source = Path(config.data.source).name if Path(config.data.source).is_absolute() else config.data.source
     data = source if config.data.subset is None else f"{source}, {config.data.subset}"
     machine = info.get("machine")
@@ -71,16 +71,16 @@ def model_card(found: TrainedWeights, folder: str) -> str:
     trained_on = [machine.get("processor"), machine.get("device"), f"PyTorch {machine.get('torch')}"]
     rows = {
         "data": data,
-        "license of the data": _license(found) or "unknown",
+        "license of the data": _license(trained) or "unknown",
         "tokenizer": f"{tokenizer.kind}, {tokenizer.vocab_size:,} entries",
-        "parameters": f"{sum(math.prod(stored.shape) for stored in found.tensors.values()):,}",
+        "parameters": f"{sum(math.prod(stored.shape) for stored in trained.tensors.values()):,}",
         "context": f"{config.model.context:,} tokens",
-        "checkpoint": f"step {info['step']:,}, {'averaged' if found.kind == 'ema' else 'raw'} weights",
-        "validation": _measured(found),
+        "checkpoint": f"step {info['step']:,}, {'averaged' if trained.kind == 'ema' else 'raw'} weights",
+        "validation": _measured(trained),
         "trained on": ", ".join(filter(None, trained_on)) if machine else "unknown",
     }
     return _CARD.format(
-        name=found.run_dir.name,
+        name=trained.run_dir.name,
         folder=folder,
         version=__version__,
         rows="\n".join(f"| {name} | {value} |" for name, value in rows.items()),
@@ -91,32 +91,32 @@ def model_card(found: TrainedWeights, folder: str) -> str:
 
 
 def _without_folders(field: str) -> str:
-    """An override whose paths, of files on this machine, are names only."""
+    """Return the override with file names in place of this machine's paths."""
     return re.sub(r'(?<=[="])[^"]*/', "", field) if field.startswith(_PATHS) else field
 
 
-def _measured(found: TrainedWeights) -> str:
-    """The final score of the run if it is of these weights, else that of its checkpoint."""
-    step, averages = found.info["step"], bool(found.config.train.ema)
-    if averages != (found.kind == "ema"):
+def _measured(trained: TrainedWeights) -> str:
+    """Describe the score of these weights: the run's final one if it is theirs, else the checkpoint's."""
+    step, averages = trained.info["step"], bool(trained.config.train.ema)
+    if averages != (trained.kind == "ema"):
         return "not measured with these weights"
-    finished = read_finished(found.run_dir)
+    finished = read_finished(trained.run_dir)
     if finished is not None and finished.best_step == step:
         score = finished.valid
         return f"{score.headline}, with context {score.context} and stride {score.stride}"
-    nats = found.info.get("score")
+    nats = trained.info.get("score")
     if not isinstance(nats, float):
         return "not measured"
-    tokens, context = found.config.train.eval_tokens, found.config.model.context
+    tokens, context = trained.config.train.eval_tokens, trained.config.model.context
     part = "" if tokens is None else f" of the first {tokens:,} tokens"
     return f"{nats:.4f} nats per token{part}, with context {context} and stride {context}"
 
 
-def _license(found: TrainedWeights) -> str | None:
-    """The license that the corpus of the run states; None where it states none, or is not on this machine."""
-    folder = found.config.data.dir
+def _license(trained: TrainedWeights) -> str | None:
+    """Return the license that the run's corpus states; None if it states none, or is not on this machine."""
+    folder = trained.config.data.dir
     with suppress(LmtrainError):
-        store = find_store(folder, str(found.info.get("store")))
+        store = find_store(folder, str(trained.info.get("store")))
         if store is not None:
             about = open_corpus(folder / store.manifest["corpus"]).manifest
             stated: str | None = about.get("license", about.get("licence"))  # the older name

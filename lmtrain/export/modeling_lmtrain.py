@@ -1,6 +1,6 @@
-"""A causal language model of lmtrain in the form of transformers; every exported folder has a copy of this file.
+"""A causal language model of lmtrain as a model of transformers; every exported folder has a copy of this file.
 
-`logits` are log-probabilities: the logarithm of their softmax is themselves.
+`logits` are log-probabilities, so log_softmax does not change them.
 
 Shapes: B rows, T columns, V word types.
 """
@@ -30,7 +30,7 @@ class LmtrainConfig(PreTrainedConfig):
 
 
 class LmtrainCache:
-    """What the model remembers of the columns that it has read; `generate` hands it from step to step."""
+    """The model's decoding state after the columns that it has read; `generate` passes it from step to step."""
 
     is_compileable = False
     is_croppable = False
@@ -40,7 +40,7 @@ class LmtrainCache:
         self.columns = columns
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """How many columns have been read, padding included."""
+        """Return how many columns have been read, padding included."""
         return self.columns
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -49,7 +49,7 @@ class LmtrainCache:
 
 
 class LmtrainForCausalLM(PreTrainedModel, GenerationMixin):
-    """`LanguageModel` as transformers calls it. `generate` slides beyond the context as `lmtrain generate` does."""
+    """`LanguageModel` with the interface of transformers. `generate` goes beyond the context as `lmtrain generate`."""
 
     config_class = LmtrainConfig
     base_model_prefix = "model"
@@ -69,16 +69,16 @@ class LmtrainForCausalLM(PreTrainedModel, GenerationMixin):
         return False
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Compute the tables again that `from_pretrained` loses, because it builds the model without memory.
+        """Recompute the buffers, which `from_pretrained` loses because it builds the model on the meta device.
 
-        `build_model` has drawn all weights.
+        `build_model` has initialized all weights.
         """
         if next(module.buffers(recurse=False), None) is not None:
-            for name, table in build_uninitialized(self.model.config, self.model.vocab_size).named_buffers():
-                self.model.get_buffer(name).copy_(table)
+            for name, value in build_uninitialized(self.model.config, self.model.vocab_size).named_buffers():
+                self.model.get_buffer(name).copy_(value)
 
     def get_input_embeddings(self) -> nn.Module:
-        """The embedding."""
+        """Return the embedding."""
         return self.model.embedding
 
     @can_return_tuple
@@ -92,12 +92,13 @@ class LmtrainForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Log-probabilities of every next token: input_ids (B, T) -> logits (B, T, V), or those `logits_to_keep`.
+        """Return the log-probabilities of every next token: input_ids (B, T) -> logits (B, T, V).
 
-        Rows may be padded on the left or the right: `attention_mask` (B, T) is then 0 there, and the logits of padding
-        mean nothing. `labels` (B, T), -100 = ignored, are shifted here, and give the loss. With `use_cache`, or after
-        `past_key_values`, the cache is returned too; padding must then be on the left, and no gradient reaches it.
-        Raises ValueError for more columns than the context has positions, unless the logits of the last are enough.
+        `logits_to_keep` selects positions, as in transformers. `attention_mask` (B, T) is 0 for padding, on the left or
+        the right; the logits there mean nothing. `labels` (B, T), with -100 = ignored, are shifted here, and give the
+        loss. With `use_cache` or `past_key_values`, the cache is returned too; padding must then be on the left, and
+        the cache has no gradient. Raises ValueError if T is larger than the context, except for the last position's
+        logits with `use_cache`.
         """
         valid = None if attention_mask is None else attention_mask[:, -input_ids.shape[1] :].bool()
         cache = past_key_values
@@ -108,8 +109,8 @@ class LmtrainForCausalLM(PreTrainedModel, GenerationMixin):
                 raise ValueError("padding on the right: to generate, pad on the left (padding_side='left')")
             last, state = self.model.start(input_ids, valid)
             cache = LmtrainCache(state, input_ids.shape[1])
-            needs_last = labels is None and isinstance(logits_to_keep, int) and logits_to_keep == 1
-            log_probs = last.unsqueeze(1) if needs_last else self._predict(input_ids, valid)
+            only_last = labels is None and isinstance(logits_to_keep, int) and logits_to_keep == 1
+            log_probs = last.unsqueeze(1) if only_last else self._predict(input_ids, valid)
         else:
             log_probs = self._predict(input_ids, valid)
         loss = None
@@ -128,7 +129,7 @@ class LmtrainForCausalLM(PreTrainedModel, GenerationMixin):
         return torch.stack(log_probs, dim=1)
 
     def _predict(self, tokens: Tensor, valid: Tensor | None) -> Tensor:
-        """log p of every next token without a cache: tokens and valid (B, T) -> (B, T, V)."""
+        """Predict every next token without a cache: tokens and valid (B, T) -> log p (B, T, V)."""
         if valid is None or bool(valid[:, 0].all()):
             return self.model.predict(tokens)
         # Padding on the left is rotated to the right end, where a causal model ignores it, and back.
