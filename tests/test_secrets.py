@@ -49,7 +49,8 @@ FAILING = {
     "another field": (["train", f"model.dim={ADDRESS}"], "model.dim="),
     "file": (["train", "-c", "address.yaml"], "data.source is an address"),
     "bad file": (["train", "-c", "bad.yaml"], "not valid YAML"),
-    "eval": (["eval", ADDRESS], "eval accepts only eval.field=value"),
+    "eval": (["eval", ADDRESS], "is not an override"),
+    "eval with an override": (["eval", f"{ADDRESS}?a=b"], "eval accepts only eval.field=value"),
 }
 """Commands that are given an address with a password, by where it is."""
 

@@ -60,17 +60,20 @@ def evaluate(
 
     retain_heap()
     from lmtrain.api.run import load
+    from lmtrain.config.loader import shown
     from lmtrain.data.encoding import text_split
     from lmtrain.data.local import file_lines
     from lmtrain.evaluation.adaptive import settings_used
     from lmtrain.system.memory import explain_out_of_memory
 
     if text is not None and split is not None:
-        raise UsageError("--split and --text both say what is scored: give one of them")
+        raise UsageError("--split and --text exclude each other: give one of them")
     overrides = overrides or []
+    if words := [argument for argument in overrides if "=" not in argument]:
+        raise UsageError(f"{shown(words[0])} is not an override: --text FILE scores a file, and --run RUN names a run")
     rule = (
         "eval accepts only eval.field=value, data.field=value, run.name=NAME and run.dir=FOLDER, because everything "
-        "else is what the run was trained with; --run names a run, and --text scores a file"
+        "else is what the run was trained with"
     )
     trained = load(
         run_folders(run, config, overrides, "eval.", "data.", "run.name=", "run.dir=", rule=rule),

@@ -108,7 +108,7 @@ def run_folders(
         if not override.startswith(accepted):
             raise UsageError(f"{shown(override)}: {rule}")
         if runs and override.startswith("run.name="):
-            raise UsageError("--run and run.name both say which run is meant: give one of them")
+            raise UsageError("--run and run.name exclude each other: give one of them")
     settings = load(
         config, [text for text in overrides if text.startswith("run.")], environment_of("run.dir", "run.name")
     ).run

@@ -1,4 +1,4 @@
-"""The app as a whole: help, exit codes, options that mean the same everywhere, and names that are no Unicode."""
+"""The app as a whole: help, exit codes, options that mean the same everywhere, and names that are not Unicode."""
 
 import re
 import subprocess

@@ -18,7 +18,7 @@ EXACT = ["--precision", "fp32"]
 
 
 def give(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    """Standard input, which is no terminal."""
+    """Standard input that is not a terminal."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
 
 

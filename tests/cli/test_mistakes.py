@@ -38,7 +38,7 @@ WRONG_USAGE = {
     "all cache": (["eval", "--cache", "eval.cache_weight=1"], "eval.cache_weight=1"),
     "no temperature": (["eval", "eval.temperature=0"], "eval.temperature=0"),
     "the model of a run": (["eval", "model.dim=8"], "eval accepts only eval.field=value"),
-    "a run as an override": (["eval", "runs/sample"], "--run names a run, and --text scores a file"),
+    "a run as an override": (["eval", "runs/sample"], "'runs/sample' is not an override: --text FILE scores a file"),
     "a run to train": (["train", "--run", "w"], "run.name=NAME names a new run, and --resume RUN resumes one."),
     "more results than texts": (
         ["generate", "x", "--results", "5"],
@@ -50,7 +50,7 @@ WRONG_USAGE = {
     "a seed as a field": (["generate", "The", "run.seed=7"], "generate accepts only run.name=NAME and run.dir=FOLDER"),
     "a prompt without quotes": (["generate", "The", "river"], "needs quotes: lmtrain generate 'The river'"),
     "a prompt with a dash": (["generate", "-5 degrees"], "begins with - needs -- before it: lmtrain generate -- "),
-    "a run and its name": (["eval", "--run", "sample", "run.name=other"], "--run and run.name both say which run"),
+    "a run and its name": (["eval", "--run", "sample", "run.name=other"], "--run and run.name exclude each other"),
     "another name to resume": (["train", "--resume", "sample", "run.name=other"], "leave --config and run.name out"),
     "a split and a text": (["eval", "--split", "test", "--text", "short.txt"], "give one of them"),
     "a dry run with a profile": (["train", "--dry-run", "--profile"], "give one of them"),

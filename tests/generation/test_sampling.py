@@ -214,7 +214,7 @@ def test_a_row_depends_only_on_its_prompt_and_its_seed(seed: int, rows: list[tup
 
 
 def test_seeds_and_positions_are_independent_and_uniform() -> None:
-    """Of 16 equal tokens: each at each position, and each pair of them across seeds and 1 and 7 positions apart."""
+    """Each of 16 equal tokens at each position, and each pair of them across seeds and 1 and 7 positions apart."""
     words, rows, length = 16, 400, 60
     flat = torch.full((rows, words), -math.log(words))
     rules = Rules(length)

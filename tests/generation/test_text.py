@@ -60,7 +60,7 @@ def test_streamed_pieces_join_to_the_final_text(
     ids = [value % tokenizer.vocab_size for value in numbers]
     final, streamer = run(tokenizer, prompt, ids, stop, strings, raw)
     used = ids[: len(final) - 1]
-    # The definition: the pieces, what the ending cuts off taken away, and no space where there is one.
+    # The definition: the pieces without what the ending cuts off, and no second space after the prompt's.
     pieces = [tokenizer.token_bytes(before, token) for before, token in zip([None, *used], used, strict=False)]
     whole = b"".join(pieces)
     whole = whole[: len(whole) - (streamer.ending.cut if streamer.ending else 0)]
