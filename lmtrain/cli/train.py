@@ -1,4 +1,4 @@
-"""`lmtrain train`: training and resuming, and three programs that keep no model: fields, dry run and profile."""
+"""`lmtrain train`: training and resuming; and `--fields`, `--dry-run` and `--profile`, which train no model."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -26,7 +26,7 @@ from lmtrain.nn.precision import at_least_float32
 from lmtrain.system.device import autocast
 
 CACHE_BLOCK = 256
-"""Rows of the cache's matrix of scores that are computed at once; it has a column for each state in the window."""
+"""How many states are compared with the cached ones at once."""
 
 RMS_TOKENS = 200_000
 TOKENS_PER_GRADIENT = 1_024

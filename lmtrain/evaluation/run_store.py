@@ -1,4 +1,4 @@
-"""The corpus of a trained run, as tokens."""
+"""Finds or makes the token store that a run was trained on."""
 
 from collections.abc import Sequence
 

@@ -17,7 +17,7 @@ LOWEST = -sys.float_info.max
 """Below any log-probability except minus infinity, which is that of blocked tokens."""
 
 COLUMNS = 512
-"""How many columns `_topk` sorts by their maxima."""
+"""Columns of the matrix that `_topk` views a row as."""
 
 
 @torch.no_grad()

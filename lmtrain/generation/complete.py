@@ -51,7 +51,7 @@ class Completed:
     """The prompt as it is displayed before a completion's text."""
     completions: list[Completion]
     tokens_per_second: float
-    """The speed of all texts of the batch together."""
+    """Generated tokens of the whole batch per second."""
 
 
 @torch.no_grad()
