@@ -14,6 +14,7 @@ import torch._dynamo  # keeps functions of torch in tables, so it must see them 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lmtrain.config.schema import ModelConfig
+from lmtrain.model.build import construct
 from lmtrain.model.language_model import LanguageModel
 
 DEVICE = torch.device("meta")
@@ -34,7 +35,7 @@ WINDOWED: dict[str, dict[str, Any]] = {
 
 def on_device(fields: dict[str, Any]) -> LanguageModel:
     """A model whose tensors are all on the device."""
-    return LanguageModel(ModelConfig.model_validate(SMALL | fields), 23).to(DEVICE)
+    return construct(ModelConfig.model_validate(SMALL | fields), 23).to(DEVICE)
 
 
 def ids(*shape: int) -> torch.Tensor:

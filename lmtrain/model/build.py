@@ -10,32 +10,37 @@ from torch.overrides import TorchFunctionMode
 from lmtrain.config.schema import ModelConfig
 from lmtrain.errors import LmtrainError
 from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.windowed import WindowedLanguageModel
 from lmtrain.nn.attention import ResidualProjection
 from lmtrain.nn.pooling import slope_parameters
 
 FINAL_GAIN = 4.0
-"""The final norm's gain at first."""
+"""The final norm's initial gain."""
 
 
 def build_model(config: ModelConfig, vocab_size: int, *, activation_checkpointing: bool = False) -> LanguageModel:
-    """The model of a configuration at its initial weights, which come from torch's default generator.
+    """Return the model of a configuration with its initial weights, which come from torch's default generator.
 
-    Raises LmtrainError where the vocabulary is too small.
+    Raises LmtrainError if the vocabulary is too small.
     """
-    model = _construct(config, vocab_size, activation_checkpointing=activation_checkpointing)
+    model = construct(config, vocab_size, activation_checkpointing=activation_checkpointing)
     initialize(model)
     return model
 
 
 def build_uninitialized(config: ModelConfig, vocab_size: int) -> LanguageModel:
-    """As `build_model`, with arbitrary weights: for loading, or to read shapes. Large weights occupy no memory until
+    """Return the model with arbitrary weights: for loading, or to read shapes. Large weights occupy no memory until
     they are written."""
     with _SkipInitialization():
-        return _construct(config, vocab_size)
+        return construct(config, vocab_size)
 
 
 class _SkipInitialization(TorchFunctionMode):
-    """Inside, layers do not write the initial values of their weights."""
+    """Inside, layers do not write the initial values of their weights.
+
+    torch's own ways do not do: on the meta device the tables computed at construction (positions, slopes) would be lost
+    too, and `skip_init` is for a single module.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -46,23 +51,27 @@ class _SkipInitialization(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _construct(config: ModelConfig, vocab_size: int, *, activation_checkpointing: bool = False) -> LanguageModel:
+def construct(config: ModelConfig, vocab_size: int, *, activation_checkpointing: bool = False) -> LanguageModel:
+    """Return the model of the configuration's mode, before `initialize`."""
+    model_class = LanguageModel if config.mode == "causal" else WindowedLanguageModel
     try:
-        return LanguageModel(config, vocab_size, activation_checkpointing=activation_checkpointing)
+        return model_class(config, vocab_size, activation_checkpointing=activation_checkpointing)
     except ValueError as error:  # the one thing that a configuration can't be checked for without the vocabulary
         raise LmtrainError(f"model.output_cutoffs: {error}; set others, or model.output=softmax") from error
 
 
 @torch.no_grad()
 def initialize(model: LanguageModel) -> None:
-    """Draw all initial weights from torch's default generator. Width n = a matrix's inputs, N = blocks and pool.
+    """Draw all initial weights from torch's default generator.
+
+    n is the number of a matrix's inputs, E the embedding's width, N the number of blocks and pool.
 
     | parameter                           | initial value             | reason                                        |
     | ----------------------------------- | ------------------------- | --------------------------------------------- |
     | inner projections, in/out projection | normal, 1 / sqrt(n)       | keeps unit mean square                        |
     | `ResidualProjection`                | that / sqrt(2 N)          | 2 N sub-layers add up to unit mean square     |
-    | embedding, untied output layer      | normal, 1 / E             | a state of unit mean square then gives logits |
-    |                                     |                           | of one at most, even for its own token's row. |
+    | embedding, untied output layer      | normal, 1 / E             | a vector of unit mean square then gives       |
+    |                                     |                           | logits of one at most, even for its own token. |
     |                                     |                           | The input is scaled to 1/2, which learns      |
     |                                     |                           | fastest. `set_embedding` knows better         |
     | learned positions                   | normal, 1/2               | as large as the scaled embedding              |

@@ -6,7 +6,7 @@ Shapes: B rows, T positions that predict, the last of the Tk tokens of the conte
 import torch
 from torch import Tensor, nn
 
-from lmtrain.nn.norms import NormKind, norm
+from lmtrain.nn.norms import NormKind, make_norm
 from lmtrain.nn.pointer import PointerAttention, copy_log_probs, copy_target_log_prob, point
 
 GATE_BIAS = -2.0
@@ -15,33 +15,33 @@ GATE_BIAS = -2.0
 
 class ContextCopy(nn.Module):
     """p(w) = (1 - g) p_vocabulary(w) + g sum of the pointer's weights of the tokens equal to w (See et al., 2017;
-    Merity et al., 2017), with g the sigmoid of a learned function of the pooled state.
+    Merity et al., 2017), where the gate g is the sigmoid of a learned function of the pooled vector.
 
-    The query is the pooled state. The key of a token is made of the encoder's states at its position and at the one
-    before, which is the state that predicted it. A `pooled` of (B, T, D) points to its own token and those before; one
-    of (B, D) to all tokens, or to those up to `position` (B, 1).
+    The pooled vector is also the query. The key of a token is made of the encoder's outputs at its position and at the
+    one before, which predicted the token. In all methods, `pooled` (B, T, D) points to its own token and those before;
+    `pooled` (B, D) to all tokens, or to those up to `position` (B, 1).
     """
 
     def __init__(self, dim: int, norm_kind: NormKind) -> None:
         super().__init__()
-        self.query_norm = norm(norm_kind, dim)
-        self.key_norm = norm(norm_kind, dim)
+        self.query_norm = make_norm(norm_kind, dim)
+        self.key_norm = make_norm(norm_kind, dim)
         self.pointer = PointerAttention(dim, 2 * dim, dim)
         self.gate = nn.Linear(dim, 1)
         nn.init.constant_(self.gate.bias, GATE_BIAS)
 
-    def keys(self, states: Tensor, before: Tensor | None = None) -> Tensor:
-        """The encoder's states (B, Tk, D) -> keys (B, Tk, D). `before` (B, D) is the state before the first, if any."""
+    def keys(self, encoded: Tensor, before: Tensor | None = None) -> Tensor:
+        """The encoder's outputs (B, Tk, D) -> keys (B, Tk, D). `before` (B, D) is the output before the first."""
         if before is None:
-            before = states.new_zeros(len(states), states.shape[-1])
-        normed = self.key_norm(torch.cat((before.unsqueeze(1), states), dim=1))  # (B, Tk + 1, D)
+            before = encoded.new_zeros(len(encoded), encoded.shape[-1])
+        normed = self.key_norm(torch.cat((before.unsqueeze(1), encoded), dim=1))  # (B, Tk + 1, D)
         keys: Tensor = self.pointer.key(torch.cat((normed[:, 1:], normed[:, :-1]), dim=-1))
         return keys
 
     def target_log_prob(
         self, log_target: Tensor, pooled: Tensor, keys: Tensor, tokens: Tensor, targets: Tensor
     ) -> Tensor:
-        """log p of each target, given the vocabulary's: log_target and targets (B, T) or (B,), tokens (B, Tk)."""
+        """Mix the pointer into log p of the targets: log_target and targets (B, T) or (B,), tokens (B, Tk)."""
         pointer, gate = self._point(pooled, keys, None)
         shape = gate.shape
         mixed = copy_target_log_prob(log_target.view(shape), pointer, tokens, gate, targets.view(shape))
@@ -50,7 +50,7 @@ class ContextCopy(nn.Module):
     def log_probs(
         self, log_vocabulary: Tensor, pooled: Tensor, keys: Tensor, tokens: Tensor, position: Tensor | None = None
     ) -> Tensor:
-        """log p of every word: log_vocabulary (B, T, V) or (B, V), tokens (B, Tk) -> the same shape."""
+        """Mix the pointer into log p of every word: (B, T, V) or (B, V), tokens (B, Tk) -> the same shape."""
         pointer, gate = self._point(pooled, keys, position)
         mixed = copy_log_probs(log_vocabulary.view(*gate.shape, -1), pointer, tokens, gate)
         return mixed.view_as(log_vocabulary)
@@ -58,8 +58,8 @@ class ContextCopy(nn.Module):
     def _point(self, pooled: Tensor, keys: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
         """The pointer's log-probabilities (B, T, Tk) and the gate's logits (B, T)."""
         pooled = pooled if pooled.dim() == 3 else pooled.unsqueeze(1)
-        order = torch.arange(keys.shape[1], device=keys.device)
-        position = order[-pooled.shape[1] :] if position is None else position
-        states = self.query_norm(pooled)
-        pointer = point(self.pointer.query(states), keys, order <= position.unsqueeze(-1))  # (T, Tk) or (B, 1, Tk)
-        return pointer, self.gate(states).squeeze(-1)
+        key_positions = torch.arange(keys.shape[1], device=keys.device)
+        position = key_positions[-pooled.shape[1] :] if position is None else position
+        mask = key_positions <= position.unsqueeze(-1)  # (T, Tk) or (B, 1, Tk)
+        normed = self.query_norm(pooled)
+        return point(self.pointer.query(normed), keys, mask), self.gate(normed).squeeze(-1)

@@ -1,4 +1,4 @@
-"""Word embeddings from the company that words keep in a text, for a model to start from.
+"""Word embeddings from which words occur near which in a text, for a model to start from.
 
 Shapes: V word types, C context types, E features, N tokens.
 """
@@ -8,22 +8,22 @@ import torch
 from torch import Tensor
 
 REACH = 4
-"""Tokens before and after a word that are its contexts; the one at distance d counts 1 / d."""
+"""How many tokens before and after a word are its contexts; one at distance d counts 1 / d."""
 CONTEXT_TYPES = 8_000
 """Only the first word types are contexts: where ids are sorted by frequency, the frequent ones."""
 SMOOTHING = 0.75
-"""Power of the contexts' frequencies: without it, rare contexts have the largest ratios (Levy et al., 2015)."""
+"""The power of the contexts' frequencies: without it, rare contexts have the largest ratios (Levy et al., 2015)."""
 TOKENS = 2**21
-"""As much of a text as is worth reading: about ten seconds on one core."""
+"""How much of a text is read: about ten seconds on one core."""
 
 
 def cooccurrence_embedding(ids: np.ndarray, vocab_size: int, width: int) -> Tensor:
-    """A vector for each word type, (V, E) float32, from the tokens of a text, ids (N,).
+    """Return a vector for each word type, (V, E) float32, from the tokens of a text, ids (N,).
 
-    The positive pointwise mutual information of words and their contexts, with those before and after a word told
-    apart, is factored by a truncated singular value decomposition, and words get the left vectors times the root of the
-    singular values (Levy & Goldberg, 2014). Each vector has unit mean square. A random rotation makes all features
-    alike, and words that have no context get a random vector, from torch's default generator.
+    The matrix of words and contexts holds their positive pointwise mutual information; a context before a word and the
+    same one after it are two columns. A truncated singular value decomposition factors it, and words get the left
+    vectors times the root of the singular values (Levy & Goldberg, 2014). A random rotation makes all features alike.
+    Each vector has unit mean square. Words without a context get a random vector, from torch's default generator.
     """
     vectors = torch.zeros(vocab_size, width)
     word, context, count = _contexts(ids, vocab_size)
@@ -40,15 +40,18 @@ def cooccurrence_embedding(ids: np.ndarray, vocab_size: int, width: int) -> Tens
 
 
 def _contexts(ids: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each pair of a word and a context that occurs, and its count: context c before the word is c, after it C + c."""
+    """Return the pairs of a word and a context that occur, and their counts, as three arrays.
+
+    Context c is column c before the word, and column C + c after it.
+    """
     types = min(CONTEXT_TYPES, vocab_size)
     pairs, counts = [], []
     for distance in range(1, REACH + 1):
         before, after = ids[:-distance].astype(np.int64), ids[distance:].astype(np.int64)
         for word, context, side in ((after, before, 0), (before, after, types)):
             frequent = context < types
-            found, times = np.unique(word[frequent] * (2 * types) + context[frequent] + side, return_counts=True)
-            pairs.append(found)
+            distinct, times = np.unique(word[frequent] * (2 * types) + context[frequent] + side, return_counts=True)
+            pairs.append(distinct)
             counts.append(times / distance)
     pair, place = np.unique(np.concatenate(pairs), return_inverse=True)
     return pair // (2 * types), pair % (2 * types), np.bincount(place, np.concatenate(counts))

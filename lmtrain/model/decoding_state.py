@@ -1,4 +1,13 @@
-"""The state of a language model in the middle of a text, for decoding.
+"""What a language model stores of the tokens read so far, for decoding.
+
+A batch of two prompts, `a b c d` and `e f`, in memory for N = 8 tokens per row:
+
+    prompts, padded on the left     a b c d     valid   1 1 1 1
+                                    - - e f             0 0 1 1
+    DecodingState.tokens            a b c d . . . .     lengths 4     the next token goes to cache position 4
+                                    e f . . . . . .     lengths 2     and here to 2
+                                    |-kv_len|           the cache positions that a step reads, under a mask of lengths
+                                    |-- capacity --|
 
 Shapes: B rows, T tokens, N tokens of capacity, D the model's width.
 """
@@ -17,7 +26,7 @@ SMALLEST_CAPACITY = 256
 
 
 def capacity_for(tokens: int, context: int) -> int:
-    """The capacity to allocate for `tokens` tokens: 256, 1,024, 4,096 and so on, and never more than the context.
+    """Return the capacity to allocate for `tokens` tokens: 256, 1,024, 4,096 and so on, or the context if smaller.
 
     A short text then does not pay for a long context, and few sizes occur.
     """
@@ -28,7 +37,10 @@ def capacity_for(tokens: int, context: int) -> int:
 
 
 def align_left(tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Move padding (B, T) from the left end to the right, where a causal model ignores it; and the lengths (B,)."""
+    """Move padding from the left end to the right, where a causal model ignores it.
+
+    tokens and valid (B, T) -> tokens (B, T) and lengths (B,).
+    """
     lengths = valid.sum(1)
     pads = tokens.shape[1] - lengths
     index = torch.arange(tokens.shape[1], device=tokens.device) + pads.unsqueeze(-1)
@@ -37,27 +49,27 @@ def align_left(tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class DecodingState:
-    """A causal model's caches after reading B rows of text. Everything is written in place.
-
-    tokens (B, N) read so far, each row from cache position 0; lengths (B,) how many of them are valid; `kv_len` at
-    least the largest length; `caches` those of the layers. The `pointer` of a model that copies has keys, and as values
-    the encoder's states, each (B, 1, N, D).
-    """
+    """A causal model's caches after reading B rows of text; all methods write in place."""
 
     tokens: Tensor
+    """(B, N), each row from cache position 0."""
     lengths: Tensor
+    """(B,), how many tokens of a row are valid."""
     kv_len: int
+    """At least the largest of `lengths`."""
     caches: list[Cache]
+    """One for each layer."""
     pool: RunningMean
-    pointer: KeyValueCache | None = None
+    pointer_cache: KeyValueCache | None
+    """With `model.copy`: the pointer's keys, and as values the encoder's output, each (B, 1, N, D)."""
 
     @property
     def capacity(self) -> int:
-        """How many tokens a row can hold."""
+        """N, how many tokens a row can hold."""
         return self.tokens.shape[1]
 
     def select(self, index: Tensor) -> "DecodingState":
-        """The rows `index` (B',), in that order; rows may repeat. This state must not be used again."""
+        """Return the rows `index` (B',), in that order; rows may repeat. This state must not be used again."""
         rows = Rows(index, len(self.lengths))
         same = self._same_tokens(rows)
         self.tokens = rows.take(self.tokens, slice(same, self.kv_len))
@@ -67,10 +79,10 @@ class DecodingState:
         return self
 
     def _same_tokens(self, rows: Rows) -> int:
-        """How many tokens, at least, every row that moves shares with the row that it replaces.
+        """Return how many first tokens, at least, every row that moves shares with the row that it replaces.
 
-        What the caches hold for these tokens is the same, so it need not be copied: the texts of a beam differ mostly
-        in their last tokens. On a GPU, finding out would take longer than copying.
+        The caches hold the same for these tokens, so it need not be copied: the texts of a beam differ mostly in their
+        last tokens. On a GPU the answer is 0, since comparing would take longer than copying.
         """
         if rows.moves is None or not rows.index.is_cpu:
             return 0
@@ -94,7 +106,7 @@ class DecodingState:
 
     @property
     def _parts(self) -> list[Cache]:
-        return [*self.caches, self.pool, *([] if self.pointer is None else [self.pointer])]
+        return [*self.caches, self.pool, *([] if self.pointer_cache is None else [self.pointer_cache])]
 
 
 @dataclass
@@ -105,7 +117,7 @@ class WindowState:
     valid: Tensor
 
     def select(self, index: Tensor) -> "WindowState":
-        """The rows `index` (B',), in that order; rows may repeat."""
+        """Return the rows `index` (B',), in that order; rows may repeat."""
         return WindowState(self.tokens[index], self.valid[index])
 
 
@@ -116,7 +128,7 @@ class EnsembleState:
     members: tuple["State", ...]
 
     def select(self, index: Tensor) -> "EnsembleState":
-        """The rows `index` (B',), in that order; rows may repeat. This state must not be used again."""
+        """Return the rows `index` (B',), in that order; rows may repeat. This state must not be used again."""
         return EnsembleState(tuple(state.select(index) for state in self.members))
 
 

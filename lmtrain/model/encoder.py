@@ -24,10 +24,10 @@ from lmtrain.nn.sets import ISAB
 class Encoder(nn.Module):
     """The blocks of a configuration, one for each of its `layer_attention`.
 
-    Where a layer has global attention, learned global tokens come before the sequence (Ainslie et al., 2020), and their
-    states are dropped after the last block. In layers with global attention all tokens attend to them. If windowed,
-    they attend to all tokens, which makes them a memory of the window. If causal, each attends only to the global
-    tokens up to itself, because a token that attends to it must not learn of later ones.
+    If a layer has global attention, learned global tokens come before the sequence (Ainslie et al., 2020), and are
+    dropped after the last block. In layers with global attention all tokens attend to the global tokens. If windowed,
+    global tokens attend to all tokens, which makes them a memory of the window. If causal, each global token attends
+    only to the global tokens up to itself: otherwise a token could learn of later ones through it.
 
     With `activation_checkpointing` the backward pass computes the activations inside a block again (Chen et al., 2016),
     with the same random numbers.
@@ -51,7 +51,7 @@ class Encoder(nn.Module):
         self.register_buffer("slopes", slopes, persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Embedded tokens (B, T, D) at positions (T,) -> states (B, T, D)."""
+        """Embedded tokens (B, T, D) at positions (T,) -> (B, T, D)."""
         x, positions = self._with_globals(x, positions)
         bias, rotated_by = self._bias(positions), self._rotation(positions)
         for block in self.blocks:
@@ -61,7 +61,10 @@ class Encoder(nn.Module):
         return x[:, self._globals :]
 
     def prefill(self, x: Tensor, positions: Tensor, lengths: Tensor, capacity: int) -> tuple[Tensor, list[Cache]]:
-        """`forward`, and each layer's cache of the rows' first `lengths` (B,) tokens, with space for `capacity`."""
+        """Do the same as `forward`, and also return a cache per layer, with space for `capacity` tokens.
+
+        A cache holds the first `lengths` (B,) tokens of each row.
+        """
         x, positions = self._with_globals(x, positions)
         lengths, capacity = lengths + self._globals, capacity + self._globals
         bias, rotated_by, caches = self._bias(positions), self._rotation(positions), []
@@ -84,12 +87,12 @@ class Encoder(nn.Module):
         return 0 if self.global_tokens is None else len(self.global_tokens)
 
     def _with_globals(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The global tokens and x (B, T, D), G + T in all, and the positions of both, given those of x (T,)."""
+        """x (B, T, D) at positions (T,) -> the global tokens followed by x (B, G + T, D), and the positions of both."""
         if self.global_tokens is None:
             return x, positions
         first = self.global_tokens.to(x.dtype).expand(len(x), -1, -1)
-        own = torch.arange(self._globals, device=x.device)
-        return torch.cat((first, x), dim=1), torch.cat((own, positions + self._globals))
+        first_positions = torch.arange(self._globals, device=x.device)
+        return torch.cat((first, x), dim=1), torch.cat((first_positions, positions + self._globals))
 
     def _bias(self, positions: Tensor) -> Tensor | None:
         return alibi_bias(self.slopes, positions, positions) if self.slopes is not None else None  # (H, T, T)

@@ -1,6 +1,6 @@
 """Several language models as one: the mean of their probabilities.
 
-Shapes: B rows, T tokens, S targets, E the width of all members' states together, V word types.
+Shapes: B rows, T tokens, S targets, E the width of all members' hidden vectors together, V word types.
 """
 
 import functools
@@ -16,15 +16,15 @@ from lmtrain.model.decoding_state import EnsembleState, State
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.precision import at_least_float32
 
-Step = Callable[[State, Tensor], tuple[Tensor, State]]
-"""As `LanguageModel.step`."""
+DecodeStep = Callable[[State, Tensor], tuple[Tensor, State]]
+"""A function with the arguments and results of `LanguageModel.step`."""
 
 
 class Ensemble(nn.Module):
-    """p(w) = the mean over the members m of p_m(w), for evaluation and generation, as `LanguageModel` does them.
+    """p(w) = the mean over the members m of p_m(w), with the methods of `LanguageModel` for evaluation and generation.
 
     Members share vocabulary, mode and, except as teachers, context. An ensemble of one model computes the same bits as
-    it.
+    the model.
     """
 
     def __init__(self, members: Sequence[LanguageModel]) -> None:
@@ -33,49 +33,48 @@ class Ensemble(nn.Module):
         self.config = members[0].config
 
     def score(self, tokens: Tensor, targets: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """-log p of each target, in nats, float32, and the states (..., E) of a cache.
+        """Return -log p of each target, in nats, float32, and its hidden vector (..., E), for a cache.
 
-        As `LanguageModel.score`; `temperature` divides the logits of each member. The states are the members', each of
-        length 1, one after the other: the cosine of two is the mean of the members' cosines.
+        See `LanguageModel.score`; `temperature` divides the logits of each member. A hidden vector is the members' own,
+        each of length 1, one after the other: the cosine of two is the mean of the members' cosines.
         """
         scored = [member.score(tokens, targets, temperature=temperature) for member in self.members]
         nats = -self._mean([-nats for nats, _ in scored])
-        return nats, self._joined([states for _, states in scored])
+        return nats, self._joined([hidden for _, hidden in scored])
 
     def predict(self, tokens: Tensor) -> Tensor:
-        """log p of every next token, in nats, float32: tokens (B, T) -> (B, T, V) if causal, (B, V) if windowed."""
+        """Return log p of every next token, in nats, float32: (B, T) -> (B, T, V) if causal, (B, V) if windowed."""
         return self._mean(member.predict(tokens) for member in self.members)
 
     @torch.no_grad()
     def start(self, tokens: Tensor, valid: Tensor | None = None) -> tuple[Tensor, State]:
-        """Read prompts (B, T): log-probabilities (B, V) and the state, as `LanguageModel.start`."""
+        """Prefill: read prompts (B, T) and return log p (B, V) and the state; see `LanguageModel.start`."""
         return self._together(member.start(tokens, valid) for member in self.members)
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
-        """Read one more token per row (B,): log-probabilities (B, V) and the state, as `LanguageModel.step`."""
-        return self.step_by([member.step for member in self.members], state, tokens)
+        """Decode: read one more token per row (B,) and return log p (B, V) and the state; see `LanguageModel.step`."""
+        return self.step_with([member.step for member in self.members], state, tokens)
 
-    def step_by(self, steps: Sequence[Step], state: State, tokens: Tensor) -> tuple[Tensor, State]:
-        """`step` by these step functions of the members."""
+    def step_with(self, steps: Sequence[DecodeStep], state: State, tokens: Tensor) -> tuple[Tensor, State]:
+        """Do the same as `step`, by these functions in place of the members' own `step`."""
         assert isinstance(state, EnsembleState)
-        return self._together(step(own, tokens) for step, own in zip(steps, state.members, strict=True))
+        return self._together(step(each, tokens) for step, each in zip(steps, state.members, strict=True))
 
-    def _together(self, read: Iterable[tuple[Tensor, State]]) -> tuple[Tensor, State]:
-        predictions = list(read)
-        states = tuple(state for _, state in predictions)
-        return self._mean(log_probs for log_probs, _ in predictions), EnsembleState(states)
+    def _together(self, results: Iterable[tuple[Tensor, State]]) -> tuple[Tensor, State]:
+        log_probs, states = zip(*results, strict=True)
+        return self._mean(log_probs), EnsembleState(states)
 
     def _mean(self, log_probs: Iterable[Tensor]) -> Tensor:
         """log of the mean of the members' probabilities; only two of them are in memory at once."""
         return functools.reduce(torch.logaddexp, log_probs) - math.log(len(self.members))
 
-    def _joined(self, states: list[Tensor]) -> Tensor:
-        """The members' states (..., E_m) as one: (..., E). The state of a single member keeps its bits."""
-        if len(states) == 1:
-            return states[0]
-        return torch.cat([F.normalize(at_least_float32(state), dim=-1) for state in states], -1)
+    def _joined(self, vectors: list[Tensor]) -> Tensor:
+        """The members' hidden vectors (..., E_m) as one: (..., E). A single member's keeps its bits."""
+        if len(vectors) == 1:
+            return vectors[0]
+        return torch.cat([F.normalize(at_least_float32(vector), dim=-1) for vector in vectors], -1)
 
 
 Predictor = LanguageModel | Ensemble
-"""What is evaluated, generates, or teaches."""
+"""What evaluation, generation and distillation take: one model or several."""

@@ -1,11 +1,17 @@
-"""The language model: embedding -> encoder blocks -> attention pooling -> logits.
+"""The language model: embedding -> encoder blocks -> attention pool -> output layer.
 
-`causal`: blocks attend to no later position and the pool runs over every prefix, so that each position predicts its
-next token. `windowed`: blocks attend to the whole window and the pool predicts the one token after it. Both have the
-same weights.
+The forward pass of training, `model(tokens, targets)`, in which (B, T, E) becomes (N, E) for the loss:
 
-Positions count from a row's first token in causal mode, and are aligned to the right end of the window in windowed
-mode, so that the token before the prediction always has the last position.
+    tokens               (B, T)
+    _embed, _input       (B, T, D)  embedding, in_projection, token shift, positions
+    encoder              (B, T, D)  "encoded": blocks of attention and feed-forward, which attend to no later position
+    _pool                (B, T, D)  "pooled": the attention pool over every prefix, so every position predicts a token
+    _project             (B, T, E)  "hidden": final norm, out_projection
+    target_nats          (B, T)     -log p of the targets; or AdaptiveSoftmax.nats. Both end in linear_cross_entropy
+                                    (nn/chunked_loss.py) where the logits of all rows would be too large
+    copying              (B, T)     mixes a pointer over the context's tokens into p(target)
+
+`WindowedLanguageModel` (windowed.py) is this model with `mode: windowed`.
 
 Shapes: B rows, T tokens (at most the context), S targets, D the model's width, E the embedding's, H heads, V word
 types.
@@ -17,12 +23,12 @@ from torch import Tensor, nn
 
 from lmtrain.config.schema import ModelConfig
 from lmtrain.model.context_copy import ContextCopy
-from lmtrain.model.decoding_state import DecodingState, State, WindowState, align_left, capacity_for
+from lmtrain.model.decoding_state import DecodingState, State, align_left, capacity_for
 from lmtrain.model.encoder import Encoder
 from lmtrain.nn.adaptive import AdaptiveSoftmax
 from lmtrain.nn.dropout import locked_dropout
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, write
-from lmtrain.nn.norms import norm
+from lmtrain.nn.norms import make_norm
 from lmtrain.nn.output_loss import Chunk, target_nats
 from lmtrain.nn.pooling import AttentionPooling
 from lmtrain.nn.positions import sinusoidal
@@ -31,7 +37,7 @@ from lmtrain.nn.token_shift import TokenShift
 
 
 class TiedOutput(nn.Module):
-    """An output layer without bias whose weight is that of the embedding: (..., E) -> (..., V)."""
+    """An output layer without bias that shares the embedding's weight: (..., E) -> (..., V)."""
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
@@ -47,17 +53,26 @@ class TiedOutput(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """The model of a configuration, before `initialize`: see `build_model`.
+    """The causal model of a configuration; `build_model` makes it with its initial weights.
 
-    It takes 1 to `context` tokens in a row; ValueError otherwise. With `activation_checkpointing` the backward pass
-    computes the activations inside the blocks again.
+    | method          | called by                                                      | returns                |
+    | --------------- | -------------------------------------------------------------- | ---------------------- |
+    | `forward`       | training, through `Objective`                                  | -log p of targets      |
+    | `score`         | evaluation                                                     | the same, and "hidden" |
+    | `predict`       | `Objective` with a teacher; windowed decoding; exported models | log p of all words     |
+    | `start`, `step` | generation: prefill, and decode with a cache                   | log p of all words     |
+
+    All raise ValueError for rows of no token, and all but `start` for rows of more than `context` tokens. With
+    `activation_checkpointing` the backward pass computes the activations inside the blocks again.
     """
+
+    causal = True
 
     def __init__(self, config: ModelConfig, vocab_size: int, *, activation_checkpointing: bool = False) -> None:
         super().__init__()
+        assert self.causal == (config.mode == "causal"), "`build.construct` chooses the class"
         self.config = config
         self.vocab_size = vocab_size
-        self.causal = config.mode == "causal"
         dim, width = config.dim, config.embed_dim or config.dim
         self.embedding = nn.Embedding(vocab_size, width)
         self.in_projection = nn.Linear(width, dim, bias=False) if width != dim else None
@@ -78,7 +93,7 @@ class LanguageModel(nn.Module):
             dropout=config.dropout,
             attention_dropout=config.attention_dropout,
         )
-        self.norm = norm(config.norm, dim)
+        self.norm = make_norm(config.norm, dim)
         self.out_projection = nn.Linear(dim, width, bias=False) if width != dim else None
         tied = config.tie_embeddings
         self.output: nn.Module = TiedOutput(self.embedding) if tied else nn.Linear(width, vocab_size, bias=False)
@@ -88,105 +103,106 @@ class LanguageModel(nn.Module):
         self.copying = ContextCopy(dim, config.norm) if config.copy else None
 
     def forward(self, tokens: Tensor, targets: Tensor, loss_chunk: Chunk = "auto") -> Tensor:
-        """-log p of each target, in nats, float32: see `score`."""
+        """Return -log p of each target, in nats, float32: see `score`."""
         return self.score(tokens, targets, loss_chunk)[0]
 
     def score(
         self, tokens: Tensor, targets: Tensor, loss_chunk: Chunk = "auto", temperature: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """-log p of each target, in nats, float32, and the states (..., E) that the output layer read for it.
+        """Return -log p of each target, in nats, float32, and its hidden vector (..., E), the output layer's input.
 
-        Tokens (B, T); targets (B, S) if causal, those of the last S positions, or (B,) if windowed. See `target_nats`
-        for `loss_chunk`, which does not apply where `temperature`, the divisor of the vocabulary's logits, is not 1.
+        Tokens (B, T); targets (B, S) if causal, for the last S positions, or (B,) if windowed. `temperature` divides
+        the vocabulary's logits. `loss_chunk` (see `rows_at_once`) applies at a temperature of 1 only.
         """
-        states = self._states(tokens)
-        pooled = self._pool(states)[:, -targets.shape[1] :] if self.causal else self._pool(states)
+        encoded = self._encode(tokens)
+        pooled = self._pool(encoded)
+        if self.causal:
+            pooled = pooled[:, -targets.shape[1] :]
         hidden = self._project(pooled)
-        nats = self._nats(hidden.flatten(0, -2), targets.flatten(), loss_chunk, temperature).view_as(targets)
+        rows, labels = hidden.flatten(0, -2), targets.flatten()  # (N, E), (N,)
+        if temperature != 1.0:
+            nats = F.nll_loss(self._log_probs(rows, temperature), labels, reduction="none")
+        else:
+            loss = target_nats if self.adaptive is None else self.adaptive.nats
+            weight: Tensor = self.output.weight  # type: ignore[assignment]
+            nats = loss(rows, weight, self.output_bias, labels, loss_chunk)
+        nats = nats.view_as(targets)
         if self.copying is not None:
-            nats = -self.copying.target_log_prob(-nats, pooled, self.copying.keys(states), tokens, targets)
+            nats = -self.copying.target_log_prob(-nats, pooled, self.copying.keys(encoded), tokens, targets)
         return nats, hidden
 
     def predict(self, tokens: Tensor) -> Tensor:
-        """log p of every next token, in nats, float32: tokens (B, T) -> (B, T, V) if causal, (B, V) if windowed."""
-        states = self._states(tokens)
-        pooled = self._pool(states)
+        """Return log p of every next token, in nats, float32: (B, T) -> (B, T, V) if causal, (B, V) if windowed."""
+        encoded = self._encode(tokens)
+        pooled = self._pool(encoded)
         log_probs = self._log_probs(self._project(pooled))
         if self.copying is None:
             return log_probs
-        return self.copying.log_probs(log_probs, pooled, self.copying.keys(states), tokens)
-
-    def encode(self, tokens: Tensor) -> Tensor:
-        """The states that the output layer reads: tokens (B, T) -> (B, T, E) if causal, (B, E) if windowed."""
-        return self._project(self._pool(self._states(tokens)))
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(..., E) -> (..., V), float32 also under autocast; an adaptive output's are normalized."""
-        # The bias in float32: log frequencies rounded to bf16 would be off by up to 3 %.
-        logits = at_least_float32(self.output(hidden)).add_(self.output_bias)
-        return logits if self.adaptive is None else self.adaptive(logits, hidden)
+        return self.copying.log_probs(log_probs, pooled, self.copying.keys(encoded), tokens)
 
     def hidden_matrices(self) -> list[Tensor]:
-        """The weights of all linear layers whose results are not logits."""
-        of_logits = {self.output, self.adaptive and self.adaptive.clusters, self.copying and self.copying.gate}
-        return [part.weight for part in self.modules() if isinstance(part, nn.Linear) and part not in of_logits]
+        """Return the weights of all linear layers except those that produce logits, for Muon."""
+        excluded: list[nn.Module] = [self.output]
+        if self.adaptive is not None:
+            excluded.append(self.adaptive.clusters)
+        if self.copying is not None:
+            excluded.append(self.copying.gate)
+        return [part.weight for part in self.modules() if isinstance(part, nn.Linear) and part not in excluded]
 
     @torch.no_grad()
     def pool_weights(self, tokens: Tensor) -> Tensor:
-        """The pool's attention weights at the last position: tokens (1, T) -> (H, T) float32, rows sum to one."""
-        return self.pool.weights(self._states(tokens)).squeeze(0).float()
+        """Return the pool's attention weights at the last position: (1, T) -> (H, T) float32, rows sum to one."""
+        return self.pool.weights(self._encode(tokens)).squeeze(0).float()
 
     @torch.no_grad()
     def start(self, tokens: Tensor, valid: Tensor | None = None) -> tuple[Tensor, State]:
-        """Read prompts (B, T) of any length: log-probabilities of the next token (B, V) float32, and the state.
+        """Prefill: read prompts (B, T) and return log p of the next token (B, V), float32, and the state.
 
-        They may be padded on the left: `valid` (B, T) bool is then True on tokens, and on every row's last column. Only
-        the last `context` columns are read.
+        Prompts may be padded on the left: `valid` (B, T) bool is then True on tokens, and on every row's last column.
+        Of longer prompts only the last `context` columns are read.
         """
-        tokens = tokens[:, -self.config.context :]
-        valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid[:, -self.config.context :]
-        self._check(tokens)
-        if not self.causal:
-            return self._predict_windows(tokens, valid.sum(1)), WindowState(tokens, valid)
-        # The last token is read by a step, so that all predictions are computed in the same way.
+        tokens, valid = self._last_columns(tokens, valid)
         aligned, lengths = align_left(tokens, valid)
+        # The last token is read by `step`, so that all predictions are computed in the same way.
         last = aligned.gather(1, lengths.unsqueeze(-1) - 1).squeeze(-1)
         capacity = capacity_for(tokens.shape[1], self.config.context)
-        return self._step(self._prefill(aligned[:, :-1], lengths - 1, capacity), last)
+        return self.step(self._prefill(aligned[:, :-1], lengths - 1, capacity), last)
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
-        """Read one more token per row, (B,): log-probabilities of the next one (B, V) float32, and the new state.
+        """Decode: read one more token per row (B,), and return log p of the next one (B, V), float32, and the state.
 
-        A causal row that holds `context` tokens is truncated to the last context // 2 (at least one), the new one
-        included, and re-encoded. A windowed model re-encodes its window at every step.
+        A row that holds `context` tokens is truncated to the last context // 2 (at least one), the new one included,
+        and re-encoded.
         """
-        if isinstance(state, WindowState):
-            valid = torch.cat((state.valid, torch.ones_like(state.valid[:, :1])), dim=1)
-            return self.start(torch.cat((state.tokens, tokens.unsqueeze(-1)), dim=1), valid)
         assert isinstance(state, DecodingState)
         self.ensure_capacity(state)
-        return self._step(state, tokens)
+        log_probs = self.decode_step(state, tokens, state.kv_len + 1)
+        state.kv_len += 1
+        return log_probs, state
 
-    def advance(self, state: DecodingState, tokens: Tensor, kv_len: int) -> Tensor:
-        """The computation of `step`: read a token per row (B,), attending to `kv_len` cache positions -> (B, V).
+    def decode_step(self, state: DecodingState, tokens: Tensor, kv_len: int) -> Tensor:
+        """Do the computation of `step`: read a token per row (B,), attending to `kv_len` cache positions -> (B, V).
 
-        It runs on the device and writes the state in place, without Python decisions on its content, so that it can be
-        recorded and replayed; `state.kv_len` is not changed.
+        It runs on the device and writes the state in place, without Python decisions on its content, so that a CUDA
+        graph can record and replay it. It leaves `state.kv_len` unchanged.
         """
         position = state.lengths
+        is_first = position.unsqueeze(-1) == 0
         write(state.tokens, tokens, position)
-        before = None
+        x_before = None
         if self.shift is not None:
-            before = self._embed(_before(state.tokens, position)).masked_fill(position.unsqueeze(-1) == 0, 0.0)
-        x = self._input(self._embed(tokens.unsqueeze(-1)), position.unsqueeze(-1), before)
-        x = self.encoder.step(x, state.caches, CachePosition(position, kv_len))
-        pooled = self.pool.step(x, state.pool)
+            x_before = self._embed(_previous(state.tokens, position)).masked_fill(is_first, 0.0)
+        x = self._input(self._embed(tokens.unsqueeze(-1)), position.unsqueeze(-1), x_before)
+        encoded = self.encoder.step(x, state.caches, CachePosition(position, kv_len))
+        pooled = self.pool.step(encoded, state.pool)
         log_probs = self._log_probs(self._project(pooled)).float()
-        if self.copying is not None and state.pointer is not None:
-            before = _before(state.pointer.value.squeeze(1), position).masked_fill(position.unsqueeze(-1) == 0, 0.0)
-            state.pointer.write(self.copying.keys(x, before).unsqueeze(1), x.unsqueeze(1), position, kv_len)
-            keys, read = state.pointer.key[:, 0, :kv_len], state.tokens[:, :kv_len]
+        if self.copying is not None and state.pointer_cache is not None:
+            cache = state.pointer_cache
+            encoded_before = _previous(cache.value.squeeze(1), position).masked_fill(is_first, 0.0)
+            keys = self.copying.keys(encoded, encoded_before)
+            cache.write(keys.unsqueeze(1), encoded.unsqueeze(1), position, kv_len)
+            keys, read = cache.key[:, 0, :kv_len], state.tokens[:, :kv_len]
             log_probs = self.copying.log_probs(log_probs, pooled, keys, read, position.unsqueeze(-1))
         state.lengths += 1
         return log_probs
@@ -210,6 +226,12 @@ class LanguageModel(nn.Module):
         if not 1 <= tokens.shape[1] <= self.config.context:
             raise ValueError(f"{tokens.shape[1]} tokens in a row: the model takes 1 to {self.config.context}")
 
+    def _last_columns(self, tokens: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the last `context` columns of prompts (B, T), and which of their entries are tokens."""
+        tokens = tokens[:, -self.config.context :]
+        self._check(tokens)
+        return tokens, torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid[:, -tokens.shape[1] :]
+
     def _embed(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) -> (B, T, D)."""
         x: Tensor = self.embedding(tokens) * (self.embedding.embedding_dim / 2)  # see `build.initialize`
@@ -229,68 +251,60 @@ class LanguageModel(nn.Module):
             x = x + self.sinusoids[positions]
         return x
 
-    def _states(self, tokens: Tensor) -> Tensor:
-        """Tokens (B, T) -> the encoder's states (B, T, D)."""
-        self._check(tokens)
-        first = 0 if self.causal else self.config.context - tokens.shape[1]
-        positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)
-        states: Tensor = self.encoder(self._input(self._embed(tokens), positions), positions)
-        return states
+    def _positions(self, tokens: Tensor) -> Tensor:
+        """Return the positions (T,) of a row's tokens (B, T), counted from its first."""
+        return torch.arange(tokens.shape[1], device=tokens.device)
 
-    def _pool(self, states: Tensor) -> Tensor:
-        """States (B, T, D) -> (B, T, D) if causal, (B, D) if windowed."""
-        pooled: Tensor = self.pool(states) if self.causal else self.pool.window(states)
+    def _encode(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, T) -> the encoder's output (B, T, D)."""
+        self._check(tokens)
+        positions = self._positions(tokens)
+        encoded: Tensor = self.encoder(self._input(self._embed(tokens), positions), positions)
+        return encoded
+
+    def _pool(self, encoded: Tensor) -> Tensor:
+        """The pool of every prefix: (B, T, D) -> (B, T, D); of a windowed model (B, D)."""
+        pooled: Tensor = self.pool(encoded)
         return pooled
 
     def _project(self, pooled: Tensor) -> Tensor:
-        """Pooled states (..., D) -> the input of the output layer (..., E)."""
+        """Pooled vectors (..., D) -> the input of the output layer (..., E)."""
         x: Tensor = self.norm(pooled)
         if self.out_projection is not None:
             x = self.out_projection(x)
         return locked_dropout(x, self.config.output_dropout, self.training)
 
-    def _log_probs(self, hidden: Tensor) -> Tensor:
-        """log p of every word by the output layer only: (..., E) -> (..., V)."""
-        logits = self.logits(hidden)
-        return logits.log_softmax(-1) if self.adaptive is None else logits
-
-    def _nats(self, hidden: Tensor, targets: Tensor, loss_chunk: Chunk, temperature: float) -> Tensor:
-        """-log p of each target by the output layer only: (N, E) and (N,) -> (N,)."""
+    def _log_probs(self, hidden: Tensor, temperature: float = 1.0) -> Tensor:
+        """log p of every word by the output layer, without the pointer: (..., E) -> (..., V), at least float32."""
+        # The bias in float32: log frequencies rounded to bf16 would be off by up to 3 %.
+        logits: Tensor = at_least_float32(self.output(hidden)).add_(self.output_bias)
+        if self.adaptive is not None:
+            logits = self.adaptive(logits, hidden)  # log-probabilities, normalized already
         if temperature != 1.0:
-            return F.cross_entropy(self.logits(hidden) / temperature, targets, reduction="none")
-        loss = target_nats if self.adaptive is None else self.adaptive.nats
-        weight: Tensor = self.output.weight  # type: ignore[assignment]
-        return loss(hidden, weight, self.output_bias, targets, loss_chunk)
-
-    def _predict_windows(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """log p of the token after the last `lengths` (B,) tokens of each row (B, T): (B, V).
-
-        Rows of one length are computed together, so that no layer needs to handle padding.
-        """
-        log_probs = torch.empty(len(tokens), self.vocab_size, device=tokens.device)
-        for length in lengths.unique().tolist():  # type: ignore[no-untyped-call]
-            rows = lengths == length
-            log_probs[rows] = self.predict(tokens[rows, -length:]).float()
-        return log_probs
+            logits = logits / temperature
+        elif self.adaptive is not None:
+            return logits
+        return logits.log_softmax(-1)
 
     def _prefill(self, tokens: Tensor, lengths: Tensor, capacity: int) -> DecodingState:
         """The state after the first `lengths` (B,) >= 0 tokens of each row of (B, T), with `capacity` > T."""
-        count = tokens.shape[1]
-        positions = torch.arange(count, device=tokens.device)
+        positions = self._positions(tokens)
         x = self._input(self._embed(tokens), positions)
-        x, caches = self.encoder.prefill(x, positions, lengths, capacity)
-        pool, pointer = self.pool.prefill(x, lengths), None
+        encoded, caches = self.encoder.prefill(x, positions, lengths, capacity)
+        pointer_cache = None
         if self.copying is not None:
-            pointer = KeyValueCache.allocate(self.copying.keys(x).unsqueeze(1), x.unsqueeze(1), capacity)
-        tokens = F.pad(tokens, (0, capacity - count))
-        return DecodingState(tokens, lengths, count, caches, pool, pointer)
+            keys = self.copying.keys(encoded).unsqueeze(1)
+            pointer_cache = KeyValueCache.allocate(keys, encoded.unsqueeze(1), capacity)
+        return DecodingState(
+            tokens=F.pad(tokens, (0, capacity - tokens.shape[1])),
+            lengths=lengths,
+            kv_len=tokens.shape[1],
+            caches=caches,
+            pool=self.pool.prefill(encoded, lengths),
+            pointer_cache=pointer_cache,
+        )
 
-    def _step(self, state: DecodingState, tokens: Tensor) -> tuple[Tensor, State]:
-        log_probs = self.advance(state, tokens, state.kv_len + 1)
-        state.kv_len += 1
-        return log_probs, state
 
-
-def _before(x: Tensor, position: Tensor) -> Tensor:
-    """The entry of x (B, N, ...) before each row's position (B,), or before 0 any one: (B, ...)."""
+def _previous(x: Tensor, position: Tensor) -> Tensor:
+    """x (B, N, ...) at each row's position - 1 (B,): (B, ...). Position 0 has none: mask what is returned for it."""
     return x[torch.arange(len(x), device=x.device), position - 1]

@@ -1,6 +1,6 @@
 """The training objective: the loss of a language model on the text, optionally mixed with a teacher's predictions.
 
-Shapes: B windows, T tokens per window, S predictions per window (T, or no axis if windowed), V word types.
+Shapes: B rows, T tokens in a row, S predictions per row (T, or no axis if windowed), V word types.
 """
 
 import torch
@@ -13,12 +13,12 @@ from lmtrain.nn.output_loss import Chunk
 
 
 class Objective(nn.Module):
-    """-log p of each target in nats, or with a `teacher` the distillation loss (Hinton et al., 2015; Furlanello et al.,
+    """-log p of each target in nats; with a `teacher` the distillation loss (Hinton et al., 2015; Furlanello et al.,
     2018, for a teacher of the same size).
 
-    That is (1 - weight) * -log p(target) + weight * KL(the teacher's distribution || the model's). The teacher, which
-    may be an ensemble, reads the same tokens, without dropout, and is not trained. `loss_chunk` applies without a
-    teacher only: the divergence needs the logits of all targets.
+    The distillation loss is (1 - weight) * -log p(target) + weight * KL(the teacher's distribution || the model's). The
+    teacher, which may be an ensemble, reads the same tokens, without dropout, and is not trained. `loss_chunk` has no
+    effect with a teacher: the divergence needs the logits of all targets.
     """
 
     def __init__(

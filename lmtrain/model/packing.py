@@ -1,5 +1,5 @@
-"""Packed weights for decoding, which reads every matrix whole for each token: layouts and types that are read faster,
-and layers of fewer operators, since one operator on one token costs little more than its call.
+"""Packed weights for decoding, which reads every matrix for each token: layouts and types that are read faster, and
+layers of fewer operators, because for one token the call of an operator costs most of its time.
 
 Shapes: ... any leading axes (R rows in all), K inputs, N outputs.
 """
@@ -20,19 +20,19 @@ PREPACKED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mk
 """Whether matrices can be stored in oneDNN's own layout. A plain bf16 matrix is converted to it by every call."""
 
 PREPACKED_BF16 = PREPACKED and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-"""Likewise for bf16 matrices, which need a CPU with AVX-512 or its like."""
+"""The same for bf16 matrices, which need a CPU with AVX-512 or a comparable extension."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """The types of packed weights."""
 
 BIG = 2**17
-"""Elements of a float32 matrix from which oneDNN's layout pays: below, the call costs more than it saves."""
+"""From this many elements on, a float32 matrix gains from oneDNN's layout: below, the call costs more than it saves."""
 
 
 class PackedLinear(nn.Module):
-    """x W^T + b in the arithmetic of `dtype`, the type of W: (..., K) -> (..., N), of x's own type.
+    """x W^T + b: (..., K) -> (..., N), computed in the type `dtype`, which W is stored in; the result has x's type.
 
-    Where oneDNN has the layout, W is stored in it, which is faster above all for few rows.
+    W is stored in oneDNN's layout if there is one for the type and CPU, which is faster above all for few rows.
     """
 
     weight: Tensor
@@ -60,7 +60,7 @@ class PackedLinear(nn.Module):
 
 
 class PackedNorm(nn.Module):
-    """`RMSNorm` on a CPU, where torch has no fused kernel of it: x g sqrt(D) / sqrt(||x||^2 + D eps), in four passes.
+    """`RMSNorm` on a CPU, where torch has no fused kernel for it: x g sqrt(D) / sqrt(||x||^2 + D eps), in four passes.
 
     The gain g may be one for each of several vectors, (..., D).
     """
@@ -80,9 +80,9 @@ class PackedNorm(nn.Module):
 class FusedSelfAttention(SelfAttention):
     """A trained `SelfAttention` whose queries, keys and values come from one product.
 
-    Queries and keys also share their norm, and are rotated as complex numbers: the features of a head are reordered so
-    that those of a pair are neighbors, which no product of a query and a key depends on. Norm and rotation are computed
-    in float32; the results, and so the cache, have the type `dtype`.
+    Queries and keys also share one call of the norm, and are rotated as complex numbers: a head's features are
+    reordered so that the two of a pair are neighbors, which changes no product of a query and a key. Norm and rotation
+    are computed in float32; the results, and so the cache, have the type `dtype`.
     """
 
     def __init__(self, trained: SelfAttention, dtype: torch.dtype) -> None:
@@ -93,8 +93,9 @@ class FusedSelfAttention(SelfAttention):
         width = trained.query.out_features // self.heads
         pairs = sorted(range(width), key=lambda feature: feature % ((width + 1) // 2))
         rows = torch.arange(len(trained.query.weight)).view(self.heads, width)[:, pairs].flatten()
-        order = torch.cat([rows, rows + len(rows), torch.arange(len(trained.value.weight)) + 2 * len(rows)])
-        weight = torch.cat([part.weight.detach() for part in (trained.query, trained.key, trained.value)])[order]
+        permutation = torch.cat([rows, rows + len(rows), torch.arange(len(trained.value.weight)) + 2 * len(rows)])
+        weight = torch.cat([part.weight.detach() for part in (trained.query, trained.key, trained.value)])
+        weight = weight[permutation]
         self.query_key_value = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         self.query_key_value.weight = nn.Parameter(weight)
         self.output = trained.output
@@ -139,10 +140,10 @@ class FoldedPooling(AttentionPooling):
 
 
 def pack_for_decoding(model: Predictor, precision: str) -> None:
-    """Replace the model's layers by packed ones in `precision`: it can then predict, but no longer score, be
-    trained or saved.
+    """Replace the layers of `model` by packed ones in `precision`, in place. The model can then predict and decode, but
+    no longer score, be trained or saved.
 
-    fp32 changes numbers only by rounding. bf16 and fp16 round the inputs, weights and results of every product, as
+    fp32 changes numbers by rounding only. bf16 and fp16 round the inputs, weights and results of every product, as
     autocast does, and keys and queries once more, for the cache. Everything else stays float32.
     """
     if isinstance(model, Ensemble):
@@ -164,5 +165,5 @@ def pack_for_decoding(model: Predictor, precision: str) -> None:
 
 
 def _children(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Every module below the model, with its parent and its name there."""
+    """Return every module below the model as (parent, name in the parent, module)."""
     return [(module, name, child) for module in model.modules() for name, child in module.named_children()]

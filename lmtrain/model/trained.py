@@ -1,4 +1,4 @@
-"""The weights of trained runs, verified, and the model or ensemble that has them."""
+"""Verified weights of trained runs, and the model or ensemble that is built from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,10 +35,11 @@ class TrainedWeights:
 
 
 def trained_weights(run_dir: Path, which: str | None, weights: str, note: Note = ignore) -> TrainedWeights:
-    """The checkpoint `which` (`best`, `last` or a step) with its `ema` or `raw` weights (`auto`: ema if it was saved).
+    """Load a checkpoint (`which`: `best`, `last`, a step or None) with its `ema` or `raw` weights.
 
-    None is the best one that is not damaged; a note says where another one may be better.
-    Raises LmtrainError when the checkpoint is damaged, has no such weights, or belongs to another tokenizer or model.
+    `auto` weights are ema if the checkpoint has them. `which=None` chooses the best checkpoint that is not damaged;
+    `note` is called if another one may be better. Raises LmtrainError if the checkpoint is damaged, has no such
+    weights, or belongs to another tokenizer or model.
     """
     config = run_folder.run_config(run_dir)
     tokenizer = Tokenizer.load(run_dir / run_folder.TOKENIZER)
@@ -63,33 +64,33 @@ def trained_weights(run_dir: Path, which: str | None, weights: str, note: Note =
 def load_weights(
     run_dirs: Sequence[Path], which: str | None, weights: str, note: Note = ignore
 ) -> tuple[TrainedWeights, ...]:
-    """The weights of each run, as `trained_weights`.
+    """Load the weights of each run by `trained_weights`.
 
-    Raises LmtrainError where that does, or unless all have the same tokenizer, mode and context.
+    Raises LmtrainError as it does, and if two runs differ in tokenizer, mode or context.
     """
-    found = tuple(trained_weights(run_dir, which, weights, note) for run_dir in run_dirs)
-    for other in found[1:]:
-        _check_alike(found[0], other)
-    return found
+    loaded = tuple(trained_weights(run_dir, which, weights, note) for run_dir in run_dirs)
+    for other in loaded[1:]:
+        _check_alike(loaded[0], other)
+    return loaded
 
 
-def build_trained(found: TrainedWeights, device: torch.device) -> LanguageModel:
-    """The model with these weights, in evaluation mode."""
-    model = build_uninitialized(found.config.model, found.tokenizer.vocab_size)
+def build_trained(weights: TrainedWeights, device: torch.device) -> LanguageModel:
+    """Build the model with these weights, in evaluation mode."""
+    model = build_uninitialized(weights.config.model, weights.tokenizer.vocab_size)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(found.tensors[name][...])  # one at a time, so that there is no second copy of the model
+            parameter.copy_(weights.tensors[name][...])  # one at a time, so that there is no second copy of the model
     return model.to(device).eval()
 
 
-def build_predictor(found: Sequence[TrainedWeights], device: torch.device) -> Predictor:
-    """The model of a run, or the ensemble of several, in evaluation mode."""
-    models = [build_trained(one, device) for one in found]
+def build_predictor(runs: Sequence[TrainedWeights], device: torch.device) -> Predictor:
+    """Build the model of one run, or the ensemble of several, in evaluation mode."""
+    models = [build_trained(weights, device) for weights in runs]
     return models[0] if len(models) == 1 else Ensemble(models).eval()
 
 
 def _check_width(tensors: dict[str, LazyTensor], dim: int) -> None:
-    """Raise ValueError unless the model is as wide as its configuration says: its tables of positions will be."""
+    """Raise ValueError unless the weights are as wide as the configuration, by whose width tables are allocated."""
     if "pool.seed" in tensors and tuple(tensors["pool.seed"].shape) != (dim,):
         raise ValueError(f"pool.seed has shape {tuple(tensors['pool.seed'].shape)}, not {(dim,)}")
 

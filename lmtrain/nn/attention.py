@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lmtrain.nn.dot_product import attend, attention_weights
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
-from lmtrain.nn.norms import norm
+from lmtrain.nn.norms import make_norm
 from lmtrain.nn.patterns import FULL, Pattern
 from lmtrain.nn.positions import Rotation, rotate
 
@@ -75,8 +75,8 @@ class MultiHeadAttention(nn.Module):
         self.key = nn.Linear(key_dim, heads * head_dim, bias=False)
         self.value = nn.Linear(value_dim or key_dim, sum(self.value_widths), bias=False)
         self.output = ResidualProjection(sum(self.value_widths), output_dim or dim, bias=False)
-        self.query_norm = norm("rms", head_dim) if qk_norm else nn.Identity()
-        self.key_norm = norm("rms", head_dim) if qk_norm else nn.Identity()
+        self.query_norm = make_norm("rms", head_dim) if qk_norm else nn.Identity()
+        self.key_norm = make_norm("rms", head_dim) if qk_norm else nn.Identity()
 
     def _join(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, pattern: Pattern = FULL) -> Tensor:
         """The joined heads before the output projection."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lmtrain.nn.attention import CrossAttention, ResidualProjection, SelfAttention
 from lmtrain.nn.dropout import Dropout
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
-from lmtrain.nn.norms import NormKind, norm
+from lmtrain.nn.norms import NormKind, make_norm
 from lmtrain.nn.positions import Rotation
 
 Activation = Literal["relu", "gelu", "swiglu"]
@@ -69,7 +69,7 @@ class Residual(nn.Module):
         self, dim: int, *, norm_kind: NormKind = "rms", norm_position: NormPosition = "pre", dropout: float = 0.0
     ) -> None:
         super().__init__()
-        self.norm = norm(norm_kind, dim)
+        self.norm = make_norm(norm_kind, dim)
         self.pre = norm_position == "pre"
         self.dropout = Dropout(dropout)
 
@@ -141,7 +141,7 @@ class CrossAttentionBlock(nn.Module):
         self.attention = attention
         self.attention_residual = Residual(dim, **options)
         pre = self.attention_residual.pre
-        self.memory_norm = norm(options.get("norm_kind", "rms"), dim) if pre else nn.Identity()
+        self.memory_norm = make_norm(options.get("norm_kind", "rms"), dim) if pre else nn.Identity()
         self.feed_forward = feed_forward
         self.feed_forward_residual = Residual(dim, **options)
 

@@ -17,7 +17,7 @@ from lmtrain.nn.attention import CrossAttention, SelfAttention, padding_mask
 from lmtrain.nn.blocks import Cache, DecoderBlock, EncoderBlock, FeedForward, NormPosition, ResidualOptions
 from lmtrain.nn.dropout import Dropout
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
-from lmtrain.nn.norms import NormKind, norm
+from lmtrain.nn.norms import NormKind, make_norm
 from lmtrain.nn.patterns import Pattern
 from lmtrain.nn.pointer import PointerAttention, copy_log_probs
 from lmtrain.nn.positions import sinusoidal
@@ -79,7 +79,7 @@ class Sizes:
 
     def last_norm(self) -> nn.Module:
         """The end of a stack of blocks: a norm, unless each block already ends with one."""
-        return norm(self.norm_kind, self.dim) if self.norm_position == "pre" else nn.Identity()
+        return make_norm(self.norm_kind, self.dim) if self.norm_position == "pre" else nn.Identity()
 
     def feed_forward(self) -> FeedForward:
         """A block's feed-forward layer."""

@@ -43,7 +43,7 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(x.to(self.weight.dtype), self.normalized_shape, self.weight, self.eps).to(x.dtype)
 
 
-def norm(kind: NormKind, dim: int) -> nn.Module:
+def make_norm(kind: NormKind, dim: int) -> nn.Module:
     """The norm called `kind`: `layer` (Ba et al., 2016), `rms` (RMSNorm) or `scale` (ScaleNorm)."""
     if kind == "layer":
         return nn.LayerNorm(dim)

@@ -1,12 +1,12 @@
 """Attention pooling: the Set Transformer's PMA with one seed (Lee et al., 2019), over a window or over every prefix.
 
-The pool of position t over the keys i <= t, per head h, with keys k, values v from the normalized states:
+The pool of position t over the positions i <= t, per head h, with keys k and values v from norm(x):
 
-    score   a_i = seed.k_i / sqrt(D) - m_h (t - i)      `seed` has m = 0; `recency` learns m_h >= 0
+    score   a_i = seed.k_i / sqrt(D) - m_h (t - i)      m = 0 if `query` is "seed"; m_h >= 0 is learned if "recency"
     pooled  O_h = sum_i softmax(a)_i v_i
-    output  h = r + W_O [O_1 .. O_H],  out = h + FF(norm(h))        r = the seed or state t
+    output  y = r + W_O [O_1 .. O_H],  out = y + FF(norm(y))        r = the seed if `residual` is "seed"; x_t if "state"
 
-With `seed` for both, this is `sets.PMA` of one seed in its residual form, except that the seed is the query itself:
+With "seed" for both, this is `sets.PMA` with one seed in its residual form, except that the seed is the query itself:
 `PMA` normalizes it and projects it by a W_Q first, which one learned vector does not need.
 
 The query does not depend on t, so neither does seed.k_i, and the part -m_h t cancels in the softmax: the pools of all
@@ -29,7 +29,7 @@ from lmtrain.nn.blocks import Activation, FeedForward
 from lmtrain.nn.dropout import Dropout, drop
 from lmtrain.nn.kv_cache import RecurrentState
 from lmtrain.nn.linear_attention import to_blocks
-from lmtrain.nn.norms import NormKind, norm
+from lmtrain.nn.norms import NormKind, make_norm
 
 PoolQuery = Literal["seed", "recency"]
 PoolResidual = Literal["seed", "state"]
@@ -40,11 +40,11 @@ MASKED = -1e30
 
 
 def prefix_mean(score: Tensor, value: Tensor, slope: Tensor) -> Tensor:
-    """For every t the mean of value_i over i <= t under softmax_i(score_i - slope (t - i)).
+    """Return for every t the mean of value_i over i <= t under softmax_i(score_i - slope (t - i)).
 
     score (B, H, T), value (B, H, T, D), slope (H,) >= 0 -> (B, H, T, D), in O(T): each position is merged with the sums
-    over all before it (Feng et al., 2024, arXiv 2405.13956, describe the scan). Each exponent is relative to a maximum
-    over the keys that it is summed with, so that none is above zero, at any slope, length or score.
+    over all before it (Feng et al., 2024, arXiv 2405.13956, describe the scan). Each exponent is relative to the
+    largest of its sum, so that none is above zero, at any slope, length or score.
     """
     slope = slope.view(-1, 1)
     peak, total, summed = _sums_before(score, torch.ones_like(score), value, slope.unsqueeze(-1), 1)
@@ -58,11 +58,20 @@ def prefix_mean(score: Tensor, value: Tensor, slope: Tensor) -> Tensor:
 def _sums_before(
     peak: Tensor, total: Tensor, summed: Tensor, slope: Tensor, span: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sums over all chunks before each chunk, relative to the end of the one just before it.
+    """Return for each chunk the sums over all chunks before it. A chunk has `span` positions.
 
-    peak (B, H, K), total (B, H, K), summed (B, H, K, D): the sums of each chunk of `span` positions, relative to its
-    end and to a factor exp(peak); slope (H, 1, 1) -> the same shapes. Each sum over a group of C chunks is merged with
-    one over the groups before it, which is this function of the groups: O(K).
+    Sums over positions i up to the position `end` are three tensors:
+
+        total  (B, H, K)     sum of exp(score_i - slope (end - i) - peak)
+        summed (B, H, K, D)  the same sum, with each term times value_i
+        peak   (B, H, K)     the largest exponent, so that nothing overflows
+
+    The arguments are the sums of each chunk, `end` being its last position; slope (H, 1, 1). The results have the same
+    shapes, `end` being the last position before the chunk. The chunks form groups of C:
+
+        0 1 2 3 | 4 5 6 7 | 8 9 ..      before chunk 6: chunks 4 and 5 of its own group, and the groups before it
+
+    and the sums over the groups before a group are what this function returns for the groups as chunks: O(K) in all.
     """
     chunks = peak.shape[-1]
     if chunks == 1:
@@ -98,9 +107,9 @@ def _sums_before(
 
 @dataclass
 class RunningMean(RecurrentState):
-    """The softmax mean of each row up to its last position: the whole state of the pool.
+    """The state of the pool in decoding: the softmax mean over each row's positions.
 
-    mean (B, H, D), and log_total (B, H), the logarithm of the sum of exp(score) relative to the last position.
+    mean (B, H, D), and log_total (B, H), the log of the sum of exp(score_i - slope (t - i)), t being the last position.
     """
 
     mean: Tensor
@@ -109,7 +118,7 @@ class RunningMean(RecurrentState):
     def add(self, score: Tensor, value: Tensor, slope: Tensor) -> None:
         """Advance by one position: score (B, H), value (B, H, D), slope (H,)."""
         before = self.log_total - slope
-        # The new position's share is exp(score) / (exp(score) + exp(before)).
+        # The new position's weight is exp(score) / (exp(score) + exp(before)).
         self.mean.lerp_(value.to(self.mean.dtype), (score - before).sigmoid().unsqueeze(-1))
         self.log_total.copy_(torch.logaddexp(score, before))
 
@@ -137,13 +146,13 @@ class AttentionPooling(nn.Module):
         self.heads = heads
         self.residual = residual
         self.attention_dropout = attention_dropout
-        self.norm = norm(norm_kind, dim)
+        self.norm = make_norm(norm_kind, dim)
         self.seed = nn.Parameter(torch.zeros(dim))
         self.slope = nn.Parameter(torch.zeros(heads)) if query == "recency" else None
         self.key = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(dim, dim, bias=False)
         self.output = ResidualProjection(dim, dim, bias=False)
-        self.feed_forward_norm = norm(norm_kind, dim)
+        self.feed_forward_norm = make_norm(norm_kind, dim)
         self.feed_forward = FeedForward(dim, ff_dim, activation)
         self.dropout = Dropout(dropout)
 
@@ -166,7 +175,7 @@ class AttentionPooling(nn.Module):
         return self._weights(self._score(self.norm(x)))
 
     def prefill(self, x: Tensor, lengths: Tensor) -> RunningMean:
-        """The state for `step` after the first `lengths` (B,) positions of x (B, T, H D)."""
+        """Return the state for `step` after the first `lengths` (B,) positions of x (B, T, H D)."""
         score, value = self._project(x)
         age = lengths.unsqueeze(-1) - 1 - torch.arange(x.shape[1], device=x.device)  # (B, T), negative = padding
         score = score - self._slope().unsqueeze(-1) * age.unsqueeze(1)
@@ -178,31 +187,31 @@ class AttentionPooling(nn.Module):
         return RunningMean(mean, log_total)
 
     def step(self, x: Tensor, state: RunningMean) -> Tensor:
-        """One position per row, x (B, 1, H D) -> (B, H D); the state advances with it."""
+        """Pool one more position per row: x (B, 1, H D) -> (B, H D). Updates `state`."""
         score, value = self._project(x)
         state.add(score.squeeze(-1), value.squeeze(-2), self._slope())
         return self._finish(x, state.mean.unsqueeze(-2).to(value.dtype)).squeeze(1)
 
     def score_weight(self) -> Tensor:
-        """W_K^T seed / sqrt(D), whose product with a state is its scores: (H, H D)."""
+        """W_K^T seed / sqrt(D), whose product with norm(x_i) is the scores of i: (H, H D)."""
         seed, key = self.seed.view(self.heads, -1), self.key.weight.view(self.heads, -1, len(self.seed))
         weight: Tensor = (seed.unsqueeze(1) @ key).squeeze(1) * seed.shape[-1] ** -0.5
         return weight
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The scores (B, H, T) and values (B, H, T, D) of x (B, T, H D)."""
-        states = self.norm(x)
-        value = split_heads(self.value(states), self.heads)
-        return self._score(states), value
+        normed = self.norm(x)
+        value = split_heads(self.value(normed), self.heads)
+        return self._score(normed), value
 
-    def _score(self, states: Tensor) -> Tensor:
-        """seed.k_i / sqrt(D) of normalized states (B, T, H D) -> (B, H, T), float32 under autocast.
+    def _score(self, normed: Tensor) -> Tensor:
+        """seed.k_i / sqrt(D) of norm(x) (B, T, H D) -> (B, H, T), float32 under autocast.
 
         seed.(W_K x) is computed as (W_K^T seed).x, so that no keys are needed.
         """
-        with torch.autocast(states.device.type, enabled=False):
+        with torch.autocast(normed.device.type, enabled=False):
             weight = self.score_weight()
-            return F.linear(states.to(weight.dtype), weight).transpose(1, 2)
+            return F.linear(normed.to(weight.dtype), weight).transpose(1, 2)
 
     def _slope(self) -> Tensor:
         """(H,) slopes in nats per position, not negative."""
@@ -215,13 +224,13 @@ class AttentionPooling(nn.Module):
     def _finish(self, x: Tensor, pooled: Tensor) -> Tensor:
         """Output projection, residuals and feed-forward: x (B, T, H D), pooled (B, H, T, D) -> (B, T, H D)."""
         residual = x if self.residual == "state" else self.seed
-        h = residual + self.dropout(self.output(join_heads(pooled)))
-        result: Tensor = h + self.dropout(self.feed_forward(self.feed_forward_norm(h)))
+        y = residual + self.dropout(self.output(join_heads(pooled)))
+        result: Tensor = y + self.dropout(self.feed_forward(self.feed_forward_norm(y)))
         return result
 
 
 def slope_parameters(heads: int) -> Tensor:
-    """(H,) initial values of `slope`, for slopes spread log-evenly from 4 to 0.02 nats per position.
+    """Return initial values of `slope` (H,), for slopes spread log-evenly from 4 to 0.02 nats per position.
 
     A slope of 4 leaves little but the last token; 0.02 has a half-life of 35. A single head starts at their geometric
     mean.

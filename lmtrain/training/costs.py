@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
-from lmtrain.model.build import build_uninitialized
+from lmtrain.model.build import build_uninitialized, construct
 from lmtrain.model.ensemble import Ensemble
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
@@ -50,7 +50,7 @@ def step_flops(model: LanguageModel, config: Config) -> float:
 def _matrix_products(config: ModelConfig, vocab_size: int, rows: int) -> int:
     """Of one micro-batch: what torch counts of both passes on fake tensors, without an adaptive output's tails."""
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
-        objective = Objective(LanguageModel(config, vocab_size), None)
+        objective = Objective(construct(config, vocab_size), None)
         tokens = torch.zeros(rows, config.context, dtype=torch.int64)
         objective(tokens, tokens[:, 0] if config.mode == "windowed" else tokens).sum().backward()
     flops: int = counter.get_total_flops()
@@ -77,13 +77,13 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
     """
     cpu, configs = torch.device("cpu"), [run_config(run_dir).model for run_dir in config.train.teacher]
     with FakeTensorMode():
-        model = LanguageModel(config.model, vocab_size)
-        teacher = Ensemble([LanguageModel(own, vocab_size) for own in configs]) if configs else None
+        model = construct(config.model, vocab_size)
+        teacher = Ensemble([construct(own, vocab_size) for own in configs]) if configs else None
         objective = Objective(model, config.train.loss_chunk, teacher)
         inputs, targets = blank_batch(config, cpu)
         activations = _saved_bytes(objective, inputs, targets, precision)
         if config.train.activation_checkpointing:
-            recomputing = LanguageModel(config.model, vocab_size, activation_checkpointing=True)
+            recomputing = construct(config.model, vocab_size, activation_checkpointing=True)
             between_blocks = 4.0 * inputs.numel() * config.model.dim * config.model.layers
             objective = Objective(recomputing, config.train.loss_chunk, teacher)
             outside = _saved_bytes(objective, inputs, targets, precision)  # with what is saved between blocks

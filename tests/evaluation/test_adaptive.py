@@ -102,7 +102,8 @@ def assert_close(found: Tensor, wanted: Tensor) -> None:
 def test_temperature_divides_the_vocabulary_s_logits_and_not_the_pointer_s(copying: bool, output: str) -> None:
     model = tiny_model(copying=copying, output=output)
     tokens = torch.from_numpy(IDS[:CONTEXT]).unsqueeze(0)
-    vocabulary, at_one = ((model.logits(model.encode(tokens)) / t).softmax(-1)[0].double() for t in (1.7, 1.0))
+    without_pointer = model._log_probs(model.score(tokens, tokens)[1])[0].double()
+    vocabulary, at_one = ((without_pointer / t).softmax(-1) for t in (1.7, 1.0))
     with_pointer = model.predict(tokens)[0].exp()
     forward = adapt(model, EvalConfig(temperature=1.7))
     words = [torch.full_like(tokens, word) for word in range(VOCABULARY)]

@@ -61,9 +61,8 @@ def plain_loop(model: LanguageModel, ids: np.ndarray, context: int, stride: int)
         end = min(start + context, len(ids))
         begin = max(0, end - context)
         for target in range(max(begin, reached), end):
-            hidden = model.encode(torch.tensor([stream[begin : target + 1]]))
-            log_probs = model.logits(hidden[:, -1] if model.causal else hidden).log_softmax(-1)
-            total -= float(log_probs[0, stream[target + 1]])
+            log_probs = model.predict(torch.tensor([stream[begin : target + 1]])).view(-1, model.vocab_size)
+            total -= float(log_probs[-1, stream[target + 1]])
         reached, start = end, end - context + stride if end < len(ids) else end
     return total
 

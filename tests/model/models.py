@@ -56,6 +56,11 @@ def build(**fields: object) -> LanguageModel:
     return model
 
 
+def hidden(model: LanguageModel, text: Tensor) -> Tensor:
+    """The output layer's inputs for all positions of a text (B, T): (B, T, E), or (B, E) if windowed."""
+    return model.score(text, text if model.causal else text[:, 0])[1]
+
+
 def tokens(*shape: int) -> Tensor:
     """The same random tokens for the same shape."""
     return torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(1))

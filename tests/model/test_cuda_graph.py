@@ -37,7 +37,7 @@ class Replayed(GraphedSteps):
 
         def replay() -> None:
             assert addresses(state) == memory, "a graph would use the old memory"
-            self.log_probs = self.model.advance(state, self.tokens, state.capacity)
+            self.log_probs = self.model.decode_step(state, self.tokens, state.capacity)
 
         self.graph: Any = SimpleNamespace(replay=replay)
 

@@ -8,7 +8,7 @@ import torch
 
 from lmtrain.model.build import FINAL_GAIN, set_output_bias
 from lmtrain.nn.blocks import Activation
-from tests.model.models import NORMS, POSITIONS, QUERIES, VOCABULARY, build, tokens
+from tests.model.models import NORMS, POSITIONS, QUERIES, VOCABULARY, build, hidden, tokens
 
 
 @pytest.mark.parametrize(("query", "residual"), [*itertools.product(QUERIES, ("seed", "state"))])
@@ -17,11 +17,11 @@ def test_both_modes_share_their_weights_and_agree_where_they_must(query: str, re
     causal, windowed = build(layers=0, **fields), build(layers=0, mode="windowed", **fields)
     windowed.load_state_dict(causal.state_dict())
     text = tokens(3, 10)
-    torch.testing.assert_close(windowed.encode(text), causal.encode(text)[:, -1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(hidden(windowed, text), hidden(causal, text)[:, -1], atol=1e-5, rtol=1e-5)
     causal, windowed = build(**fields), build(mode="windowed", **fields)
     windowed.load_state_dict(causal.state_dict())
-    torch.testing.assert_close(windowed.encode(text[:, :1]), causal.encode(text[:, :1])[:, 0], atol=1e-5, rtol=1e-5)
-    assert (windowed.encode(text) - causal.encode(text)[:, -1]).abs().max() > 1e-3
+    torch.testing.assert_close(hidden(windowed, text[:, :1]), hidden(causal, text[:, :1])[:, 0], atol=1e-5, rtol=1e-5)
+    assert (hidden(windowed, text) - hidden(causal, text)[:, -1]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("mode", ["causal", "windowed"])
@@ -63,14 +63,14 @@ def test_tied_weights_share_storage(tied: bool) -> None:
     model = build(tie_embeddings=tied, embed_dim=4)
     assert (model.output.weight is model.embedding.weight) is tied
     assert ("output.weight" in dict(model.named_parameters())) is not tied
-    assert model.logits(torch.zeros(3, 4)).shape == (3, VOCABULARY)
+    assert model.output(torch.zeros(3, 4)).shape == (3, VOCABULARY)
 
 
 def test_first_prediction_is_close_to_the_unigram_distribution() -> None:
     model, counts = build(dim=64), torch.arange(VOCABULARY) ** 3
     set_output_bias(model, counts)
     unigram = (counts + 1) / (counts + 1).sum()
-    predicted = model.logits(model.encode(tokens(4, 12))).softmax(-1)
+    predicted = model.predict(tokens(4, 12)).exp()
     divergence = (unigram * (unigram / predicted).log()).sum(-1)
     # A token's own word, whose vector is part of the state, has the largest logit: up to the final gain.
     assert divergence.max() < 1.5
@@ -80,34 +80,34 @@ def test_first_prediction_is_close_to_the_unigram_distribution() -> None:
 def test_start_of_the_residual_stream_is_of_unit_order_at_any_depth() -> None:
     for layers, width in ((1, None), (12, None), (4, 16)):
         model = build(dim=64, layers=layers, embed_dim=width, position="none")
-        states = model._states(tokens(4, 12))
-        assert 0.3 < states.square().mean().sqrt() < 2
-        assert model.logits(model.encode(tokens(4, 12))).abs().max() < 2 * FINAL_GAIN
+        encoded = model._encode(tokens(4, 12))
+        assert 0.3 < encoded.square().mean().sqrt() < 2
+        assert model.output(hidden(model, tokens(4, 12))).abs().max() < 2 * FINAL_GAIN
 
 
 def test_input_and_output_dropout_are_locked_and_off_in_eval() -> None:
     model = build(input_dropout=0.5, output_dropout=0.5, position="none", dim=32).train()
     x = model._embed(tokens(3, 12))
     assert torch.equal((x == 0), (x[:, :1] == 0).expand_as(x))
-    hidden = model.encode(tokens(3, 12))
-    assert torch.equal((hidden == 0), (hidden[:, :1] == 0).expand_as(hidden))
-    assert 0.3 < (hidden == 0).float().mean() < 0.7
+    y = hidden(model, tokens(3, 12))
+    assert torch.equal((y == 0), (y[:, :1] == 0).expand_as(y))
+    assert 0.3 < (y == 0).float().mean() < 0.7
     model.eval()
-    assert (model.encode(tokens(3, 12)) != 0).all()
+    assert (hidden(model, tokens(3, 12)) != 0).all()
 
 
 def test_short_windows_are_aligned_to_the_right() -> None:
     model, text = build(mode="windowed", position="learned"), tokens(1, 4)
     assert model.position is not None
-    before = model.encode(text)
+    before = hidden(model, text)
     with torch.no_grad():
         model.position.weight[:8] += 1
-    assert torch.equal(model.encode(text), before)
+    assert torch.equal(hidden(model, text), before)
     with torch.no_grad():
         model.position.weight[11] += torch.arange(8)
-    assert not torch.equal(model.encode(text), before)
+    assert not torch.equal(hidden(model, text), before)
 
 
 def test_more_than_the_context_is_rejected() -> None:
     with pytest.raises(ValueError, match="13 tokens in a row: the model takes 1 to 12"):
-        build().encode(tokens(1, 13))
+        build().predict(tokens(1, 13))

@@ -16,6 +16,7 @@ from tests.model.models import (
     WINDOWED_PLAIN,
     WINDOWED_VARIANTS,
     build,
+    hidden,
     tokens,
 )
 
@@ -60,7 +61,7 @@ def test_every_variant_trains_all_of_its_parameters(fields: dict[str, object]) -
 def test_every_kind_is_another_function(mode: str, kind: str) -> None:
     full, other = build(mode=mode, **SIZES), build(mode=mode, attention=kind, **SIZES)
     other.load_state_dict(full.state_dict(), strict=False)
-    assert (full.encode(tokens(1, 12)) - other.encode(tokens(1, 12))).abs().max() > 1e-3
+    assert (hidden(full, tokens(1, 12)) - hidden(other, tokens(1, 12))).abs().max() > 1e-3
 
 
 def test_traced_as_one_graph_equals_eager() -> None:
@@ -84,13 +85,14 @@ def test_copy_equals_its_definition_written_out(mode: str, width: int | None) ->
     with torch.no_grad():
         model.copying.gate.weight.normal_()
     text = tokens(1, 9) % 5  # words come back
-    pooled, states = model._pool(model._states(text)), model._states(text)
-    vocabulary = model.logits(model._project(pooled)).softmax(-1)
+    encoded = model._encode(text)
+    pooled = model._pool(encoded)
+    vocabulary = model._log_probs(model._project(pooled)).exp()
     found = model.predict(text).exp()
     for t in range(9) if mode == "causal" else [8]:
         query = pooled[0, t] if mode == "causal" else pooled[0]
         query = query / (query.square().mean() + 1e-6).sqrt()
-        normed = [states[0, i] / (states[0, i].square().mean() + 1e-6).sqrt() for i in range(t + 1)]
+        normed = [encoded[0, i] / (encoded[0, i].square().mean() + 1e-6).sqrt() for i in range(t + 1)]
         before = [torch.zeros_like(query), *normed[:-1]]
         keys = [torch.cat((state, last)) for state, last in zip(normed, before, strict=True)]
         q = model.copying.pointer.query.weight @ query

@@ -15,7 +15,7 @@ from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.adaptive import AdaptiveSoftmax
 from lmtrain.nn.chunked_loss import _backward_chunks, _forward_chunks
 from lmtrain.nn.output_loss import Chunk
-from tests.model.models import VOCABULARY, build, tokens
+from tests.model.models import VOCABULARY, build, hidden, tokens
 from tests.nn.measuring import assert_near, largest_tensor
 
 CUTOFFS: list[tuple[int, ...] | None] = [None, (4,), (1, 2, 22), (7, 15)]
@@ -32,15 +32,15 @@ def made(**fields: object) -> LanguageModel:
     return model
 
 
-def written_out(model: LanguageModel, hidden: Tensor) -> Tensor:
-    """log p of every word for each state (N, E), cluster by cluster: (N, V)."""
+def written_out(model: LanguageModel, vectors: Tensor) -> Tensor:
+    """log p of every word for each hidden vector (N, E), cluster by cluster: (N, V)."""
     part = model.adaptive
     assert part is not None
     edges = [*part.cutoffs, VOCABULARY]
     rows = []
-    for state in hidden:
-        words = (model.output.weight @ state + model.output_bias).exp()
-        clusters = (part.clusters.weight @ state + part.bias).exp()
+    for vector in vectors:
+        words = (model.output.weight @ vector + model.output_bias).exp()
+        clusters = (part.clusters.weight @ vector + part.bias).exp()
         total = words[: edges[0]].sum() + clusters.sum()
         row = [words[: edges[0]] / total]
         for k, (start, end) in enumerate(itertools.pairwise(edges)):
@@ -63,7 +63,7 @@ def test_loss_prediction_and_gradients_are_those_written_out(
 ) -> None:
     model, text = made(output_cutoffs=cutoffs, **fields).double(), tokens(3, 7)
     targets = tokens(3, 8)[:, 1:] if model.causal else tokens(3)
-    expected = written_out(model, model.encode(text).flatten(0, -2))
+    expected = written_out(model, hidden(model, text).flatten(0, -2))
     found = model.predict(text)
     torch.testing.assert_close(found.flatten(0, -2), expected)
     torch.testing.assert_close(found.exp().sum(-1), torch.ones(targets.shape, dtype=torch.float64))
@@ -107,10 +107,10 @@ def test_without_a_state_it_predicts_the_frequencies() -> None:
     model, counts = build(output="adaptive", output_cutoffs=(4, 9)), torch.arange(VOCABULARY) ** 3
     set_output_bias(model, counts)
     expected = (counts + 1) / (counts + 1).sum()
-    torch.testing.assert_close(model.logits(torch.zeros(8)).softmax(-1), expected)
+    torch.testing.assert_close(model._log_probs(torch.zeros(8)).exp(), expected)
     assert model.adaptive is not None
     model.adaptive.bias.data[0] += 1
-    assert (model.logits(torch.zeros(8)).softmax(-1) - expected).abs().max() > 0.01
+    assert (model._log_probs(torch.zeros(8)).exp() - expected).abs().max() > 0.01
 
 
 def test_only_the_logits_of_a_tails_own_targets_are_computed() -> None:

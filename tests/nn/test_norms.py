@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lmtrain.nn.norms import NormKind, ScaleNorm, norm
+from lmtrain.nn.norms import NormKind, ScaleNorm, make_norm
 
 every_kind = pytest.mark.parametrize("kind", ["layer", "rms", "scale"])
 
@@ -15,7 +15,7 @@ every_kind = pytest.mark.parametrize("kind", ["layer", "rms", "scale"])
 @every_kind
 def test_formulas(kind: NormKind, fresh: bool) -> None:
     torch.manual_seed(0)
-    x, layer = torch.randn(5, 8) * 3 + 1, norm(kind, 8)
+    x, layer = torch.randn(5, 8) * 3 + 1, make_norm(kind, 8)
     if not fresh:
         for parameter in layer.parameters():
             nn.init.normal_(parameter)
@@ -42,14 +42,14 @@ def test_the_gradient_of_scale_norm_at_zero_is_finite() -> None:
 @every_kind
 def test_gradients_equal_finite_differences(kind: NormKind) -> None:
     torch.manual_seed(0)
-    x, layer = torch.randn(3, 6, dtype=torch.float64, requires_grad=True), norm(kind, 6).double()
+    x, layer = torch.randn(3, 6, dtype=torch.float64, requires_grad=True), make_norm(kind, 6).double()
     assert torch.autograd.gradcheck(lambda x, *parameters: layer(x), (x, *layer.parameters()))
 
 
 @every_kind
 def test_bf16_keeps_eight_bits_of_a_wide_vector(kind: NormKind) -> None:
     torch.manual_seed(0)
-    x, layer = torch.randn(2, 4096), norm(kind, 4096)
+    x, layer = torch.randn(2, 4096), make_norm(kind, 4096)
     with torch.autocast("cpu", torch.bfloat16):
         out = layer(x.bfloat16())
     torch.testing.assert_close(out.float(), layer(x.bfloat16().float()), atol=0.004, rtol=2**-8)

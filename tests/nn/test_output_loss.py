@@ -29,7 +29,7 @@ def case(rows: int, width: int, classes: int, scale: float = 1.0) -> Case:
 
 
 def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
-    """All logits at once, the bias added in float32, as `LanguageModel.logits` does."""
+    """All logits at once, the bias added in float32, as `LanguageModel` does."""
     logits = F.linear(hidden, weight)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits if bias is None else logits + bias, targets, reduction="none")
