@@ -1,9 +1,13 @@
-"""The adaptive softmax: a rare word's cluster is predicted first, and the words of a cluster only for its own targets.
+"""The adaptive softmax (Grave et al., 2017): frequent words are predicted directly, rare ones in two steps.
 
-The words below the first cutoff, the shortlist, are predicted together with one class per cluster. The loss is exact
-for any order of the ids, and saves work where ids are sorted by frequency.
+    ids      0 .. cutoffs[0] .. cutoffs[1] .. V
+             shortlist | cluster 0  | cluster 1 ..
+    step 1   a softmax over the words of the shortlist and one class per cluster
+    step 2   for targets in a cluster only, a softmax over the words of that cluster
 
-Shapes: ... any leading axes, N rows, E their width, V words, S of them in the shortlist, K clusters of the others.
+The loss is exact for any order of the ids, and saves work if ids are sorted by frequency.
+
+Shapes: ... any leading axes, N rows, E their width, V words, S of them in the shortlist, K clusters.
 """
 
 import math
@@ -16,13 +20,13 @@ from lmtrain.nn.output_loss import Chunk, rows_at_once, target_nats
 
 
 class AdaptiveSoftmax(nn.Module):
-    """p(w) = p(class w) in the shortlist, p(class k) p(w | cluster k) in a tail (Grave et al., 2017).
+    """p(w) = p(class w) in the shortlist, p(class k) p(w | cluster k) in cluster k.
 
-    Both factors are softmaxes over logits of full width: the words' (V, E) matrix and bias stay whole, and are
-    arguments of the methods. This module holds the weights of the cluster classes.
+    The words' matrix (V, E) and bias are those of the model's output layer, and arguments of the methods: all words
+    have the full width E. This module holds the weights of the clusters' classes.
 
-    `cutoffs` are the ids at which the clusters begin; None = a sixteenth and a quarter of V. Raises ValueError where V
-    is too small for them.
+    `cutoffs` are the ids at which the clusters begin; None = a sixteenth and a quarter of V. Raises ValueError if V is
+    too small for them.
     """
 
     def __init__(self, width: int, vocab_size: int, cutoffs: tuple[int, ...] | None) -> None:
@@ -44,44 +48,42 @@ class AdaptiveSoftmax(nn.Module):
 
     @property
     def tail_logits_per_target(self) -> float:
-        """Logits of tails computed for the loss of a target, on average; before `set_shares`, an upper bound."""
+        """How many logits of clusters the loss computes per target, on average; before `set_shares`, an upper bound."""
         return sum(share * size for share, size in zip(self.shares, self.sizes, strict=True))
 
     def set_shares(self, counts: Tensor) -> None:
-        """Set each tail's share of the targets from counts (V,) of the training tokens."""
+        """Set what fraction of the targets is in each cluster, from counts (V,) of the training tokens."""
         _, *tails = torch.split(counts, [self.shortlist, *self.sizes])
         self.shares = [float(tail.sum() / counts.sum()) for tail in tails]
 
     @torch.no_grad()
     def set_bias(self, output_bias: Tensor) -> None:
-        """Make each cluster as probable as its words together, as far as their bias (V,) determines it."""
+        """Set the bias of each cluster's class to the logsumexp of its words' biases, of `output_bias` (V,)."""
         _, *tails = torch.split(output_bias, [self.shortlist, *self.sizes])
         self.bias.copy_(torch.stack([tail.logsumexp(0) for tail in tails]))
 
     def forward(self, logits: Tensor, hidden: Tensor) -> Tensor:
-        """log p (..., V), from the words' logits (..., V) and the states (..., E) behind them."""
-        own = (self.clusters(hidden) + self.bias).to(logits.dtype)  # (..., K)
-        first, *tails = torch.split(logits, [self.shortlist, *self.sizes], -1)
-        first, *shares = torch.split(
-            torch.cat([first, own], -1).log_softmax(-1), [self.shortlist, *([1] * len(tails))], -1
-        )
-        return torch.cat(
-            [first, *(tail.log_softmax(-1) + share for tail, share in zip(tails, shares, strict=True))], -1
-        )
+        """The words' logits (..., V), and the output layer's input `hidden` (..., E) -> log p (..., V)."""
+        of_clusters = (self.clusters(hidden) + self.bias).to(logits.dtype)  # (..., K)
+        shortlist, *tails = torch.split(logits, [self.shortlist, *self.sizes], -1)
+        classes = torch.cat([shortlist, of_clusters], -1).log_softmax(-1)  # (..., S + K)
+        log_shortlist, *log_clusters = torch.split(classes, [self.shortlist, *([1] * len(tails))], -1)
+        in_clusters = [tail.log_softmax(-1) + log_p for tail, log_p in zip(tails, log_clusters, strict=True)]
+        return torch.cat([log_shortlist, *in_clusters], -1)
 
     def nats(self, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, chunk: Chunk) -> Tensor:
-        """-log p of each target: hidden (N, E), weight (V, E), bias (V,), targets (N,) -> (N,), float32 at least.
+        """Return -log p of each target (N,), float32 at least: hidden (N, E), weight (V, E), bias (V,), targets (N,).
 
-        `chunk` applies to the shortlist and to each tail.
+        `chunk` applies to the shortlist and to each cluster.
         """
         rest = sum(self.sizes)
         first, others = torch.split(weight, [self.shortlist, rest])
         first_bias, other_bias = torch.split(bias, [self.shortlist, rest])
-        beyond = targets - self.shortlist  # ids among the clusters' words
+        in_clusters = targets - self.shortlist  # ids among the clusters' words; negative in the shortlist
         cluster = torch.stack([targets >= cutoff for cutoff in self.cutoffs]).sum(0) - 1
-        classes = torch.where(beyond < 0, targets, self.shortlist + cluster)
+        classes = torch.where(in_clusters < 0, targets, self.shortlist + cluster)
         by_class = target_nats(
             hidden, torch.cat([first, self.clusters.weight]), torch.cat([first_bias, self.bias]), classes, chunk
         )
         rows = rows_at_once(chunk, len(targets), max(self.sizes)) or len(targets)
-        return by_class + linear_cross_entropy(hidden, others, other_bias, beyond, rows, self.sizes)
+        return by_class + linear_cross_entropy(hidden, others, other_bias, in_clusters, rows, self.sizes)

@@ -1,6 +1,6 @@
 """The cross-entropy of a linear layer from a few rows' logits at a time, which the backward pass computes again.
 
-Both passes are custom operators, which a compiler takes as they are: it would compile each chunk separately.
+Both passes are custom operators, which a compiler does not look into: it would compile each chunk separately.
 
 Shapes: N rows, R of them in a chunk, E their width, V classes, in clusters of given sizes.
 """
@@ -18,25 +18,25 @@ from lmtrain.nn.precision import at_least_float32
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int, sizes: Sequence[int] = ()
 ) -> Tensor:
-    """-log p of each target, in nats, with p the softmax of hidden W^T + bias, from at most `rows` x V logits at once.
+    """Return -log p of each target, in nats, with p the softmax of hidden W^T + bias, in chunks of at most `rows` rows.
 
-    hidden (N, E), weight (V, E), bias (V,), targets (N,) int64 -> (N,), float32 or float64 if they are. With the
-    `sizes` of consecutive clusters of classes, which sum to V, p is the softmax within a target's own cluster, of which
-    only the logits are computed; a negative target has 0 nats.
+    hidden (N, E), weight (V, E), bias (V,), targets (N,) int64 -> (N,), float32 or float64 if they are. `sizes` are
+    those of consecutive clusters of classes, with the sum V: p is then the softmax within the target's cluster, whose
+    logits only are computed, and a negative target has 0 nats.
 
-    Exact: it differs from F.cross_entropy of all logits by rounding only. The backward pass computes the logits again
-    (Chen et al., 2016), a fourth product beside three, because only then is each row's weight in the loss known. Under
-    autocast the products have its type, as F.linear's would; bias, softmax, and sums over chunks are in float32. It has
-    no second derivative.
+    It differs from F.cross_entropy of all logits by rounding only. The backward pass computes the logits again (Chen et
+    al., 2016), a fourth product beside three, because each row's weight in the loss is not known before. Under autocast
+    the products have its type, as F.linear's would; bias, softmax, and sums over chunks are in float32. There is no
+    second derivative.
     """
     nats: Tensor = _forward(hidden, weight, bias, targets, sizes, rows, product_type(hidden))[0]
     return nats
 
 
 def product_type(hidden: Tensor) -> torch.dtype:
-    """The type of matrix products with `hidden`: autocast's, where it is enabled."""
-    kind = hidden.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    """Return the type of matrix products with `hidden`: autocast's, if it is enabled."""
+    device_type = hidden.device.type
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
 
 
 def linear_logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -54,18 +54,17 @@ def _forward_chunks(
     rows: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Nats, the largest logit of each row, and the log of the row's sum of exponentials relative to it: (N,) each.
+    """Return -log p, the largest logit of each row, and the log of its sum of e^(logit - largest): (N,) each.
 
-    The last two stay apart, since their sum would round small losses away.
+    The last two are separate, since their sum would round small losses away.
     """
     narrow = weight.to(dtype)
     nats, largest, log_sums = (vector.zero_() for vector in _results(hidden, dtype))
-    for classes, part, own_targets in _chunks(targets, sizes, rows):
-        own_bias = None if bias is None else bias[classes]
-        logits = linear_logits(hidden[part].to(dtype), narrow[classes], own_bias)
+    for classes, part, labels in _chunks(targets, sizes, rows):
+        logits = linear_logits(hidden[part].to(dtype), narrow[classes], None if bias is None else bias[classes])
         peak = logits.amax(-1)
         logits.sub_(peak.unsqueeze(-1))
-        target = logits.gather(1, own_targets.unsqueeze(-1)).squeeze(-1)
+        target = logits.gather(1, labels.unsqueeze(-1)).squeeze(-1)
         log_sum = logits.exp_().sum(-1).log()
         nats[part], largest[part], log_sums[part] = log_sum - target, peak, log_sum
     return nats, largest, log_sums
@@ -83,15 +82,15 @@ def _backward_chunks(
     rows: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of hidden, weight and bias; the last is empty where there is no bias."""
+    """Return the gradients of hidden, weight and bias; the last is empty if there is no bias."""
     narrow = weight.to(dtype)
     grad_hidden, grad_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
     grad_bias = weight.new_zeros(0) if bias is None else torch.zeros_like(bias)
-    for classes, part, own_targets in _chunks(targets, sizes, rows):
+    for classes, part, labels in _chunks(targets, sizes, rows):
         x = hidden[part].to(dtype)
         error = linear_logits(x, narrow[classes], None if bias is None else bias[classes])
         error = error.sub_(largest[part].unsqueeze(-1)).sub_(log_sums[part].unsqueeze(-1)).exp_()
-        error[torch.arange(len(x), device=x.device), own_targets] -= 1  # p - 1 at the target, p elsewhere: (R, V)
+        error[torch.arange(len(x), device=x.device), labels] -= 1  # p - 1 at the target, p elsewhere: (R, V)
         error.mul_(upstream[part].unsqueeze(-1))
         if bias is not None:
             grad_bias[classes].add_(error.sum(0))
@@ -105,17 +104,20 @@ def _backward_chunks(
 
 
 def _chunks(targets: Tensor, sizes: Sequence[int], rows: int) -> Iterator[tuple[slice, slice | Tensor, Tensor]]:
-    """The classes of each cluster, R of its rows, and their targets in it; without sizes, of all classes and rows."""
+    """Yield for each chunk its classes, its rows, and their targets among these classes.
+
+    A chunk has at most R rows, and all classes, or with `sizes` those of one cluster, and rows with targets in it.
+    """
     if not sizes:
         for first in range(0, len(targets), rows):
             part = slice(first, first + rows)
             yield slice(None), part, targets[part]
     start = 0
     for size in sizes:
-        members = ((targets >= start) & (targets < start + size)).nonzero().squeeze(-1)
-        for own in torch.split(members, rows):
-            if len(own):
-                yield slice(start, start + size), own, targets[own] - start
+        in_cluster = ((targets >= start) & (targets < start + size)).nonzero().squeeze(-1)
+        for members in torch.split(in_cluster, rows):
+            if len(members):
+                yield slice(start, start + size), members, targets[members] - start
         start += size
 
 

@@ -13,23 +13,23 @@ from torch.autograd.function import once_differentiable
 from lmtrain.nn.chunked_loss import linear_cross_entropy, linear_logits, product_type
 
 Chunk = int | Literal["auto"] | None
-"""Rows whose logits exist at once; None = all of them; `auto` = see `rows_at_once`."""
+"""How many rows' logits exist at once; None = all; `auto` = see `rows_at_once`."""
 
 LARGE = 2**30
-"""Bytes of float32 logits from which `auto` splits them."""
+"""`auto` splits float32 logits of more bytes than this."""
 FEWEST_ROWS = 512
 """The fewest rows that `auto` chooses: fewer are no faster, and every chunk reads and writes the weight's gradient."""
 MOST_CHUNKS = 16
 ALIGNMENT = 16
-"""Classes in the rows of logits: the fastest kernels of a GPU need rows of a multiple of 16 bytes."""
+"""On a GPU the number of classes is padded to a multiple of this: its fastest kernels need rows of 16 bytes each."""
 
 
 def target_nats(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: Chunk) -> Tensor:
-    """-log p of each target, in nats, with p the softmax of hidden W^T + bias; see `linear_cross_entropy`.
+    """Return -log p of each target, in nats, with p the softmax of hidden W^T + bias.
 
-    hidden (N, E), weight (V, E), bias (V,), targets (N,) int64 -> (N,), float32 at least. Where `chunk` allows all
-    logits at once, the loss saves them for the backward pass; in bf16 the bias's gradient is then rounded as the
-    weight's is.
+    hidden (N, E), weight (V, E), bias (V,), targets (N,) int64 -> (N,), float32 at least. If `chunk` allows all logits
+    at once, the loss saves them for the backward pass; in bf16 the bias's gradient is then rounded as the weight's is.
+    Otherwise this is `linear_cross_entropy`.
     """
     rows = rows_at_once(chunk, len(targets), len(weight))
     if hidden.is_cuda and bias is not None:
@@ -46,13 +46,13 @@ def target_nats(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Te
 
 
 def aligned(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """The weight (V, E) and bias (V,) with further classes of probability 0, up to a multiple of ALIGNMENT."""
+    """Return weight (V, E) and bias (V,), padded with classes of probability 0 to a multiple of ALIGNMENT."""
     missing = -len(weight) % ALIGNMENT
     return F.pad(weight, (0, 0, 0, missing)), F.pad(bias, (0, missing), value=-torch.inf)
 
 
 def rows_at_once(chunk: Chunk, rows: int, classes: int) -> int | None:
-    """How many rows' logits may exist at once; None = all of them.
+    """Return how many rows' logits may exist at once; None = all of them.
 
     `auto` splits logits of more than LARGE bytes into at most 16 chunks of 512 rows or more.
     """
@@ -65,9 +65,9 @@ class _CrossEntropy(torch.autograd.Function):
     """The loss of all rows at once: the forward pass saves the errors of the logits in the products' type, and the
     backward pass is three products with them.
 
-    A row of errors is e^(logit - largest), less the row's sum at the target: p and p - 1, times the sum. The row's
-    weight, upstream / sum, goes into the small side of each product, so that the largest tensor of a step is not
-    traversed again.
+    A row of errors is p - 1 at the target and p elsewhere, times the row's sum of e^(logit - largest). The factor
+    upstream / sum is applied to the small side of each product, so that the errors, the largest tensor of a step, are
+    not traversed again.
     """
 
     @staticmethod
@@ -97,7 +97,7 @@ class _CrossEntropy(torch.autograd.Function):
 def _shifted_exponentials(
     x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Nats of the targets (N,), e^(logit - largest) of each class (N, V), and the sums of these (N,)."""
+    """Return -log p of the targets (N,), e^(logit - largest) (N, V), and its sums over the classes (N,)."""
     logits = linear_logits(x, weight, bias)
     logits.sub_(logits.amax(-1, keepdim=True))
     target = logits.gather(1, targets.unsqueeze(-1)).squeeze(-1)
