@@ -38,13 +38,19 @@ def join_heads(x: Tensor) -> Tensor:
 class MultiHeadAttention(nn.Module):
     """The four linear layers of multi-head attention, and the optional norms of queries and keys.
 
-    Queries have width `dim`, keys `key_dim`, values `value_dim` and the result `output_dim`; a head has `head_dim`
-    features of queries and keys and `value_head_dim` of values, which may be a list with a width for each head. The
-    widths default to `dim`, those of values to those of keys, and `head_dim` to dim / heads. `qk_norm` gives queries
-    and keys unit mean square per head, with learned gains (Henry et al., 2020). The scores are products of queries and
-    keys times `scale`, which is 1 / sqrt(head_dim) by default, and 1 in plain dot-product attention (Luong et al.,
-    2015). Raises ValueError when `dim` must be divided among the heads and can't, and for another number of widths than
-    heads.
+    | argument         | width of                                        | default      |
+    | ---------------- | ----------------------------------------------- | ------------ |
+    | `dim`            | the input of the queries                        |              |
+    | `key_dim`        | the input of the keys                           | `dim`        |
+    | `value_dim`      | the input of the values                         | `key_dim`    |
+    | `output_dim`     | the result                                      | `dim`        |
+    | `head_dim`       | a head's queries and keys                       | dim / heads  |
+    | `value_head_dim` | a head's values; a list has one width per head  | `head_dim`   |
+
+    The language model uses the defaults. `qk_norm` gives queries and keys unit mean square per head, with learned gains
+    (Henry et al., 2020). The scores are products of queries and keys times `scale`: by default 1 / sqrt(head_dim), in
+    plain dot-product attention 1 (Luong et al., 2015). Raises ValueError if `head_dim` is not given and `dim` can't be
+    divided among the heads, and if `value_head_dim` has not one width per head.
     """
 
     def __init__(
@@ -98,7 +104,7 @@ class MultiHeadAttention(nn.Module):
 
 
 def width_per_head(dim: int, heads: int) -> int:
-    """dim / heads. Raises ValueError where that is no integer."""
+    """Return dim / heads. Raises ValueError if that is not an integer."""
     if dim % heads:
         raise ValueError(f"a width of {dim} can't be divided among {heads} heads")
     return dim // heads
@@ -128,7 +134,10 @@ class SelfAttention(MultiHeadAttention):
     def prefill(
         self, x: Tensor, lengths: Tensor, capacity: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
     ) -> tuple[Tensor, KeyValueCache]:
-        """`forward`, and for `step` the cache of the first `lengths` (B,) tokens of each row of x (B, T, W)."""
+        """Do the same as `forward` for x (B, T, W), and also return the cache for `step`.
+
+        Only the first `lengths` (B,) tokens of a row count: `step` overwrites or masks the others.
+        """
         query, key, value = self.project(x, rotation)
         joined = self._join(query, key, value, mask, self.pattern)
         return self.output(joined), KeyValueCache.allocate(key, value, capacity)
@@ -162,13 +171,13 @@ class CrossAttention(MultiHeadAttention):
         return self.recall(query, self.remember(key, value), mask=mask)
 
     def remember(self, key: Tensor, value: Tensor | None = None) -> KeyValueCache:
-        """Keys and values of (B, Tk, W), for many calls of `recall`."""
+        """Return the keys and values of (B, Tk, W), for many calls of `recall`."""
         keys = self.key_norm(split_heads(self.key(key), self.heads))
         values = self._split_values(self.value(key if value is None else value))
         return KeyValueCache(keys.to(values.dtype), values, keys.shape[-2])
 
     def recall(self, query: Tensor, memory: KeyValueCache, *, mask: Tensor | None = None) -> Tensor:
-        """`forward` with the keys and values of `remember`: (B, Tq, W) -> (B, Tq, W)."""
+        """Do the same as `forward` with the keys and values of `remember`: (B, Tq, W) -> (B, Tq, W)."""
         result: Tensor = self.output(self.pooled(query, memory, mask=mask))
         return result
 
@@ -177,10 +186,10 @@ class CrossAttention(MultiHeadAttention):
         return self._join(self._queries(query, memory), memory.key, memory.value, mask)
 
     def with_weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """`forward` in its plain form, and the attention weights without dropout, which no fused kernel returns:
-        (B, Tq, W), (B, Tk, W) -> (B, Tq, W), (B, H, Tq, Tk).
+        """Do the same as `forward`, and also return the attention weights, which no fused kernel does.
 
-        Rows of weights sum to one, or are zero for a query without a key.
+        (B, Tq, W), (B, Tk, W) -> (B, Tq, W), (B, H, Tq, Tk). Weights are those before dropout; their rows sum to one,
+        or are zero for a query without a key.
         """
         memory = self.remember(key)
         weights = attention_weights(self._queries(query, memory), memory.key, mask, self.scale)
@@ -188,7 +197,7 @@ class CrossAttention(MultiHeadAttention):
         return self.output(self._join_heads(dropped @ memory.value)), weights
 
     def _queries(self, query: Tensor, memory: KeyValueCache) -> Tensor:
-        """In the type of keys and values: norms may compute in another than the products."""
+        """The queries, in the type of the values: norms may compute in another type."""
         queries: Tensor = self.query_norm(split_heads(self.query(query), self.heads))
         return queries.to(memory.value.dtype)
 

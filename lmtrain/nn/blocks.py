@@ -19,7 +19,7 @@ Activation = Literal["relu", "gelu", "swiglu"]
 NormPosition = Literal["pre", "post"]
 
 Cache = Any
-"""What an attention layer stores of the tokens read so far: a dataclass of tensors whose first axis is the row."""
+"""What an attention layer stores of the tokens read so far: a `KeyValueCache` or `RecurrentState`."""
 
 
 class ResidualOptions(TypedDict, total=False):
@@ -33,8 +33,8 @@ class ResidualOptions(TypedDict, total=False):
 class FeedForward(nn.Module):
     """output(activation(hidden x)), position by position.
 
-    `swiglu` multiplies a SiLU gate with a second projection (Shazeer, 2020), which makes its hidden matrix twice as
-    tall.
+    `swiglu` multiplies a SiLU gate with a second projection (Shazeer, 2020); both are in `hidden`, which is then twice
+    as tall.
     """
 
     def __init__(self, dim: int, ff_dim: int, activation: Activation = "gelu") -> None:
@@ -103,22 +103,22 @@ class EncoderBlock(nn.Module):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
-        x = self.attention_residual(x, lambda states: self.attention(states, mask=mask, rotation=rotation))
+        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, rotation=rotation))
         result: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return result
 
     def prefill(
         self, x: Tensor, lengths: Tensor, capacity: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
     ) -> tuple[Tensor, Cache]:
-        """(B, T, D) -> (B, T, D), and the attention's cache; see `SelfAttention.prefill`."""
-        states = self.attention_residual.enter(x)
-        attended, cache = self.attention.prefill(states, lengths, capacity, mask=mask, rotation=rotation)
+        """Do the same as `forward`, and also return the attention's cache; see `SelfAttention.prefill`."""
+        normed = self.attention_residual.enter(x)
+        attended, cache = self.attention.prefill(normed, lengths, capacity, mask=mask, rotation=rotation)
         result = self.feed_forward_residual(self.attention_residual.leave(x, attended), self.feed_forward)
         return result, cache
 
     def step(self, x: Tensor, cache: Cache, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, D) -> (B, 1, D); see `SelfAttention.step`."""
-        x = self.attention_residual(x, lambda state: self.attention.step(state, cache, at))
+        x = self.attention_residual(x, lambda y: self.attention.step(y, cache, at))
         result: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return result
 
@@ -127,7 +127,7 @@ class CrossAttentionBlock(nn.Module):
     """Attention from x to a memory, then feed-forward, each in a residual: the cross-attention block of Perceiver IO
     (Jaegle et al., 2022).
 
-    Before the sub-layer (`pre`) the memory has a norm of its own.
+    With `norm_position="pre"` the memory has a norm of its own.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class CrossAttentionBlock(nn.Module):
     def forward(self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """x (B, T, D), memory (B, Tm, D) -> (B, T, D). `mask` is as for `attend`."""
         memory = self.memory_norm(memory)
-        x = self.attention_residual(x, lambda states: self.attention(states, memory, mask=mask))
+        x = self.attention_residual(x, lambda y: self.attention(y, memory, mask=mask))
         result: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return result
 
@@ -157,7 +157,7 @@ class DecoderBlock(nn.Module):
     """Masked self-attention, attention to a memory, then feed-forward, each in a residual (Vaswani et al., 2017).
 
     `cross_attention` is `CrossAttention` or any layer with the same `forward`, `with_weights`, `remember` and `recall`.
-    The memory has no norm here, since an encoder ends with one. `options` are those of `Residual`.
+    The memory is not normalized here, since an encoder ends with a norm. `options` are those of `Residual`.
     """
 
     def __init__(
@@ -180,16 +180,16 @@ class DecoderBlock(nn.Module):
         self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
     ) -> Tensor:
         """x (B, T, D), memory (B, Tm, its width) -> (B, T, D). The masks of x and of the memory are as for `attend`."""
-        x = self.self_residual(x, lambda states: self.self_attention(states, mask=mask))
-        x = self.cross_residual(x, lambda states: self.cross_attention(states, memory, mask=memory_mask))
+        x = self.self_residual(x, lambda y: self.self_attention(y, mask=mask))
+        x = self.cross_residual(x, lambda y: self.cross_attention(y, memory, mask=memory_mask))
         result: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return result
 
     def with_weights(
         self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`forward`, and the weights of its attention to the memory (B, H, T, Tm)."""
-        x = self.self_residual(x, lambda states: self.self_attention(states, mask=mask))
+        """Do the same as `forward`, and also return the weights of the attention to the memory (B, H, T, Tm)."""
+        x = self.self_residual(x, lambda y: self.self_attention(y, mask=mask))
         query = self.cross_residual.enter(x)
         attended, weights = self.cross_attention.with_weights(query, memory, mask=memory_mask)
         x = self.cross_residual.leave(x, attended)
@@ -208,7 +208,7 @@ class DecoderBlock(nn.Module):
 
         `memory` comes from `cross_attention.remember`, which may write to it in `recall`.
         """
-        x = self.self_residual(x, lambda state: self.self_attention.step(state, cache, at))
-        x = self.cross_residual(x, lambda state: self.cross_attention.recall(state, memory, mask=memory_mask))
+        x = self.self_residual(x, lambda y: self.self_attention.step(y, cache, at))
+        x = self.cross_residual(x, lambda y: self.cross_attention.recall(y, memory, mask=memory_mask))
         result: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return result

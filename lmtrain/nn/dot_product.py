@@ -13,7 +13,7 @@ from lmtrain.nn.patterns import CAUSAL, FULL, Pattern
 from lmtrain.nn.precision import at_least_float32
 
 LONG = 256
-"""Rows of more positions gain from skipping the keys that a pattern masks."""
+"""In rows of more positions, local attention skips the keys outside its window."""
 BLOCK = 64
 """Positions in a block of queries or keys of local attention."""
 
@@ -32,13 +32,16 @@ def attend(
 
     query (B, H, Tq, D), key (B, H, Tk, D), value (B, H, Tk, Dv) -> (B, H, Tq, Dv).
 
-    `mask` broadcasts to (B, H, Tq, Tk). A bool mask is True where the query may attend to the key, and a query
-    that may attend to none gets zeros. A float mask is added to the scores, and must leave every query a key. `pattern`
-    masks further keys by position, the first query and the first key being at 0. `dropout` is the rate on the weights.
+    `mask` broadcasts to (B, H, Tq, Tk). A bool mask is True where the query may attend to the key; a query that may
+    attend to no key gets zeros. A float mask is added to the scores, and must leave every query a key. `pattern` masks
+    further keys by position, the first query and the first key being at 0. `dropout` is the rate on the weights.
 
-    In long rows, local attention takes only the blocks of keys near each block of queries. Otherwise a GPU uses torch's
-    fused kernels, which compute in the type of an added mask that is wider than the queries'; a CPU uses the plain
-    form, which compiled is faster than the fused CPU kernel in bf16, and for one query without gradients the fused one.
+    | case                                              | computation                                              |
+    | ------------------------------------------------- | -------------------------------------------------------- |
+    | local attention in rows of more than LONG         | each block of queries with the blocks of keys near it    |
+    | otherwise on a GPU                                | torch's fused kernels, in the type of an added mask      |
+    | on a CPU, one query without gradients             | torch's fused kernel, in float32                         |
+    | otherwise on a CPU                                | plain; compiled, it is faster than the fused bf16 kernel |
     """
     window, length = pattern.local_window, query.shape[-2]
     if window is not None and mask is None and length == key.shape[-2] > LONG and 2 * window <= length:
@@ -61,7 +64,7 @@ def attend(
 def _attend_fused(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float | None
 ) -> Tensor:
-    """By torch's kernels, which want one type: that of an added mask, as bf16 can't tell position 257 from 256."""
+    """Attend by torch's kernels, in the type of an added mask: bf16 can't tell position 257 from 256."""
     if mask is None or not mask.is_floating_point() or mask.dtype == query.dtype:
         return F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scale)
     with torch.autocast(query.device.type, enabled=False):
@@ -72,7 +75,7 @@ def _attend_fused(
 def _attend_local(
     query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, window: int, dropout: float, scale: float | None
 ) -> Tensor:
-    """Every block of queries with the blocks of keys that its windows touch, all in one product (Tq = Tk)."""
+    """Attend with each block of queries to the blocks of keys in its windows, all in one product (Tq = Tk)."""
     length, before = query.shape[-2], -(-(window - 1) // BLOCK)
     count, after = -(-length // BLOCK), 0 if pattern.causal else before
 
@@ -103,10 +106,10 @@ def _attend_plain(
 def attention_weights(
     query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None = None, *, empty: bool = True
 ) -> Tensor:
-    """The attention weights of `attend`: (B, H, Tq, D), (B, H, Tk, D) -> (B, H, Tq, Tk). Rows sum to one,
-    or are zero for a query without a key.
+    """Return the attention weights of `attend`: (B, H, Tq, D), (B, H, Tk, D) -> (B, H, Tq, Tk).
 
-    `empty`: a bool mask may leave a query no key, whose softmax would be 0 / 0.
+    Rows sum to one, or are zero for a query without a key. `empty=False` promises that a bool mask leaves every query a
+    key, and saves the handling of softmax's 0 / 0.
     """
     scores: Tensor = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
     # No cast to float32: softmax sums in float32 whatever its input, and bf16 halves what is saved for the gradient.
@@ -130,5 +133,5 @@ def _with_pattern(mask: Tensor | None, pattern: Pattern, query: Tensor, key: Ten
 
 
 def restrict(mask: Tensor, allowed: Tensor) -> Tensor:
-    """The mask (..., Tq, Tk), bool or added, with the keys that are not `allowed` (..., Tq, Tk) masked as well."""
+    """Mask in `mask` (..., Tq, Tk), bool or added, also the keys that are not `allowed` (..., Tq, Tk)."""
     return mask.masked_fill(~allowed, float("-inf")) if mask.is_floating_point() else mask & allowed

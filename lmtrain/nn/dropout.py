@@ -1,6 +1,6 @@
 """Dropout (Srivastava et al., 2014), per element or locked along the positions.
 
-B: batch, T: positions, D: width.
+Shapes: B rows, T positions, D features.
 """
 
 import torch
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 
 def drop(x: Tensor, rate: float, training: bool = True) -> Tensor:
-    """Each element of x is 0 with probability `rate`, else divided by 1 - rate; x itself outside training.
+    """Set each element of x to 0 with probability `rate`, and divide the others by 1 - rate; return x outside training.
 
-    The mask comes from torch's generator. A compiled graph on a CPU computes the random bits in its vector loops, as a
-    hash of each element's index, where torch's own generator would produce them one after the other.
+    The mask comes from torch's generator, except in a compiled graph on a CPU: there it is a hash of each element's
+    index, computed in vector loops, since torch's generator would produce one number after the other.
     """
     if not training or not rate:
         return x
@@ -36,7 +36,7 @@ def locked_dropout(x: Tensor, rate: float, training: bool) -> Tensor:
 
 
 def hashed_keep(shape: torch.Size, rate: float) -> Tensor:
-    """A bool tensor that is True with probability 1 - rate: a hash of each index under a key of 64 random bits.
+    """Return a bool tensor, True with probability 1 - rate: a hash of each index under a key of 64 random bits.
 
     The hash is two rounds of the 32-bit finalizer "lowbias32" (C. Wellons, 2018), a key of 32 bits before each, so
     that masks of different keys are not shifted or reordered copies of each other.

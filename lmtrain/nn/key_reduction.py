@@ -1,4 +1,4 @@
-"""Self-attention over fewer keys than tokens: blocks of keys compressed to one, or all projected to a fixed number.
+"""Self-attention over fewer keys than tokens: one key per block of tokens, or a fixed number of mixtures of all keys.
 
 Shapes: B rows, H heads, T positions, D features per head, K blocks of S positions, W the layer's width, P projected
 keys.
@@ -17,9 +17,9 @@ from lmtrain.nn.positions import Rotation
 
 
 class Compression(nn.Module):
-    """Each block of S successive vectors to one, head by head: a convolution of width and stride S.
+    """One vector for each block of S successive vectors, head by head: a convolution of width and stride S.
 
-    It starts as the mean of the block, which lies where keys (or values) lie, so that a query can match it from the
+    It starts as the mean of the block, which is similar to its keys (or values), so that a query can match it from the
     first step. A random map would start with unrelated vectors.
     """
 
@@ -33,10 +33,10 @@ class Compression(nn.Module):
 
 
 class CompressedCache(KeyValueCache):
-    """A cache whose positions are not those of the tokens; see `CompressedAttention.prefill`."""
+    """A `KeyValueCache` in which a cache position is not a token's position; see `CompressedAttention.prefill`."""
 
     def select(self, rows: Rows, _same: int = 0) -> None:
-        """Keep these rows, whole."""
+        """Keep these rows. They are copied whole, since equal tokens do not have equal cache positions here."""
         super().select(rows)
 
 
@@ -45,8 +45,8 @@ class CompressedAttention(nn.Module):
 
     A query attends to every block. With `causal` it attends, in one softmax, to the blocks that end before its own and
     to the tokens of its own block up to itself; time is O(T^2 / S + T S). Rotation comes before the compression.
-    `qk_norm` and `dropout` are those of `SelfAttention`, whose projections are used. A mask or an attention bias raises
-    ValueError, since tokens have no keys of their own.
+    `qk_norm` and `dropout` are those of `SelfAttention`, whose projections are used. Raises ValueError for a mask or an
+    attention bias, since tokens have no keys of their own.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class CompressedAttention(nn.Module):
     def prefill(
         self, x: Tensor, lengths: Tensor, capacity: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
     ) -> tuple[Tensor, CompressedCache]:
-        """Causal attention over x (B, T, W), and the cache of its rows' first `lengths` (B,) tokens, for `step`.
+        """Attend causally over x (B, T, W); also return the cache of its rows' first `lengths` (B,) tokens, for `step`.
 
         The first S cache positions hold the tokens of the row's unfinished block, the others one key per block.
         """
@@ -97,7 +97,7 @@ class CompressedAttention(nn.Module):
         query, key, value = self.projections.project(x, at.rotation)
         block, within, blocks = at.position // self.stride, at.position % self.stride, (at.kv_len - 1) // self.stride
         cache.write(key, value, within, self.stride)
-        # Complete once the block's last token is written, and masked until then.
+        # The block's key is masked until its last token is written.
         near_key, near_value = cache.key[:, :, : self.stride], cache.value[:, :, : self.stride]
         compressed = self.compress_key(near_key), self.compress_value(near_value)
         cache.write(*compressed, self.stride + block, self.stride + blocks + 1)
@@ -122,7 +122,7 @@ class CompressedAttention(nn.Module):
         return pooled[:, :, :length]
 
     def _unfinished(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """The block that each row's next token belongs to: (B, H, T, D), (B,) -> (B, H, S, D)."""
+        """Return the block to which each row's next token belongs: (B, H, T, D), (B,) -> (B, H, S, D)."""
         x = F.pad(x, (0, 0, 0, self.stride))  # for a block that begins at the end
         index = (lengths // self.stride * self.stride).unsqueeze(-1) + torch.arange(self.stride, device=x.device)
         return x.take_along_dim(index[:, None, :, None], dim=2)
@@ -136,9 +136,9 @@ class LinformerAttention(nn.Module):
     """Multi-head attention to `projected` learned mixtures of the keys and of the values (Wang et al., 2020).
 
     The mixtures, E of keys and F of values, both (projected, context), are shared by the heads; in a shorter row they
-    are those of the last T of `context` positions. Each mixes the whole row, so that no key can be hidden from a
-    query: there is no causal form, and a mask raises ValueError. `qk_norm` and `dropout` are those of `SelfAttention`,
-    whose projections are used.
+    are those of the last T of `context` positions. Each mixes the whole row, so no key can be hidden from a query:
+    there is no causal form, and a mask raises ValueError. `qk_norm` and `dropout` are those of `SelfAttention`, whose
+    projections are used.
     """
 
     def __init__(

@@ -19,8 +19,8 @@ from lmtrain.nn.positions import Rotation, alibi_bias
 class CachePosition:
     """Where one decoding step reads and writes every cache.
 
-    The new token of each row is written at its own `position` (B,), and attends to the first `kv_len` cache positions
-    up to there. `rotation` rotates the new query and key; `slopes` (H,) are ALiBi's.
+    The new token of each row is written at the row's `position` (B,), and attends to the cache positions up to there,
+    of which the first `kv_len` are read. `rotation` rotates the new query and key; `slopes` (H,) are ALiBi's.
     """
 
     position: Tensor
@@ -30,8 +30,8 @@ class CachePosition:
     _masks: dict[Pattern, Tensor] = field(default_factory=dict)
 
     def mask(self, pattern: Pattern) -> Tensor:
-        """The mask of `attend` for layers with this causal pattern, with Tk = kv_len: (B, 1, 1, Tk) bool, or with
-        slopes (B, H, 1, Tk) float. It is computed once for all layers."""
+        """Return the mask of `attend` for layers with this causal pattern: (B, 1, 1, Tk) bool, or with slopes
+        (B, H, 1, Tk) float, where Tk = kv_len. It is computed once for all layers."""
         if pattern not in self._masks:
             query, keys = self.position.unsqueeze(-1), torch.arange(self.kv_len, device=self.position.device)
             mask = pattern(query, keys)[:, None, None]
@@ -50,17 +50,18 @@ class Rows:
     def __init__(self, index: Tensor, count: int) -> None:
         self.index = index
         self.moves: tuple[Tensor, Tensor] | None = None
-        """Of as many rows as there are, those that change, and the rows that they become; on a GPU all of them, since
-        finding out would take longer than copying."""
+        """The rows that change, and the rows that they become; None if the number of rows changes. On a GPU all rows
+        are listed, since comparing would take longer than copying."""
         if len(index) == count:
-            order = torch.arange(count, device=index.device)
-            changed = (index != order).nonzero().squeeze(-1) if index.is_cpu else order
+            every_row = torch.arange(count, device=index.device)
+            changed = (index != every_row).nonzero().squeeze(-1) if index.is_cpu else every_row
             self.moves = changed, index[changed]
 
     def take(self, x: Tensor, used: slice | None = None, axis: int = 1) -> Tensor:
-        """x[index] of x (B, ...); where as many rows stay, in the memory of x.
+        """Return x[index] for x (B, ...).
 
-        Along `axis` only the entries `used` may differ between a row that moves and the one that it replaces.
+        If the number of rows stays the same, the result is in the memory of x, and only the entries `used` along `axis`
+        are copied: the caller knows that the others are equal, or meaningless.
         """
         if self.moves is None:
             return x.index_select(0, self.index)
@@ -72,11 +73,10 @@ class Rows:
 
 @dataclass
 class KeyValueCache:
-    """Keys and values of the tokens read so far, in memory allocated ahead and written in place: for decoding, which
-    needs no gradients.
+    """Keys and values of the tokens read so far, in memory allocated ahead and written in place, without gradients.
 
-    key (B, H, N, D), value (B, H, N, Dv). Rows may hold different numbers of tokens: entries past a row's own length
-    are finite and meaningless, and no row has any past the first `kv_len`.
+    key (B, H, N, D), value (B, H, N, Dv). Rows may hold different numbers of tokens, at most `kv_len`: entries past a
+    row's own length are finite and meaningless.
     """
 
     key: Tensor
@@ -85,7 +85,7 @@ class KeyValueCache:
 
     @classmethod
     def allocate(cls, key: Tensor, value: Tensor, capacity: int) -> Self:
-        """A cache for `capacity` tokens whose first T are given: (B, H, T, D), (B, H, T, Dv)."""
+        """Return a cache for `capacity` tokens that holds these T: (B, H, T, D), (B, H, T, Dv)."""
         padding = (0, 0, 0, capacity - key.shape[-2])
         return cls(F.pad(key, padding), F.pad(value, padding), key.shape[-2])
 
@@ -101,20 +101,20 @@ class KeyValueCache:
         write(self.value.transpose(1, 2), value.squeeze(2), index)
 
     def replace(self, rows: Tensor, other: "KeyValueCache") -> None:
-        """Overwrite these rows with all rows of `other`, whose capacity is no larger."""
+        """Overwrite these rows with all rows of `other`, whose capacity must not be larger."""
         capacity = other.key.shape[-2]
         self.key[rows, :, :capacity] = other.key
         self.value[rows, :, :capacity] = other.value
 
     def select(self, rows: Rows, same: int = 0) -> None:
-        """Keep these rows; each that moves replaces one with the same first `same` entries."""
+        """Keep these rows. A row that moves has the same first `same` entries as the row it replaces."""
         self.key, self.value = (rows.take(x, slice(same, self.kv_len), axis=2) for x in (self.key, self.value))
 
 
 @dataclass
 class RecurrentState:
-    """The base of states of constant size, whatever the number of tokens: tensors whose first axis is the row, which a
-    step updates in place."""
+    """The base of states whose size does not depend on the number of tokens: tensors with one entry per row on the
+    first axis, which a step updates in place."""
 
     def grow(self, factor: int) -> None:
         """The capacity is unlimited."""

@@ -30,10 +30,10 @@ def feature_map(x: Tensor) -> Tensor:
 
 @dataclass
 class LinearState(RecurrentState):
-    """The state of linear attention after any number of keys and values, of constant size.
+    """The state of linear attention: two sums over all keys k and values v read so far.
 
-    total (B, H, D, Dv) is the sum of R phi(k) v^T, with R the rotation, if any; normalizer (B, H, D) that of phi(k).
-    Both are float32 at least, also under autocast: bf16 can't add one to 256, and fp16 ends at 65504.
+    total (B, H, D, Dv) is the sum of R phi(k) v^T, where R is the rotation, if any; normalizer (B, H, D) the sum of
+    phi(k). Both are float32 at least, also under autocast: bf16 can't add one to 256, and fp16 ends at 65504.
     """
 
     total: Tensor
@@ -43,7 +43,7 @@ class LinearState(RecurrentState):
     def of(
         cls, key: Tensor, value: Tensor, *, rotation: Rotation | None = None, lengths: Tensor | None = None
     ) -> "LinearState":
-        """The state after keys (B, H, T, D) and values (B, H, T, Dv): after the first `lengths` (B,), where given."""
+        """Return the state after keys (B, H, T, D) and values (B, H, T, Dv), or each row's first `lengths` (B,)."""
         key = feature_map(key)
         if lengths is not None:
             padding = torch.arange(key.shape[-2], device=key.device) >= lengths.unsqueeze(-1)  # (B, T)
@@ -53,13 +53,13 @@ class LinearState(RecurrentState):
             return cls(turned.transpose(-2, -1) @ value.to(key.dtype), key.sum(-2))
 
     def add(self, key: Tensor, value: Tensor, *, rotation: Rotation | None = None) -> None:
-        """Read further keys (B, H, T, D) and values (B, H, T, Dv)."""
+        """Add further keys (B, H, T, D) and values (B, H, T, Dv)."""
         new = LinearState.of(key, value, rotation=rotation)
         self.total += new.total
         self.normalizer += new.normalizer
 
     def read(self, query: Tensor, *, rotation: Rotation | None = None) -> Tensor:
-        """The mean of the values, weighted by each query (B, H, T, D): (B, H, T, Dv)."""
+        """Attend with queries (B, H, T, D) to all keys added so far -> (B, H, T, Dv)."""
         query = feature_map(query)
         turned = query if rotation is None else rotate(query, rotation)
         with torch.autocast(query.device.type, enabled=False):
@@ -78,8 +78,8 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor, *, rotation: Rot
 def causal_linear_attention(
     query: Tensor, key: Tensor, value: Tensor, *, rotation: Rotation | None = None, chunk: int = CHUNK
 ) -> Tensor:
-    """`linear_attention` of every position t over the keys i <= t only, in O(T): one weight per pair inside a chunk of
-    positions, and one sum over the chunks before it."""
+    """Do the same as `linear_attention`, over the keys i <= t only, in O(T): one weight per pair of positions inside a
+    chunk, and one sum over the chunks before it."""
     query, key = feature_map(query), feature_map(key)
     with torch.autocast(query.device.type, enabled=False):
         lower = (query * key.cumsum(-2)).sum(-1, keepdim=True)
@@ -100,14 +100,14 @@ def _prefix_products(query: Tensor, key: Tensor, value: Tensor, chunk: int) -> T
 
 
 def _quotient(upper: Tensor, lower: Tensor) -> Tensor:
-    """The floor is far below any sum of features that float32 can divide by."""
+    """upper / lower, where lower may underflow to zero: the bound is far below any other sum of features."""
     return upper / lower.clamp_min(1e-30)
 
 
 class LinearAttention(nn.Module):
     """Self-attention in `heads` subspaces with the weights of `linear_attention` (Katharopoulos et al., 2020).
 
-    `qk_norm` is that of `SelfAttention`, whose projections are used. A mask or an attention bias raises ValueError,
+    `qk_norm` is that of `SelfAttention`, whose projections are used. Raises ValueError for a mask or an attention bias,
     since no score per pair of tokens is computed.
     """
 
@@ -126,14 +126,14 @@ class LinearAttention(nn.Module):
     def prefill(
         self, x: Tensor, lengths: Tensor, capacity: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
     ) -> tuple[Tensor, LinearState]:
-        """Causal attention over x (B, T, W), and the state after its rows' first `lengths` (B,) tokens, for `step`."""
+        """Attend causally over x (B, T, W); also return the state after its rows' first `lengths` (B,) tokens."""
         reject_mask(mask, "linear")
         query, key, value = self.projections.project(x)
         pooled = causal_linear_attention(query, key, value, rotation=rotation)
         return self._join(pooled, value.dtype), LinearState.of(key, value, rotation=rotation, lengths=lengths)
 
     def step(self, x: Tensor, cache: LinearState, at: CachePosition) -> Tensor:
-        """One token per row, (B, 1, W) -> (B, 1, W), after those in the cache; the cache position is not used."""
+        """One token per row, (B, 1, W) -> (B, 1, W), which is added to the cache."""
         query, key, value = self.projections.project(x)
         cache.add(key, value, rotation=at.rotation)
         return self._join(cache.read(query, rotation=at.rotation), value.dtype)

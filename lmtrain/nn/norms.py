@@ -31,8 +31,8 @@ class ScaleNorm(nn.Module):
         """(..., D) -> (..., D)."""
         # The sum of squares is taken in float32 at least: in bf16 it keeps only 8 bits.
         wide = at_least_float32(x)
-        norm: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        return (wide * (self.length / norm.clamp_min(EPSILON))).to(x.dtype)
+        length: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        return (wide * (self.length / length.clamp_min(EPSILON))).to(x.dtype)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -44,7 +44,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 def make_norm(kind: NormKind, dim: int) -> nn.Module:
-    """The norm called `kind`: `layer` (Ba et al., 2016), `rms` (RMSNorm) or `scale` (ScaleNorm)."""
+    """Return a norm: `layer` (Ba et al., 2016), `rms` (RMSNorm) or `scale` (ScaleNorm)."""
     if kind == "layer":
         return nn.LayerNorm(dim)
     if kind == "rms":

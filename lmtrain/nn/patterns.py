@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Pattern:
-    """The union of the given parts, or every key if there is none; with `causal`, no key after the query.
+    """The union of its parts, or every key if it has none; with `causal`, no key after the query.
 
     | part            | query q attends to key k where                                                                 |
     | --------------- | ---------------------------------------------------------------------------------------------- |
@@ -36,7 +36,7 @@ class Pattern:
                 raise ValueError(f"{name}={size} must be at least 1")
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether queries at these positions may attend to keys at those: two integer tensors, broadcast, -> bool."""
+        """Return whether a query may attend to a key: positions of queries and of keys, broadcast -> bool."""
         parts = []
         if self.window is not None:
             parts.append(abs(query - key) < self.window)
@@ -51,11 +51,11 @@ class Pattern:
 
     @property
     def local_window(self) -> int | None:
-        """The window of a pattern that has no other part."""
+        """The window if the pattern has no other part, else None."""
         return self.window if self.stride is None and self.global_tokens is None else None
 
     def mask(self, queries: int, keys: int, device: torch.device) -> Tensor:
-        """The rule for positions 0 .. Tq - 1 and 0 .. Tk - 1: (Tq, Tk) bool, True = may attend."""
+        """Return the mask for queries 0 .. Tq - 1 and keys 0 .. Tk - 1: (Tq, Tk) bool, True = may attend."""
         return self(torch.arange(queries, device=device).unsqueeze(-1), torch.arange(keys, device=device))
 
 

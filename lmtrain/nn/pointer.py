@@ -11,7 +11,7 @@ from lmtrain.nn.precision import at_least_float32
 
 
 class PointerAttention(nn.Module):
-    """The weights of an attention as the result: pointer networks (Vinyals et al., 2015), with scaled dot products.
+    """Attention whose result is its weights: pointer networks (Vinyals et al., 2015), with scaled dot products.
 
     Queries of width `query_dim` and keys of width `key_dim` meet in `dim` features.
     """
@@ -27,7 +27,7 @@ class PointerAttention(nn.Module):
 
 
 def point(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
-    """log softmax(q.k / sqrt(D)) over the keys: (B, Tq, D), (B, Tk, D) -> (B, Tq, Tk), float32 at least.
+    """Return log softmax(q.k / sqrt(D)) over the keys: (B, Tq, D), (B, Tk, D) -> (B, Tq, Tk), float32 at least.
 
     `mask` bool broadcasts to (B, Tq, Tk): False is never pointed to and gets -inf. A query without a key gets -inf
     everywhere: its probabilities sum to zero, and it has no gradient.
@@ -44,10 +44,8 @@ def copy_log_probs(log_vocab: Tensor, log_pointer: Tensor, tokens: Tensor, gate_
 
     The pointer-generator mixture (See et al., 2017; Merity et al., 2017), computed in logarithms and float32.
 
-    log_vocab (B, T, V), log_pointer (B, T, Tk), tokens (B, Tk) int, gate_logit (B, T) -> (B, T, V). Where a pointer is
-    -inf everywhere, g is 0, so that every position's probabilities sum to one.
-
-    Without gradients, words that are not among the tokens cost one addition.
+    log_vocab (B, T, V), log_pointer (B, T, Tk), tokens (B, Tk) int, gate_logit (B, T) -> (B, T, V). If a position's
+    pointer is -inf everywhere, its g is 0, so that all probabilities sum to one.
     """
     log_vocab, log_pointer = at_least_float32(log_vocab), at_least_float32(log_pointer)
     if not torch.is_grad_enabled():
@@ -64,7 +62,7 @@ def copy_log_probs(log_vocab: Tensor, log_pointer: Tensor, tokens: Tensor, gate_
 
 
 def _copied_words(log_vocab: Tensor, log_pointer: Tensor, words: Tensor, gate_logit: Tensor) -> Tensor:
-    """`copy_log_probs` by its formula, only for `words` (B, T, Tk), the tokens; what underflows is not copied."""
+    """`copy_log_probs` without gradients: log-sums only for `words` (B, T, Tk), the tokens; additions for others."""
     keep, copy = (gate.unsqueeze(-1) for gate in _gates(log_pointer, gate_logit))
     generated = log_vocab + keep
     copied = torch.zeros_like(log_vocab).scatter_add_(-1, words, (log_pointer + copy).exp()).gather(-1, words)
@@ -74,7 +72,7 @@ def _copied_words(log_vocab: Tensor, log_pointer: Tensor, words: Tensor, gate_lo
 def copy_target_log_prob(
     log_vocab_target: Tensor, log_pointer: Tensor, tokens: Tensor, gate_logit: Tensor, targets: Tensor
 ) -> Tensor:
-    """`copy_log_probs` at each position's target word, without a tensor over the vocabulary.
+    """Return `copy_log_probs` at each position's target word, without a tensor over the vocabulary.
 
     log_vocab_target (B, T), the target's log-probability under the vocabulary; log_pointer (B, T, Tk),
     tokens (B, Tk) int, gate_logit (B, T), targets (B, T) int -> (B, T).

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 BASE = 10_000.0
-"""Wavelengths run from 2 pi to 2 pi BASE, for sinusoids and rotations alike."""
+"""Wavelengths run from 2 pi to 2 pi BASE, in sinusoids and rotations."""
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines, (..., T, D / 2)."""
 
 
 def _angles(positions: Tensor, dim: int) -> Tensor:
-    """(...) positions -> (..., D / 2) angles; computed in float64, since position * frequency outgrows float32."""
+    """(...) positions -> (..., D / 2) angles, computed in float64: float32 is too coarse for position * frequency."""
     exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim
     return positions.double().unsqueeze(-1) * BASE**-exponents
 
@@ -32,7 +32,7 @@ def rotation(positions: Tensor, head_dim: int) -> Rotation:
 
 
 def rotate(x: Tensor, by: Rotation) -> Tensor:
-    """Rotate the feature pairs of `x` (..., T, D) by their position's angles (rotary embedding, Su et al., 2021).
+    """Rotate the feature pairs of `x` (..., T, D) by the angles of their position (rotary embedding, Su et al., 2021).
 
     Pair i is (x[i], x[i + D/2]), from the two halves of the head. It becomes
     (x[i] cos - x[i + D/2] sin, x[i + D/2] cos + x[i] sin), so that a rotated query times a rotated key depends only on
@@ -46,7 +46,7 @@ def rotate(x: Tensor, by: Rotation) -> Tensor:
 def alibi_slopes(heads: int) -> Tensor:
     """(H,) slopes 2^(-8/H), 2^(-16/H), .. 2^-8 (ALiBi, Press et al., 2022).
 
-    The geometric series is used for every number of heads; the paper interpolates when H is no power of two.
+    The geometric series is used for every number of heads; the paper interpolates if H is not a power of two.
     """
     return 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads)
 

@@ -54,8 +54,8 @@ class PlainBlock(nn.Module):
 class MAB(nn.Module):
     """Multi-head attention block, in one of the forms at the top of this file.
 
-    `residual` is the paper's own with `norm_position="post"`, `norm_kind="layer"` and `activation="relu"`. `ff_dim`
-    (default 4 `dim`), `activation` and `residual_options`, those of `Residual`, are of that form only: the plain form
+    `residual` is the paper's own with `norm_position="post"`, `norm_kind="layer"` and `activation="relu"`. Only this
+    form has `ff_dim` (default 4 `dim`), `activation` and `residual_options` (those of `Residual`): the plain form
     raises ValueError for them.
     """
 
@@ -78,8 +78,8 @@ class MAB(nn.Module):
             feed_forward = FeedForward(dim, ff_dim or 4 * dim, activation or "gelu")
             self.block = CrossAttentionBlock(dim, attention, feed_forward, **residual_options)
             return
-        given = {"ff_dim": ff_dim, "activation": activation, **residual_options}
-        if unused := [f"{name}={value!r}" for name, value in given.items() if value is not None]:
+        options = {"ff_dim": ff_dim, "activation": activation, **residual_options}
+        if unused := [f"{name}={value!r}" for name, value in options.items() if value is not None]:
             raise ValueError(f"the plain form has no {', '.join(unused)}")
         self.block = PlainBlock(attention)
 
@@ -134,11 +134,10 @@ class PMA(nn.Module):
 
 
 class LearnedQueryAttention(nn.Module):
-    """Multi-head attention whose projected queries are learned themselves (Ji, Gao & Xie, 2019).
+    """Multi-head attention whose queries are `queries` learned vectors, not projected (Ji, Gao & Xie, 2019).
 
-    [softmax(s Q_i (X W_i^K)^T) X W_i^V] W_O, joined over the heads i: `queries` vectors in place of a Q W^Q. The scale
-    s is 1 / sqrt(D_H) by default, where D_H is a head's share of `dim`; it is 1 in the source. Raises ValueError when
-    `dim` can't be divided among the heads.
+    It is [softmax(s Q_i (X W_i^K)^T) X W_i^V] W_O, joined over the heads i. The scale s is 1 / sqrt(dim / heads) by
+    default; it is 1 in the source. Raises ValueError if `dim` can't be divided among the heads.
     """
 
     def __init__(self, queries: int, dim: int, heads: int, *, scale: float | None = None) -> None:

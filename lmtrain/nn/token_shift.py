@@ -10,7 +10,7 @@ from torch import Tensor, nn
 class TokenShift(nn.Module):
     """x_t + g x_(t-1), with a learned gain g for each feature, a half at first (after Peng et al., 2023, RWKV).
 
-    It gives a model pairs of words before any attention has learned to attend to the previous token.
+    So the model knows pairs of words before any attention has learned to attend to the previous token.
     """
 
     def __init__(self, dim: int) -> None:
@@ -18,7 +18,7 @@ class TokenShift(nn.Module):
         self.gain = nn.Parameter(torch.full((dim,), 0.5))
 
     def forward(self, x: Tensor, before: Tensor | None = None) -> Tensor:
-        """(B, T, D) -> (B, T, D); `before` (B, D) is what comes before the first, if anything does."""
+        """(B, T, D) -> (B, T, D); `before` (B, D) is the vector before the first, zero by default."""
         if before is None:
             before = x.new_zeros(len(x), x.shape[-1])
         return x + self.gain * torch.cat((before.unsqueeze(1), x[:, :-1]), dim=1)
