@@ -28,9 +28,8 @@ class AlignedMemory(RecurrentState):
 class AlignedAttention(MultiHeadAttention, ABC):
     """The base of cross-attention that is a recurrence over the queries.
 
-    It has the methods of `CrossAttention` that a `DecoderBlock` calls.
-
-    A mask is that of `padding_mask`, (B, 1, 1, Tk) bool: False gets no weight.
+    It has the methods of `CrossAttention` that a `DecoderBlock` calls. Masks are those of `padding_mask`, (B, 1, 1, Tk)
+    bool: False gets no weight.
     """
 
     def forward(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -38,22 +37,22 @@ class AlignedAttention(MultiHeadAttention, ABC):
         return self.recall(query, self.remember(key), mask=mask)
 
     def with_weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """`forward`, and the weights (B, H, Tq, Tk)."""
+        """Do the same as `forward`, and also return the weights (B, H, Tq, Tk)."""
         return self._read(query, self.remember(key), mask)
 
     def remember(self, key: Tensor) -> AlignedMemory:
-        """Keys and values of (B, Tk, W), which no query has read."""
+        """Return the keys and values of (B, Tk, W), with the weights of no query."""
         keys, values = split_heads(self.key(key), self.heads), split_heads(self.value(key), self.heads)
         wide = torch.promote_types(keys.dtype, torch.float32)
         return AlignedMemory(keys, values, torch.zeros(keys.shape[:-1], dtype=wide, device=keys.device))
 
     def recall(self, query: Tensor, memory: AlignedMemory, *, mask: Tensor | None = None) -> Tensor:
-        """The next queries, (B, Tq, W) -> (B, Tq, W). The alignment of `memory` becomes that of the last one."""
+        """Read with the next queries: (B, Tq, W) -> (B, Tq, W). `memory.alignment` becomes that of the last one."""
         return self._read(query, memory, mask)[0]
 
     @abstractmethod
     def align(self, query: Tensor, memory: AlignedMemory, mask: Tensor) -> Tensor:
-        """The weights of queries that follow the one of `memory.alignment`: (B, H, Tq, D) -> (B, H, Tq, Tk)."""
+        """Return the weights of queries after the query of `memory.alignment`: (B, H, Tq, D) -> (B, H, Tq, Tk)."""
 
     def _read(self, query: Tensor, memory: AlignedMemory, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         mask = memory.key.new_ones(1, 1, 1, memory.key.shape[-2], dtype=torch.bool) if mask is None else mask
@@ -79,13 +78,13 @@ class MonotonicAttention(AlignedAttention):
         self.offset = nn.Parameter(torch.full((heads, 1, 1), -1.0))  # below zero: at first, no key stops every query
 
     def remember(self, key: Tensor) -> AlignedMemory:
-        """Keys and values of (B, Tk, W), of which the first query starts with the first."""
+        """Return the keys and values of (B, Tk, W); the first query begins at the first key."""
         memory = super().remember(key)
         memory.alignment[..., :1] = 1
         return memory
 
     def align(self, query: Tensor, memory: AlignedMemory, mask: Tensor) -> Tensor:
-        """The weights of queries that follow the one of `memory.alignment`: (B, H, Tq, D) -> (B, H, Tq, Tk)."""
+        """Return the weights of queries after the query of `memory.alignment`: (B, H, Tq, D) -> (B, H, Tq, Tk)."""
         scores = (query * query.shape[-1] ** -0.5) @ memory.key.transpose(-2, -1)
         energy = scores.to(memory.alignment.dtype) + self.offset
         if not self.training:
@@ -95,7 +94,7 @@ class MonotonicAttention(AlignedAttention):
 
 
 def expected_alignment(probability: Tensor, previous: Tensor) -> Tensor:
-    """The expected alignments of monotonic attention: the probability that query i stops at key j, (B, H, Tq, Tk).
+    """Return the expected alignments of monotonic attention, (B, H, Tq, Tk): how probably query i stops at key j.
 
     probability (B, H, Tq, Tk): that query i stops at key j, given that it inspects j. previous (B, H, Tk): the
     alignment of the query before query 0.
@@ -109,32 +108,32 @@ def expected_alignment(probability: Tensor, previous: Tensor) -> Tensor:
     # Each row shifted to the right by its number: [i, i + j] is the probability of (i, j).
     shifted = F.pad(probability, (0, queries + 1)).flatten(-2)[..., : queries * (queries + keys)].view_as(entering)
     stopped = passed = torch.zeros_like(entering[..., 0])
-    found = []
+    columns = []
     for probable, entered in zip(shifted.unbind(-1), entering.unbind(-1), strict=True):
         reached = passed + F.pad(stopped, (1, 0))[..., :queries] + entered
         stopped = reached * probable
         passed = reached - stopped
-        found.append(stopped)
-    back = F.pad(torch.stack(found, dim=-1).flatten(-2), (0, queries))
+        columns.append(stopped)
+    back = F.pad(torch.stack(columns, dim=-1).flatten(-2), (0, queries))
     return back.view(*probability.shape[:-1], queries + keys + 1)[..., :keys]
 
 
 def hard_alignment(stops: Tensor, previous: Tensor) -> Tensor:
-    """`expected_alignment` for probabilities of 0 and 1, of which it makes ones among zeros.
+    """Return the alignments for probabilities of 0 and 1: (B, H, Tq, Tk), with a one where a query stops.
 
-    stops (B, H, Tq, Tk) bool: whether query i stops at key j where it inspects j; previous (B, H, Tk): a one, or only
-    zeros if the query before has passed the last key -> (B, H, Tq, Tk).
+    stops (B, H, Tq, Tk) bool: whether query i stops at key j, given that it inspects j. previous (B, H, Tk): the
+    alignment of the query before query 0, with a one, or only zeros if that query has passed the last key.
     """
-    found = []
+    alignments = []
     for stop in stops.unbind(2):
         candidates = stop & (previous.cumsum(-1) > 0)
         previous = (candidates & (candidates.cumsum(-1) == 1)).to(previous.dtype)
-        found.append(previous)
-    return torch.stack(found, dim=2)
+        alignments.append(previous)
+    return torch.stack(alignments, dim=2)
 
 
 class LocationAwareAttention(AlignedAttention):
-    """Attention that sees where the query before has attended to (Chorowski et al., 2015).
+    """Attention that depends on where the query before has attended to (Chorowski et al., 2015).
 
     The energy of a key is w . tanh(q + k + f + b), where f are the features of a convolution over the weights of the
     query before, around the key, and the weights are the softmax of the energies. A head has its own w, b and filters,
@@ -145,13 +144,14 @@ class LocationAwareAttention(AlignedAttention):
         super().__init__(dim, heads)
         if width % 2 == 0:
             raise ValueError(f"width={width} must be odd, to have a key in the middle")
-        self.around = (width // 2, width // 2 + 1)  # one too many, because Conv1d rejects a result without any key
+        self.around = (width // 2, width // 2 + 1)  # one too many: Conv1d rejects an empty result
         self.location = nn.Conv1d(heads, dim, width, groups=heads)
         self.energy = nn.Parameter(torch.empty(heads, dim // heads, 1).uniform_(-1, 1) * (dim // heads) ** -0.5)
 
     def align(self, query: Tensor, memory: AlignedMemory, mask: Tensor) -> Tensor:
-        """The weights of queries that follow the one of `memory.alignment`: (B, H, Tq, D) -> (B, H, Tq, Tk)."""
-        keys, mask, weights, found = memory.key.mT, mask.squeeze(2), memory.alignment, []
+        """Return the weights of queries after the query of `memory.alignment`: (B, H, Tq, D) -> (B, H, Tq, Tk)."""
+        keys, mask, weights = memory.key.mT, mask.squeeze(2), memory.alignment
+        alignments = []
         for one in query.unbind(2):
             padded = F.pad(weights.to(keys.dtype), self.around)
             location = self.location(padded)[..., :-1].view(keys.shape)  # (B, H, D, Tk)
@@ -159,5 +159,5 @@ class LocationAwareAttention(AlignedAttention):
             energy = (features * self.energy).sum(-2, dtype=weights.dtype)
             scores = energy.masked_fill(~mask, torch.finfo(energy.dtype).min)
             weights = scores.softmax(-1) * mask  # where all is masked, nothing has a weight
-            found.append(weights)
-        return torch.stack(found, dim=2)
+            alignments.append(weights)
+        return torch.stack(alignments, dim=2)

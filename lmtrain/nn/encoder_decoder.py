@@ -36,9 +36,9 @@ class Sizes:
     """The sizes of an encoder-decoder and of its vocabularies.
 
     The last two of the `target_vocab` ids are END and BEGIN. With `copy`, source and target must share their ids: a
-    copied source id becomes a target id. `max_length` bounds sources, and targets with their END in `Seq2Seq`,
-    without it in `NonAutoregressive`. The original's norms (Vaswani et al., 2017) are `norm_kind="layer"` and
-    `norm_position="post"`. The kinds of `cross_attention` besides softmax are in `alignment`. Raises ValueError for
+    copied source id becomes a target id. `max_length` bounds sources and targets; in `Seq2Seq` END counts, in
+    `NonAutoregressive` it does not. The original (Vaswani et al., 2017) has `norm_kind="layer"` and
+    `norm_position="post"`. `alignment` has the kinds of `cross_attention` besides softmax. Raises ValueError for
     vocabularies that do not fit together.
     """
 
@@ -78,11 +78,11 @@ class Sizes:
         return {"norm_kind": self.norm_kind, "norm_position": self.norm_position, "dropout": self.dropout}
 
     def last_norm(self) -> nn.Module:
-        """The end of a stack of blocks: a norm, unless each block already ends with one."""
+        """Return the norm that ends a stack of blocks, or the identity if each block already ends with a norm."""
         return make_norm(self.norm_kind, self.dim) if self.norm_position == "pre" else nn.Identity()
 
     def feed_forward(self) -> FeedForward:
-        """A block's feed-forward layer."""
+        """Return a block's feed-forward layer."""
         return FeedForward(self.dim, self.ff_dim)
 
 
@@ -119,7 +119,7 @@ class SourceEncoder(nn.Module):
         self.norm = sizes.last_norm()
 
     def forward(self, source: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Source (B, Ts), real where `valid` (B, Ts) bool or everywhere -> the memory (B, Ts, D), and `valid`."""
+        """Source (B, Ts) -> the memory (B, Ts, D), and `valid` (B, Ts) bool: True on words, by default everywhere."""
         valid = torch.ones_like(source, dtype=torch.bool) if valid is None else valid
         x = self.embedding(source)
         for block in self.blocks:
@@ -148,7 +148,7 @@ class DecoderState:
     """How many tokens have been read."""
 
     def select(self, index: Tensor) -> Self:
-        """The rows `index` (B',), in that order; rows may repeat. This state must not be used again."""
+        """Return the rows `index` (B',), in that order; rows may repeat. This state must not be used again."""
         rows = Rows(index, len(self.source))
         self.source, self.valid, self.memory = self.source[index], self.valid[index], self.memory[index]
         for cache in (*self.memories, *self.caches):
@@ -175,7 +175,7 @@ class Decoder(nn.Module):
         self.norm = sizes.last_norm()
 
     def forward(self, x: Tensor, memory: Tensor, valid: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Inputs (B, T, D), memory (B, Ts, D), real where `valid` (B, Ts) -> (B, T, D). `mask` is for x."""
+        """Inputs (B, T, D), memory (B, Ts, D) -> (B, T, D). `valid` (B, Ts) masks the memory, `mask` the inputs."""
         for block in self.blocks:
             x = block(x, memory, mask=mask, memory_mask=padding_mask(valid))
         result: Tensor = self.norm(x)
@@ -184,15 +184,15 @@ class Decoder(nn.Module):
     def with_weights(
         self, x: Tensor, memory: Tensor, valid: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`forward`, and the cross-attention weights of every layer (L, B, H, T, Ts), from one pass."""
-        found = []
+        """Do the same as `forward`, and also return the cross-attention weights of every layer (L, B, H, T, Ts)."""
+        per_layer = []
         for block in self.blocks:
             x, weights = block.with_weights(x, memory, mask=mask, memory_mask=padding_mask(valid))
-            found.append(weights)
-        return self.norm(x), torch.stack(found)
+            per_layer.append(weights)
+        return self.norm(x), torch.stack(per_layer)
 
     def start(self, x: Tensor, source: Tensor, valid: Tensor, memory: Tensor) -> DecoderState:
-        """A state that has read nothing, for steps with inputs like x (B, 1, D)."""
+        """Return a state that has read nothing, for steps with inputs of the shape and type of x (B, 1, D)."""
         caches = []
         for block in self.blocks:
             _, key, value = block.self_attention.project(x)  # for their shapes and types: a step overwrites them
@@ -201,7 +201,7 @@ class Decoder(nn.Module):
         return DecoderState(source, valid, memory, memories, caches)
 
     def step(self, x: Tensor, state: DecoderState) -> Tensor:
-        """The next input of each row, (B, 1, D) -> (B, 1, D); the last position of `forward` on all inputs."""
+        """Read the next input of each row: (B, 1, D) -> (B, 1, D), the last position of `forward` on all inputs."""
         position = torch.full(x.shape[:1], state.length, device=x.device)
         state.length += 1
         at = CachePosition(position, state.length)
@@ -212,7 +212,7 @@ class Decoder(nn.Module):
 
 
 class Prediction(nn.Module):
-    """The distribution over target words, with `copy` a mixture with a pointer to the source (See et al., 2017)."""
+    """The distribution over target words; with `copy` it is mixed with a pointer to the source (See et al., 2017)."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -220,10 +220,10 @@ class Prediction(nn.Module):
         self.pointer = PointerAttention(sizes.dim, sizes.dim, sizes.dim) if sizes.copy else None
         self.gate = nn.Linear(sizes.dim, 1) if sizes.copy else None
 
-    def forward(self, states: Tensor, memory: Tensor, source: Tensor, valid: Tensor) -> Tensor:
-        """The decoder's states (B, T, D), memory (B, Ts, D), source and `valid` (B, Ts) -> log p (B, T, V) float32."""
-        log_vocabulary = F.log_softmax(at_least_float32(self.vocabulary(states)), -1)
+    def forward(self, decoded: Tensor, memory: Tensor, source: Tensor, valid: Tensor) -> Tensor:
+        """The decoder's output (B, T, D), memory (B, Ts, D), source, valid (B, Ts) -> log p (B, T, V) float32."""
+        log_vocabulary = F.log_softmax(at_least_float32(self.vocabulary(decoded)), -1)
         if self.pointer is None or self.gate is None:
             return log_vocabulary
-        log_pointer = self.pointer(states, memory, mask=valid.unsqueeze(1))
-        return copy_log_probs(log_vocabulary, log_pointer, source, self.gate(states).squeeze(-1))
+        log_pointer = self.pointer(decoded, memory, mask=valid.unsqueeze(1))
+        return copy_log_probs(log_vocabulary, log_pointer, source, self.gate(decoded).squeeze(-1))

@@ -20,10 +20,10 @@ Length = Literal["predicted", "fixed"]
 
 
 class NonAutoregressive(nn.Module):
-    """A source of ids to a target of ids, every input of the decoder being BEGIN and its position (in Gu et al., a copy
-    of a source word).
+    """A source of ids to a target of ids; every input of the decoder is BEGIN and its position (in Gu et al., a copy of
+    a source word).
 
-    No position depends on the word chosen at another, but all attend to each other's states. `length` determines how
+    No position depends on the word chosen at another, but all positions attend to each other. `length` determines how
     many positions the decoder has:
 
     | length      | positions of the decoder                             | what is learned                          |
@@ -31,8 +31,8 @@ class NonAutoregressive(nn.Module):
     | `predicted` | predicted by a classifier of the mean of the memory  | the words, and the length                |
     | `fixed`     | N                                                    | the words, then END to the last position |
 
-    Either way, the result is cut at the first END. With `fixed` the decoder reads N BEGINs for every source, and
-    only the cut gives a text its length. Rows are padded on the right, as in `Seq2Seq`.
+    The result is cut at the first END; with `fixed`, only this gives a text its length. Rows are padded on the right,
+    as in `Seq2Seq`.
     """
 
     def __init__(self, sizes: Sizes, length: Length = "predicted") -> None:
@@ -47,11 +47,10 @@ class NonAutoregressive(nn.Module):
     def loss(
         self, source: Tensor, target: Tensor, source_valid: Tensor | None = None, lengths: Tensor | None = None
     ) -> Tensor:
-        """The mean of -log p of the words, in nats: source (B, Ts), target (B, T) -> ().
+        """Return the mean of -log p of the words, in nats: source (B, Ts), target (B, T) -> ().
 
-        Where lengths are predicted, the mean of -log p of the rows' lengths is added.
-
-        `lengths` (B,) are the targets' own; by default all are T. Raises ValueError for targets wider than N.
+        If lengths are predicted, the mean of -log p of the rows' lengths is added. `lengths` (B,) are those of the
+        targets; by default all are T. Raises ValueError for targets wider than N.
         """
         if target.shape[1] > self.sizes.max_length:
             raise ValueError(f"a target of {target.shape[1]} columns is wider than max_length={self.sizes.max_length}")
@@ -59,9 +58,9 @@ class NonAutoregressive(nn.Module):
         lengths = target.new_full((len(target),), target.shape[1]) if lengths is None else lengths
         if self.length_classifier is None:
             target = F.pad(target, (0, self.sizes.max_length - target.shape[1]))
-        own = torch.arange(target.shape[1], device=target.device) < lengths.unsqueeze(-1)
-        labels = target.masked_fill(~own, self.sizes.end_id)
-        positions = torch.ones_like(own) if self.length_classifier is None else own
+        is_word = torch.arange(target.shape[1], device=target.device) < lengths.unsqueeze(-1)
+        labels = target.masked_fill(~is_word, self.sizes.end_id)
+        positions = torch.ones_like(is_word) if self.length_classifier is None else is_word
         nats = mean_nats(self._predict(memory, source, valid, positions), labels, positions)
         if self.length_classifier is None:
             return nats
@@ -71,10 +70,10 @@ class NonAutoregressive(nn.Module):
     def decode(
         self, source: Tensor, source_valid: Tensor | None = None, *, lengths: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The most likely words but BEGIN: source (B, Ts) -> (B, T), END after the last, and their lengths (B,).
+        """Return the most likely words except BEGIN (B, T), filled with END, and their lengths (B,): source (B, Ts).
 
         `lengths` (B,) are the numbers of positions, if the caller chooses them instead of the classifier; `fixed` has
-        been trained with N only. Raises ValueError where one is greater than N.
+        been trained with N only. Raises ValueError for a length greater than N.
         """
         memory, valid = self.encoder(source, source_valid)
         if lengths is None and self.length_classifier is None:
@@ -83,11 +82,11 @@ class NonAutoregressive(nn.Module):
             lengths = self._length_logits(memory, valid).argmax(-1)
         positions = torch.arange(int(lengths.max()), device=source.device) < lengths.unsqueeze(-1)
         words = self._predict(memory, source, valid, positions)[..., : self.sizes.begin_id].argmax(-1)
-        own = (positions & (words != self.sizes.end_id)).cumprod(1)
-        return words.masked_fill(own == 0, self.sizes.end_id), own.sum(1)
+        before_end = (positions & (words != self.sizes.end_id)).cumprod(1)
+        return words.masked_fill(before_end == 0, self.sizes.end_id), before_end.sum(1)
 
     def cross_weights(self, source: Tensor, positions: Tensor, source_valid: Tensor | None = None) -> Tensor:
-        """The cross-attention weights: source (B, Ts), which positions exist (B, T) bool -> (L, B, H, T, Ts)."""
+        """Return the cross-attention weights (L, B, H, T, Ts): source (B, Ts), positions (B, T) bool that exist."""
         memory, valid = self.encoder(source, source_valid)
         return self.decoder.with_weights(self._inputs(positions), memory, valid, padding_mask(positions))[1]
 
@@ -100,8 +99,8 @@ class NonAutoregressive(nn.Module):
 
     def _predict(self, memory: Tensor, source: Tensor, valid: Tensor, positions: Tensor) -> Tensor:
         """log p at the positions (B, T) bool that exist: (B, T, V)."""
-        states = self.decoder(self._inputs(positions), memory, valid, padding_mask(positions))
-        result: Tensor = self.prediction(states, memory, source, valid)
+        decoded = self.decoder(self._inputs(positions), memory, valid, padding_mask(positions))
+        result: Tensor = self.prediction(decoded, memory, source, valid)
         return result
 
     def _inputs(self, positions: Tensor) -> Tensor:

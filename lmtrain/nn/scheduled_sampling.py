@@ -12,11 +12,12 @@ from torch import Tensor
 
 
 def mix(gold: Tensor, sampled: Tensor, probability: float) -> Tensor:
-    """The inputs of the second pass: `gold` (B, T) with some replaced by `sampled` (B, T), each independently with this
-    probability. Position 0, BEGIN or the first token, has no prediction and is never replaced.
+    """Return the inputs of the second pass: `gold` (B, T), each replaced by `sampled` (B, T) with this probability.
 
-    sampled[:, t] replaces gold[:, t], so it must come from the prediction at t - 1. Raises ValueError for a number that
-    is no probability.
+    Position 0, BEGIN or the first token, has no prediction and is never replaced.
+
+    sampled[:, t] replaces gold[:, t], so it must come from the prediction at t - 1. Raises ValueError unless
+    `probability` lies between 0 and 1.
     """
     if not 0 <= probability <= 1:
         raise ValueError(f"probability={probability} must lie between 0 and 1")
@@ -26,7 +27,7 @@ def mix(gold: Tensor, sampled: Tensor, probability: float) -> Tensor:
 
 
 def sample(logits: Tensor) -> Tensor:
-    """A token from each distribution softmax(logits): (..., V) -> (...) int64, from torch's default generator.
+    """Sample a token from each distribution softmax(logits): (..., V) -> (...) int64, by torch's default generator.
 
     One uniform number per distribution is searched in its cumulative sum, in float64; noise for every word (the
     Gumbel-max trick) would cost many times the softmax on a CPU. A token of probability zero is never sampled.

@@ -16,8 +16,8 @@ class Seq2Seq(nn.Module):
     """A source of ids to a target of ids, word by word from BEGIN to END.
 
     Rows are padded on the right: `source_valid` (B, Ts) bool, if given, is True on words. With `Sizes.copy` a pointer
-    to the source is mixed in, in training and decoding. `start` and `step` are the interface of the searches in
-    `lmtrain.generation`, which stop at END or `max_length` words, and must block BEGIN, an ordinary target word here.
+    to the source is mixed in. The searches in `lmtrain.generation` call `start` and `step`; their rules must stop at
+    END or `max_length` words, and block BEGIN, which is an ordinary target word here.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -43,9 +43,9 @@ class Seq2Seq(nn.Module):
         sampling: float = 0.0,
         guided: float = 0.0,
     ) -> Tensor:
-        """The mean of -log p of the target's words and its END, in nats: source (B, Ts), target (B, T) -> ().
+        """Return the mean of -log p of the target's words and its END, in nats: source (B, Ts), target (B, T) -> ().
 
-        `lengths` (B,) are the targets' own, without END; by default all are T. `sampling` is the probability of an
+        `lengths` (B,) are those of the targets, without END; by default all are T. `sampling` is the probability of an
         input from the model's own predictions, by parallel scheduled sampling; see `scheduled_sampling`. `guided` is
         the weight of `guided_attention_loss` on every layer's cross-attention, END being the last query. Raises
         ValueError for a source or a target with END of more than `max_length` words.
@@ -58,40 +58,42 @@ class Seq2Seq(nn.Module):
             inputs = mix(inputs, torch.cat((inputs[:, :1], sampled[:, :-1]), dim=1), sampling)
         if not guided:
             return mean_nats(self._predict(inputs, memory, source, valid), labels, real)
-        states, weights = self.decoder.with_weights(self.embedding(inputs), memory, valid)
-        nats = mean_nats(self.prediction(states, memory, source, valid), labels, real)
+        decoded, weights = self.decoder.with_weights(self.embedding(inputs), memory, valid)
+        nats = mean_nats(self.prediction(decoded, memory, source, valid), labels, real)
         return nats + guided * guided_attention_loss(weights, real.sum(1), valid.sum(1))
 
     def cross_weights(self, source: Tensor, inputs: Tensor, source_valid: Tensor | None = None) -> Tensor:
-        """The cross-attention weights under teacher forcing, in training mode of monotonic attention the expected ones:
-        (L, B, H, T, Ts)."""
+        """Return the cross-attention weights under teacher forcing: (L, B, H, T, Ts).
+
+        Those of monotonic attention are expected weights in training mode.
+        """
         memory, valid = self.encoder(source, source_valid)
         return self.decoder.with_weights(self.embedding(inputs), memory, valid)[1]
 
     @torch.no_grad()
     def start(self, source: Tensor, source_valid: Tensor | None = None) -> tuple[Tensor, DecoderState]:
-        """Read the sources (B, Ts) and BEGIN: log p of the first word (B, V) float32, and the state."""
+        """Read the sources (B, Ts) and BEGIN; return log p of the first word (B, V) float32, and the state."""
         memory, valid = self.encoder(source, source_valid)
         begin = source.new_full((len(source),), self.sizes.begin_id)
         return self.step(self.decoder.start(self.embedding(begin.unsqueeze(-1)), source, valid, memory), begin)
 
     @torch.no_grad()
     def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
-        """Read one more word per row, (B,): log p of the next one (B, V) float32, and the new state.
+        """Read one more word per row, (B,); return log p of the next one (B, V) float32, and the new state.
 
         Raises ValueError when the state holds `max_length` tokens, BEGIN among them.
         """
-        states = self.decoder.step(self.embedding(tokens.unsqueeze(-1), state.length), state)
-        return self.prediction(states, state.memory, state.source, state.valid).squeeze(1), state
+        decoded = self.decoder.step(self.embedding(tokens.unsqueeze(-1), state.length), state)
+        return self.prediction(decoded, state.memory, state.source, state.valid).squeeze(1), state
 
     def _predict(self, inputs: Tensor, memory: Tensor, source: Tensor, valid: Tensor) -> Tensor:
-        states = self.decoder(self.embedding(inputs), memory, valid)
-        result: Tensor = self.prediction(states, memory, source, valid)
+        decoded = self.decoder(self.embedding(inputs), memory, valid)
+        result: Tensor = self.prediction(decoded, memory, source, valid)
         return result
 
 
 def shift(target: Tensor, lengths: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, labels and which labels are real, each (B, T + 1), of targets (B, T) of these lengths (B,), or all T.
+    """Return inputs, labels and which labels are real, each (B, T + 1), for targets (B, T) of `lengths` (B,), or all T.
 
     The inputs are BEGIN and the target, the labels the target and END; padding is END in both. A target of n words has
     n + 1 real labels.
@@ -105,16 +107,16 @@ def shift(target: Tensor, lengths: Tensor | None, sizes: Sizes) -> tuple[Tensor,
 
 
 def mean_nats(log_probs: Tensor, labels: Tensor, real: Tensor) -> Tensor:
-    """The mean of -log p of the labels (B, T) over the real ones (B, T): log_probs (B, T, V) -> ()."""
+    """Return the mean of -log p of the labels (B, T) that are `real` (B, T): log_probs (B, T, V) -> ()."""
     nats = F.nll_loss(log_probs.transpose(1, 2), labels, reduction="none")
     return (nats * real).sum() / real.sum().clamp_min(1)
 
 
 def guided_attention_loss(weights: Tensor, query_lengths: Tensor, key_lengths: Tensor, width: float = 0.2) -> Tensor:
-    """The mean of w (1 - exp(-(i/I - j/J)^2 / (2 width^2))) over real positions (Tachibana et al., 2018).
+    """Return the mean of w (1 - exp(-(i/I - j/J)^2 / (2 width^2))) over real positions (Tachibana et al., 2018).
 
-    weights (..., B, H, Tq, Tk), w for query i of I and key j of J, where query_lengths (B,) are the I and key_lengths
-    (B,) the J -> (). Added to a loss, it penalizes attention far from the diagonal.
+    The weights (..., B, H, Tq, Tk) have w for query i of I and key j of J; query_lengths (B,) are the I, key_lengths
+    (B,) the J. Added to a loss, the result penalizes attention far from the diagonal.
     """
     queries = torch.arange(weights.shape[-2], device=weights.device)
     keys = torch.arange(weights.shape[-1], device=weights.device)
