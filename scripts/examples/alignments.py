@@ -7,8 +7,8 @@ with and without the guided attention loss (Tachibana et al., 2018), monotonic a
 never goes back in the source, and location-aware attention (Chorowski et al., 2015), which sees where it has attended
 to before. Each starts from the same seed.
 
-`exact_match` is the share of 512 sequences that are right from end to end, none of which is trained on; it is evaluated
-every 25 steps, and `steps_to_99` is the first of them with 99 % or more, if any.
+`exact_match` is the share of 512 unseen sequences that are right from end to end. It is evaluated every 25 steps;
+`steps_to_99` is the first of these steps with 99 % or more, if any.
 
 Writes alignments.png: the attention of each token of one sequence to the source, as the mean over heads.
 
@@ -44,7 +44,7 @@ def copies(rows: int) -> Sequences:
 
 
 def learn(model: Seq2Seq, guided: float, steps: int, unseen: Sequences) -> Results:
-    """Train on random sequences: the first step with 99 % exact match, and the final exact match."""
+    """Train on random sequences; return the first step with 99 % exact match, and the final exact match."""
     keys, numbers = unseen.keys(), count()
     shares: dict[int, float] = {}  # by the number of steps
 
@@ -67,7 +67,7 @@ def learn(model: Seq2Seq, guided: float, steps: int, unseen: Sequences) -> Resul
 
 
 def draw_picture(alignments: dict[str, Tensor], sequence: Sequences) -> Figure:
-    """The weights (T, Ts) of each way as an image, a row for each token."""
+    """Draw the weights (T, Ts) of each way, a row for each token."""
     digits = sequence.source[sequence.valid].tolist()
     figure = Figure(figsize=(4 * len(alignments), 4), layout="constrained")
     for axes, (way, weights) in zip(figure.subplots(1, len(alignments)), alignments.items(), strict=True):

@@ -20,14 +20,15 @@ Results = dict[str, Any]
 def parse(
     description: str | None, argv: Sequence[str] | None, steps: int = 0, **choices: list[str]
 ) -> argparse.Namespace:
-    """The options of an example; seeds torch, and sets its threads to one.
+    """Return the options of an example, after seeding torch and setting its threads to one.
 
-    `steps` is the default number of training steps, if any. Each of `choices` is an option, by default its first value.
+    `steps` is the default number of training steps, 0 if nothing is trained. Each of `choices` is an option, whose
+    default is its first value.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/examples"), help="folder of the picture (%(default)s)")
     parser.add_argument("--record", action="store_true", help="write a record to scripts/results/examples.json")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the data (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the data (%(default)s)")
     if steps:
         parser.add_argument("--steps", type=int, default=steps, help="training steps (%(default)s)")
     for name, values in choices.items():
@@ -39,7 +40,7 @@ def parse(
 
 
 def train(loss_of_batch: Callable[[], Tensor], parameters: list[Tensor], steps: int, rate: float) -> Results:
-    """Adam on a new batch per step, its rate decreasing linearly to zero."""
+    """Train with Adam on a new batch per step; the learning rate decreases linearly to zero."""
     start, losses = time.monotonic(), []
     optimizer = torch.optim.Adam(parameters, lr=rate)
     for step in range(steps):
@@ -55,7 +56,7 @@ def train(loss_of_batch: Callable[[], Tensor], parameters: list[Tensor], steps: 
 
 
 def report(name: str, results: Results, figure: Figure, options: argparse.Namespace) -> Results:
-    """Save the picture, print the results as one line of JSON, and write the record where that is asked for."""
+    """Save the picture, print the results as one line of JSON, and write the record if --record is given."""
     picture = options.out / f"{name}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=120, bbox_inches="tight")

@@ -4,7 +4,7 @@
 
 A pair is the first paragraph of an article of the built-in sample corpus, and its facts in the order of the text:
 "The Sarn is a compact river in Corland . ..." becomes "river: Sarn region: Corland ...". Every fourth name (of people,
-towns, rivers, ...) occurs in no training pair. Such a name has an id like any other word, but a softmax over the
+towns, rivers, ...) is new: it occurs in no training pair. It has an id like any other word, but a softmax over the
 vocabulary never learns to generate it. With a pointer to the source (See et al., 2017) the model can copy it:
 
 - In training, names are exchanged at random, towns for rivers too, so that a name's role follows from the words around
@@ -60,7 +60,7 @@ class Pair(NamedTuple):
 
 
 def pairs(seed: int) -> Iterator[Pair]:
-    """The first paragraph of every article, without end."""
+    """Yield the first paragraph of one article after the other, without end."""
     uniform = random.Random(seed).random
     while True:
         source, facts, lines = [], dict[str, str](), 0
@@ -74,14 +74,14 @@ def pairs(seed: int) -> Iterator[Pair]:
 
 
 def rename(pair: Pair, names: random.Random) -> Pair:
-    """The pair with random known names, of any kind, in place of its names."""
-    own = sorted({*NAMES}.intersection(pair.source))
-    others = dict(zip(own, names.sample(KNOWN, len(own)), strict=True))
+    """Return the pair with its names replaced by random known names of any kind."""
+    old = sorted({*NAMES}.intersection(pair.source))
+    others = dict(zip(old, names.sample(KNOWN, len(old)), strict=True))
     return Pair(*(tuple(others.get(word, word) for word in text) for text in pair))
 
 
 def split(seed: int) -> tuple[list[Pair], list[Pair], list[Pair]]:
-    """UNSEEN pairs with known names, UNSEEN with at least one new name, and PAIRS others, renamed, to train on."""
+    """Return UNSEEN pairs with known names, UNSEEN with at least one new name, and PAIRS renamed for training."""
     known, new, training = list[Pair](), list[Pair](), list[Pair]()
     drawn, names = pairs(seed), random.Random(f"names {seed}")
     while min(len(known), len(new)) < UNSEEN:
@@ -95,7 +95,7 @@ def split(seed: int) -> tuple[list[Pair], list[Pair], list[Pair]]:
 
 
 def encode(texts: Sequence[tuple[str, ...]], ids: Ids) -> tuple[Tensor, Tensor]:
-    """Ids (B, T), zeros where padded, and lengths (B,)."""
+    """Return ids (B, T), padded with zeros, and lengths (B,)."""
     lengths = torch.tensor([len(text) for text in texts])
     rows = torch.zeros(len(texts), int(lengths.max()), dtype=torch.long)
     for row, text in zip(rows, texts, strict=True):
@@ -104,26 +104,26 @@ def encode(texts: Sequence[tuple[str, ...]], ids: Ids) -> tuple[Tensor, Tensor]:
 
 
 def batch(chosen: Sequence[Pair], ids: Ids) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """source (B, Ts) and target (B, T), zeros where padded; valid (B, Ts) bool; lengths (B,) of the targets."""
+    """Return source (B, Ts) and target (B, T), padded with zeros; valid (B, Ts) bool; lengths (B,) of the targets."""
     source, read = encode([pair.source for pair in chosen], ids)
     target, lengths = encode([pair.target for pair in chosen], ids)
     return source, target, torch.arange(source.shape[1]) < read.unsqueeze(-1), lengths
 
 
 def decode(model: Seq2Seq, chosen: Sequence[Pair], ids: Ids, beams: int) -> list[tuple[str, ...]]:
-    """The words that the model generates for each source, by beam search or, with one beam, by greedy search."""
+    """Return the words that the model generates for each source, by beam search or, with one beam, greedily."""
     source, _, valid, _ = batch(chosen, ids)
     words, end = list(ids), model.sizes.end_id
     rules = Rules(model.sizes.max_length, lambda text: text[-1] == end, blocked=frozenset({model.sizes.begin_id}))
     start = model.start(source, valid)
-    found = [best for (best,) in beam_search(*start, model.step, rules, beams=beams)]
-    return [tuple(words[token] for token in text.ids if token != end) for text in found]
+    texts = [best for (best,) in beam_search(*start, model.step, rules, beams=beams)]
+    return [tuple(words[token] for token in text.ids if token != end) for text in texts]
 
 
 def exact_match(model: Seq2Seq, chosen: Sequence[Pair], ids: Ids, beams: int) -> float:
-    """The share of pairs whose targets are generated from end to end."""
-    found = decode(model, chosen, ids, beams)
-    right: int = sum(words == pair.target for words, pair in zip(found, chosen, strict=True))
+    """Return the fraction of pairs whose targets are generated without a mistake."""
+    generated = decode(model, chosen, ids, beams)
+    right: int = sum(words == pair.target for words, pair in zip(generated, chosen, strict=True))
     return right / len(chosen)
 
 
@@ -137,35 +137,35 @@ def embed_new_names(model: Seq2Seq, ids: Ids) -> None:
 
 @torch.no_grad()
 def origins(model: Seq2Seq, pair: Pair, ids: Ids) -> Tensor:
-    """For each word of the target, a share for each source word: its probability of being copied, or its attention."""
+    """Return for each word of the target a weight per source word: the probability of copying it, or the attention."""
     read, written = encode([pair.source], ids)[0], encode([pair.target], ids)[0]
     inputs = shift(written, None, model.sizes)[0][:, :-1]  # the last position predicts END
     prediction = model.prediction
     if prediction.pointer is None or prediction.gate is None:
         return model.cross_weights(read, inputs)[-1, 0].mean(0)
     memory, valid = model.encoder(read)
-    states = model.decoder(model.embedding(inputs), memory, valid)
-    copied: Tensor = prediction.pointer(states, memory).exp() * prediction.gate(states).sigmoid()
+    decoded = model.decoder(model.embedding(inputs), memory, valid)
+    copied: Tensor = prediction.pointer(decoded, memory).exp() * prediction.gate(decoded).sigmoid()
     return copied[0]
 
 
 def draw_picture(model: Seq2Seq, pair: Pair, ids: Ids) -> Figure:
-    """Where each generated word comes from; new names are bold, and generated words that are wrong are red."""
-    (found,) = decode(model, [pair], ids, beams=1)
-    shares = origins(model, pair._replace(target=found), ids)
-    figure = Figure(figsize=(0.26 * len(pair.source) + 2, 0.26 * len(found) + 1.5), layout="constrained")
+    """Draw where each generated word comes from: new names are bold, and wrong words are red."""
+    (generated,) = decode(model, [pair], ids, beams=1)
+    weights = origins(model, pair._replace(target=generated), ids)
+    figure = Figure(figsize=(0.26 * len(pair.source) + 2, 0.26 * len(generated) + 1.5), layout="constrained")
     axes = figure.subplots()
-    image = axes.imshow(shares.numpy(), vmin=0, vmax=1, cmap="Blues", aspect="auto")
+    image = axes.imshow(weights.numpy(), vmin=0, vmax=1, cmap="Blues", aspect="auto")
     axes.set_xticks(range(len(pair.source)), pair.source, rotation=60, ha="left", rotation_mode="anchor")
-    axes.set_yticks(range(len(found)), found)
+    axes.set_yticks(range(len(generated)), generated)
     axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False)
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         label.set_fontweight("bold" if label.get_text() in NEW else "normal")
-    for label, word, wanted in zip(axes.get_yticklabels(), found, pair.target, strict=False):
-        label.set_color("black" if word == wanted else "tab:red")
+    for label, word, expected in zip(axes.get_yticklabels(), generated, pair.target, strict=False):
+        label.set_color("black" if word == expected else "tab:red")
     axes.set_ylabel("generated")
-    kind = "attention, mean of the heads" if model.prediction.pointer is None else "probability of being copied"
-    figure.colorbar(image, ax=axes, label=kind)
+    meaning = "attention, mean of the heads" if model.prediction.pointer is None else "probability of being copied"
+    figure.colorbar(image, ax=axes, label=meaning)
     return figure
 
 

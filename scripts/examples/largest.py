@@ -109,7 +109,7 @@ def judge(model: Model, sets: Sets) -> Results:
 
 @torch.no_grad()
 def show(model: Model, sets: Sets) -> Figure:
-    """Each set's elements in the colour of their probability, the largest ringed, and what is regressed."""
+    """Draw each set's elements in the color of their probability, a ring around the largest, and what is regressed."""
     regressed, pointed = model(sets.x, sets.valid)
     figure = Figure(figsize=(12, 8), layout="constrained")
     grid = figure.subplots(2, 3, sharex=True, sharey=True)

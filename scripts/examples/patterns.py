@@ -29,21 +29,21 @@ PATTERNS = {
     "local + strided": Pattern(window=4, stride=6),
     "local + global": Pattern(window=4, global_tokens=2),
 }
-"""Drawn in two rows, the lower one causal."""
+"""They are drawn in two rows, the lower one causal."""
 LENGTHS = [2**power for power in range(5, 12)]
 WINDOW, STRIDE, GLOBAL, COMPRESSION, PROJECTED = 32, 32, 16, 8, 16
-"""Of the curves over lengths."""
+"""The sizes in the curves over lengths."""
 
-COLOURS = ListedColormap(["white", "#2b5c8a"])
+COLORS = ListedColormap(["white", "#2b5c8a"])
 
 
 def share(pattern: Pattern, length: int) -> float:
-    """The share of all pairs of a query and a key that the pattern allows."""
+    """Return the fraction of all pairs of a query and a key that the pattern allows."""
     return pattern.mask(length, length, torch.device("cpu")).double().mean().item()
 
 
 def keys_per_query() -> dict[str, list[float]]:
-    """The mean number of keys that a query has a score for, at each length."""
+    """Return the mean number of keys for which a query has a score, at each length."""
     patterns = {
         "full": Pattern(),
         "full, causal": Pattern(causal=True),
@@ -58,7 +58,7 @@ def keys_per_query() -> dict[str, list[float]]:
 
 
 def draw_pattern(axes: Axes, name: str, pattern: Pattern) -> None:
-    axes.imshow(pattern.mask(T, T, torch.device("cpu")).numpy(), cmap=COLOURS, vmin=0, vmax=1)
+    axes.imshow(pattern.mask(T, T, torch.device("cpu")).numpy(), cmap=COLORS, vmin=0, vmax=1)
     axes.set_title(f"{share(pattern, T):.0%}" if pattern.causal else f"{name}\n{share(pattern, T):.0%}")
     axes.set_xticks([0, 10, 20, 30])
     axes.set_yticks([0, 10, 20, 30])

@@ -26,13 +26,13 @@ STARTS = (0, 17, 40)
 
 
 def by_offset(pairs: Tensor) -> Tensor:
-    """A value for each pair of positions, (T, T), as one for each position and offset: (T / 2, T / 2)."""
+    """Values for pairs of positions (T, T) -> the same values by position and offset (T / 2, T / 2)."""
     places = torch.arange(len(pairs) // 2)
     return pairs[places.unsqueeze(-1), places.unsqueeze(-1) + places]
 
 
 def spread(pairs: Tensor) -> float:
-    """The largest difference between pairs of the same offset."""
+    """Return the largest difference between values of pairs with the same offset."""
     table = by_offset(pairs)
     return (table.amax(0) - table.amin(0)).max().item()
 
@@ -66,15 +66,15 @@ def figures() -> Results:
     }
 
 
-def matrix(axes: Axes, table: Tensor, title: str, across: str, colours: str, limits: tuple[float, float]) -> None:
-    """A table (T, ...) as colours, positions downwards."""
-    image = axes.imshow(table.numpy(), cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")
+def matrix(axes: Axes, table: Tensor, title: str, across: str, colors: str, limits: tuple[float, float]) -> None:
+    """Draw a table (T, ...) as colors, positions downwards."""
+    image = axes.imshow(table.numpy(), cmap=colors, vmin=limits[0], vmax=limits[1], aspect="auto")
     axes.set(title=title, xlabel=across, ylabel="position")
     axes.figure.colorbar(image, ax=axes)
 
 
 def curves(axes: Axes, pairs: Tensor, title: str, upwards: str) -> None:
-    """Pairs (T, T) by offset, from several positions."""
+    """Draw pairs (T, T) by offset, from several positions."""
     for width, start in zip((7, 4, 1.5), STARTS, strict=True):
         axes.plot(by_offset(pairs)[start].numpy(), linewidth=width, label=f"from position {start}")
     axes.set(title=title, xlabel="offset", ylabel=upwards)

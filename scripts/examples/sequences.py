@@ -4,10 +4,9 @@
 
 A sequence has 4 to 16 random symbols out of 10. The autoregressive model (Vaswani et al., 2017) decodes greedily with
 cached keys and values; the parallel one (Gu et al., 2018) predicts the number of tokens from the source, and then all
-of them in one pass; the parallel-fixed one predicts as many tokens for every source, and ends at the first END.
-`exact_match` is the share of sequences that are right from end to end, over sequences that are in no training batch: a
-random sequence that is one of them is not trained on. `exact_match_given_lengths` is the parallel model's share when
-the true lengths replace those that it predicts.
+tokens in one pass; the parallel-fixed one predicts the same number of tokens for every source, cut at the first END.
+`exact_match` is the share of unseen sequences that are right from end to end: training batches leave them out.
+`exact_match_given_lengths` is the parallel model's share when the true lengths replace those that it predicts.
 
 Writes sequences-reverse-DECODING.png, the attention of each token to the source, and prints the results.
 
@@ -61,7 +60,7 @@ class Sequences(NamedTuple):
         return Sequences(*(tensor[index] for tensor in self))
 
     def keys(self) -> Tensor:
-        """A number that identifies each source, (B,)."""
+        """Return a number that identifies each source, (B,)."""
         digits = (self.source + 1) * self.valid
         return (digits * (SYMBOLS + 1) ** torch.arange(LONGEST)).sum(-1)
 
@@ -77,30 +76,30 @@ def draw(count: int) -> Sequences:
 
 
 def decode(model: Seq2Seq | NonAutoregressive, sequences: Sequences, lengths: Tensor | None = None) -> list[list[int]]:
-    """The tokens that the model generates from each source, without END.
+    """Return the tokens that the model generates from each source, without END.
 
-    A parallel model takes the `lengths` (B,) that are given.
+    `lengths` (B,) replace those that a parallel model predicts.
     """
     if isinstance(model, NonAutoregressive):
         words, lengths = model.decode(sequences.source, sequences.valid, lengths=lengths)
         return [row[:length] for row, length in zip(words.tolist(), lengths.tolist(), strict=True)]
     rules = Rules(SIZES.max_length, lambda ids: ids[-1] == SIZES.end_id, blocked=frozenset({SIZES.begin_id}))
-    found = sample(*model.start(sequences.source, sequences.valid), model.step, rules, Options())
-    return [list(text.ids[:-1] if text.ids[-1] == SIZES.end_id else text.ids) for text in found]
+    texts = sample(*model.start(sequences.source, sequences.valid), model.step, rules, Options())
+    return [list(text.ids[:-1] if text.ids[-1] == SIZES.end_id else text.ids) for text in texts]
 
 
 def exact_match(model: Seq2Seq | NonAutoregressive, sequences: Sequences, lengths: Tensor | None = None) -> float:
-    """The share of sequences that are right from end to end. `lengths` are as for `decode`."""
-    targets = zip(sequences.target.tolist(), sequences.lengths.tolist(), strict=True)
-    wanted = [row[:length] for row, length in targets]
-    found = decode(model, sequences, lengths)
-    right: int = sum(a == b for a, b in zip(found, wanted, strict=True))
-    return right / len(wanted)
+    """Return the fraction of sequences that are right from end to end. `lengths` are as for `decode`."""
+    rows = zip(sequences.target.tolist(), sequences.lengths.tolist(), strict=True)
+    targets = [row[:length] for row, length in rows]
+    generated = decode(model, sequences, lengths)
+    right: int = sum(a == b for a, b in zip(generated, targets, strict=True))
+    return right / len(targets)
 
 
 @torch.no_grad()
 def cross_weights(model: Seq2Seq | NonAutoregressive, sequence: Sequences) -> Tensor:
-    """Attention of each token of one sequence (B = 1) to the source, in the last layer: (H, T, Ts)."""
+    """Return the attention of each token of one sequence (B = 1) to the source, in the last layer: (H, T, Ts)."""
     source, target = sequence.source[:, sequence.valid[0]], sequence.target[:, sequence.valid[0]]
     if isinstance(model, NonAutoregressive):
         count = target.shape[1] if model.length_classifier is not None else SIZES.max_length  # as many as in training
@@ -110,7 +109,7 @@ def cross_weights(model: Seq2Seq | NonAutoregressive, sequence: Sequences) -> Te
 
 
 def draw_picture(weights: Tensor, sequence: Sequences) -> Figure:
-    """The weights of every head and their mean as images, a row for each token."""
+    """Draw the weights of every head and their mean, a row for each token."""
     length = int(sequence.lengths[0])
     source, target = sequence.source[0, :length].tolist(), sequence.target[0, :length].tolist()
     titles = [*(f"head {head}" for head in range(len(weights))), "mean"]
