@@ -26,7 +26,7 @@ def build(kind: NormKind, position: NormPosition) -> LanguageModel:
 
 
 def sizes(model: LanguageModel) -> tuple[list[float], list[float]]:
-    """Of every block, the root mean square of its result and the norm of the loss's gradient in its weights."""
+    """Return for every block the root mean square of its result, and the norm of the loss's gradient in its weights."""
     results: list[float] = []
 
     def note(block: nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> None:

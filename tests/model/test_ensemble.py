@@ -1,4 +1,4 @@
-"""An ensemble against the mean of its members' probabilities, written out; of one member, against that member."""
+"""An ensemble against the mean of its members' probabilities, written out; an ensemble of one against its member."""
 
 import copy
 
@@ -79,7 +79,7 @@ def test_the_cosine_of_two_states_is_the_mean_of_the_members_cosines(ensemble: E
 
 
 def test_steps_equal_those_of_the_members_for_rows_that_are_reordered_and_dropped(ensemble: Ensemble) -> None:
-    """Through three contexts, rows of different lengths; the step function of a GPU or a CPU is the same."""
+    """Through three contexts, with rows of different lengths, by the step function of the device."""
     text, valid = tokens(3, 40), torch.arange(5) >= torch.tensor([[0], [2], [4]])
     take_step = step_function(ensemble)
     log_probs, state = ensemble.start(text[:, :5], valid)

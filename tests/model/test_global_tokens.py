@@ -16,14 +16,14 @@ H, G, T = 2, 2, 5
 
 
 def permitted(mode: str, query: int, key: int) -> bool:
-    """Tokens attend to the global tokens, those to all tokens, or if causal to the global tokens up to their own."""
+    """Tokens attend to global tokens; these to all tokens, or if causal to global tokens up to themselves."""
     if query < G and mode == "causal":
         return key <= query
     return query < G or key < G
 
 
 def block_written_out(block: Any, rows: list[Tensor], mode: str) -> list[Tensor]:
-    """The states (D,) of the global tokens and the tokens after one pre-norm block."""
+    """The outputs (D,) of one pre-norm block for the global tokens and the tokens."""
     layer, normalized = block.attention, [block.attention_residual.norm(row) for row in rows]
     q, k, v = ([part(row).chunk(H) for row in normalized] for part in (layer.query, layer.key, layer.value))
     after = []

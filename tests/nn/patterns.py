@@ -21,7 +21,7 @@ SPARSE = [
 ]
 PATTERNS = [Pattern(causal=causal, **parts) for causal, parts in product((False, True), [{}, *SPARSE])]
 LONG = dot_product.LONG + 45
-"""Long enough to skip keys on a CPU, and no multiple of a block."""
+"""Long enough to skip keys on a CPU, and not a multiple of a block."""
 
 every_pattern = pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 every_sparse_pattern = pytest.mark.parametrize("pattern", [p for p in PATTERNS if p not in (FULL, CAUSAL)], ids=str)

@@ -88,7 +88,7 @@ def randomize(module: nn.Module) -> None:
 
 
 def load(ours: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """A LayerNorm of torch's without bias is ours with a bias of zero; nothing else may be missing."""
+    """A LayerNorm of torch without bias equals ours with a bias of zero; nothing else may be missing."""
     missing, unexpected = ours.double().load_state_dict(tensors, strict=False)
     assert not unexpected
     assert all(name.endswith("norm.bias") for name in missing)

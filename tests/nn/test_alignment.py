@@ -36,7 +36,7 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 
 def by_definition(probability: Tensor, previous: Tensor) -> Tensor:
-    """Of one head: the sum over where the query before stopped, times the product of passing every key up to here."""
+    """For one head: the sum over where the query before stopped, times the product of passing every key up to here."""
     queries, keys = probability.shape
     before, rows = previous.tolist(), []
     for i in range(queries):
@@ -74,7 +74,7 @@ def test_expected_alignment_is_exact_where_the_closed_form_divides_by_zero() -> 
 
 
 def left_to_right(stops: Tensor, start: int) -> list[int]:
-    """Of one head: the key where each query stops, as the paper writes it; TK when it passes the last."""
+    """For one head: the key where each query stops, as the paper writes it; TK if it passes the last."""
     places = []
     for row in stops.tolist():
         while start < len(row) and not row[start]:

@@ -26,7 +26,7 @@ def make(length: Length, *, copy: bool = False) -> NonAutoregressive:
 
 
 def table(model: NonAutoregressive, row: int, positions: int) -> Tensor:
-    """log p (T, V) of one source without padding, by the model's parts: there is no target in it."""
+    """log p (T, V) of one source without padding, by the model's parts, without a target."""
     source = SOURCE[row : row + 1, : LENGTHS[row]]
     memory, valid = model.encoder(source)
     inputs = model.begin.words.weight + model.begin.sinusoids[:positions]

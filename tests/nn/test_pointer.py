@@ -60,7 +60,7 @@ def test_bf16_is_computed_in_float32() -> None:
 
 
 def case(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """log_vocab (2, 3, 7), log_pointer (2, 3, 5), tokens (2, 5), of which some repeat, and gate_logit (2, 3)."""
+    """log_vocab (2, 3, 7), log_pointer (2, 3, 5), tokens (2, 5) with repetitions, and gate_logit (2, 3)."""
     torch.manual_seed(1)
     log_vocab = torch.randn(2, 3, 7, dtype=dtype).log_softmax(-1)
     scores = torch.randn(2, 3, 5, dtype=dtype)

@@ -39,7 +39,7 @@ def test_cached_steps_equal_teacher_forcing(attention: CrossAttentionKind, copy:
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_padding_has_no_influence(copy: bool) -> None:
-    """Nor has a source of nothing else: each position then has a distribution, from its target only."""
+    """If the source is all padding, each position still has a distribution, from its target only."""
     model = make(replace(SIZES, copy=copy))
     expected = model(SOURCE, INPUTS, torch.zeros_like(VALID))
     torch.testing.assert_close(expected.exp().sum(-1), torch.ones(3, 7))
