@@ -7,8 +7,8 @@ The forward pass of training, `model(tokens, targets)`, in which (B, T, E) becom
     encoder              (B, T, D)  "encoded": blocks of attention and feed-forward, which attend to no later position
     _pool                (B, T, D)  "pooled": the attention pool over every prefix, so every position predicts a token
     _project             (B, T, E)  "hidden": final norm, out_projection
-    target_nats          (B, T)     -log p of the targets; or AdaptiveSoftmax.nats. Both end in linear_cross_entropy
-                                    (nn/chunked_loss.py) where the logits of all rows would be too large
+    target_nats          (B, T)     -log p of the targets. It calls linear_cross_entropy (nn/chunked_loss.py) if the
+                                    logits of all rows would be too large; AdaptiveSoftmax.nats calls both
     copying              (B, T)     mixes a pointer over the context's tokens into p(target)
 
 `WindowedLanguageModel` (windowed.py) is this model with `mode: windowed`.
@@ -62,8 +62,8 @@ class LanguageModel(nn.Module):
     | `predict`       | `Objective` with a teacher; windowed decoding; exported models | log p of all words     |
     | `start`, `step` | generation: prefill, and decode with a cache                   | log p of all words     |
 
-    All raise ValueError for rows of no token, and all but `start` for rows of more than `context` tokens. With
-    `activation_checkpointing` the backward pass computes the activations inside the blocks again.
+    The first three raise ValueError unless rows have 1 to `context` tokens; `start` reads the last `context` tokens.
+    With `activation_checkpointing` the backward pass computes the activations inside the blocks again.
     """
 
     causal = True
@@ -188,18 +188,17 @@ class LanguageModel(nn.Module):
         graph can record and replay it. It leaves `state.kv_len` unchanged.
         """
         position = state.lengths
-        is_first = position.unsqueeze(-1) == 0
         write(state.tokens, tokens, position)
         x_before = None
         if self.shift is not None:
-            x_before = self._embed(_previous(state.tokens, position)).masked_fill(is_first, 0.0)
+            x_before = _zero_at_first(self._embed(_previous(state.tokens, position)), position)
         x = self._input(self._embed(tokens.unsqueeze(-1)), position.unsqueeze(-1), x_before)
         encoded = self.encoder.step(x, state.caches, CachePosition(position, kv_len))
         pooled = self.pool.step(encoded, state.pool)
         log_probs = self._log_probs(self._project(pooled)).float()
         if self.copying is not None and state.pointer_cache is not None:
             cache = state.pointer_cache
-            encoded_before = _previous(cache.value.squeeze(1), position).masked_fill(is_first, 0.0)
+            encoded_before = _zero_at_first(_previous(cache.value.squeeze(1), position), position)
             keys = self.copying.keys(encoded, encoded_before)
             cache.write(keys.unsqueeze(1), encoded.unsqueeze(1), position, kv_len)
             keys, read = cache.key[:, 0, :kv_len], state.tokens[:, :kv_len]
@@ -306,5 +305,10 @@ class LanguageModel(nn.Module):
 
 
 def _previous(x: Tensor, position: Tensor) -> Tensor:
-    """x (B, N, ...) at each row's position - 1 (B,): (B, ...). Position 0 has none: mask what is returned for it."""
+    """x (B, N, ...) at each row's position - 1 (B,): (B, ...); for position 0 an arbitrary entry."""
     return x[torch.arange(len(x), device=x.device), position - 1]
+
+
+def _zero_at_first(x: Tensor, position: Tensor) -> Tensor:
+    """x (B, D) with zeros for rows at position 0 (B,), which have nothing before them."""
+    return x.masked_fill(position.unsqueeze(-1) == 0, 0.0)

@@ -74,18 +74,18 @@ def load_weights(
     return loaded
 
 
-def build_trained(weights: TrainedWeights, device: torch.device) -> LanguageModel:
-    """Build the model with these weights, in evaluation mode."""
-    model = build_uninitialized(weights.config.model, weights.tokenizer.vocab_size)
+def build_trained(trained: TrainedWeights, device: torch.device) -> LanguageModel:
+    """Build the model with the weights of a run, in evaluation mode."""
+    model = build_uninitialized(trained.config.model, trained.tokenizer.vocab_size)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(weights.tensors[name][...])  # one at a time, so that there is no second copy of the model
+            parameter.copy_(trained.tensors[name][...])  # one at a time, so that there is no second copy of the model
     return model.to(device).eval()
 
 
 def build_predictor(runs: Sequence[TrainedWeights], device: torch.device) -> Predictor:
     """Build the model of one run, or the ensemble of several, in evaluation mode."""
-    models = [build_trained(weights, device) for weights in runs]
+    models = [build_trained(trained, device) for trained in runs]
     return models[0] if len(models) == 1 else Ensemble(models).eval()
 
 
