@@ -70,7 +70,7 @@ class Run:
 
     def about(self) -> dict[str, Any]:
         """Return the run's folder, step and weights (`ema` or `raw`); for an ensemble, a list of them as `members`."""
-        members = [{"run": str(one.run_dir), "step": one.info["step"], "weights": one.kind} for one in self.members]
+        members = [{"run": str(one.run_dir), "step": one.info["step"], "weights": one.weights} for one in self.members]
         return members[0] if len(members) == 1 else {"members": members}
 
     @functools.cached_property

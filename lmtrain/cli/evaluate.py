@@ -110,7 +110,7 @@ def evaluate(
 def _title(run: "api.Run") -> str:
     """Return the run, or the members of an ensemble, with step, weights and precision."""
     return " + ".join(
-        f"{one.run_dir} step {one.info['step']:,} ({one.kind} weights, {run.score_precision})" for one in run.members
+        f"{one.run_dir} step {one.info['step']:,} ({one.weights} weights, {run.score_precision})" for one in run.members
     )
 
 

@@ -35,5 +35,5 @@ def export(
     (run_dir,) = run_folders([run], config, overrides or [], "run.dir=", rule="export accepts only run.dir=FOLDER")
     exported = write(run_dir, folder, checkpoint, weights, ignore if quiet else note)
     step = exported.info["step"]
-    about = {"folder": str(folder), "run": str(run_dir), "step": step, "weights": exported.kind}
-    show(about, f"{folder}: {run_dir} step {step:,} ({exported.kind} weights)", as_json)
+    about = {"folder": str(folder), "run": str(run_dir), "step": step, "weights": exported.weights}
+    show(about, f"{folder}: {run_dir} step {step:,} ({exported.weights} weights)", as_json)

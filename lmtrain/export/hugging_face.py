@@ -33,7 +33,7 @@ def export(run_dir: Path, folder: Path, which: str | None, weights: str, note: N
             f"{run_dir} is a windowed model, which predicts one token per window: a causal language model of "
             "transformers predicts one at every position, so only a run with model.mode=causal can be exported"
         )
-    with new_folder(folder, FORMAT, {"step": trained.info["step"], "weights": trained.kind}) as temporary:
+    with new_folder(folder, FORMAT, {"step": trained.info["step"], "weights": trained.weights}) as temporary:
         tensors = {f"model.{name}": stored[...] for name, stored in trained.tensors.items()}
         disk.write(temporary / "model.safetensors", serialize(tensors))
         disk.write(temporary / MODELING.name, MODELING.read_bytes())

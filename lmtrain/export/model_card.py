@@ -75,7 +75,7 @@ def model_card(trained: TrainedWeights, folder: str) -> str:
         "tokenizer": f"{tokenizer.kind}, {tokenizer.vocab_size:,} entries",
         "parameters": f"{sum(math.prod(stored.shape) for stored in trained.tensors.values()):,}",
         "context": f"{config.model.context:,} tokens",
-        "checkpoint": f"step {info['step']:,}, {'averaged' if trained.kind == 'ema' else 'raw'} weights",
+        "checkpoint": f"step {info['step']:,}, {'averaged' if trained.weights == 'ema' else 'raw'} weights",
         "validation": _measured(trained),
         "trained on": ", ".join(filter(None, trained_on)) if machine else "unknown",
     }
@@ -98,7 +98,7 @@ def _without_folders(field: str) -> str:
 def _measured(trained: TrainedWeights) -> str:
     """Describe the score of these weights: the run's final one if it is theirs, else the checkpoint's."""
     step, averages = trained.info["step"], bool(trained.config.train.ema)
-    if averages != (trained.kind == "ema"):
+    if averages != (trained.weights == "ema"):
         return "not measured with these weights"
     finished = read_finished(trained.run_dir)
     if finished is not None and finished.best_step == step:

@@ -29,7 +29,7 @@ class TrainedWeights:
     config: Config
     tokenizer: Tokenizer
     tensors: dict[str, LazyTensor]
-    kind: str
+    weights: str
     """`ema` or `raw`."""
     info: dict[str, Any]
 
@@ -58,7 +58,14 @@ def trained_weights(run_dir: Path, which: str | None, weights: str, note: Note =
         checkpoint.check_shapes(tensors, dict(model.named_parameters()))
     except (RuntimeError, ValueError) as error:
         raise LmtrainError(f"{folder} does not fit {run_dir / run_folder.CONFIG}: {error}") from error
-    return TrainedWeights(run_dir, config, tokenizer, tensors, "ema" if averaged else "raw", loaded.info)
+    return TrainedWeights(
+        run_dir=run_dir,
+        config=config,
+        tokenizer=tokenizer,
+        tensors=tensors,
+        weights="ema" if averaged else "raw",
+        info=loaded.info,
+    )
 
 
 def load_weights(
