@@ -23,17 +23,17 @@ from lmtrain.system import disk
 MANIFEST = "manifest.json"
 _SEAL = "sha256"
 _MAY_LACK_SEAL = "lmtrain-checkpoint/1"
-"""The format of which there are manifests from before they had a hash of themselves."""
+"""The format whose first manifests had no hash of themselves."""
 _TEMPORARY = ".tmp-"
-_ASIDE = "~old"
-TEMPORARY_NAME = re.compile(rf"{re.escape(_TEMPORARY)}(.+?)({_ASIDE})?-[0-9a-f]{{8}}", re.DOTALL)
-"""A name given by `_temporary`."""
+_OLD = "~old"
+TEMPORARY_NAME = re.compile(rf"{re.escape(_TEMPORARY)}(.+?)({_OLD})?-[0-9a-f]{{8}}", re.DOTALL)
+"""A name that `_temporary` returned."""
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, None)
-"""The errors of the system if a file is missing or its name belongs to something else."""
+"""The system's errors for a file that is missing or is not a file."""
 
 
 def sha256_bytes(*data: bytes | memoryview) -> str:
-    """SHA-256 of the concatenation of `data`, in hexadecimal."""
+    """Return the SHA-256 of the concatenation of `data`, in hexadecimal."""
     digest = hashlib.sha256()
     for part in data:
         digest.update(part)
@@ -41,7 +41,7 @@ def sha256_bytes(*data: bytes | memoryview) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of the content of a file, in hexadecimal. Raises OSError unless it is a regular file."""
+    """Return the SHA-256 of the content of a file, in hexadecimal. Raises OSError unless it is a regular file."""
     disk.check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -65,7 +65,7 @@ def write_file(path: Path, data: bytes | str) -> None:
 
 
 def make_folders(path: Path) -> None:
-    """Make a folder and its missing parents, and flush them to disk. Raises LmtrainError if that is impossible."""
+    """Make a folder and its missing parents, and flush them to disk. Raises LmtrainError if that fails."""
     with write_errors(path):
         for folder in [*reversed(path.parents), path]:
             if folder.is_dir():
@@ -73,7 +73,7 @@ def make_folders(path: Path) -> None:
             try:
                 disk.make_folder(folder)
             except FileExistsError:
-                if not folder.is_dir():  # else another process made it first
+                if not folder.is_dir():  # if it is a folder, another process made it first
                     raise
             disk.sync(folder.parent)
 
@@ -92,7 +92,7 @@ def write_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def read_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of reading `path` into LmtrainError: UnreadableError unless it is missing or is no file."""
+    """Turn an OSError of reading `path` into LmtrainError, or UnreadableError if there is such a file."""
     try:
         yield
     except OSError as error:
@@ -103,24 +103,26 @@ def read_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_folder(path: Path, kind: str, info: dict[str, Any], hashes: dict[str, str] | None = None) -> Iterator[Path]:
+def new_folder(
+    path: Path, folder_format: str, info: dict[str, Any], hashes: dict[str, str] | None = None
+) -> Iterator[Path]:
     """Write a folder that appears at `path` complete or not at all.
 
-    Yields a temporary folder beside `path` to write into. When the block ends, the manifest is added: format `kind`,
+    Yields a temporary folder beside `path` to write into. When the block ends, the manifest is added: `folder_format`,
     the entries of `info`, which the block may extend, the size and SHA-256 of every file, and a SHA-256 of all this.
-    Then everything is flushed and the folder is renamed, replacing an older one, except an undamaged one of the same
-    content: another process may have just made it, and be reading it. If the block raises, nothing is left.
-    The block may put the hashes of files that it wrote into `hashes`, so that they are not read again.
+    Then everything is flushed to disk and the folder is renamed. It replaces an older one, except an undamaged one of
+    the same content, which another process may have just made and be reading. If the block raises, nothing is left.
+    The block may put the hashes of files that it wrote into `hashes`, so that those files are not read again.
 
     Raises LmtrainError if the disk is full or `path` can't be written.
     """
     temporary = _temporary(path)
     try:
-        with write_errors(path), ExitStack() as held:
+        with write_errors(path), ExitStack() as stack:
             make_folders(path.parent)
             with folder_lock(path.parent):
                 disk.make_folder(temporary)
-                held.enter_context(folder_lock(temporary))  # so that `recover` leaves it alone while this process lives
+                stack.enter_context(folder_lock(temporary))  # `recover` deletes only folders that are not locked
             yield temporary
             files = sorted(temporary.iterdir())
             known = hashes or {}
@@ -128,22 +130,22 @@ def new_folder(path: Path, kind: str, info: dict[str, Any], hashes: dict[str, st
                 file.name: {"bytes": file.stat().st_size, "sha256": known.get(file.name) or sha256_file(file)}
                 for file in files
             }
-            manifest = {"format": kind, **info, "files": entries}
+            manifest = {"format": folder_format, **info, "files": entries}
             manifest[_SEAL] = _content_hash(manifest)
             disk.write(temporary / MANIFEST, (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode())
             for file in [*files, temporary / MANIFEST]:
                 disk.sync(file)
             disk.sync(temporary)
             with folder_lock(path.parent):
-                if not _is_made(path, temporary / MANIFEST, entries):
-                    _take_place(temporary, path)
+                if not _already_there(path, temporary / MANIFEST, entries):
+                    _replace_folder(path, temporary)
     finally:
         if temporary.exists():
             disk.remove(temporary)
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder atomically for readers: it is renamed first, then its content is deleted."""
+    """Delete a folder, atomically for readers: it is renamed first, then deleted."""
     doomed = _temporary(path)
     with write_errors(path):
         disk.rename(path, doomed)
@@ -151,11 +153,12 @@ def remove_folder(path: Path) -> None:
 
 
 def _temporary(path: Path, mark: str = "") -> Path:
+    """Return a new name beside `path`, by which `recover` recognizes what a killed process left."""
     return path.with_name(f"{_TEMPORARY}{path.name}{mark}-{uuid.uuid4().hex[:8]}")
 
 
-def _is_made(path: Path, manifest: Path, files: Mapping[str, Any]) -> bool:
-    """Whether the folder at `path` already has this manifest, and the files of its table undamaged."""
+def _already_there(path: Path, manifest: Path, files: Mapping[str, Any]) -> bool:
+    """Whether the folder at `path` already has this manifest, and undamaged `files`."""
     if not path.exists():
         return False
     try:
@@ -167,12 +170,12 @@ def _is_made(path: Path, manifest: Path, files: Mapping[str, Any]) -> bool:
     return True
 
 
-def _take_place(temporary: Path, path: Path) -> None:
-    """Rename `temporary` to `path`; an older folder is first renamed, and deleted at the end.
+def _replace_folder(path: Path, temporary: Path) -> None:
+    """Rename `temporary` to `path`. An older folder is first renamed, and deleted at the end.
 
-    Between the two renames nothing has the name; `recover` gives it back to the older folder.
+    After a crash between the two renames, `recover` renames the older folder back.
     """
-    older = _temporary(path, _ASIDE)
+    older = _temporary(path, _OLD)
     replaces = path.exists()
     if replaces:
         disk.rename(path, older)
@@ -188,9 +191,9 @@ def _take_place(temporary: Path, path: Path) -> None:
 
 
 def recover(parent: Path) -> None:
-    """Clean up what a killed process left in `parent`, where other processes may be writing folders, but no files.
+    """Clean up what a killed process left in `parent`, where other processes may be writing folders, but not files.
 
-    Half-written ones are deleted; an older folder whose replacement never got its name is renamed back.
+    Half-written files and folders are deleted. A folder whose replacement was not complete is renamed back.
     """
     if not parent.exists():
         return
@@ -213,9 +216,9 @@ def recover(parent: Path) -> None:
 
 @contextmanager
 def folder_lock(folder: Path, operation: int = fcntl.LOCK_EX) -> Iterator[bool]:
-    """Lock a folder inside the block; yields whether that was possible, since not every file system has locks.
+    """Lock a folder inside the block. Yields False if that is not possible: not every file system has locks.
 
-    Whoever has the lock of a folder may make, replace and clean up folders in it.
+    The process that holds the lock of a folder may make, replace and clean up folders in it.
     """
     with ExitStack() as stack:
         locked = False
@@ -227,14 +230,14 @@ def folder_lock(folder: Path, operation: int = fcntl.LOCK_EX) -> Iterator[bool]:
         yield locked
 
 
-def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
-    """The manifest of `folder`, which must be of format `kind`; the sizes of its files are checked, not their content.
+def read_manifest(folder: Path, folder_format: str) -> dict[str, Any]:
+    """Return the manifest of `folder`, after checking that all its files exist with their sizes.
 
-    A memory-mapped reader of a truncated file would die of a bus error; checking the sizes prevents that.
-    Raises LmtrainError if the folder or a file in it is missing, foreign, or of another size, and
+    Reading a truncated file through a memory map would end the process with a bus error.
+    Raises LmtrainError if a file is missing or has another size, or the folder is not of `folder_format`, and
     UnreadableError if the system denies reading it.
     """
-    manifest = parse_manifest(folder, kind)
+    manifest = parse_manifest(folder, folder_format)
     for name, entry in manifest["files"].items():
         file = folder / name
         with read_errors(file):
@@ -243,10 +246,10 @@ def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
     return manifest
 
 
-def parse_manifest(folder: Path, kind: str) -> dict[str, Any]:
-    """The manifest as `read_manifest` returns it; the files that it names may be missing.
+def parse_manifest(folder: Path, folder_format: str) -> dict[str, Any]:
+    """Return the manifest as `read_manifest` does, without checking the files that it names.
 
-    Its own hash is verified and removed; a checkpoint that was written before there was one is accepted without it.
+    The manifest's own hash is verified and removed. An old checkpoint's manifest may have none.
     """
     path = folder / MANIFEST
     with read_errors(path):
@@ -257,11 +260,11 @@ def parse_manifest(folder: Path, kind: str) -> dict[str, Any]:
             raise LmtrainError(f"{folder} has no {MANIFEST}: it is not a folder that lmtrain wrote") from None
     try:
         manifest: dict[str, Any] = json.loads(content)
-        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-        if found != kind:
-            raise LmtrainError(f"{folder} has format {str(found)[:99]!r} where {kind!r} is needed")
+        stored_format = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
+        if stored_format != folder_format:
+            raise LmtrainError(f"{folder} has format {str(stored_format)[:99]!r} where {folder_format!r} is needed")
         seal = manifest.pop(_SEAL, None)
-        is_sealed = seal == _content_hash(manifest) or (seal is None and kind == _MAY_LACK_SEAL)
+        is_sealed = seal == _content_hash(manifest) or (seal is None and folder_format == _MAY_LACK_SEAL)
         undamaged = is_sealed and _is_table(manifest.get("files"))
     except (ValueError, RecursionError):
         undamaged = False
@@ -271,7 +274,7 @@ def parse_manifest(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def _is_table(files: object) -> bool:
-    """Whether this is a manifest's table of files: the size and the hash of each, which is in the folder itself."""
+    """Whether this is a manifest's table of files: names without a folder, each with the file's size and hash."""
     return isinstance(files, dict) and all(
         isinstance(entry, dict)
         and isinstance(entry.get("bytes"), int)
@@ -283,14 +286,14 @@ def _is_table(files: object) -> bool:
 
 
 def _content_hash(manifest: dict[str, Any]) -> str:
-    """SHA-256 of a manifest's entries, in their order."""
+    """Return the SHA-256 of a manifest's entries, in their order."""
     return sha256_bytes(json.dumps(manifest).encode())
 
 
 def verify(folder: Path, files: Mapping[str, Any]) -> None:
-    """Verify the content of `files`, entries of a manifest's table, by their hashes, in parallel.
+    """Verify the hashes of `files`, entries of a manifest's table, in parallel.
 
-    Raises LmtrainError naming a file that differs or can't be read.
+    Raises LmtrainError, which names the file, if one differs or can't be read.
     """
 
     def check(name: str) -> None:

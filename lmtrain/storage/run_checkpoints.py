@@ -1,4 +1,4 @@
-"""The checkpoints of a run: the last, the last before a step, the best, and which to delete."""
+"""The checkpoints of a run: the last, the last up to a step, the best, and which to delete."""
 
 import math
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 from lmtrain.errors import LmtrainError, UnreadableError, UsageError
 from lmtrain.storage.checkpoint import FORMAT, Checkpoint, load
 from lmtrain.storage.files import parse_manifest, read_errors, remove_folder, write_errors
+from lmtrain.storage.run_folder import CHECKPOINTS, STEP_PREFIX, step_folder, step_of
 from lmtrain.system import disk
 from lmtrain.system.messages import Note
 
@@ -15,29 +16,25 @@ _STEP = re.compile(r"[0-9]{1,18}")
 
 
 def folders(run_dir: Path, until: int | None = None) -> list[Path]:
-    """The checkpoint folders of a run, those up to the step `until`, oldest first, verified or not."""
-    found = sorted((folder for folder in _all_folders(run_dir) if _STEP.fullmatch(folder.name[5:])), key=_step)
-    return [folder for folder in found if until is None or _step(folder) <= until]
+    """Return the checkpoint folders of a run up to the step `until` (None: all), oldest first, damaged or not."""
+    valid = [folder for folder in _all_folders(run_dir) if _STEP.fullmatch(folder.name.removeprefix(STEP_PREFIX))]
+    return sorted((folder for folder in valid if until is None or step_of(folder) <= until), key=step_of)
 
 
 def _all_folders(run_dir: Path) -> list[Path]:
-    """The folders that are named as checkpoints are, including damaged ones that were set aside."""
-    parent = run_dir / "checkpoints"
+    """Return all folders whose names begin like a checkpoint's, including damaged ones that were set aside."""
+    parent = run_dir / CHECKPOINTS
     with read_errors(parent):
-        found = [*parent.iterdir()] if parent.exists() else []
-    return [folder for folder in found if folder.name.startswith("step-") and folder.is_dir()]
-
-
-def _step(folder: Path) -> int:
-    return int(folder.name.removeprefix("step-"))
+        paths = [*parent.iterdir()] if parent.exists() else []
+    return [path for path in paths if path.name.startswith(STEP_PREFIX) and path.is_dir()]
 
 
 def _first_good(
     candidates: Iterable[Path], groups: tuple[str, ...] | None = None, *, verify_hashes: bool = True
 ) -> tuple[Checkpoint | None, list[tuple[Path, LmtrainError]]]:
-    """The first of the `candidates` that is undamaged, and those before it, each with its error.
+    """Return the first undamaged one of the `candidates`, and the damaged ones before it, each with its error.
 
-    Raises UnreadableError if one before it can't be read, since nothing says that it is damaged.
+    Raises UnreadableError if one before it can't be read, because that one may be undamaged.
     """
     damaged: list[tuple[Path, LmtrainError]] = []
     for folder in candidates:
@@ -53,15 +50,15 @@ def _first_good(
 def last(
     run_dir: Path, note: Note, *, verify_hashes: bool = True, check: Callable[[Checkpoint], None] = lambda _: None
 ) -> Checkpoint | None:
-    """The newest undamaged checkpoint; newer ones are reported and renamed to `<name>.damaged`. None = none yet.
+    """Return the newest undamaged checkpoint, or None if the run has no checkpoint yet.
 
-    Nothing is renamed if `check` raises LmtrainError. Without `verify_hashes` the newest checkpoint must be good:
-    another process has just verified it.
+    Damaged ones that are newer are reported and renamed to `<name>.damaged`, unless `check` raises LmtrainError for the
+    undamaged one. Without `verify_hashes` only the newest one is loaded: another process has just verified it.
     Raises LmtrainError if all are damaged, and UnreadableError if one can't be read; then nothing is changed.
     """
     newest_first = folders(run_dir)[::-1]
-    found, damaged = _first_good(newest_first if verify_hashes else newest_first[:1], verify_hashes=verify_hashes)
-    if found is None:
+    newest, damaged = _first_good(newest_first if verify_hashes else newest_first[:1], verify_hashes=verify_hashes)
+    if newest is None:
         if lost := sorted(folder.name for folder in _all_folders(run_dir)):
             why = f" ({damaged[0][1]})" if damaged else ""
             raise LmtrainError(
@@ -69,18 +66,19 @@ def last(
                 "delete or move this folder, or choose another run.name"
             )
         return None
-    check(found)
+    check(newest)
     for folder, error in damaged:
         _set_aside(folder, error, note)
-    return found
+    return newest
 
 
 def last_until(run_dir: Path, step: int) -> Checkpoint | None:
-    """The newest undamaged checkpoint of at most this step; nothing is renamed. None = there is none."""
+    """Return the newest undamaged checkpoint up to this step, or None. Nothing is renamed."""
     return _first_good(reversed(folders(run_dir, step)))[0]
 
 
 def _set_aside(folder: Path, error: LmtrainError, note: Note) -> None:
+    """Rename a damaged checkpoint to `<name>.damaged` or, if that name is taken, `<name>.damaged2` and so on."""
     names = (folder.with_name(f"{folder.name}.damaged{number}") for number in ["", *range(2, 1000)])
     aside = next(name for name in names if not name.exists())
     with write_errors(folder):
@@ -89,15 +87,15 @@ def _set_aside(folder: Path, error: LmtrainError, note: Note) -> None:
 
 
 def best_first(run_dir: Path, until: int | None = None) -> list[Path]:
-    """The checkpoints of a run, those up to the step `until`, by score, the lowest first, of equals the oldest; then
-    those without one, newest first.
+    """Return the checkpoint folders up to step `until`, the best score first (ties: the oldest first), then those
+    without a score, newest first.
 
-    One with a damaged manifest comes before all others if it may be the best, and is left out otherwise.
+    A checkpoint with a damaged manifest comes before all others if it may be the best, and is left out otherwise.
     """
     ranked, damaged = [], []
     newest, best_step = -1, None
     for folder in folders(run_dir, until):
-        step = _step(folder)
+        step = step_of(folder)
         try:
             manifest = parse_manifest(folder, FORMAT)
         except UnreadableError:
@@ -112,48 +110,53 @@ def best_first(run_dir: Path, until: int | None = None) -> list[Path]:
             ranked.append((math.inf, -step, folder))
         elif isinstance(score, float | int) and math.isfinite(score):
             ranked.append((score, step, folder))
-    unknown = [bad for bad in damaged if best_step is None or _step(bad) > newest or _step(bad) == best_step]
-    return [*reversed(unknown), *(folder for _, _, folder in sorted(ranked))]
+    may_be_best = [bad for bad in damaged if best_step is None or step_of(bad) > newest or step_of(bad) == best_step]
+    return [*reversed(may_be_best), *(folder for _, _, folder in sorted(ranked))]
 
 
 def best_folder(run_dir: Path, until: int | None = None) -> Path | None:
-    """The best checkpoint, of those up to the step `until`, that has all its files; None = there is none."""
-    found, _ = _first_good(best_first(run_dir, until), ("model",), verify_hashes=False)
-    return found.folder if found is not None else None
+    """Return the folder of the best checkpoint up to step `until` whose files are complete, or None.
+
+    The hashes are not verified.
+    """
+    best, _ = _first_good(best_first(run_dir, until), ("model",), verify_hashes=False)
+    return best.folder if best is not None else None
 
 
 def load_chosen(run_dir: Path, which: str | None, groups: tuple[str, ...], note: Note) -> Checkpoint:
-    """The checkpoint that `choose` finds; None = the best undamaged one, and damaged ones that may be better are noted.
+    """Return the checkpoint `which`, as for `choose`; None means the best undamaged one.
 
-    Raises LmtrainError if there is none or it is damaged, and UnreadableError if it or a better one can't be read.
+    With None, damaged ones that may be better are reported.
+    Raises LmtrainError if there is no such checkpoint or it is damaged, and UnreadableError if it or, with None, a
+    better one can't be read.
     """
     candidates = best_first(run_dir) if which is None else []
-    found, damaged = _first_good(candidates or [choose(run_dir, which or "best")], groups)
+    chosen, damaged = _first_good(candidates or [choose(run_dir, which or "best")], groups)
     if not all(folder.exists() for folder, _ in damaged):
         return load_chosen(run_dir, which, groups, note)  # a run that is being trained has just replaced them
-    if found is None:
+    if chosen is None:
         remedy = "choose another checkpoint" if which else "no other one is good, so train the model again"
         raise LmtrainError(f"{damaged[0][1]}: {remedy}")
     for folder, error in damaged:
-        note(f"{folder} may be the best checkpoint and is damaged ({error}): {found.folder.name} is used instead")
-    return found
+        note(f"{folder} may be the best checkpoint and is damaged ({error}): {chosen.folder.name} is used instead")
+    return chosen
 
 
 def choose(run_dir: Path, which: str) -> Path:
-    """The folder of the `best` or the `last` checkpoint, or of a step number, damaged or not.
+    """Return the folder of the checkpoint `which`, damaged or not: "best", "last", or a step number.
 
-    Raises LmtrainError if there is none, and UsageError if `which` is none of these.
+    Raises LmtrainError if the run does not have it, and UsageError if `which` has another form.
     """
     if which == "best":
         chosen = next(iter(best_first(run_dir)), None)
     elif which == "last":
         chosen = next(reversed(folders(run_dir)), None)
     elif _STEP.fullmatch(which):
-        chosen = run_dir / "checkpoints" / f"step-{int(which):08d}"
+        chosen = step_folder(run_dir, int(which))
     else:
         raise UsageError(f"checkpoint {which!r} is neither best, last nor a step number")
     if chosen is None or not chosen.is_dir():
-        steps = ", ".join(str(_step(folder)) for folder in folders(run_dir)) or "none yet"
+        steps = ", ".join(str(step_of(folder)) for folder in folders(run_dir)) or "none yet"
         raise LmtrainError(f"{run_dir} has no checkpoint {which!r}; its checkpoints: {steps}")
     return chosen
 
@@ -161,16 +164,19 @@ def choose(run_dir: Path, which: str) -> Path:
 def remove_after(run_dir: Path, step: int) -> None:
     """Delete the checkpoints of later steps."""
     for folder in reversed(folders(run_dir)):
-        if _step(folder) > step:
+        if step_of(folder) > step:
             remove_folder(folder)
 
 
 def prune(run_dir: Path, keep: int, before: int = 0) -> None:
-    """Delete all checkpoints but the newest `keep` and the best, and of those up to the step `before`, to which the run
-    may go back, the newest and the best."""
-    stay = {best_folder(run_dir), *folders(run_dir)[-keep:]}
+    """Delete all checkpoints except the newest `keep` and the best one.
+
+    A run may also go back to a step up to `before` (0: it never does), so the newest checkpoint and the best one up to
+    that step are kept too.
+    """
+    kept = {best_folder(run_dir), *folders(run_dir)[-keep:]}
     if before:
-        stay |= {best_folder(run_dir, before), *folders(run_dir, before)[-1:]}
+        kept |= {best_folder(run_dir, before), *folders(run_dir, before)[-1:]}
     for folder in reversed(folders(run_dir)):
-        if folder not in stay:
+        if folder not in kept:
             remove_folder(folder)

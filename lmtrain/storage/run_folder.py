@@ -1,4 +1,4 @@
-"""The run folder around its checkpoints: its configuration, its tokenizer, its state, and its lock."""
+"""The run folder: its layout, configuration, tokenizer, state and lock."""
 
 import fcntl
 import json
@@ -19,21 +19,33 @@ from lmtrain.system import disk
 CONFIG, TOKENIZER, STATE, METRICS = "config.yaml", "tokenizer.json", "state.json", "metrics.jsonl"
 OPEN_BPE_SIZE = 16_384
 """The size of a bpe vocabulary that earlier versions left open."""
+CHECKPOINTS = "checkpoints"
+STEP_PREFIX = "step-"
 _LOCK = ".lock"
 _NOT_NAME = re.compile(r"[^\w.-]+")
-_BEFORE_CONFIG = {_LOCK, "checkpoints", "profile"}
+_BEFORE_CONFIG = {_LOCK, CHECKPOINTS, "profile"}
 """What a run folder may contain before its configuration is written."""
+
+
+def step_folder(run_dir: Path, step: int) -> Path:
+    """Return the folder of the checkpoint of `step`, which need not exist."""
+    return run_dir / CHECKPOINTS / f"{STEP_PREFIX}{step:08d}"
+
+
+def step_of(folder: Path) -> int:
+    """Return the step of a checkpoint by the name of its folder."""
+    return int(folder.name.removeprefix(STEP_PREFIX))
 
 
 def create_run(run_dir: Path, config: Config, tokenizer: Path) -> None:
     """Make a run folder with this configuration and tokenizer, or write them again into an existing one."""
-    make_folders(run_dir / "checkpoints")
+    make_folders(run_dir / CHECKPOINTS)
     write_file(run_dir / CONFIG, dump_config(config))
     write_file(run_dir / TOKENIZER, tokenizer.read_bytes())
 
 
 def run_config(run_dir: Path) -> Config:
-    """The configuration that is stored with a run, regardless of the environment."""
+    """Return the configuration that is stored with a run, regardless of the environment."""
     try:
         config = load_config(run_dir / CONFIG, environment={}, stored=True)
     except UsageError as error:  # the run is damaged; the command is right
@@ -45,32 +57,34 @@ def run_config(run_dir: Path) -> Config:
 
 
 def default_name(path: Path) -> str:
-    """The name of a run without `run.name`: that of its configuration file, or else of its text."""
-    given = path.parent if path.name == CONFIG and path.parent.name else path
-    is_folder = os.path.isdir(given)  # noqa: PTH112 -- a path of any length
-    name = _NOT_NAME.sub("_", given.name if is_folder else given.stem).lstrip(".-")
+    """Return the name of a run that has no `run.name`: it is named after `path`, its configuration file or its text."""
+    named_after = path.parent if path.name == CONFIG and path.parent.name else path
+    is_folder = os.path.isdir(named_after)  # noqa: PTH112 -- a path of any length
+    name = _NOT_NAME.sub("_", named_after.name if is_folder else named_after.stem).lstrip(".-")
     if not name:
         raise UsageError(f"a run can't be named after {path}: set run.name")
     return name.encode()[:255].decode(errors="ignore")  # no file has a longer one
 
 
 def find_run(path: Path | None, runs_dir: Path) -> Path:
-    """The run at `path` or of this name in `runs_dir`; without it, the latest there that has a checkpoint.
+    """Return the folder of the run at `path`, or of the run of this name in `runs_dir`.
 
-    Raises LmtrainError, naming the runs that there are, if there is none.
+    If `path` is None, return the latest run in `runs_dir` that has a checkpoint.
+    Raises LmtrainError, which lists the existing runs, if there is no such run.
     """
     places = [] if path is None else [path, runs_dir / path]
     for folder in places:
         if os.path.isfile(folder / CONFIG):  # noqa: PTH113 -- a path of any length
             return folder
     with read_errors(runs_dir):
-        found = [*runs_dir.iterdir()] if runs_dir.is_dir() else []
-    runs = {run for run in found if any(run.glob("checkpoints/step-*")) and (run / CONFIG).is_file()}
+        folders = [*runs_dir.iterdir()] if runs_dir.is_dir() else []
+    pattern = f"{CHECKPOINTS}/{STEP_PREFIX}*"
+    runs = {folder for folder in folders if any(folder.glob(pattern)) and (folder / CONFIG).is_file()}
     if path is not None:
         others = f"; the runs in {runs_dir}: {', '.join(sorted(run.name for run in runs))}" if runs else ""
-        is_folder = any(map(os.path.isdir, places))
-        problem = f"{path} is not a run folder: it has no {CONFIG}" if is_folder else f"there is no run {path}"
-        raise LmtrainError(problem + others)
+        if any(map(os.path.isdir, places)):
+            raise LmtrainError(f"{path} is not a run folder: it has no {CONFIG}{others}")
+        raise LmtrainError(f"there is no run {path}{others}")
     if not runs:
         raise LmtrainError(f"no trained run in {runs_dir}: train one with `lmtrain train`, or name one with --run")
     return max(runs, key=lambda run: (run / STATE).stat().st_mtime if (run / STATE).exists() else 0.0)
@@ -85,8 +99,8 @@ def write_state(run_dir: Path, status: str, **details: Any) -> None:
 def lock(run_dir: Path) -> Iterator[None]:
     """Keep other processes out of a run, and clean up what a killed one left in it.
 
-    The system releases the lock however the process ends. Raises LmtrainError if another process has it, or if the
-    folder has files in it that belong to no run.
+    The system releases the lock however the process ends. Raises LmtrainError if another process has the lock, or if
+    the folder contains files that do not belong to a run.
     """
     make_folders(run_dir)
     _reject_foreign(run_dir)
@@ -103,18 +117,18 @@ def lock(run_dir: Path) -> Iterator[None]:
                 "another file system"
             ) from error
         recover(run_dir)
-        recover(run_dir / "checkpoints")
+        recover(run_dir / CHECKPOINTS)
         yield
 
 
 def _reject_foreign(run_dir: Path) -> None:
-    """Raise LmtrainError if the folder has files that belong to no run, which a run could overwrite."""
+    """Raise LmtrainError if the folder contains files that do not belong to a run, since a run could overwrite them."""
     with read_errors(run_dir):
         names = {path.name for path in run_dir.iterdir() if not TEMPORARY_NAME.fullmatch(path.name)}
     try:
         if CONFIG in names:
             run_config(run_dir)
         elif foreign := names - _BEFORE_CONFIG:
-            raise LmtrainError(f"it holds {min(foreign)} and no {CONFIG}")
+            raise LmtrainError(f"it contains {min(foreign)} but no {CONFIG}")
     except LmtrainError as error:
         raise LmtrainError(f"{run_dir} is not a run folder: {error}; choose another run.name or run.dir") from error

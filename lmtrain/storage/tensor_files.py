@@ -30,7 +30,7 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""The names of types in safetensors."""
+"""The names that safetensors has for types."""
 _TYPES = {name: dtype for dtype, name in _DTYPES.items()}
 _ROWS = re.compile(r"(.+)\[([0-9]{1,15}):([0-9]{1,15})/([0-9]{1,15})\]")
 
@@ -41,7 +41,7 @@ class _Piece:
 
     file: Path
     view: Any
-    """The library's lazily read rows."""
+    """The library's slice, which reads rows when it is indexed."""
     shape: tuple[int, ...]
     dtype: torch.dtype
     first: int
@@ -49,7 +49,7 @@ class _Piece:
     total: int
 
     def read(self, rows: slice | EllipsisType) -> Tensor:
-        """Read some of its rows, counted from `first`."""
+        """Read some of these rows, counted from `first`."""
         with _reading(self.file):
             tensor: Tensor = self.view[rows]
         return tensor
@@ -65,38 +65,38 @@ class LazyTensor:
     """In the order of their rows."""
 
     def __getitem__(self, rows: slice | EllipsisType) -> Tensor:
-        """A copy in memory. Raises LmtrainError if a file can't be read."""
+        """Return a copy in memory. Raises LmtrainError if a file can't be read."""
         if not self.shape:
             return self.pieces[0].read(...).clone()
         first, end, _ = (slice(None) if isinstance(rows, EllipsisType) else rows).indices(self.shape[0])
-        found = torch.empty(max(0, end - first), *self.shape[1:], dtype=self.dtype)
+        result = torch.empty(max(0, end - first), *self.shape[1:], dtype=self.dtype)
         for piece in self.pieces:
             begin, stop = max(first, piece.first), min(end, piece.end)
             if begin < stop:
-                found[begin - first : stop - first] = piece.read(slice(begin - piece.first, stop - piece.first))
-        return found
+                result[begin - first : stop - first] = piece.read(slice(begin - piece.first, stop - piece.first))
+        return result
 
     def as_vector(self) -> "LazyTensor":
-        """A stored scalar as a tensor of shape (1,), which is read now."""
+        """Return a stored scalar, which is read now, as a tensor of shape (1,)."""
         piece = replace(self.pieces[0], view=self[...].view(1), shape=(1,))
         return LazyTensor((1,), self.dtype, (piece,))
 
 
 def rows_name(name: str, first: int, end: int, total: int) -> str:
-    """The name under which rows `first` to `end` of the `total` of a tensor are stored."""
+    """Return the name under which rows `first` to `end` of a tensor with `total` rows are stored."""
     return f"{name}[{first}:{end}/{total}]"
 
 
 def in_rows(names: Iterable[str]) -> bool:
-    """Whether any of these names is one of `rows_name`."""
+    """Whether any of these names was made by `rows_name`."""
     return any(_ROWS.fullmatch(name) for name in names)
 
 
 def serialize(named: Mapping[str, Tensor]) -> list[memoryview]:
-    """The parts of a safetensors file: a header, and the bytes of the tensors, without a copy if on the CPU.
+    """Return the content of a safetensors file: a header, and the bytes of the tensors.
 
-    The library's own function makes three copies of each. The header is JSON after its length; the widest types come
-    first, so that each tensor is aligned to the size of its type.
+    Tensors on the CPU are not copied; the library's own function makes three copies of each. The header is its length,
+    then JSON. Tensors of the widest types come first, so that each tensor is aligned to the size of its type.
     """
     names = sorted(named, key=lambda name: (-named[name].itemsize, name))
     ends = list(accumulate((named[name].nbytes for name in names), initial=0))
@@ -111,15 +111,15 @@ def serialize(named: Mapping[str, Tensor]) -> list[memoryview]:
 
 
 def open_files(files: Iterable[Path]) -> dict[str, LazyTensor]:
-    """The tensors in some files that belong together; only their headers are read, and the files stay open.
+    """Return the tensors in files that belong together. Only the headers are read, and the files stay open.
 
-    Raises LmtrainError if one is no safetensors file, or if rows of a tensor are missing or stored twice.
+    Raises LmtrainError if one is not a safetensors file, or if rows of a tensor are missing or stored twice.
     """
     pieces: dict[str, list[_Piece]] = {}
     for file in files:
         with _reading(file):
             opened: Any = safe_open(file, "pt")
-            for name in opened.keys():  # noqa: SIM118 -- it is no mapping
+            for name in opened.keys():  # noqa: SIM118 -- it is not a mapping
                 view = opened.get_slice(name)
                 shape, dtype = tuple(view.get_shape()), _TYPES[view.get_dtype()]
                 match = _ROWS.fullmatch(name)
@@ -127,11 +127,11 @@ def open_files(files: Iterable[Path]) -> dict[str, LazyTensor]:
                 first, end, total = map(int, match.groups()[1:]) if match else (0, count, count)
                 piece = _Piece(file, view, shape, dtype, first, end, total)
                 pieces.setdefault(match[1] if match else name, []).append(piece)
-    return {name: _joined(name, found) for name, found in pieces.items()}
+    return {name: _joined(name, parts) for name, parts in pieces.items()}
 
 
 def _joined(name: str, pieces: list[_Piece]) -> LazyTensor:
-    """The tensor that consists of these pieces."""
+    """Return the tensor that consists of these pieces."""
     pieces = sorted(pieces, key=lambda piece: (piece.first, piece.end))
     one, last = pieces[0], pieces[-1]
     if len(pieces) == 1 and not one.shape:

@@ -132,6 +132,9 @@ def test_finding_runs(tmp_path: Path, tiny: Config) -> None:
         run_folder.find_run(None, tmp_path)
     with pytest.raises(LmtrainError, match="not a run folder"):
         run_folder.find_run(tmp_path, tmp_path)
+    for name in ("missing", "a" * 5_000):
+        with pytest.raises(LmtrainError, match=rf"there is no run {name}$"):
+            run_folder.find_run(Path(name), tmp_path)
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_text("{}")
     for name in ("older", "newer"):
