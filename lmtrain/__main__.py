@@ -8,7 +8,7 @@ from lmtrain.system import signals
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C ends it without a traceback, even while its modules are imported."""
+    """Run the command line. Ctrl-C ends it without a traceback, even while modules are being imported."""
     _open_closed_streams()
     signals.install()
     try:
@@ -17,13 +17,13 @@ def main() -> None:
         run()
     finally:
         signals.uninstall()
-        if signals.ending():  # by whatever error: an interrupted import may replace the interrupt by its own
+        if signals.ending():  # an interrupted import may raise any error in place of the interrupt
             raise SystemExit(signals.INTERRUPTED) from None
 
 
 def _open_closed_streams() -> None:
     """Open the null device for each standard stream that is closed; else a file opened later gets its descriptor."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # the lowest free descriptor is always next
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # the system gives the lowest free descriptor
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 -- for good
 

@@ -1,15 +1,15 @@
-"""The exceptions that a user's mistake or a damaged file raises."""
+"""The exceptions for a user's mistakes and damaged files."""
 
 
 class LmtrainError(Exception):
-    """A failure that one message explains: it names the cause and the remedy, and is printed without a traceback.
+    """A failure whose message names the cause and the remedy, and is printed without a traceback.
 
-    The command line exits with 1. Any other exception that escapes is a bug.
+    The command line exits with 1. Any other exception that reaches it is a bug.
     """
 
 
 class UnreadableError(LmtrainError):
-    """The system denies reading an existing file, which may be undamaged."""
+    """The system denies reading a file, which exists and may be undamaged."""
 
 
 class UsageError(LmtrainError):
@@ -17,4 +17,4 @@ class UsageError(LmtrainError):
 
 
 class AlreadyReported(LmtrainError):  # noqa: N818 -- the error itself was raised elsewhere
-    """Another process of the run reports what went wrong."""
+    """Another process of the run reports the error."""

@@ -1,14 +1,14 @@
-"""The C allocator's settings for CPU training. It must run before torch is imported."""
+"""Settings of the C allocator for training on a CPU."""
 
 import ctypes
 import os
 
 
 def retain_heap() -> None:
-    """Make it cheap to allocate large CPU tensors again and again; call this before torch is imported.
+    """Make it cheap to allocate large CPU tensors again and again. Must be called before torch is imported.
 
-    By default glibc maps every large tensor afresh and unmaps it when freed (and trims the heap), so each training step
-    pays for page faults on all of its memory. Huge pages reduce their number, and a heap that is never trimmed avoids
+    By default glibc maps memory for every large tensor, unmaps it when the tensor is freed, and trims the heap, so each
+    training step has page faults on all of its memory. Huge pages make them fewer; a heap that is never trimmed avoids
     them.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

@@ -16,8 +16,10 @@ NATIVE_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def choose_device(name: str) -> torch.device:
-    """The device for `auto`, `cpu` or `cuda`; on CUDA, attention will not use cuDNN's kernels. Raises LmtrainError if
-    CUDA is requested but not available."""
+    """Return the device for `auto`, `cpu` or `cuda`, and disable cuDNN's attention kernels.
+
+    Raises LmtrainError if CUDA is requested but not available.
+    """
     if name == "cuda" and not torch.cuda.is_available():
         raise LmtrainError("PyTorch sees no CUDA device: use cpu or auto in place of cuda (train.device or --device)")
     # On Hopper PyTorch prefers cuDNN's attention, which rounds the dropout rate to a multiple of 1/16 (before 2.12;
@@ -27,15 +29,15 @@ def choose_device(name: str) -> torch.device:
 
 
 def cores() -> int:
-    """The CPU cores that this process may use."""
+    """Return how many CPU cores this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def choose_precision(name: str, device: torch.device) -> str:
-    """`fp32`, `bf16` or `fp16` for a configured precision; `auto` is bf16 where the hardware supports it natively, else
-    fp16 on a GPU and fp32 on a CPU.
+    """Return `fp32`, `bf16` or `fp16` for the precision `name`, which may be `auto`.
 
-    Emulated bf16 is slower than float32, so this reads the hardware's flags, not whether PyTorch can run bf16.
+    `auto` is bf16 if the hardware supports it natively, else fp16 on a GPU and fp32 on a CPU. PyTorch can also emulate
+    bf16, but that is slower than float32.
     """
     if name != "auto":
         return name
@@ -45,20 +47,20 @@ def choose_precision(name: str, device: torch.device) -> str:
 
 
 def cpu_info(*names: str) -> str:
-    """What Linux says of the first core under the first of these names that it has; "" where it has none."""
+    """Return the first entry of /proc/cpuinfo that has one of these names; "" if there is none."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """The context in which the forward pass runs at `precision`."""
+    """Return the context in which the forward pass runs at `precision`."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a CPU tensor to the device; on CUDA asynchronously, through pinned memory."""
+    """Copy a CPU tensor to the device. On CUDA the copy is asynchronous, through pinned memory."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -76,16 +78,17 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def lacks_to_compile(device: torch.device) -> str | None:
-    """What torch.compile needs but this machine lacks: a C++ compiler, or for CUDA a C compiler and Triton; else None.
+def missing_to_compile(device: torch.device) -> str | None:
+    """Return what torch.compile needs and this machine lacks, or None.
 
-    On a CPU also PyTorch 2.13: earlier versions compile a maximum over a transposed matrix with few rows, as in the
-    pool, to code that writes past the end of its result, which can crash the process.
+    On a CPU it needs a C++ compiler and PyTorch 2.13: earlier versions compile a maximum over a transposed matrix with
+    few rows, as in the attention pool, to code that writes past the end of its result, which can crash the process. On
+    CUDA it needs a C compiler and Triton.
     """
     cuda = device.type == "cuda"
-    if not cuda and torch.__version__ < "2.13":
-        return f"PyTorch 2.13 (what {torch.__version__} compiles for a CPU can crash)"
+    if not cuda and torch.__version__ < "2.13":  # a TorchVersion, which compares as a version
+        return f"PyTorch 2.13 or newer for a CPU (this is {torch.__version__})"
     names = (os.environ.get("CC") or "gcc", "clang") if cuda else (os.environ.get("CXX") or "g++", "c++", "clang++")
     if not any(shutil.which(name) for name in names):
-        return f"{'C' if cuda else 'C++'} compiler"
+        return f"a {'C' if cuda else 'C++'} compiler"
     return "Triton" if cuda and importlib.util.find_spec("triton") is None else None

@@ -1,7 +1,7 @@
 """The file-system calls that create, replace, delete and sync files and folders.
 
-Everything that must survive a crash uses them, so that a test can record them and check every state of the disk that a
-crash between two of them may leave.
+Everything that must survive a crash is written through this module, so that a test can record the calls and check every
+state of the disk that a crash between two of them may leave.
 """
 
 import errno
@@ -14,18 +14,18 @@ from typing import BinaryIO
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder that must not exist, in one that does."""
+    """Create a folder; it must not exist, and its parent must."""
     path.mkdir()
 
 
 def write(path: Path, data: bytes | list[memoryview]) -> None:
-    """Write a file that must not exist, from one or several buffers; it is durable only after `sync`."""
+    """Write a new file, which must not exist, from one or several buffers. It is durable only after `sync`."""
     with path.open("xb") as file:
         file.writelines([data] if isinstance(data, bytes) else data)
 
 
 def sync(path: Path) -> None:
-    """Flush a file's content, or a folder's list of names, to the disk."""
+    """Flush the content of a file, or the list of names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -34,17 +34,17 @@ def sync(path: Path) -> None:
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError if `path` is a folder, or a pipe or a device, on which opening may block for ever."""
+    """Raise OSError if `path` exists and is not a regular file: opening a pipe or a device may block for ever."""
     try:
         status = path.stat()
     except FileNotFoundError:
         return
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file (move it away)", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file (move it away)", str(path))
 
 
 def open_in_place(path: Path) -> BinaryIO:
-    """Open a file to modify it in place, or create it. Raises OSError if it is a link or not a regular file."""
+    """Open a file to change it in place, or create it. Raises OSError if it is a link or not a regular file."""
     check_regular(path)
     try:
         return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")

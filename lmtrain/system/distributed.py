@@ -1,4 +1,4 @@
-"""Joining the processes that torchrun started, and reporting an error that all of them meet only once."""
+"""Joining the processes that torchrun started, and reporting an error only once if all of them meet it."""
 
 import ctypes
 import os
@@ -25,10 +25,10 @@ MAIN_REPORT_SECONDS = 5.0
 
 @contextmanager
 def join_processes(device: str, timeout_minutes: float) -> Iterator[ProcessGroup]:
-    """The processes of this run inside the block: those that torchrun started, or just this one.
+    """Yield the processes of this run: those that torchrun started, or only this one.
 
     `device` is `auto`, `cpu` or `cuda`; each process takes the CUDA device of its local rank. Raises LmtrainError if
-    there are too few, and if another process ends or does not answer for `timeout_minutes`.
+    there are too few devices, and if another process ends or does not answer for `timeout_minutes`.
     """
     if not is_launched():
         yield SINGLE_PROCESS
@@ -36,23 +36,23 @@ def join_processes(device: str, timeout_minutes: float) -> Iterator[ProcessGroup
     from torch.distributed.rendezvous import rendezvous
 
     _end_with_torchrun()
-    kind = choose_device(device).type
-    if kind == "cuda":
+    device_type = choose_device(device).type
+    if device_type == "cuda":
         _set_cuda_device()
     with _explain_lost_process():
         timeout = timedelta(minutes=timeout_minutes)
-        store, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
-        store = _of_this_start(store)
-        backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-        yield DistributedGroup(store, rank, world_size, timeout)
+        kv_store, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
+        kv_store = _of_this_start(kv_store)
+        backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=kv_store, rank=rank, world_size=world_size, timeout=timeout)
+        yield DistributedGroup(kv_store, rank, world_size, timeout)
         dist.destroy_process_group()  # not after an error: it could wait for the other processes
 
 
 def report_once(message: str, report: Callable[[str], None]) -> None:
     """Report why this process fails, unless the main process fails with the same message and reports it.
 
-    If the main process reports nothing within MAIN_REPORT_SECONDS, the process reports its own error.
+    If the main process reports nothing within MAIN_REPORT_SECONDS, this process reports its own error.
     """
     if is_main_process():
         report(message)
@@ -63,34 +63,34 @@ def report_once(message: str, report: Callable[[str], None]) -> None:
 
 
 def _main_message() -> str | None:
-    """The main process's error message; None if there is none in time."""
+    """Return the error message of the main process; None if there is none within MAIN_REPORT_SECONDS."""
     end = time.monotonic() + MAIN_REPORT_SECONDS
     with suppress(RuntimeError):
-        store = _connect()
+        kv_store = _connect()
         while time.monotonic() < end:
-            if store.check(["error"]):
-                return str(store.get("error").decode())
+            if kv_store.check(["error"]):
+                return str(kv_store.get("error").decode())
             time.sleep(POLL_SECONDS)
     return None
 
 
 def _connect() -> Any:
-    """torchrun's store, also where no collective can be used any more."""
+    """Connect to torchrun's key-value store, which works even when collectives no longer do."""
     untyped: Any = dist  # torch's stubs lack TCPStore
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     timeout = timedelta(seconds=MAIN_REPORT_SECONDS)
     return _of_this_start(untyped.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout))
 
 
-def _of_this_start(store: Any) -> Any:
-    """The part of torchrun's store that belongs to this start: the store outlives a restart, with all its keys."""
+def _of_this_start(kv_store: Any) -> Any:
+    """Return the part of torchrun's store for this start: the store keeps all keys when the processes are restarted."""
     from torch.distributed.distributed_c10d import PrefixStore
 
-    return PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} of {os.environ['WORLD_SIZE']}", store)
+    return PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} of {os.environ['WORLD_SIZE']}", kv_store)
 
 
 def _end_with_torchrun() -> None:
-    """Let the kernel send SIGTERM if torchrun is killed, because then nothing else would end this process."""
+    """Let the kernel send SIGTERM to this process if torchrun is killed, because nothing else would end it then."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -99,7 +99,7 @@ def _set_cuda_device() -> None:
     local_rank, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if local_rank >= devices:
         raise LmtrainError(
-            f"process {local_rank} of this node has no CUDA device, because it has {devices}: start {devices} "
+            f"process {local_rank} of this node has no CUDA device, because the node has {devices}: start {devices} "
             "processes per node"
         )
     torch.cuda.set_device(local_rank)

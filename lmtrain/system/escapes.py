@@ -12,23 +12,23 @@ _JOINERS = "\u200c\u200d"
 
 
 def escaped(message: str) -> str:
-    """A message on one line, with each character that is not printable as a Python escape sequence."""
+    """Return the message on one line, with Python escape sequences for the characters that are not printable."""
     return _replaced(message, str.isprintable)
 
 
 def for_terminal(text: str) -> str:
-    """The same for a text on standard output, except its newlines and tabs; if that is no terminal, the text itself."""
+    """Return `with_lines(text)` if standard output is a terminal, else the text itself."""
     return with_lines(text) if sys.stdout.isatty() else text
 
 
 def with_lines(text: str) -> str:
-    """A text of several lines, with its control characters as Python escape sequences."""
+    """Return the text with Python escape sequences for its control characters, except newlines and tabs."""
     return _replaced(text, _is_text)
 
 
 def to_json(value: Any) -> str:
-    """One line of JSON without control characters: JSON itself allows those above U+007E."""
-    return re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
+    """Return one line of JSON without control characters: JSON itself allows those above U+007E."""
+    return re.sub(r"[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def _replaced(text: str, keep: Callable[[str], bool]) -> str:

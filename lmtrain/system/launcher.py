@@ -1,4 +1,4 @@
-"""What torchrun, or another launcher, tells each process it starts. Does not import torch, which is slow to import."""
+"""What torchrun, or another launcher, sets in the environment of each process. Does not import torch, which is slow."""
 
 import os
 

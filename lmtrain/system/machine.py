@@ -1,4 +1,4 @@
-"""Facts about the machine: what a measured figure must state, and the peak of a matrix product."""
+"""Facts about the machine, to record with a measurement, and its peak in a matrix product."""
 
 import platform
 import sys
@@ -11,7 +11,7 @@ from lmtrain.system.device import cores, cpu_info, synchronize
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What a measured figure must be recorded with: processor, device, threads, versions."""
+    """Return the facts to record with a measurement: processor, device, threads, versions."""
     return {
         "processor": cpu_info("model name") or platform.machine(),
         "cores": cores(),
@@ -24,7 +24,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def peak_flops(device: torch.device, precision: str) -> float:
-    """Floating-point operations per second of a large matrix product at `precision`; measuring takes about 0.2 s."""
+    """Measure the floating-point operations per second of a large matrix product at `precision`, in about 0.2 s."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     size, runs = (8192, 10) if device.type == "cuda" else (1536, 4)
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))

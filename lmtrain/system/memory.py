@@ -1,4 +1,4 @@
-"""Memory: the peak so far, what the machine has, and the message for an allocation that fails."""
+"""Memory: the peak so far, what the machine has, and the error message when it is exhausted."""
 
 import os
 import resource
@@ -11,14 +11,14 @@ from lmtrain.errors import LmtrainError
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Peak memory so far: of the process on a CPU, of PyTorch's allocator on a CUDA device."""
+    """Return the peak memory so far: that of the process on a CPU, or of PyTorch's allocator on a CUDA device."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def installed_bytes(device: torch.device) -> int:
-    """The memory of the machine, or of a CUDA device, in use or not."""
+    """Return the size of the memory of the machine or the CUDA device, in use or not."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -26,7 +26,7 @@ def installed_bytes(device: torch.device) -> int:
 
 @contextmanager
 def explain_out_of_memory(remedy: str) -> Iterator[None]:
-    """Turn the errors that PyTorch and Python raise when memory is exhausted into LmtrainError with this remedy."""
+    """Turn an error that PyTorch or Python raises when memory is exhausted into LmtrainError with this remedy."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

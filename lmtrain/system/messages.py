@@ -6,7 +6,7 @@ from collections.abc import Callable
 from lmtrain.system.escapes import escaped
 
 Note = Callable[[str], None]
-"""What is given messages of one line."""
+"""A function that reports a message of one line: `note`, `ignore`, or a list's `append`."""
 
 
 def note(message: str) -> None:
@@ -15,9 +15,12 @@ def note(message: str) -> None:
 
 
 def ignore(_message: str) -> None:
-    """Take the place of `note` where nothing is to be printed, progress bars included."""
+    """Report nothing: takes the place of `note`, and also disables progress bars (`no_bar`)."""
 
 
 def no_bar(note: Note) -> bool | None:
-    """Whether tqdm is to `disable` a bar where `note` receives the messages; None = unless stderr is a terminal."""
+    """Return tqdm's `disable` for a bar beside messages to `note`: True if that is `ignore`, else None.
+
+    With None, tqdm shows the bar on a terminal only.
+    """
     return True if note is ignore else None

@@ -31,7 +31,7 @@ class ProcessGroup:
         return self.rank == 0
 
     def shard(self, count: int) -> range:
-        """This process's share of `count` items; `count` must be a multiple of the number of processes."""
+        """Return which of `count` items are this process's; `count` must be a multiple of the number of processes."""
         each = count // self.world_size
         return range(self.rank * each, (self.rank + 1) * each)
 
@@ -39,19 +39,19 @@ class ProcessGroup:
         """Replace the tensor by its sum over all processes."""
 
     def all_gather(self, value: float) -> list[float]:
-        """The value of each process, by rank."""
+        """Return the value of each process, by rank."""
         return [value]
 
     def all_gather_text(self, text: str) -> list[str]:
-        """The text of each process, by rank."""
+        """Return the text of each process, by rank."""
         return [text]
 
     def all_max(self, number: int) -> int:
-        """The largest of the processes' numbers."""
+        """Return the largest of the processes' numbers."""
         return int(max(self.all_gather(number)))
 
     def broadcast(self, value: float) -> float:
-        """The value of the main process."""
+        """Return the value of the main process."""
         return self.all_gather(value)[0]
 
     def barrier(self) -> None:
@@ -59,23 +59,24 @@ class ProcessGroup:
         self.all_gather(0)
 
     def new_group(self) -> "ProcessGroup":
-        """The same processes with collectives of their own, for use in another thread."""
+        """Return a group of the same processes with its own collectives, for use in another thread."""
         return self
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """The main process runs the block before the others do, who raise AlreadyReported if it fails.
+        """Run the block in the main process before the others run it; they raise AlreadyReported if it fails.
 
-        However long it takes: the others poll the store, where a collective would time out.
+        The main process may take any time: the others poll the key-value store, since a collective would time out.
         """
         yield
 
-    def on_main(self, find: Callable[[], str]) -> str:
-        """The result of `find`, which only the main process calls. The others raise AlreadyReported if it fails."""
+    def on_main(self, function: Callable[[], str]) -> str:
+        """Call `function` in the main process only. Return its result in all; the others raise AlreadyReported if it
+        fails."""
         text = ""
         with self.main_first():
             if self.is_main:
-                text = find()
+                text = function()
         return self.all_gather_text(text)[0]
 
 
@@ -85,9 +86,9 @@ SINGLE_PROCESS = ProcessGroup()
 class DistributedGroup(ProcessGroup):
     """Several processes. All of them must call every method except `shard`."""
 
-    def __init__(self, store: Any, rank: int, world_size: int, timeout: timedelta, group: Any = None) -> None:
+    def __init__(self, kv_store: Any, rank: int, world_size: int, timeout: timedelta, group: Any = None) -> None:
         super().__init__(rank, world_size)
-        self._store = store
+        self._kv_store = kv_store
         self._timeout = timeout
         self._group = group
         self._turns = 0
@@ -111,23 +112,23 @@ class DistributedGroup(ProcessGroup):
         from torch.distributed.distributed_c10d import PrefixStore
 
         group = dist.new_group(timeout=self._timeout, backend="gloo")
-        store = PrefixStore(group.group_name, self._store)
-        return DistributedGroup(store, self.rank, self.world_size, self._timeout, group)
+        kv_store = PrefixStore(group.group_name, self._kv_store)
+        return DistributedGroup(kv_store, self.rank, self.world_size, self._timeout, group)
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
         self._turns += 1
         key = f"turn {self._turns}"
         if not self.is_main:
-            while not self._store.check([key]):
+            while not self._kv_store.check([key]):
                 time.sleep(POLL_SECONDS)
-            if self._store.get(key) != b"done":
+            if self._kv_store.get(key) != b"done":
                 raise AlreadyReported
             yield
             return
         try:
             yield
         except BaseException:
-            self._store.set(key, "failed")
+            self._kv_store.set(key, "failed")
             raise
-        self._store.set(key, "done")
+        self._kv_store.set(key, "done")

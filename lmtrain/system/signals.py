@@ -1,9 +1,8 @@
-"""Signals: while a command starts or runs, and while training, which saves a checkpoint first.
+"""Signals: SIGINT (Ctrl-C), SIGUSR1 and SIGTERM end a command without a traceback; training first saves a checkpoint.
 
-Before training, from the first moment of a command on: the first SIGINT (Ctrl-C) or SIGUSR1 ends it without a
-traceback, the second at once, and SIGTERM has its default action. `catch_stop_signals` replaces all three while a model
-is trained.
-Imports only the standard library: `install` must run before anything else is loaded.
+From the first moment of a command on, the first SIGINT or SIGUSR1 ends it without a traceback, the second at once, and
+SIGTERM has its default action. `catch_stop_signals` replaces all three handlers during training.
+This module imports only the standard library, because `install` must run before anything else is loaded.
 """
 
 import os
@@ -24,7 +23,7 @@ _ending = False
 
 
 def install() -> None:
-    """Handle the signals, except those that the process was started to ignore, like a shell's background jobs."""
+    """Handle the signals, except those that this process inherited as ignored, as a shell's background job does."""
     sys.unraisablehook = _unraisable
     for number in (signal.SIGINT, signal.SIGUSR1):
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -37,19 +36,19 @@ def ending() -> bool:
 
 
 def forget() -> None:
-    """Let the command continue after a signal that was meant for a part of it."""
+    """Let the command continue after a signal that was to end only a part of it."""
     global _ending  # noqa: PLW0603 -- signals belong to the process
     _ending = False
 
 
 def uninstall() -> None:
-    """Let signals end a process that only has to exit, where Python would print a traceback."""
+    """Restore default actions for a process that only has to exit: Python's own handler would print a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def end_at_once(message: str) -> NoReturn:
-    """Write a line to stderr and exit without waiting for anything, ignoring further interrupts."""
+    """Write a line to stderr and exit without waiting for anything. Further interrupts are ignored."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         _write_line(message)
@@ -74,7 +73,7 @@ def _handle(number: int, _frame: FrameType | None) -> None:
 
 
 def _unraisable(failure: "sys.UnraisableHookArgs") -> None:
-    """End the process on an interrupt that Python would only report, because it came while an object was deleted."""
+    """End the process on an interrupt that came while an object was deleted, which Python would only report."""
     if isinstance(failure.exc_value, KeyboardInterrupt):
         os._exit(INTERRUPTED)
     sys.__unraisablehook__(failure)
@@ -87,7 +86,7 @@ class Interrupted(Exception):  # noqa: N818 -- not an error
 class StopSignal:
     """A request to end training: the first SIGINT, SIGTERM or SIGUSR1 that any process of the run received.
 
-    All `processes` stop at the same `check`, and the main process says at once that it was asked.
+    All `processes` stop at the same `check`. The main process prints at once that it has received the signal.
     """
 
     def __init__(self, processes: "ProcessGroup", abort: Callable[[], NoReturn]) -> None:
@@ -96,7 +95,7 @@ class StopSignal:
         self._abort = abort
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
-        """The signal handler: records the signal; a SIGINT that is not the first signal calls `abort`."""
+        """Record the signal: this is the signal handler. A second Ctrl-C calls `abort` inside the handler."""
         if self.name is not None and number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third one would wait for a lock that this thread holds
             self._abort()
@@ -115,7 +114,10 @@ class StopSignal:
 
 @contextmanager
 def catch_stop_signals(processes: "ProcessGroup", abort: Callable[[], NoReturn]) -> Iterator[StopSignal]:
-    """Handle SIGINT, SIGTERM and SIGUSR1 inside the block; the previous handlers are restored after it."""
+    """Handle SIGINT, SIGTERM and SIGUSR1 inside the block, and restore the previous handlers after it.
+
+    A SIGINT after another signal calls `abort`, which ends the process at once.
+    """
     stop = StopSignal(processes, abort)
     previous = {
         number: signal.signal(number, stop.handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

@@ -1,4 +1,4 @@
-"""torch.compile, where it is requested, possible and worth it."""
+"""torch.compile, if it is requested, possible and worth it."""
 
 import warnings
 
@@ -8,45 +8,46 @@ from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.objective import Objective
-from lmtrain.system.device import autocast, lacks_to_compile
+from lmtrain.system.device import autocast, missing_to_compile
 from lmtrain.system.messages import Note
 from lmtrain.training.budget import Budget
 from lmtrain.training.costs import blank_batch
 
 ASSUMED_FLOPS = {"cpu": 3e11, "cuda": 1.5e14}
-"""Operations per second by which a run counts as long; only the order of magnitude matters."""
+"""Operations per second, by which the length of a run is estimated; only the order of magnitude matters."""
 PAYS_AFTER_SECONDS = 180.0
+"""How long a run must take for compiling to save time."""
 
 
 def compiled_forward(
     objective: Objective, config: Config, budget: Budget, device: torch.device, precision: str, note: Note
 ) -> Forward:
-    """The objective, compiled where that is requested, possible and worth it; else as it is.
+    """Return the objective, compiled if that is requested, possible and worth it; else unchanged.
 
-    `auto` decides only from the configuration and the machine, never from a clock, so that a resumed run computes
-    in the same way. Raises LmtrainError when `train.compile=true` fails or can't be done.
+    `auto` decides by the configuration and the machine, never by a clock, so that a resumed run computes in the same
+    way. Raises LmtrainError if `train.compile=true` fails or is impossible.
     """
-    wanted = config.train.compile
-    if wanted is False or (wanted == "auto" and not _is_long(objective, config, budget, device)):
+    requested = config.train.compile
+    if requested is False or (requested == "auto" and not _is_long(objective, config, budget, device)):
         return objective
-    lacking = lacks_to_compile(device)
-    if lacking is not None:
-        if wanted is True:
-            raise LmtrainError(f"train.compile=true, but this machine has no {lacking}: set train.compile=false")
-        note(f"not compiling the model, which only costs speed: this machine has no {lacking}")
+    missing = missing_to_compile(device)
+    if missing is not None:
+        if requested is True:
+            raise LmtrainError(f"train.compile=true, but compiling needs {missing}: set train.compile=false")
+        note(f"not compiling the model, which only costs speed: compiling needs {missing}")
         return objective
     note("compiling the model (a minute or two; cached for the next run)")
     compiled = torch.compile(objective, dynamic=False)
     try:
         inputs, targets = blank_batch(config, device)
         with warnings.catch_warnings(), autocast(device, precision):
-            # It recommends TF32, which bf16 does not need and fp32 must not use.
+            # PyTorch recommends TF32, which bf16 does not need and fp32 must not use.
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
             compiled(inputs, targets).sum().backward()
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # compilers raise any type; an error of the model recurs without compiling
-        if wanted is True:
+        if requested is True:
             raise LmtrainError(
                 f"train.compile=true, but torch.compile failed ({_reason(error)}): set train.compile=false"
             ) from error
@@ -58,15 +59,15 @@ def compiled_forward(
 
 
 def _reason(error: Exception) -> str:
-    """The line with the compiler's error, which comes after the name of the backend."""
+    """Return the line with the compiler's error, which comes after a line with the name of the backend."""
     lines = [line.strip() for line in str(error).splitlines()]
-    found = [line for line in lines if line and not line.endswith("raised:")]
-    return (found or [type(error).__name__])[0][:200]
+    reasons = [line for line in lines if line and not line.endswith("raised:")]
+    return (reasons or [type(error).__name__])[0][:200]
 
 
 def _is_long(objective: Objective, config: Config, budget: Budget, device: torch.device) -> bool:
-    """Whether the run is estimated to take longer than PAYS_AFTER_SECONDS, at 6 operations per parameter and token
-    (Kaplan et al., 2020): counting them would take a second."""
+    """Whether the run would take longer than PAYS_AFTER_SECONDS, at 6 operations per parameter and token (Kaplan et
+    al., 2020). Counting the operations would take a second."""
     seconds = budget.seconds or float("inf")
     if budget.steps is not None:
         parameters = sum(parameter.numel() for parameter in objective.model.parameters())

@@ -14,7 +14,7 @@ from torch.torch_version import TorchVersion
 
 from lmtrain.errors import LmtrainError
 from lmtrain.system import device as devices
-from lmtrain.system.device import choose_device, choose_precision, lacks_to_compile
+from lmtrain.system.device import choose_device, choose_precision, missing_to_compile
 from lmtrain.system.machine import peak_flops
 from lmtrain.system.memory import explain_out_of_memory
 from lmtrain.system.process_group import ProcessGroup
@@ -53,17 +53,17 @@ def test_what_compiling_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CC", "CXX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1+cpu"))
-    assert str(lacks_to_compile(cpu)).startswith("PyTorch 2.13 (what 2.12.1+cpu compiles")
-    assert lacks_to_compile(cuda) == "C compiler"
+    assert str(missing_to_compile(cpu)).startswith("PyTorch 2.13 or newer for a CPU (this is 2.12.1+cpu")
+    assert missing_to_compile(cuda) == "a C compiler"
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0"))
-    assert (lacks_to_compile(cpu), lacks_to_compile(cuda)) == (None, "C compiler")
+    assert (missing_to_compile(cpu), missing_to_compile(cuda)) == (None, "a C compiler")
     found = {"clang"}
-    assert (lacks_to_compile(cpu), lacks_to_compile(cuda)) == ("C++ compiler", "Triton")
+    assert (missing_to_compile(cpu), missing_to_compile(cuda)) == ("a C++ compiler", "Triton")
     triton.append(object())
-    assert lacks_to_compile(cuda) is None
+    assert missing_to_compile(cuda) is None
     monkeypatch.setenv("CC", "mycc")
     found = {"mycc"}
-    assert lacks_to_compile(cuda) is None
+    assert missing_to_compile(cuda) is None
 
 
 def test_the_first_signal_is_recorded_and_a_second_ctrl_c_aborts(monkeypatch: pytest.MonkeyPatch) -> None:

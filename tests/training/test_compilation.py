@@ -13,13 +13,13 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.objective import Objective
-from lmtrain.system.device import lacks_to_compile
+from lmtrain.system.device import missing_to_compile
 from lmtrain.system.messages import ignore
 from lmtrain.training import train_state
 from tests.training.helpers import change, cpu, take_step, without_dropout
 
 
-@pytest.mark.skipif(lacks_to_compile(cpu()) is not None, reason="nothing can be compiled here")
+@pytest.mark.skipif(missing_to_compile(cpu()) is not None, reason="nothing can be compiled here")
 def test_the_compiled_model_trains_like_the_plain_one(tiny: Config, store: TokenStore) -> None:
     notes: list[str] = []
     losses = []
@@ -52,7 +52,7 @@ def failing(error: Exception, late: bool = False) -> Callable[..., Any]:
 def long_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` compiles every run."""
     monkeypatch.setattr("lmtrain.training.compilation.PAYS_AFTER_SECONDS", 0.0)
-    monkeypatch.setattr("lmtrain.training.compilation.lacks_to_compile", lambda device: None)
+    monkeypatch.setattr("lmtrain.training.compilation.missing_to_compile", lambda device: None)
 
 
 @pytest.mark.usefixtures("long_run")
@@ -91,9 +91,9 @@ def test_memory_exhausted_while_compiling_is_not_a_compiler_error(
 def test_a_machine_without_a_compiler(
     tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch, long_run: None
 ) -> None:
-    monkeypatch.setattr("lmtrain.training.compilation.lacks_to_compile", lambda device: "C++ compiler")
+    monkeypatch.setattr("lmtrain.training.compilation.missing_to_compile", lambda device: "a C++ compiler")
     notes: list[str] = []
     assert isinstance(train_state.new_state(tiny, store, notes.append).forward, Objective)
-    assert notes == ["not compiling the model, which only costs speed: this machine has no C++ compiler"]
-    with pytest.raises(LmtrainError, match=r"train\.compile=true, but .* no C\+\+ compiler: set train\.compile=false"):
+    assert notes == ["not compiling the model, which only costs speed: compiling needs a C++ compiler"]
+    with pytest.raises(LmtrainError, match=r"train\.compile=true, but .* a C\+\+ compiler: set train\.compile=false"):
         train_state.new_state(change(tiny, train__compile=True), store, ignore)

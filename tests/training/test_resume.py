@@ -22,7 +22,7 @@ from lmtrain.generation.options import Options
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.system import disk
-from lmtrain.system.device import lacks_to_compile
+from lmtrain.system.device import missing_to_compile
 from lmtrain.training import loop, train_state, validation
 from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.loop import train_step
@@ -60,7 +60,7 @@ def test_every_step_can_be_resumed(little: Config, little_store: TokenStore, tmp
     assert [departures(reference, number) for number in range(1, length + 1)] == [[]] * length
 
 
-@pytest.mark.skipif(lacks_to_compile(cpu()) is not None, reason="nothing can be compiled here")
+@pytest.mark.skipif(missing_to_compile(cpu()) is not None, reason="nothing can be compiled here")
 def test_a_compiled_training_can_be_resumed(little: Config, little_store: TokenStore, tmp_path: Path) -> None:
     config = change(little, **SMALL, train__compile=True, train__steps=10)
     reference = refer(config, little_store, tmp_path, 8)
