@@ -37,9 +37,9 @@ class TrainConfig(Section):
     """Recompute the activations of a block in the backward pass: less memory, more time, the same bits."""
 
     batch_size: int = Field(32, ge=1)
-    """Windows per optimizer step, over all processes."""
+    """Sequences per optimizer step, over all processes."""
     micro_batch: int | None = Field(None, ge=1)
-    """Windows per forward pass; gradients are accumulated up to `batch_size`. null = `batch_size` / number of
+    """Sequences per forward pass; gradients are accumulated up to `batch_size`. null = `batch_size` / number of
     processes."""
     loss_chunk: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
     """Targets whose logits are computed at once, to save memory. null = all; `auto` = all up to 1 GiB of float32
@@ -49,7 +49,7 @@ class TrainConfig(Section):
     epochs: float | None = Field(None, gt=0)
     """Budget in passes over the training tokens."""
     tokens: int | None = Field(None, ge=1)
-    """Budget in predicted tokens (one per window in a windowed model), rounded up to a whole step."""
+    """Budget in predicted tokens (one per sequence in a windowed model), rounded up to a whole step."""
     max_minutes: float | None = Field(None, gt=0)
     """Budget in minutes of wall-clock time, including compilation. The schedule then follows the clock too."""
 

@@ -168,15 +168,15 @@ def remove_after(run_dir: Path, step: int) -> None:
             remove_folder(folder)
 
 
-def prune(run_dir: Path, keep: int, before: int = 0) -> None:
+def prune(run_dir: Path, keep: int, common_steps: int = 0) -> None:
     """Delete all checkpoints except the newest `keep` and the best one.
 
-    A run may also go back to a step up to `before` (0: it never does), so the newest checkpoint and the best one up to
-    that step are kept too.
+    A run with a larger budget goes back to a step up to `common_steps` (0: it can't), so the newest checkpoint and the
+    best one up to that step are kept too.
     """
     kept = {best_folder(run_dir), *folders(run_dir)[-keep:]}
-    if before:
-        kept |= {best_folder(run_dir, before), *folders(run_dir, before)[-1:]}
+    if common_steps:
+        kept |= {best_folder(run_dir, common_steps), *folders(run_dir, common_steps)[-1:]}
     for folder in reversed(folders(run_dir)):
         if folder not in kept:
             remove_folder(folder)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lmtrain.config.loader import dump as dump_config
 from lmtrain.config.loader import load as load_config
@@ -19,6 +19,7 @@ from lmtrain.system import disk
 CONFIG, TOKENIZER, STATE, METRICS = "config.yaml", "tokenizer.json", "state.json", "metrics.jsonl"
 OPEN_BPE_SIZE = 16_384
 """The size of a bpe vocabulary that earlier versions left open."""
+Status = Literal["running", "finished", "interrupted", "failed"]
 CHECKPOINTS = "checkpoints"
 STEP_PREFIX = "step-"
 _LOCK = ".lock"
@@ -90,8 +91,8 @@ def find_run(path: Path | None, runs_dir: Path) -> Path:
     return max(runs, key=lambda run: (run / STATE).stat().st_mtime if (run / STATE).exists() else 0.0)
 
 
-def write_state(run_dir: Path, status: str, **details: Any) -> None:
-    """Write `state.json`; `status` is running, finished, interrupted or failed."""
+def write_state(run_dir: Path, status: Status, **details: Any) -> None:
+    """Write `state.json`."""
     write_file(run_dir / STATE, json.dumps({"status": status, **details}, indent=2) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""What a run says of itself before its first step."""
+"""What a run reports before its first step."""
 
 import math
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from lmtrain.training.train_state import TrainState
 
 
 def introduction(config: Config, store: TokenStore, budget: Budget, samples_per_epoch: int) -> Iterator[str]:
-    """Lines about the model, the data and the budget of a run."""
+    """Yield lines about the model, the data and the budget, before the model is made, which may take minutes."""
     model, train, tokenizer = config.model, config.train, store.tokenizer
     parameters = sum(value.numel() for value in build_uninitialized(model, tokenizer.vocab_size).parameters())
     size = f"{parameters / 1e6:,.1f} M" if parameters >= 1e6 else f"{parameters:,}"
@@ -21,8 +21,9 @@ def introduction(config: Config, store: TokenStore, budget: Budget, samples_per_
     yield f"model: {size} parameters, {blocks}, context {model.context}"
     targets = targets_per_step(config)
     yield (
-        f"data: {store.split('train').tokens:,} training tokens ({tokenizer.kind}, {tokenizer.vocab_size:,} entries), "
-        f"{math.ceil(samples_per_epoch / train.batch_size):,} steps of {targets:,} tokens per epoch"
+        f"data: {store.split('train').tokens:,} training tokens; {tokenizer.kind} tokenizer with "
+        f"{tokenizer.vocab_size:,} entries; one epoch is "
+        f"{_count(math.ceil(samples_per_epoch / train.batch_size), 'step')} of {_count(targets, 'token')}"
     )
     limits = []
     if budget.steps is not None:
@@ -34,15 +35,16 @@ def introduction(config: Config, store: TokenStore, budget: Budget, samples_per_
 
 
 def device_line(state: TrainState) -> str:
-    """Where and how a run computes."""
+    """Return a line about the device, the precision, the processes and the compilation of a run."""
     device, processes = state.device, state.parallel.processes.world_size
     facts = [torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", state.precision]
     if device.type == "cpu":
         facts.append(_count(torch.get_num_threads(), "thread"))
     if processes > 1:
-        facts.append(f"{processes} processes ({state.parallel.kind})")
+        facts.append(f"{processes} processes ({state.parallel.strategy})")
     return f"device: {', '.join(facts)}, {'compiled' if state.compiled else 'not compiled'}"
 
 
 def _count(number: int, name: str) -> str:
+    """Return the number with the noun in singular or plural."""
     return f"{number:,} {name}{'s' * (number != 1)}"

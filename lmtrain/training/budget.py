@@ -10,9 +10,9 @@ from lmtrain.training.checkpoint_info import Counters
 
 DEFAULT_EPOCHS = 10.0
 EVALUATIONS = 20
-"""Into how many parts the budget is divided for evaluations, unless the configuration says how often."""
+"""Evaluations in a run, at most, if `train.eval_steps` is not set."""
 EVALUATION_COST = 0.1
-"""How much time evaluations may take then, in relation to training steps."""
+"""Time that evaluations may take then, as a fraction of that of training steps."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,10 @@ class Budget:
     """Seconds before the first step, mostly compilation."""
 
     def progress(self, step: int, seconds: float) -> float:
-        """The fraction of the budget that is spent, in [0, 1]. A budget in time counts from the first step: from the
-        start, compiling could take up the whole warm-up."""
+        """Return the fraction of the budget that is spent, in [0, 1].
+
+        A budget in time counts from the first step on; otherwise compiling could take up the whole warmup.
+        """
         fractions = [0.0]
         if self.steps is not None:
             fractions.append(step / self.steps)
@@ -35,36 +37,38 @@ class Budget:
         return min(1.0, max(fractions))
 
     def with_setup(self, seconds: float) -> Self:
-        """The same budget with the first step after so many seconds. Raises LmtrainError if it is spent by then."""
+        """Return the budget with so many `setup_seconds`. Raises LmtrainError if they are the whole budget."""
         if self.seconds is not None and seconds >= self.seconds:
             raise LmtrainError(
-                f"train.max_minutes={self.seconds / 60:g} is over before the first step: compiling and the other "
-                f"preparations took {seconds / 60:.2f} minutes; raise it, or set train.compile=false"
+                f"train.max_minutes={self.seconds / 60:g} is over before the first step: compiling and other "
+                f"preparations took {seconds / 60:.2f} minutes. Raise train.max_minutes, or set train.compile=false"
             )
         return replace(self, setup_seconds=seconds)
 
 
 def targets_per_step(config: Config) -> int:
-    """Predictions per optimizer step: what a budget in tokens counts."""
+    """Return the number of predictions per optimizer step, which a budget in tokens counts."""
     return config.train.batch_size * (1 if config.model.mode == "windowed" else config.model.context)
 
 
 def make_budget(config: Config, samples_per_epoch: int) -> Budget:
-    """The configured budget in steps and seconds; the last step of an epoch may reach into the next one.
+    """Return the configured budget in steps and seconds. The last step of an epoch may reach into the next one.
 
-    Raises UsageError if a warmup that is given in steps does not fit into it.
+    Raises UsageError if the warmup is given in steps and they do not fit into the budget.
     """
     train, steps = config.train, _budget_steps(config, samples_per_epoch)
     if steps is not None and train.warmup >= 1:
         decay = train.decay if train.schedule == "wsd" else 0.0
         if train.warmup > (1 - decay) * steps:
-            also = f" steps and train.decay={decay:g} are" if decay else " steps is"
-            raise UsageError(f"train.warmup={train.warmup:g}{also} more than the whole run of {steps:,}: lower them")
+            also, lower = (f" and train.decay={decay:g} are together", "one of them") if decay else (" is", "it")
+            raise UsageError(
+                f"train.warmup={train.warmup:g} steps{also} more than the whole run of {steps:,} steps: lower {lower}"
+            )
     return Budget(steps, None if train.max_minutes is None else 60.0 * train.max_minutes)
 
 
 def _budget_steps(config: Config, samples_per_epoch: int) -> int | None:
-    """The budget as a number of steps; None = it is only in minutes."""
+    """Return the budget in steps, or None if it is only in minutes."""
     train = config.train
     if train.steps is not None:
         return train.steps
@@ -79,12 +83,12 @@ def _budget_steps(config: Config, samples_per_epoch: int) -> int | None:
 def evaluation_due(
     config: Config, validation_tokens: int, counters: Counters, progress: float, last_progress: float, cost: float
 ) -> bool:
-    """Whether to evaluate now, at this progress, the last evaluation having been at `last_progress`.
+    """Whether to evaluate now, at `progress`; the last evaluation was at `last_progress`.
 
-    Without `eval_steps` it is due when the progress enters another part of the budget, unless evaluations would take
-    more than `EVALUATION_COST`. If the budget is in time, that is measured: `cost` is the time that they have taken so
-    far in relation to steps. Otherwise it must depend only on the step, so it is estimated: a step takes three times as
-    long as an evaluation per target.
+    With `eval_steps` this depends only on the step. Without, an evaluation is due in each twentieth of the budget, as
+    long as evaluations take no more than `EVALUATION_COST`. With a budget in time, `cost` is what they have taken so
+    far. Otherwise their cost is estimated, so that a resumed run is evaluated at the same steps: training takes three
+    times as long per target as an evaluation.
     """
     train, steps = config.train, counters.step - counters.evaluated
     if steps == 0:

@@ -1,7 +1,7 @@
-"""What a checkpoint of a run stores beside its tensors."""
+"""What the checkpoint of a run stores beside its tensors."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -16,7 +16,7 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass
 class Counters:
-    """The numbers that a checkpoint must restore for a resumed run to equal an uninterrupted one."""
+    """The numbers of a run that the host changes while it is trained."""
 
     step: Count = 0
     evaluated: Count = 0
@@ -26,23 +26,30 @@ class Counters:
     best_step: Count = 0
     stale: Count = 0
     """Evaluations in a row without a new best."""
-    scaler: dict[str, int | Finite] = field(default_factory=dict)
-    """`GradScaler.state_dict()` at the time of saving."""
-    skipped: Count = 0
-    """`StepStatistics.skipped` at the time of saving."""
-    in_a_row: Count = 0
-    """`StepStatistics.in_a_row` at the time of saving."""
-    window: tuple[Finite, Finite, Count] = (0.0, 0.0, 0)
-    """`StepStatistics.sums` at the time of saving."""
 
-    def load(self, other: "Counters") -> None:
-        """Copy all fields from another object."""
-        vars(self).update(vars(other))
+    def load(self, saved: "Counters") -> None:
+        """Copy these fields from saved ones."""
+        for each in fields(Counters):
+            setattr(self, each.name, getattr(saved, each.name))
+
+
+@dataclass
+class SavedCounters(Counters):
+    """All numbers that a checkpoint must restore for a resumed run to equal an uninterrupted one."""
+
+    scaler: dict[str, int | Finite] = field(default_factory=dict)
+    """`GradScaler.state_dict()`."""
+    skipped: Count = 0
+    """`StepStatistics.skipped`."""
+    in_a_row: Count = 0
+    """`StepStatistics.in_a_row`."""
+    window: tuple[Finite, Finite, Count] = (0.0, 0.0, 0)
+    """`StepStatistics.sums`: those since the last logged step."""
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """What the learning rate of a step depends on beside the identity of the run."""
+class ScheduleLength:
+    """What the learning rate of a step depends on, beside fields that a run can't change."""
 
     steps: Count | None
     """The budget in steps."""
@@ -54,16 +61,16 @@ class Schedule:
 class CheckpointInfo:
     """What a resumed run reads in the manifest of a checkpoint: its counters, and how it was written."""
 
-    counters: Counters
+    counters: SavedCounters
     seconds: Amount
-    """Time that the run had taken."""
+    """The time that the run had taken."""
     metrics_bytes: Count
     """Length of metrics.jsonl."""
     threads: int
     tokenizer: str
     """Hash of the tokenizer."""
     store: str | None = None
-    """Hash of the token store. None: written by an earlier version, whose stores had another form."""
+    """Hash of the token store. None in a checkpoint of an earlier version, whose stores had another form."""
     processes: Annotated[int, Field(ge=1)] = 1
     teacher: str | None = None
     """Hash of the teacher's checkpoint, or of the checkpoints of several."""
@@ -72,19 +79,19 @@ class CheckpointInfo:
     precision: str | None = None
     compiled: bool | None = None
     micro_batch: int | None = None
-    schedule: Schedule | None = None
-    """None: written by an earlier version."""
+    schedule: ScheduleLength | None = None
+    """None in a checkpoint of an earlier version."""
 
 
-NEW_RUN = CheckpointInfo(Counters(), seconds=0.0, metrics_bytes=0, threads=0, tokenizer="")
+NEW_RUN = CheckpointInfo(SavedCounters(), seconds=0.0, metrics_bytes=0, threads=0, tokenizer="")
 """The info of a run that has no checkpoint yet."""
 
 
-def read_info(found: Checkpoint) -> CheckpointInfo:
-    """Parse and validate `found.info`. Raises LmtrainError if a field is missing or invalid."""
+def read_info(checkpoint: Checkpoint) -> CheckpointInfo:
+    """Parse and validate the manifest. Raises LmtrainError if a field is missing or invalid."""
     try:
-        return TypeAdapter(CheckpointInfo).validate_json(json.dumps(found.info), strict=True)
+        return TypeAdapter(CheckpointInfo).validate_json(json.dumps(checkpoint.info), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"][:2])
-        raise LmtrainError(f"{found.folder} can't be resumed: {field} in its manifest: {first['msg']}") from None
+        name = ".".join(str(part) for part in first["loc"][:2])
+        raise LmtrainError(f"{checkpoint.folder} can't be resumed: {name} in its manifest: {first['msg']}") from None

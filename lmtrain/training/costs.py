@@ -1,4 +1,4 @@
-"""What training costs: operations, memory, time and tokens; for `train --dry-run` and MFU (model FLOPs utilization)."""
+"""The costs of training: operations, memory and time; for `train --dry-run` and MFU (model FLOPs utilization)."""
 
 from functools import lru_cache
 from typing import Any
@@ -23,20 +23,20 @@ from lmtrain.system.memory import installed_bytes
 from lmtrain.training.budget import make_budget, targets_per_step
 
 DISTILLATION_BUFFERS = 3
-"""Arrays of the size of the logits that the distillation loss allocates at one time, beside those autograd saves."""
+"""Arrays of the size of all logits that exist at once in the distillation loss, beside those that autograd saves."""
 
 UTILIZATION = {"cpu": 0.5, "cuda": 0.35}
 """Typical MFU of training, by device."""
 LAYER_SECONDS = 1e-3
-"""The time that both passes of a micro-batch take at least in a layer; outside of the layers it is twice as much."""
+"""Least time of a layer for both passes of a micro-batch; all outside the layers takes at least twice as much."""
 
 
 def step_flops(model: LanguageModel, config: Config) -> float:
-    """Floating-point operations of the matrix products of a training step, two per multiply-add.
+    """Return the floating-point operations of a training step: those of the matrix products, two per multiply-add.
 
-    Counts the forward and backward passes over the text of a batch, as a CPU computes them: masked scores count,
-    except those that local attention skips in long rows. Not counted are other operations, the optimizer, recomputation
-    of activations, and the teacher. A tail of an adaptive output counts by its share of the targets.
+    Both passes over a batch count, as on a CPU: masked scores count, except those that local attention skips in long
+    sequences. The optimizer, recomputed activations and the teacher do not count. A tail of an adaptive output counts
+    for its fraction of the targets.
     """
     rows = config.train.micro_batch or config.train.batch_size
     flops = _matrix_products(config.model, model.vocab_size, rows) * config.train.batch_size / rows
@@ -48,7 +48,7 @@ def step_flops(model: LanguageModel, config: Config) -> float:
 
 @lru_cache
 def _matrix_products(config: ModelConfig, vocab_size: int, rows: int) -> int:
-    """Of one micro-batch: what torch counts of both passes on fake tensors, without an adaptive output's tails."""
+    """Return what torch counts in both passes of a micro-batch on fake tensors, without the tails of the output."""
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         objective = Objective(construct(config, vocab_size), None)
         tokens = torch.zeros(rows, config.context, dtype=torch.int64)
@@ -58,7 +58,7 @@ def _matrix_products(config: ModelConfig, vocab_size: int, rows: int) -> int:
 
 
 def blank_batch(config: Config, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Inputs (B, C) and targets (B, C), or (B,) if windowed, of one micro-batch, all zero."""
+    """Return a micro-batch of zeros: inputs (B, C) and targets (B, C), or (B,) if windowed."""
     rows, context = config.train.micro_batch or config.train.batch_size, config.model.context
     shape = (rows,) if config.model.mode == "windowed" else (rows, context)
     return (
@@ -68,17 +68,16 @@ def blank_batch(config: Config, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str, float]:
-    """Bytes of the tensors that exist at once in training, by part, without the memory of the program itself. What
-    autograd saves in eager mode is counted, not estimated.
+    """Return the bytes of the tensors that exist at once in training, by part, without the program itself.
 
-    The forward pass of one micro-batch runs on fake tensors, which have no data. Of an adaptive output only the logits
-    of the first classes are counted: those of a tail are temporary, and few except with unusual cutoffs. Teachers
-    need their weights, and the distributions over the vocabulary for every target.
+    What autograd saves in eager mode is counted, not estimated: the forward pass of one micro-batch runs on fake
+    tensors, which have no data. The logits in the tails of an adaptive output are left out: they are temporary, and few
+    except with unusual cutoffs. Teachers need their weights, and a distribution over the vocabulary for every target.
     """
-    cpu, configs = torch.device("cpu"), [run_config(run_dir).model for run_dir in config.train.teacher]
+    cpu, teachers = torch.device("cpu"), [run_config(run_dir).model for run_dir in config.train.teacher]
     with FakeTensorMode():
         model = construct(config.model, vocab_size)
-        teacher = Ensemble([construct(own, vocab_size) for own in configs]) if configs else None
+        teacher = Ensemble([construct(each, vocab_size) for each in teachers]) if teachers else None
         objective = Objective(model, config.train.loss_chunk, teacher)
         inputs, targets = blank_batch(config, cpu)
         activations = _saved_bytes(objective, inputs, targets, precision)
@@ -110,9 +109,9 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
 
 
 def _saved_bytes(model: nn.Module, inputs: Tensor, targets: Tensor, precision: str) -> float:
-    """The bytes of all storages, each counted once, that autograd saves in a forward pass, except the parameters'."""
-    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    saved: dict[int, torch.UntypedStorage] = {}  # by address; held, so that no address is used twice
+    """Return the bytes of all storages that autograd saves in a forward pass, without those of the parameters."""
+    parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    saved: dict[int, torch.UntypedStorage] = {}  # by address; kept alive, so that no address is used again
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -124,18 +123,18 @@ def _saved_bytes(model: nn.Module, inputs: Tensor, targets: Tensor, precision: s
         autocast(torch.device("cpu"), "fp32" if precision == "fp32" else "bf16"),
     ):
         model(inputs, targets).sum()
-    return float(sum(storage.nbytes() for address, storage in saved.items() if address not in own))
+    return float(sum(storage.nbytes() for address, storage in saved.items() if address not in parameters))
 
 
 def costs(config: Config, store: TokenStore) -> dict[str, Any]:
-    """The figures of `train --dry-run`, without `steps` if the budget is only in minutes; `estimate` is of one process.
+    """Return the figures of `train --dry-run`, without `steps` if the budget is only in minutes.
 
-    The time of a step is its operations over `UTILIZATION` of the measured peak, plus `LAYER_SECONDS`; evaluations are
-    left out. Within a budget in minutes, `estimate` has the steps that fit.
+    `estimate` is for one process, without evaluations. It takes the time of a step as its operations over `UTILIZATION`
+    of the measured peak, plus `LAYER_SECONDS`. If the budget is in minutes, its `steps` are those that fit.
     """
     split, seed = store.split("train"), config.run.seed
     samples = SampleOrder(split.tokens, config.model.context, config.model.mode, seed).per_epoch()
-    with FakeTensorMode():  # a model that is larger than the memory has a size too
+    with FakeTensorMode():  # also for a model that is larger than the memory
         model = build_uninitialized(config.model, store.tokenizer.vocab_size)
     if model.adaptive is not None:
         model.adaptive.set_shares(torch.from_numpy(split.counts(store.tokenizer.vocab_size)))

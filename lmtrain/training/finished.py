@@ -1,4 +1,4 @@
-"""A run that is finished: its outcome as `state.json` holds it."""
+"""The outcome of a finished run, from its `state.json`."""
 
 from pathlib import Path
 from typing import Literal
@@ -38,14 +38,14 @@ class Finished(BaseModel, strict=True, allow_inf_nan=False):
 def finished_outcome(
     run_dir: Path, config: Config, budget: Budget, last: CheckpointInfo, processes: ProcessGroup
 ) -> Outcome | None:
-    """The outcome of the run; None unless it ended with this last checkpoint, and the best one is undamaged."""
+    """Return the outcome of the run; None unless it ended with this last checkpoint, and the best one is undamaged."""
     stopped_early = out_of_patience(config, last.counters)
     if (last.teacher is None) != (not config.train.teacher):
         return None  # not the same run, which `restore` reports
     if not stopped_early and budget.progress(last.counters.step, last.seconds) < 1.0:
         return None
 
-    def find() -> str:
+    def valid_state() -> str:
         state = read_finished(run_dir)
         if state is None or state.step != last.counters.step:
             return ""
@@ -55,15 +55,16 @@ def finished_outcome(
             return ""
         return state.model_dump_json() if best.info["step"] == state.best_step else ""
 
-    if not (text := processes.on_main(find)):
+    text = processes.on_main(valid_state)
+    if not text:
         return None
     state = Finished.model_validate_json(text)
-    status = "stopped early" if stopped_early else "finished"
+    status: Literal["stopped early", "finished"] = "stopped early" if stopped_early else "finished"
     return Outcome(status, state.step, state.minutes, state.valid, state.best_step)
 
 
 def read_finished(run_dir: Path) -> Finished | None:
-    """What `state.json` holds of a finished run; None of another run."""
+    """Return the content of `state.json`, or None unless the run is finished."""
     path = run_dir / STATE
     try:
         disk.check_regular(path)

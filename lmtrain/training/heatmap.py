@@ -23,10 +23,11 @@ _ASCII = str.maketrans("\u2013\u2014\u2018\u2019\u201c\u201d", "--''\"\"")
 
 
 def heatmap(words: list[str], weights: np.ndarray) -> np.ndarray:
-    """Heads by words, each cell colored by its weight and labeled with it in percent: RGB, uint8 (height, width, 3).
+    """Return a picture of heads by words, each cell colored by its weight and labeled with it in percent.
 
-    `weights` (H, T), each row a distribution over the T `words`. Eight words are legible on a card of TensorBoard.
-    The color follows the square root of the weight, so that small weights show beside large ones.
+    `weights` (H, T), each row a distribution over the T `words` -> RGB, uint8 (height, width, 3). Eight words are
+    legible on a card of TensorBoard. The color follows the square root of the weight, so that small weights are visible
+    beside large ones.
     """
     labels = [_slanted(word) for word in words]
     top = _MARGIN + max(label.height for label in labels)
@@ -49,14 +50,14 @@ def heatmap(words: list[str], weights: np.ndarray) -> np.ndarray:
 
 
 def _color(weight: float) -> tuple[int, int, int]:
-    """The color of a weight between 0 and 1."""
+    """Return the color of a weight between 0 and 1."""
     position = math.sqrt(min(max(weight, 0.0), 1.0)) * (len(_COLORS) - 1)
     red, green, blue = (np.interp(position, range(len(_COLORS)), channel) for channel in _COLORS.T)
     return round(red), round(green), round(blue)
 
 
 def _slanted(word: str) -> Image.Image:
-    """A word on a transparent ground, rotated by 45 degrees."""
+    """Return a picture of a word on a transparent ground, rotated by 45 degrees."""
     shown, font = _shortened(word), ImageFont.load_default(16)
     left, _, right, _ = font.getbbox(shown)
     flat = Image.new("RGBA", (math.ceil(right - left) + 2, 22), (*_INK, 0))
@@ -65,7 +66,7 @@ def _slanted(word: str) -> Image.Image:
 
 
 def _shortened(word: str) -> str:
-    """The word in characters that Pillow's own font has, at most 14: without accents, `?` for other scripts."""
+    """Return the word in at most 14 characters that Pillow's own font has: without accents, `?` for other scripts."""
     decomposed = unicodedata.normalize("NFKD", word.translate(_ASCII))
     plain = "".join(char if " " <= char <= "~" else "?" for char in decomposed if not unicodedata.combining(char))
     return plain if len(plain) <= _MAX_LETTERS else plain[: _MAX_LETTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"

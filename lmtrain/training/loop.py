@@ -1,8 +1,8 @@
 """The training loop: `fit` trains a configuration until its budget is spent, and `train_step` is one of its steps.
 
 All randomness is a function of (seed, step, micro-batch) and the learning rate is a function of progress, so the state
-of a run consists of its tensors and the numbers in `Counters`, and a resumed run equals an uninterrupted one if its
-budget is in steps, epochs or tokens.
+of a run is its tensors and the numbers in `SavedCounters`. A resumed run equals an uninterrupted one if the budget is
+in steps, epochs or tokens.
 """
 
 import math
@@ -32,7 +32,8 @@ MEMORY_REMEDY = (
     "lower train.micro_batch or train.loss_chunk (the batch stays the same), model.context, or the model's size"
 )
 
-Part = Callable[[str], AbstractContextManager[object]]
+Measure = Callable[[str], AbstractContextManager[object]]
+"""Returns a context that measures one part of a step, by its name."""
 
 
 def fit(
@@ -44,13 +45,12 @@ def fit(
     quiet: bool = False,
     processes: ProcessGroup = SINGLE_PROCESS,
 ) -> Outcome:
-    """Train until the budget is spent, the score stops improving, or a signal arrives.
+    """Train until the budget is spent, the score stops improving, or a signal arrives. Return the outcome.
 
-    Resumes from the last good checkpoint in `run_dir`, if there is one, or with a larger budget from the last one
-    before the schedules differ; of a finished run only returns the outcome.
-    `note` is given warnings and, unless `quiet`, what the run is going to do.
-    All processes of a distributed run call this, those that print nothing with `ignore` as `note`, and get the same
-    outcome.
+    If `run_dir` has a good checkpoint, training resumes from it; with a larger budget, from the last one before the
+    schedules differ. If the run is finished, this only returns its outcome.
+    `note` reports warnings and, unless `quiet`, what the run is going to do.
+    Call this in every process of a distributed run, with `note=ignore` except in the main one. All return the same.
     Raises LmtrainError if the folder belongs to another configuration or other data, and if training diverges.
     """
     with (
@@ -73,42 +73,40 @@ def fit(
     return outcome
 
 
-def train_step(state: TrainState, lr: float, part: Part = nullcontext) -> None:
-    """One optimizer step over `batch_size` windows.
+def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> None:
+    """Take one optimizer step over `batch_size` sequences, and add its loss and gradient norm to `state.statistics`.
 
     The loss is the sum of nats over the count of all targets in the step, however they are divided into micro-batches.
-    If the gradient is not finite, the step is skipped: weights and optimizer state stay unchanged. What it measures is
-    added to `state.statistics`, on the device.
-    `part` is a context that is entered around each part of the step, by name, to measure it.
+    If the gradient is not finite, the step is skipped: weights and optimizer state stay unchanged.
     """
     train, model, processes = state.config.train, state.model, state.parallel.processes
-    step, micro_batch = state.counters.step, train.micro_batch or train.batch_size
+    step, size = state.counters.step, train.micro_batch or train.batch_size
     ids, order = state.store.split("train").ids, state.order
     total = torch.zeros((), device=state.device)
     for group in state.optimizer.param_groups:
         group["lr"] = lr * group["lr_factor"]
-    micros = processes.shard(train.batch_size // micro_batch)
-    for micro in micros:
-        with part("data"):
-            torch.manual_seed(step_seed(state.config.run.seed, step, micro))
-            starts = order.starts(step * train.batch_size + micro * micro_batch, micro_batch)
+    micro_batches = processes.shard(train.batch_size // size)  # the indices of this process's micro-batches
+    for index in micro_batches:
+        with measure("data"):
+            torch.manual_seed(step_seed(state.config.run.seed, step, index))
+            starts = order.starts(step * train.batch_size + index * size, size)
             inputs, targets = batch(ids, starts, order.context, order.mode)
             if train.token_noise:
                 inputs = noisy(inputs, ids, train.token_noise)
             inputs, targets = to_device(inputs, state.device), to_device(targets, state.device)
-        with state.parallel.gradient_sync(micro == micros[-1]):
-            with part("forward"), autocast(state.device, state.precision):
+        with state.parallel.gradient_sync(index == micro_batches[-1]):
+            with measure("forward"), autocast(state.device, state.precision):
                 nats = state.forward(inputs, targets)
-            with part("backward"):
+            with measure("backward"):
                 loss = nats.sum() / targets_per_step(state.config)
                 state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
-    with part("clip"):
+    with measure("clip"):
         processes.all_reduce(total)
         state.scaler.unscale_(state.optimizer)
         grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip or math.inf))
         skipped = ~torch.isfinite(grad_norm)
-    with part("optimizer"):
+    with measure("optimizer"):
         state.optimizer.step_unless(skipped)
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""Time, and means over the steps between two logged points."""
+"""The clock of a run, and means over the steps between two logged ones."""
 
 import math
 import time
@@ -20,28 +20,26 @@ MAX_SKIPPED_IN_A_ROW = 20
 
 
 class Clock:
-    """Seconds that the run has taken until the last `update`, by the main process's clock.
-
-    They include all parts of a resumed run, and evaluations.
-    """
+    """The seconds that a run has taken, by the main process's clock, including evaluations and earlier parts of it."""
 
     def __init__(self, seconds: float, processes: ProcessGroup) -> None:
         self._before, self._processes = seconds, processes
         self._now = self._started = processes.broadcast(time.monotonic())
 
     def update(self) -> None:
-        """Read the time. Called by all processes, so that all have the same time until the next call."""
+        """Read the time. All processes call this, so that all have the same time until the next call."""
         self._now = self._processes.broadcast(time.monotonic())
 
     def seconds(self) -> float:
-        """Seconds until the last `update`."""
+        """Return the seconds until the last `update`."""
         return self._before + self._now - self._started
 
 
 class Meter:
-    """Means and rates over the steps since the last logged one. Only logged steps, and every 20th, wait for a GPU.
+    """Means and rates over the steps since the last logged one.
 
-    The sums are part of the training's state, so they survive a resume; rates cover only this part of the run.
+    The sums are part of the state, so the means include steps before a resume; rates cover only the time since then. On
+    a GPU only logged steps, and every 20th, wait for the device.
     """
 
     def __init__(self, state: TrainState) -> None:
@@ -52,24 +50,23 @@ class Meter:
         self._steps, self._started = 0, time.perf_counter()
 
     def count_step(self) -> None:
-        """Count a step. Raises LmtrainError after too many skipped steps in a row; on a GPU up to 20 steps late, so
-        that the host does not wait for every step."""
+        """Count a step. Raises LmtrainError after MAX_SKIPPED_IN_A_ROW skipped steps, on a GPU up to 20 steps late."""
         self._steps += 1
         if self._state.device.type == "cpu" or self._state.counters.step % MAX_SKIPPED_IN_A_ROW == 0:
             self._check_divergence()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Exclude the time spent in the block."""
+        """Leave the time that is spent in the block out of the rates."""
         synchronize(self._state.device)
         started = time.perf_counter()
         yield
         self._started += time.perf_counter() - started
 
     def metrics(self, lr: float, seconds: float) -> dict[str, float]:
-        """The metrics since the last call, also if the run was resumed in between. Raises LmtrainError as `count_step`.
+        """Return the metrics of the steps since the last call, also if the run was resumed in between.
 
-        The first call counts the operations of a step, which takes about a second.
+        The first call counts the operations of a step, in about a second. Raises LmtrainError as `count_step` does.
         """
         self._check_divergence()
         state = self._state

@@ -1,7 +1,7 @@
-"""What training reports: metrics.jsonl, TensorBoard, and a progress bar or plain lines on stderr.
+"""Reports of a run in training: metrics.jsonl, TensorBoard, and a progress bar or plain lines on stderr.
 
-They agree after an interruption: a resumed run truncates metrics.jsonl to its length at the checkpoint and lets
-TensorBoard drop later points, so that every curve is continuous, without gaps or duplicates.
+A resumed run truncates metrics.jsonl to its length at the checkpoint and lets TensorBoard drop later points, so that
+every curve is continuous, without gaps or duplicates.
 """
 
 import json
@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from lmtrain.evaluation.perplexity import readable
 from lmtrain.storage.files import write_errors
-from lmtrain.storage.run_folder import METRICS, write_state
+from lmtrain.storage.run_folder import METRICS, Status, write_state
 from lmtrain.system import disk
 from lmtrain.system.escapes import escaped
 from lmtrain.training.heatmap import heatmap
@@ -34,43 +34,43 @@ CHARTS = {
     ("train", "mfu"): "speed/mfu",
     ("train", "memory_gb"): "speed/memory_gb",
 }
-"""The metrics that are charted, and their tags. TensorBoard sorts groups by name, so the page opens on the losses."""
+"""The metrics with a chart, and their tags. TensorBoard sorts groups by name, so the page opens on the losses."""
 
 _PLAIN_LINE_SECONDS = 10.0
 _SHOWN = {"loss": ("loss {}", 3), "perplexity": ("ppl {}", 1), "tokens_per_second": ("{} tok/s", 0)}
-"""The metrics of training steps that are displayed: how, and with how many decimals."""
+"""How the metrics of training steps that are displayed are formatted, and with how many decimals."""
 _BAR_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 
 class Monitor:
-    """Receives what training reports, and ignores it: the monitor of every process but the main one."""
+    """The interface of `RunMonitor`, which does nothing: the monitor of every process except the main one."""
 
     def advance(self, step: int, progress: float) -> None:
-        """`step` is done, and with it the fraction `progress` (0 to 1) of the budget, be it steps or time."""
+        """Show that `step` is done, and the fraction `progress` of the budget, which may be in steps or in time."""
 
     def train(self, step: int, metrics: dict[str, float]) -> None:
-        """Log the metrics of training steps; displays `loss` (nats per token), `perplexity` and `tokens_per_second`."""
+        """Log the metrics of training steps; display `loss` (nats per token), `perplexity` and `tokens_per_second`."""
 
     def evaluation(self, step: int, metrics: dict[str, float], headline: str) -> None:
         """Log an evaluation, and print its `loss` and `headline` as a line."""
 
-    def final(self, metrics: dict[str, float], shown: list[str]) -> None:
-        """Log the metrics of the best checkpoint of a run that is complete, and show them in TensorBoard as lines."""
+    def final(self, metrics: dict[str, float], lines: list[str]) -> None:
+        """Log the metrics of the best checkpoint at the end of a run, and show `lines` in TensorBoard."""
 
     def text(self, step: int, title: str, text: str) -> None:
         """Show `text` in TensorBoard literally."""
 
     def weights(self, step: int, title: str, tokens: list[str], weights: np.ndarray) -> None:
-        """Show in TensorBoard how H heads weight T `tokens`; `weights` (H, T), each row a distribution."""
+        """Show in TensorBoard the `weights` (H, T) of T `tokens` in H heads; each row is a distribution."""
 
     def note(self, message: str) -> None:
         """Print a line to stderr."""
 
-    def state(self, status: str, **details: Any) -> None:
+    def state(self, status: Status, **details: Any) -> None:
         """Write the run's status to `state.json`; see `run_folder.write_state`."""
 
     def flush(self) -> int:
-        """Write everything to the files now: the length of metrics.jsonl, which a checkpoint must store."""
+        """Flush all files to the disk. Return the length of metrics.jsonl, which the checkpoint must store."""
         return 0
 
     def close(self) -> None:
@@ -78,14 +78,14 @@ class Monitor:
 
 
 class RunMonitor(Monitor):
-    """Reports to `run_dir` and to the terminal.
+    """Reports to the files in `run_dir` and to stderr.
 
     Every metric goes to metrics.jsonl, one JSON object per line with `step` and `kind` (train, valid, final); numbers
-    that are not finite become null. A terminal shows a progress bar on stderr; otherwise plain lines are printed, at
-    most one in ten seconds, and evaluations and notes. `quiet` disables all of these.
+    that are not finite become null. On a terminal stderr shows a progress bar; otherwise it gets a line of metrics at
+    most every ten seconds. Evaluations and notes are printed in both cases. `quiet` disables all of this.
 
-    `step` is the step that the run resumes from (0: a new one), `progress` the fraction of its budget that was done by
-    then, `total_steps` the budget if it is in steps, `metrics_bytes` the result of `flush` at the checkpoint.
+    `step` is the step that the run resumes from (0: a new run), `progress` the fraction of the budget that was spent by
+    then, `total_steps` the budget if it is in steps only, `metrics_bytes` the result of `flush` at the checkpoint.
     The metrics of a step must be logged before the checkpoint of that step is written.
     Raises LmtrainError if metrics.jsonl or the event files can't be written.
     """
@@ -148,9 +148,9 @@ class RunMonitor(Monitor):
         self._record(step, "valid", metrics)
         self.note(f"step {step:,} valid:  loss {readable(metrics['loss'], 3)}  {headline}")
 
-    def final(self, metrics: dict[str, float], shown: list[str]) -> None:
+    def final(self, metrics: dict[str, float], lines: list[str]) -> None:
         self._record(self._step, "final", metrics)
-        self.text(self._step, "final", "\n".join(["the best checkpoint on the whole validation split:", *shown]))
+        self.text(self._step, "final", "\n".join(["the best checkpoint on the whole validation split:", *lines]))
 
     def text(self, step: int, title: str, text: str) -> None:
         with write_errors(self._run_dir):
@@ -166,7 +166,7 @@ class RunMonitor(Monitor):
         tqdm.write(escaped(message), file=self._stderr)
         self._stderr.flush()
 
-    def state(self, status: str, **details: Any) -> None:
+    def state(self, status: Status, **details: Any) -> None:
         write_state(self._run_dir, status, **details)
 
     def flush(self) -> int:
@@ -193,15 +193,15 @@ class RunMonitor(Monitor):
             self._file.flush()
         with write_errors(self._run_dir):
             for name, value in metrics.items():
-                double = name == "word_perplexity" and "bits_per_byte" in metrics  # of a score one figure is charted
-                if (kind, name) in CHARTS and not double:
+                redundant = name == "word_perplexity" and "bits_per_byte" in metrics  # one chart shows the score
+                if (kind, name) in CHARTS and not redundant:
                     self._events.add_scalar(CHARTS[kind, name], value, step)
 
     def _position(self) -> str:
         return f"step {self._step:,}" + (f"/{self._total_steps:,}" if self._total_steps is not None else "")
 
     def _time_left(self) -> list[str]:
-        """The estimated time to the end of the budget; empty if no step has been timed yet."""
+        """Return the estimated time to the end of the budget, or nothing if no step has been timed yet."""
         started, before = self._first or (0.0, self._progress)
         done = self._progress - before
         if done <= 0.0:
@@ -220,11 +220,11 @@ def _open_metrics(path: Path, length: int) -> BinaryIO:
 
 
 def _escape(text: str) -> str:
-    """Markdown that renders as `text`: punctuation as character references, so that none is read as markup or HTML."""
-    lines = (re.sub(r"[^\w ]|_", lambda found: f"&#{ord(found[0])};", line.strip()) for line in text.splitlines())
+    """Return Markdown that renders as `text`: punctuation becomes character references, not markup or HTML."""
+    lines = (re.sub(r"[^\w ]|_", lambda match: f"&#{ord(match[0])};", line.strip()) for line in text.splitlines())
     return "  \n".join(lines)
 
 
 def _has_columns(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal that reports its width; otherwise a bar would be empty."""
+    """Whether `stream` is a terminal that reports its width; without a width, a bar would be empty."""
     return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0

@@ -1,7 +1,6 @@
-"""AdamW, and Muon for the hidden matrices with AdamW for everything else as one optimizer. Both can skip a step by a
-condition on the device.
+"""AdamW; and Muon for the hidden matrices, combined with AdamW for the other parameters.
 
-Shapes: N matrices of one shape, A rows, B columns.
+Both can skip a step by a condition on the device. Shapes: N matrices of one shape, A rows, B columns.
 """
 
 from typing import Any
@@ -11,9 +10,9 @@ from torch import Tensor
 
 MOMENTUM = 0.95
 COEFFICIENTS = ((8.0132, -22.9258, 16.5994), (3.6006, -2.6419, 0.5105), (2.635, -1.919, 0.4306))
-"""The coefficients of polynomials a x + b x^3 + c x^5 which, one after the other, take singular values from 0.01 to 1
-nearest to 1, here between 0.71 and 1.27. Each is of x / 1.01, a margin for rounding: above its range a polynomial grows
-fast."""
+"""The coefficients (a, b, c) of polynomials a x + b x^3 + c x^5 that are applied one after the other. They bring
+singular values from 0.01 to 1 nearest to 1: between 0.71 and 1.27. Each is a polynomial in x / 1.01, a margin for
+rounding, since it grows fast above its range."""
 EPS = 1e-7
 
 
@@ -21,18 +20,19 @@ class AdamW(torch.optim.AdamW):
     """AdamW (Loshchilov & Hutter, 2019), to be constructed with `fused=True`."""
 
     def step_unless(self, skip: Tensor) -> None:
-        """Take a step, or where `skip`, () bool on the device, leave parameters and state unchanged.
+        """Take a step, unless `skip`, () bool on the device: then parameters and state stay unchanged.
 
-        The host does not wait for the value. `found_inf` is how `torch.amp.GradScaler` passes the same condition.
+        The host does not wait for the value. `torch.amp.GradScaler` passes the same condition as `found_inf`.
         """
         self.found_inf = skip.float()
         self.step()
 
 
 def orthogonalized(matrices: Tensor, dtype: torch.dtype) -> Tensor:
-    """About U V^T of each matrix U S V^T, by the Polar Express (Amsel et al., 2025): (N, A, B) -> (N, A, B) in `dtype`.
+    """Return about U V^T for each matrix U S V^T: (N, A, B) -> (N, A, B) in `dtype`.
 
-    These are Newton-Schulz iterations, each with the polynomial that is best after those before it.
+    The Polar Express (Amsel et al., 2025): Newton-Schulz iterations, each with the polynomial that is best after the
+    previous ones.
     """
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.to(dtype)
@@ -47,11 +47,11 @@ def orthogonalized(matrices: Tensor, dtype: torch.dtype) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Muon (Jordan et al., 2024) with Nesterov momentum: the update is the orthogonalized momentum.
 
-    An update's elements have a root mean square of 0.2 times the learning rate, like AdamW's (Liu et al., 2025), so
-    that one learning rate and one decoupled weight decay serve both. Matrices of one shape are batched, in `dtype`.
+    The elements of an update have a root mean square of 0.2 times the learning rate, like AdamW's (Liu et al., 2025),
+    so that both have the same learning rate and decoupled weight decay. Matrices of one shape are batched, in `dtype`.
 
-    `matrices` are parameter groups of 2-D parameters with their `weight_decay`; `rest` optimizes all other parameters,
-    and its groups and state are also this optimizer's.
+    `matrices` are parameter groups of 2-D parameters with their `weight_decay`. `rest` optimizes all other parameters;
+    its groups and its state also belong to this optimizer.
     """
 
     def __init__(self, matrices: list[dict[str, Any]], rest: AdamW, lr: float, dtype: torch.dtype) -> None:
@@ -64,7 +64,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step_unless(self, skip: Tensor) -> None:
-        """Take a step, or where `skip`, () bool on the device, leave parameters and state unchanged.
+        """Take a step, unless `skip`, () bool on the device: then parameters and state stay unchanged.
 
         The host does not wait for the value.
         """

@@ -11,7 +11,8 @@ from lmtrain.config.loader import identity_difference, load
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError, UsageError
-from lmtrain.storage import checkpoint, run_checkpoints, run_folder
+from lmtrain.storage import run_checkpoints, run_folder
+from lmtrain.storage.checkpoint import Checkpoint, check_model
 from lmtrain.system.device import set_threads
 from lmtrain.system.messages import Note, ignore
 from lmtrain.system.process_group import ProcessGroup
@@ -23,7 +24,7 @@ from lmtrain.training.continuing import common_steps, last_common
 from lmtrain.training.finished import finished_outcome
 from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
-from lmtrain.training.optim import steps_before_decay
+from lmtrain.training.optim import steps_independent_of_budget
 from lmtrain.training.parallel import check_agreement, check_shared, with_micro_batch
 from lmtrain.training.saving import CheckpointSaver, abort
 from lmtrain.training.train_state import TrainState, load_initial_weights, new_state, restore, sample_order
@@ -34,99 +35,77 @@ from lmtrain.training.trainer import Outcome, Trainer
 def open_run(
     config: Config, store: TokenStore, run_dir: Path, *, note: Note, quiet: bool, processes: ProcessGroup
 ) -> Iterator[Trainer | Outcome]:
-    """Yield the trainer of a run, at its next step, or the outcome if the run is finished.
+    """Yield the trainer of a run at its next step, or the outcome if the run is finished.
 
     A run that exists is restored from its last good checkpoint. Inside the block the folder is locked and stop signals
-    are caught; an error in it makes the run's state "failed".
+    are caught. An error in the block makes the run's state "failed".
     Raises LmtrainError if the run can't be started or resumed with this configuration and data.
     """
     inform = ignore if quiet else note
     config_of_process = with_micro_batch(config, processes)
     check_agreement(config, store, processes)
-    per_epoch = sample_order(config, store).per_epoch()
-    budget, info = make_budget(config, per_epoch), NEW_RUN
+    samples_per_epoch = sample_order(config, store).per_epoch()
+    budget = make_budget(config, samples_per_epoch)
     with ExitStack() as stack:
-        with processes.main_first():
-            if processes.is_main:
-                stack.enter_context(run_folder.lock(run_dir))
-            found = run_checkpoints.last(
-                run_dir,
-                note,
-                verify_hashes=processes.is_main,
-                check=partial(check_same_run, config, store, run_dir, budget),
-            )
-        if found is not None:
-            found = last_common(run_dir, config.train, budget, found, note, processes)
-            info = read_info(found)
-            budget = budget.with_setup(info.prepared)
-            if (outcome := finished_outcome(run_dir, config, budget, info, processes)) is not None:
-                yield outcome
-                return
+        last = _lock_and_load(stack, config, store, run_dir, budget, note, processes)
+        info = NEW_RUN if last is None else read_info(last)
+        budget = budget.with_setup(info.prepared)
+        outcome = finished_outcome(run_dir, config, budget, info, processes)
+        if outcome is not None:
+            yield outcome
+            return
         clock = Clock(info.seconds, processes)
         set_threads(config.train.threads)
-        step = info.counters.step
-        spent = budget.progress(step, info.seconds)
-        inform(f"{run_dir}: {f'resuming from step {step:,} ({spent:.0%} of the budget)' if step else 'a new run'}")
-        for line in introduction(config, store, budget, per_epoch):
+        inform(f"{run_dir}: {_beginning(info, budget)}")
+        for line in introduction(config, store, budget, samples_per_epoch):
             inform(line)
         state = new_state(config_of_process, store, inform, processes)
         inform(device_line(state))
-        if found is not None:
-            restore(state, found)
-            del found  # it holds its files open, which then stay on the disk after they are pruned
-            _note_differences(run_dir, info, state, note)
-        elif (base := config.train.init_from) is not None:
-            inform(f"starting from the weights of {base} at step {load_initial_weights(state, base):,}")
-        with processes.main_first():
-            if processes.is_main:
-                run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
-        check_shared(run_dir, step, processes)
+        _load_weights(state, run_dir, last, note, inform)
+        del last  # it holds its files open, which then stay on the disk after they are pruned
+        _write_folder(config, store, run_dir, info, processes)
         clock.update()
-        monitor = Monitor()
-        if processes.is_main:
-            monitor = RunMonitor(
-                run_dir,
-                step=step,
-                progress=spent,
-                total_steps=budget.steps if budget.seconds is None else None,
-                metrics_bytes=info.metrics_bytes,
-                quiet=quiet,
-            )
+        monitor = _open_monitor(run_dir, info, budget, quiet) if processes.is_main else Monitor()
         stack.callback(monitor.close)
-        try:
-            with (
-                catch_stop_signals(processes, lambda: abort(run_dir, processes)) as stop,
-                CheckpointSaver(
-                    run_dir,
-                    config.train.keep,
-                    processes,
-                    delete_after=step,
-                    before_decay=steps_before_decay(config.train, budget),
-                ) as saver,
-            ):
-                monitor.state("running", step=step)
-                if step == 0:
-                    clock.update()
-                    budget = budget.with_setup(clock.seconds())
-                yield Trainer(state, run_dir, budget, clock, monitor, saver, stop)
-        except BaseException:
-            monitor.state("failed", step=state.counters.step)
-            raise
+        with _trainer(state, run_dir, budget, clock, monitor) as trainer:
+            yield trainer
 
 
-def check_same_run(
-    config: Config, store: TokenStore, run_dir: Path, budget: Budget, found: checkpoint.Checkpoint
-) -> None:
-    """Raise LmtrainError if the configuration or the data differs from what the checkpoint was trained with; another
-    budget may be the same up to some step, unless the checkpoint is of an earlier version and does not have its own."""
-    info = read_info(found)
+def _lock_and_load(
+    stack: ExitStack,
+    config: Config,
+    store: TokenStore,
+    run_dir: Path,
+    budget: Budget,
+    note: Note,
+    processes: ProcessGroup,
+) -> Checkpoint | None:
+    """Lock the run folder until `stack` is closed. Return the checkpoint to resume from, or None for a new run."""
+    with processes.main_first():
+        if processes.is_main:
+            stack.enter_context(run_folder.lock(run_dir))
+        last = run_checkpoints.last(
+            run_dir,
+            note,
+            verify_hashes=processes.is_main,
+            check=partial(check_same_run, config, store, run_dir, budget),
+        )
+    return None if last is None else last_common(run_dir, config.train, budget, last, note, processes)
+
+
+def check_same_run(config: Config, store: TokenStore, run_dir: Path, budget: Budget, last: Checkpoint) -> None:
+    """Raise LmtrainError if the configuration or the data differs from what the checkpoint `last` was trained with.
+
+    Another budget is accepted if the two have steps in common (`common_steps`).
+    """
+    info = read_info(last)
     changed = identity_difference(run_folder.run_config(run_dir), config, fixed_schedule=info.schedule is None)
     if changed:
         raise LmtrainError(
             f"{run_dir} was started with another configuration ({'; '.join(changed)}): "
             f"add run.name={run_dir.name}-2 to train another run, or give the old values"
         )
-    checkpoint.check_model(found, config.model)
+    check_model(last, config.model)
     for what, then, now in (
         ("tokenizer", info.tokenizer, store.tokenizer.sha256),
         ("corpus", info.store, store.sha256),
@@ -134,6 +113,24 @@ def check_same_run(
         if then not in (None, now):
             raise LmtrainError(f"the {what} is not the one that {run_dir} was trained on: choose another run.name")
     common_steps(run_dir, config.train, budget, info)
+
+
+def _beginning(info: CheckpointInfo, budget: Budget) -> str:
+    """Return the words that say at which step the run begins."""
+    step = info.counters.step
+    if step == 0:
+        return "a new run"
+    return f"resuming from step {step:,} ({budget.progress(step, info.seconds):.0%} of the budget)"
+
+
+def _load_weights(state: TrainState, run_dir: Path, last: Checkpoint | None, note: Note, inform: Note) -> None:
+    """Restore the checkpoint `last`, or else load the weights of `train.init_from`, if it is set."""
+    base = state.config.train.init_from
+    if last is not None:
+        restore(state, last)
+        _note_differences(run_dir, read_info(last), state, note)
+    elif base is not None:
+        inform(f"starting from the weights of {base} at step {load_initial_weights(state, base):,}")
 
 
 def _note_differences(run_dir: Path, info: CheckpointInfo, state: TrainState, note: Note) -> None:
@@ -145,15 +142,59 @@ def _note_differences(run_dir: Path, info: CheckpointInfo, state: TrainState, no
     except UsageError as error:
         note(f"{error}; the run is resumed without it")
     if info.precision not in (None, state.precision):
-        note(f"{state.precision} instead of {info.precision}: train.precision=auto differs on this machine")
+        note(f"precision: {info.precision} before, {state.precision} now, by train.precision=auto on this machine")
     if info.compiled not in (None, state.compiled):
-        done = "compiled" if state.compiled else "not compiled"
-        note(f"the model is {done}, unlike before: the results may not be equal bit for bit")
+        how = "compiled" if state.compiled else "not compiled"
+        note(f"the model is {how}, unlike before: the results may not be equal bit for bit")
     train = state.config.train
-    for what, now, then in (
-        ("CPU threads", torch.get_num_threads(), info.threads),
-        ("processes", state.parallel.processes.world_size, info.processes),
-        ("windows per micro-batch", train.micro_batch or train.batch_size, info.micro_batch),
+    for what, then, now in (
+        ("CPU threads", info.threads, torch.get_num_threads()),
+        ("processes", info.processes, state.parallel.processes.world_size),
+        ("sequences per micro-batch", info.micro_batch, train.micro_batch or train.batch_size),
     ):
         if then not in (None, now):
-            note(f"{now} {what} instead of {then}: the results may not be equal bit for bit")
+            note(f"{what}: {then} before, {now} now; the results may not be equal bit for bit")
+
+
+def _write_folder(
+    config: Config, store: TokenStore, run_dir: Path, info: CheckpointInfo, processes: ProcessGroup
+) -> None:
+    """Write the configuration and the tokenizer into the run folder, and check that all processes see them."""
+    with processes.main_first():
+        if processes.is_main:
+            run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
+    check_shared(run_dir, info.counters.step, processes)
+
+
+def _open_monitor(run_dir: Path, info: CheckpointInfo, budget: Budget, quiet: bool) -> RunMonitor:
+    """Return the monitor of the main process, which continues the curves after those of the checkpoint."""
+    return RunMonitor(
+        run_dir,
+        step=info.counters.step,
+        progress=budget.progress(info.counters.step, info.seconds),
+        total_steps=budget.steps if budget.seconds is None else None,
+        metrics_bytes=info.metrics_bytes,
+        quiet=quiet,
+    )
+
+
+@contextmanager
+def _trainer(state: TrainState, run_dir: Path, budget: Budget, clock: Clock, monitor: Monitor) -> Iterator[Trainer]:
+    """Yield the trainer. Stop signals are caught, and the run's state is "running", or "failed" after an error."""
+    processes, train, step = state.parallel.processes, state.config.train, state.counters.step
+    common = steps_independent_of_budget(train, budget)
+    try:
+        with (
+            catch_stop_signals(processes, lambda: abort(run_dir, processes)) as stop,
+            CheckpointSaver(run_dir, train.keep, processes, delete_after=step, common_steps=common) as saver,
+        ):
+            monitor.state("running", step=step)
+            if step == 0:
+                clock.update()
+                budget = budget.with_setup(clock.seconds())
+            yield Trainer(
+                state, run_dir, budget=budget, clock=clock, monitor=monitor, saver=saver, stop=stop, common_steps=common
+            )
+    except BaseException:
+        monitor.state("failed", step=state.counters.step)
+        raise

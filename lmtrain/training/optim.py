@@ -23,71 +23,72 @@ GAINS = (nn.LayerNorm, nn.RMSNorm, ScaleNorm, TokenShift)
 GAIN_FACTOR = 5.0
 
 
-def _schedule(config: TrainConfig, progress: float, warmup: float) -> float:
-    """Learning rate as a fraction of its peak, at `progress` in [`warmup`, 1] of the run.
+def _schedule(train: TrainConfig, progress: float, warmup: float) -> float:
+    """Return the learning rate as a fraction of its peak, at `progress` in [`warmup`, 1] of the run.
 
     `cosine` decays to `final_lr` along half a cosine (Loshchilov & Hutter, 2017), `linear` decays to it linearly, `wsd`
     is constant and decays linearly over the last `decay` (Hu et al., 2024), and `constant` stays constant.
     """
     rest = min(1.0, (progress - warmup) / (1.0 - warmup))
-    if config.schedule == "cosine":
-        return config.final_lr + (1.0 - config.final_lr) * 0.5 * (1.0 + math.cos(math.pi * rest))
-    if config.schedule == "linear":
-        return 1.0 - (1.0 - config.final_lr) * rest
-    if config.schedule == "wsd":
-        return 1.0 - (1.0 - config.final_lr) * max(0.0, (progress - (1.0 - config.decay)) / config.decay)
+    if train.schedule == "cosine":
+        return train.final_lr + (1.0 - train.final_lr) * 0.5 * (1.0 + math.cos(math.pi * rest))
+    if train.schedule == "linear":
+        return 1.0 - (1.0 - train.final_lr) * rest
+    if train.schedule == "wsd":
+        return 1.0 - (1.0 - train.final_lr) * max(0.0, (progress - (1.0 - train.decay)) / train.decay)
     return 1.0
 
 
-def learning_rate(config: TrainConfig, budget: Budget, step: int, seconds: float) -> float:
-    """The learning rate of this step; never zero, so that the first step has an effect.
+def learning_rate(train: TrainConfig, budget: Budget, step: int, seconds: float) -> float:
+    """Return the learning rate of this step; at least a thousandth of the peak, so that the first step has an effect.
 
     It rises linearly over the warmup and then follows `_schedule`. With a budget in steps the rise is computed from the
     step and `warmup_steps`, so that another budget gives the same bits.
     """
-    progress, length = budget.progress(step, seconds), warmup_steps(config, budget)
-    done, whole = (progress, config.warmup) if length is None else (step, length)
+    progress, length = budget.progress(step, seconds), warmup_steps(train, budget)
+    done, whole = (progress, train.warmup) if length is None else (step, length)
     if done < whole:
-        share = done / whole
+        scale = done / whole
     else:
-        fraction = config.warmup if config.warmup < 1 or budget.steps is None else config.warmup / budget.steps
-        share = _schedule(config, progress, fraction)
-    return config.lr * max(share, 1e-3)
+        fraction = train.warmup if train.warmup < 1 or budget.steps is None else train.warmup / budget.steps
+        scale = _schedule(train, progress, fraction)
+    return train.lr * max(scale, 1e-3)
 
 
-def warmup_steps(config: TrainConfig, budget: Budget) -> float | None:
-    """How many steps the warmup takes; None = it follows the clock."""
+def warmup_steps(train: TrainConfig, budget: Budget) -> float | None:
+    """Return how many steps the warmup takes, or None if it follows the clock."""
     if budget.steps is None or budget.seconds is not None:
         return None
-    length = config.warmup if config.warmup >= 1 else config.warmup * budget.steps
+    length = train.warmup if train.warmup >= 1 else train.warmup * budget.steps
     return max(1.0, length) if length else 0.0
 
 
-def steps_before_decay(config: TrainConfig, budget: Budget) -> int:
-    """How many of the first steps have learning rates that depend only on the step and `warmup_steps`, to the last bit.
+def steps_independent_of_budget(train: TrainConfig, budget: Budget) -> int:
+    """Return how many steps from the start have the same learning rates with every larger budget, to the last bit.
 
-    Rounded down, for the next one may be part of the decay by rounding. 0 if the schedule follows the clock.
+    These are the steps before the decay of `wsd` (rounded down: the step at its beginning may be part of it), and all
+    steps with `constant`. 0 for other schedules, and if the schedule follows the clock.
     """
     if budget.steps is None or budget.seconds is not None:
         return 0
-    stable = {"wsd": 1.0 - config.decay, "constant": 1.0}
-    return int(stable.get(config.schedule, 0.0) * budget.steps)
+    stable = {"wsd": 1.0 - train.decay, "constant": 1.0}
+    return int(stable.get(train.schedule, 0.0) * budget.steps)
 
 
-def make_optimizer(model: LanguageModel, config: TrainConfig) -> AdamW | Muon:
-    """AdamW (Loshchilov & Hutter, 2019), fused; with `muon`, `Muon` for the hidden matrices and AdamW for the others.
+def make_optimizer(model: LanguageModel, train: TrainConfig) -> AdamW | Muon:
+    """Return fused AdamW (Loshchilov & Hutter, 2019), or with `muon`, `Muon` with AdamW for all but hidden matrices.
 
-    Weight decay applies to matrices and not to vectors: norm gains, biases, seeds and slopes are few and set a scale.
+    Weight decay applies to matrices, but not to vectors: norm gains, biases, seeds and slopes are few and set a scale.
 
-    A group's `lr_factor` multiplies the learning rate, since AdamW's updates do not depend on the scale of what they
-    change. For the word embedding and an untied output layer of width E it is 1 / sqrt(E), as their elements start at
-    1 / E instead of 1 / sqrt(E). For the gains of norms and of the token shift, which start near 1, it is 5.
+    AdamW's updates do not depend on the scale of a parameter, so each group has an `lr_factor`, by which the learning
+    rate is multiplied. It is 1 / sqrt(E) for the word embedding and an untied output layer of width E, whose elements
+    start at 1 / E instead of 1 / sqrt(E), and 5 for the gains of norms and of the token shift, which start near 1.
     """
-    words = {id(weight) for weight in (model.embedding.weight, *model.output.parameters())}
+    embeddings = {id(weight) for weight in (model.embedding.weight, *model.output.parameters())}
     gains = {id(gain) for module in model.modules() if isinstance(module, GAINS) for gain in module.parameters()}
-    factors = dict.fromkeys(words, model.embedding.embedding_dim**-0.5) | dict.fromkeys(gains, GAIN_FACTOR)
-    matrices = model.hidden_matrices() if config.optimizer == "muon" else []
-    decay = config.weight_decay
+    factors = dict.fromkeys(embeddings, model.embedding.embedding_dim**-0.5) | dict.fromkeys(gains, GAIN_FACTOR)
+    matrices = model.hidden_matrices() if train.optimizer == "muon" else []
+    decay = train.weight_decay
     groups: dict[tuple[float, float], list[Tensor]] = {}
     hidden = {id(parameter) for parameter in matrices}
     for parameter in model.parameters():
@@ -99,21 +100,21 @@ def make_optimizer(model: LanguageModel, config: TrainConfig) -> AdamW | Muon:
             {"params": parameters, "weight_decay": rate, "lr_factor": factor}
             for (rate, factor), parameters in groups.items()
         ],
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
+        lr=train.lr,
+        betas=(train.beta1, train.beta2),
+        eps=train.eps,
         fused=True,
     )
     if not matrices:
         return adamw
-    # Where bf16 is emulated, float32 is several times faster and more accurate.
+    # If bf16 is emulated, float32 is several times faster, and more accurate.
     native = choose_precision("auto", matrices[0].device) == "bf16"
     group = {"params": matrices, "weight_decay": decay, "lr_factor": 1.0}
-    return Muon([group], adamw, config.lr, torch.bfloat16 if native else torch.float32)
+    return Muon([group], adamw, train.lr, torch.bfloat16 if native else torch.float32)
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as named tensors: `<parameter>/<entry>`."""
+    """Return the optimizer's state as named tensors: `<parameter>/<entry>`."""
     return {
         f"{name}/{entry}": value
         for name, parameter in model.named_parameters()
@@ -124,9 +125,9 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 def load_optimizer_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor | LazyTensor]
 ) -> None:
-    """Restore what `optimizer_tensors` returned, bit for bit (`Optimizer.load_state_dict` would cast).
+    """Restore what `optimizer_tensors` returned, bit for bit; `Optimizer.load_state_dict` would cast it.
 
-    Raises ValueError unless names, shapes and types are those of this optimizer's state.
+    Raises ValueError if the names, shapes and types are not those of this optimizer's state.
     """
     entries = {
         parameter: ADAM_STATE if "betas" in group else MUON_STATE
@@ -141,14 +142,14 @@ def load_optimizer_tensors(
         for entry in entries[parameter]
     }
     check_shapes(tensors, like)
-    for key, place in like.items():
+    for key, tensor in like.items():
         name, _, entry = key.rpartition("/")
-        optimizer.state[parameters[name]][entry] = shard_like(tensors[key], place)
+        optimizer.state[parameters[name]][entry] = shard_like(tensors[key], tensor)
 
 
 @torch.no_grad()
 def update_ema(ema: dict[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
-    """Exponential moving average: move the averaged weights towards the model's by 1 - decay, faster early on."""
+    """Move the exponential moving average of the weights towards the model's by 1 - decay, and faster early on."""
     parameters = dict(model.named_parameters())
     current: list[Tensor] = [parameters[name] for name in ema]
     torch._foreach_lerp_([*ema.values()], current, 1.0 - min(decay, (1 + step) / (10 + step)))

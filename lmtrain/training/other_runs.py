@@ -1,4 +1,4 @@
-"""What a run takes from other, trained runs: their predictions as teachers', or the weights of one to start from."""
+"""Other runs that a run uses: teachers (`train.teacher`), or weights to start from (`train.init_from`)."""
 
 import json
 from pathlib import Path
@@ -13,11 +13,11 @@ from lmtrain.model.ensemble import Predictor
 from lmtrain.model.trained import TrainedWeights, build_predictor, trained_weights
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.files import sha256_bytes
-from lmtrain.storage.run_folder import CONFIG, TOKENIZER
+from lmtrain.storage.run_folder import CONFIG, TOKENIZER, step_of
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
-_FREE = {"context", "dropout", "attention_dropout", "input_dropout", "output_dropout"}
-"""Model fields that do not affect the weights' meaning; with learned positions or Linformer, `context` does."""
+_MAY_DIFFER = {"context", "dropout", "attention_dropout", "input_dropout", "output_dropout"}
+"""Model fields that need not be those of the run to start from; `context` must, with learned positions or Linformer."""
 
 
 def check_other_runs(config: Config, store: TokenStore) -> None:
@@ -31,63 +31,65 @@ def check_other_runs(config: Config, store: TokenStore) -> None:
 def load_teacher(
     config: Config, store: TokenStore, device: torch.device, processes: ProcessGroup = SINGLE_PROCESS
 ) -> tuple[Predictor, str]:
-    """The model of the best checkpoint of the run that `config` names as its teacher, and a hash of that checkpoint; of
-    several runs, their ensemble, and a hash of all.
+    """Return the teacher, and a hash of its checkpoint: the best one of the run `train.teacher`.
 
-    Raises LmtrainError if there is none, or if it can't predict this run's windows.
+    If that is several runs, the teacher is their ensemble, and the hash is that of all their checkpoints.
+    Raises LmtrainError if there is no checkpoint, or if its model can't predict the sequences of this run.
     """
-    found = [_teacher(run_dir, config, store, processes) for run_dir in config.train.teacher]
-    hashes = [sha256_bytes(json.dumps(weights.info["files"], sort_keys=True).encode()) for weights in found]
+    teachers = [_teacher(run_dir, config, store, processes) for run_dir in config.train.teacher]
+    hashes = [sha256_bytes(json.dumps(teacher.info["files"], sort_keys=True).encode()) for teacher in teachers]
     joined = hashes[0] if len(hashes) == 1 else sha256_bytes(" ".join(hashes).encode())
-    return build_predictor(found, device), joined
+    return build_predictor(teachers, device), joined
 
 
 def initial_weights(
     run_dir: Path, config: Config, store: TokenStore, processes: ProcessGroup = SINGLE_PROCESS
 ) -> TrainedWeights:
-    """The best weights of the run to start from: its averaged weights if it has them.
+    """Return the best weights of the run to start from: its averaged weights if it has them.
 
     Raises LmtrainError if there are none, or if they belong to a different model or tokenizer.
     """
     model = config.model
-    has_context = model.position == "learned" or "linformer" in model.layer_attention
-    fixed = ModelConfig.model_fields.keys() - _FREE | ({"context"} if has_context else set())
-    return _best("train.init_from", run_dir, config, store, fixed, processes)
+    depend_on_context = model.position == "learned" or "linformer" in model.layer_attention
+    same = ModelConfig.model_fields.keys() - _MAY_DIFFER | ({"context"} if depend_on_context else set())
+    return _best_weights("train.init_from", run_dir, config, store, same, processes)
 
 
 def _teacher(
     run_dir: Path, config: Config, store: TokenStore, processes: ProcessGroup = SINGLE_PROCESS
 ) -> TrainedWeights:
-    found = _best("train.teacher", run_dir, config, store, {"mode"}, processes)
-    context = found.config.model.context
+    """Return the best weights of a teacher."""
+    teacher = _best_weights("train.teacher", run_dir, config, store, {"mode"}, processes)
+    context = teacher.config.model.context
     if context < config.model.context:
         raise LmtrainError(
-            f"train.teacher={run_dir} reads {context} tokens at most: use no longer a model.context than that"
+            f"train.teacher={run_dir} reads {context} tokens at most: set model.context={context} or less"
         )
-    return found
+    return teacher
 
 
-def _best(
+def _best_weights(
     field: str, run_dir: Path, config: Config, store: TokenStore, same: set[str], processes: ProcessGroup
 ) -> TrainedWeights:
-    """The best weights of the run that `field` names, the same in all processes, though that run may still be training.
+    """Return the best weights of the run `run_dir`, to which `field` is set.
 
-    It must have the tokenizer of `store`, and equal values of the model fields `same`.
+    They are the same in all processes, even if that run is being trained. The run must have the tokenizer of `store`,
+    and the model fields `same` must have the values of `config`.
     """
 
     def best_step() -> str:
         if not (run_dir / CONFIG).is_file():
             raise LmtrainError(f"{field}={run_dir} is not a run folder: it has no {CONFIG}")
-        return run_checkpoints.choose(run_dir, "best").name.removeprefix("step-")
+        return str(step_of(run_checkpoints.choose(run_dir, "best")))
 
-    found = trained_weights(run_dir, processes.on_main(best_step), "auto")
-    if found.tokenizer.sha256 != store.tokenizer.sha256:
+    weights = trained_weights(run_dir, processes.on_main(best_step), "auto")
+    if weights.tokenizer.sha256 != store.tokenizer.sha256:
         raise LmtrainError(
             f"{field}={run_dir} has another tokenizer, and so another vocabulary: give "
             f"tokenizer.file={run_dir / TOKENIZER}"
         )
-    theirs, ours = flat(found.config), flat(config)
+    theirs, ours = flat(weights.config), flat(config)
     for name in sorted(f"model.{name}" for name in same):
         if theirs[name] != ours[name]:
             raise LmtrainError(f"{field}={run_dir} has {name}={theirs[name]}, and this run {ours[name]}: use the same")
-    return found
+    return weights

@@ -1,9 +1,7 @@
 """One model trained by several processes: each reads its part of every batch, and their gradients are summed.
 
-`ddp`: every process holds the whole model (Li et al., 2020). `fsdp`: each holds a share of every parameter, gradient
-and optimizer state, and gathers a block's weights when it computes the block (Zhao et al., 2023).
-
-The loss is a sum of nats over the count of targets in the whole batch, so gradients are summed, never averaged.
+DISTRIBUTED.md describes `ddp` (Li et al., 2020) and `fsdp` (Zhao et al., 2023). The loss is a sum of nats over the
+count of targets in the whole batch, so gradients are summed, never averaged.
 """
 
 import json
@@ -29,30 +27,31 @@ from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage.run_folder import CONFIG
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
-STATE_SHARE = 0.5
+STATE_FRACTION = 0.5
 """Fraction of a device's memory that parameters, gradients and optimizer state may fill before `auto` shards them."""
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """How the processes of a run share its work: `kind` is `single`, `ddp` or `fsdp`."""
+    """How the processes of a run work together."""
 
-    kind: str = "single"
+    strategy: str = "single"
+    """`single`, `ddp` or `fsdp`."""
     processes: ProcessGroup = SINGLE_PROCESS
-    gradient_sync: Callable[[bool], AbstractContextManager[Any]] = lambda _last: nullcontext()
-    """The context of each micro-batch's passes; its argument is whether it is the last, after which gradients are
-    summed over the processes."""
+    gradient_sync: Callable[[bool], AbstractContextManager[Any]] = lambda _is_last: nullcontext()
+    """Returns the context of a micro-batch's passes. In that of the last micro-batch of a step (argument True) the
+    gradients are summed over the processes."""
 
 
 def with_micro_batch(config: Config, processes: ProcessGroup) -> Config:
-    """The configuration with the micro-batch size of a process. Raises LmtrainError if the batch can't be divided."""
+    """Return the configuration with a process's micro-batch size. Raises LmtrainError if the batch can't be divided."""
     batch, size = config.train.batch_size, processes.world_size
     if size == 1:
         return config
     micro = config.train.micro_batch
     if batch % (size * (micro or 1)):
         raise LmtrainError(
-            f"train.batch_size={batch} can't be shared by {size} processes"
+            f"train.batch_size={batch} can't be divided among {size} processes"
             f"{f' in parts of train.micro_batch={micro}' if micro else ''}: make it a multiple of {size * (micro or 1)}"
         )
     train = config.train.model_copy(update={"micro_batch": micro or batch // size})
@@ -87,16 +86,16 @@ def check_shared(run_dir: Path, step: int, processes: ProcessGroup) -> None:
         raise LmtrainError(f"not all processes see {run_dir} alike: run.dir must be a folder that all nodes share")
 
 
-def choose_kind(
+def choose_strategy(
     config: Config, model: LanguageModel, device: torch.device, precision: str, processes: ProcessGroup
 ) -> str:
-    """`single`, `ddp` or `fsdp`; `auto` is `fsdp` if the state would fill half of a CUDA device and can be sharded.
+    """Return `single`, `ddp` or `fsdp`, which `auto` is if the state would fill half of the GPU and can be sharded.
 
-    Raises LmtrainError if it can't, and `fsdp` is asked for.
+    A single process that torchrun started is `ddp` too. Raises LmtrainError if `train.parallel=fsdp` is impossible.
     """
     if processes is SINGLE_PROCESS:
         return "single"
-    kind: str = config.train.parallel
+    strategy: str = config.train.parallel
     obstacles = [
         (name, remedy)
         for name, is_set, remedy in (
@@ -107,23 +106,31 @@ def choose_kind(
         )
         if is_set
     ]
-    if kind == "auto":
+    if strategy == "auto":
         copies = 4 + bool(config.train.ema)  # weights, gradients, two moments
         state = 4.0 * copies * sum(parameter.numel() for parameter in model.parameters())
         capacity = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
-        kind = "fsdp" if state > STATE_SHARE * capacity and not obstacles else "ddp"
-    if kind == "fsdp" and obstacles:
+        strategy = "fsdp" if state > STATE_FRACTION * capacity and not obstacles else "ddp"
+    if strategy == "fsdp" and obstacles:
         name, remedy = obstacles[0]
         value = flat(config)[name]
-        raise LmtrainError(f"{name}={value} can't be sharded by train.parallel=fsdp: use {remedy}, or ddp")
-    return kind
+        raise LmtrainError(
+            f"train.parallel=fsdp does not support {name}={value if isinstance(value, str) else json.dumps(value)}: "
+            f"set {name}={remedy}, or train.parallel=ddp"
+        )
+    return strategy
 
 
 def distribute(
-    kind: str, model: LanguageModel, forward: Forward, device: torch.device, precision: str, processes: ProcessGroup
+    strategy: str,
+    model: LanguageModel,
+    forward: Forward,
+    device: torch.device,
+    precision: str,
+    processes: ProcessGroup,
 ) -> tuple[Forward, Parallel]:
-    """The forward pass whose gradients are summed over the processes, and how the passes of a step are run."""
-    if kind == "ddp":
+    """Distribute the model over the processes. Return its forward pass, whose gradients are summed over them."""
+    if strategy == "ddp":
         assert isinstance(forward, nn.Module)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.10 does not know the new name
@@ -132,10 +139,10 @@ def distribute(
                 forward, broadcast_buffers=False, gradient_as_bucket_view=True
             )
         wrapped.register_comm_hook(None, _sum_gradients)
-        return wrapped, Parallel(kind, processes, lambda last: nullcontext() if last else wrapped.no_sync())
-    if kind == "fsdp":
+        return wrapped, Parallel(strategy, processes, lambda is_last: nullcontext() if is_last else wrapped.no_sync())
+    if strategy == "fsdp":
         _shard(model, device, precision, processes)
-        return forward, Parallel(kind, processes, lambda last: _sync_only_if(model, last))
+        return forward, Parallel(strategy, processes, lambda is_last: _sync_only_if(model, is_last))
     return forward, Parallel()
 
 
@@ -143,16 +150,16 @@ def _sum_gradients(
     _state: object,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[Tensor]:
-    """Sum a bucket's gradients over the processes; the default hook averages them."""
+    """Sum the gradients of a bucket over the processes; the default hook averages them."""
     work: Any = dist.all_reduce(bucket.buffer(), async_op=True)
     summed: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
     return summed
 
 
 def _shard(model: LanguageModel, device: torch.device, precision: str, processes: ProcessGroup) -> None:
-    """Shard every parameter by rows, on the device: the linear layers of each block as one unit, the others as another.
+    """Shard all parameters by rows, on the device: the linear layers of each block as one unit, the rest as another.
 
-    Under bf16 the linear layers are gathered in bf16, to which autocast would cast them; gains, biases and embeddings
+    With bf16 the linear layers are gathered in bf16, to which autocast would cast them. Gains, biases and embeddings
     are gathered in float32, and gradients are summed in float32.
     """
     from torch.distributed.device_mesh import init_device_mesh
@@ -172,7 +179,8 @@ def _shard(model: LanguageModel, device: torch.device, precision: str, processes
             module.set_force_sum_reduction_for_comms(True)
 
 
-def _sync_only_if(model: LanguageModel, last: bool) -> AbstractContextManager[None]:
+def _sync_only_if(model: LanguageModel, is_last: bool) -> AbstractContextManager[None]:
+    """Let a sharded model sum gradients over the processes only in the last micro-batch."""
     sharded: Any = model  # `fully_shard` added this method
-    sharded.set_requires_gradient_sync(last)
+    sharded.set_requires_gradient_sync(is_last)
     return nullcontext()

@@ -1,7 +1,7 @@
-"""Where the time of a training step goes: by part of the step, by operator, and as a trace.
+"""`train --profile`: the time of a training step by part and by operator, and a trace.
 
-Each is measured in steps of its own, so that measurements do not slow each other: whole steps, steps that synchronize
-with the device after each part, and steps under torch's profiler.
+The measurements would slow each other, so each has its own steps: whole steps, steps that synchronize with the device
+after each part, and steps under torch's profiler.
 """
 
 import os
@@ -24,7 +24,7 @@ from lmtrain.system.memory import explain_out_of_memory
 from lmtrain.system.messages import Note
 from lmtrain.training.budget import targets_per_step
 from lmtrain.training.costs import step_flops
-from lmtrain.training.loop import MEMORY_REMEDY, Part, train_step
+from lmtrain.training.loop import MEMORY_REMEDY, Measure, train_step
 from lmtrain.training.train_state import TrainState, new_state
 
 PARTS = ("data", "forward", "backward", "clip", "optimizer")
@@ -35,10 +35,10 @@ PREFIX = "lmtrain "
 
 
 def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -> dict[str, Any]:
-    """Take steps of the configured training from its initial weights: 5 to warm up, and 3 times 5 that are measured.
+    """Take 5 steps to warm up and 3 times 5 measured ones, from the initial weights. Return seconds per step.
 
-    Writes `trace.json.gz`, in Chrome's format, into `folder`, and no checkpoint. Times are in
-    seconds per step. Raises LmtrainError where memory ends or the folder can't be written.
+    Writes `trace.json.gz`, in Chrome's format, into `folder`, and no checkpoint.
+    Raises LmtrainError if the memory is exhausted or the folder can't be written.
     """
     make_folders(folder)
     trace = folder / "trace.json.gz"
@@ -69,12 +69,12 @@ def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -
 
 
 def profile_text(result: dict[str, Any]) -> str:
-    """The figures as tables: parts with their share of the step, operators with their share of all operators."""
+    """Return tables of the parts with their share of the step, and the operators with their share of all operators."""
     about = result["machine"]
-    place = about["device"]
-    if place == "cpu":
-        place = f"{about['processor']}, {about['threads']} thread{'s' * (about['threads'] > 1)}"
-    how = f"{result['precision']}{', compiled' if result['compiled'] else ''}, {place}"
+    device = about["device"]
+    if device == "cpu":
+        device = f"{about['processor']}, {about['threads']} thread{'s' * (about['threads'] > 1)}"
+    how = f"{result['precision']}{', compiled' if result['compiled'] else ''}, {device}"
     step = sum(result["parts"].values())
     lines = [
         f"{1e3 * result['seconds']:,.2f} ms a step of {result['tokens_per_step']:,} tokens, "
@@ -92,42 +92,43 @@ def profile_text(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _step(state: TrainState, part: Part = nullcontext) -> None:
-    """A step as in the middle of a run."""
-    train_step(state, state.config.train.lr, part)
+def _step(state: TrainState, measure: Measure = nullcontext) -> None:
+    """Take a step at the peak learning rate."""
+    train_step(state, state.config.train.lr, measure)
 
 
-def _seconds(state: TrainState, part: Part = nullcontext) -> float:
+def _seconds(state: TrainState, measure: Measure = nullcontext) -> float:
+    """Take a step and return its seconds."""
     synchronize(state.device)
     start = time.perf_counter()
-    _step(state, part)
+    _step(state, measure)
     synchronize(state.device)
     return time.perf_counter() - start
 
 
 def _timed(state: TrainState) -> tuple[float, dict[str, float]]:
-    """Mean seconds of a step, and of its parts and the rest of it.
+    """Return the mean seconds of a step, and those of its parts and the rest of it.
 
     Whole steps and steps by parts alternate, so that other load on the machine affects both alike.
     """
-    spent = dict.fromkeys(PARTS, 0.0)
+    seconds = dict.fromkeys(PARTS, 0.0)
 
     @contextmanager
     def timed(name: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
         synchronize(state.device)
-        spent[name] += (time.perf_counter() - start) / STEPS
+        seconds[name] += (time.perf_counter() - start) / STEPS
 
     whole = by_parts = 0.0
     for _ in range(STEPS):
         whole += _seconds(state) / STEPS
         by_parts += _seconds(state, timed) / STEPS
-    return whole, spent | {"rest": by_parts - sum(spent.values())}
+    return whole, seconds | {"rest": by_parts - sum(seconds.values())}
 
 
 def _traced(state: TrainState, path: Path) -> list[dict[str, Any]]:
-    """Write the trace; returns the most expensive operators, with seconds and calls per step."""
+    """Write the trace to `path`. Return the most expensive operators, with seconds and calls per step."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler's library writes to stderr
     cuda = state.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]

@@ -1,4 +1,4 @@
-"""Checkpoints written in the background: the training loop waits only until its tensors are copied."""
+"""Writing checkpoints in the background: the training loop waits only until its tensors are copied."""
 
 import os
 from collections.abc import Mapping
@@ -21,12 +21,14 @@ from lmtrain.training.sharding import is_sharded, local_rows
 
 
 class CheckpointSaver:
-    """Writes one checkpoint at a time, in the order of the calls, in a thread of its own.
+    """Writes checkpoints in a thread, one at a time.
 
     The main process writes tensors that are not sharded. Each process writes its own rows of sharded tensors; none are
     sent. A write error is raised by the next call of any method, and at the end of the block at the latest. Between
-    `save` and the next `wait` the newest complete checkpoint may be the previous one. The first call of `save` deletes
-    the checkpoints after the step `delete_after`, to which the run goes back; `before_decay` is `before` of `prune`.
+    `save` and the next `wait` the newest complete checkpoint may be the previous one.
+
+    `delete_after` is the step that the run resumes from: the first call of `save` deletes all later checkpoints. For
+    `common_steps` see `prune`.
     """
 
     def __init__(
@@ -36,12 +38,12 @@ class CheckpointSaver:
         processes: ProcessGroup = SINGLE_PROCESS,
         *,
         delete_after: int | None = None,
-        before_decay: int = 0,
+        common_steps: int = 0,
     ) -> None:
         self._run_dir = run_dir
         self._keep = keep
         self._delete_after = delete_after
-        self.before_decay = before_decay
+        self._common_steps = common_steps
         self._processes = processes.new_group()  # the loop uses its own collectives at the same time
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -50,14 +52,14 @@ class CheckpointSaver:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, _type: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self._thread.shutdown(wait=True)
         if error is None:
             self.wait()
 
     def save(self, step: int, tensors: checkpoint.Tensors, info: dict[str, Any]) -> None:
-        """Copy the tensors and start writing the copy; waits for the previous checkpoint. Called by all processes."""
+        """Wait for the previous checkpoint, copy the tensors, and start writing the copies. Called by all processes."""
         self.wait()
         copies = {group: _copies(named, self._processes.is_main) for group, named in tensors.items()}
         sharded = any(in_rows(named) for named in copies.values())
@@ -72,9 +74,9 @@ class CheckpointSaver:
             self.wait()
 
     def wait(self) -> None:
-        """Return when everything this process had to write is on disk.
+        """Wait until this process has written its files; in the main process, until the checkpoint is complete.
 
-        Only the main process then knows that the checkpoint is complete. Raises LmtrainError if it can't be written.
+        Raises LmtrainError if the checkpoint can't be written.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -89,30 +91,30 @@ class CheckpointSaver:
                         "lower train.lr or raise train.warmup"
                     )
         if processes.is_main and self._delete_after is not None:
-            # Before the first checkpoint gets its name: after a kill, the newest one says that the run goes back.
+            # Before the new checkpoint is complete: if the process is killed now, the run still resumes from this step.
             run_checkpoints.remove_after(self._run_dir, self._delete_after)
             self._delete_after = None
         checkpoint.save(self._run_dir, step, tensors, info, processes)
         if processes.is_main:
-            run_checkpoints.prune(self._run_dir, self._keep, self.before_decay)
+            run_checkpoints.prune(self._run_dir, self._keep, self._common_steps)
 
 
 def abort(run_dir: Path, processes: ProcessGroup) -> NoReturn:
-    """Exit at once, with the newest checkpoint on disk as the run's last; the main process reports it."""
+    """Exit at once, without saving; the main process reports the newest checkpoint on disk."""
     if not processes.is_main:
         os._exit(INTERRUPTED)
-    with folder_lock(run_dir / "checkpoints"):  # or the thread that writes one might finish it after this has looked
-        steps = [int(folder.name.removeprefix("step-")) for folder in run_checkpoints.folders(run_dir)]
+    with folder_lock(run_dir / run_folder.CHECKPOINTS):  # so that the saver's thread can't complete another one now
+        steps = [run_folder.step_of(folder) for folder in run_checkpoints.folders(run_dir)]
         with suppress(LmtrainError):
             run_folder.write_state(run_dir, "interrupted", step=steps[-1] if steps else 0, signal="SIGINT")
-        kept = "no checkpoint has been saved yet"
+        message = "no checkpoint has been saved yet"
         if steps:
-            kept = f"the checkpoint of step {steps[-1]:,} is good; rerun the same command to resume from it"
-        end_at_once(f"interrupted again, so ended at once: {kept}")
+            message = f"the checkpoint of step {steps[-1]:,} is good; rerun the same command to resume from it"
+        end_at_once(f"interrupted again, so ended at once: {message}")
 
 
 def _copies(named: Mapping[str, Tensor], is_main: bool) -> dict[str, Tensor]:
-    """Host copies of what this process writes: its rows of sharded tensors, and in the main process all others."""
+    """Return CPU copies of what this process writes: its rows of sharded tensors, and if it is main, all others."""
     copies = {}
     for name, tensor in named.items():
         if is_sharded(tensor):
@@ -126,8 +128,8 @@ def _copies(named: Mapping[str, Tensor], is_main: bool) -> dict[str, Tensor]:
 def _is_finite(tensor: Tensor) -> bool:
     """Whether all elements of a tensor on the CPU are finite, by the minimum and maximum.
 
-    By numpy, since torch would start more threads for this one: with more threads than cores, OpenMP's no longer spin
-    while they wait for each other, and all later training steps take a third longer.
+    This uses numpy, because torch would start OpenMP threads for the saver's thread too. With more threads than cores,
+    OpenMP threads no longer spin while they wait for each other, and all later training steps take a third longer.
     """
     values = tensor.numpy()
     return bool(np.isfinite((values.min(), values.max())).all())

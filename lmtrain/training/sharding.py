@@ -11,17 +11,18 @@ from lmtrain.storage.tensor_files import LazyTensor
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether each process holds a part of the rows."""
+    """Whether the tensor is sharded: each process holds a part of its rows."""
     return hasattr(tensor, "full_tensor")
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The full tensor, sharded or not. For a sharded tensor all processes must call this."""
+    """Return the full tensor, whether it is sharded or not. If it is, all processes must call this."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def local_rows(tensor: Tensor) -> tuple[slice, Tensor]:
-    """The rows of a sharded tensor that this process holds: their range, which is that of `torch.chunk`, and values."""
+    """Return the range of the rows of a sharded tensor that this process holds, as `torch.chunk` divides them, and the
+    rows."""
     sharded: Any = tensor.detach()
     assert [placement.is_shard(0) for placement in sharded.placements] == [True]
     rows: Tensor = sharded.to_local()
@@ -31,7 +32,10 @@ def local_rows(tensor: Tensor) -> tuple[slice, Tensor]:
 
 
 def shard_like(source: Tensor | LazyTensor, like: Tensor) -> Tensor:
-    """A full tensor on the device of `like` and sharded like it; reads only this process's rows, and sends none."""
+    """Return the full tensor `source`, on the device of `like` and sharded like it.
+
+    Only the rows of this process are read, and none are sent.
+    """
     if not is_sharded(like):
         return source[...].to(like.device)
     from torch.distributed.tensor import DTensor
@@ -50,7 +54,7 @@ def shard_like(source: Tensor | LazyTensor, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copy_all(source: Mapping[str, LazyTensor], target: dict[str, Tensor]) -> None:
-    """Copy a checkpoint's tensors into targets, which may be sharded. Raises ValueError if names or shapes differ."""
+    """Copy a checkpoint's tensors into `target`, which may be sharded. Raises ValueError as `check_shapes` does."""
     check_shapes(source, target)
     for name, value in source.items():
         target[name].copy_(shard_like(value, target[name]))

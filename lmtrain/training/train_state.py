@@ -1,4 +1,4 @@
-"""The state of a run: what a step reads and changes, and how it is created, saved and restored."""
+"""The state of a run: what a step reads and changes; creating, saving and restoring it."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -18,36 +18,36 @@ from lmtrain.model.build import build_model, set_embedding, set_output_bias
 from lmtrain.model.cooccurrence import TOKENS, cooccurrence_embedding
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
-from lmtrain.storage import checkpoint
+from lmtrain.storage.checkpoint import Checkpoint, Tensors
 from lmtrain.system.device import choose_device, choose_precision
 from lmtrain.system.machine import machine
 from lmtrain.system.messages import Note
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.budget import make_budget
-from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, Schedule, read_info
+from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, SavedCounters, ScheduleLength, read_info
 from lmtrain.training.compilation import compiled_forward
 from lmtrain.training.muon import AdamW, Muon
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from lmtrain.training.other_runs import initial_weights, load_teacher
-from lmtrain.training.parallel import Parallel, choose_kind, distribute
+from lmtrain.training.parallel import Parallel, choose_strategy, distribute
 from lmtrain.training.sharding import copy_all
 
 
 @dataclass(frozen=True)
 class StepStatistics:
-    """Statistics of the steps, on the device, so that the host waits for them only when it reads them."""
+    """Statistics of the steps, on the device: the host waits for them only when it reads them."""
 
     skipped: Tensor
-    """Skipped steps, which changed neither weights nor optimizer, () int64."""
+    """How many steps were skipped, changing neither weights nor optimizer, () int64."""
     in_a_row: Tensor
-    """How many of them were the last ones, () int64."""
+    """How many steps in a row were skipped, up to the last step, () int64."""
     sums: Tensor
-    """Over the steps since the last logged one that were not skipped: the sum of the loss, the sum of the gradient
-    norm, and the number of steps, (3,) float64."""
+    """Sum of the loss, sum of the gradient norm, and number of steps, (3,) float64: over the steps since the last
+    logged one that were not skipped."""
 
     @classmethod
     def zero(cls, device: torch.device) -> Self:
-        """The statistics of no steps."""
+        """Return the statistics before the first step."""
         skipped, in_a_row = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
         return cls(skipped, in_a_row, torch.zeros(3, dtype=torch.float64, device=device))
 
@@ -58,8 +58,8 @@ class StepStatistics:
         figures = torch.stack((loss, norm, torch.ones_like(loss))).double()
         self.sums.add_(torch.where(skipped | ~torch.isfinite(loss), 0.0, figures))
 
-    def load(self, counters: Counters) -> None:
-        """Restore the statistics that `snapshot` stored."""
+    def load(self, counters: SavedCounters) -> None:
+        """Restore the statistics that `snapshot` saved."""
         self.skipped.fill_(counters.skipped)
         self.in_a_row.fill_(counters.in_a_row)
         self.sums.copy_(torch.tensor(counters.window, dtype=torch.float64))
@@ -67,7 +67,7 @@ class StepStatistics:
 
 @dataclass(frozen=True)
 class TrainState:
-    """Everything that a step reads or changes: the fields stay the same objects, and their contents change."""
+    """Everything that a step reads or changes. The fields are never rebound; their contents change."""
 
     config: Config
     model: LanguageModel
@@ -79,7 +79,7 @@ class TrainState:
     """Averaged weights."""
     store: TokenStore
     order: SampleOrder
-    """The order in which the windows of the training split are read."""
+    """The order of the sequences in the training split."""
     device: torch.device
     precision: str
     statistics: StepStatistics
@@ -91,12 +91,12 @@ class TrainState:
 
 
 def sample_order(config: Config, store: TokenStore) -> SampleOrder:
-    """The order in which the windows of the training text are read. Raises LmtrainError if it has not even one."""
+    """Return the order of the sequences in the training split. Raises LmtrainError if it is shorter than one."""
     return SampleOrder(store.split("train").tokens, config.model.context, config.model.mode, config.run.seed)
 
 
 def new_state(config: Config, store: TokenStore, note: Note, processes: ProcessGroup = SINGLE_PROCESS) -> TrainState:
-    """A run before its first step: the model at its initial weights, its optimizer, and the order of samples."""
+    """Return the state before the first step, with initial weights; compile and distribute the model as configured."""
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
     split, order = store.split("train"), sample_order(config, store)
@@ -110,19 +110,19 @@ def new_state(config: Config, store: TokenStore, note: Note, processes: ProcessG
     set_output_bias(model, counts)
     if model.adaptive is not None:
         model.adaptive.set_shares(counts)
-    kind = choose_kind(config, model, device, precision, processes)
-    if kind != "fsdp":  # sharding moves the model to the device block by block
+    strategy = choose_strategy(config, model, device, precision, processes)
+    if strategy != "fsdp":  # sharding moves the model to the device block by block
         model.to(device)
     teacher, teacher_hash = None, None
     if config.train.teacher:
         teacher, teacher_hash = load_teacher(config, store, device, processes)
     objective = Objective(model, config.train.loss_chunk, teacher, config.train.teacher_weight)
     forward: Forward = objective
-    if kind != "fsdp":
+    if strategy != "fsdp":
         budget = make_budget(config, order.per_epoch())
         forward = compiled_forward(objective, config, budget, device, precision, note)
     compiled = forward is not objective
-    forward, parallel = distribute(kind, model, forward, device, precision, processes)
+    forward, parallel = distribute(strategy, model, forward, device, precision, processes)
     averaged = {name: value.detach().clone() for name, value in model.named_parameters()} if config.train.ema else None
     return TrainState(
         config=config,
@@ -149,13 +149,13 @@ def snapshot(
     seconds: float,
     setup_seconds: float,
     metrics_bytes: int,
-    schedule: Schedule,
-) -> tuple[checkpoint.Tensors, dict[str, Any]]:
-    """The whole state of the run for `CheckpointSaver.save`: its own tensors, not copies, and its manifest.
+    schedule: ScheduleLength,
+) -> tuple[Tensors, dict[str, Any]]:
+    """Return the whole state of the run for `CheckpointSaver.save`: its tensors (not copies), and the manifest.
 
-    `score` is the validation loss at this step, if it was evaluated; see `CheckpointInfo` for the others.
+    `score` is the validation loss at this step, if it was evaluated. For the other arguments see `CheckpointInfo`.
     """
-    tensors: checkpoint.Tensors = {
+    tensors: Tensors = {
         "model": dict(state.model.named_parameters()),
         "optimizer": optimizer_tensors(state.model, state.optimizer),
     }
@@ -163,8 +163,8 @@ def snapshot(
         tensors["ema"] = state.ema
     statistics, train = state.statistics, state.config.train
     loss, norm, steps = statistics.sums.tolist()
-    counters = dataclasses.replace(
-        state.counters,
+    counters = SavedCounters(
+        **vars(state.counters),
         scaler=state.scaler.state_dict(),
         skipped=int(statistics.skipped),
         in_a_row=int(statistics.in_a_row),
@@ -194,35 +194,36 @@ def snapshot(
 
 
 def load_initial_weights(state: TrainState, base: Path) -> int:
-    """Copy the best weights of another run into the model and its averaged weights; returns their step.
+    """Copy the best weights of the run `base` into the model and its averaged weights. Return their step.
 
-    Each process reads only its own rows of a sharded model. Raises LmtrainError as `initial_weights` does.
+    If the model is sharded, each process reads only its own rows. Raises LmtrainError as `initial_weights` does.
     """
-    found = initial_weights(base, state.config, state.store, state.parallel.processes)
-    copy_all(found.tensors, dict(state.model.named_parameters()))
+    weights = initial_weights(base, state.config, state.store, state.parallel.processes)
+    copy_all(weights.tensors, dict(state.model.named_parameters()))
     if state.ema is not None:
-        copy_all(found.tensors, state.ema)
-    step: int = found.info["step"]
+        copy_all(weights.tensors, state.ema)
+    step: int = weights.info["step"]
     return step
 
 
-def restore(state: TrainState, found: checkpoint.Checkpoint) -> None:
-    """Restore a checkpoint's whole state bit for bit; of sharded tensors only the rows of this process are read.
+def restore(state: TrainState, checkpoint: Checkpoint) -> None:
+    """Restore the whole state from a checkpoint, bit for bit.
 
+    If the model is sharded, each process reads only its own rows.
     Raises LmtrainError if the shapes differ, or the run had another teacher.
     """
-    info = read_info(found)
+    info = read_info(checkpoint)
     if info.teacher != state.teacher:
         learned = "no teacher" if info.teacher is None else "another teacher, or an earlier checkpoint of it"
         raise LmtrainError(
-            f"train.teacher={flat(state.config)['train.teacher']}: {found.folder} has learned from {learned}: "
-            "choose another run.name, or name the old one"
+            f"train.teacher={flat(state.config)['train.teacher']}: {checkpoint.folder} has learned from {learned}: "
+            "choose another run.name, or name the old teacher"
         )
     try:
-        copy_all(found.tensors["model"], dict(state.model.named_parameters()))
-        load_optimizer_tensors(state.model, state.optimizer, found.tensors["optimizer"])
+        copy_all(checkpoint.tensors["model"], dict(state.model.named_parameters()))
+        load_optimizer_tensors(state.model, state.optimizer, checkpoint.tensors["optimizer"])
         if state.ema is not None:
-            copy_all(found.tensors.get("ema", {}), state.ema)
+            copy_all(checkpoint.tensors.get("ema", {}), state.ema)
         if info.precision in (None, state.precision):
             state.scaler.load_state_dict(info.counters.scaler)
         state.statistics.load(info.counters)
@@ -230,5 +231,5 @@ def restore(state: TrainState, found: checkpoint.Checkpoint) -> None:
         raise
     except (RuntimeError, KeyError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[-1].strip()
-        raise LmtrainError(f"{found.folder} does not fit this model: {reason}") from error
+        raise LmtrainError(f"{checkpoint.folder} does not fit this model: {reason}") from error
     state.counters.load(info.counters)

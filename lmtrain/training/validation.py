@@ -1,4 +1,4 @@
-"""Evaluation during training: the score that compares steps, samples, and the final score of the best checkpoint."""
+"""Evaluation during training: the score of a step, samples, and the final score of the best checkpoint."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,8 @@ from lmtrain.generation.complete import complete
 from lmtrain.generation.options import SAMPLED
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.trained import WEIGHT_GROUPS
-from lmtrain.storage import checkpoint, run_checkpoints
+from lmtrain.storage import run_checkpoints
+from lmtrain.storage.checkpoint import Checkpoint, load
 from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import StopSignal
@@ -27,7 +28,7 @@ IMAGE_TOKENS = 8
 
 
 def validate(state: TrainState, stride: int, limit: int | None, stop: StopSignal) -> Score:
-    """Score the validation split with the model's current weights. Raises Interrupted after a stop signal."""
+    """Score the validation split, or its first `limit` tokens. Raises Interrupted after a stop signal."""
     config, store = state.config, state.store
     return evaluate(
         state.model,
@@ -45,10 +46,11 @@ def validate(state: TrainState, stride: int, limit: int | None, stop: StopSignal
     )
 
 
-def evaluate_and_show(state: TrainState, monitor: Monitor, stop: StopSignal) -> float:
-    """Evaluate, update the best score, and show samples; returns nats per token (of the averaged weights, if any).
+def evaluate_step(state: TrainState, monitor: Monitor, stop: StopSignal) -> float:
+    """Evaluate the current step, update the best score, log, and show samples. Return the loss in nats per token.
 
-    Windows do not overlap (stride = context), which is the cheapest way to compare steps.
+    The averaged weights are evaluated if there are any. The windows do not overlap (stride = context), which is the
+    cheapest way to compare steps.
     Raises Interrupted, with the counters unchanged, if a stop signal arrives before the evaluation is done.
     """
     config, counters, tokenizer = state.config, state.counters, state.store.tokenizer
@@ -59,7 +61,7 @@ def evaluate_and_show(state: TrainState, monitor: Monitor, stop: StopSignal) -> 
             raise LmtrainError(
                 f"the validation loss at step {counters.step} is not finite: lower train.lr, or raise train.warmup"
             )
-        if state.parallel.kind != "fsdp":  # a sharded model can't decode from a cached state
+        if state.parallel.strategy != "fsdp":  # a sharded model can't decode from a cached state
             show_samples(state, monitor)
     counters.evaluated = counters.step
     if counters.best is None or score.loss < counters.best:
@@ -75,8 +77,10 @@ def evaluate_and_show(state: TrainState, monitor: Monitor, stop: StopSignal) -> 
 
 @torch.no_grad()
 def show_samples(state: TrainState, monitor: Monitor) -> None:
-    """Show a sample after each of `train.sample_prompts`, and how each head pools the start of the validation split,
-    which must not be empty."""
+    """Show a sample for each of `train.sample_prompts`, and the pooling weights of the first validation tokens.
+
+    The validation split must not be empty.
+    """
     config, model, store, step = state.config, state.model, state.store, state.counters.step
     options = replace(SAMPLED, max_tokens=config.train.sample_tokens)
     for sample in complete(model, store.tokenizer, config.train.sample_prompts, options):
@@ -87,35 +91,35 @@ def show_samples(state: TrainState, monitor: Monitor) -> None:
 
 
 def final_score(state: TrainState, run_dir: Path, monitor: Monitor, stop: StopSignal) -> tuple[Score, int]:
-    """The score of the best checkpoint on the whole validation split, with overlapping windows, and its step."""
-    found = _best(run_dir, state.parallel.processes)
-    step: int = found.info["step"]
-    monitor.note(f"scoring the best checkpoint (step {step:,}) on the validation split")
-    with evaluating(state.model, found.tensors["model" if state.ema is None else "ema"]):
-        return validate(state, stride_of(state.config), None, stop), step
+    """Score the best checkpoint on the whole validation split, with overlapping windows. Return its score and step."""
+    best = _best_checkpoint(run_dir, state.parallel.processes)
+    step, stride = int(best.info["step"]), stride_of(state.config)
+    monitor.note(f"scoring the best checkpoint (step {step:,}) on the whole validation split, with stride {stride}")
+    with evaluating(state.model, best.tensors["model" if state.ema is None else "ema"]):
+        return validate(state, stride, None, stop), step
 
 
-def _best(run_dir: Path, processes: ProcessGroup) -> checkpoint.Checkpoint:
-    """The best checkpoint. The main process, which knows that all are written, chooses it and verifies its hashes."""
+def _best_checkpoint(run_dir: Path, processes: ProcessGroup) -> Checkpoint:
+    """Return the best checkpoint. The main process, which knows that all are written, chooses and verifies it."""
 
-    def find() -> str:
-        best = run_checkpoints.choose(run_dir, "best")
+    def verified_folder() -> str:
+        folder = run_checkpoints.choose(run_dir, "best")
         try:
-            checkpoint.load(best, WEIGHT_GROUPS)
+            load(folder, WEIGHT_GROUPS)
         except LmtrainError as error:
             raise LmtrainError(
-                f"the best checkpoint, {best}, is damaged: move it away, and the best of the others is scored"
+                f"the best checkpoint, {folder}, is damaged: move it away, and the best of the others is scored"
             ) from error
-        return str(best)
+        return str(folder)
 
-    return checkpoint.load(Path(processes.on_main(find)), WEIGHT_GROUPS, verify_hashes=False)
+    return load(Path(processes.on_main(verified_folder)), WEIGHT_GROUPS, verify_hashes=False)
 
 
 @contextmanager
 def evaluating(model: LanguageModel, weights: Mapping[str, Tensor | LazyTensor]) -> Iterator[None]:
-    """The model in evaluation mode, with these weights in place of its own, inside the block."""
+    """Put the model in evaluation mode, with these weights in place of its own, inside the block."""
     parameters = dict(model.named_parameters())
-    own = {name: parameters[name].detach().clone() for name in weights}
+    original = {name: parameters[name].detach().clone() for name in weights}
     model.eval()
     try:
         with torch.no_grad():
@@ -125,5 +129,5 @@ def evaluating(model: LanguageModel, weights: Mapping[str, Tensor | LazyTensor])
     finally:
         model.train()
         with torch.no_grad():
-            for name, value in own.items():
+            for name, value in original.items():
                 parameters[name].copy_(value)

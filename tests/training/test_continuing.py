@@ -192,8 +192,8 @@ def test_what_can_not_be_exact_is_rejected_with_a_remedy(
     with pytest.raises(LmtrainError) as caught:
         run(change(config, **{"train__steps": 16} | changed), little_store, tmp_path)
     assert reason in str(caught.value)
-    assert str(caught.value).startswith(f"{tmp_path} was started with another budget or warmup and can't be resumed")
-    remedy = f"choose another run.name, with train.init_from={tmp_path} to start from its weights, or give the old val"
+    assert str(caught.value).startswith(f"{tmp_path} can't be resumed with another budget or warmup: ")
+    remedy = f"Give the old values, or train another run (run.name=...; train.init_from={tmp_path} starts from its wei"
     assert re.search(re.escape(remedy), str(caught.value))
     assert run_folder.run_config(tmp_path) == config
     assert [int(folder.name[5:]) for folder in run_checkpoints.folders(tmp_path)] == steps

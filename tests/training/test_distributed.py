@@ -26,7 +26,7 @@ from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training import loop
 from lmtrain.training.costs import memory_estimate
 from lmtrain.training.loop import train_step
-from lmtrain.training.parallel import choose_kind, with_micro_batch
+from lmtrain.training.parallel import choose_strategy, with_micro_batch
 from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.sharding import is_sharded, local_rows
 from lmtrain.training.train_state import TrainState, new_state, restore, snapshot
@@ -243,8 +243,8 @@ def test_recomputed_activations_give_the_same_bits(tiny: Config, store: TokenSto
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train__batch_size": 6}, r"=6 can't be shared by 4 processes in parts of train.micro_batch=2"),
-        ({"train__batch_size": 6, "train__micro_batch": None}, r"shared by 4 processes: make it a multiple of 4"),
+        ({"train__batch_size": 6}, r"=6 can't be divided among 4 processes in parts of train.micro_batch=2"),
+        ({"train__batch_size": 6, "train__micro_batch": None}, r"divided among 4 processes: make it a multiple of 4"),
     ],
 )
 def test_a_batch_that_can_not_be_divided_is_rejected(tiny: Config, changes: dict[str, Any], message: str) -> None:
@@ -255,26 +255,26 @@ def test_a_batch_that_can_not_be_divided_is_rejected(tiny: Config, changes: dict
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"train__optimizer": "muon"}, "train.optimizer=muon"),
-        ({"train__teacher": "runs/other"}, "train.teacher=['runs/other']"),
-        ({"train__compile": True}, "train.compile=True"),
-        ({"train__precision": "fp16"}, "train.precision=fp16"),
+        ({"train__optimizer": "muon"}, "train.optimizer=muon: set train.optimizer=adamw"),
+        ({"train__teacher": "runs/other"}, 'train.teacher=["runs/other"]: set train.teacher=null'),
+        ({"train__compile": True}, "train.compile=true: set train.compile=false"),
+        ({"train__precision": "fp16"}, "train.precision=fp16: set train.precision=bf16 or fp32"),
     ],
 )
 def test_what_can_not_be_sharded_is_rejected(tiny: Config, changes: dict[str, Any], field: str) -> None:
     config = change(tiny, train__parallel="fsdp", **changes)
     model = LanguageModel(config.model, 10)
-    with pytest.raises(LmtrainError, match=re.escape(f"{field} can't be sharded")):
-        choose_kind(config, model, cpu(), config.train.precision, ProcessGroup())
-    assert choose_kind(change(config, train__parallel="auto"), model, cpu(), "fp32", ProcessGroup()) == "ddp"
+    with pytest.raises(LmtrainError, match=re.escape(f"fsdp does not support {field}, or train.parallel=ddp")):
+        choose_strategy(config, model, cpu(), config.train.precision, ProcessGroup())
+    assert choose_strategy(change(config, train__parallel="auto"), model, cpu(), "fp32", ProcessGroup()) == "ddp"
 
 
 def test_auto_shards_what_is_too_large_and_can_be_sharded(tiny: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmtrain.training.parallel.STATE_SHARE", -1.0)
+    monkeypatch.setattr("lmtrain.training.parallel.STATE_FRACTION", -1.0)
     model, config = LanguageModel(tiny.model, 10), change(tiny, train__parallel="auto", train__optimizer="adamw")
-    assert choose_kind(config, model, cpu(), "bf16", ProcessGroup()) == "fsdp"
-    assert choose_kind(config, model, cpu(), "fp16", ProcessGroup()) == "ddp"
-    assert choose_kind(change(config, train__optimizer="muon"), model, cpu(), "bf16", ProcessGroup()) == "ddp"
+    assert choose_strategy(config, model, cpu(), "bf16", ProcessGroup()) == "fsdp"
+    assert choose_strategy(config, model, cpu(), "fp16", ProcessGroup()) == "ddp"
+    assert choose_strategy(change(config, train__optimizer="muon"), model, cpu(), "bf16", ProcessGroup()) == "ddp"
 
 
 @pytest.mark.gpu

@@ -29,7 +29,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             )
         ),
         (2, ["train", *TINY, "train.ler=1"], 2, "did you mean train.lr (Peak learning rate)?"),
-        (4, ["train", *TINY, "train.batch_size=6", "--quiet"], 1, "train.batch_size=6 can't be shared by 4 processes"),
+        (
+            4,
+            ["train", *TINY, "train.batch_size=6", "--quiet"],
+            1,
+            "train.batch_size=6 can't be divided among 4 processes",
+        ),
     ],
 )
 def test_an_error_of_all_processes_is_reported_once(

@@ -23,7 +23,7 @@ from lmtrain.training import loop, opening, randomness, train_state, trainer
 from lmtrain.training.loop import train_step
 from lmtrain.training.optim import optimizer_tensors, update_ema
 from lmtrain.training.train_state import TrainState
-from lmtrain.training.validation import evaluate_and_show
+from lmtrain.training.validation import evaluate_step
 from tests.helpers import flip_bit
 from tests.training.helpers import (
     change,
@@ -202,7 +202,7 @@ def test_a_run_says_what_it_starts(tiny: Config, store: TokenStore, tmp_path: Pa
     assert notes == [
         f"{tmp_path}: a new run",
         "model: 20,198 parameters, 1 block of width 16, context 16",
-        "data: 3,103 training tokens (word, 836 entries), 48 steps of 64 tokens per epoch",
+        "data: 3,103 training tokens; word tokenizer with 836 entries; one epoch is 48 steps of 64 tokens",
         "budget: 12 steps (768 tokens, 0.25 epochs)",
         "device: cpu, fp32, 1 thread, not compiled",
     ]
@@ -256,11 +256,11 @@ def test_evaluations_take_at_most_a_tenth_of_the_time_of_steps_but_for_the_first
     def evaluate(*arguments: Any) -> float:
         nonlocal now
         now += seconds
-        return evaluate_and_show(*arguments)
+        return evaluate_step(*arguments)
 
     monkeypatch.setattr("lmtrain.training.meter.time", SimpleNamespace(monotonic=lambda: now, perf_counter=time.time))
     monkeypatch.setattr(loop, "train_step", step)
-    monkeypatch.setattr(trainer, "evaluate_and_show", evaluate)
+    monkeypatch.setattr(trainer, "evaluate_step", evaluate)
     run(change(tiny, train__steps=None, train__max_minutes=1.0, train__eval_steps=None), store, tmp_path)
     steps, evaluated, last, reference = 0, 0.0, 0.0, []
     while steps + evaluated < 60:

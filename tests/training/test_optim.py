@@ -15,7 +15,7 @@ from lmtrain.model.cooccurrence import TOKENS, cooccurrence_embedding
 from lmtrain.training.budget import Budget, evaluation_due, make_budget
 from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.loop import train_step
-from lmtrain.training.optim import learning_rate, make_optimizer, steps_before_decay, update_ema
+from lmtrain.training.optim import learning_rate, make_optimizer, steps_independent_of_budget, update_ema
 from tests.training.helpers import change, start
 
 LISTS = {
@@ -46,8 +46,8 @@ def test_the_first_steps_of_two_budgets_have_the_same_learning_rates_to_the_last
     config = TrainConfig(lr=3e-3, schedule=kind, decay=decay, warmup=3.3 if decay < 0.9 else 0)
     for steps in range(20, 121):
         small, large = Budget(steps, None), Budget(2 * steps + 1, None)
-        common = steps_before_decay(config, small)
-        assert common <= steps_before_decay(config, large)
+        common = steps_independent_of_budget(config, small)
+        assert common <= steps_independent_of_budget(config, large)
         assert steps - common == pytest.approx(steps * decay if kind == "wsd" else 0, abs=1)
         rates = [[learning_rate(config, each, step, 0.0) for step in range(common)] for each in (small, large)]
         assert rates[0] == rates[1]
@@ -57,10 +57,11 @@ def test_a_warmup_in_steps_must_fit_into_the_run() -> None:
     make_budget(_config(steps=100, warmup=80, schedule="wsd", decay=0.2), 100)
     make_budget(_config(steps=100, warmup=100), 100)
     with pytest.raises(
-        UsageError, match=r"train.warmup=81 steps and train.decay=0.2 are more than the whole run of 100: low"
+        UsageError,
+        match=r"train.warmup=81 steps and train.decay=0.2 are together more than the whole run of 100 steps: .* one of",
     ):
         make_budget(_config(steps=100, warmup=81, schedule="wsd", decay=0.2), 100)
-    with pytest.raises(UsageError, match=r"train.warmup=101 steps is more than the whole run of 100: lower"):
+    with pytest.raises(UsageError, match=r"train.warmup=101 steps is more than the whole run of 100 steps: lower it"):
         make_budget(_config(steps=100, warmup=101), 100)
 
 

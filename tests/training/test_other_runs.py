@@ -82,7 +82,7 @@ def test_fields_that_do_not_affect_the_weights_may_differ(
         ("init_from", {"model__heads": 4}, "has model.heads=2, and this run 4: use the same"),
         ("init_from", {"model__mode": "windowed"}, "has model.mode=causal, and this run windowed: use the same"),
         ("teacher", {"train__teacher": "nowhere"}, "train.teacher=nowhere is not a run folder"),
-        ("teacher", {"model__context": 32}, "reads 16 tokens at most: use no longer a model.context"),
+        ("teacher", {"model__context": 32}, "reads 16 tokens at most: set model.context=16 or less"),
         ("teacher", {"model__mode": "windowed"}, "has model.mode=causal, and this run windowed"),
     ],
 )

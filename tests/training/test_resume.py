@@ -24,7 +24,7 @@ from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.system import disk
 from lmtrain.system.device import missing_to_compile
 from lmtrain.training import loop, train_state, validation
-from lmtrain.training.checkpoint_info import Counters
+from lmtrain.training.checkpoint_info import SavedCounters
 from lmtrain.training.loop import train_step
 from lmtrain.training.train_state import TrainState, restore
 from tests.helpers import Child, flip_bit
@@ -33,7 +33,7 @@ from tests.training.resuming import BATCH, MATRIX, SMALL, Reference, begin, copi
 
 EPOCHS, MORE = 2, 5
 CUT = 7
-FRESH = dataclasses.asdict(Counters(scaler=torch.amp.GradScaler("cpu").state_dict()))
+FRESH = dataclasses.asdict(SavedCounters(scaler=torch.amp.GradScaler("cpu").state_dict()))
 ITEMS = (
     "model/embedding.weight",
     *(f"optimizer/embedding.weight/{entry}" for entry in ("exp_avg", "exp_avg_sq", "step")),
@@ -225,8 +225,8 @@ def test_another_precision_is_reported(
             run_folder.write_state(tmp_path, "interrupted")
         monkeypatch.setattr(train_state, "choose_precision", lambda name, device, precision=precision: precision)
         notes.append([note for note in run(config, store, tmp_path)[1] if "train.precision" in note])
-    differs = "train.precision=auto differs on this machine"
-    assert notes == [[], [], [f"fp32 instead of bf16: {differs}"], [f"fp16 instead of bf16: {differs}"]]
+    differs = "now, by train.precision=auto on this machine"
+    assert notes == [[], [], [f"precision: bf16 before, fp32 {differs}"], [f"precision: bf16 before, fp16 {differs}"]]
 
 
 def test_a_field_that_was_removed_and_another_micro_batch_are_reported(
@@ -247,7 +247,7 @@ def test_a_field_that_was_removed_and_another_micro_batch_are_reported(
     assert re.search(
         r"train\.scheduled_sampling=0\.2: the field was removed: .*; the run is resumed without it", notes[0]
     )
-    assert notes[1] == "1 windows per micro-batch instead of 2: the results may not be equal bit for bit"
+    assert notes[1] == "sequences per micro-batch: 2 before, 1 now; the results may not be equal bit for bit"
 
 
 @pytest.fixture
