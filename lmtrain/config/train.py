@@ -66,7 +66,7 @@ class TrainConfig(Section):
     decay: float = Field(0.2, gt=0, le=1)
     """Fraction of the run over which `wsd` decays; at most 1 - `warmup`."""
     final_lr: float = Field(0.1, ge=0, le=1)
-    """Learning rate at the end, as a fraction of the peak."""
+    """Learning rate at the end, as a fraction of the peak (at least 0.001)."""
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled weight decay of matrices; norms, biases and slopes have none."""
     beta1: Rate = 0.9

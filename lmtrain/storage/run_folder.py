@@ -28,6 +28,11 @@ _BEFORE_CONFIG = {_LOCK, CHECKPOINTS, "profile"}
 """What a run folder may contain before its configuration is written."""
 
 
+def is_run(folder: Path) -> bool:
+    """Whether the folder is that of a run: it has a configuration."""
+    return os.path.isfile(folder / CONFIG)  # noqa: PTH113 -- Path.is_file raises OSError for a name that is too long
+
+
 def step_folder(run_dir: Path, step: int) -> Path:
     """Return the folder of the checkpoint of `step`, which need not exist."""
     return run_dir / CHECKPOINTS / f"{STEP_PREFIX}{step:08d}"
@@ -75,12 +80,12 @@ def find_run(path: Path | None, runs_dir: Path) -> Path:
     """
     places = [] if path is None else [path, runs_dir / path]
     for folder in places:
-        if os.path.isfile(folder / CONFIG):  # noqa: PTH113 -- a path of any length
+        if is_run(folder):
             return folder
     with read_errors(runs_dir):
         folders = [*runs_dir.iterdir()] if runs_dir.is_dir() else []
     pattern = f"{CHECKPOINTS}/{STEP_PREFIX}*"
-    runs = {folder for folder in folders if any(folder.glob(pattern)) and (folder / CONFIG).is_file()}
+    runs = {folder for folder in folders if any(folder.glob(pattern)) and is_run(folder)}
     if path is not None:
         others = f"; the runs in {runs_dir}: {', '.join(sorted(run.name for run in runs))}" if runs else ""
         if any(map(os.path.isdir, places)):

@@ -13,7 +13,7 @@ from lmtrain.model.ensemble import Predictor
 from lmtrain.model.trained import TrainedWeights, build_predictor, trained_weights
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.files import sha256_bytes
-from lmtrain.storage.run_folder import CONFIG, TOKENIZER, step_of
+from lmtrain.storage.run_folder import CONFIG, TOKENIZER, is_run, step_of
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
 _MAY_DIFFER = {"context", "dropout", "attention_dropout", "input_dropout", "output_dropout"}
@@ -78,7 +78,7 @@ def _best_weights(
     """
 
     def best_step() -> str:
-        if not (run_dir / CONFIG).is_file():
+        if not is_run(run_dir):
             raise LmtrainError(f"{field}={run_dir} is not a run folder: it has no {CONFIG}")
         return str(step_of(run_checkpoints.choose(run_dir, "best")))
 

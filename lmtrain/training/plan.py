@@ -23,13 +23,13 @@ from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.checkpoint import FORMAT
 from lmtrain.storage.files import read_manifest
-from lmtrain.storage.run_folder import CONFIG, TOKENIZER, default_name, find_run, run_config
+from lmtrain.storage.run_folder import TOKENIZER, default_name, find_run, is_run, run_config
 from lmtrain.system.device import choose_device, cores
 from lmtrain.system.messages import Note
 from lmtrain.training.budget import targets_per_step
 
-STAND_IN_TEXT = 1 << 20, 0
-"""Tokens and vocabulary entries (0: not known) of a stand-in text: overrides are checked before the text is read."""
+STAND_IN_TOKENS = 1 << 20
+"""Tokens of a stand-in text, by which overrides are checked before the text is read."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ def plan_run(source: ConfigSource, overrides: Sequence[str], resume: Path | None
         return _plan_existing(find_run(resume, _partial_config(overrides, "run.dir").run.dir), overrides)
     if source is None:
         run_dir = _run_dir(_partial_config(overrides, "run.dir", "run.name", "data.source"), None)
-        if (run_dir / CONFIG).is_file() and run_checkpoints.folders(run_dir):
+        if is_run(run_dir) and run_checkpoints.folders(run_dir):
             return _plan_existing(run_dir, overrides)
-    config = load(source, overrides) if source is not None else _recipe(overrides, *STAND_IN_TEXT)
+    config = load(source, overrides) if source is not None else _recipe(overrides, STAND_IN_TOKENS, vocab_size=0)
     run_dir = _run_dir(config, source)
-    stored = run_config(run_dir) if (run_dir / CONFIG).is_file() else None
+    stored = run_config(run_dir) if is_run(run_dir) else None
     return RunPlan(
         config=_with_absolute_paths(config, run_dir),
         run_dir=run_dir,

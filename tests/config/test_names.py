@@ -22,12 +22,15 @@ def test_every_alias_means_one_field_and_is_none_itself() -> None:
     [
         ("train.learning_rate=3e-4", "did you mean train.lr (Peak learning rate)?"),
         ("lr=3e-4", "did you mean train.lr (Peak learning rate)?"),
-        ("min_lr=1e-5", "did you mean train.final_lr (Learning rate at the end, as a fraction of the peak)?"),
+        (
+            "min_lr=1e-5",
+            "did you mean train.final_lr (Learning rate at the end, as a fraction of the peak (at least 0.001))?",
+        ),
         ("n-layer=6", "did you mean model.layers (Encoder blocks below the pooling head)?"),
         ("train.seed=3", "did you mean run.seed (Seed of the weights, the order of samples, and dropout)?"),
         (
             "model.batch_size=8",
-            "did you mean train.batch_size (Windows per optimizer step, over all processes) "
+            "did you mean train.batch_size (Sequences per optimizer step, over all processes) "
             "or eval.batch_size (Windows per forward pass; changes speed and rounding only)?",
         ),
         ("model.dimm=64", "did you mean model.dim (Width of the residual stream)?"),

@@ -79,6 +79,7 @@ def test_fields_that_do_not_affect_the_weights_may_differ(
     ("field", "fields", "message"),
     [
         ("init_from", {"train__init_from": "nowhere"}, "train.init_from=nowhere is not a run folder: it has no config"),
+        ("init_from", {"train__init_from": "a" * 5_000}, "is not a run folder: it has no config"),
         ("init_from", {"model__heads": 4}, "has model.heads=2, and this run 4: use the same"),
         ("init_from", {"model__mode": "windowed"}, "has model.mode=causal, and this run windowed: use the same"),
         ("teacher", {"train__teacher": "nowhere"}, "train.teacher=nowhere is not a run folder"),
