@@ -60,7 +60,7 @@ def evaluate(
 
     retain_heap()
     from lmtrain.api.run import load
-    from lmtrain.config.loader import shown
+    from lmtrain.config.mistakes import shown
     from lmtrain.data.encoding import text_split
     from lmtrain.data.local import file_lines
     from lmtrain.evaluation.adaptive import settings_used

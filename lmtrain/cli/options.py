@@ -1,6 +1,5 @@
 """The arguments and options that the commands share, and how a help page lists them."""
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -60,8 +59,6 @@ WeightsChoice = Annotated[
 PARSER_ERROR: Any = typer.BadParameter.__mro__[1]
 """Any mistake on the command line; typer exports only this kind of it by name."""
 
-_OVERRIDE = re.compile(r"(run|data|tokenizer|model|train|eval)\.[a-z_]+=")
-
 
 class Command(TyperCommand):
     """A command whose help lists its options in groups and leaves out the Python types of its arguments."""
@@ -82,7 +79,9 @@ class Command(TyperCommand):
 
 def split_arguments(first: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
     """Return the first argument of a command and its overrides; an override in the first place is one of them."""
-    if first is not None and _OVERRIDE.match(first):
+    from lmtrain.config.loader import is_override
+
+    if first is not None and is_override(first):
         return None, [first, *(overrides or [])]
     return first, overrides or []
 
@@ -101,7 +100,8 @@ def run_folders(
     Raises UsageError if an override does not begin with one of `accepted` (the message ends with `rule`), and if both
     `runs` and run.name are given.
     """
-    from lmtrain.config.loader import environment_of, load, shown
+    from lmtrain.config.loader import environment_of, load
+    from lmtrain.config.mistakes import shown
     from lmtrain.storage.run_folder import default_name, find_run
 
     for override in overrides:

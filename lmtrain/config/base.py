@@ -1,6 +1,7 @@
 """What all sections of a configuration share: no unknown fields, no number too large, no impossible path."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,19 +9,26 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidatorFunc
 
 
 def _expanded(path: Path) -> Path:
+    """Replace `~`. Raises ValueError if there can't be such a path."""
+    encoding = sys.getfilesystemencoding()
     try:
-        if b"\0" in os.fsencode(path):
-            raise ValueError
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        encoded = b"\0"
+        if encoding != "utf-8":
+            message = f"holds a character that {encoding} lacks: set a UTF-8 locale, such as LC_ALL=C.UTF-8"
+            raise ValueError(message) from None
+    if b"\0" in encoded:
+        raise ValueError("holds a character that no path can contain")
+    try:
         return path.expanduser()
-    except ValueError:  # of which UnicodeEncodeError is a kind
-        raise ValueError("holds a character that no path can contain") from None
     except RuntimeError as error:
         raise ValueError(str(error)) from None
 
 
 UserPath = Annotated[Path, AfterValidator(_expanded)]
 """A path in which `~` means the home folder, which a shell does not expand in a file or after `data.dir=`."""
-Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 LARGEST = 2**40
 """No number may be larger, so that products of two fit into int64."""
@@ -36,9 +44,9 @@ class Section(BaseModel):
     @field_validator("*", mode="wrap")
     @classmethod
     def _number(cls, value: object, read: ValidatorFunctionWrapHandler) -> Any:
-        found = read(value)
-        if isinstance(value, bool) and not isinstance(found, bool):  # pydantic reads true as 1
+        result = read(value)
+        if isinstance(value, bool) and not isinstance(result, bool):  # pydantic reads true as 1
             raise ValueError("a number is needed")
-        if isinstance(found, int | float) and found > LARGEST:
+        if isinstance(result, int | float) and result > LARGEST:
             raise ValueError("a number may not be larger than 2**40")
-        return found
+        return result

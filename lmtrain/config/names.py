@@ -66,16 +66,16 @@ _MEANT = {alias: field for field, aliases in ALIASES.items() for alias in aliase
 
 
 def meant(key: str) -> str:
-    """The field that is meant by the unknown `key`, with or without its section, and what it is; "" if none is near."""
+    """Return the field that an unknown name, with or without a section, stands for, and what it is; or ""."""
     section, _, field = key.rpartition(".")
     return " or ".join(map(_described, _meant(section, field.lower().replace("-", "_"))))
 
 
 def suggestion(key: str) -> str:
     """What to append to a message about the unknown field `key`: the field that is meant, or how to list all."""
-    if answer := meant(key):
+    if (answer := meant(key)) and answer != key:
         return f"; did you mean {answer}?"
-    section = key.rpartition(".")[0]
+    section = key if key in SECTIONS else key.rpartition(".")[0]
     if section in SECTIONS:
         return f"; `lmtrain train --fields {section}` lists the fields of {section}"
     return f"; the sections are {', '.join(SECTIONS)}"
@@ -91,7 +91,7 @@ def _described(name: str) -> str:
 
 
 def _meant(section: str, name: str) -> list[str]:
-    """The fields, or the section, that `name` may stand for: of the surest kind only. `section` is "" if not given."""
+    """The fields, or the section, that `name` may stand for, by the first rule that has any; `section` may be ""."""
     same = [f"{other}.{name}" for other, fields in SECTIONS.items() if name in fields]
     if same:
         return same

@@ -4,10 +4,10 @@ import warnings
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
 
-from lmtrain.config.base import Rate, Section, UserPath
+from lmtrain.config.base import Fraction, Section, UserPath
 from lmtrain.config.train import BUDGETS, TrainConfig
 
 RUN_NAME = r"\A\w[\w.-]*\Z"
@@ -20,7 +20,7 @@ class RunConfig(Section):
     """Where the run is stored, and its seed."""
 
     name: str | None = Field(None, pattern=RUN_NAME)
-    """The folder of the run under `dir`; null = the name of the configuration file, or without one of the text."""
+    """The folder of the run under `dir`; null = the name of the configuration file, or else of the text."""
     dir: UserPath = Path("runs")
     """The folder of all runs."""
     seed: int = Field(1, ge=0, lt=2**31)
@@ -106,9 +106,9 @@ class ModelConfig(Section):
     embed_dim: Width | None = None
     """Width of the embedding and of the input of the output layer; null = `dim`."""
     layers: int = Field(4, ge=0, le=256)
-    """Encoder blocks below the pooling head."""
+    """Encoder blocks below the attention pool."""
     heads: int = Field(4, ge=1)
-    """Attention heads, in the blocks and in the pooling head."""
+    """Attention heads, in the blocks and in the attention pool."""
     ff_dim: Width | None = None
     """Hidden width of the feed-forward layers; null = 4 `dim`."""
     activation: Literal["relu", "gelu", "swiglu"] = "gelu"
@@ -116,8 +116,8 @@ class ModelConfig(Section):
     norm: Literal["layer", "rms", "scale"] = "rms"
     """LayerNorm, RMSNorm or ScaleNorm."""
     norm_position: Literal["pre", "post"] = "pre"
-    """Norm before each sublayer of the encoder blocks, or after the residual addition. The pooling head is always
-    pre-norm."""
+    """Norm before each sublayer of the encoder blocks, or after the residual addition. The attention pool is
+    always pre-norm."""
     attention: str | tuple[str, ...] = "full"
     """`full`, `local`, `strided`, `global`, unions of those (`local+global`), `compressed` or `linear`; if windowed,
     also `linformer` or `induced`. A list has one for each layer."""
@@ -154,13 +154,13 @@ class ModelConfig(Section):
     quarter of the vocabulary."""
     tie_embeddings: bool = True
     """Share the embedding with the output layer."""
-    dropout: Rate = 0.0
+    dropout: Fraction = 0.0
     """Dropout on the output of every sublayer."""
-    attention_dropout: Rate = 0.0
+    attention_dropout: Fraction = 0.0
     """Dropout on attention weights."""
-    input_dropout: Rate = 0.0
+    input_dropout: Fraction = 0.0
     """Dropout on the embedded input, with one mask for all positions of a sequence."""
-    output_dropout: Rate = 0.0
+    output_dropout: Fraction = 0.0
     """Dropout on the pooled state, with one mask for all positions of a sequence."""
 
     @model_validator(mode="after")
@@ -168,7 +168,11 @@ class ModelConfig(Section):
         if self.dim % self.heads:
             raise ValueError(f"model.dim={self.dim} can't be divided among model.heads={self.heads}")
         if self.position == "rotary" and (self.dim // self.heads) % 2:
-            raise ValueError(f"model.position=rotary needs an even width per head, not {self.dim // self.heads}")
+            width = self.dim // self.heads
+            raise ValueError(
+                f"model.position=rotary needs an even width per head, and model.dim={self.dim} / "
+                f"model.heads={self.heads} is {width}"
+            )
         if self.position == "sinusoidal" and self.dim % 2:
             raise ValueError(f"model.position=sinusoidal needs an even model.dim, not {self.dim}")
         if self.output_cutoffs is not None and list(self.output_cutoffs) != sorted(set(self.output_cutoffs)):
@@ -227,7 +231,7 @@ class EvalConfig(Section):
     """Windows per forward pass; changes speed and rounding only."""
     temperature: float = Field(1.0, gt=0.0, le=100.0)
     """Divides the logits in `lmtrain eval`; the pointer of `model.copy` is unchanged."""
-    cache_weight: Rate = 0.1
+    cache_weight: Fraction = 0.1
     """`--cache`: weight of the cache in the prediction."""
     cache_theta: float = Field(20.0, ge=0.0)
     """`--cache`: multiplies the cosine similarity of two states, before the softmax over earlier ones."""
@@ -237,12 +241,6 @@ class EvalConfig(Section):
     """`--dynamic`: base learning rate, to which the rate of each weight is proportional."""
     dynamic_embedding: float = Field(0.1, ge=0.0)
     """`--dynamic`: factor of that rate for the embedding and the output layer."""
-
-    @field_validator("dynamic_lr", "dynamic_embedding", mode="before")
-    @classmethod
-    def _null_is_the_default(cls, value: object, info: ValidationInfo) -> object:
-        """Earlier versions wrote null."""
-        return cls.model_fields[str(info.field_name)].default if value is None else value
 
 
 class Config(Section):

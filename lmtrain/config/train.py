@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from lmtrain.config.base import Rate, Section, UserPath
+from lmtrain.config.base import Fraction, Section, UserPath
 
 BUDGETS = ("steps", "epochs", "tokens")
 """The fields that give the budget as a number of steps; a run has at most one of them."""
@@ -37,7 +37,7 @@ class TrainConfig(Section):
     """Recompute the activations of a block in the backward pass: less memory, more time, the same bits."""
 
     batch_size: int = Field(32, ge=1)
-    """Sequences per optimizer step, over all processes."""
+    """Sequences of `context` tokens per optimizer step, over all processes."""
     micro_batch: int | None = Field(None, ge=1)
     """Sequences per forward pass; gradients are accumulated up to `batch_size`. null = `batch_size` / number of
     processes."""
@@ -66,37 +66,37 @@ class TrainConfig(Section):
     decay: float = Field(0.2, gt=0, le=1)
     """Fraction of the run over which `wsd` decays; at most 1 - `warmup`."""
     final_lr: float = Field(0.1, ge=0, le=1)
-    """Learning rate at the end, as a fraction of the peak (at least 0.001)."""
+    """Learning rate at the end, as a fraction of the peak; at least 0.001."""
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled weight decay of matrices; norms, biases and slopes have none."""
-    beta1: Rate = 0.9
+    beta1: Fraction = 0.9
     """Decay of the mean of the gradient; Muon uses 0.95 for its matrices."""
-    beta2: Rate = 0.95
+    beta2: Fraction = 0.95
     """Decay of the mean of the squared gradient."""
     eps: float = Field(1e-8, gt=0)
     """Added to the square root of the mean of the squared gradient."""
     clip: float | None = Field(1.0, gt=0)
     """Maximum norm of the gradient; null = no clipping."""
-    token_noise: Rate = 0.0
+    token_noise: Fraction = 0.0
     """Fraction of the input tokens that are replaced by samples from all training tokens; targets are unchanged (Xie et
     al., 2017)."""
     init_from: UserPath | None = None
     """Start from the best weights of this run. It must have the same tokenizer and model, except for dropout and,
     unless positions are learned or attention is `linformer`, `context`."""
     teacher: Annotated[tuple[UserPath, ...], BeforeValidator(_listed)] = ()
-    """Distill from the best checkpoint of a run, or, of a list of runs, from the mean of their predictions. They must
-    have the same tokenizer and mode and at least this `context`. All logits are then computed at once, regardless of
+    """Distill from the best checkpoint of a run, or from the mean of the predictions of a list of runs. They must have
+    the same tokenizer and mode and at least this `context`. All logits are then computed at once, regardless of
     `loss_chunk`."""
     teacher_weight: float = Field(0.5, gt=0, le=1)
     """Weight of the distillation loss; 1 = learn only from the teacher."""
-    ema: Rate | None = None
+    ema: Fraction | None = None
     """Decay of an exponential moving average of the weights, which is evaluated and saved with them; null = none."""
 
     log_steps: int = Field(10, ge=1)
     """Steps between two logged points; the first step is logged too."""
     eval_steps: int | None = Field(None, ge=1)
-    """Steps between two evaluations. null = at each twentieth of the budget, or less often if evaluations would take
-    more than about a tenth of the time. The end of a run is always evaluated."""
+    """Steps between two evaluations. null = at each twentieth of the budget, or less often so that evaluations take
+    about a tenth of the time at most. The end of a run is always evaluated."""
     eval_tokens: int | None = Field(None, ge=1)
     """Validation tokens per evaluation during training; null = all. The final score always uses all."""
     patience: int | None = Field(None, ge=1)
@@ -112,9 +112,9 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        given = [f"train.{name}" for name in BUDGETS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} contradict each other: give one, and set the others to null")
+        budgets = [f"train.{name}" for name in BUDGETS if getattr(self, name) is not None]
+        if len(budgets) > 1:
+            raise ValueError(f"{' and '.join(budgets)} contradict each other: give one, and set the others to null")
         if self.warmup >= 1 and self.max_minutes is not None:
             raise ValueError(
                 f"train.warmup={self.warmup:g} is a number of steps, and with train.max_minutes the schedule follows "

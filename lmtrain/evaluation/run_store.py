@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lmtrain.config.loader import shown
+from lmtrain.config.mistakes import shown
 from lmtrain.config.schema import Config, TokenizerConfig
 from lmtrain.data.sources import KNOWN
 from lmtrain.data.tokenizing import prepare_store

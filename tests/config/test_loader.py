@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from lmtrain.config import loader as config
+from lmtrain.config.earlier import ONCE_NULL, REMOVED
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage.run_folder import run_config
@@ -63,24 +64,23 @@ def test_a_message_names_the_source_of_the_value(tmp_path: Path) -> None:
     path.write_text("model:\n  dim: wide\n  dimm: 3\n")
     with pytest.raises(LmtrainError) as caught:
         config.load(path, ["model.heads=many", "modell.x=1", "model.dim=wider"], {"LMTRAIN_MODEL__LAYERZ": "1"})
-    integer = "Input should be a valid integer, unable to parse string as an integer"
     assert sorted(str(caught.value).split("; ")) == sorted(
         [
-            f"the command line: model.dim='wider': {integer}",
-            f"the command line: model.heads='many': {integer}",
+            "the command line: model.dim='wider': a whole number is needed",
+            "the command line: model.heads='many': a whole number is needed",
             f"{path}: unknown field model.dimm",
             "did you mean model.dim (Width of the residual stream)?",
             "LMTRAIN_MODEL__LAYERZ: unknown field model.layerz",
-            "did you mean model.layers (Encoder blocks below the pooling head)?",
-            "the command line: unknown field modell",
+            "did you mean model.layers (Encoder blocks below the attention pool)?",
+            "the command line: unknown section modell",
             "did you mean model?",
         ]
     )
     with pytest.raises(LmtrainError, match=r"^LMTRAIN_MODEL_DIM: a variable is named LMTRAIN_SECTION__FIELD"):
         config.load(None, [], {"LMTRAIN_MODEL_DIM": "8"})
     path.write_text("model: {dim: 7, position: none}")
-    together = {  # of several fields that conflict, the source of the one that is named first
-        "model.heads=2": f"{path}: model.dim=7 can't be divided among model.heads=2",
+    together = {  # if several fields conflict, the one that was set beside the file
+        "model.heads=2": "the command line: model.dim=7 can't be divided among model.heads=2",
         "model.attention=foo": "the command line: model.attention=foo: choose among",
         "train.lr=1e20": "the command line: train.lr=1e+20: a number may not be larger than",
         "data.source='http://a'": "the command line: data.source is an address",
@@ -88,6 +88,13 @@ def test_a_message_names_the_source_of_the_value(tmp_path: Path) -> None:
     for override, message in together.items():
         with pytest.raises(LmtrainError, match=re.escape(message)):
             config.load(path, [*(["model.heads=7"] if "heads" not in override else []), override], {})
+    path.write_text("model: {heads: 2}")
+    odd = "model.position=rotary needs an even width per head, and model.dim=10 / model.heads=2 is 5"
+    with pytest.raises(LmtrainError, match=f"^the command line: {odd}$"):
+        config.load(path, ["model.dim=10"], {})
+    path.write_text("model: {heads: 2, dim: 10}")
+    with pytest.raises(LmtrainError, match=f"^{path}: {odd}$"):
+        config.load(path, ["model.layers=1"], {})
     with pytest.raises(
         LmtrainError, match=r"^LMTRAIN_EVAL__STRIDE: eval\.stride=999 is longer than model\.context=128$"
     ):
@@ -97,7 +104,7 @@ def test_a_message_names_the_source_of_the_value(tmp_path: Path) -> None:
 def test_a_removed_field_loads_at_its_default_and_in_a_stored_run_with_any_value(tmp_path: Path) -> None:
     """A run that an earlier version stored has every field of that version."""
     path = tmp_path / "config.yaml"
-    for key, (default, reason) in config.REMOVED.items():
+    for key, (default, reason) in REMOVED.items():
         section, _, field = key.partition(".")
         path.write_text(yaml.safe_dump({section: {field: default}, "run": {"seed": 7}}))
         loaded = config.load(path, environment={})
@@ -112,9 +119,24 @@ def test_a_removed_field_loads_at_its_default_and_in_a_stored_run_with_any_value
 
 
 def test_rates_that_an_earlier_version_left_to_the_program_are_the_defaults() -> None:
-    given = {"eval": {"dynamic_lr": None, "dynamic_embedding": None}}
-    assert config.load(given, [], {}) == config.load(None, [], {})
-    assert config.load(given, ["eval.dynamic_lr=0.5"], {}).eval.dynamic_lr == 0.5
+    sections = {"eval": {key.removeprefix("eval."): None for key in ONCE_NULL}}
+    assert config.load(sections, [], {}) == config.load(None, [], {})
+    assert config.load(sections, ["eval.dynamic_lr=0.5"], {}).eval.dynamic_lr == 0.5
+
+
+def test_sections_from_python_may_hold_paths() -> None:
+    sections: dict[str, dict[str, object]] = {
+        "data": {"source": Path("book.txt"), "dir": Path("texts")},
+        "train": {"teacher": [Path("runs/a")]},
+    }
+    loaded = config.load(sections, [], {})
+    assert (loaded.data.source, loaded.data.dir, loaded.train.teacher) == (
+        "book.txt",
+        Path("texts"),
+        (Path("runs/a"),),
+    )
+    with pytest.raises(UsageError, match=r"^\[1\] is not a configuration: give a YAML file, a dict of sections"):
+        config.load([1], [], {})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -168,32 +190,63 @@ def test_a_leading_zero_is_no_octal_number(text: str, dim: int, tmp_path: Path) 
     ("override", "message"),
     [
         ("model.dim=wide", "model.dim='wide'"),
-        ("model.dim=0", "greater than or equal to 1"),
-        ("model.dim=1.5", "model.dim=1.5"),
+        ("model.dim=0", "model.dim=0: a number of at least 1 is needed$"),
+        ("model.dim=2000000", "a number of at most 1048576 is needed$"),
+        ("model.dim=null", "model.dim=None: a whole number is needed$"),
+        ("model.dim=1.5", "model.dim=1.5: a whole number is needed$"),
         ("model.heads=3", "model.dim=256 can't be divided among model.heads=3"),
         ("model.heads=256", "needs an even width per head"),
-        ("model.dropout=1", "less than 1"),
+        ("model.dropout=1", "model.dropout=1: a number less than 1.0 is needed$"),
+        ("model.copy=maybe", "model.copy='maybe': true or false is needed$"),
+        ("train.clip=0", "train.clip=0: a number greater than 0.0 is needed$"),
+        ("train.compile=maybe", "train.compile='maybe': 'auto' or true or false is needed$"),
+        ("train.loss_chunk=0", "train.loss_chunk=0: a number of at least 1 or 'auto' is needed$"),
+        ("data.source=", "data.source=None: a text is needed$"),
+        ("data.source=''", "data.source='': a text that is not empty is needed$"),
+        ("model.output_cutoffs=[]", "a list that is not empty is needed$"),
+        ("train.sample_prompts=The", r"train.sample_prompts='The': a list, as in \[a, b\], is needed$"),
         ("model.dim=64 # wide", "model.dim='64 # wide'"),
         ("train.lr=1:30", "train.lr='1:30'"),
         ("train.sample_prompts=[a #b]", "not valid YAML"),
         ("run.name=1 2", "run.name='1 2'"),
-        ("train.lr=nan", "finite"),
+        ("train.lr=nan", "train.lr='nan': a number is needed|a finite number is needed"),
         ("train.patience=true", "train.patience=True: a number is needed"),
-        ("train.lr=.inf", "valid number"),
+        ("train.lr=.inf", "train.lr='.inf': a number is needed$"),
         ("train.micro_batch=5", "can't be divided into train.micro_batch=5"),
         ("eval.stride=500", "eval.stride=500 is longer than model.context=128"),
-        ("tokenizer.kind=words", "'word', 'bpe' or 'byte'"),
+        ("tokenizer.kind=words", "tokenizer.kind='words': 'auto', 'word', 'bpe' or 'byte' is needed$"),
         ("run.name=../escape", "run.name"),
         ("dim=5", "section.field"),
         ("model.dim", "not of the form"),
-        ("configs/a.yaml", "section.field=value: a configuration file is given by --config$"),
-        ("train=5", "section.field"),
+        ("configs/a.yaml", "section.field=value: write `-c configs/a.yaml` for a configuration file$"),
+        ("train=5", "section.field=value; `lmtrain train --fields train` lists the fields of train$"),
         ("model.dim=[1", "not valid YAML"),
     ],
 )
 def test_a_wrong_override_is_named(override: str, message: str) -> None:
     with pytest.raises(LmtrainError, match=message):
         config.load(None, [override], {})
+
+
+def test_a_file_among_the_overrides_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").touch()
+    Path("a=b.txt").touch()
+    with pytest.raises(UsageError, match=r"^override 'book.txt' is not of the form .*: a text comes before the overri"):
+        config.load(None, config.with_source(["model.dim=16", "book.txt"]), {})
+    with pytest.raises(UsageError, match=r"^override a: .*; for the file of this name write \./a=b\.txt$"):
+        config.load(None, config.with_source(["a=b.txt"]), {})
+    assert config.load(None, config.with_source(["./a=b.txt"]), {}).data.source == "./a=b.txt"
+
+
+def test_a_path_that_the_locale_lacks_is_answered_with_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(path: object) -> bytes:
+        return str(path).encode("ascii")
+
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
+    monkeypatch.setattr("os.fsencode", encode)
+    with pytest.raises(UsageError, match=r"holds a character that ascii lacks: set a UTF-8 locale, such as LC_ALL=C"):
+        config.load({"data": {"dir": "\u00fcn\u00ef"}}, [], {})
 
 
 @pytest.mark.parametrize(
@@ -248,8 +301,8 @@ def test_a_contradiction_is_named(overrides: list[str], message: str) -> None:
         (b"model:\n  dim: 123456789123456789123456789123456789", "model.dim"),
         (b"1: 2", "must hold sections"),
         (b"run: {? [a] : 1}", "found unhashable key"),
-        (b"run: {seed: " + b"9" * 5000 + b"}", "should be a finite number"),
-        (b"train: {lr: " + b"1:" * 200 + b"0.5}", "train.lr='1:1:1.*should be a valid number"),
+        (b"run: {seed: " + b"9" * 5000 + b"}", "a finite number is needed"),
+        (b"train: {lr: " + b"1:" * 200 + b"0.5}", "train.lr='1:1:1.*a number is needed"),
         (b"model: {dim: 0x" + b"f" * 5000 + b"}", "model.dim=a number too long to write"),
         (b"train: {steps: 9999999999999999}", "train.steps=.*larger than 2\\*\\*40"),
         (b'run: {dir: "a\\0b"}', "run.dir=.*: holds a character that no path can"),

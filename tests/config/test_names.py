@@ -24,18 +24,24 @@ def test_every_alias_means_one_field_and_is_none_itself() -> None:
         ("lr=3e-4", "did you mean train.lr (Peak learning rate)?"),
         (
             "min_lr=1e-5",
-            "did you mean train.final_lr (Learning rate at the end, as a fraction of the peak (at least 0.001))?",
+            "did you mean train.final_lr (Learning rate at the end, as a fraction of the peak; at least 0.001)?",
         ),
-        ("n-layer=6", "did you mean model.layers (Encoder blocks below the pooling head)?"),
+        ("n-layer=6", "did you mean model.layers (Encoder blocks below the attention pool)?"),
         ("train.seed=3", "did you mean run.seed (Seed of the weights, the order of samples, and dropout)?"),
         (
             "model.batch_size=8",
-            "did you mean train.batch_size (Sequences per optimizer step, over all processes) "
+            "did you mean train.batch_size (Sequences of `context` tokens per optimizer step, over all processes) "
             "or eval.batch_size (Windows per forward pass; changes speed and rounding only)?",
         ),
         ("model.dimm=64", "did you mean model.dim (Width of the residual stream)?"),
         ("model.droput=0.1", "did you mean model.dropout (Dropout on the output of every sublayer)?"),
         ("modell.dim=64", "did you mean model?"),
+        ("model=5", "section.field=value; `lmtrain train --fields model` lists the fields of model"),
+        (
+            "data=book.txt",
+            "did you mean data.source (`sample`, `wikitext-2`, `wikitext-2-raw`, `wikitext-103`, a hub id "
+            "(`owner/name`), a file of text, or a folder, which is read with its subfolders)?",
+        ),
         ("train.zzz=1", "; `lmtrain train --fields train` lists the fields of train"),
         ("foo.bar=1", "; the sections are run, data, tokenizer, model, train, eval"),
     ],

@@ -1,0 +1,100 @@
+"""Messages about invalid values: what pydantic finds, in words of our own, with the place where each value was set."""
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from lmtrain.config.names import suggestion
+from lmtrain.config.schema import SECTIONS
+
+Origins = dict[tuple[str, str], str]
+"""Where the value of a (section, field) was set, if not in the file."""
+
+_MOST_MISTAKES = 5
+_LONGEST_VALUE = 200
+_NEEDED = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "literal_error": "{expected}",
+    "greater_than_equal": "a number of at least {ge}",
+    "greater_than": "a number greater than {gt}",
+    "less_than_equal": "a number of at most {le}",
+    "less_than": "a number less than {lt}",
+    "string_type": "a text",
+    "path_type": "a text",
+    "string_too_short": "a text that is not empty",
+    "tuple_type": "a list, as in [a, b],",
+    "too_short": "a list that is not empty",
+}
+"""What a field needs, by pydantic's type of error."""
+_MESSAGES = {
+    "model_type": "a section holds one `field: value` per line",
+    "string_pattern_mismatch": "a name has letters, digits, `_`, `-` and `.` only, and does not begin with `-` or `.`",
+    "string_unicode": "a text has half a surrogate pair, which is not a character",
+    "invalid_key": "names of sections and fields are texts",
+}
+"""Messages about other types of error."""
+_KEY = re.compile(rf"\b({'|'.join(SECTIONS)})\.(\w+)")
+
+
+def sentences(errors: Iterable[Any], origin: str, origins: Origins) -> str:
+    """Return one message about the errors of a pydantic ValidationError: the first few, each with its origin."""
+    mistakes = [[*alike] for _, alike in groupby(errors, key=_location)]
+    found = [_sentence(alike, _origin(alike[0], origins, origin)) for alike in mistakes[:_MOST_MISTAKES]]
+    more = len(mistakes) - len(found)
+    return "; ".join(found) + (f"; and {more} more like these" if more else "")
+
+
+def _location(error: Any) -> tuple[str | int, ...]:
+    """The section, the field and the index in a list, without pydantic's names of the types that a field may have."""
+    location: tuple[str | int, ...] = error["loc"]
+    return location if len(location) < 3 or isinstance(location[2], int) else location[:2]
+
+
+def _origin(error: Any, origins: Origins, otherwise: str) -> str:
+    """Where a value was set. If several fields conflict, it is the first one that was set beside the file."""
+    place = error["loc"][:2]
+    if len(place) == 2:
+        return origins.get(place, otherwise)
+    if error["type"] == "extra_forbidden":
+        return next((origin for (section, _), origin in origins.items() if section == place[0]), otherwise)
+    return next((origins[named] for named in _KEY.findall(error["msg"]) if named in origins), otherwise)
+
+
+def _sentence(errors: Sequence[Any], origin: str) -> str:
+    """One message about the errors of a field, of which there are several if it may have values of several types."""
+    error, location = errors[0], _location(errors[0])
+    key = cleaned(".".join(map(str, location)))
+    if error["type"] == "extra_forbidden":
+        return f"{origin}: unknown {'field' if len(location) > 1 else 'section'} {key}{suggestion(key)}"
+    needed = [_NEEDED[item["type"]].format_map(item.get("ctx", {})) for item in errors if item["type"] in _NEEDED]
+    if needed and error["type"] not in _MESSAGES:
+        message = f"{' or '.join(dict.fromkeys(needed))} is needed"
+        if error["type"] in ("string_type", "path_type") and not isinstance(error["input"], list | dict | None):
+            message += ", and YAML takes this for something else: put it in quotes"
+    else:
+        message = _MESSAGES.get(error["type"], error["msg"].removeprefix("Value error, "))
+    has_value = len(location) > 1 or error["type"] == "model_type"  # else it is about several fields
+    return f"{origin}: {key}={shown(error['input'])}: {message}" if has_value else f"{origin}: {message}"
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message: not too long, and without the user name and password of an address."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python formats no number of more than 4,300 digits
+        return "a number too long to write"
+    return cleaned(text)
+
+
+def cleaned(text: str) -> str:
+    """Return a text for a message, as `shown` does, without quotes."""
+    return re.sub(r"(?<=://)[^/\s]*@", "", text)[:_LONGEST_VALUE]
