@@ -21,7 +21,7 @@ from bench_training import load_source, nanogpt, recipe_options
 from record import Row, lmtrain, measure_beside, train_points
 from torch import Tensor, nn
 
-from lmtrain.data.tokens import open_store
+from lmtrain.data.tokens import open_store, words_and_line_ends
 from lmtrain.evaluation.perplexity import Forward, evaluate
 from lmtrain.system.device import autocast
 from lmtrain.system.machine import machine
@@ -43,7 +43,7 @@ def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     rows: list[Row] = []
 
     def add(form: Row, found: Row) -> None:
-        words = store["splits"]["valid"]["words"] + store["splits"]["valid"]["lines"]
+        words = words_and_line_ends(store["splits"]["valid"])
         rows.append({**form, "word_perplexity": math.exp(found["nats"] / words), **found})
         print({name: value for name, value in rows[-1].items() if name != "curve"}, file=sys.stderr)
 

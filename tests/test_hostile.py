@@ -23,7 +23,7 @@ from lmtrain.config import loader
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import local
 from lmtrain.data.corpus import open_corpus
-from lmtrain.data.given_tokenizer import load_given
+from lmtrain.data.external_tokenizer import load_external
 from lmtrain.data.order import SampleOrder, batch
 from lmtrain.data.splits import write_split
 from lmtrain.data.tokenizer import Tokenizer
@@ -91,8 +91,8 @@ def use_tokenizer(path: Path) -> None:
     assert loaded.decode(ids) or loaded.kind == "file"
 
 
-def use_given_tokenizer(path: Path) -> None:
-    loaded = load_given(path, None)
+def use_external_tokenizer(path: Path) -> None:
+    loaded = load_external(path, None)
     loaded.save(path)
     use_tokenizer(path)
 
@@ -124,7 +124,7 @@ FILES: dict[str, tuple[Callable[[Path], None], list[bytes]]] = {
     "prompts.txt": (use_prompts, [TEXT, b"\xef\xbb\xbfone\r\ntwo\r\n"]),
     "prompts.jsonl": (use_prompts, [json_lines("prompt")]),
     "tokenizer.json": (use_tokenizer, list(tokenizers())),
-    **{f"{name}.json": (use_given_tokenizer, [published(name).encode()]) for name in SHAPES},
+    **{f"{name}.json": (use_external_tokenizer, [published(name).encode()]) for name in SHAPES},
 }
 """Files that stand alone: a function that uses the content or raises LmtrainError, and valid contents."""
 

@@ -235,7 +235,7 @@ class Run:
         if not isinstance(text, str):
             raise TypeError(f"the text must be a str, not {type(text).__name__}")
         lines = text_lines(utf8(text).decode())
-        return text_split(lines, self.tokenizer, called="the text", note=ignore)
+        return text_split(lines, self.tokenizer, label="the text", note=ignore)
 
     def _bar(self, title: str, tokens: int) -> "tqdm[NoReturn]":
         hidden = None if self.progress else True  # None: hidden unless stderr is a terminal

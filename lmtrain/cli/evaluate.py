@@ -89,7 +89,7 @@ def evaluate(
     if text is not None:
         scored_as, name = "text", str(text)
         content = file_lines(text, trained.config.data.text_column)
-        part = text_split(content, trained.tokenizer, called=name, note=ignore if quiet else note)
+        part = text_split(content, trained.tokenizer, label=name, note=ignore if quiet else note)
         store = trained.token_store(source) if dynamic else None
     else:
         scored_as, name = "split", split or "valid"

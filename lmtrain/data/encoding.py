@@ -9,7 +9,7 @@ import numpy as np
 
 from lmtrain.data.splits import Lines, document_starts, write_split
 from lmtrain.data.tokenizer import Tokenizer, pieces
-from lmtrain.data.tokens import Split
+from lmtrain.data.tokens import Split, words_and_line_ends
 from lmtrain.storage.files import read_errors, write_errors
 from lmtrain.system.messages import Note
 
@@ -49,16 +49,16 @@ def encode_text(lines: Iterable[str], starts: np.ndarray, tokenizer: Tokenizer) 
         yield np.array(document_end, tokenizer.id_type), 0
 
 
-def text_split(lines: Lines, tokenizer: Tokenizer, *, called: str, note: Note) -> Split:
+def text_split(lines: Lines, tokenizer: Tokenizer, *, label: str, note: Note) -> Split:
     """The split that these lines would be in a corpus, encoded by `tokenizer`: the same ids and the same counts.
 
     They are written to a temporary folder; the ids are held in memory. Raises LmtrainError when there are no words,
-    which the message says of `called`, and when `lines` does.
+    which the message says of `label`, and when `lines` does.
     """
     temporary = Path(tempfile.gettempdir())
     with write_errors(temporary), tempfile.TemporaryDirectory(dir=temporary) as name:
         folder = Path(name)
-        counts = write_split(folder, "text", lines, note, called)
+        counts = write_split(folder, "text", lines, note, label)
         text = folder / "text.txt"
         parts, replaced = zip(*encode_text(lines_of(text), document_starts(text), tokenizer), strict=True)
-    return Split(np.concatenate(parts), counts["words"] + counts["lines"], counts["bytes"], sum(replaced))
+    return Split(np.concatenate(parts), words_and_line_ends(counts), counts["bytes"], sum(replaced))

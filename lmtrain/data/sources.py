@@ -4,7 +4,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,9 +100,10 @@ def _local(path: Path, data: DataConfig, note: Note) -> Source:
         local.check_file(path)
         files = {"train": [path]}
     every = [file for paths in files.values() for file in paths]
-    content = {}
+    content, states = {}, {}
     for file in every:
         with read_errors(file):
+            states[file] = _state(file)
             content[local.name_in(path, file)] = sha256_file(file)
     column = data.text_column if any(map(local.is_structured, every)) else None
     origin = {"files": content, "text_column": column}
@@ -110,11 +111,28 @@ def _local(path: Path, data: DataConfig, note: Note) -> Source:
     def read() -> Text:
         for split, paths in files.items():
             note(f"{split} from {listed([local.name_in(path, file) for file in paths])}")
-        splits = {split: local.read_lines(paths, data.text_column) for split, paths in files.items()}
+        splits = {split: _read_unchanged(paths, data.text_column, states) for split, paths in files.items()}
         return Text(splits, {}, is_one_file=path.is_file())
 
     name = _NOT_NAME.sub("_", path.resolve().stem.lstrip(".")).encode()[:_LONGEST_STEM].decode(errors="ignore")
     return Source(f"{name or 'text'}-{sha256_bytes(json.dumps(origin).encode())[:8]}", origin, read)
+
+
+def _state(file: Path) -> tuple[int, int]:
+    """The size and the time of the last change of a file: they tell, as far as needed, whether it was written to."""
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _read_unchanged(
+    paths: Sequence[Path], text_column: str, states: Mapping[Path, tuple[int, int]]
+) -> Iterator[tuple[str, bool]]:
+    """The lines of `paths`. Raises LmtrainError at their end if a file has changed since it was in its state here."""
+    yield from local.read_lines(paths, text_column)
+    for path in paths:
+        with read_errors(path):
+            if _state(path) != states[path]:
+                raise LmtrainError(f"{path} changed while it was read: try again when nothing writes to it")
 
 
 def _sample(data: DataConfig) -> Source:

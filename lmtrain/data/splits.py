@@ -39,13 +39,13 @@ class Text:
     is_one_file: bool = False
 
 
-def write_split(folder: Path, split: str, lines: Lines, note: Note, called: str) -> dict[str, int]:
+def write_split(folder: Path, split: str, lines: Lines, note: Note, label: str) -> dict[str, int]:
     """Write a split, counting its lines, words (between white space), bytes (with newlines) and documents.
 
     Documents start at WikiText's level-one headings (` = Title = ` between blank lines), if there are any and no row of
     the source has several lines; else where the source's rows start; else the split is one document. Memory grows with
     the documents and the longest line, not with the text. Raises LmtrainError on a split without a word, which the
-    message names as `called`.
+    message names as `label`.
     """
     starts, headings = array("q"), array("q")
     lines_count = words = size = 0
@@ -65,7 +65,7 @@ def write_split(folder: Path, split: str, lines: Lines, note: Note, called: str)
             first_text = number if first_text < 0 and line_words else first_text
             words += line_words
             lines_count = number + 1
-    _check_words(words, called)
+    _check_words(words, label)
     if headings and len(starts) in (0, lines_count):
         starts = headings
     if not starts or starts[0] > first_text:
@@ -86,11 +86,12 @@ def cut_split(
 ) -> dict[str, dict[str, int]]:
     """Write `lines` as several splits, in order, each with its share of the documents, the lines or the words.
 
-    Documents are cut unless they are under 20, or so few and so long that a share is less than one of them; then lines,
-    unless they are under 20 or one of them is longer than two shares; then words, where a line end replaces the space
-    at a cut. The first split is what the others leave; of a large text these are no more than `HELD_OUT` bytes each, or
-    one line. The file of the first is written once, and the others are cut off its end. Returns the counts of each.
-    Raises LmtrainError when there are fewer than 20 words.
+    Cuts fall between documents, unless there are under 20, or a share is less than one of them; then between lines,
+    unless there are under 20, or one of them is longer than two shares; then between words, where a line end replaces
+    a space or tab. The first split is what the others leave. Each of the others has at most `HELD_OUT` bytes, or one
+    line. The file of the first is written once, and the others are cut off its end.
+
+    Return the counts of each split. Raises LmtrainError when there are fewer than 20 words, or no place for a cut.
     """
     first, *others = shares
     path = folder / f"{first}.txt"
@@ -113,6 +114,11 @@ def cut_split(
         bounds, starts = _end_lines(path, (ends * whole["bytes"]).astype(int).tolist(), starts)
         with path.open("rb") as file:
             whole["lines"] = _line_ends(file, whole["bytes"])
+        if bounds[0] == 0:
+            raise LmtrainError(
+                f"{source} has no valid split, and no space or line end where one could be cut off: add line ends, or "
+                "give a folder with train.txt and valid.txt"
+            )
     percent = ", ".join(f"{100 * share:.3g}% {split}" for split, share in parts.items())
     note(f"no valid split: the {unit} are cut, in order, into {percent}")
     bounds.append(whole["lines"])
@@ -124,8 +130,8 @@ def cut_split(
         for split, begin, end in zip(others, bounds[:-1], bounds[1:], strict=True):
             numbered = enumerate(islice(file, end - begin), begin)
             tail = ((line[:-1].decode(), number in held_out_starts) for number, line in numbered)
-            called = f"the {split} split, which is cut off {source} and could be a file of its own,"
-            counts[split] = write_split(folder, split, tail, note, called)
+            label = f"the {split} split, which is cut off {source} and could be a file of its own,"
+            counts[split] = write_split(folder, split, tail, note, label)
         file.truncate(offset)
     rest = {unit: whole[unit] - sum(own[unit] for own in counts.values()) for unit in ("lines", "words", "bytes")}
     _check_words(rest["words"], f"the {first} split of {source}")
@@ -146,9 +152,9 @@ def _longest_line(path: Path) -> int:
 
 
 def _end_lines(path: Path, places: list[int], starts: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """End a line before each of these bytes of a text, in place of the last space there if no line ends after it.
+    """End a line before each of these bytes of a text: at the last space or tab, unless a line ends after that.
 
-    Returns the numbers of the lines that follow, and the lines at which documents start, as they are numbered then.
+    Return the numbers of the lines that follow, and the lines at which documents start, as they are numbered then.
     """
     numbers = []
     with path.open("r+b") as file:
@@ -156,7 +162,7 @@ def _end_lines(path: Path, places: list[int], starts: np.ndarray) -> tuple[list[
             begin = max(0, place - _LONG)
             file.seek(begin)
             block = file.read(place - begin)
-            space, line_end = block.rfind(b" "), block.rfind(b"\n")
+            space, line_end = max(block.rfind(b" "), block.rfind(b"\t")), block.rfind(b"\n")
             if space > line_end:
                 file.seek(begin + space)
                 file.write(b"\n")
@@ -176,9 +182,9 @@ def _line_ends(file: BinaryIO, size: int) -> int:
     return count
 
 
-def _check_words(words: int, called: str) -> None:
+def _check_words(words: int, label: str) -> None:
     if words == 0:
-        raise LmtrainError(f"{called} has no words: give it some text")
+        raise LmtrainError(f"{label} has no words: give it some text")
 
 
 def _count_words(text: str) -> int:

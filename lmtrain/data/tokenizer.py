@@ -49,7 +49,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
-    """The tokenizer of a tokenizer.json; made by `train`, `load`, or `given_tokenizer.load_given`.
+    """The tokenizer of a tokenizer.json; made by `train`, `load`, or `external_tokenizer.load_external`.
 
     `sha256` is the hash of the file's bytes, its identity. `vocab_size` is the largest id plus one; ids below it may be
     unused. `id_type` is the smallest type that ids are stored in. `line_end_ids` are the ids that end a line. `unk_id`

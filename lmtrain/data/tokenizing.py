@@ -13,7 +13,7 @@ from tqdm import tqdm
 from lmtrain.config.schema import Config, TokenizerConfig
 from lmtrain.data.corpus import Corpus, download, reject_foreign, undamaged
 from lmtrain.data.encoding import encode_text, lines_of
-from lmtrain.data.given_tokenizer import load_given
+from lmtrain.data.external_tokenizer import load_external
 from lmtrain.data.splits import document_starts
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_choice import beginning, resolve
@@ -50,7 +50,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: N
     one-line messages, such as why a store is made again. Raises LmtrainError when `config.file` is no tokenizer, when
     the folder holds other files, or when the disk is full.
     """
-    given = load_given(config.file, config.eos_token) if config.file is not None else None
+    given = load_external(config.file, config.eos_token) if config.file is not None else None
     config = resolve(config, corpus)
     name, identity = _identify(corpus, config, given)
     folder = data_dir / name
@@ -138,8 +138,8 @@ def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer,
 
 
 def _note_unknown(splits: dict[str, dict[str, Any]], unknown: str, note: Note) -> None:
-    """Say how many words of each split the token `unknown` replaces."""
+    """Say what fraction of the tokens of each split stands for unknown words, as a score says it."""
     if any(split["replaced"] for split in splits.values()):
-        shares = {name: split["replaced"] / max(1, split["words"]) for name, split in splits.items()}
-        listed = ", ".join(f"{100 * share:.2g}% of {name}" for name, share in shares.items())
-        note(f"the tokenizer does not know all words: {unknown} replaces {listed}")
+        fractions = {name: split["replaced"] / max(1, split["tokens"]) for name, split in splits.items()}
+        listed = ", ".join(f"{fraction:.2%} ({name})" for name, fraction in fractions.items())
+        note(f"the tokenizer does not know all words: {unknown} replaces {listed} of the tokens")

@@ -5,6 +5,7 @@ uint16 where they fit, else uint32. When a store is opened every file is checked
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,10 @@ _BLOCK = 1 << 22
 class Split:
     """One split: its `ids` (tokens,), memory-mapped.
 
-    `words` counts the corpus's words and line ends: the denominator of word perplexity, whatever the tokenizer. `bytes`
-    counts the UTF-8 bytes of its text: the denominator of bits per byte. `replaced` counts the words of the text that
-    `<unk>` replaced; their bytes are not known from the ids. `floor` is the word perplexity of the process that
-    generated the text, below which no model can be, where that is known.
+    `words` is its `words_and_line_ends`, the denominator of word perplexity whatever the tokenizer. `bytes` counts the
+    UTF-8 bytes of its text: the denominator of bits per byte. `replaced` counts the tokens that stand for unknown
+    words; the bytes of those are not known from the ids. `floor` is the word perplexity of the process that generated
+    the text, if that is known: no model can be below it.
     """
 
     ids: np.ndarray
@@ -48,6 +49,15 @@ class Split:
         for first in range(0, self.tokens, _BLOCK):  # bincount makes a copy in int64
             counts += np.bincount(self.ids[first : first + _BLOCK], minlength=vocab_size)
         return counts
+
+
+def words_and_line_ends(counts: Mapping[str, int]) -> int:
+    """Return what word perplexity divides by, from the counts of a split in the manifest of a corpus or a store.
+
+    The literature counts one `<eos>` per line of WikiText. `words` in a manifest, and in what `lmtrain download` and
+    `lmtrain tokenize` print, has no line ends in it.
+    """
+    return counts["words"] + counts["lines"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,5 +129,11 @@ def _open_split(path: Path, counts: dict[str, int], floor: dict[str, float] | No
     # A plain array: a slice of a memmap is a memmap, which takes four times as long to make.
     ids = np.asarray(np.memmap(path, id_type, "r")) if counts["tokens"] else np.empty(0, id_type)
     # `<unk>` is easier to predict than the words that it replaces: beyond a few, the floor is not that of the ids.
-    lowest = floor["word_perplexity"] if floor is not None and 1000 * counts["replaced"] <= len(ids) else None
-    return Split(ids, counts["words"] + counts["lines"], counts["bytes"], counts["replaced"], lowest)
+    holds = floor is not None and 1000 * counts["replaced"] <= len(ids)
+    return Split(
+        ids,
+        words_and_line_ends(counts),
+        counts["bytes"],
+        counts["replaced"],
+        floor=floor["word_perplexity"] if floor is not None and holds else None,
+    )

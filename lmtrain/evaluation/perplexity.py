@@ -95,7 +95,7 @@ class Score:
 
     @property
     def headline(self) -> str:
-        """The first of `lines`, not aligned: `word perplexity 85.312 over 217,646 words`."""
+        """The first of `lines`, not aligned: `word perplexity 85.312 over 217,646 words and line ends`."""
         return " ".join(self.lines()[0].split())
 
     def lines(self) -> list[str]:
@@ -113,6 +113,7 @@ class Score:
             if name not in figures:
                 continue
             line = f"{name.replace('_', ' '):16} {readable(figures[name], decimals):>11}   over {count:,.0f} {unit}s"
+            line += " and line ends" if unit == "word" else ""
             if not lines and self.floor is not None:
                 floor = replace(self, nats=math.log(self.floor) * self.words)  # the score of the generating process
                 line += f" (floor {readable(floor.figures()[name], decimals)})"

@@ -9,7 +9,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from lmtrain.data.given_tokenizer import load_given
+from lmtrain.data.external_tokenizer import load_external
 from lmtrain.data.tokenizer import Tokenizer
 from tests.data.trained import LINES
 
@@ -135,7 +135,7 @@ def as_given(name: str) -> Tokenizer:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.json"
         path.write_text(published(name))
-        return load_given(path, None)
+        return load_external(path, None)
 
 
 @cache

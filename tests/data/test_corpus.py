@@ -13,8 +13,9 @@ import pytest
 from lmtrain.config.schema import DataConfig, TokenizerConfig
 from lmtrain.data import sample
 from lmtrain.data.corpus import Corpus, download, open_corpus
-from lmtrain.data.sources import find_source
+from lmtrain.data.sources import Source, find_source
 from lmtrain.errors import LmtrainError
+from lmtrain.system.messages import Note
 from tests.data.helpers import lines, parquet, starts, tokenized, write
 
 ARTICLES = [
@@ -95,6 +96,25 @@ def test_rows_that_are_wikitext_lines(load: Importer, folder: Path) -> None:
     made = load(folder)
     assert starts(made, "train") == [0, 9]
     assert starts(made, "valid") == [0, 5]
+
+
+def test_a_text_that_grows_while_it_is_read_is_rejected(
+    load: Importer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = write(tmp_path / "book.txt", "a b c d\n" * 40)
+
+    def find_and_append(data: DataConfig, note: Note) -> Source:
+        source = find_source(data, note)
+        with book.open("a") as file:
+            file.write("more\n")
+        return source
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lmtrain.data.corpus.find_source", find_and_append)
+        with pytest.raises(LmtrainError, match=r"book\.txt changed while it was read: try again"):
+            load(book)
+    assert not any(load.dir.iterdir())
+    assert lines(load(book), "test")[-1] == "more"
 
 
 @pytest.mark.parametrize("content", ["", " \n\n\t\n"])

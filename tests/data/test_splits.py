@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lmtrain.data import local, splits
 from lmtrain.data.splits import Lines, cut_split, write_split
+from lmtrain.errors import LmtrainError
 from lmtrain.system.messages import ignore
 
 SHARES = {"train": 0.9, "valid": 0.05, "test": 0.05}
@@ -49,8 +50,13 @@ LONG = [f"w{number:03}" for number in range(400)]
 
 @pytest.mark.parametrize(
     ("lines", "train"),
-    [([" ".join(LONG)], 360), ([LONG[0], "", " ".join(LONG[1:])], 359), ([*LONG[:20], " ".join(LONG[20:])], 360)],
-    ids=["one-line", "few-lines", "one-line-that-is-most-of-the-text"],
+    [
+        ([" ".join(LONG)], 360),
+        (["\t".join(LONG)], 360),
+        ([LONG[0], "", " ".join(LONG[1:])], 359),
+        ([*LONG[:20], " ".join(LONG[20:])], 360),
+    ],
+    ids=["one-line", "tabs", "few-lines", "one-line-that-is-most-of-the-text"],
 )
 def test_long_lines_are_cut_between_words(tmp_path: Path, lines: list[str], train: int) -> None:
     notes: list[str] = []
@@ -63,6 +69,11 @@ def test_long_lines_are_cut_between_words(tmp_path: Path, lines: list[str], trai
         found = {"lines": own.count("\n"), "words": len(own.split()), "bytes": len(own.encode()), "documents": 1}
         assert counts[split] == found
     assert notes == ["no valid split: the words are cut, in order, into 90% train, 5% valid, 5% test"]
+
+
+def test_a_text_without_a_place_for_a_cut_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(LmtrainError, match=r"^the text has no valid split, and no space or line end where one could"):
+        cut(tmp_path, [("x" * 1_000 + " y" * 30, False)])
 
 
 def test_documents_keep_their_lines_where_words_are_cut(tmp_path: Path) -> None:

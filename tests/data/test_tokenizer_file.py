@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
 from lmtrain.data import tokenizer_file
-from lmtrain.data.given_tokenizer import load_given
+from lmtrain.data.external_tokenizer import load_external
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
@@ -53,7 +53,7 @@ def test_a_file_from_before_there_was_the_field_is_read(kind: Kind, tmp_path: Pa
     loaded = Tokenizer.load(tmp_path / "tokenizer.json")
     assert (loaded.kind, loaded.sha256) == (kind, hashlib.sha256(content.encode()).hexdigest())
     assert loaded.encode_pieces(LINES) == TRAINED[kind].encode_pieces(LINES)
-    assert load_given(tmp_path / "tokenizer.json", None).sha256 == loaded.sha256
+    assert load_external(tmp_path / "tokenizer.json", None).sha256 == loaded.sha256
 
 
 @pytest.mark.parametrize("pre_tokenizer", [pre_tokenizers.Whitespace(), pre_tokenizers.WhitespaceSplit()])
@@ -64,7 +64,7 @@ def test_words_of_another_program_are_encoded_by_its_own_rules(pre_tokenizer: An
     backend.pre_tokenizer = pre_tokenizer
     backend.normalizer = normalizers.Lowercase()
     backend.save(str(tmp_path / "tokenizer.json"))
-    given = load_given(tmp_path / "tokenizer.json", None)
+    given = load_external(tmp_path / "tokenizer.json", None)
     assert given.kind == "file"
     assert given.encode("Hello, hello") == backend.encode("Hello, hello").ids
 

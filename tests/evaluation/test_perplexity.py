@@ -121,7 +121,10 @@ PARTLY = dataclasses.replace(PIECES, estimated=True)
 UNKNOWN = dataclasses.replace(WORDS, unknown_share=0.25)
 RARELY_UNKNOWN = dataclasses.replace(WORDS, unknown_share=0.00002)
 BITS, TOKENS = "bits per byte 0.7213 over 1,600 bytes", "token perplexity 7.389 over 400 tokens"
-SAME, LONGER = "word perplexity 7.389 over 400 words", "word perplexity 54.598 over 200 words"
+SAME, LONGER = (
+    "word perplexity 7.389 over 400 words and line ends",
+    "word perplexity 54.598 over 200 words and line ends",
+)
 QUARTER, RARE = (
     " (25.00% of the tokens stand for unknown words)",
     " (less than 0.01% of the tokens stand for unknown words)",

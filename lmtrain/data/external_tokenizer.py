@@ -30,7 +30,7 @@ END_OF_TEXT = (
 _CANDIDATES = 8
 
 
-def load_given(path: Path, eos_token: str | None) -> Tokenizer:
+def load_external(path: Path, eos_token: str | None) -> Tokenizer:
     """The tokenizer of any tokenizer.json, whose end-of-text token is `eos_token` (None = found).
 
     A file that lmtrain wrote is used as it is. Raises LmtrainError when the file is missing, when it is no
