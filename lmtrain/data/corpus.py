@@ -32,9 +32,9 @@ class Corpus:
 
     @property
     def splits(self) -> dict[str, dict[str, int]]:
-        """The counts of `train`, `valid` and, where there is one, `test`."""
-        found: dict[str, dict[str, int]] = self.manifest["splits"]
-        return found
+        """The counts of `train`, `valid` and, if there is one, `test`."""
+        counts: dict[str, dict[str, int]] = self.manifest["splits"]
+        return counts
 
     @property
     def sha256(self) -> str:
@@ -49,10 +49,10 @@ def open_corpus(folder: Path) -> Corpus:
 
 
 def download(data: DataConfig, *, force: bool = False, note: Note = ignore) -> Corpus:
-    """The corpus of `data.source`: an existing one if source and content are unchanged, else a new one.
+    """Return the corpus of `data.source`: an existing one if source and content are unchanged, else a new one.
 
     `note` receives one-line messages. What killed processes left half-written in `data.dir` is deleted first.
-    Raises LmtrainError with one message for whatever is wrong with the source, the network or the disk.
+    Raises LmtrainError if anything is wrong with the source, the network or the disk.
     """
     recover(data.dir)
     source = find_source(data, note)
@@ -74,13 +74,13 @@ def download(data: DataConfig, *, force: bool = False, note: Note = ignore) -> C
     return open_corpus(folder)
 
 
-def undamaged(folder: Path, kind: str, entries: dict[str, Any], note: Note) -> dict[str, Any] | None:
-    """The manifest of `folder`, if it has these entries and its files are undamaged; if not, `note` says why.
+def undamaged(folder: Path, manifest_format: str, entries: dict[str, Any], note: Note) -> dict[str, Any] | None:
+    """Return the manifest of `folder` if it has these entries and the files are undamaged; if not, `note` says why.
 
-    Raises UnreadableError where the system denies reading it.
+    Raises UnreadableError if the system denies reading it.
     """
     try:
-        manifest = read_manifest(folder, kind)
+        manifest = read_manifest(folder, manifest_format)
         verify(folder, manifest["files"])
     except UnreadableError:
         raise
@@ -95,21 +95,20 @@ def undamaged(folder: Path, kind: str, entries: dict[str, Any], note: Note) -> d
 
 
 def reject_foreign(folder: Path) -> None:
-    """Raise LmtrainError where `folder`, which would be replaced, is a file, or has something in it other than a
-    manifest and files of a corpus or a token store."""
+    """Raise LmtrainError unless `folder`, which would be replaced, is missing, empty, a corpus or a token store."""
     if not folder.exists():
         return
-    found = [*folder.iterdir()] if folder.is_dir() else [folder]
-    files = {path.name for path in found if path.is_file()}
-    if found and (MANIFEST not in files or len(files) < len(found) or not all(map(_OWN_FILE.fullmatch, files))):
+    paths = [*folder.iterdir()] if folder.is_dir() else [folder]
+    files = {path.name for path in paths if path.is_file()}
+    if paths and (MANIFEST not in files or len(files) < len(paths) or not all(map(_OWN_FILE.fullmatch, files))):
         raise LmtrainError(f"{folder} holds files that lmtrain didn't write: move them away or change data.dir")
 
 
 def _write(folder: Path, text: Text, source: str, note: Note) -> dict[str, dict[str, int]]:
     """Write the splits and return their counts.
 
-    A source without a valid split gives the last 5 % of its training text for it; a single file is cut into the first
-    90 % for train, the next 5 % for valid and the last 5 % for test.
+    If there is no valid split, the last 5 % of the training text are cut off for it. A single file is cut into 90 % for
+    train, 5 % for valid and 5 % for test.
     """
     whole = _SPLITS if "valid" in text.splits else ("test",)
     counts = {

@@ -18,15 +18,15 @@ _BATCH = 512
 
 
 def lines_of(text: Path) -> Iterator[str]:
-    """The lines of a split's text, each with its line end."""
+    """Yield the lines of a split's text, each with its line end."""
     with read_errors(text), text.open(encoding="utf-8", newline="\n") as file:
         yield from file
 
 
 def encode_text(lines: Iterable[str], starts: np.ndarray, tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, int]]:
-    """The ids of a split's text, part by part: (tokens,), and how many words of the part `<unk>` replaced.
+    """Yield the ids of a split's text, part by part: (tokens,), and how many tokens of the part are unknown words.
 
-    Except with word, where every line has its own, an end-of-text token ends each document; the documents begin at the
+    An end-of-text token ends each document; with a word tokenizer it ends each line instead. The documents begin at the
     lines `starts` (documents,), the first of them at line 0.
     """
     document_end = [] if tokenizer.kind == "word" else [tokenizer.eos_id]
@@ -37,12 +37,12 @@ def encode_text(lines: Iterable[str], starts: np.ndarray, tokenizer: Tokenizer) 
     while batch := list(islice(texts, _BATCH)):
         ids: list[int] = []
         replaced = 0
-        for piece, own in zip(batch, tokenizer.encode_pieces(batch), strict=True):
+        for piece, piece_ids in zip(batch, tokenizer.encode_pieces(batch), strict=True):
             if line == next_start:
                 ids += document_end
                 next_start = next(later_starts, None)
-            ids += own
-            replaced += tokenizer.replaced(piece, own)
+            ids += piece_ids
+            replaced += tokenizer.replaced(piece, piece_ids)
             line += piece.endswith("\n")
         yield np.array(ids, tokenizer.id_type), replaced
     if line:
@@ -50,10 +50,10 @@ def encode_text(lines: Iterable[str], starts: np.ndarray, tokenizer: Tokenizer) 
 
 
 def text_split(lines: Lines, tokenizer: Tokenizer, *, label: str, note: Note) -> Split:
-    """The split that these lines would be in a corpus, encoded by `tokenizer`: the same ids and the same counts.
+    """Return these lines as a split, with the ids and counts that it would have in a corpus and a store.
 
-    They are written to a temporary folder; the ids are held in memory. Raises LmtrainError when there are no words,
-    which the message says of `label`, and when `lines` does.
+    The lines are written to a temporary folder; the ids are held in memory. Raises LmtrainError if there are no words,
+    with `label` as the name of the text, and if `lines` does.
     """
     temporary = Path(tempfile.gettempdir())
     with write_errors(temporary), tempfile.TemporaryDirectory(dir=temporary) as name:

@@ -33,8 +33,7 @@ CODE = (
 """The endings of programs."""
 _PROSE = (".txt", ".text", ".md", ".rst", ".org", ".tex", ".html", ".htm", ".tokens", ".raw")
 SUFFIXES = (*_PROSE, ".csv", ".tsv", ".jsonl", ".parquet", *CODE)
-"""The endings, before that of a compression, of the files that a folder is searched for. A file that is named by itself
-may have any."""
+"""The endings of files that are read in a folder, before the ending of a compression; a single file may have any."""
 _STRUCTURED = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 LONGEST_LINE = 256 << 20
 """Bytes: a longer line is rejected, because later steps hold a line in memory."""
@@ -58,20 +57,20 @@ def is_text(path: Path) -> bool:
 
 
 def file_lines(path: Path, text_column: str) -> Iterator[tuple[str, bool]]:
-    """`read_lines` of a file that was named by itself. Raises LmtrainError where that is no file of text."""
+    """Return `read_lines` of a single file. Raises LmtrainError if it can't be read as text."""
     check_file(path)
     return read_lines([path], text_column)
 
 
 def text_lines(text: str) -> Iterator[tuple[str, bool]]:
-    """The lines of a text, as `read_lines` has those of a plain file, which does not say where documents start."""
+    """Return the lines of a text in the form of `read_lines`; a text does not say where documents start."""
     return ((line, False) for line in _lines(text.removeprefix("\ufeff")))
 
 
 def check_file(path: Path) -> None:
-    """Raise LmtrainError where `path`, which was named by itself, is not a file that could be read as text."""
+    """Raise LmtrainError if `path`, the only file that is named, can't be read as text."""
     if not path.is_file():
-        raise LmtrainError(f"{path} is no file of text: name an existing file")
+        raise LmtrainError(f"{path} is not a text file: name an existing file")
     if _is_packed_parquet(path):
         raise LmtrainError(f"{path} is compressed parquet, which has a compression of its own: unpack it")
 
@@ -90,22 +89,22 @@ def _kind(path: Path) -> str:
 
 
 def name_in(folder: Path, file: Path) -> str:
-    """The name of a file in a folder, or of a single file that is the source, with bytes that are not UTF-8 escaped."""
+    """Return the name of a file in the source folder, or of the source file; bytes that are not UTF-8 are escaped."""
     return os.fsencode(file.relative_to(folder) if file != folder else file.name).decode(errors="backslashreplace")
 
 
 def reject_dangling(path: Path) -> None:
-    """Raise LmtrainError where a path is a link to a missing file: ignoring it would lose text silently."""
+    """Raise LmtrainError if a path is a link to a missing file: ignoring it would lose text silently."""
     if path.is_symlink() and not path.exists():
         raise LmtrainError(f"{path} is a link to a file that isn't there: mend it or delete it")
 
 
 def read_lines(paths: Sequence[Path], text_column: str) -> Iterator[tuple[str, bool]]:
-    """The lines of `paths`, one file after the other, with bounded memory.
+    """Yield the lines of `paths`, one file after the other, with bounded memory.
 
-    A line ends with "\\n", "\\r\\n" or "\\r"; a byte order mark at the start of a file is no text; a file whose last
-    line has no end has that line like any other. Other control characters are text, except that a NUL byte is a sign
-    of another encoding. Raises LmtrainError naming the file and the byte or row when the content can't be read.
+    A line ends with "\\n", "\\r\\n" or "\\r"; the last line of a file needs no end. A byte order mark at the start of a
+    file is not text. A NUL byte is rejected, as a sign of another encoding; other control characters are text. Raises
+    LmtrainError, naming the file and the byte or row, if the content can't be read.
     """
     are_documents = len(paths) > 1 and not any(SHARD.search(plain(path).stem) for path in paths)
     for path in paths:
@@ -117,14 +116,14 @@ def read_lines(paths: Sequence[Path], text_column: str) -> Iterator[tuple[str, b
 
 
 def row_lines(rows: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """The lines of rows that are a document each; a line end at the end of a row adds no line."""
+    """Yield the lines of rows, each of which is a document; a line end at the end of a row adds no line."""
     for row in rows:
         for number, text in enumerate(_lines(row)):
             yield text, number == 0
 
 
 def _lines(text: str) -> list[str]:
-    """The lines of a text without their ends; the last one need not have an end."""
+    """The lines of a text without their ends; the last line needs no end."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     return text.removesuffix("\n").split("\n")
@@ -142,11 +141,11 @@ def _rows(path: Path, text_column: str) -> Iterator[str]:
 
 
 def text_row(row: object, text_column: str, place: str) -> str:
-    """`row`, which must be a string of an acceptable length. Raises LmtrainError naming its `place` where it isn't."""
+    """Return `row`. Raises LmtrainError, naming its `place`, if it is not a string or too long."""
     if not isinstance(row, str):
-        found = "nothing (null)" if row is None else type(row).__name__
+        value = "nothing (null)" if row is None else type(row).__name__
         raise LmtrainError(
-            f"{place} has {found} in {text_column!r} where text is needed: take the row out, or set data.text_column"
+            f"{place} has {value} in {text_column!r} where text is needed: take the row out, or set data.text_column"
         )
     if len(row) > LONGEST_LINE:
         raise LmtrainError(f"{place} is longer than {LONGEST_LINE >> 20} MiB: break it up")
@@ -154,11 +153,11 @@ def text_row(row: object, text_column: str, place: str) -> str:
 
 
 def no_column(place: str, text_column: str, columns: Iterable[str]) -> LmtrainError:
-    """The error for a missing text column."""
-    found = ", ".join(list(columns)[:20])[:300] or "none"
-    found = found if found.isprintable() else ascii(found)
+    """Return the error for a missing text column."""
+    names = ", ".join(list(columns)[:20])[:300] or "none"
+    names = names if names.isprintable() else ascii(names)
     return LmtrainError(
-        f"{place} has no column {text_column!r}: name one of its columns ({found}) with data.text_column=NAME"
+        f"{place} has no column {text_column!r}: name one of its columns ({names}) with data.text_column=NAME"
     )
 
 
@@ -205,11 +204,11 @@ def _json_rows(path: Path, text_column: str) -> Iterator[str]:
         content = "\n".join([line, *lines]) if is_array else line
         place = f"{path}, line {number},"
         try:
-            found = json.loads(content)
+            value = json.loads(content)
         except (ValueError, RecursionError) as error:
-            wanted = "it must be an array of objects" if is_array else "each line must be one JSON object"
-            raise LmtrainError(f"{place} is not JSON ({error}): {wanted}") from None
-        for index, row in enumerate(found if is_array else [found]):
+            rule = "it must be an array of objects" if is_array else "each line must be one JSON object"
+            raise LmtrainError(f"{place} is not JSON ({error}): {rule}") from None
+        for index, row in enumerate(value if is_array else [value]):
             yield _json_text(row, text_column, f"{path}, item {index}," if is_array else place)
 
 
@@ -222,7 +221,7 @@ def _json_text(row: object, text_column: str, place: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise LmtrainError(f"{place} has half a surrogate pair, which is no character: take it out") from None
+        raise LmtrainError(f"{place} has half a surrogate pair, which is not a character: take it out") from None
     return text
 
 

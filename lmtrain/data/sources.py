@@ -43,8 +43,8 @@ class Source:
     """Where the text of a corpus comes from.
 
     `folder` is the name of the corpus's folder: a known name, a hub id, or a path's name with a hash of its content, so
-    that a changed text does not replace the one that a run was trained on. `origin` identifies the state of the source;
-    it is known without the network. `read` finds the text.
+    that a changed text does not replace the one that a run was trained on. `origin` identifies the state of the source,
+    without the network. `read` returns the text.
     """
 
     folder: str
@@ -53,9 +53,9 @@ class Source:
 
 
 def find_source(data: DataConfig, note: Note) -> Source:
-    """The source that `data.source` names: known names come first, then existing paths, then hub ids.
+    """Return the source that `data.source` names: a known name, else an existing path, else a hub id.
 
-    Raises LmtrainError when it is none of these, or is a file or folder that can't be used.
+    Raises LmtrainError if it is none of these, or a file or folder that can't be used.
     """
     if data.source in KNOWN and data.subset is not None:
         raise LmtrainError(f"data.subset has no meaning with data.source={data.source}: leave it out")
@@ -70,13 +70,13 @@ def find_source(data: DataConfig, note: Note) -> Source:
 
 
 def local_path(source: str) -> Path | None:
-    """The existing file or folder that `data.source` names; None for a known name, a hub id, and what is not there."""
+    """Return the file or folder that `data.source` names; None for a known name, a hub id, or a missing path."""
     path = os.path.expanduser(source)  # noqa: PTH111 -- leaves an unknown ~user as it is
     return Path(path) if source not in KNOWN and os.path.exists(path) else None  # noqa: PTH110 -- of any length
 
 
 def _check_hub_id(source: str) -> None:
-    """Raise LmtrainError when this, which is no path here, can't be the name of a dataset on the hub."""
+    """Raise LmtrainError if `source`, which is not a path here, can't be the name of a dataset on the hub."""
     path, siblings = Path(source), []
     with suppress(OSError, ValueError, RuntimeError):  # no such folder or ~user, or a name that no path can have
         path = path.expanduser()
@@ -87,7 +87,7 @@ def _check_hub_id(source: str) -> None:
     near = difflib.get_close_matches(source, [*KNOWN, *siblings], n=2, cutoff=0.75)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise LmtrainError(
-        f"data.source={source[:200]} is no file or folder here, no hub id (owner/name) and none of "
+        f"data.source={source[:200]} is not a file or folder here, not a hub id (owner/name) and none of "
         f"{', '.join(KNOWN)}{hint}"
     )
 

@@ -24,7 +24,7 @@ _FEW = 20
 _LONG = 1 << 20
 
 HELD_OUT = 25_000_000
-"""The most bytes that are cut off for a validation or test split: scoring more takes long and tells no more."""
+"""The most bytes that are cut off for a validation or test split: scoring more takes long, for the same answer."""
 
 Lines = Iterable[tuple[str, bool]]
 """Lines of text without their ends, and whether a document is known to start there."""
@@ -40,12 +40,12 @@ class Text:
 
 
 def write_split(folder: Path, split: str, lines: Lines, note: Note, label: str) -> dict[str, int]:
-    """Write a split, counting its lines, words (between white space), bytes (with newlines) and documents.
+    """Write a split and return its counts: lines, words (between white space), bytes (with newlines), documents.
 
     Documents start at WikiText's level-one headings (` = Title = ` between blank lines), if there are any and no row of
     the source has several lines; else where the source's rows start; else the split is one document. Memory grows with
-    the documents and the longest line, not with the text. Raises LmtrainError on a split without a word, which the
-    message names as `label`.
+    the documents and the longest line, not with the text. Raises LmtrainError if the split has no words; `label` is
+    its name in the message.
     """
     starts, headings = array("q"), array("q")
     lines_count = words = size = 0
@@ -76,7 +76,7 @@ def write_split(folder: Path, split: str, lines: Lines, note: Note, label: str) 
 
 
 def document_starts(text: Path) -> np.ndarray:
-    """The lines at which the documents of the split with this text start: (documents,) int64."""
+    """Return the lines at which the documents of a split start: (documents,) int64."""
     starts: np.ndarray = np.load(text.with_suffix(".docs.npy"))
     return starts
 
@@ -141,9 +141,9 @@ def cut_split(
 
 
 def _whole_units(ends: np.ndarray, units: int) -> np.ndarray:
-    """The units at which the splits after the first begin; `ends` are shares. Each split has at least one."""
-    found: np.ndarray = np.minimum(np.round(ends * units).astype(int), units - np.arange(len(ends), 0, -1))
-    return found
+    """Where the splits after the first begin, in units of which each split has at least one; `ends` are fractions."""
+    bounds: np.ndarray = np.minimum(np.round(ends * units).astype(int), units - np.arange(len(ends), 0, -1))
+    return bounds
 
 
 def _longest_line(path: Path) -> int:

@@ -22,9 +22,9 @@ BPE_SIZES = (512, 16_384)
 
 
 def resolve(config: TokenizerConfig, corpus: Corpus) -> TokenizerConfig:
-    """`config` with the kind in place of `auto`, and with the size of a bpe vocabulary; as it is with `config.file`.
+    """Return `config` with a kind in place of `auto` and a size for bpe; unchanged if it names a file.
 
-    Raises LmtrainError where the size is too small for the kind that was chosen.
+    Raises LmtrainError if the size is too small for the kind that was chosen.
     """
     if config.file is not None:
         return config
@@ -42,10 +42,12 @@ def resolve(config: TokenizerConfig, corpus: Corpus) -> TokenizerConfig:
 
 
 def of_store(config: TokenizerConfig, store: TokenStore) -> TokenizerConfig:
-    """What `resolve` made of `config` for this store, which was made with it."""
+    """Return what `resolve` made of `config` when this store was made with it."""
     if config.file is not None:
         return config
-    size = store.manifest["vocab_limit"] or config.vocab_size  # none with the run's own tokenizer, given again
+    size = (
+        store.manifest["vocab_limit"] or config.vocab_size
+    )  # the store has none if it was made with the run's own tokenizer.json
     return config.model_copy(update={"kind": store.manifest["kind"], "vocab_size": size})
 
 

@@ -25,39 +25,40 @@ from lmtrain.system.messages import Note, no_bar
 BPE_BYTES = 256 << 20
 """Text that merges are learned from, taken evenly from a larger corpus: more changes few of them and takes long."""
 _SPAN = 64 << 20
-"""Characters of a larger corpus, of which those lines are taken that begin in the first part."""
+"""Characters: the lines that begin in the first part of each such span of a larger corpus are taken."""
 CHECKED_BYTES = 16 << 10
-"""Text by which a tokenizer that is given is found to restore a text or not."""
+"""The start of the text, which shows whether a tokenizer that lmtrain did not train restores the text."""
 
 
 def prepare_store(config: Config, *, trained_on: str | None = None, note: Note) -> TokenStore:
-    """The token store of a configuration; a missing corpus is downloaded first.
+    """Return the token store of a configuration; a missing corpus is downloaded first.
 
-    A store of the same text whose hash is `trained_on` is used whatever the configuration of its tokenizer. `note`
-    receives one-line messages. Raises LmtrainError as `download` and `tokenize` do.
+    `trained_on` is the hash of the store that a run was trained on: if it exists and holds the same text, it is used,
+    whatever the tokenizer in the configuration. `note` receives one-line messages. Raises LmtrainError as `download`
+    and `tokenize` do.
     """
     corpus = download(config.data, note=note)
-    found = find_store(config.data.dir, trained_on, note) if trained_on is not None else None
-    if found is not None and corpus.sha256 == found.manifest["corpus_sha256"]:
-        return found
+    store = find_store(config.data.dir, trained_on, note) if trained_on is not None else None
+    if store is not None and corpus.sha256 == store.manifest["corpus_sha256"]:
+        return store
     return tokenize(corpus, config.tokenizer, config.data.dir, note=note)
 
 
 def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: Note) -> TokenStore:
-    """The store of a corpus: an existing one that was made from the same text and configuration, else a new one.
+    """Return the store of a corpus: an existing one of the same text and configuration, else a new one.
 
-    The tokenizer is trained on the train split, as `resolve` chooses, or is that of `config.file`. `note` receives
-    one-line messages, such as why a store is made again. Raises LmtrainError when `config.file` is no tokenizer, when
-    the folder holds other files, or when the disk is full.
+    The tokenizer is that of `config.file`, or is trained on the train split, as `resolve` chooses. `note` receives
+    one-line messages, such as why a store is made again. Raises LmtrainError if `config.file` is not a tokenizer, if
+    the folder holds other files, or if the disk is full.
     """
-    given = load_external(config.file, config.eos_token) if config.file is not None else None
+    external = load_external(config.file, config.eos_token) if config.file is not None else None
     config = resolve(config, corpus)
-    name, identity = _identify(corpus, config, given)
+    name, identity = _identify(corpus, config, external)
     folder = data_dir / name
     if (manifest := undamaged(folder, FORMAT, identity, note)) is not None:
         return store_of(folder, manifest)
     reject_foreign(folder)
-    tokenizer = given or _trained(corpus, config, note)
+    tokenizer = external or _trained(corpus, config, note)
     start = beginning(corpus, CHECKED_BYTES)
     keeps_all = tokenizer.kind != "file" or tokenizer.decode(tokenizer.encode(start)) == start
     if not keeps_all:
@@ -79,16 +80,16 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: N
     return store
 
 
-def _identify(corpus: Corpus, config: TokenizerConfig, given: Tokenizer | None) -> tuple[str, dict[str, Any]]:
+def _identify(corpus: Corpus, config: TokenizerConfig, external: Tokenizer | None) -> tuple[str, dict[str, Any]]:
     """The name of a store, and the entries by which its manifest shows that it is the right one.
 
     The name ends in a hash of the text, so that the store of another text never replaces the one that a run was trained
     on. `vocab_limit` is the number of entries that a trained vocabulary may have; None = any.
     """
     identity: dict[str, Any] = {"corpus_sha256": corpus.sha256, "kind": config.kind, "vocab_limit": None}
-    if given is not None:
-        identity |= {"kind": given.kind, "tokenizer_sha256": given.sha256}
-        tokenizer = f"{given.kind}-{given.sha256[:8]}"
+    if external is not None:
+        identity |= {"kind": external.kind, "tokenizer_sha256": external.sha256}
+        tokenizer = f"{external.kind}-{external.sha256[:8]}"
     elif config.vocab_size is not None:
         identity["vocab_limit"] = config.vocab_size
         tokenizer = f"{config.kind}-{config.vocab_size}"
@@ -98,7 +99,7 @@ def _identify(corpus: Corpus, config: TokenizerConfig, given: Tokenizer | None) 
 
 
 def _trained(corpus: Corpus, config: TokenizerConfig, note: Note) -> Tokenizer:
-    """A tokenizer that is trained on a corpus."""
+    """Train a tokenizer on a corpus."""
     size = f" of up to {config.vocab_size:,} entries" if config.vocab_size is not None else ""
     note(f"training a {config.kind} tokenizer{size} on {corpus.folder.name}")
     train = corpus.splits["train"]
@@ -125,7 +126,7 @@ def _sample(lines: Iterable[str], share: float) -> Iterator[str]:
 
 
 def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer, note: Note) -> dict[str, Any]:
-    """Write the ids of a split; what the manifest says of it."""
+    """Write the ids of a split and return its counts for the manifest."""
     lines = _lines(corpus, split, f"tokenize {split}", note)
     starts = document_starts(corpus.folder / f"{split}.txt")
     tokens = replaced = 0

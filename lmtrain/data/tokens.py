@@ -44,7 +44,7 @@ class Split:
         return len(self.ids)
 
     def counts(self, vocab_size: int) -> np.ndarray:
-        """How often each id occurs: (vocab_size,) int64."""
+        """Count how often each id occurs: (vocab_size,) int64."""
         counts = np.zeros(vocab_size, np.int64)
         for first in range(0, self.tokens, _BLOCK):  # bincount makes a copy in int64
             counts += np.bincount(self.ids[first : first + _BLOCK], minlength=vocab_size)
@@ -75,7 +75,7 @@ class TokenStore:
         return _content_sha256(self.manifest)
 
     def split(self, name: str) -> Split:
-        """One split. Raises LmtrainError when the corpus has none of this name."""
+        """Return a split. Raises LmtrainError if the corpus has none of this name."""
         if name not in self.splits:
             raise LmtrainError(f"{self.folder} has no {name} split: it has {', '.join(self.splits)}")
         return self.splits[name]
@@ -92,7 +92,7 @@ def open_store(folder: Path) -> TokenStore:
 
 
 def store_of(folder: Path, manifest: dict[str, Any]) -> TokenStore:
-    """The store with this manifest, whose files have been verified."""
+    """Return the store with this manifest, whose files have been verified."""
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     floors = manifest.get("floor", {})
     splits = {
@@ -103,8 +103,11 @@ def store_of(folder: Path, manifest: dict[str, Any]) -> TokenStore:
 
 
 def find_store(data_dir: Path, sha256: str, note: Note = ignore) -> TokenStore | None:
-    """The store in `data_dir` whose `sha256` this is, whatever the name of its folder; None where there is none, or
-    only a damaged one, of which `note` says so. Raises UnreadableError where the system denies reading it."""
+    """Return the store in `data_dir` with this `sha256`, whatever its folder is called; None if there is none.
+
+    A damaged one does not count; `note` receives what is wrong with it. Raises UnreadableError if the system denies
+    reading it.
+    """
     for path in sorted(data_dir.glob(f"[!.]*/{MANIFEST}")):  # a hidden one is not finished
         try:
             manifest = parse_manifest(path.parent, FORMAT)

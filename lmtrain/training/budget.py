@@ -60,9 +60,10 @@ def make_budget(config: Config, samples_per_epoch: int) -> Budget:
     if steps is not None and train.warmup >= 1:
         decay = train.decay if train.schedule == "wsd" else 0.0
         if train.warmup > (1 - decay) * steps:
-            also, lower = (f" and train.decay={decay:g} are together", "one of them") if decay else (" is", "it")
+            both = f" and train.decay={decay:g} do" if decay else " does"
+            remedy = "one of them" if decay else "it"
             raise UsageError(
-                f"train.warmup={train.warmup:g} steps{also} more than the whole run of {steps:,} steps: lower {lower}"
+                f"train.warmup={train.warmup:g}{both} not fit into the run of {steps:,} steps: lower {remedy}"
             )
     return Budget(steps, None if train.max_minutes is None else 60.0 * train.max_minutes)
 

@@ -62,11 +62,14 @@ WRONG_USAGE = {
 }
 """The command or the configuration is wrong: exit code 2."""
 FAILURES = {
-    "a source longer than a file's name": (["train", "x" * 300], "is no file or folder here, no hub id"),
+    "a source longer than a file's name": (["train", "x" * 300], "is not a file or folder here, not a hub id"),
     "a configuration longer than that": (["train", "-c", "x" * 300], f"configuration {'x' * 300} can't be read: File"),
     "missing corpus": (["download", "nowhere/corpus.txt"], "nowhere/corpus.txt"),
     "missing configuration": (["train", "-c", "nowhere.yaml"], "nowhere.yaml does not exist"),
-    "no such user": (["train", "~nosuchuser/book.txt"], "data.source=~nosuchuser/book.txt is no file or folder here"),
+    "no such user": (
+        ["train", "~nosuchuser/book.txt"],
+        "data.source=~nosuchuser/book.txt is not a file or folder here",
+    ),
     "empty corpus": ([*TRAIN, "data.source=empty.txt"], "empty.txt"),
     "blank corpus": ([*TRAIN, "data.source=blank.txt"], "blank.txt"),
     "corpus shorter than a window": ([*TRAIN, "data.source=short.txt", "model.context=128"], "model.context=128"),
@@ -81,8 +84,8 @@ FAILURES = {
     "no run, but a folder": (["eval", "--run", "data"], "data is not a run folder: it has no config.yaml"),
     "a run's name that no file can have": (["eval", "--run", "x" * 5000], "there is no run xxx"),
     "no such checkpoint": (["eval", "--checkpoint", "77"], "has no checkpoint '77'; its checkpoints: "),
-    "no such text": (["eval", "--text", "nowhere.txt"], "nowhere.txt is no file of text"),
-    "a text that is a folder": (["eval", "--text", "runs"], "runs is no file of text"),
+    "no such text": (["eval", "--text", "nowhere.txt"], "nowhere.txt is not a text file"),
+    "a text that is a folder": (["eval", "--text", "runs"], "runs is not a text file"),
     "a text without words": (["eval", "--text", "blank.txt"], "has no words"),
     "another corpus": (
         ["eval", "data.source=own.txt"],

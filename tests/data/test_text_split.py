@@ -50,7 +50,7 @@ def test_a_file_is_the_split_that_a_corpus_makes_of_it(
 @pytest.mark.parametrize(
     ("name", "written", "message"),
     [
-        ("nothing.txt", None, "nothing.txt is no file of text: name an existing file"),
+        ("nothing.txt", None, "nothing.txt is not a text file: name an existing file"),
         ("picture.png", b"\x89PNG", "picture.png is not UTF-8 text .byte 0."),
         ("blank.txt", b" \n\t\n", "blank.txt has no words: give it some text"),
         ("other.jsonl", b'{"text": "a"}\n', "has no column 'body'"),
@@ -62,7 +62,7 @@ def test_other_files_are_rejected(
     if written is not None:
         write(tmp_path / name, written)
     for path in (tmp_path / name, tmp_path):
-        with pytest.raises(LmtrainError, match=message if path != tmp_path else "is no file of text"):
+        with pytest.raises(LmtrainError, match=message if path != tmp_path else "is not a text file"):
             text_split(file_lines(path, "body"), store.tokenizer, label=str(path), note=ignore)
 
 
