@@ -1,6 +1,6 @@
 """The recipe for a text of one's own: sizes, regularization and budget that follow from the text and the machine.
 
-It is used where no configuration is given. Every field can be set beside it.
+It is used if there is no `--config`. Every field of it can be overridden.
 """
 
 import math
@@ -9,7 +9,7 @@ from lmtrain.config.loader import parse
 from lmtrain.config.schema import Config
 
 MINUTES = 10.0
-"""The budget where none is given."""
+"""The budget if no field sets one."""
 SIZES = (
     # core-minutes, width, blocks, training tokens per core-minute
     (60, 128, 4, 400_000),
@@ -17,7 +17,7 @@ SIZES = (
     (1_200, 256, 8, 70_000),
     (math.inf, 384, 12, 25_000),
 )
-"""The size of the model by budget, and about how fast it trains, of which only the order of magnitude matters."""
+"""The size of the model by budget, and about how fast it trains: only the order of magnitude matters."""
 GPU_CORES = 200
 """A GPU counts as this many CPU cores."""
 DROPOUTS = (
@@ -27,7 +27,7 @@ DROPOUTS = (
     (40, 0.1, 0.2),
     (math.inf, 0.2, 0.4),
 )
-"""Dropout by the number of passes over the text: what is read often is otherwise memorized."""
+"""Dropout by the number of passes over the text: without it, a text that is read often is memorized."""
 LARGE_VOCABULARY = 8_192
 """Above this, the output layer is most of a small model: an adaptive softmax of narrow embeddings costs less."""
 
@@ -35,15 +35,15 @@ LARGE_VOCABULARY = 8_192
 def automatic(
     tokens: int, vocab_size: int, cores: int, cuda: bool, minutes: float | None, epochs: float = math.inf
 ) -> Config:
-    """The recipe for a training text of `tokens` on a machine; `minutes` None leaves the budget to another field.
+    """Return the recipe for a training text of `tokens` on a machine; without `minutes` another field sets the budget.
 
-    The budget in core-minutes decides the size of the model; one that is not in minutes counts as `MINUTES`. How often
-    the model reads the text, at most `epochs` times, decides the dropout.
+    The budget in core-minutes decides the size of the model; a budget that is not in minutes counts as `MINUTES`. The
+    number of passes over the text, at most `epochs`, decides the dropout.
     """
     work = (minutes or MINUTES) * (GPU_CORES if cuda else cores)
     width, blocks, speed = next(size for most, *size in SIZES if work <= most)
-    in_time = work * speed / tokens
-    passes = min(epochs, in_time) if minutes is not None or epochs == math.inf else epochs
+    passes_in_time = work * speed / tokens
+    passes = min(epochs, passes_in_time) if minutes is not None or epochs == math.inf else epochs
     inner, outer = next(dropouts for most, *dropouts in DROPOUTS if passes <= most)
     model = {
         "context": min(256, 2 ** int(math.log2(max(8, tokens / 4)))),

@@ -20,7 +20,7 @@ class FieldDescription(NamedTuple):
 
 
 def fields(prefix: str = "") -> Iterator[FieldDescription]:
-    """All fields whose dotted name begins with `prefix`, in the order of the schema."""
+    """Yield the fields whose dotted name begins with `prefix`, in the order of the schema."""
     for section, described in SECTIONS.items():
         for field, info in described.items():
             name = f"{section}.{field}"
@@ -48,7 +48,7 @@ def _default(value: Any) -> str:
 
 
 def as_text(prefix: str) -> str:
-    """The fields as lines for a terminal: name, type and default, then the description, indented."""
+    """Return the fields as lines for a terminal: name, type and default, then the description, indented."""
     blocks = [
         f"{field.name}={field.default}  ({field.type})\n    {' '.join(field.description.split())}"
         for field in fields(prefix)

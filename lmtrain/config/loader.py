@@ -107,7 +107,7 @@ def _override(values: dict[str, Any], overrides: Iterable[str], environment: Map
 
 
 def _meant_file(argument: str) -> str:
-    """What to append to a message about an argument that is not an override: what the file of this name is given by."""
+    """What to append to a message about an argument that is not an override: how to name a file instead."""
     if argument.endswith((".yaml", ".yml")):
         return f": write `-c {argument}` for a configuration file"
     return ": a text comes before the overrides" if _exists(argument) else ""

@@ -48,9 +48,9 @@ _KEY = re.compile(rf"\b({'|'.join(SECTIONS)})\.(\w+)")
 def sentences(errors: Iterable[Any], origin: str, origins: Origins) -> str:
     """Return one message about the errors of a pydantic ValidationError: the first few, each with its origin."""
     mistakes = [[*alike] for _, alike in groupby(errors, key=_location)]
-    found = [_sentence(alike, _origin(alike[0], origins, origin)) for alike in mistakes[:_MOST_MISTAKES]]
-    more = len(mistakes) - len(found)
-    return "; ".join(found) + (f"; and {more} more like these" if more else "")
+    shown_first = [_sentence(alike, _origin(alike[0], origins, origin)) for alike in mistakes[:_MOST_MISTAKES]]
+    more = len(mistakes) - len(shown_first)
+    return "; ".join(shown_first) + (f"; and {more} more like these" if more else "")
 
 
 def _location(error: Any) -> tuple[str | int, ...]:
@@ -70,7 +70,7 @@ def _origin(error: Any, origins: Origins, otherwise: str) -> str:
 
 
 def _sentence(errors: Sequence[Any], origin: str) -> str:
-    """One message about the errors of a field, of which there are several if it may have values of several types."""
+    """One message about the errors of a field; there are several if it may have values of several types."""
     error, location = errors[0], _location(errors[0])
     key = cleaned(".".join(map(str, location)))
     if error["type"] == "extra_forbidden":

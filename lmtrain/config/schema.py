@@ -64,7 +64,7 @@ class TokenizerConfig(Section):
     """Maximum number of entries. null = every word of the training split, or for bpe a number that fits its size; byte
     has a fixed size."""
     file: UserPath | None = None
-    """Use this tokenizer.json, of a run, a token store or any published model, instead of training one; `kind` and
+    """Use this tokenizer.json (of a run, a token store or any published model) instead of training one; `kind` and
     `vocab_size` then have no effect."""
     eos_token: str | None = Field(None, min_length=1)
     """The token of `file` that ends each document. null = the one that a tokenizer_config.json or
@@ -100,7 +100,7 @@ class ModelConfig(Section):
     """`causal`: one prediction per position. `windowed`: one prediction per window, whose tokens are read in both
     directions."""
     context: int = Field(128, ge=1, le=2**20)
-    """Tokens in a window: the longest context of a prediction."""
+    """Tokens in a window (a training sequence): the longest context of a prediction."""
     dim: Width = 256
     """Width of the residual stream."""
     embed_dim: Width | None = None

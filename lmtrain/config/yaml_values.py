@@ -49,7 +49,7 @@ def _scalar(text: str) -> Any:
         return text
     try:
         return int(text, 0 if text.startswith(("0o", "0x")) else 10)
-    except ValueError:  # also for more digits than Python reads, of which no field has a use
+    except ValueError:  # also for more digits than Python reads, which no field needs
         return float(text)
 
 
@@ -68,12 +68,12 @@ _Dumper.add_representer(
 
 
 def write(values: Any) -> str:
-    """Plain values as YAML."""
+    """Return plain values as YAML."""
     return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
 def read(text: str, origin: str) -> Any:
-    """The values of a file. Raises UsageError, naming `origin`, if it is not such YAML."""
+    """Return the values of a file. Raises UsageError, naming `origin`, if it is not such YAML."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -85,8 +85,11 @@ def read(text: str, origin: str) -> Any:
 
 
 def read_value(text: str, origin: str, *, is_text: bool) -> Any:
-    """The value of an override or a variable. For a field of text (`is_text`) anything but `null`, nothing and a quoted
-    string is taken literally. Raises UsageError, naming `origin`, if it is no such value."""
+    """Return the value of an override or a variable.
+
+    For a field of text (`is_text`), anything but `null`, nothing and a quoted string is taken literally. Raises
+    UsageError, naming `origin`, if a list or a quoted string is not YAML.
+    """
     text = text.strip()
     quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
     if quoted or (text[:1] == "[" and not is_text):

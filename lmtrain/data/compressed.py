@@ -27,13 +27,15 @@ def is_compressed(path: Path) -> bool:
 
 
 def text_limit(path: Path) -> int:
-    """The bytes of text that a file may hold: 1,000 times its size, or 256 MiB. A small compressed file of zeros, or a
-    parquet file with one long row that is repeated, would fill the disk."""
+    """Return the bytes of text that a file may hold: 1,000 times its size, but at least 256 MiB.
+
+    Without a limit, a small compressed file of zeros, or a parquet file that repeats a long row, would fill the disk.
+    """
     return max(_SMALL, _MAX_RATIO * path.stat().st_size)
 
 
 def too_much(path: Path) -> LmtrainError:
-    """The error for a file that holds more than `text_limit`."""
+    """Return the error for a file that holds more than `text_limit`."""
     return LmtrainError(
         f"{path} holds over {text_limit(path) >> 20:,} MiB of text, more than {_MAX_RATIO:,} times its size (it "
         "repeats itself): if that is intended, give the text uncompressed"

@@ -1,7 +1,6 @@
-"""`tokenizer.file`: any tokenizer.json, with the end-of-text and the unknown token that it does not name itself.
+"""`tokenizer.file`: any tokenizer.json, to which the names of the end-of-text and the unknown token are added.
 
-The tokenizer's own tokenizer.json is the given document with these added (see `tokenizer_file`), so that it is complete
-by itself in a token store and in a run.
+With these names in it (see `tokenizer_file`), the file in a token store and in a run is complete by itself.
 """
 
 import json
@@ -31,32 +30,34 @@ _CANDIDATES = 8
 
 
 def load_external(path: Path, eos_token: str | None) -> Tokenizer:
-    """The tokenizer of any tokenizer.json, whose end-of-text token is `eos_token` (None = found).
+    """Return the tokenizer of any tokenizer.json; its end-of-text token is `eos_token`, or if None one that is found.
 
-    A file that lmtrain wrote is used as it is. Raises LmtrainError when the file is missing, when it is no
-    tokenizer.json, and when it has no such end-of-text token.
+    A file that lmtrain wrote is used as it is. Raises LmtrainError if the file is missing, if it is not a
+    tokenizer.json, or if it has no such end-of-text token.
     """
     content = tokenizer_file.read(path)
     try:
         backend, document = tokenizer_file.parse(content)
-        found = tokenizer_file.description(document)
-        if found is None:
+        description = tokenizer_file.description(document)
+        if description is None:
             vocabulary = backend.get_vocab()
             eos, unk = eos_token or _end_of_text(path, vocabulary, backend), _unknown(document)
             if eos not in vocabulary:
                 raise ValueError(f"has no token {eos!r}: set tokenizer.eos_token to one that it has")
-            described = Description(kind="file", eos=eos, unk=unk if unk in vocabulary and unk != eos else None)
-            return Tokenizer(tokenizer_file.described(document, described))
-        if eos_token not in (None, found.eos):
-            raise ValueError(f"is one of a run, in which {found.eos} ends a text: leave tokenizer.eos_token out")
+            added = Description(kind="file", eos=eos, unk=unk if unk in vocabulary and unk != eos else None)
+            return Tokenizer(tokenizer_file.described(document, added))
+        if eos_token not in (None, description.eos):
+            raise ValueError(f"is one of a run, in which {description.eos} ends a text: leave tokenizer.eos_token out")
         return Tokenizer(content)
     except ValueError as error:
         raise LmtrainError(f"tokenizer {path} {error}") from None
 
 
 def _end_of_text(path: Path, vocabulary: dict[str, int], backend: Any) -> str:
-    """The token that the files beside a tokenizer.json name, or else one of a usual name, a special token if it can be:
-    others may be words of the text that the vocabulary was learned from."""
+    """Return the token that the files beside a tokenizer.json name, or else one of a usual name.
+
+    A special token of such a name comes first: others may be words of the text that the vocabulary was learned from.
+    """
     special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
     named = [_content(_read_object(path.with_name(name)).get("eos_token")) for name in BESIDE]
     for name in [*named, *(name for name in END_OF_TEXT if name in special), *END_OF_TEXT]:
@@ -79,14 +80,14 @@ def _unknown(document: Json) -> str | None:
 
 
 def _read_object(path: Path) -> Json:
-    """The JSON object in a file beside tokenizer.json; empty where there is none."""
+    """The JSON object in a file beside tokenizer.json; empty if there is none."""
     if not path.is_file():
         return {}
     try:
-        found = json.loads(tokenizer_file.read(path))
+        value = json.loads(tokenizer_file.read(path))
     except (ValueError, RecursionError):
         raise ValueError(f"can't be used: {path.name} beside it is damaged; set tokenizer.eos_token") from None
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _content(token: Any) -> str | None:

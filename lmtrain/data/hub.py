@@ -22,7 +22,7 @@ from lmtrain.system.messages import Note, no_bar
 _BATCH = 1024
 _CARD = "README.md"
 _SHARDS = "data/*-?????-of-?????*.*"
-"""Where a card names no files, those of such names are the dataset, whatever else the repository holds."""
+"""If a card names no files, the dataset is the files of such names, whatever else the repository holds."""
 
 
 class _SplitFiles(BaseModel):
@@ -37,10 +37,9 @@ class _Subset(BaseModel):
     data_files: str | list[str | _SplitFiles] = []
 
     def patterns(self) -> dict[str, list[str]]:
-        """The names of each split's files, which may have wildcards; empty where the card names none."""
-        given = [self.data_files] if isinstance(self.data_files, str) else self.data_files
+        """Return the names of each split's files, which may have wildcards; empty if the card names none."""
         splits: dict[str, list[str]] = {}
-        for files in given:
+        for files in [self.data_files] if isinstance(self.data_files, str) else self.data_files:
             split, path = ("train", files) if isinstance(files, str) else (files.split, files.path)
             splits.setdefault(split, []).extend([path] if isinstance(path, str) else path)
         return splits
@@ -54,9 +53,9 @@ class _Card(BaseModel):
 
 
 def fetch(dataset: str, subset: str | None, revision: str | None, text_column: str, note: Note) -> Text:
-    """Download the files of `dataset` (`owner/name`) into the hub's cache; their rows are read when they are iterated.
+    """Download the files of `dataset` (`owner/name`) into the hub's cache and return their text, which is read later.
 
-    Raises LmtrainError with the cause and the remedy, also while rows are read.
+    Raises LmtrainError with the cause and the remedy, also while the text is read.
     """
     _quiet(note)
     folder = _download(dataset, revision, [_CARD])
@@ -98,7 +97,7 @@ def _quiet(note: Note) -> None:
 
 
 def _download(dataset: str, revision: str | None, patterns: list[str] | None) -> Path:
-    """Download the files that `patterns` name: the folder of the commit in the cache, which is named after it."""
+    """Download the files that `patterns` name; return the folder in the cache, which is named after the commit."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -151,23 +150,23 @@ def _card(dataset: str, path: Path) -> _Card:
 
 
 def _choose(dataset: str, name: str | None, subsets: list[_Subset]) -> _Subset:
-    """The subset of this name, or else the only one or the default; one without a name where there is none."""
+    """Return the subset of this name, else the only one or the default, or an empty one if the card lists none."""
     names = ", ".join(str(subset.config_name) for subset in subsets)
     if name is not None:
-        found = [subset for subset in subsets if subset.config_name == name]
-        if not found:
+        matches = [subset for subset in subsets if subset.config_name == name]
+        if not matches:
             has = f"choose one of {names}" if names else "it has none, so leave data.subset out"
             raise LmtrainError(f"dataset {dataset} has no subset {name}: {has}")
     else:
-        found = [subset for subset in subsets if len(subsets) == 1 or subset.default or subset.config_name == "default"]
-        if subsets and not found:
+        matches = [each for each in subsets if len(subsets) == 1 or each.default or each.config_name == "default"]
+        if subsets and not matches:
             raise LmtrainError(f"dataset {dataset} has several subsets: set data.subset to one of {names}")
-    return found[0] if found else _Subset()
+    return matches[0] if matches else _Subset()
 
 
 @contextmanager
 def _reading(dataset: str, folder: Path) -> Iterator[None]:
-    """Raise LmtrainError, naming the dataset, where the library can't read it: a damaged file may give any error."""
+    """Raise LmtrainError, naming the dataset, if the library can't read it: a damaged file may give any error."""
     try:
         yield
     except FileNotFoundError as error:
@@ -187,13 +186,13 @@ def _open(dataset: str, folder: Path, subset: _Subset) -> dict[str, Any]:
     with _reading(dataset, folder):
         files = subset.patterns() or None
         if subset.data_dir and files is None:
-            found = datasets.load_dataset(str(folder / subset.data_dir), streaming=True)
+            streams = datasets.load_dataset(str(folder / subset.data_dir), streaming=True)
         else:
-            found = datasets.load_dataset(str(folder), subset.config_name, data_files=files, streaming=True)
-    names = [split for split in found if split in SPLIT_NAMES]
-    splits = {SPLIT_NAMES[split]: found[split] for split in names}
+            streams = datasets.load_dataset(str(folder), subset.config_name, data_files=files, streaming=True)
+    names = [split for split in streams if split in SPLIT_NAMES]
+    splits = {SPLIT_NAMES[split]: streams[split] for split in names}
     if "train" not in splits:
-        raise LmtrainError(f"dataset {dataset} has no train split (it has {', '.join(found)}): choose another")
+        raise LmtrainError(f"dataset {dataset} has no train split (it has {', '.join(streams)}): choose another")
     if len(splits) < len(names):
         raise LmtrainError(
             f"dataset {dataset} has one split under several names ({', '.join(names)}): download its files into a "
@@ -203,7 +202,7 @@ def _open(dataset: str, folder: Path, subset: _Subset) -> dict[str, Any]:
 
 
 def _rows(dataset: str, folder: Path, split: str, data: Any, text_column: str) -> Iterator[str]:
-    """The rows of a split, with one batch of them in memory."""
+    """Yield the rows of a split; one batch of them is in memory."""
     number = 0
     for table in _tables(dataset, folder, data):
         if text_column not in table.column_names:

@@ -95,7 +95,7 @@ def _sequence(symbols: list[str], rules: Mapping[str, str]) -> tuple[Item, ...]:
 
 
 class Pool:
-    """Values with probabilities: of words 1 / (rank + 12), as in natural text; of numbers uniform."""
+    """Values with probabilities: proportional to 1 / (rank + 12) for words, as in natural text; uniform for numbers."""
 
     def __init__(self, values: str | range) -> None:
         self.values = tuple(values.split() if isinstance(values, str) else map(str, values))
@@ -105,7 +105,7 @@ class Pool:
         self.cumulative = _cumulative(weights)
 
     def draw(self, taken: set[str], uniform: Callable[[], float]) -> tuple[str, float]:
-        """A value that is not in `taken`, and its nats given that."""
+        """Sample a value that is not in `taken`; return it and its nats, given that."""
         value = self.values[bisect_right(self.cumulative, uniform())]
         while value in taken:
             value = self.values[bisect_right(self.cumulative, uniform())]

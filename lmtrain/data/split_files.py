@@ -13,25 +13,26 @@ from lmtrain.system.messages import Note
 _NUMBER = re.compile(r"[._-]?(\d+)(-of-\d+)?$")
 _SHOWN = 3
 _WRITTEN = ((MANIFEST, "train.docs.npy"), (MANIFEST, "train.bin"), (CONFIG, METRICS))
-"""Files by which a corpus, a token store and a run are known: a folder of text may hold those that were made of it."""
+"""Files by which a corpus, a token store and a run are recognized: they may be inside the folder of their text."""
 
 
 def find_splits(folder: Path, note: Note) -> dict[str, list[Path]]:
-    """The files of each split in `folder`.
+    """Return the files of each split in `folder`.
 
-    A file in it belongs to a split when its name, up to endings and a number, is one of a split (`train.txt`,
-    `DEV.jsonl`, `train-00000-of-00002.parquet`), or when names differ in the split only (`wiki.train.tokens` and
-    `wiki.valid.tokens`). So do all files below a subfolder of such a name (`train/1/a.jsonl.xz`). Where no name is one
-    of a split, all files, also those in subfolders, are training text, in the order of their paths:
-    `strangers-on-a-train.txt` is a book. Hidden names and folders that lmtrain wrote are skipped, and a folder with
-    nothing but one folder in it stands for that one; `note` receives what is not used.
-    Raises LmtrainError when there is no training text, when two files or folders claim one split, when a shard is
-    missing, or where a link leads to no file.
+    - A file belongs to a split if it has the name of one, up to endings and a number (`train.txt`, `DEV.jsonl`,
+      `train-00000-of-00002.parquet`), or if names differ in the split only (`wiki.train.tokens`, `wiki.valid.tokens`).
+    - So does every file below a subfolder with such a name (`train/1/a.jsonl.xz`).
+    - If no file or subfolder is named after a split, all files, also in subfolders, are training text, in the order of
+      their paths; `strangers-on-a-train.txt` is a book.
+    - Hidden names, and folders that lmtrain wrote, are skipped. A folder that holds one folder only stands for it.
+
+    `note` receives what is not used. Raises LmtrainError if there is no training text, if two files or folders claim
+    one split, if a shard is missing, or if a link leads to a missing file.
     """
     while len(inside := _visible(folder)) == 1 and inside[0].is_dir() and inside[0].name.lower() not in SPLIT_NAMES:
         folder = inside[0]
-    found = sorted(_files(folder))
-    named = [path for path in found if is_text(path)]
+    every = sorted(_files(folder))
+    named = [path for path in every if is_text(path)]
     for path in named:
         reject_dangling(path)
     texts = _once([path for path in named if path.is_file()])
@@ -45,10 +46,10 @@ def find_splits(folder: Path, note: Note) -> dict[str, list[Path]]:
     if "train" not in splits:
         raise LmtrainError(
             f"{folder} has no training text: name a file train.txt (or .md, .csv, .jsonl, .parquet), or put all "
-            f"training text in a folder {folder / 'train'}; found {_names(folder, found) or 'nothing'}"
+            f"training text in a folder {folder / 'train'}; found {_names(folder, every) or 'nothing'}"
         )
     for reason, paths in (
-        ("their endings are of no known kind of text", set(found).difference(named)),
+        ("their endings are of no known kind of text", set(every).difference(named)),
         ("other files are named after splits", set(texts).difference(*splits.values())),
         ("they are second names of other files", set(named).difference(texts)),
     ):
@@ -76,7 +77,7 @@ def _named_splits(folder: Path, texts: list[Path]) -> dict[str, list[Path]]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first names, and how many there are in all."""
+    """Return the first names, and how many there are in all."""
     more = f", ... ({len(names):,} files)" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 
@@ -86,8 +87,10 @@ def _names(folder: Path, paths: list[Path]) -> str:
 
 
 def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """What is below a folder, also through links to folders, except hidden names and folders that lmtrain wrote;
-    `above` are the folders it is in."""
+    """Yield the files below a folder, also through links to folders, but no hidden ones and none that lmtrain wrote.
+
+    `above` are the folders that `folder` is in.
+    """
     above |= {folder.resolve()}
     for path in _visible(folder):
         if not path.is_dir():
@@ -120,12 +123,12 @@ def _by_name(paths: list[Path]) -> tuple[dict[str, list[Path]], list[Path]]:
             alike.setdefault(rest, {}).setdefault(SPLIT_NAMES[words[0]], []).append(path)
     splits: dict[str, list[Path]] = {}
     similar: list[Path] = []
-    for rest, found in alike.items():
-        for split, own in found.items():
-            if rest == "*" or len(found) > 1:
-                splits.setdefault(split, []).extend(own)
+    for rest, by_split in alike.items():
+        for split, files in by_split.items():
+            if rest == "*" or len(by_split) > 1:
+                splits.setdefault(split, []).extend(files)
             elif split != "train":
-                similar += own
+                similar += files
     return splits, similar
 
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back: whole words, byte-level BPE, bytes, or what any tokenizer.json of Hugging Face's does.
+"""Text to token ids and back: whole words, byte-level BPE, bytes, or any Hugging Face tokenizer.json.
 
 Whitespace is that of `str.split()` (Unicode whitespace and the separators U+001C to U+001F), by which a corpus counts
 its words. A line ends with "\\n" and nothing else; that "\\n" belongs to the line, and each line is encoded by itself.
@@ -53,32 +53,32 @@ class Tokenizer:
 
     `sha256` is the hash of the file's bytes, its identity. `vocab_size` is the largest id plus one; ids below it may be
     unused. `id_type` is the smallest type that ids are stored in. `line_end_ids` are the ids that end a line. `unk_id`
-    is None where no text is unknown. With `adds_space` the first word of a line has a space before it, as the other
-    words do, in ids or in their `token_bytes`, but not in the text.
+    is None if the tokenizer knows all text. If `adds_space`, the ids or the `token_bytes` of the first word of a line
+    begin with a space that is not in the text, as those of the other words do.
     """
 
     def __init__(self, content: bytes) -> None:
-        """Raises ValueError, with the rest of a sentence about the file, when lmtrain did not write `content`."""
+        """Read a tokenizer.json that lmtrain wrote. The message of a ValueError continues "the tokenizer PATH ..."."""
         self._backend, document = tokenizer_file.parse(content)
-        found = tokenizer_file.description(document)
-        if found is None:
+        description = tokenizer_file.description(document)
+        if description is None:
             raise ValueError("is not one that lmtrain wrote")
         vocabulary: dict[str, int] = self._backend.get_vocab()
-        if not {found.eos, found.unk} - {None} <= vocabulary.keys():
+        if not {description.eos, description.unk} - {None} <= vocabulary.keys():
             raise ValueError("is damaged: its vocabulary lacks its end-of-text or its unknown token")
-        if found.kind != "file" and found != tokenizer_file.own_description(found.kind):
-            raise ValueError(f"is damaged: its field {tokenizer_file.FIELD!r} is not that of kind {found.kind}")
-        if found.kind == "byte" and vocabulary != BYTE_VOCABULARY:
+        if description.kind != "file" and description != tokenizer_file.own_description(description.kind):
+            raise ValueError(f"is damaged: its field {tokenizer_file.FIELD!r} is not that of kind {description.kind}")
+        if description.kind == "byte" and vocabulary != BYTE_VOCABULARY:
             raise ValueError("is damaged: its vocabulary is not that of bytes")
-        self.kind: Kind = found.kind
+        self.kind: Kind = description.kind
         self.vocab_size = max(vocabulary.values()) + 1
         if self.vocab_size > MOST_IDS:
             raise ValueError(f"has an id above {MOST_IDS:,}, which is too large for a model")
         self.id_type: np.dtype[Any] = np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")
         self.sha256 = sha256_bytes(content)
-        self.eos_token = found.eos
-        self.eos_id = vocabulary[found.eos]
-        self.unk_id = None if found.unk is None else vocabulary[found.unk]
+        self.eos_token = description.eos
+        self.eos_id = vocabulary[description.eos]
+        self.unk_id = None if description.unk is None else vocabulary[description.unk]
         self._content = content
         if self.kind == "word":
             self._words = {word: index for word, index in vocabulary.items() if word != EOS}
@@ -98,11 +98,10 @@ class Tokenizer:
 
     @classmethod
     def train(cls, lines: Iterable[str], config: TokenizerConfig) -> Self:
-        """Train on `lines` (without their line ends); the same lines give the same tokenizer. `config` is resolved: it
-        has a kind, and a size with bpe.
+        """Train on `lines` (without their line ends); the same lines give the same tokenizer.
 
-        A bpe vocabulary is smaller than configured where no further pair occurs twice in the text.
-        Raises LmtrainError when the vocabulary is too large to be stored.
+        `config` is resolved: it has a kind, and a size if that is bpe. A bpe vocabulary is smaller than configured if
+        no further pair occurs twice in the text. Raises LmtrainError if the vocabulary is too large to be stored.
         """
         if config.kind == "word":
             words = [word for word in _by_frequency(_count(lines)) if word not in (UNK, EOS)]
@@ -125,7 +124,7 @@ class Tokenizer:
 
     @classmethod
     def _made(cls, kind: Kind, backend: Any) -> Self:
-        # `<eos>` is no added token: those are found in any text.
+        # `<eos>` is not an added token, because the library finds added tokens in any text.
         document: Json = json.loads(backend.to_str()) | {"added_tokens": []}
         content = tokenizer_file.described(document, tokenizer_file.own_description(kind))
         if len(content) > tokenizer_file.MOST_BYTES:
@@ -137,7 +136,7 @@ class Tokenizer:
     def load(cls, path: Path) -> Self:
         """Read a tokenizer.json that `save` wrote.
 
-        Raises LmtrainError when it is missing, damaged, or not written by lmtrain.
+        Raises LmtrainError if it is missing, damaged, or not written by lmtrain.
         """
         content = tokenizer_file.read(path)
         try:
@@ -150,9 +149,9 @@ class Tokenizer:
         write_file(path, self._content)
 
     def encode_pieces(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text, a line with its "\\n" or a part of one (see `pieces`); bpe and file run on all cores.
+        """Return the ids of each text, each a line with its "\\n" or a part of one (see `pieces`).
 
-        Raises LmtrainError where the tokenizer of a file fails.
+        bpe and file use all cores. Raises LmtrainError if the tokenizer of a file fails.
         """
         if self.kind == "word":
             # Equal to what the tokenizers library does with tokenizer.json, and faster.
@@ -180,16 +179,18 @@ class Tokenizer:
         return [part for index in ids for part in (spelled if index == self.eos_id else [index])]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a prompt: each "\\n" in it ends a line; its last line need not end.
+        """Return the ids of a prompt: each "\\n" in it ends a line; the last line needs no end.
 
-        Raises LmtrainError when `text` holds a lone surrogate, which no UTF-8 text can.
+        Raises LmtrainError if `text` holds a lone surrogate, which no UTF-8 text can.
         """
         utf8(text)
         return list(chain.from_iterable(self.encode_pieces(list(pieces(_LINE.findall(text), self.kind)))))
 
     def replaced(self, text: str, ids: list[int]) -> int:
-        """How many of `ids`, those of `text`, stand for a word or a part of one that is unknown; with word, the text's
-        own literal `<unk>` is not counted."""
+        """Count the ids of `text` that stand for an unknown word or a part of one.
+
+        With a word tokenizer, a literal `<unk>` in the text is not counted.
+        """
         if self.unk_id is None or self.unk_id not in ids:
             return 0
         return ids.count(self.unk_id) - (text.split().count(UNK) if self.kind == "word" else 0)
@@ -199,7 +200,7 @@ class Tokenizer:
         return self.kind == "word" and word in self._words
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, its lines joined; bytes that are not UTF-8 become U+FFFD.
+        """Return the text of `ids`, its lines joined; bytes that are not UTF-8 become U+FFFD.
 
         word: words joined by spaces, `<eos>` as line end. bpe and byte: the inverse of `encode`; the end-of-text token
         is empty. file: what its own decoder makes of each line; other special tokens are text.
@@ -210,9 +211,10 @@ class Tokenizer:
         return b"".join(map(self.token_bytes, before, ids)).decode("utf-8", errors="replace")
 
     def token_bytes(self, before: int | None, id: int) -> bytes:  # noqa: A002 -- the field's term
-        """What `id` adds to a text whose last token is `before`, in UTF-8; it may be a part of a character. After the
-        end-of-text token a text begins. Where the token before is not known (None), it is taken to end a word: a space
-        comes before a first word.
+        """Return what `id` adds to a text whose last token is `before`, in UTF-8; it may be a part of a character.
+
+        After the end-of-text token a text begins. If the token before is not known (None), it is taken to end a word,
+        so that a space comes before the next one.
         """
         if id == self.eos_id:
             return b"\n" if self.kind == "word" else b""
@@ -235,7 +237,7 @@ class Tokenizer:
         return self._backend.id_to_token(id) or ""
 
     def token(self, id: int) -> str:  # noqa: A002 -- the field's term
-        """One token in readable form, with control characters and incomplete UTF-8 escaped."""
+        """Return a token in readable form, with control characters and incomplete UTF-8 escaped."""
         text = self._token(id)
         if self.kind == "word":
             return text
@@ -250,7 +252,7 @@ def _is_byte_level(document: Json) -> bool:
 
 
 def _bytes_of(token: str, byte_level: bool) -> bytes | None:
-    """The bytes that a token stands for at any place of a text; None where the place matters."""
+    """The bytes that a token stands for; None if they depend on the tokens before it."""
     if byte_level and BYTE.keys() >= set(token):
         return bytes(BYTE[symbol] for symbol in token)
     byte = _BYTE_TOKEN.fullmatch(token)
@@ -258,7 +260,7 @@ def _bytes_of(token: str, byte_level: bool) -> bytes | None:
 
 
 def utf8(text: str) -> bytes:
-    """The bytes of a text. Raises LmtrainError when it holds a lone surrogate, which no UTF-8 text can."""
+    """Return the bytes of a text. Raises LmtrainError if it holds a lone surrogate, which no UTF-8 text can."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:

@@ -38,12 +38,12 @@ class Description(BaseModel, strict=True):
 
 
 def own_description(kind: Kind) -> Description:
-    """That of a kind which lmtrain trains."""
+    """Return the description of a tokenizer of this kind, which lmtrain trains."""
     return Description(kind=kind, eos=EOS, unk=UNK if kind == "word" else None)
 
 
 def new_backend(kind: Kind, vocabulary: dict[str, int]) -> Any:
-    """The library's tokenizer of a kind that lmtrain trains, without merges.
+    """Return the library's tokenizer of a kind that lmtrain trains, without merges.
 
     `<eos>` is an entry of the vocabulary and not an added token, because added tokens are found in any text.
     """
@@ -61,7 +61,7 @@ def new_backend(kind: Kind, vocabulary: dict[str, int]) -> Any:
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a tokenizer.json. Raises LmtrainError when it is missing, unreadable or too large."""
+    """Return the bytes of a tokenizer.json. Raises LmtrainError if it is missing, unreadable or too large."""
     with read_errors(path):
         if path.is_dir():
             raise LmtrainError(f"tokenizer {path} is a folder: give the tokenizer.json in it")
@@ -75,11 +75,11 @@ def read(path: Path) -> bytes:
 
 
 def parse(content: bytes) -> tuple[Any, Json]:
-    """The library's tokenizer, which encodes texts as they are, whole and always in the same way; and the document.
+    """Return the library's tokenizer, without truncation, padding and dropout, and the JSON document.
 
-    Raises ValueError, with the rest of a sentence about the file, when `content` is no tokenizer.json.
+    Raises ValueError if `content` is not a tokenizer.json; the message continues "the tokenizer PATH ...".
     """
-    with backend_errors("is damaged, or not a tokenizer.json of Hugging Face's: "):
+    with backend_errors("is damaged, or not a Hugging Face tokenizer.json: "):
         backend = tokenizers.Tokenizer.from_buffer(content)
         document = json.loads(content)
     backend.no_truncation()
@@ -92,7 +92,7 @@ def parse(content: bytes) -> tuple[Any, Json]:
 
 @contextmanager
 def backend_errors(message: str) -> Iterator[None]:
-    """ValueError in place of what the library raises: any Exception, or a PanicException, which is none."""
+    """Raise ValueError in place of what the library raises: an Exception, or a PanicException, which is not one."""
     try:
         yield
     except BaseException as error:
@@ -102,7 +102,7 @@ def backend_errors(message: str) -> Iterator[None]:
 
 
 def description(document: Json) -> Description | None:
-    """What a document says in lmtrain's field; None where it has none."""
+    """Return what a document says in lmtrain's field; None if lmtrain did not write it."""
     if FIELD not in document["model"]:
         return _earlier_description(document)
     try:
@@ -111,14 +111,14 @@ def description(document: Json) -> Description | None:
         raise ValueError(f"is damaged: its field {FIELD!r} is not one that lmtrain wrote") from None
 
 
-def described(document: Json, found: Description) -> bytes:
-    """The content of a tokenizer.json: `document` with this description."""
-    model = {FIELD: found.model_dump(), **document["model"]}
+def described(document: Json, added: Description) -> bytes:
+    """Return the content of a tokenizer.json: `document` with the description `added`."""
+    model = {FIELD: added.model_dump(), **document["model"]}
     return json.dumps(document | {"model": model}, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _earlier_description(document: Json) -> Description | None:
-    """That of a file from before there was the field: lmtrain's own parts, and the first tokens of its vocabulary."""
+    """The description of a file that an earlier version wrote, without the field; its parts and first tokens tell."""
     vocabulary = document["model"].get("vocab")
     for kind in ("word", "bpe", "byte") if isinstance(vocabulary, dict) else ():
         first = {token: index for index, token in enumerate([UNK, EOS] if kind == "word" else [EOS])}
