@@ -21,8 +21,8 @@ def introduction(config: Config, store: TokenStore, budget: Budget, samples_per_
     yield f"model: {size} parameters, {blocks}, context {model.context}"
     targets = targets_per_step(config)
     yield (
-        f"data: {store.split('train').tokens:,} training tokens; {tokenizer.kind} tokenizer with "
-        f"{tokenizer.vocab_size:,} entries; one epoch is "
+        f"data: {store.split('train').tokens:,} training tokens; a vocabulary of {tokenizer.vocab_size:,} entries "
+        f"({tokenizer.kind}); one epoch is "
         f"{_count(math.ceil(samples_per_epoch / train.batch_size), 'step')} of {_count(targets, 'token')}"
     )
     limits = []

@@ -28,7 +28,7 @@ def test_a_small_vocabulary_prints_no_misleading_figures(lmtrain: Lmtrain, workd
     """Neither on the terminal nor in the metrics."""
     done = lmtrain("train", *TINY, "run.name=small", "tokenizer.vocab_size=20")
     remark = r" \(\d\d\.\d\d% of the tokens stand for unknown words\)\n"
-    assert len(re.findall(rf"valid: .*word perplexity \S+ over \d+ words{remark}", done.err)) == 3
+    assert len(re.findall(rf"valid: .*word perplexity \S+ over \d+ words and line ends{remark}", done.err)) == 3
     assert re.search(rf"word perplexity .*{remark}", done.out)
     lines = [json.loads(line) for line in (workdir / "runs/small/metrics.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines if "word_perplexity" in line] == ["valid"] * 3 + ["final"]

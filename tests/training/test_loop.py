@@ -202,7 +202,7 @@ def test_a_run_says_what_it_starts(tiny: Config, store: TokenStore, tmp_path: Pa
     assert notes == [
         f"{tmp_path}: a new run",
         "model: 20,198 parameters, 1 block of width 16, context 16",
-        "data: 3,103 training tokens; word tokenizer with 836 entries; one epoch is 48 steps of 64 tokens",
+        "data: 3,103 training tokens; a vocabulary of 836 entries (word); one epoch is 48 steps of 64 tokens",
         "budget: 12 steps (768 tokens, 0.25 epochs)",
         "device: cpu, fp32, 1 thread, not compiled",
     ]
