@@ -169,8 +169,8 @@ def _reading(dataset: str, folder: Path) -> Iterator[None]:
     """Raise LmtrainError, naming the dataset, if the library can't read it: a damaged file may give any error."""
     try:
         yield
-    except FileNotFoundError as error:
-        raise LmtrainError(f"dataset {dataset} has no data files of a known kind: choose another") from error
+    except LmtrainError:
+        raise
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise LmtrainError(
@@ -183,12 +183,15 @@ def _open(dataset: str, folder: Path, subset: _Subset) -> dict[str, Any]:
     """The streams of the train, valid and test splits."""
     import datasets
 
+    files = subset.patterns() or None
+    named = {"path": str(folder), "name": subset.config_name, "data_files": files}
+    if subset.data_dir and files is None:
+        named = {"path": str(folder / subset.data_dir)}
     with _reading(dataset, folder):
-        files = subset.patterns() or None
-        if subset.data_dir and files is None:
-            streams = datasets.load_dataset(str(folder / subset.data_dir), streaming=True)
-        else:
-            streams = datasets.load_dataset(str(folder), subset.config_name, data_files=files, streaming=True)
+        try:
+            streams = datasets.load_dataset(**named, streaming=True)
+        except FileNotFoundError as error:
+            raise LmtrainError(f"dataset {dataset} has no data files of a known kind: choose another") from error
     names = [split for split in streams if split in SPLIT_NAMES]
     splits = {SPLIT_NAMES[split]: streams[split] for split in names}
     if "train" not in splits:

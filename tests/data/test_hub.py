@@ -242,6 +242,8 @@ def test_a_failing_disk_is_named_and_a_bug_stays_a_bug(hub: Hub, online: Client,
     for client, error in ((online, full), (offline, denied)):
         message = client("own/bug", broken=("huggingface_hub.snapshot_download", error))
         assert f"needs a cache that can be read and written ({error.strerror})" in message
+    gone = ("datasets.IterableDataset.iter", FileNotFoundError("gone.csv"))
+    assert "own/bug can't be read (FileNotFoundError: gone.csv)" in online("own/bug", broken=gone)
     for name in ("huggingface_hub.snapshot_download", "lmtrain.data.hub.text_row"):
         for bug in (TypeError("a wrong argument"), KeyError("typo"), ValueError("too many values to unpack")):
             with pytest.raises(type(bug)):
