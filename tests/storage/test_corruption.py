@@ -11,7 +11,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.files import MANIFEST
 from tests.helpers import Content, read
-from tests.storage.helpers import WEIGHT_GROUPS, restart, same, save
+from tests.storage.helpers import GROUPS, restart, same, save
 
 PLACES = 100
 
@@ -59,7 +59,7 @@ def outcome(run_dir: Path, before: Content, original: Content) -> str:
     return "rejected"
 
 
-@pytest.mark.parametrize("name", [MANIFEST, *(f"{group}.safetensors" for group in WEIGHT_GROUPS)])
+@pytest.mark.parametrize("name", [MANIFEST, *(f"{group}.safetensors" for group in GROUPS)])
 def test_a_damaged_file_is_rejected_and_the_checkpoint_before_is_used(run_dir: Path, name: str) -> None:
     before, original = (read(folder) for folder in run_checkpoints.folders(run_dir))
     path = original.folder / name

@@ -26,9 +26,9 @@ STORED: dict[str, tuple[str, float]] = {
 
 @pytest.mark.parametrize("name", STORED)
 def test_a_stored_run_is_read_as_it_was_written(name: str) -> None:
-    verify_hashes, expected = STORED[name]
+    stored_hash, expected = STORED[name]
     folder = run_checkpoints.choose(HERE / name, "last")
-    assert state_hash(checkpoint.load(folder)) == verify_hashes
+    assert state_hash(checkpoint.load(folder)) == stored_hash
     assert run_checkpoints.best_folder(HERE / name) == folder
     assert loss(HERE / name) == pytest.approx(expected, abs=1e-5)
     assert sum(path.stat().st_size for path in (HERE / name).rglob("*") if path.is_file()) < 50_000

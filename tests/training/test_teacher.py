@@ -123,16 +123,16 @@ def test_several_runs_teach_as_an_ensemble_with_a_hash_of_all(
     folders = [str(base), str(tmp_path / "second")]
     config = change(tiny, train__teacher=folders, train__steps=1)
     alone = [load_teacher(change(config, train__teacher=folder), store, cpu()) for folder in folders]
-    found, verify_hashes = load_teacher(config, store, cpu())
+    found, teacher_hash = load_teacher(config, store, cpu())
     assert isinstance(found, Ensemble)
     files = checkpoint.load(run_checkpoints.choose(base, "best")).info["files"]
     assert alone[0][1] == hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-    assert len({verify_hashes, *(own for _, own in alone)}) == 3
+    assert len({teacher_hash, *(own for _, own in alone)}) == 3
     tokens = torch.from_numpy(store.split("valid").ids[:32].astype("int64")).view(2, 16)
     probabilities = [own.eval().predict(tokens).exp() for own, _ in alone]
     torch.testing.assert_close(found.eval().predict(tokens).exp(), sum(probabilities) / 2)
     run(config, store, tmp_path / "student")
     learned = checkpoint.load(run_checkpoints.choose(tmp_path / "student", "last"))
-    assert learned.info["teacher"] == verify_hashes
+    assert learned.info["teacher"] == teacher_hash
     with pytest.raises(LmtrainError, match=r"train\.teacher=nowhere is not a run folder"):
         run(change(config, train__teacher=[str(base), "nowhere"]), store, tmp_path / "other")
