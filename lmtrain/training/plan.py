@@ -51,7 +51,7 @@ def plan_run(source: ConfigSource, overrides: Sequence[str], resume: Path | None
     Raises UsageError if they contradict each other, and LmtrainError if one can't be read.
     """
     if resume is not None:
-        if source is not None or any(text.startswith("run.name=") for text in overrides):
+        if source is not None or _setting(overrides, "run.name"):
             raise UsageError("--resume names the run and takes its configuration: leave --config and run.name out")
         return _plan_existing(find_run(resume, _partial_config(overrides, "run.dir").run.dir), overrides)
     if source is None:
@@ -61,13 +61,7 @@ def plan_run(source: ConfigSource, overrides: Sequence[str], resume: Path | None
     config = load(source, overrides) if source is not None else _recipe(overrides, STAND_IN_TOKENS, vocab_size=0)
     run_dir = _run_dir(config, source)
     stored = run_config(run_dir) if is_run(run_dir) else None
-    return RunPlan(
-        config=_with_absolute_paths(config, run_dir),
-        run_dir=run_dir,
-        overrides=overrides,
-        stored=stored,
-        is_automatic=source is None,
-    )
+    return RunPlan(_with_absolute_paths(config, run_dir), run_dir, overrides, stored, is_automatic=source is None)
 
 
 def _run_dir(config: Config, source: ConfigSource) -> Path:
@@ -76,13 +70,17 @@ def _run_dir(config: Config, source: ConfigSource) -> Path:
     return config.run.dir / (config.run.name or default_name(named_after))
 
 
+def _setting(overrides: Sequence[str], *fields: str) -> list[str]:
+    """Return the overrides that set one of these fields."""
+    return [text for text in overrides if text.partition("=")[0].strip() in fields]
+
+
 def _partial_config(overrides: Sequence[str], *fields: str) -> Config:
     """Return the default configuration with only these fields set by the overrides and the environment.
 
     The other overrides may fit an existing run and not the defaults.
     """
-    selected = [text for text in overrides if text.partition("=")[0].strip() in fields]
-    return load(None, selected, environment_of(*fields))
+    return load(None, _setting(overrides, *fields), environment_of(*fields))
 
 
 def _recipe(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
@@ -108,13 +106,7 @@ def _plan_existing(run_dir: Path, overrides: Sequence[str]) -> RunPlan:
     if not stored.data.dir.exists():  # the run comes from elsewhere
         stored = load(stored, [f"data.dir={DataConfig().dir}"], {})
     config = load(stored, overrides)
-    return RunPlan(
-        config=_with_absolute_paths(config, run_dir),
-        run_dir=run_dir,
-        overrides=overrides,
-        stored=stored,
-        is_automatic=False,
-    )
+    return RunPlan(_with_absolute_paths(config, run_dir), run_dir, overrides, stored, is_automatic=False)
 
 
 def _with_absolute_paths(config: Config, run_dir: Path) -> Config:

@@ -224,3 +224,5 @@ def test_the_name_of_a_run_follows_from_its_configuration_or_its_text(tmp_path: 
         default_name(Path("...yaml"))
     with pytest.raises(UsageError, match=r"leave --config and run\.name out"):
         plan_run(Path("a.yaml"), [], Path("runs/a"))
+    with pytest.raises(UsageError, match=r"leave --config and run\.name out"):
+        plan_run(None, ["run.name = b"], Path("runs/a"))
