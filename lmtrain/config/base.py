@@ -10,18 +10,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidatorFunc
 
 def _expanded(path: Path) -> Path:
     """Replace `~`. Raises ValueError if there can't be such a path."""
-    encoding = sys.getfilesystemencoding()
     try:
-        encoded = os.fsencode(path)
-    except UnicodeEncodeError:
-        encoded = b"\0"
-        if encoding != "utf-8":
-            message = f"holds a character that {encoding} lacks: set a UTF-8 locale, such as LC_ALL=C.UTF-8"
-            raise ValueError(message) from None
-    if b"\0" in encoded:
-        raise ValueError("holds a character that no path can contain")
-    try:
+        if b"\0" in os.fsencode(path):
+            raise ValueError
         return path.expanduser()
+    except ValueError:  # of which UnicodeEncodeError is a kind
+        encoding = sys.getfilesystemencoding()
+        remedy = "" if encoding == "utf-8" else f" in {encoding}: set a UTF-8 locale, such as LC_ALL=C.UTF-8"
+        raise ValueError(f"holds a character that no path can contain{remedy}") from None
     except RuntimeError as error:
         raise ValueError(str(error)) from None
 

@@ -27,7 +27,8 @@ ONCE_NULL = ("eval.dynamic_lr", "eval.dynamic_embedding")
 def upgrade(values: Any, origin: str, origins: Origins, *, stored: bool) -> Any:
     """Return a copy of `values` in the present form; `origin` and `origins` are those of `loader.parse`.
 
-    Raises UsageError if a removed field is not at its default; a `stored` configuration may have any value there.
+    Raises UsageError if a removed field is set by an override or a variable, or is not at its default. In a `stored`
+    configuration it may have any value.
     """
     if not isinstance(values, dict):
         return values

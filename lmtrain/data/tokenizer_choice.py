@@ -45,9 +45,8 @@ def of_store(config: TokenizerConfig, store: TokenStore) -> TokenizerConfig:
     """Return what `resolve` made of `config` when this store was made with it."""
     if config.file is not None:
         return config
-    size = (
-        store.manifest["vocab_limit"] or config.vocab_size
-    )  # the store has none if it was made with the run's own tokenizer.json
+    # A store that was made with the run's own tokenizer.json has no limit.
+    size = store.manifest["vocab_limit"] or config.vocab_size
     return config.model_copy(update={"kind": store.manifest["kind"], "vocab_size": size})
 
 

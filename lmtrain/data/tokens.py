@@ -132,11 +132,5 @@ def _open_split(path: Path, counts: dict[str, int], floor: dict[str, float] | No
     # A plain array: a slice of a memmap is a memmap, which takes four times as long to make.
     ids = np.asarray(np.memmap(path, id_type, "r")) if counts["tokens"] else np.empty(0, id_type)
     # `<unk>` is easier to predict than the words that it replaces: beyond a few, the floor is not that of the ids.
-    holds = floor is not None and 1000 * counts["replaced"] <= len(ids)
-    return Split(
-        ids,
-        words_and_line_ends(counts),
-        counts["bytes"],
-        counts["replaced"],
-        floor=floor["word_perplexity"] if floor is not None and holds else None,
-    )
+    lowest = floor["word_perplexity"] if floor is not None and 1000 * counts["replaced"] <= len(ids) else None
+    return Split(ids, words_and_line_ends(counts), counts["bytes"], counts["replaced"], lowest)

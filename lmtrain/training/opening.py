@@ -56,16 +56,23 @@ def open_run(
             return
         clock = Clock(info.seconds, processes)
         set_threads(config.train.threads)
-        inform(f"{run_dir}: {_beginning(info, budget)}")
+        step, spent = info.counters.step, budget.progress(info.counters.step, info.seconds)
+        inform(f"{run_dir}: " + (f"resuming from step {step:,} ({spent:.0%} of the budget)" if step else "a new run"))
         for line in introduction(config, store, budget, samples_per_epoch):
             inform(line)
         state = new_state(config_of_process, store, inform, processes)
         inform(device_line(state))
         _load_weights(state, run_dir, last, note, inform)
         del last  # it holds its files open, which then stay on the disk after they are pruned
-        _write_folder(config, store, run_dir, info, processes)
+        with processes.main_first():
+            if processes.is_main:
+                run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
+        check_shared(run_dir, step, processes)
         clock.update()
-        monitor = _open_monitor(run_dir, info, budget, quiet) if processes.is_main else Monitor()
+        monitor = Monitor()
+        if processes.is_main:
+            total, size = None if budget.seconds is not None else budget.steps, info.metrics_bytes
+            monitor = RunMonitor(run_dir, step=step, progress=spent, total_steps=total, metrics_bytes=size, quiet=quiet)
         stack.callback(monitor.close)
         with _trainer(state, run_dir, budget, clock, monitor) as trainer:
             yield trainer
@@ -115,14 +122,6 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, budget: Bud
     common_steps(run_dir, config.train, budget, info)
 
 
-def _beginning(info: CheckpointInfo, budget: Budget) -> str:
-    """Return the words that say at which step the run begins."""
-    step = info.counters.step
-    if step == 0:
-        return "a new run"
-    return f"resuming from step {step:,} ({budget.progress(step, info.seconds):.0%} of the budget)"
-
-
 def _load_weights(state: TrainState, run_dir: Path, last: Checkpoint | None, note: Note, inform: Note) -> None:
     """Restore the checkpoint `last`, or else load the weights of `train.init_from`, if it is set."""
     base = state.config.train.init_from
@@ -154,28 +153,6 @@ def _note_differences(run_dir: Path, info: CheckpointInfo, state: TrainState, no
     ):
         if then not in (None, now):
             note(f"{what}: {then} before, {now} now; the results may not be equal bit for bit")
-
-
-def _write_folder(
-    config: Config, store: TokenStore, run_dir: Path, info: CheckpointInfo, processes: ProcessGroup
-) -> None:
-    """Write the configuration and the tokenizer into the run folder, and check that all processes see them."""
-    with processes.main_first():
-        if processes.is_main:
-            run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
-    check_shared(run_dir, info.counters.step, processes)
-
-
-def _open_monitor(run_dir: Path, info: CheckpointInfo, budget: Budget, quiet: bool) -> RunMonitor:
-    """Return the monitor of the main process, which continues the curves after those of the checkpoint."""
-    return RunMonitor(
-        run_dir,
-        step=info.counters.step,
-        progress=budget.progress(info.counters.step, info.seconds),
-        total_steps=budget.steps if budget.seconds is None else None,
-        metrics_bytes=info.metrics_bytes,
-        quiet=quiet,
-    )
 
 
 @contextmanager

@@ -35,9 +35,9 @@ PREFIX = "lmtrain "
 
 
 def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -> dict[str, Any]:
-    """Take 5 steps to warm up and 3 times 5 measured ones, from the initial weights. Return seconds per step.
+    """Take 5 steps to warm up and 3 times 5 measured ones, from the initial weights. Return the figures.
 
-    Writes `trace.json.gz`, in Chrome's format, into `folder`, and no checkpoint.
+    Times are in seconds per step. Writes `trace.json.gz`, in Chrome's format, into `folder`, and no checkpoint.
     Raises LmtrainError if the memory is exhausted or the folder can't be written.
     """
     make_folders(folder)

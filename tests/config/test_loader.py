@@ -245,7 +245,7 @@ def test_a_path_that_the_locale_lacks_is_answered_with_the_locale(monkeypatch: p
 
     monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
     monkeypatch.setattr("os.fsencode", encode)
-    with pytest.raises(UsageError, match=r"holds a character that ascii lacks: set a UTF-8 locale, such as LC_ALL=C"):
+    with pytest.raises(UsageError, match=r"no path can contain in ascii: set a UTF-8 locale, such as LC_ALL=C"):
         config.load({"data": {"dir": "\u00fcn\u00ef"}}, [], {})
 
 
