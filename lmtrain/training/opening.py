@@ -47,7 +47,13 @@ def open_run(
     samples_per_epoch = sample_order(config, store).per_epoch()
     budget = make_budget(config, samples_per_epoch)
     with ExitStack() as stack:
-        last = _lock_and_load(stack, config, store, run_dir, budget, note, processes)
+        with processes.main_first():
+            if processes.is_main:
+                stack.enter_context(run_folder.lock(run_dir))
+            check = partial(check_same_run, config, store, run_dir, budget)
+            last = run_checkpoints.last(run_dir, note, verify_hashes=processes.is_main, check=check)
+        if last is not None:
+            last = last_common(run_dir, config.train, budget, last, note, processes)
         info = NEW_RUN if last is None else read_info(last)
         budget = budget.with_setup(info.prepared)
         outcome = finished_outcome(run_dir, config, budget, info, processes)
@@ -76,28 +82,6 @@ def open_run(
         stack.callback(monitor.close)
         with _trainer(state, run_dir, budget, clock, monitor) as trainer:
             yield trainer
-
-
-def _lock_and_load(
-    stack: ExitStack,
-    config: Config,
-    store: TokenStore,
-    run_dir: Path,
-    budget: Budget,
-    note: Note,
-    processes: ProcessGroup,
-) -> Checkpoint | None:
-    """Lock the run folder until `stack` is closed. Return the checkpoint to resume from, or None for a new run."""
-    with processes.main_first():
-        if processes.is_main:
-            stack.enter_context(run_folder.lock(run_dir))
-        last = run_checkpoints.last(
-            run_dir,
-            note,
-            verify_hashes=processes.is_main,
-            check=partial(check_same_run, config, store, run_dir, budget),
-        )
-    return None if last is None else last_common(run_dir, config.train, budget, last, note, processes)
 
 
 def check_same_run(config: Config, store: TokenStore, run_dir: Path, budget: Budget, last: Checkpoint) -> None:

@@ -89,9 +89,10 @@ def check_shared(run_dir: Path, step: int, processes: ProcessGroup) -> None:
 def choose_strategy(
     config: Config, model: LanguageModel, device: torch.device, precision: str, processes: ProcessGroup
 ) -> str:
-    """Return `single`, `ddp` or `fsdp`, which `auto` is if the state would fill half of the GPU and can be sharded.
+    """Return `single`, `ddp` or `fsdp`.
 
-    A single process that torchrun started is `ddp` too. Raises LmtrainError if `train.parallel=fsdp` is impossible.
+    `auto` is `fsdp` if the state would fill more than half of the GPU and can be sharded. If torchrun started only one
+    process, that is `ddp` too. Raises LmtrainError if `train.parallel=fsdp` is impossible.
     """
     if processes is SINGLE_PROCESS:
         return "single"
