@@ -99,8 +99,7 @@ def _override(values: dict[str, Any], overrides: Iterable[str], environment: Map
         section, separator, field = key.strip().partition(".")
         origin = f"override {cleaned(key.strip())}"
         if not separator:
-            hint = f"; for the file of this name write ./{override}" if _exists(override) else suggestion(section)
-            raise UsageError(f"{origin}: a field is set as section.field=value{hint}")
+            raise UsageError(f"{origin}: a field is set as section.field=value{suggestion(section)}")
         _assign(values, section, field, text, origin)
         origins[section, field] = _COMMAND_LINE
     return origins
@@ -110,11 +109,7 @@ def _meant_file(argument: str) -> str:
     """What to append to a message about an argument that is not an override: how to name a file instead."""
     if argument.endswith((".yaml", ".yml")):
         return f": write `-c {argument}` for a configuration file"
-    return ": a text comes before the overrides" if _exists(argument) else ""
-
-
-def _exists(argument: str) -> bool:
-    return os.path.exists(argument)  # noqa: PTH110 -- of any length
+    return ": a text comes before the overrides" if os.path.exists(argument) else ""  # noqa: PTH110 -- of any length
 
 
 def is_override(argument: str) -> bool:
