@@ -1,7 +1,7 @@
 """The order of training samples: a pure function of the seed and the sample's number, with no state and no table.
 
 Sample g of a run is the same window whatever the number of processes, the micro-batch, or the step at which a run was
-resumed. Shapes: B samples in a batch, T tokens in a window (`context`).
+resumed. A window is a training sequence. Shapes: B samples in a batch, T tokens in a window (`context`).
 """
 
 from __future__ import annotations
