@@ -47,6 +47,7 @@ _KEY = re.compile(rf"\b({'|'.join(SECTIONS)})\.(\w+)")
 
 def sentences(errors: Iterable[Any], origin: str, origins: Origins) -> str:
     """Return one message about the errors of a pydantic ValidationError: the first few, each with its origin."""
+    errors = [error for error in errors if error["type"] != "too_short" or not error["input"]]  # only invalid items
     mistakes = [[*alike] for _, alike in groupby(errors, key=_location)]
     shown_first = [_sentence(alike, _origin(alike[0], origins, origin)) for alike in mistakes[:_MOST_MISTAKES]]
     more = len(mistakes) - len(shown_first)

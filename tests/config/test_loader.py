@@ -204,6 +204,7 @@ def test_a_leading_zero_is_no_octal_number(text: str, dim: int, tmp_path: Path) 
         ("data.source=", "data.source=None: a text is needed$"),
         ("data.source=''", "data.source='': a text that is not empty is needed$"),
         ("model.output_cutoffs=[]", "a list that is not empty is needed$"),
+        ("model.output_cutoffs=[a]", "^the command line: model.output_cutoffs.0='a': a whole number is needed$"),
         ("train.sample_prompts=The", r"train.sample_prompts='The': a list, as in \[a, b\], is needed$"),
         ("model.dim=64 # wide", "model.dim='64 # wide'"),
         ("train.lr=1:30", "train.lr='1:30'"),
