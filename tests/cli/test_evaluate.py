@@ -34,11 +34,11 @@ def test_eval_of_a_copied_run(lmtrain: Lmtrain, workdir: Path) -> None:
 def test_a_text_is_scored_as_the_split_that_it_was_by_the_run_alone(lmtrain: Lmtrain, workdir: Path) -> None:
     """The file of the validation split gives the figures of the split, with the data gone and the run elsewhere."""
     plain = json.loads(lmtrain("eval", "--json").out)
-    scoring_forward = ["--cache", "--dynamic", "--limit", "200"]
-    both = json.loads(lmtrain("eval", "--json", *scoring_forward).out)
+    adaptive = ["--cache", "--dynamic", "--limit", "200"]
+    both = json.loads(lmtrain("eval", "--json", *adaptive).out)
     (text,) = (workdir / "data").glob("sample-*/valid.txt")
     text = text.rename(workdir / "own.txt")
-    found = json.loads(lmtrain("eval", "--json", "--text", text, *scoring_forward).out)
+    found = json.loads(lmtrain("eval", "--json", "--text", text, *adaptive).out)
     assert (found.pop("text"), both.pop("split")) == (str(text), "valid")
     assert found == both
     shutil.rmtree(workdir / "data")
