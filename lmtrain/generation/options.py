@@ -46,9 +46,9 @@ class Options:
     """Keep the corpus's spacing in a word-level text, and read the prompt's words as they are."""
 
     def __post_init__(self) -> None:
-        for name, least in (("max_tokens", 1), ("samples", 1), ("beams", 1), ("top_k", 0)):
+        for name, least in (("max_tokens", 1), ("samples", 1), ("beams", 1), ("results", 1), ("top_k", 0)):
             value = getattr(self, name)
-            if not isinstance(value, Integral) or value < least:
+            if (name, value) != ("results", None) and (not isinstance(value, Integral) or value < least):
                 raise ValueError(f"{name}={value} must be a whole number, at least {least}")
         if not (self.temperature == 0 or 1e-6 <= self.temperature <= 1e6):
             raise ValueError(f"temperature={self.temperature} must be 0 or lie between 1e-6 and 1e6")
@@ -65,7 +65,7 @@ class Options:
         if self.samples > 1 and not self.temperature:
             raise ValueError(f"samples={self.samples} would all be the same text at temperature 0")
         texts = self.beams if self.beams > 1 else self.samples
-        if self.results is not None and not 1 <= self.results <= texts:
+        if self.results is not None and self.results > texts:
             generated = f"{texts} texts are" if texts > 1 else "only 1 text is"
             raise ValueError(f"results={self.results}: {generated} generated (see samples and beams)")
         if not isinstance(self.stop_strings, tuple | list) or "" in self.stop_strings:

@@ -40,6 +40,7 @@ WRONG_USAGE = {
     "the model of a run": (["eval", "model.dim=8"], "eval accepts only eval.field=value"),
     "a run as an override": (["eval", "runs/sample"], "'runs/sample' is not an override: --text FILE scores a file"),
     "a run to train": (["train", "--run", "w"], "run.name=NAME names a new run, and --resume RUN resumes one."),
+    "no results": (["generate", "x", "--results", "0"], "results=0 must be a whole number, at least 1"),
     "more results than texts": (
         ["generate", "x", "--results", "5"],
         "results=5: only 1 text is generated (see samples",

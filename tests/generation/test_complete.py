@@ -140,6 +140,7 @@ CONTRADICTIONS: list[dict[str, Any]] = [
     {"samples": 2},
     {"results": 2},
     {"results": 0},
+    {"beams": 3, "results": 1.5},
     {"beams": 2, "results": 3},
     {"stop": "sentance"},
     {"stop_strings": "end"},
