@@ -147,7 +147,7 @@ class Run:
         Raises LmtrainError if there is no such split or store.
         """
         store = self.token_store(source, data_dir)
-        return self.score_split(store.split(split), store=store, **settings)
+        return self.score_split(store.split(split), store=lambda: store, **settings)
 
     def token_store(self, source: str | Path | None = None, data_dir: str | Path | None = None) -> TokenStore:
         """Return the token store that the run was trained on, from `data_dir` or from the data folder of the run.
@@ -164,7 +164,7 @@ class Run:
         self,
         part: Split,
         *,
-        store: TokenStore | None = None,
+        store: Callable[[], TokenStore] | None = None,
         limit: int | None = None,
         cache: bool = False,
         dynamic: bool = False,
@@ -173,7 +173,7 @@ class Run:
     ) -> Score:
         """Score a split batch by batch; `on_nats` is called with the nats of each batch's targets.
 
-        Dynamic evaluation also reads the training split, from `store` or else from `token_store()`.
+        Dynamic evaluation also reads the training split, of `store()`, by default of `token_store()`.
         Raises UsageError for invalid settings, LmtrainError if dynamic evaluation diverges, and what `scoring_forward`
         raises.
         """
@@ -183,7 +183,7 @@ class Run:
         forward = scoring_forward(
             self.model,
             config.eval,
-            lambda: self._gradient_rms((store or self.token_store()).split("train")),
+            lambda: self._gradient_rms((store or self.token_store)().split("train")),
             dynamic=dynamic,
             cache=cache,
             segment=stride_of(config),

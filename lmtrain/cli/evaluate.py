@@ -1,5 +1,6 @@
 """`lmtrain eval`: find the run and the tokens, score them, and print the perplexity."""
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -86,15 +87,14 @@ def evaluate(
     trained = _with_settings(trained, config, overrides)
     names_source = any(override.partition("=")[0].strip() == "data.source" for override in overrides)
     source = trained.config.data.source if names_source else None  # a source that only the run names is not read
+    store = functools.cache(lambda: trained.token_store(source))  # a text needs it for --dynamic only
     if text is not None:
         scored_as, name = "text", str(text)
         content = file_lines(text, trained.config.data.text_column)
         part = text_split(content, trained.tokenizer, label=name, note=ignore if quiet else note)
-        store = trained.token_store(source) if dynamic else None
     else:
         scored_as, name = "split", split or "valid"
-        store = trained.token_store(source)
-        part = store.split(name)
+        part = store().split(name)
     with explain_out_of_memory("lower eval.batch_size or, with --cache, eval.cache_window"):
         score = trained.score_split(part, store=store, limit=limit, cache=cache, dynamic=dynamic)
     used = settings_used(trained.config.eval, dynamic=dynamic, cache=cache)

@@ -126,7 +126,9 @@ def test_training_from_a_dict_is_that_of_the_command(lmtrain: Lmtrain, workdir: 
         library.load([])
 
 
-def test_several_runs_are_the_mean_of_their_probabilities(lmtrain: Lmtrain, workdir: Path) -> None:
+def test_several_runs_are_the_mean_of_their_probabilities(
+    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In scores, with the cache, in texts."""
     lmtrain("train", *TINY, "run.name=other", "run.seed=2", "model.layers=0")
     both = library.load(["sample", "other"], precision="fp32")
@@ -142,6 +144,8 @@ def test_several_runs_are_the_mean_of_their_probabilities(lmtrain: Lmtrain, work
     ]
     assert text == both.generate("The", temperature=0, max_tokens=8)
     assert " + runs/other step " in lmtrain("eval", *options, "--limit", "200").out
-    rejected = lmtrain("eval", *options, "--dynamic")
+    (workdir / "own.txt").write_text(TEXT)
+    monkeypatch.setattr("lmtrain.api.run.find_run_store", None)  # no corpus is looked for, or made
+    rejected = lmtrain("eval", *options, "--text", "own.txt", "--dynamic")
     assert rejected.code == 2
     assert "it is for one run: leave the others out" in rejected.err
