@@ -21,7 +21,7 @@ FEWEST_ROWS = 512
 """The fewest rows that `auto` chooses: fewer are no faster, and every chunk reads and writes the weight's gradient."""
 MOST_CHUNKS = 16
 ALIGNMENT = 16
-"""On a GPU the number of classes is padded to a multiple of this: its fastest kernels need rows of 16 bytes each."""
+"""On a GPU the number of classes is padded to a multiple of this: its fastest kernels need rows of k x 16 bytes."""
 
 
 def target_nats(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: Chunk) -> Tensor:
