@@ -77,7 +77,7 @@ def beam_search(
                 else:
                     unfinished.append(text)
             live[prompt] = [text for text in unfinished if best[prompt].can_enter(text, rules.max_tokens)]
-    return [results_of_prompt.hypotheses for results_of_prompt in best]
+    return [each.hypotheses for each in best]
 
 
 @dataclass(slots=True)

@@ -142,11 +142,7 @@ class LanguageModel(nn.Module):
 
     def hidden_matrices(self) -> list[Tensor]:
         """Return the weights of all linear layers except those that produce logits, for Muon."""
-        excluded: list[nn.Module] = [self.output]
-        if self.adaptive is not None:
-            excluded.append(self.adaptive.clusters)
-        if self.copying is not None:
-            excluded.append(self.copying.gate)
+        excluded = self.output, getattr(self.adaptive, "clusters", None), getattr(self.copying, "gate", None)
         return [part.weight for part in self.modules() if isinstance(part, nn.Linear) and part not in excluded]
 
     @torch.no_grad()

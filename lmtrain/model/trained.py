@@ -58,14 +58,7 @@ def trained_weights(run_dir: Path, which: str | None, weights: str, note: Note =
         checkpoint.check_shapes(tensors, dict(model.named_parameters()))
     except (RuntimeError, ValueError) as error:
         raise LmtrainError(f"{folder} does not fit {run_dir / run_folder.CONFIG}: {error}") from error
-    return TrainedWeights(
-        run_dir=run_dir,
-        config=config,
-        tokenizer=tokenizer,
-        tensors=tensors,
-        weights="ema" if averaged else "raw",
-        info=loaded.info,
-    )
+    return TrainedWeights(run_dir, config, tokenizer, tensors, "ema" if averaged else "raw", loaded.info)
 
 
 def load_weights(
