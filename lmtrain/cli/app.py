@@ -88,14 +88,16 @@ def _hint(error: Any) -> str:
         return ""
     from lmtrain.config.names import meant
 
-    unknown: str = error.option_name
+    unknown, command = str(error.option_name), str(error.ctx.command.name)
     if unknown.replace("_", "-") in (error.possibilities or ()):
         return ""
-    if unknown in ("--run", "-r") and error.ctx.command.name == "train":
+    if unknown in ("--run", "-r") and command == "train":
         return "run.name=NAME names a new run, and --resume RUN resumes one.\n"
-    if "." in (field := meant(unknown.lstrip("-"))):  # not the name of a section
+    accepted = {"eval": ("eval.", "data.", "run."), "generate": ("run.",), "export": ("run.",)}.get(command, ("",))
+    field = meant(unknown.lstrip("-"))
+    if "." in field and field.startswith(accepted):  # not the name of a section
         return f"A field is set without dashes, as section.field=value: {field}\n"
-    if error.ctx.command.name == "generate" and not error.possibilities:
+    if command == "generate" and not error.possibilities:
         return 'A prompt that begins with - needs -- before it: lmtrain generate -- "- a prompt"\n'
     return ""
 

@@ -50,6 +50,7 @@ WRONG_USAGE = {
     "a long override first": (["download", f"data.source={'x' * 5000}", "a"], "not of the form section.field=value"),
     "a seed as a field": (["generate", "The", "run.seed=7"], "generate accepts only run.name=NAME and run.dir=FOLDER"),
     "a prompt without quotes": (["generate", "The", "river"], "needs quotes: lmtrain generate 'The river'"),
+    "a misspelled option": (["generate", "x", "--temprature", "1"], "--temperature"),
     "a prompt with a dash": (["generate", "-5 degrees"], "begins with - needs -- before it: lmtrain generate -- "),
     "a run and its name": (["eval", "--run", "sample", "run.name=other"], "--run and run.name exclude each other"),
     "another name to resume": (["train", "--resume", "sample", "run.name=other"], "leave --config and run.name out"),
