@@ -111,7 +111,8 @@ class Run:
         self, prompts: Sequence[str], options: Options, *, first: int = 0, on_token: OnToken | None = None
     ) -> list[Completed]:
         """Return the completions of each prompt, best first: see `generation.complete.complete`."""
-        if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
+        is_list = isinstance(prompts, Sequence) and not isinstance(prompts, str)
+        if not is_list or not all(isinstance(prompt, str) for prompt in prompts):
             raise TypeError("prompts must be a list of texts")
         # Inference mode makes every operator a little cheaper to call. A GPU replays its steps, and would gain nothing.
         with torch.inference_mode(self.device.type == "cpu"):

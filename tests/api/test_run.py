@@ -24,8 +24,8 @@ def test_a_prompt_gives_the_text_of_the_command(lmtrain: Lmtrain, workdir: Path)
     (beam,) = run.generate(["The river"], max_tokens=6, beams=3)
     (found,) = run.complete(["The river"], Options(max_tokens=6, beams=3))
     assert beam == found.completions[0].text
-    for prompts in ("The", None, ["The", 5]):
-        with pytest.raises(TypeError):
+    for prompts in ("The", None, ["The", 5], iter(["The"])):
+        with pytest.raises(TypeError, match="prompts must be a list of texts"):
             run.complete(prompts, Options())  # type: ignore[arg-type]
     assert len({run.generate("The", max_tokens=12) for _ in range(5)}) > 1
 
