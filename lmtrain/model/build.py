@@ -38,8 +38,7 @@ def build_uninitialized(config: ModelConfig, vocab_size: int) -> LanguageModel:
 class _SkipInitialization(TorchFunctionMode):
     """Inside, layers do not write the initial values of their weights.
 
-    torch's own ways do not do: on the meta device the tables computed at construction (positions, slopes) would be lost
-    too, and `skip_init` is for a single module.
+    Not the meta device, on which the tables computed at construction (positions, slopes) would be lost too.
     """
 
     def __torch_function__(

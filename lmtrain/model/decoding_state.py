@@ -6,7 +6,7 @@ A batch of two prompts, `a b c d` and `e f`, in memory for N = 8 tokens per row:
                                     - - e f             0 0 1 1
     DecodingState.tokens            a b c d . . . .     lengths 4     the next token goes to cache position 4
                                     e f . . . . . .     lengths 2     and here to 2
-                                    |-kv_len|           the cache positions that a step reads, under a mask of lengths
+                                    |-kv_len|           a step reads these and the next one, under a mask of lengths
                                     |-- capacity --|
 
 Shapes: B rows, T tokens, N tokens of capacity, D the model's width.
