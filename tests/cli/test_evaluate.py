@@ -27,7 +27,7 @@ def test_eval_of_a_copied_run(lmtrain: Lmtrain, workdir: Path) -> None:
     assert rounded["word_perplexity"] == pytest.approx(result["word_perplexity"], rel=0.02)
     text = lmtrain("eval", "--split", "test", "eval.stride=16", "--checkpoint", "last").out
     assert "word perplexity" in text
-    assert "stand for unknown words" in text
+    assert "(unknown words: " in text
     assert "context 16, stride 16" in text
 
 
@@ -63,7 +63,7 @@ def test_bits_per_byte_are_those_of_text_whose_bytes_were_predicted(lmtrain: Lmt
     assert json.loads(lmtrain("eval", "--text", "own.txt", "--json").out)["unknown_share"] == 0
     (workdir / "own.txt").write_text(f"{known}{'xyzzy <unk> ' * tokens}")
     done = lmtrain("eval", "--text", "own.txt", "--limit", "50")
-    assert f" words and line ends ({tokens / (3 * tokens + 1):.2%} of the tokens stand for unknown words)\n" in done.out
+    assert f" words and line ends (unknown words: {tokens / (3 * tokens + 1):.2%})\n" in done.out
     assert "bits per byte" not in done.out
     assert " on own.txt: context 16, stride 4\n" in done.out
     assert "(floor" not in done.out

@@ -126,8 +126,8 @@ SAME, LONGER = (
     "word perplexity 54.598 over 200 words and line ends",
 )
 QUARTER, RARE = (
-    " (25.00% of the tokens stand for unknown words)",
-    " (less than 0.01% of the tokens stand for unknown words)",
+    " (unknown words: 25.00%)",
+    " (unknown words: <0.01%)",
 )
 WORD_COUNT, BYTE_COUNT = " (word count estimated)", " (byte count estimated)"
 
