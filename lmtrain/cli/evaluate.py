@@ -61,6 +61,7 @@ def evaluate(
 
     retain_heap()
     from lmtrain.api.run import load
+    from lmtrain.config.loader import overrides_of
     from lmtrain.config.mistakes import shown
     from lmtrain.data.encoding import text_split
     from lmtrain.data.local import file_lines
@@ -85,8 +86,8 @@ def evaluate(
         progress=not quiet,
     )
     trained = _with_settings(trained, config, overrides)
-    names_source = any(override.partition("=")[0].strip() == "data.source" for override in overrides)
-    source = trained.config.data.source if names_source else None  # a source that only the run names is not read
+    # A source that only the run names is not read.
+    source = trained.config.data.source if overrides_of(overrides, "data.source") else None
     store = functools.cache(lambda: trained.token_store(source))  # a text needs it for --dynamic only
     if text is not None:
         scored_as, name = "text", str(text)

@@ -117,6 +117,11 @@ def is_override(argument: str) -> bool:
     return _OVERRIDE.match(argument) is not None
 
 
+def overrides_of(overrides: Iterable[str], *fields: str) -> list[str]:
+    """Return the overrides that set one of these fields."""
+    return [text for text in overrides if text.partition("=")[0].strip() in fields]
+
+
 def as_overrides(fields: Mapping[str, str | Path | float | None]) -> list[str]:
     """Return the fields that are not None, as `section.field=value`; text is quoted, for YAML reads some as numbers."""
     values = {key: value for key, value in fields.items() if value is not None}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmtrain.config.automatic import MINUTES, automatic
-from lmtrain.config.loader import ConfigSource, environment_of, flat, load
+from lmtrain.config.loader import ConfigSource, environment_of, flat, load, overrides_of
 from lmtrain.config.schema import RUN_NAME, Config, DataConfig, TokenizerConfig
 from lmtrain.config.train import BUDGETS
 from lmtrain.data.sources import KNOWN, local_path
@@ -51,7 +51,7 @@ def plan_run(source: ConfigSource, overrides: Sequence[str], resume: Path | None
     Raises UsageError if they contradict each other, and LmtrainError if one can't be read.
     """
     if resume is not None:
-        if source is not None or _setting(overrides, "run.name"):
+        if source is not None or overrides_of(overrides, "run.name"):
             raise UsageError("--resume names the run and takes its configuration: leave --config and run.name out")
         return _plan_existing(find_run(resume, _partial_config(overrides, "run.dir").run.dir), overrides)
     if source is None:
@@ -70,17 +70,12 @@ def _run_dir(config: Config, source: ConfigSource) -> Path:
     return config.run.dir / (config.run.name or default_name(named_after))
 
 
-def _setting(overrides: Sequence[str], *fields: str) -> list[str]:
-    """Return the overrides that set one of these fields."""
-    return [text for text in overrides if text.partition("=")[0].strip() in fields]
-
-
 def _partial_config(overrides: Sequence[str], *fields: str) -> Config:
     """Return the default configuration with only these fields set by the overrides and the environment.
 
     The other overrides may fit an existing run and not the defaults.
     """
-    return load(None, _setting(overrides, *fields), environment_of(*fields))
+    return load(None, overrides_of(overrides, *fields), environment_of(*fields))
 
 
 def _recipe(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
