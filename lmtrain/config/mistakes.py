@@ -1,4 +1,4 @@
-"""Messages about invalid values: what pydantic finds, in words of our own, with the place where each value was set."""
+"""Messages about invalid values: what pydantic finds, with the place where each value was set."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -13,35 +13,18 @@ Origins = dict[tuple[str, str], str]
 
 _MOST_MISTAKES = 5
 _LONGEST_VALUE = 200
-_NEEDED = {
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
-    "int_parsing_size": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "literal_error": "{expected}",
-    "greater_than_equal": "a number of at least {ge}",
-    "greater_than": "a number greater than {gt}",
-    "less_than_equal": "a number of at most {le}",
-    "less_than": "a number less than {lt}",
-    "string_type": "a text",
-    "path_type": "a text",
-    "string_too_short": "a text that is not empty",
-    "tuple_type": "a list, as in [a, b],",
-    "too_short": "a list that is not empty",
-}
-"""What a field needs, by pydantic's type of error."""
+_TEXT = "should be a text (in quotes, if YAML takes it for something else)"
 _MESSAGES = {
     "model_type": "a section holds one `field: value` per line",
+    "string_type": _TEXT,
+    "path_type": _TEXT,
+    "tuple_type": "should be a list, as in [a, b]",
+    "too_short": "should be a list that is not empty",
     "string_pattern_mismatch": "a name has letters, digits, `_`, `-` and `.` only, and does not begin with `-` or `.`",
     "string_unicode": "a text has half a surrogate pair, which is not a character",
     "invalid_key": "names of sections and fields are texts",
 }
-"""Messages about other types of error."""
+"""Messages by pydantic's type of error, where its own is about Python or leaves out the remedy."""
 _KEY = re.compile(rf"\b({'|'.join(SECTIONS)})\.(\w+)")
 
 
@@ -76,15 +59,14 @@ def _sentence(errors: Sequence[Any], origin: str) -> str:
     key = cleaned(".".join(map(str, location)))
     if error["type"] == "extra_forbidden":
         return f"{origin}: unknown {'field' if len(location) > 1 else 'section'} {key}{suggestion(key)}"
-    needed = [_NEEDED[item["type"]].format_map(item.get("ctx", {})) for item in errors if item["type"] in _NEEDED]
-    if needed and error["type"] not in _MESSAGES:
-        message = f"{' or '.join(dict.fromkeys(needed))} is needed"
-        if error["type"] in ("string_type", "path_type") and not isinstance(error["input"], list | dict | None):
-            message += ", and YAML takes this for something else: put it in quotes"
-    else:
-        message = _MESSAGES.get(error["type"], error["msg"].removeprefix("Value error, "))
+    message = " or ".join(dict.fromkeys(map(_message, errors)))
     has_value = len(location) > 1 or error["type"] == "model_type"  # else it is about several fields
     return f"{origin}: {key}={shown(error['input'])}: {message}" if has_value else f"{origin}: {message}"
+
+
+def _message(error: Any) -> str:
+    message: str = _MESSAGES.get(error["type"], error["msg"])
+    return message.removeprefix("Value error, ").removeprefix("Input ")
 
 
 def shown(value: Any) -> str:
