@@ -2,9 +2,6 @@
 
 from typing import Any
 
-from lmtrain.config.mistakes import Origins, shown
-from lmtrain.errors import UsageError
-
 REMOVED: dict[str, tuple[object, str]] = {
     "data.sources": (None, "a run is trained on one corpus: put the texts into one folder and name it in data.source"),
     "data.deduplicate": (False, "remove repeated documents from the text before it is imported"),
@@ -24,25 +21,16 @@ ONCE_NULL = ("eval.dynamic_lr", "eval.dynamic_embedding")
 """Fields that may be null, which means the default."""
 
 
-def upgrade(values: Any, origin: str, origins: Origins, *, stored: bool) -> Any:
-    """Return a copy of `values` in the present form; `origin` and `origins` are those of `loader.parse`.
+def upgrade(values: dict[str, Any], *, stored: bool) -> None:
+    """Delete from `values` the removed fields that are at their default, and null where it means the default.
 
-    Raises UsageError if a removed field is set by an override or a variable, or is not at its default. In a `stored`
-    configuration it may have any value.
+    In a `stored` configuration a removed field may have any value. One that is left is rejected with the reason.
     """
-    if not isinstance(values, dict):
-        return values
-    values = {section: dict(fields) if isinstance(fields, dict) else fields for section, fields in values.items()}
-    for key, (default, reason) in REMOVED.items():
+    without_effect = {key: default for key, (default, _) in REMOVED.items()} | dict.fromkeys(ONCE_NULL)
+    for key, default in without_effect.items():
         section, _, field = key.partition(".")
         fields = values.get(section)
-        if isinstance(fields, dict) and field in fields:
-            value, place = fields.pop(field), origins.get((section, field))
-            if place is not None or (value != default and not stored):
-                raise UsageError(f"{place or origin}: {key}={shown(value)}: the field was removed: {reason}")
-    for key in ONCE_NULL:
-        section, _, field = key.partition(".")
-        fields = values.get(section)
-        if isinstance(fields, dict) and fields.get(field, 0) is None:
+        if not isinstance(fields, dict) or field not in fields:
+            continue
+        if fields[field] == default or (stored and key in REMOVED):
             del fields[field]
-    return values

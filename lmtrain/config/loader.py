@@ -52,8 +52,9 @@ def load(
     Raises UsageError naming the field, the value and the remedy, and LmtrainError if the file can't be read.
     """
     values = _values(source)
+    upgrade(values, stored=stored)
     origins = _override(values, overrides, os.environ if environment is None else environment)
-    return parse(values, str(source) if isinstance(source, Path) else "the configuration", origins, stored=stored)
+    return parse(values, str(source) if isinstance(source, Path) else "the configuration", origins)
 
 
 def _values(source: ConfigSource) -> dict[str, Any]:
@@ -144,15 +145,15 @@ def with_source(arguments: Sequence[str]) -> list[str]:
     return [*overrides, *as_overrides({"data.source": source})]
 
 
-def parse(values: Any, origin: str, origins: Origins | None = None, *, stored: bool = False) -> Config:
+def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
     """Validate plain values, as from YAML.
 
-    Messages name `origin` as the place where a value was set, or the place that `origins` has for the field. If
-    `stored`, removed fields may have any value. Raises UsageError.
+    Messages name `origin` as the place where a value was set, or the place that `origins` has for the field.
+    Raises UsageError.
     """
     origins = origins or {}
     try:
-        return Config.model_validate(upgrade(values, origin, origins, stored=stored))
+        return Config.model_validate(values)
     except ValidationError as error:
         raise UsageError(sentences(error.errors(include_url=False), origin, origins)) from None
     except UnicodeEncodeError:  # raised by pydantic if a validator's message quotes such a text
