@@ -1,7 +1,6 @@
 """What all sections of a configuration share: no unknown fields, no number too large, no impossible path."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,9 +14,7 @@ def _expanded(path: Path) -> Path:
             raise ValueError
         return path.expanduser()
     except ValueError:  # of which UnicodeEncodeError is a kind
-        encoding = sys.getfilesystemencoding()
-        remedy = "" if encoding == "utf-8" else f" in {encoding}: set a UTF-8 locale, such as LC_ALL=C.UTF-8"
-        raise ValueError(f"holds a character that no path can contain{remedy}") from None
+        raise ValueError("holds a character that no path can contain, or none in this locale") from None
     except RuntimeError as error:
         raise ValueError(str(error)) from None
 

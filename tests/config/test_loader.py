@@ -237,16 +237,6 @@ def test_a_file_among_the_overrides_is_named(tmp_path: Path, monkeypatch: pytest
     assert config.load(None, config.with_source(["./a=b.txt"]), {}).data.source == "./a=b.txt"
 
 
-def test_a_path_that_the_locale_lacks_is_answered_with_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
-    def encode(path: object) -> bytes:
-        return str(path).encode("ascii")
-
-    monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
-    monkeypatch.setattr("os.fsencode", encode)
-    with pytest.raises(UsageError, match=r"no path can contain in ascii: set a UTF-8 locale, such as LC_ALL=C"):
-        config.load({"data": {"dir": "\u00fcn\u00ef"}}, [], {})
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
