@@ -243,7 +243,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(run: Run, monkeypatch: pytes
 
 def test_a_pipe_in_place_of_a_text_is_rejected(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "own.txt")
-    with pytest.raises(LmtrainError, match=r"own.txt is not a text file"):
+    with pytest.raises(LmtrainError, match=r"own.txt can't be read: it is not a regular file"):
         download(DataConfig(source=str(tmp_path / "own.txt"), dir=tmp_path / "data"))
 
 

@@ -64,7 +64,7 @@ def evaluate(
     from lmtrain.config.loader import overrides_of
     from lmtrain.config.mistakes import shown
     from lmtrain.data.encoding import text_split
-    from lmtrain.data.local import file_lines
+    from lmtrain.data.local import read_lines
     from lmtrain.evaluation.adaptive import settings_used
     from lmtrain.system.memory import explain_out_of_memory
 
@@ -91,7 +91,7 @@ def evaluate(
     store = functools.cache(lambda: trained.token_store(source))  # a text needs it for --dynamic only
     if text is not None:
         scored_as, name = "text", str(text)
-        content = file_lines(text, trained.config.data.text_column)
+        content = read_lines([text], trained.config.data.text_column)
         part = text_split(content, trained.tokenizer, label=name, note=ignore if quiet else note)
     else:
         scored_as, name = "split", split or "valid"

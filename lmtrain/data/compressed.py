@@ -9,37 +9,16 @@ from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import IO, Any
 
-from lmtrain.errors import LmtrainError
-
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """What reading a damaged file may raise; an OSError without a number is the decompressor's own."""
 
 _BLOCK = 1 << 20
-_MAX_RATIO = 1_000
-_SMALL = 256 << 20
-"""Bytes of text that a file of any size may hold."""
 
 
 def is_compressed(path: Path) -> bool:
     """Whether the name has the ending of a compression."""
     return path.suffix.lower() in COMPRESSED
-
-
-def text_limit(path: Path) -> int:
-    """Return the bytes of text that a file may hold: 1,000 times its size, but at least 256 MiB.
-
-    Without a limit, a small compressed file of zeros, or a parquet file that repeats a long row, would fill the disk.
-    """
-    return max(_SMALL, _MAX_RATIO * path.stat().st_size)
-
-
-def too_much(path: Path) -> LmtrainError:
-    """Return the error for a file that holds more than `text_limit`."""
-    return LmtrainError(
-        f"{path} holds over {text_limit(path) >> 20:,} MiB of text, more than {_MAX_RATIO:,} times its size (it "
-        "repeats itself): if that is intended, give the text uncompressed"
-    )
 
 
 def open_bytes(path: Path) -> IO[bytes]:

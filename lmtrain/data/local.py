@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from lmtrain.data.compressed import DAMAGE, is_compressed, open_bytes, text_limit, too_much
+from lmtrain.data.compressed import DAMAGE, is_compressed, open_bytes
 from lmtrain.errors import LmtrainError
 
 SPLIT_NAMES = {
@@ -53,30 +53,12 @@ def plain(path: Path) -> Path:
 
 def is_text(path: Path) -> bool:
     """Whether the name is one of a text file of a known kind."""
-    return _kind(path) in SUFFIXES and not _is_packed_parquet(path)
-
-
-def file_lines(path: Path, text_column: str) -> Iterator[tuple[str, bool]]:
-    """Return `read_lines` of a single file. Raises LmtrainError if it can't be read as text."""
-    check_file(path)
-    return read_lines([path], text_column)
+    return _kind(path) in SUFFIXES
 
 
 def text_lines(text: str) -> Iterator[tuple[str, bool]]:
     """Return the lines of a text in the form of `read_lines`; a text does not say where documents start."""
     return ((line, False) for line in _lines(text.removeprefix("\ufeff")))
-
-
-def check_file(path: Path) -> None:
-    """Raise LmtrainError if `path`, the only file that is named, can't be read as text."""
-    if not path.is_file():
-        raise LmtrainError(f"{path} is not a text file: name an existing file")
-    if _is_packed_parquet(path):
-        raise LmtrainError(f"{path} is compressed parquet, which has a compression of its own: unpack it")
-
-
-def _is_packed_parquet(path: Path) -> bool:
-    return _kind(path) == ".parquet" and is_compressed(path)
 
 
 def is_structured(path: Path) -> bool:
@@ -164,7 +146,8 @@ def no_column(place: str, text_column: str, columns: Iterable[str]) -> LmtrainEr
 def _text_lines(path: Path) -> Iterator[str]:
     offset = number = start = 0
     try:
-        limit = text_limit(path)
+        if not path.is_file():
+            raise LmtrainError(f"{path} is not a text file: name an existing file")
         with open_bytes(path) as file:
             while line := file.readline(LONGEST_LINE + 1):
                 if len(line) > LONGEST_LINE:
@@ -179,8 +162,6 @@ def _text_lines(path: Path) -> Iterator[str]:
                         "text in UTF-8: convert it, for example with iconv -f UTF-16LE -t UTF-8"
                     )
                 offset += len(line)
-                if offset > limit:
-                    raise too_much(path)
                 yield from _lines(text)
                 number += 1
     except UnicodeDecodeError as error:
@@ -253,20 +234,15 @@ def _parquet_rows(path: Path, text_column: str) -> Iterator[str]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
-    number = size = 0
+    number = 0
     try:
-        limit = text_limit(path)
         with ParquetFile(path) as file:
             if text_column not in file.schema_arrow.names:
                 raise no_column(str(path), text_column, file.schema_arrow.names)
             for batch in file.iter_batches(_ROWS, columns=[text_column]):
                 for value in batch.column(0):
                     number += 1
-                    text = text_row(value.as_py(), text_column, f"{path}, row {number},")
-                    size += len(text)
-                    if size > limit:
-                        raise too_much(path)
-                    yield text
+                    yield text_row(value.as_py(), text_column, f"{path}, row {number},")
     except (pyarrow.ArrowException, *DAMAGE, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise LmtrainError(f"{path} can't be read as parquet ({reason}): make or copy it again") from error

@@ -97,7 +97,6 @@ def _local(path: Path, data: DataConfig, note: Note) -> Source:
         with read_errors(path):
             files = find_splits(path, note)
     else:
-        local.check_file(path)
         files = {"train": [path]}
     every = [file for paths in files.values() for file in paths]
     content, states = {}, {}

@@ -11,7 +11,7 @@ from lmtrain.config.schema import DataConfig
 from lmtrain.data import encoding
 from lmtrain.data.corpus import download
 from lmtrain.data.encoding import text_split
-from lmtrain.data.local import file_lines, text_lines
+from lmtrain.data.local import read_lines, text_lines
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.system.messages import ignore
@@ -39,7 +39,7 @@ def test_a_file_is_the_split_that_a_corpus_makes_of_it(
     else:
         path = write(source / name, gzip.compress("\n".join(VALID).encode()))
     store = tokenized(download(DataConfig(source=str(source), dir=tmp_path, text_column="body")), CONFIGS[kind])
-    split = text_split(file_lines(path, "body"), store.tokenizer, label=str(path), note=ignore)
+    split = text_split(read_lines([path], "body"), store.tokenizer, label=str(path), note=ignore)
     assert content(split) == content(store.split("valid"))
     if (kind, name) == ("word", "valid.txt.gz"):
         known = {word for line in TRAIN for word in line.split()} | {"<unk>"}
@@ -63,7 +63,7 @@ def test_other_files_are_rejected(
         write(tmp_path / name, written)
     for path in (tmp_path / name, tmp_path):
         with pytest.raises(LmtrainError, match=message if path != tmp_path else "is not a text file"):
-            text_split(file_lines(path, "body"), store.tokenizer, label=str(path), note=ignore)
+            text_split(read_lines([path], "body"), store.tokenizer, label=str(path), note=ignore)
 
 
 def test_an_unusable_temporary_folder_is_named(
