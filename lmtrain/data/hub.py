@@ -151,17 +151,15 @@ def _card(dataset: str, path: Path) -> _Card:
 
 def _choose(dataset: str, name: str | None, subsets: list[_Subset]) -> _Subset:
     """Return the subset of this name, else the only one or the default, or an empty one if the card lists none."""
+    if name is None and not subsets:
+        return _Subset()
+    for subset in subsets:
+        is_default = len(subsets) == 1 or subset.default or subset.config_name == "default"
+        if subset.config_name == name if name is not None else is_default:
+            return subset
     names = ", ".join(str(subset.config_name) for subset in subsets)
-    if name is not None:
-        matches = [subset for subset in subsets if subset.config_name == name]
-        if not matches:
-            has = f"choose one of {names}" if names else "it has none, so leave data.subset out"
-            raise LmtrainError(f"dataset {dataset} has no subset {name}: {has}")
-    else:
-        matches = [each for each in subsets if len(subsets) == 1 or each.default or each.config_name == "default"]
-        if subsets and not matches:
-            raise LmtrainError(f"dataset {dataset} has several subsets: set data.subset to one of {names}")
-    return matches[0] if matches else _Subset()
+    remedy = f"has the subsets {names}: set data.subset to one of them" if names else "has none: leave data.subset out"
+    raise LmtrainError(f"dataset {dataset} {remedy}")
 
 
 @contextmanager
