@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 from lmtrain.config.loader import load as load_config
 from lmtrain.config.schema import Config, DataConfig, RunConfig
-from lmtrain.data.encoding import text_split
 from lmtrain.data.local import text_lines
 from lmtrain.data.tokenizer import Tokenizer, utf8
+from lmtrain.data.tokenizing import text_split
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.evaluation.adaptive import RMS_TOKENS, gradient_rms, scoring_forward

@@ -63,8 +63,8 @@ def evaluate(
     from lmtrain.api.run import load
     from lmtrain.config.loader import overrides_of
     from lmtrain.config.mistakes import shown
-    from lmtrain.data.encoding import text_split
     from lmtrain.data.local import read_lines
+    from lmtrain.data.tokenizing import text_split
     from lmtrain.evaluation.adaptive import settings_used
     from lmtrain.system.memory import explain_out_of_memory
 

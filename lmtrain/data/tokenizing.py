@@ -1,27 +1,31 @@
-"""From a corpus to a token store: train or load the tokenizer, encode the text, write the ids.
+"""From a corpus to a token store, or from a text to a split: train or load the tokenizer, encode the text.
 
-The store is written in one go, as a folder that appears complete or not at all. Memory does not grow with the text: a
+A store is written in one go, as a folder that appears complete or not at all. Memory does not grow with the text: a
 batch of lines is held at a time, and the words of a vocabulary are counted within bounds.
 """
 
+import tempfile
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from lmtrain.config.schema import Config, TokenizerConfig
 from lmtrain.data.corpus import Corpus, download, reject_foreign, undamaged
-from lmtrain.data.encoding import encode_text, lines_of
 from lmtrain.data.external_tokenizer import load_external
-from lmtrain.data.splits import document_starts
-from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.data.splits import Lines, document_starts, write_split
+from lmtrain.data.tokenizer import Tokenizer, pieces
 from lmtrain.data.tokenizer_choice import beginning, resolve
-from lmtrain.data.tokens import FORMAT, TokenStore, find_store, open_store, store_of
-from lmtrain.storage.files import new_folder
+from lmtrain.data.tokens import FORMAT, Split, TokenStore, find_store, open_store, store_of, words_and_line_ends
+from lmtrain.storage.files import new_folder, read_errors, write_errors
 from lmtrain.storage.run_folder import TOKENIZER
 from lmtrain.system.messages import Note, no_bar
 
+_BATCH = 512
+"""Lines that are encoded at once, by the tokenizers library on all cores."""
 BPE_BYTES = 256 << 20
 """Text that merges are learned from, taken evenly from a larger corpus: more changes few of them and takes long."""
 _SPAN = 64 << 20
@@ -75,9 +79,27 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: N
         for split in corpus.splits:
             info["splits"][split] = _write_split(temporary, corpus, split, tokenizer, note)
     store = open_store(folder)
-    if tokenizer.unk_id is not None:
-        _note_unknown(info["splits"], tokenizer.token(tokenizer.unk_id), note)
+    if tokenizer.unk_id is not None and any(counts["replaced"] for counts in info["splits"].values()):
+        fractions = {split: counts["replaced"] / max(1, counts["tokens"]) for split, counts in info["splits"].items()}
+        listed = ", ".join(f"{fraction:.2%} ({split})" for split, fraction in fractions.items())
+        unknown = tokenizer.token(tokenizer.unk_id)
+        note(f"the tokenizer does not know all words: {unknown} replaces {listed} of the tokens")
     return store
+
+
+def text_split(lines: Lines, tokenizer: Tokenizer, *, label: str, note: Note) -> Split:
+    """Return these lines as a split, with the ids and counts that it would have in a corpus and a store.
+
+    The lines are written to a temporary folder; the ids are held in memory. Raises LmtrainError if there are no words,
+    with `label` as the name of the text, and if `lines` does.
+    """
+    temporary = Path(tempfile.gettempdir())
+    with write_errors(temporary), tempfile.TemporaryDirectory(dir=temporary) as name:
+        folder = Path(name)
+        counts = write_split(folder, "text", lines, note, label)
+        text = folder / "text.txt"
+        parts, replaced = zip(*encode_text(lines_of(text), document_starts(text), tokenizer), strict=True)
+    return Split(np.concatenate(parts), words_and_line_ends(counts), counts["bytes"], sum(replaced))
 
 
 def _identify(corpus: Corpus, config: TokenizerConfig, external: Tokenizer | None) -> tuple[str, dict[str, Any]]:
@@ -138,9 +160,33 @@ def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer,
     return {"tokens": tokens, **corpus.splits[split], "replaced": replaced}
 
 
-def _note_unknown(splits: dict[str, dict[str, Any]], unknown: str, note: Note) -> None:
-    """Say what fraction of the tokens of each split stands for unknown words, as a score says it."""
-    if any(split["replaced"] for split in splits.values()):
-        fractions = {name: split["replaced"] / max(1, split["tokens"]) for name, split in splits.items()}
-        listed = ", ".join(f"{fraction:.2%} ({name})" for name, fraction in fractions.items())
-        note(f"the tokenizer does not know all words: {unknown} replaces {listed} of the tokens")
+def lines_of(text: Path) -> Iterator[str]:
+    """Yield the lines of a split's text, each with its line end."""
+    with read_errors(text), text.open(encoding="utf-8", newline="\n") as file:
+        yield from file
+
+
+def encode_text(lines: Iterable[str], starts: np.ndarray, tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, int]]:
+    """Yield the ids of a split's text, part by part: (tokens,), and how many tokens of the part are unknown words.
+
+    An end-of-text token ends each document; with a word tokenizer it ends each line instead. The documents begin at the
+    lines `starts` (documents,), the first of them at line 0.
+    """
+    document_end = [] if tokenizer.kind == "word" else [tokenizer.eos_id]
+    later_starts = iter(starts[1:].tolist())
+    next_start = next(later_starts, None)
+    line = 0
+    texts = pieces(lines, tokenizer.kind)
+    while batch := list(islice(texts, _BATCH)):
+        ids: list[int] = []
+        replaced = 0
+        for piece, piece_ids in zip(batch, tokenizer.encode_pieces(batch), strict=True):
+            if line == next_start:
+                ids += document_end
+                next_start = next(later_starts, None)
+            ids += piece_ids
+            replaced += tokenizer.replaced(piece, piece_ids)
+            line += piece.endswith("\n")
+        yield np.array(ids, tokenizer.id_type), replaced
+    if line:
+        yield np.array(document_end, tokenizer.id_type), 0

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lmtrain.config.schema import DataConfig
-from lmtrain.data import encoding
+from lmtrain.data import tokenizing
 from lmtrain.data.corpus import download
-from lmtrain.data.encoding import text_split
 from lmtrain.data.local import read_lines, text_lines
+from lmtrain.data.tokenizing import text_split
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.system.messages import ignore
@@ -30,7 +30,7 @@ def content(split: Split) -> tuple[list[int], int, int, int, int]:
 def test_a_file_is_the_split_that_a_corpus_makes_of_it(
     kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoding, "_BATCH", 10)
+    monkeypatch.setattr(tokenizing, "_BATCH", 10)
     source = tmp_path / "corpus"
     source.mkdir()
     write(source / "train.txt", "".join(f"{line}\n" for line in TRAIN))
