@@ -15,7 +15,7 @@ from tqdm import tqdm
 from lmtrain.config.loader import load as load_config
 from lmtrain.config.schema import Config, DataConfig, RunConfig
 from lmtrain.data.local import text_lines
-from lmtrain.data.tokenizer import Tokenizer, utf8
+from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizing import text_split
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError, UsageError
@@ -235,8 +235,7 @@ class Run:
         """Return the split that a file of this text would be."""
         if not isinstance(text, str):
             raise TypeError(f"the text must be a str, not {type(text).__name__}")
-        lines = text_lines(utf8(text).decode())
-        return text_split(lines, self.tokenizer, label="the text", note=ignore)
+        return text_split(text_lines(text), self.tokenizer, label="the text", note=ignore)
 
     def _bar(self, title: str, tokens: int) -> "tqdm[NoReturn]":
         hidden = None if self.progress else True  # None: hidden unless stderr is a terminal

@@ -198,12 +198,7 @@ def _json_text(row: object, text_column: str, place: str) -> str:
         raise LmtrainError(f"{place} is not a JSON object: write it as {{{json.dumps(text_column)}: ...}}")
     if text_column not in row:
         raise no_column(place, text_column, row)
-    text = text_row(row[text_column], text_column, place)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise LmtrainError(f"{place} has half a surrogate pair, which is not a character: take it out") from None
-    return text
+    return text_row(row[text_column], text_column, place)
 
 
 def _csv_rows(path: Path, text_column: str, delimiter: str) -> Iterator[str]:

@@ -183,7 +183,12 @@ class Tokenizer:
 
         Raises LmtrainError if `text` holds a lone surrogate, which no UTF-8 text can.
         """
-        utf8(text)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise LmtrainError(
+                f"the text has a lone surrogate at character {error.start}: it is not Unicode text, so remove it"
+            ) from None
         return list(chain.from_iterable(self.encode_pieces(list(pieces(_LINE.findall(text), self.kind)))))
 
     def replaced(self, text: str, ids: list[int]) -> int:
@@ -257,16 +262,6 @@ def _bytes_of(token: str, byte_level: bool) -> bytes | None:
         return bytes(BYTE[symbol] for symbol in token)
     byte = _BYTE_TOKEN.fullmatch(token)
     return bytes.fromhex(byte[1]) if byte else None
-
-
-def utf8(text: str) -> bytes:
-    """Return the bytes of a text. Raises LmtrainError if it holds a lone surrogate, which no UTF-8 text can."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise LmtrainError(
-            f"the text has a lone surrogate at character {error.start}: it is not Unicode text, so remove it"
-        ) from None
 
 
 def _count(lines: Iterable[str]) -> Counter[str]:
