@@ -190,15 +190,12 @@ def _json_rows(path: Path, text_column: str) -> Iterator[str]:
             rule = "it must be an array of objects" if is_array else "each line must be one JSON object"
             raise LmtrainError(f"{place} is not JSON ({error}): {rule}") from None
         for index, row in enumerate(value if is_array else [value]):
-            yield _json_text(row, text_column, f"{path}, item {index}," if is_array else place)
-
-
-def _json_text(row: object, text_column: str, place: str) -> str:
-    if not isinstance(row, dict):
-        raise LmtrainError(f"{place} is not a JSON object: write it as {{{json.dumps(text_column)}: ...}}")
-    if text_column not in row:
-        raise no_column(place, text_column, row)
-    return text_row(row[text_column], text_column, place)
+            place = f"{path}, item {index}," if is_array else place
+            if not isinstance(row, dict):
+                raise LmtrainError(f"{place} is not a JSON object: write it as {{{json.dumps(text_column)}: ...}}")
+            if text_column not in row:
+                raise no_column(place, text_column, row)
+            yield text_row(row[text_column], text_column, place)
 
 
 def _csv_rows(path: Path, text_column: str, delimiter: str) -> Iterator[str]:
