@@ -109,7 +109,7 @@ def _local(path: Path, data: DataConfig, note: Note) -> Source:
 
     def read() -> Text:
         for split, paths in files.items():
-            note(f"{split} from {listed([local.name_in(path, file) for file in paths])}")
+            note(f"{split} from {listed(path, paths)}")
         splits = {split: _read_unchanged(paths, data.text_column, states) for split, paths in files.items()}
         return Text(splits, {}, is_one_file=path.is_file())
 

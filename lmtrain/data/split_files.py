@@ -39,14 +39,13 @@ def find_splits(folder: Path, note: Note) -> dict[str, list[Path]]:
     splits = _named_splits(folder, texts)
     if not splits and texts:
         splits = {"train": texts}
-        named_so, similar = _by_name(texts)
-        if held_out := sorted([*named_so.get("valid", []), *named_so.get("test", []), *similar]):
+        if held_out := [path for path in texts if {"valid", "test"}.intersection(map(SPLIT_NAMES.get, _parts(path)))]:
             advice = f"read as training text; to have a split, name a file in {folder} valid.txt or test.txt"
-            note(f"{_names(folder, held_out)}: {advice}")
+            note(f"{listed(folder, held_out)}: {advice}")
     if "train" not in splits:
         raise LmtrainError(
             f"{folder} has no training text: name a file train.txt (or .md, .csv, .jsonl, .parquet), or put all "
-            f"training text in a folder {folder / 'train'}; found {_names(folder, every) or 'nothing'}"
+            f"training text in a folder {folder / 'train'}; found {listed(folder, every) or 'nothing'}"
         )
     for reason, paths in (
         ("their endings are of no known kind of text", set(every).difference(named)),
@@ -54,15 +53,15 @@ def find_splits(folder: Path, note: Note) -> dict[str, list[Path]]:
         ("they are second names of other files", set(named).difference(texts)),
     ):
         if paths:
-            note(f"not used in {folder}, since {reason}: {_names(folder, sorted(paths))}")
+            note(f"not used in {folder}, since {reason}: {listed(folder, sorted(paths))}")
     if empty := [path for paths in splits.values() for path in paths if path.stat().st_size == 0]:
-        note(f"empty in {folder}: {_names(folder, empty)}")
+        note(f"empty in {folder}: {listed(folder, empty)}")
     return splits
 
 
 def _named_splits(folder: Path, texts: list[Path]) -> dict[str, list[Path]]:
     """The files of the splits that files in `folder` and its subfolders are named after."""
-    named, _ = _by_name([path for path in texts if path.parent == folder])
+    named = _by_name([path for path in texts if path.parent == folder])
     splits = {split: _in_order(folder, split, paths) for split, paths in named.items()}
     subfolders = {path.relative_to(folder).parts[0] for path in texts if path.parent != folder and _may_name(path)}
     for name in sorted(subfolders):
@@ -76,14 +75,10 @@ def _named_splits(folder: Path, texts: list[Path]) -> dict[str, list[Path]]:
     return splits
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return the first names, and how many there are in all."""
-    more = f", ... ({len(names):,} files)" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
-
-
-def _names(folder: Path, paths: list[Path]) -> str:
-    return listed([name_in(folder, path) for path in paths])
+def listed(folder: Path, paths: Sequence[Path]) -> str:
+    """Return the names of the first files of a source, and how many there are in all."""
+    more = f", ... ({len(paths):,} files)" if len(paths) > _SHOWN else ""
+    return ", ".join(name_in(folder, path) for path in paths[:_SHOWN]) + more
 
 
 def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
@@ -112,24 +107,26 @@ def _may_name(path: Path) -> bool:
     return plain(path).suffix.lower() not in CODE
 
 
-def _by_name(paths: list[Path]) -> tuple[dict[str, list[Path]], list[Path]]:
-    """The files that are named after a split, and others whose names contain a word for held-out text."""
+def _parts(path: Path) -> list[str]:
+    """The parts of the name of a file that may be named after a split, without its endings and number."""
+    return re.split("([._-])", _NUMBER.sub("", plain(path).stem.lower())) if _may_name(path) else []
+
+
+def _by_name(paths: list[Path]) -> dict[str, list[Path]]:
+    """The files that are named after a split."""
     alike: dict[str, dict[str, list[Path]]] = {}
-    for path in filter(_may_name, paths):
-        parts = re.split("([._-])", _NUMBER.sub("", plain(path).stem.lower()))
+    for path in paths:
+        parts = _parts(path)
         words = [part for part in parts if part in SPLIT_NAMES]
         if len(words) == 1:
             rest = "".join("*" if part in SPLIT_NAMES else part for part in parts)
             alike.setdefault(rest, {}).setdefault(SPLIT_NAMES[words[0]], []).append(path)
     splits: dict[str, list[Path]] = {}
-    similar: list[Path] = []
     for rest, by_split in alike.items():
-        for split, files in by_split.items():
-            if rest == "*" or len(by_split) > 1:
+        if rest == "*" or len(by_split) > 1:
+            for split, files in by_split.items():
                 splits.setdefault(split, []).extend(files)
-            elif split != "train":
-                similar += files
-    return splits, similar
+    return splits
 
 
 def _once(paths: list[Path]) -> list[Path]:
