@@ -8,7 +8,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -171,7 +171,6 @@ def _end_lines(path: Path, places: list[int], starts: np.ndarray) -> tuple[list[
             if space > line_end:
                 file.seek(begin + space)
                 file.write(b"\n")
-            file.seek(0)
             number = _line_ends(file, begin + max(space, line_end) + 1)
             numbers.append(number)
             starts = starts + (starts >= number) * (space > line_end)
@@ -180,11 +179,8 @@ def _end_lines(path: Path, places: list[int], starts: np.ndarray) -> tuple[list[
 
 def _line_ends(file: BinaryIO, size: int) -> int:
     """The line ends in the first `size` bytes of a file."""
-    count = 0
-    while size > 0 and (block := file.read(min(size, _LONG))):
-        count += block.count(b"\n")
-        size -= len(block)
-    return count
+    file.seek(0)
+    return sum(end <= size for end in accumulate(map(len, file)))
 
 
 def _check_words(words: int, label: str) -> None:
