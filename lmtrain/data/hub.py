@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from lmtrain.data.local import SPLIT_NAMES, no_column, row_lines, text_row
+from lmtrain.data.local import SPLIT_NAMES, column_rows, row_lines
 from lmtrain.data.splits import Text
 from lmtrain.errors import LmtrainError
 from lmtrain.system.messages import Note, no_bar
@@ -73,14 +73,16 @@ def fetch(dataset: str, subset: str | None, revision: str | None, text_column: s
         _download(dataset, commit, [_SHARDS])
         if not any(folder.glob(_SHARDS)):
             _download(dataset, commit, None)
-    splits = _open(dataset, folder, chosen)
     about = {
         "source": dataset,
         "revision": commit,
         "license": ", ".join(card.license) if isinstance(card.license, list) else card.license,
     }
-    rows = {split: _rows(dataset, folder, split, splits[split], text_column) for split in splits}
-    return Text({split: row_lines(rows[split]) for split in splits}, about)
+    lines = {
+        split: row_lines(column_rows(_tables(dataset, folder, data), text_column, f"dataset {dataset}, {split}"))
+        for split, data in _open(dataset, folder, chosen).items()
+    }
+    return Text(lines, about)
 
 
 def _quiet(note: Note) -> None:
@@ -202,17 +204,7 @@ def _open(dataset: str, folder: Path, subset: _Subset) -> dict[str, Any]:
     return splits
 
 
-def _rows(dataset: str, folder: Path, split: str, data: Any, text_column: str) -> Iterator[str]:
-    """Yield the rows of a split; one batch of them is in memory."""
-    number = 0
-    for table in _tables(dataset, folder, data):
-        if text_column not in table.column_names:
-            raise no_column(f"dataset {dataset}", text_column, table.column_names)
-        for value in table.column(text_column):
-            number += 1
-            yield text_row(value.as_py(), text_column, f"dataset {dataset}, {split}, row {number},")
-
-
 def _tables(dataset: str, folder: Path, data: Any) -> Iterator[Any]:
+    """Yield the rows of a split, a batch at a time."""
     with _reading(dataset, folder):  # only the library: an error in what is done with its rows is a bug
         yield from data.with_format("arrow").iter(_BATCH)

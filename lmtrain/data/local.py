@@ -9,8 +9,9 @@ import csv
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from lmtrain.data.compressed import DAMAGE, is_compressed, open_bytes
 from lmtrain.errors import LmtrainError
@@ -122,7 +123,7 @@ def _rows(path: Path, text_column: str) -> Iterator[str]:
     return _json_rows(path, text_column)
 
 
-def text_row(row: object, text_column: str, place: str) -> str:
+def _text_row(row: object, text_column: str, place: str) -> str:
     """Return `row`. Raises LmtrainError, naming its `place`, if it is not a string or too long."""
     if not isinstance(row, str):
         value = "nothing (null)" if row is None else type(row).__name__
@@ -134,13 +135,14 @@ def text_row(row: object, text_column: str, place: str) -> str:
     return row
 
 
-def no_column(place: str, text_column: str, columns: Iterable[str]) -> LmtrainError:
-    """Return the error for a missing text column."""
-    names = ", ".join(list(columns)[:20])[:300] or "none"
-    names = names if names.isprintable() else ascii(names)
-    return LmtrainError(
-        f"{place} has no column {text_column!r}: name one of its columns ({names}) with data.text_column=NAME"
-    )
+def _check_column(place: str, text_column: str, columns: Collection[str]) -> None:
+    """Raise LmtrainError if the text column is none of the columns."""
+    if text_column not in columns:
+        names = ", ".join(list(columns)[:20])[:300] or "none"
+        names = names if names.isprintable() else ascii(names)
+        raise LmtrainError(
+            f"{place} has no column {text_column!r}: name one of its columns ({names}) with data.text_column=NAME"
+        )
 
 
 def _text_lines(path: Path) -> Iterator[str]:
@@ -193,9 +195,8 @@ def _json_rows(path: Path, text_column: str) -> Iterator[str]:
             place = f"{path}, item {index}," if is_array else place
             if not isinstance(row, dict):
                 raise LmtrainError(f"{place} is not a JSON object: write it as {{{json.dumps(text_column)}: ...}}")
-            if text_column not in row:
-                raise no_column(place, text_column, row)
-            yield text_row(row[text_column], text_column, place)
+            _check_column(place, text_column, row)
+            yield _text_row(row[text_column], text_column, place)
 
 
 def _csv_rows(path: Path, text_column: str, delimiter: str) -> Iterator[str]:
@@ -204,8 +205,7 @@ def _csv_rows(path: Path, text_column: str, delimiter: str) -> Iterator[str]:
     reader = csv.reader((f"{line}\n" for line in _text_lines(path)), delimiter=delimiter, strict=True)
     try:
         header = next(reader, [])
-        if text_column not in header:
-            raise no_column(str(path), text_column, header)
+        _check_column(str(path), text_column, header)
         column = header.index(text_column)
         for row in reader:
             if row and len(row) != len(header):
@@ -226,15 +226,20 @@ def _parquet_rows(path: Path, text_column: str) -> Iterator[str]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
-    number = 0
     try:
         with ParquetFile(path) as file:
-            if text_column not in file.schema_arrow.names:
-                raise no_column(str(path), text_column, file.schema_arrow.names)
-            for batch in file.iter_batches(_ROWS, columns=[text_column]):
-                for value in batch.column(0):
-                    number += 1
-                    yield text_row(value.as_py(), text_column, f"{path}, row {number},")
+            _check_column(str(path), text_column, file.schema_arrow.names)
+            yield from column_rows(file.iter_batches(_ROWS, columns=[text_column]), text_column, str(path))
     except (pyarrow.ArrowException, *DAMAGE, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise LmtrainError(f"{path} can't be read as parquet ({reason}): make or copy it again") from error
+
+
+def column_rows(batches: Iterable[Any], text_column: str, place: str) -> Iterator[str]:
+    """Yield the texts of a column of Arrow batches or tables."""
+    number = 0
+    for batch in batches:
+        _check_column(place, text_column, batch.column_names)
+        for value in batch.column(text_column):
+            number += 1
+            yield _text_row(value.as_py(), text_column, f"{place}, row {number},")

@@ -205,7 +205,7 @@ def test_other_kinds_of_files(hub: Hub, online: Client) -> None:
         ),
         (
             {"train.parquet": parquet(["a"], "body")},
-            "own/wrong has no column 'text': name one of its columns (id, body) with data.text_column=NAME",
+            "own/wrong, train has no column 'text': name one of its columns (id, body) with data.text_column=NAME",
         ),
         ({"train.parquet": b"PAR1 is how it begins"}, "own/wrong can't be read (ArrowInvalid: "),
         ({"train.jsonl": b'{"text": "a"}\n{"text"'}, "own/wrong can't be read (ArrowInvalid: "),
@@ -244,7 +244,7 @@ def test_a_failing_disk_is_named_and_a_bug_stays_a_bug(hub: Hub, online: Client,
         assert f"needs a cache that can be read and written ({error.strerror})" in message
     gone = ("datasets.IterableDataset.iter", FileNotFoundError("gone.csv"))
     assert "own/bug can't be read (FileNotFoundError: gone.csv)" in online("own/bug", broken=gone)
-    for name in ("huggingface_hub.snapshot_download", "lmtrain.data.hub.text_row"):
+    for name in ("huggingface_hub.snapshot_download", "lmtrain.data.local._text_row"):
         for bug in (TypeError("a wrong argument"), KeyError("typo"), ValueError("too many values to unpack")):
             with pytest.raises(type(bug)):
                 online("own/bug", broken=(name, bug))
