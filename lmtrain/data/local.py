@@ -9,7 +9,7 @@ import csv
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ CODE = (
 _PROSE = (".txt", ".text", ".md", ".rst", ".org", ".tex", ".html", ".htm", ".tokens", ".raw")
 SUFFIXES = (*_PROSE, ".csv", ".tsv", ".jsonl", ".parquet", *CODE)
 """The endings of files that are read in a folder, before the ending of a compression; a single file may have any."""
-_STRUCTURED = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 LONGEST_LINE = 256 << 20
 """Bytes: a longer line is rejected, because later steps hold a line in memory."""
 
@@ -64,7 +63,7 @@ def text_lines(text: str) -> Iterator[tuple[str, bool]]:
 
 def is_structured(path: Path) -> bool:
     """Whether the file holds rows with named columns instead of plain lines."""
-    return _kind(path) in _STRUCTURED
+    return _kind(path) in _READERS
 
 
 def _kind(path: Path) -> str:
@@ -92,7 +91,7 @@ def read_lines(paths: Sequence[Path], text_column: str) -> Iterator[tuple[str, b
     are_documents = len(paths) > 1 and not any(SHARD.search(plain(path).stem) for path in paths)
     for path in paths:
         if is_structured(path):
-            yield from row_lines(_rows(path, text_column))
+            yield from row_lines(_READERS[_kind(path)](path, text_column))
         else:
             for number, text in enumerate(_text_lines(path)):
                 yield text, are_documents and number == 0
@@ -110,17 +109,6 @@ def _lines(text: str) -> list[str]:
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     return text.removesuffix("\n").split("\n")
-
-
-def _rows(path: Path, text_column: str) -> Iterator[str]:
-    match _kind(path):
-        case ".parquet":
-            return _parquet_rows(path, text_column)
-        case ".csv":
-            return _csv_rows(path, text_column, ",")
-        case ".tsv":
-            return _csv_rows(path, text_column, "\t")
-    return _json_rows(path, text_column)
 
 
 def _text_row(row: object, text_column: str, place: str) -> str:
@@ -199,9 +187,10 @@ def _json_rows(path: Path, text_column: str) -> Iterator[str]:
             yield _text_row(row[text_column], text_column, place)
 
 
-def _csv_rows(path: Path, text_column: str, delimiter: str) -> Iterator[str]:
+def _csv_rows(path: Path, text_column: str) -> Iterator[str]:
     """The texts of a table with a header row; quoted fields may have line ends in them."""
     csv.field_size_limit(LONGEST_LINE)
+    delimiter = "\t" if _kind(path) == ".tsv" else ","
     reader = csv.reader((f"{line}\n" for line in _text_lines(path)), delimiter=delimiter, strict=True)
     try:
         header = next(reader, [])
@@ -243,3 +232,13 @@ def column_rows(batches: Iterable[Any], text_column: str, place: str) -> Iterato
         for value in batch.column(text_column):
             number += 1
             yield _text_row(value.as_py(), text_column, f"{place}, row {number},")
+
+
+_READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
+    ".csv": _csv_rows,
+    ".tsv": _csv_rows,
+    ".json": _json_rows,
+    ".jsonl": _json_rows,
+    ".parquet": _parquet_rows,
+}
+"""The files that hold rows, by their endings; all others are plain text."""
