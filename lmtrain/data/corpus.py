@@ -117,6 +117,6 @@ def _write(folder: Path, text: Text, source: str, note: Note) -> dict[str, dict[
         if split in text.splits
     }
     if "valid" not in counts:
-        shares = {"train": 0.9, "valid": 0.05, "test": 0.05} if text.is_one_file else {"train": 0.95, "valid": 0.05}
-        counts |= cut_split(folder, text.splits["train"], shares, source, note)
+        splits = _SPLITS if text.is_one_file else ("train", "valid")
+        counts |= cut_split(folder, text.splits["train"], splits, source, note)
     return {split: counts[split] for split in _SPLITS if split in counts}

@@ -6,11 +6,11 @@
 import re
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -23,8 +23,10 @@ _WORD = re.compile(r"\S+")
 _FEW = 20
 _LONG = 1 << 20
 
+SHARE = 0.05
+"""The part of a text that is cut off for a validation or test split."""
 HELD_OUT = 25_000_000
-"""The most bytes that are cut off for a validation or test split: scoring more takes long, for the same answer."""
+"""The most bytes that are cut off for one: scoring more takes long, for the same answer."""
 
 Lines = Iterable[tuple[str, bool]]
 """Lines of text without their ends, and whether a document is known to start there."""
@@ -86,45 +88,42 @@ def document_starts(text: Path) -> np.ndarray:
     return starts
 
 
-def cut_split(
-    folder: Path, lines: Lines, shares: Mapping[str, float], source: str, note: Note
-) -> dict[str, dict[str, int]]:
-    """Write `lines` as several splits, in order, each with its share of the documents, the lines or the words.
+def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str, note: Note) -> dict[str, dict[str, int]]:
+    """Write `lines` as several `splits`, in order, all but the first with `SHARE` of the documents, lines or words.
 
     Cuts fall between documents, unless there are under 20, or a share is less than one of them; then between lines,
     unless there are under 20, or one of them is longer than two shares; then between words, where a line end replaces
-    a space or tab. The first split is what the others leave. Each of the others has at most `HELD_OUT` bytes, or one
-    line. The file of the first is written once, and the others are cut off its end.
+    a space or tab. A share has at most `HELD_OUT` bytes, or one line. The file of the first split, which is what the
+    others leave, is written once, and the others are cut off its end.
 
     Return the counts of each split. Raises LmtrainError when there are fewer than 20 words, or no place for a cut.
     """
-    first, *others = shares
+    first, *others = splits
     path = folder / f"{first}.txt"
     whole = write_split(folder, first, lines, note, source)
     starts = document_starts(path)
-    held_out = {split: min(shares[split], HELD_OUT / whole["bytes"]) for split in others}
-    parts = {first: 1 - sum(held_out.values())} | held_out
+    share = min(SHARE, HELD_OUT / whole["bytes"])
+    parts = {first: 1 - share * len(others)} | dict.fromkeys(others, share)
     ends = np.cumsum(list(parts.values()))[:-1]
     if whole["words"] < _FEW:
         raise LmtrainError(
             f"{source} has no valid split, and its {whole['words']} words (between white space) are too few to "
             f"cut one off: give {_FEW} words or more, or a folder with train.txt and valid.txt"
         )
-    if len(starts) >= _FEW and min(held_out.values()) * len(starts) >= 1:
+    if len(starts) >= _FEW and share * len(starts) >= 1:
         unit, bounds = "documents", starts[_whole_units(ends, len(starts))].tolist()
-    elif whole["lines"] >= _FEW and _longest_line(path) <= 2 * min(shares[split] for split in others) * whole["bytes"]:
+    elif whole["lines"] >= _FEW and _longest_line(path) <= 2 * SHARE * whole["bytes"]:
         unit, bounds = "lines", _whole_units(ends, whole["lines"]).tolist()
     else:
         unit = "words"
-        bounds, starts = _end_lines(path, (ends * whole["bytes"]).astype(int).tolist(), starts)
-        with path.open("rb") as file:
-            whole["lines"] = _line_ends(file, whole["bytes"])
+        places = [*(ends * whole["bytes"]).astype(int).tolist(), whole["bytes"]]
+        (*bounds, whole["lines"]), starts = _end_lines(path, places, starts)
         if bounds[0] == 0:
             raise LmtrainError(
                 f"{source} has no valid split, and no space or line end where one could be cut off: add line ends, or "
                 "give a folder with train.txt and valid.txt"
             )
-    percent = ", ".join(f"{100 * share:.3g}% {split}" for split, share in parts.items())
+    percent = ", ".join(f"{100 * part:.3g}% {split}" for split, part in parts.items())
     note(f"no valid split: the {unit} are cut, in order, into {percent}")
     bounds.append(whole["lines"])
     held_out_starts = set(starts[starts >= bounds[0]].tolist())
@@ -171,16 +170,12 @@ def _end_lines(path: Path, places: list[int], starts: np.ndarray) -> tuple[list[
             if space > line_end:
                 file.seek(begin + space)
                 file.write(b"\n")
-            number = _line_ends(file, begin + max(space, line_end) + 1)
+            cut = begin + max(space, line_end) + 1
+            file.seek(0)
+            number = sum(end <= cut for end in accumulate(map(len, file)))
             numbers.append(number)
             starts = starts + (starts >= number) * (space > line_end)
     return numbers, starts
-
-
-def _line_ends(file: BinaryIO, size: int) -> int:
-    """The line ends in the first `size` bytes of a file."""
-    file.seek(0)
-    return sum(end <= size for end in accumulate(map(len, file)))
 
 
 def _check_words(words: int, label: str) -> None:

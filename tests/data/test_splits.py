@@ -13,11 +13,11 @@ from lmtrain.errors import LmtrainError
 from lmtrain.system.messages import ignore
 from tests.data.helpers import write
 
-SHARES = {"train": 0.9, "valid": 0.05, "test": 0.05}
+SPLITS = ("train", "valid", "test")
 
 
 def cut(folder: Path, lines: Lines) -> dict[str, dict[str, int]]:
-    return cut_split(folder, lines, SHARES, "the text", lambda _: None)
+    return cut_split(folder, lines, SPLITS, "the text", lambda _: None)
 
 
 @settings(max_examples=60)
@@ -67,9 +67,9 @@ LONG = [f"w{number:03}" for number in range(400)]
 )
 def test_long_lines_are_cut_between_words(tmp_path: Path, lines: list[str], train: int) -> None:
     notes: list[str] = []
-    counts = cut_split(tmp_path, ((line, False) for line in lines), SHARES, "the text", notes.append)
-    text = {split: (tmp_path / f"{split}.txt").read_text() for split in SHARES}
-    assert [text[split].split() for split in SHARES] == [LONG[:train], LONG[train : train + 20], LONG[train + 20 :]]
+    counts = cut_split(tmp_path, ((line, False) for line in lines), SPLITS, "the text", notes.append)
+    text = {split: (tmp_path / f"{split}.txt").read_text() for split in SPLITS}
+    assert [text[split].split() for split in SPLITS] == [LONG[:train], LONG[train : train + 20], LONG[train + 20 :]]
     assert [text["valid"].count("\n"), text["test"].count("\n")] == [1, 1]
     for split, own in text.items():
         assert own.endswith("\n")
@@ -86,8 +86,8 @@ def test_a_text_without_a_place_for_a_cut_is_rejected(tmp_path: Path) -> None:
 def test_documents_keep_their_lines_where_words_are_cut(tmp_path: Path) -> None:
     parts = [LONG[:340], LONG[340:375], LONG[375:390], LONG[390:]]
     counts = cut(tmp_path, ((" ".join(words), True) for words in parts))
-    assert [counts[split]["documents"] for split in SHARES] == [2, 2, 2]
-    starts = [np.load(tmp_path / f"{split}.docs.npy").tolist() for split in SHARES]
+    assert [counts[split]["documents"] for split in SPLITS] == [2, 2, 2]
+    starts = [np.load(tmp_path / f"{split}.docs.npy").tolist() for split in SPLITS]
     assert starts == [[0, 1], [0, 1], [0, 1]]
     assert (tmp_path / "valid.txt").read_text().split("\n")[1].split() == LONG[375:380]
 
@@ -98,6 +98,6 @@ def test_each_split_has_a_line(
 ) -> None:
     monkeypatch.setattr(splits, "HELD_OUT", most)  # bytes, of which a line has 11
     cut(tmp_path, ((f"{number:010}", False) for number in range(lines)))
-    found = {split: [int(line) for line in (tmp_path / f"{split}.txt").read_text().splitlines()] for split in SHARES}
+    found = {split: [int(line) for line in (tmp_path / f"{split}.txt").read_text().splitlines()] for split in SPLITS}
     assert [len(found["valid"]), len(found["test"])] == [held_out, held_out]
     assert found["train"] + found["valid"] + found["test"] == list(range(lines))
