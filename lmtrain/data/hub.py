@@ -157,11 +157,11 @@ def _choose(dataset: str, name: str | None, subsets: list[_Subset]) -> _Subset:
         return _Subset()
     for subset in subsets:
         is_default = len(subsets) == 1 or subset.default or subset.config_name == "default"
-        if subset.config_name == name if name is not None else is_default:
+        if subset.config_name == name or (name is None and is_default):
             return subset
     names = ", ".join(str(subset.config_name) for subset in subsets)
-    remedy = f"has the subsets {names}: set data.subset to one of them" if names else "has none: leave data.subset out"
-    raise LmtrainError(f"dataset {dataset} {remedy}")
+    has = f"the subsets {names}: set data.subset to one of them" if names else "no subsets: leave data.subset out"
+    raise LmtrainError(f"dataset {dataset} has {has}")
 
 
 @contextmanager
@@ -188,18 +188,13 @@ def _open(dataset: str, folder: Path, subset: _Subset) -> dict[str, Any]:
     if subset.data_dir and files is None:
         named = {"path": str(folder / subset.data_dir)}
     with _reading(dataset, folder):
-        try:
-            streams = datasets.load_dataset(**named, streaming=True)
-        except FileNotFoundError as error:
-            raise LmtrainError(f"dataset {dataset} has no data files of a known kind: choose another") from error
+        streams = datasets.load_dataset(**named, streaming=True)
     names = [split for split in streams if split in SPLIT_NAMES]
     splits = {SPLIT_NAMES[split]: streams[split] for split in names}
-    if "train" not in splits:
-        raise LmtrainError(f"dataset {dataset} has no train split (it has {', '.join(streams)}): choose another")
-    if len(splits) < len(names):
+    if "train" not in splits or len(splits) < len(names):
         raise LmtrainError(
-            f"dataset {dataset} has one split under several names ({', '.join(names)}): download its files into a "
-            "folder, keep one of them, and give the folder as data.source"
+            f"dataset {dataset} has the splits {', '.join(streams)} where one for training, and at most one each for "
+            "validation and test, are needed: choose another, or give a folder with its files as data.source"
         )
     return splits
 

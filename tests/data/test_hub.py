@@ -180,7 +180,7 @@ def test_other_kinds_of_files(hub: Hub, online: Client) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"README.md": b"# nothing here"}, "no data files of a known kind"),
+        ({"README.md": b"# nothing here"}, "contain any data files"),
         ({"README.md": b"---\nconfigs: [1]\n---\n"}, "the card of dataset own/wrong can't be read"),
         ({"README.md": b"---\nconfigs: [\n---\n"}, "the card of dataset own/wrong can't be read"),
         ({"README.md": b"---\nconfigs: " + b"[" * 5000 + b"\n---\n"}, "the card of dataset own/wrong can't be read"),
@@ -197,11 +197,11 @@ def test_other_kinds_of_files(hub: Hub, online: Client) -> None:
         ({"README.md": card(a="'../../../*'"), **PLAIN}, "names files outside the dataset"),
         ({"README.md": card(a="'file:/etc/passwd'"), **PLAIN}, "names files outside the dataset"),
         ({"README.md": card(a="[]\n  data_dir: ../../.."), **PLAIN}, "names files outside the dataset"),
-        ({"test.parquet": parquet(["a"])}, "no train split (it has test)"),
+        ({"test.parquet": parquet(["a"])}, "has the splits test where one for training,"),
         (
             {"README.md": card(a="[{split: train, path: t.*}, {split: dev, path: t.*}, {split: val, path: t.*}]")}
             | {"t.parquet": parquet(["a"])},
-            "one split under several names (train, dev, val)",
+            "has the splits train, dev, val where one for training, and at most one each",
         ),
         (
             {"train.parquet": parquet(["a"], "body")},
