@@ -35,7 +35,8 @@ def find_splits(folder: Path, note: Note) -> dict[str, list[Path]]:
     named = [path for path in every if is_text(path)]
     for path in named:
         reject_dangling(path)
-    texts = _once([path for path in named if path.is_file()])
+    by_inode = {(path.stat().st_dev, path.stat().st_ino): path for path in reversed(named) if path.is_file()}
+    texts = sorted(by_inode.values())  # each file under the first of its names: a link to it is the same text
     splits = _named_splits(folder, texts)
     if not splits and texts:
         splits = {"train": texts}
@@ -127,15 +128,6 @@ def _by_name(paths: list[Path]) -> dict[str, list[Path]]:
             for split, files in by_split.items():
                 splits.setdefault(split, []).extend(files)
     return splits
-
-
-def _once(paths: list[Path]) -> list[Path]:
-    """Each file under the first of its names: a link to another one of them is the same text."""
-    files: dict[tuple[int, int], Path] = {}
-    for path in paths:
-        status = path.stat()
-        files.setdefault((status.st_dev, status.st_ino), path)
-    return list(files.values())
 
 
 def _in_order(folder: Path, split: str, paths: list[Path]) -> list[Path]:
