@@ -122,12 +122,6 @@ def overrides_of(overrides: Iterable[str], *fields: str) -> list[str]:
     return [text for text in overrides if text.partition("=")[0].strip() in fields]
 
 
-def as_overrides(fields: Mapping[str, str | Path | float | None]) -> list[str]:
-    """Return the fields that are not None, as `section.field=value`; text is quoted, for YAML reads some as numbers."""
-    values = {key: value for key, value in fields.items() if value is not None}
-    return [f"{key}={json.dumps(value, ensure_ascii=False, default=str)}" for key, value in values.items()]
-
-
 def with_source(arguments: Sequence[str]) -> list[str]:
     """Return the overrides in `arguments`; the first argument may be a source instead, such as `book.txt`.
 
@@ -141,7 +135,7 @@ def with_source(arguments: Sequence[str]) -> list[str]:
         raise UsageError(f"{source} is a configuration file: write `-c {source}`")
     if source in recipes and not Path(source).exists():
         raise UsageError(f"{source} is a recipe: write `-c {source}`")
-    return [*overrides, *as_overrides({"data.source": source})]
+    return [*overrides, f"data.source={json.dumps(source, ensure_ascii=False)}"]  # quoted: it may be called null
 
 
 def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
