@@ -63,10 +63,8 @@ def new_backend(kind: Kind, vocabulary: dict[str, int]) -> Any:
 def read(path: Path) -> bytes:
     """Return the bytes of a tokenizer.json. Raises LmtrainError if it is missing, unreadable or too large."""
     with read_errors(path):
-        if path.is_dir():
-            raise LmtrainError(f"tokenizer {path} is a folder: give the tokenizer.json in it")
         if not path.is_file():
-            raise LmtrainError(f"tokenizer {path} does not exist: check the path")
+            raise LmtrainError(f"tokenizer {path} is not a file: give the path of a tokenizer.json")
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
