@@ -99,39 +99,31 @@ def _local(path: Path, data: DataConfig, note: Note) -> Source:
     else:
         files = {"train": [path]}
     every = [file for paths in files.values() for file in paths]
-    content, states = {}, {}
-    for file in every:
-        with read_errors(file):
-            states[file] = _state(file)
-            content[local.name_in(path, file)] = sha256_file(file)
+    hashes = {file: _sha256(file) for file in every}
     column = data.text_column if any(map(local.is_structured, every)) else None
-    origin = {"files": content, "text_column": column}
+    origin = {"files": {local.name_in(path, file): hashes[file] for file in every}, "text_column": column}
 
     def read() -> Text:
         for split, paths in files.items():
             note(f"{split} from {listed(path, paths)}")
-        splits = {split: _read_unchanged(paths, data.text_column, states) for split, paths in files.items()}
+        splits = {split: _read_unchanged(paths, data.text_column, hashes) for split, paths in files.items()}
         return Text(splits, {}, is_one_file=path.is_file())
 
     name = _NOT_NAME.sub("_", path.resolve().stem.lstrip(".")).encode()[:_LONGEST_STEM].decode(errors="ignore")
     return Source(f"{name or 'text'}-{sha256_bytes(json.dumps(origin).encode())[:8]}", origin, read)
 
 
-def _state(file: Path) -> tuple[int, int]:
-    """The size and the time of the last change of a file: they tell, as far as needed, whether it was written to."""
-    status = file.stat()
-    return status.st_size, status.st_mtime_ns
+def _sha256(file: Path) -> str:
+    with read_errors(file):
+        return sha256_file(file)
 
 
-def _read_unchanged(
-    paths: Sequence[Path], text_column: str, states: Mapping[Path, tuple[int, int]]
-) -> Iterator[tuple[str, bool]]:
-    """The lines of `paths`. Raises LmtrainError at their end if a file has changed since it was in its state here."""
+def _read_unchanged(paths: Sequence[Path], text_column: str, hashes: Mapping[Path, str]) -> Iterator[tuple[str, bool]]:
+    """The lines of `paths`. Raises LmtrainError at their end if a file no longer has its hash."""
     yield from local.read_lines(paths, text_column)
     for path in paths:
-        with read_errors(path):
-            if _state(path) != states[path]:
-                raise LmtrainError(f"{path} changed while it was read: try again when nothing writes to it")
+        if _sha256(path) != hashes[path]:
+            raise LmtrainError(f"{path} changed while it was read: try again when nothing writes to it")
 
 
 def _sample(data: DataConfig) -> Source:
