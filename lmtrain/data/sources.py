@@ -101,7 +101,9 @@ def _local(path: Path, data: DataConfig, note: Note) -> Source:
     every = [file for paths in files.values() for file in paths]
     hashes = {file: _sha256(file) for file in every}
     column = data.text_column if any(map(local.is_structured, every)) else None
-    origin = {"files": {local.name_in(path, file): hashes[file] for file in every}, "text_column": column}
+    by_split = {split: {local.name_in(path, file): hashes[file] for file in paths} for split, paths in files.items()}
+    # A file and a folder with only this file differ: one is split 90/5/5, the other 95/5.
+    origin = {"files": by_split if path.is_dir() else by_split["train"], "text_column": column}
 
     def read() -> Text:
         for split, paths in files.items():

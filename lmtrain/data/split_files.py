@@ -12,8 +12,9 @@ from lmtrain.system.messages import Note
 
 _NUMBER = re.compile(r"[._-]?(\d+)(-of-\d+)?$")
 _SHOWN = 3
-_WRITTEN = ((MANIFEST, "train.docs.npy"), (MANIFEST, "train.bin"), (CONFIG, METRICS))
-"""Files by which a corpus, a token store and a run are recognized: they may be inside the folder of their text."""
+_WRITTEN = ((MANIFEST, "train.docs.npy"), (MANIFEST, "train.bin"), (CONFIG, METRICS), (MANIFEST, "modeling_lmtrain.py"))
+"""Files by which a corpus, a token store, a run and an exported model are recognized: they may be inside the folder of
+their text."""
 
 
 def find_splits(folder: Path, note: Note) -> dict[str, list[Path]]:
@@ -24,29 +25,29 @@ def find_splits(folder: Path, note: Note) -> dict[str, list[Path]]:
     - So does every file below a subfolder with such a name (`train/1/a.jsonl.xz`).
     - If no file or subfolder is named after a split, all files, also in subfolders, are training text, in the order of
       their paths; `strangers-on-a-train.txt` is a book.
-    - Hidden names, and folders that lmtrain wrote, are skipped. A folder that holds one folder only stands for it.
+    - Hidden names, and folders that lmtrain wrote, are skipped.
+    - If all text is in one subfolder, the names inside it count.
 
     `note` receives what is not used. Raises LmtrainError if there is no training text, if two files or folders claim
     one split, if a shard is missing, or if a link leads to a missing file.
     """
-    while len(inside := _visible(folder)) == 1 and inside[0].is_dir() and inside[0].name.lower() not in SPLIT_NAMES:
-        folder = inside[0]
     every = sorted(_files(folder))
     named = [path for path in every if is_text(path)]
     for path in named:
         reject_dangling(path)
     by_inode = {(path.stat().st_dev, path.stat().st_ino): path for path in reversed(named) if path.is_file()}
     texts = sorted(by_inode.values())  # each file under the first of its names: a link to it is the same text
-    splits = _named_splits(folder, texts)
+    root = _root(folder, texts)
+    splits = _named_splits(root, texts)
     if not splits and texts:
         splits = {"train": texts}
         if held_out := [path for path in texts if {"valid", "test"}.intersection(map(SPLIT_NAMES.get, _parts(path)))]:
-            advice = f"read as training text; to have a split, name a file in {folder} valid.txt or test.txt"
+            advice = f"read as training text; to have a split, name a file in {root} valid.txt or test.txt"
             note(f"{listed(folder, held_out)}: {advice}")
     if "train" not in splits:
         raise LmtrainError(
-            f"{folder} has no training text: name a file train.txt (or .md, .csv, .jsonl, .parquet), or put all "
-            f"training text in a folder {folder / 'train'}; found {listed(folder, every) or 'nothing'}"
+            f"{root} has no training text: name a file train.txt (or .md, .csv, .jsonl, .parquet), or put all "
+            f"training text in a folder {root / 'train'}; found {listed(folder, every) or 'nothing'}"
         )
     for reason, paths in (
         ("their endings are of no known kind of text", set(every).difference(named)),
@@ -58,6 +59,16 @@ def find_splits(folder: Path, note: Note) -> dict[str, list[Path]]:
     if empty := [path for paths in splits.values() for path in paths if path.stat().st_size == 0]:
         note(f"empty in {folder}: {listed(folder, empty)}")
     return splits
+
+
+def _root(folder: Path, texts: list[Path]) -> Path:
+    """Return the innermost folder that all texts are in, but none inside a folder that is named after a split."""
+    while len(inside := {path.relative_to(folder).parts[0] for path in texts}) == 1:
+        only = folder / inside.pop()
+        if only in texts or only.name.lower() in SPLIT_NAMES:
+            break
+        folder = only
+    return folder
 
 
 def _named_splits(folder: Path, texts: list[Path]) -> dict[str, list[Path]]:
@@ -88,15 +99,13 @@ def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]
     `above` are the folders that `folder` is in.
     """
     above |= {folder.resolve()}
-    for path in _visible(folder):
+    for path in folder.iterdir():
+        if path.name.startswith("."):
+            continue
         if not path.is_dir():
             yield path
         elif path.resolve() not in above and not _is_written(path):
             yield from _files(path, above)
-
-
-def _visible(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if not path.name.startswith(".")]
 
 
 def _is_written(folder: Path) -> bool:

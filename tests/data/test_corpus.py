@@ -271,7 +271,7 @@ def test_names_in_another_encoding_can_be_used(load: Importer, folder: Path) -> 
     for name in (b"caf\xe9.txt", b"other.txt"):
         (folder / os.fsdecode(name)).write_text("a\n" * 30)
     made = load(folder)
-    assert list(made.manifest["origin"]["files"]) == ["caf\\xe9.txt", "other.txt"]
+    assert list(made.manifest["origin"]["files"]["train"]) == ["caf\\xe9.txt", "other.txt"]
     assert load(folder).sha256 == made.sha256
     assert load.notes == []
 
@@ -283,6 +283,7 @@ def test_corpus_folders_differ_by_source(tmp_path: Path, monkeypatch: pytest.Mon
         write(Path(name, "train.txt"), f"{number}\n")
     sources: list[dict[str, Any]] = [
         {"source": "one/text"},
+        {"source": "one/text/train.txt"},
         {"source": "two/text"},
         {"source": "./sample"},
         {"source": "sample"},

@@ -56,6 +56,12 @@ def found(folder: Path) -> tuple[dict[str, str], list[str]]:
             {"train": "train/a/c.txt.gz train/a/d.csv train/b.txt", "valid": "dev/x.txt"},
         ),
         ("unpacked/data/train.txt unpacked/data/valid/a.txt", VALID_INSIDE),
+        (
+            "unpacked/data/train.txt unpacked/data/valid/a.txt data/a/manifest.json data/a/train.docs.npy "
+            "data/a/train.txt runs/c/config.yaml runs/c/metrics.jsonl exported/manifest.json "
+            "exported/modeling_lmtrain.py exported/README.md",
+            VALID_INSIDE,
+        ),
         ("b/z.txt a.MD b/c/y.rst .git/x.txt b/.d.txt", {"train": "a.MD b/c/y.rst b/z.txt"}),
         (
             "a.txt data/a/manifest.json data/a/train.docs.npy data/a/train.txt data/b/manifest.json data/b/train.bin "
@@ -98,6 +104,7 @@ def test_a_name_that_only_looks_like_a_split_is_training_text_and_named(tmp_path
         ("train.txt chapter-2.txt", [f"{OTHER_SPLITS}: chapter-2.txt"]),
         ("train.txt the-test-of-time.txt eval.txt", [f"{OTHER_SPLITS}: eval.txt, the-test-of-time.txt"]),
         ("train.parquet b/c.txt", [f"{OTHER_SPLITS}: b/c.txt"]),
+        ("train.log text/train.txt text/valid.txt", [f"{UNKNOWN_ENDINGS}: train.log"]),
         ("a.txt b.doc c.json d/e.txt d/f.doc g.pdf", [f"{UNKNOWN_ENDINGS}: b.doc, c.json, d/f.doc, ... (4 files)"]),
         (
             "train/a.txt train/b/c.txt train/d.doc e.md test/e.png .git/f.txt train/.g.txt",
