@@ -5,13 +5,14 @@ Shapes: P prompts, W rows of the state for each prompt's texts, R = P W, V vocab
 
 import heapq
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from lmtrain.generation.search import Hypothesis, Rules, S, Step
+from lmtrain.generation.options import Options
+from lmtrain.generation.search import Hypothesis, IsEnd, S, Step, block, never
 
 LOWEST = -sys.float_info.max
 """Below any log-probability except minus infinity, which is that of blocked tokens."""
@@ -25,20 +26,20 @@ def beam_search(
     log_probs: Tensor,
     state: S,
     step: Step[S],
-    rules: Rules,
+    options: Options,
     *,
-    beams: int,
-    results: int = 1,
-    length_penalty: float = 0.0,
+    is_end: IsEnd = never,
+    blocked: Collection[int] = (),
 ) -> list[list[Hypothesis]]:
-    """Return the best `results` (at most `beams`) texts that a beam of width `beams` finds for each prompt, best first.
+    """Return the best `results` texts that a beam of width `beams` finds for each prompt, best first.
 
-    `log_probs` (P, V) and `state` are the model's after reading P prompts; both are overwritten.
+    `log_probs` (P, V) and `state` are the model's after reading P prompts; both are overwritten. The `blocked` ids are
+    never generated; at least one id must be allowed.
 
     The beam: a prompt starts with the empty text. Each step extends the live texts by one token, and keeps the `beams`
-    extensions with the highest sum of log p (ties: the better text, then the lowest id). Extensions that end by the
-    rules are finished, as all are at `max_tokens`; the others are the live texts of the next step. One beam is greedy
-    search; with as many beams as there are texts, the search is exhaustive.
+    extensions with the highest sum of log p (ties: the better text, then the lowest id). Extensions for which
+    `is_end` holds are finished, as all are at `max_tokens`; the others are the live texts of the next step. One beam is
+    greedy search; with as many beams as there are texts, the search is exhaustive.
 
     The score: sum of log p / length ** length_penalty, where length is the number of generated ids, including the one
     that ended the text. 0 is the plain sum, which favors short texts; 1 is the mean. Ties: the text that ended first,
@@ -57,10 +58,10 @@ def beam_search(
     rule here. Both consider 2 * beams candidates, so that `beams` texts continue beside those that finish; here a
     finished text counts among the `beams` of its step, and the next step fills the beam again.
     """
-    best = [_Results(results, length_penalty) for _ in range(len(log_probs))]
+    best = [_Results(options) for _ in range(len(log_probs))]
     live = [[_Text(row)] for row in range(len(log_probs))]
     layout = _Layout(list(range(len(log_probs))), width=1)
-    for length in range(1, rules.max_tokens + 1):
+    for length in range(1, options.max_tokens + 1):
         if not any(live):
             break
         if length > 1:
@@ -68,15 +69,15 @@ def beam_search(
             if source != list(range(len(log_probs))):
                 state = state.select(torch.tensor(source, device=log_probs.device))
             log_probs, state = step(state, torch.tensor(layout.last_tokens(live), device=log_probs.device))
-        live = _extend(rules.block(log_probs), live, beams)
+        live = _extend(block(log_probs, blocked), live, options.beams)
         for prompt, beam in enumerate(live):
             unfinished = []
             for text in beam:
-                if length == rules.max_tokens or rules.is_end(text.ids):
+                if length == options.max_tokens or is_end(text.ids):
                     best[prompt].add(text)
                 else:
                     unfinished.append(text)
-            live[prompt] = [text for text in unfinished if best[prompt].can_enter(text, rules.max_tokens)]
+            live[prompt] = [text for text in unfinished if best[prompt].can_enter(text)]
     return [each.hypotheses for each in best]
 
 
@@ -94,19 +95,21 @@ class _Text:
 class _Results:
     """The best finished texts of a prompt, best first."""
 
-    results: int
-    length_penalty: float
+    options: Options
     hypotheses: list[Hypothesis] = field(default_factory=list)
 
     def add(self, text: _Text) -> None:
-        score = text.total / len(text.ids) ** self.length_penalty
+        score = text.total / len(text.ids) ** self.options.length_penalty
         ended = [*self.hypotheses, Hypothesis(text.ids, text.token_log_probs, score)]
-        self.hypotheses = sorted(ended, key=lambda end: -end.score)[: self.results]
+        self.hypotheses = sorted(ended, key=lambda end: -end.score)[: self.options.returned]
 
-    def can_enter(self, text: _Text, max_tokens: int) -> bool:
+    def can_enter(self, text: _Text) -> bool:
         """Return whether the text or an extension of it can score higher than the worst result; see `beam_search`."""
-        bound: float = max(text.total / length**self.length_penalty for length in (len(text.ids), max_tokens))
-        return len(self.hypotheses) < self.results or bound > self.hypotheses[-1].score
+        if len(self.hypotheses) < self.options.returned:
+            return True
+        lengths = len(text.ids), self.options.max_tokens
+        bound: float = max(text.total / length**self.options.length_penalty for length in lengths)
+        return bound > self.hypotheses[-1].score
 
 
 @dataclass(frozen=True)

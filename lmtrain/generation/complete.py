@@ -5,7 +5,7 @@ Shapes: P prompts, T tokens of the longest prompt.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from lmtrain.generation.beam import beam_search
 from lmtrain.generation.options import Options
 from lmtrain.generation.respacing import in_corpus_spacing
 from lmtrain.generation.sampling import OnToken, sample
-from lmtrain.generation.search import Hypothesis, Rules
+from lmtrain.generation.search import Hypothesis
 from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import TextStreamer
 from lmtrain.model.cuda_graph import step_function
@@ -75,21 +75,12 @@ def complete(
         return []
     start = time.perf_counter()
     stops = Stops(tokenizer, options.stop, options.stop_strings, raw=options.raw)
-    blocked = frozenset[int]() if tokenizer.unk_id is None else frozenset({tokenizer.unk_id})
-    rules = Rules(options.max_tokens, stops.is_end, blocked)
+    blocked = [] if tokenizer.unk_id is None else [tokenizer.unk_id]
     ids = [tokenizer.encode(in_corpus_spacing(tokenizer, prompt, options.raw)) for prompt in prompts]
     step = step_function(model)
     log_probs, state = model.start(*_padded(model, tokenizer, ids))
     if options.beams > 1:
-        hypotheses = beam_search(
-            log_probs,
-            state,
-            step,
-            rules,
-            beams=options.beams,
-            results=options.returned,
-            length_penalty=options.length_penalty,
-        )
+        hypotheses = beam_search(log_probs, state, step, options, is_end=stops.is_end, blocked=blocked)
     else:
         count = options.samples
         if count > 1:
@@ -97,9 +88,18 @@ def complete(
             log_probs, state = log_probs[rows], state.select(rows)
         seeds = [f"{options.seed} {first + prompt} {number}" for prompt in range(len(ids)) for number in range(count)]
         read = [prompt for prompt in ids for _ in range(count)]
-        texts = sample(log_probs, state, step, rules, options, seeds=seeds, prompts=read, on_token=on_token)
-        scored = [replace(text, score=text.score / len(text.ids) ** options.length_penalty) for text in texts]
-        groups = [scored[row : row + count] for row in range(0, len(scored), count)]
+        texts = sample(
+            log_probs,
+            state,
+            step,
+            options,
+            is_end=stops.is_end,
+            blocked=blocked,
+            seeds=seeds,
+            prompts=read,
+            on_token=on_token,
+        )
+        groups = [texts[row : row + count] for row in range(0, len(texts), count)]
         hypotheses = [sorted(group, key=lambda text: -text.score) for group in groups]
     generated = sum(len(text.ids) for texts in hypotheses for text in texts)
     speed = generated / max(time.perf_counter() - start, 1e-9)

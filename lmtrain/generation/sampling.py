@@ -4,7 +4,7 @@ Shapes: R rows, V vocabulary.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtrain.generation.options import Options
-from lmtrain.generation.search import Hypothesis, Rules, S, Step
+from lmtrain.generation.search import Hypothesis, IsEnd, S, Step, block, never
 
 SORTED_FIRST = 1024
 """Tokens to sort for `top_p` before the whole vocabulary is sorted: usually enough."""
@@ -29,18 +29,20 @@ def sample(
     log_probs: Tensor,
     state: S,
     step: Step[S],
-    rules: Rules,
     options: Options,
     *,
+    is_end: IsEnd = never,
+    blocked: Collection[int] = (),
     seeds: Sequence[str] | None = None,
     prompts: Sequence[Sequence[int]] | None = None,
     on_token: OnToken | None = None,
 ) -> list[Hypothesis]:
-    """Continue each row until it ends, and return a hypothesis per row; its score is the sum of its log-probabilities.
+    """Continue each row until it ends, and return a hypothesis per row.
 
-    `log_probs` (R, V) and `state` are the model's after reading R prompts; both are overwritten. `prompts` are the ids
-    of the prompts, which `repetition_penalty` applies to. The token sampled at position t of a row depends only on the
-    row's seed, on t, and on the distribution, not on the other rows; the default seeds are "0", "1", ...
+    `log_probs` (R, V) and `state` are the model's after reading R prompts; both are overwritten. The `blocked` ids are
+    never generated; at least one id must be allowed. `prompts` are the ids of the prompts, which `repetition_penalty`
+    applies to. The token sampled at position t of a row depends only on the row's seed, on t, and on the distribution,
+    not on the other rows; the default seeds are "0", "1", ...
 
     Raises LmtrainError when the model's probabilities are NaN.
     """
@@ -52,7 +54,7 @@ def sample(
     token_log_probs: list[list[float]] = [[] for _ in range(count)]
     rows = list(range(count))  # the text that each row of the state belongs to
     while rows:
-        scores = rules.block(log_probs)
+        scores = block(log_probs, blocked)
         if penalties is not None:
             scores = scores * penalties[rows]
         if options.temperature:
@@ -69,7 +71,7 @@ def sample(
             token_log_probs[row].append(log_prob)
             if on_token is not None:
                 on_token(row, token)
-            if len(texts[row]) < rules.max_tokens and not rules.is_end(texts[row]):
+            if len(texts[row]) < options.max_tokens and not is_end(texts[row]):
                 unfinished.append(i)
         if not unfinished:
             break
@@ -78,7 +80,7 @@ def sample(
             rows, tokens, state = [rows[i] for i in unfinished], tokens[index], state.select(index)
         log_probs, state = step(state, tokens)
     return [
-        Hypothesis(tuple(text), tuple(numbers), sum(numbers))
+        Hypothesis(tuple(text), tuple(numbers), sum(numbers) / len(text) ** options.length_penalty)
         for text, numbers in zip(texts, token_log_probs, strict=True)
     ]
 

@@ -1,9 +1,9 @@
-"""What greedy search, sampling, and beam search share: the type of the model's step function, `Rules`, `Hypothesis`.
+"""What greedy search, sampling, and beam search share: the type of the model's step function, `Hypothesis`, `block`.
 
 Shapes: R rows, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
@@ -54,27 +54,19 @@ class Hypothesis:
     token_log_probs: tuple[float, ...]
     """log p of each id, given the prompt and the ids before it."""
     score: float
-    """What texts are ranked by; see `sample` and `beam_search`."""
+    """What texts are ranked by: the sum of `token_log_probs` / length ** length_penalty."""
 
 
-@dataclass(frozen=True)
-class Rules:
-    """When a text ends, and which ids are never generated; at least one id must be allowed."""
+def block(log_probs: Tensor, blocked: Collection[int]) -> Tensor:
+    """Overwrite the entries of the `blocked` ids, not all, in `log_probs` (R, V) with minus infinity, and return it.
 
-    max_tokens: int
-    is_end: IsEnd = never
-    blocked: frozenset[int] = frozenset()
-
-    def block(self, log_probs: Tensor) -> Tensor:
-        """Overwrite the blocked tokens' entries in `log_probs` (R, V) with minus infinity, and return it.
-
-        Raises LmtrainError if the model's probabilities are NaN.
-        """
-        if bool(log_probs.sum().isnan()):  # one reduction suffices: no log-probability is plus infinity
-            raise LmtrainError(
-                "the model's probabilities are not numbers (NaN), so there is nothing to choose from: its training "
-                "diverged; use an earlier checkpoint, or train again with a lower learning rate"
-            )
-        if self.blocked:
-            log_probs.index_fill_(-1, torch.tensor(sorted(self.blocked), device=log_probs.device), -torch.inf)
-        return log_probs
+    Raises LmtrainError if the model's probabilities are NaN.
+    """
+    if bool(log_probs.sum().isnan()):  # one reduction suffices: no log-probability is plus infinity
+        raise LmtrainError(
+            "the model's probabilities are not numbers (NaN), so there is nothing to choose from: its training "
+            "diverged; use an earlier checkpoint, or train again with a lower learning rate"
+        )
+    if blocked:
+        log_probs.index_fill_(-1, torch.tensor(sorted(blocked), device=log_probs.device), -torch.inf)
+    return log_probs

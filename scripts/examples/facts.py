@@ -36,7 +36,7 @@ from torch import Tensor
 
 from lmtrain.data.sample import LINE_END, encyclopedia
 from lmtrain.generation.beam import beam_search
-from lmtrain.generation.search import Rules
+from lmtrain.generation.options import Options
 from lmtrain.nn.encoder_decoder import Sizes
 from lmtrain.nn.seq2seq import Seq2Seq, shift
 
@@ -114,10 +114,14 @@ def decode(model: Seq2Seq, chosen: Sequence[Pair], ids: Ids, beams: int) -> list
     """Return the words that the model generates for each source, by beam search or, with one beam, greedily."""
     source, _, valid, _ = batch(chosen, ids)
     words, end = list(ids), model.sizes.end_id
-    rules = Rules(model.sizes.max_length, lambda text: text[-1] == end, blocked=frozenset({model.sizes.begin_id}))
-    start = model.start(source, valid)
-    texts = [best for (best,) in beam_search(*start, model.step, rules, beams=beams)]
-    return [tuple(words[token] for token in text.ids if token != end) for text in texts]
+    found = beam_search(
+        *model.start(source, valid),
+        model.step,
+        Options(max_tokens=model.sizes.max_length, beams=beams),
+        is_end=lambda text: text[-1] == end,
+        blocked=[model.sizes.begin_id],
+    )
+    return [tuple(words[token] for token in best.ids if token != end) for (best,) in found]
 
 
 def exact_match(model: Seq2Seq, chosen: Sequence[Pair], ids: Ids, beams: int) -> float:

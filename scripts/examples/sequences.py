@@ -23,7 +23,6 @@ from torch import Tensor
 
 from lmtrain.generation.options import Options
 from lmtrain.generation.sampling import sample
-from lmtrain.generation.search import Rules
 from lmtrain.nn.encoder_decoder import Sizes
 from lmtrain.nn.non_autoregressive import NonAutoregressive
 from lmtrain.nn.seq2seq import Seq2Seq, shift
@@ -83,8 +82,13 @@ def decode(model: Seq2Seq | NonAutoregressive, sequences: Sequences, lengths: Te
     if isinstance(model, NonAutoregressive):
         words, lengths = model.decode(sequences.source, sequences.valid, lengths=lengths)
         return [row[:length] for row, length in zip(words.tolist(), lengths.tolist(), strict=True)]
-    rules = Rules(SIZES.max_length, lambda ids: ids[-1] == SIZES.end_id, blocked=frozenset({SIZES.begin_id}))
-    texts = sample(*model.start(sequences.source, sequences.valid), model.step, rules, Options())
+    texts = sample(
+        *model.start(sequences.source, sequences.valid),
+        model.step,
+        Options(max_tokens=SIZES.max_length),
+        is_end=lambda ids: ids[-1] == SIZES.end_id,
+        blocked=[SIZES.begin_id],
+    )
     return [list(text.ids[:-1] if text.ids[-1] == SIZES.end_id else text.ids) for text in texts]
 
 

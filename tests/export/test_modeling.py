@@ -13,14 +13,16 @@ from lmtrain.export.modeling_lmtrain import LmtrainConfig, LmtrainForCausalLM
 from lmtrain.generation.beam import beam_search
 from lmtrain.generation.options import Options
 from lmtrain.generation.sampling import sample
-from lmtrain.generation.search import Hypothesis, Rules
+from lmtrain.generation.search import Hypothesis, never
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.trained import build_trained, trained_weights
 from tests.data.trained import LINES, TRAINED
 from tests.export.runs import CONTEXT, stored_run
+from tests.generation.toy import ends_with
 from tests.model.models import PLAIN, VARIANTS
 
 WORDS = TRAINED["word"]
+BLOCKED = [WORDS.encode("<unk>")[0]]
 SOME = [VARIANTS[0], VARIANTS[4], VARIANTS[6], VARIANTS[8], VARIANTS[-2], VARIANTS[-1], PLAIN[0]]
 """A few kinds of caches."""
 
@@ -94,12 +96,6 @@ def test_a_cache_gives_the_logits_of_a_pass_without_one(tmp_path: Path) -> None:
         torch.testing.assert_close(kept, whole.logits[:, [3, -1]])
 
 
-def rules(max_tokens: int, eos: bool) -> Rules:
-    assert WORDS.unk_id is not None
-    is_end = {"is_end": lambda ids: ids[-1] == WORDS.eos_id} if eos else {}
-    return Rules(max_tokens, blocked=frozenset({WORDS.unk_id}), **is_end)
-
-
 def generated(theirs: LmtrainForCausalLM, tokens: Tensor, mask: Tensor, **options: Any) -> list[list[int]]:
     """What `generate` adds to each row, up to the first `<eos>` where that ends texts."""
     found = theirs.generate(tokens, attention_mask=mask, do_sample=False, **options)
@@ -123,7 +119,9 @@ def test_greedy_search_is_that_of_lmtrain_far_beyond_the_context(
         theirs.generation_config.eos_token_id = None
     for columns in (5, 2 * CONTEXT):  # of the longer prompts, the last `context` tokens are read
         tokens, mask = padded([columns, 1, 3], columns, "left")
-        expected = ids(sample(*ours.start(tokens, mask.bool()), ours.step, rules(40, eos), Options()))
+        start, options = ours.start(tokens, mask.bool()), Options(max_tokens=40)
+        is_end = ends_with(WORDS.eos_id) if eos else never
+        expected = ids(sample(*start, ours.step, options, is_end=is_end, blocked=BLOCKED))
         assert generated(theirs, tokens, mask, max_new_tokens=40) == expected
         assert eos or {len(text) for text in expected} == {40}
         assert len({tuple(text) for text in expected}) > 1
@@ -144,7 +142,8 @@ def test_beam_search_for_texts_of_one_length_is_that_of_lmtrain(tmp_path: Path, 
     ours, theirs = both(tmp_path, **fields)
     theirs.generation_config.eos_token_id = None
     tokens, mask = padded([5, 2, 4], 5, "left")
-    best = beam_search(*ours.start(tokens, mask.bool()), ours.step, rules(20, False), beams=4, results=3)
+    options = Options(max_tokens=20, beams=4, results=3)
+    best = beam_search(*ours.start(tokens, mask.bool()), ours.step, options, blocked=BLOCKED)
     found = generated(theirs, tokens, mask, max_new_tokens=20, num_beams=4, num_return_sequences=3, length_penalty=0.0)
     assert found == [text for texts in best for text in ids(texts)]
 

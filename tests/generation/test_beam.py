@@ -10,43 +10,37 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lmtrain.generation.beam import COLUMNS, _topk, beam_search
-from lmtrain.generation.search import Hypothesis, Rules
+from lmtrain.generation.options import Options
+from lmtrain.generation.search import Hypothesis, IsEnd
 from tests.generation.toy import ENDS, PROMPTS, History, Toy, ends_with
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A model, rules and the options of a beam search."""
+    """A model, the options of a beam search, the end of a text, and blocked ids."""
 
     model: Toy
-    rules: Rules
-    beams: int
-    results: int
-    length_penalty: float
+    options: Options
+    is_end: IsEnd
+    blocked: frozenset[int]
 
     def search(self, prompts: Sequence[tuple[int, ...]] = PROMPTS) -> list[list[Hypothesis]]:
-        return beam_search(
-            *self.model.start(prompts),
-            self.model.step,
-            self.rules,
-            beams=self.beams,
-            results=self.results,
-            length_penalty=self.length_penalty,
-        )
+        start, step = self.model.start(prompts), self.model.step
+        return beam_search(*start, step, self.options, is_end=self.is_end, blocked=self.blocked)
 
     def extensions(self, prompt: Sequence[int], ids: tuple[int, ...]) -> list[tuple[int, float]]:
         """The tokens that may follow, with their log-probabilities."""
         log_probs = enumerate(self.model.predict((*prompt, *ids)).tolist())
-        return [(token, log_prob) for token, log_prob in log_probs if token not in self.rules.blocked]
+        return [(token, log_prob) for token, log_prob in log_probs if token not in self.blocked]
 
     def hypothesis(self, prompt: Sequence[int], ids: tuple[int, ...]) -> Hypothesis:
         """What a search should return for a text, from the model's table."""
         log_probs = self.model.score_tokens(prompt, ids)
-        return Hypothesis(ids, tuple(log_probs), sum(log_probs) / len(ids) ** self.length_penalty)
+        return Hypothesis(ids, tuple(log_probs), sum(log_probs) / len(ids) ** self.options.length_penalty)
 
     def exhaustive(self, prompt: Sequence[int], ids: tuple[int, ...] = ()) -> list[Hypothesis]:
         """Every text that ends, best first."""
-        if len(ids) == self.rules.max_tokens or (ids and self.rules.is_end(ids)):
+        if len(ids) == self.options.max_tokens or (ids and self.is_end(ids)):
             return [self.hypothesis(prompt, ids)]
         found = [end for token, _ in self.extensions(prompt, ids) for end in self.exhaustive(prompt, (*ids, token))]
         return sorted(found, key=lambda end: -end.score)
@@ -63,12 +57,14 @@ class Problem:
                 for rank, (ids, total) in enumerate(live)
                 for token, log_prob in self.extensions(prompt, ids)
             ]
-            texts = [((*live[rank][0], token), -minus) for minus, rank, token in sorted(candidates)[: self.beams]]
-            over = [self.rules.is_end(ids) or len(ids) == self.rules.max_tokens for ids, _ in texts]
+            texts = [
+                ((*live[rank][0], token), -minus) for minus, rank, token in sorted(candidates)[: self.options.beams]
+            ]
+            over = [self.is_end(ids) or len(ids) == self.options.max_tokens for ids, _ in texts]
             ended += [ids for (ids, _), end in zip(texts, over, strict=True) if end]
             live = [text for text, end in zip(texts, over, strict=True) if not end]
         found = [self.hypothesis(prompt, ids) for ids in ended]
-        return sorted(found, key=lambda end: -end.score)[: self.results], steps
+        return sorted(found, key=lambda end: -end.score)[: self.options.returned], steps
 
 
 @st.composite
@@ -79,9 +75,11 @@ def problems(
     grid, vocab = draw(st.sampled_from(grids)), draw(st.sampled_from(vocabs))
     model = Toy(vocab, draw(st.integers(0, 10**6)), draw(st.sampled_from([0.3, 2.0, 6.0])), grid)
     blocked = draw(st.sampled_from([frozenset[int](), frozenset[int](), frozenset({1})]))
-    rules = Rules(draw(st.integers(1, limit)), draw(st.sampled_from(ENDS)), blocked)
+    max_tokens, is_end = draw(st.integers(1, limit)), draw(st.sampled_from(ENDS))
     beams = draw(st.integers(1, 7))
-    return Problem(model, rules, beams, draw(st.integers(1, beams)), draw(st.sampled_from([-3.0, -1.0, 0, 0.6, 1, 2])))
+    results, penalty = draw(st.integers(1, beams)), draw(st.sampled_from([-3.0, -1.0, 0, 0.6, 1, 2]))
+    options = Options(max_tokens=max_tokens, beams=beams, results=results, length_penalty=penalty)
+    return Problem(model, options, is_end, blocked)
 
 
 thorough = settings(max_examples=200)
@@ -105,8 +103,9 @@ def test_it_finds_what_a_search_to_full_length_finds(problem: Problem) -> None:
 @thorough
 @given(problems(limit=4, vocabs=(2, 3, 4), grids=[0.0]), st.integers(1, 12))
 def test_a_beam_as_wide_as_the_space_is_exhaustive(problem: Problem, results: int) -> None:
-    width = max(12, problem.model.vocab**problem.rules.max_tokens)
-    (found,) = replace(problem, beams=width, results=results).search([(0, 1)])
+    width = max(12, problem.model.vocab**problem.options.max_tokens)
+    options = replace(problem.options, beams=width, results=results)
+    (found,) = replace(problem, options=options).search([(0, 1)])
     assert_same(found, problem.exhaustive((0, 1))[:results])
 
 
@@ -117,8 +116,8 @@ def test_it_stops_as_soon_as_nothing_can_win(probabilities: list[float]) -> None
     def no_step(state: History, tokens: Tensor) -> tuple[Tensor, History]:
         raise AssertionError("a needless step")
 
-    rules = Rules(10_000, ends_with(0))
-    ((found,),) = beam_search(torch.tensor([probabilities]).log(), History([()]), no_step, rules, beams=3)
+    log_probs, options = torch.tensor([probabilities]).log(), Options(max_tokens=10_000, beams=3)
+    ((found,),) = beam_search(log_probs, History([()]), no_step, options, is_end=ends_with(0))
     assert found.ids == (0,)
 
 
@@ -132,7 +131,8 @@ def test_the_rows_of_finished_prompts_are_dropped() -> None:
         return table[[row[0] for row in state.rows]], state
 
     log_probs = torch.tensor([[0.1, 0.4, 0.5]]).log().repeat(3, 1)
-    beam_search(log_probs, History([(0,), (1,), (1,)]), step, Rules(4, ends_with(0)), beams=2, length_penalty=1.0)
+    options = Options(max_tokens=4, beams=2, length_penalty=1.0)
+    beam_search(log_probs, History([(0,), (1,), (1,)]), step, options, is_end=ends_with(0))
     assert counts == [6, 2, 2]
 
 
@@ -151,7 +151,8 @@ def test_texts_stay_in_their_rows() -> None:
         likely = torch.tensor([-0.1 if len(row) % 2 == row[0] else -0.5 for row in rows])
         return torch.stack((likely, torch.full_like(likely, -9.0)), dim=1), Recorded(rows)
 
-    (found,) = beam_search(torch.tensor([[-0.4, -0.5]]), Recorded([()]), step, Rules(6), beams=2, results=2)
+    options = Options(max_tokens=6, beams=2, results=2)
+    (found,) = beam_search(torch.tensor([[-0.4, -0.5]]), Recorded([()]), step, options)
     assert sorted(h.ids[0] for h in found) == [0, 1]
     assert selected == [[0, 0]]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lmtrain.generation.options import Options
 from lmtrain.generation.sampling import BRANCHES, LEVELS, SORTED_FIRST, filtered_probs, sample, sample_tokens
-from lmtrain.generation.search import Hypothesis, Rules
+from lmtrain.generation.search import Hypothesis
 from tests.generation.toy import History, Toy, ends_with
 
 SAMPLES = 10_000
@@ -69,7 +69,7 @@ def exact_texts(model: Toy, sampling: Options, length: int) -> dict[Text, float]
 def sampled_texts(model: Toy, sampling: Options, length: int) -> Counter[Text]:
     """How often each text of this length follows PROMPT, of SAMPLES."""
     prompts = [PROMPT] * SAMPLES
-    found = sample(*model.start(prompts), model.step, Rules(length), sampling, prompts=prompts)
+    found = sample(*model.start(prompts), model.step, replace(sampling, max_tokens=length), prompts=prompts)
     return Counter(text.ids for text in found)
 
 
@@ -197,8 +197,8 @@ def test_top_p_where_the_most_likely_tokens_are_not_enough(top_p: float) -> None
 
 
 def sampled(model: Toy, prompts: Sequence[Text], seeds: Sequence[str]) -> list[Hypothesis]:
-    rules = Rules(8, ends_with(0), frozenset({3}))
-    return sample(*model.start(prompts), model.step, rules, SETTINGS["all"], seeds=seeds, prompts=prompts)
+    start, options = model.start(prompts), replace(SETTINGS["all"], max_tokens=8)
+    return sample(*start, model.step, options, is_end=ends_with(0), blocked={3}, seeds=seeds, prompts=prompts)
 
 
 @given(
@@ -217,8 +217,8 @@ def test_seeds_and_positions_are_independent_and_uniform() -> None:
     """Each of 16 equal tokens at each position, and each pair of them across seeds and 1 and 7 positions apart."""
     words, rows, length = 16, 400, 60
     flat = torch.full((rows, words), -math.log(words))
-    rules = Rules(length)
-    found = sample(flat.clone(), History([()] * rows), lambda state, _: (flat.clone(), state), rules, PLAIN)
+    options = replace(PLAIN, max_tokens=length)
+    found = sample(flat.clone(), History([()] * rows), lambda state, _: (flat.clone(), state), options)
     chosen = np.array([text.ids for text in found])
     uniform: dict[Text, float] = {(a, b): words**-2 for a in range(words) for b in range(words)}
     for other in (
@@ -235,7 +235,8 @@ def test_seeds_and_positions_are_independent_and_uniform() -> None:
 def test_the_levels_of_the_tree_are_independent() -> None:
     """All of one node's branches after each of another's: the branches of two levels, in sixteenths."""
     tokens = torch.zeros(1, BRANCHES**2)
-    rows = [sample(tokens.clone(), History([()]), Toy(1, 0).step, Rules(1), PLAIN, seeds=[str(i)]) for i in range(4000)]
+    one = replace(PLAIN, max_tokens=1)
+    rows = [sample(tokens.clone(), History([()]), Toy(1, 0).step, one, seeds=[str(i)]) for i in range(4000)]
     chosen = [text.ids[0] for (text,) in rows]
     pairs: Counter[Text] = Counter(
         (token % BRANCHES * 16 // BRANCHES, token // BRANCHES * 16 // BRANCHES) for token in chosen

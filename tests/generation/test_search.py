@@ -11,7 +11,7 @@ from torch import Tensor
 from lmtrain.errors import LmtrainError
 from lmtrain.generation.options import Options
 from lmtrain.generation.sampling import sample
-from lmtrain.generation.search import Hypothesis, Rules
+from lmtrain.generation.search import Hypothesis, IsEnd
 from tests.generation.toy import ENDS, PROMPTS, History, Toy, ends_with
 
 GREEDY, PLAIN = Options(), Options(temperature=1.0)
@@ -27,25 +27,28 @@ NARROW = [
 
 @dataclass(frozen=True)
 class Problem:
-    """A model without ties, rules, and a repetition penalty."""
+    """A model without ties, the length and the end of a text, blocked ids, and a repetition penalty."""
 
     model: Toy
-    rules: Rules
+    max_tokens: int
+    is_end: IsEnd
+    blocked: frozenset[int]
     penalty: float
 
     def search(self, prompts: list[tuple[int, ...]], sampling: Options = GREEDY) -> list[Hypothesis]:
-        sampling = replace(sampling, repetition_penalty=self.penalty)
-        return sample(*self.model.start(prompts), self.model.step, self.rules, sampling, prompts=prompts)
+        sampling = replace(sampling, max_tokens=self.max_tokens, repetition_penalty=self.penalty)
+        start, step = self.model.start(prompts), self.model.step
+        return sample(*start, step, sampling, is_end=self.is_end, blocked=self.blocked, prompts=prompts)
 
     def expected(self, prompt: tuple[int, ...]) -> Hypothesis:
         ids: tuple[int, ...] = ()
         numbers: list[float] = []
-        while len(ids) < self.rules.max_tokens and not (ids and self.rules.is_end(ids)):
+        while len(ids) < self.max_tokens and not (ids and self.is_end(ids)):
             row = self.model.predict((*prompt, *ids)).tolist()
             scores = {
                 token: log_prob * (self.penalty if token in (*prompt, *ids) else 1)
                 for token, log_prob in enumerate(row)
-                if token not in self.rules.blocked
+                if token not in self.blocked
             }
             ids += (max(scores, key=lambda token: scores[token]),)
             numbers.append(row[ids[-1]])
@@ -54,10 +57,13 @@ class Problem:
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    blocked = draw(st.sampled_from([frozenset[int](), frozenset({3})]))
-    rules = Rules(draw(st.integers(1, 7)), draw(st.sampled_from(ENDS)), blocked)
-    model = Toy(draw(st.integers(4, 6)), draw(st.integers(0, 10**6)))
-    return Problem(model, rules, draw(st.sampled_from([1.0, 1.0, 1.4, 0.7])))
+    return Problem(
+        Toy(draw(st.integers(4, 6)), draw(st.integers(0, 10**6))),
+        draw(st.integers(1, 7)),
+        draw(st.sampled_from(ENDS)),
+        draw(st.sampled_from([frozenset[int](), frozenset({3})])),
+        draw(st.sampled_from([1.0, 1.0, 1.4, 0.7])),
+    )
 
 
 @given(problems())
@@ -76,8 +82,10 @@ def test_sampling_from_one_token_is_greedy(problem: Problem, sampling: Options) 
 @pytest.mark.parametrize("sampling", [GREEDY, PLAIN])
 def test_the_callback_gets_every_token_in_order(sampling: Options) -> None:
     calls: list[tuple[int, int]] = []
-    model, rules = Toy(4, 2), Rules(9, ends_with(0))
-    found = sample(*model.start(PROMPTS), model.step, rules, sampling, on_token=lambda *call: calls.append(call))
+    model, options = Toy(4, 2), replace(sampling, max_tokens=9)
+    found = sample(
+        *model.start(PROMPTS), model.step, options, is_end=ends_with(0), on_token=lambda *call: calls.append(call)
+    )
     assert len({len(text.ids) for text in found}) > 1
     positions = range(max(len(text.ids) for text in found))
     assert calls == [(row, text.ids[t]) for t in positions for row, text in enumerate(found) if t < len(text.ids)]
@@ -87,16 +95,16 @@ def test_ties_go_to_the_lowest_id() -> None:
     def step(state: History, tokens: Tensor) -> tuple[Tensor, History]:
         return torch.full((len(tokens), 40), 1 / 40).log(), state
 
-    (found,) = sample(*step(History([()]), torch.zeros(1)), step, Rules(3, blocked=frozenset({0})), GREEDY)
+    (found,) = sample(*step(History([()]), torch.zeros(1)), step, Options(max_tokens=3), blocked={0})
     assert found.ids == (1, 1, 1)
 
 
 def test_the_smallest_inputs() -> None:
     """No rows, and a vocabulary of one token."""
     model = Toy(1, 0)
-    assert sample(torch.empty(0, 1), History([]), model.step, Rules(3), GREEDY) == []
+    assert sample(torch.empty(0, 1), History([]), model.step, GREEDY) == []
     for sampling in [*NARROW, GREEDY, Options(temperature=2.0, top_k=5, top_p=0.5, min_p=0.5, repetition_penalty=3.0)]:
-        (found,) = sample(*model.start([(0,)]), model.step, Rules(3), sampling, prompts=[(0,)])
+        (found,) = sample(*model.start([(0,)]), model.step, replace(sampling, max_tokens=3), prompts=[(0,)])
         assert found == Hypothesis((0, 0, 0), (0.0, 0.0, 0.0), 0.0)
 
 
@@ -109,4 +117,4 @@ def test_a_diverged_model_is_an_error(sampling: Options, column: int) -> None:
         return log_probs, state
 
     with pytest.raises(LmtrainError, match="not numbers"):
-        sample(*Toy(3, 0).start([(1,), (2,)]), step, Rules(3), sampling)
+        sample(*Toy(3, 0).start([(1,), (2,)]), step, sampling)

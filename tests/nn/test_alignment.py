@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.generation.beam import beam_search
-from lmtrain.generation.search import Rules
+from lmtrain.generation.options import Options
 from lmtrain.nn.alignment import (
     AlignedAttention,
     LocationAwareAttention,
@@ -190,8 +190,13 @@ def test_beam_search_scores_its_texts_as_teacher_forcing_does(kind: Literal["mon
     """The beam's rows are selected, repeated and dropped between steps."""
     model = make(replace(SIZES, cross_attention=kind))
     model.prediction.vocabulary.weight.data.mul_(3)
-    rules = Rules(6, lambda ids: ids[-1] == END, blocked=frozenset({BEGIN}))
-    found = beam_search(*model.start(SOURCE, SOURCE_VALID), model.step, rules, beams=3, results=3)
+    found = beam_search(
+        *model.start(SOURCE, SOURCE_VALID),
+        model.step,
+        Options(max_tokens=6, beams=3, results=3),
+        is_end=lambda ids: ids[-1] == END,
+        blocked=[BEGIN],
+    )
     for row, hypotheses in enumerate(found):
         for hypothesis in hypotheses:
             text = torch.tensor([[BEGIN, *hypothesis.ids]])
