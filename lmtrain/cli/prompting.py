@@ -10,7 +10,6 @@ from lmtrain.errors import LmtrainError
 from lmtrain.generation.options import Options
 from lmtrain.generation.prompts import Prompt
 from lmtrain.generation.respacing import in_corpus_spacing
-from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import TextStreamer, unknown_words
 from lmtrain.system.escapes import for_terminal, to_json
 from lmtrain.system.memory import explain_out_of_memory
@@ -75,8 +74,7 @@ def interactive(trained: Run, options: Options) -> None:
 
 def _stream(trained: Run, options: Options, prompt: str, number: int) -> None:
     """Write the prompt and its text to standard output, each word as it is generated."""
-    stops = Stops(trained.tokenizer, options.stop, options.stop_strings, raw=options.raw)
-    streamer = TextStreamer(trained.tokenizer, prompt, stops, options.raw)
+    streamer = TextStreamer(trained.tokenizer, prompt, options)
     _write(streamer.prompt)
     (completed,) = trained.complete(
         [prompt], options, first=number, on_token=lambda _row, token: _write(streamer.push(token))

@@ -74,13 +74,13 @@ def complete(
     if not prompts:
         return []
     start = time.perf_counter()
-    stops = Stops(tokenizer, options.stop, options.stop_strings, raw=options.raw)
+    is_end = Stops(tokenizer, options).is_end
     blocked = [] if tokenizer.unk_id is None else [tokenizer.unk_id]
     ids = [tokenizer.encode(in_corpus_spacing(tokenizer, prompt, options.raw)) for prompt in prompts]
     step = step_function(model)
     log_probs, state = model.start(*_padded(model, tokenizer, ids))
     if options.beams > 1:
-        hypotheses = beam_search(log_probs, state, step, options, is_end=stops.is_end, blocked=blocked)
+        hypotheses = beam_search(log_probs, state, step, options, is_end=is_end, blocked=blocked)
     else:
         count = options.samples
         if count > 1:
@@ -93,7 +93,7 @@ def complete(
             state,
             step,
             options,
-            is_end=stops.is_end,
+            is_end=is_end,
             blocked=blocked,
             seeds=seeds,
             prompts=read,
@@ -103,15 +103,15 @@ def complete(
         hypotheses = [sorted(group, key=lambda text: -text.score) for group in groups]
     generated = sum(len(text.ids) for texts in hypotheses for text in texts)
     speed = generated / max(time.perf_counter() - start, 1e-9)
-    results = []
-    for prompt, texts in zip(prompts, hypotheses, strict=True):
-        shown, completions = prompt, []
-        for text in texts[: options.returned]:
-            streamer = TextStreamer(tokenizer, prompt, stops, options.raw)
-            shown = streamer.prompt
-            completions.append(_completion(tokenizer, text, streamer))
-        results.append(Completed(prompt, shown, completions, speed))
-    return results
+    return [
+        Completed(
+            prompt,
+            TextStreamer(tokenizer, prompt, options).prompt,
+            [_completion(tokenizer, prompt, text, options) for text in texts[: options.returned]],
+            speed,
+        )
+        for prompt, texts in zip(prompts, hypotheses, strict=True)
+    ]
 
 
 def _padded(model: Predictor, tokenizer: Tokenizer, ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -124,7 +124,8 @@ def _padded(model: Predictor, tokenizer: Tokenizer, ids: Sequence[Sequence[int]]
     return torch.tensor(tokens, device=device), torch.tensor(valid, device=device)
 
 
-def _completion(tokenizer: Tokenizer, text: Hypothesis, streamer: TextStreamer) -> Completion:
+def _completion(tokenizer: Tokenizer, prompt: str, text: Hypothesis, options: Options) -> Completion:
+    streamer = TextStreamer(tokenizer, prompt, options)
     final = [streamer.push(token) for token in text.ids]
     return Completion(
         text="".join(final) + streamer.close(),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmtrain.data.tokenizer import Tokenizer
-from lmtrain.generation.options import StopKind
+from lmtrain.generation.options import Options, StopKind
 from lmtrain.generation.respacing import in_corpus_spacing
 
 _SENTENCE = re.compile(rb"""[.!?](?:["')\]]|\xe2\x80[\x99\x9d]){0,3}(?=\s)""")
@@ -26,7 +26,7 @@ class Ending:
 
 
 class Stops:
-    """The rule that ends texts, a function of the generated ids.
+    """The rule that ends texts, `stop` and `stop_strings` of the options, as a function of the generated ids.
 
     line: after the token that ends a line; the line end is part of the text.
     sentence: in a word-level text, after the token `.`, `?` or `!` (an abbreviation such as `Mr.` is one token, and
@@ -40,14 +40,13 @@ class Stops:
     `cut_patterns` are the bytes that an ending may cut off: text that ends in the beginning of one is not final yet.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, kind: StopKind = "none", strings: Sequence[str] = (), *, raw: bool = False
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, options: Options) -> None:
+        kind = options.stop
         self._tokenizer = tokenizer
         self._strings = [
             (string, spelling.encode())
-            for string in strings
-            for spelling in dict.fromkeys((string, in_corpus_spacing(tokenizer, string, raw)))
+            for string in options.stop_strings
+            for spelling in dict.fromkeys((string, in_corpus_spacing(tokenizer, string, options.raw)))
         ]
         self._end_tokens = {} if kind == "none" else _end_tokens(tokenizer, kind)
         self._sentence = tokenizer.kind != "word" and kind == "sentence"

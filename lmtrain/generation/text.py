@@ -4,6 +4,7 @@ import codecs
 
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.detokenizer import Detokenizer
+from lmtrain.generation.options import Options
 from lmtrain.generation.respacing import has_wikitext_spacing, in_corpus_spacing
 from lmtrain.generation.stops import Ending, Stops
 
@@ -20,24 +21,24 @@ class TextStreamer:
     """Turns the tokens of one text into the text that follows its prompt.
 
     `prompt` is the prompt as it is displayed; `push` returns the text that a token makes final; `close` returns the
-    rest. Text that a stop rule may still cut off is not final. Bytes that are not UTF-8 become U+FFFD. Unless `raw`,
-    the text of a vocabulary in WikiText's style is detokenized.
+    rest. Text that the stop rule may still cut off is not final. Bytes that are not UTF-8 become U+FFFD. Unless
+    `options.raw`, the text of a vocabulary in WikiText's style is detokenized.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: str, stops: Stops, raw: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: str, options: Options) -> None:
         self.ending: Ending | None = None
         self._tokenizer = tokenizer
-        self._stops = stops
+        self._stops = Stops(tokenizer, options)
         self._ids: list[int] = []
         self._pending: list[bytes] = []
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._detokenizer = Detokenizer() if has_wikitext_spacing(tokenizer) and not raw else None
+        self._detokenizer = Detokenizer() if has_wikitext_spacing(tokenizer) and not options.raw else None
         self.prompt = prompt
         if self._detokenizer is not None:
             # The prompt is displayed as the user spelled it, and only its spaced form tells which quotations are open.
             as_typed = Detokenizer()
             self.prompt = as_typed.feed(prompt) + as_typed.pause()
-            self._detokenizer.feed(in_corpus_spacing(tokenizer, prompt, raw))
+            self._detokenizer.feed(in_corpus_spacing(tokenizer, prompt, options.raw))
             self._detokenizer.pause()
         # No space is added before the text's first word if the prompt ends with one, or is empty.
         self._space_to_drop = tokenizer.adds_space and (not prompt or prompt[-1].isspace())

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.generation.options import Options, StopKind
 from lmtrain.generation.stops import Ending, Stops
 
 LINES = ["= Title =", "", "a b . c ? d e !", "the cat sat on the mat . the cat é €", "= = Part = ="]
@@ -40,7 +41,7 @@ def test_stop_strings_are_found_as_soon_as_they_are_in_the_text(kind: str, seed:
     ids = tokenizer.encode(
         "".join(rng.choice(["the cat ", "sat on ", "the mat . ", "é", "€ ", "\n"]) for _ in range(8))
     )
-    stops = Stops(tokenizer, "none", strings)
+    stops = Stops(tokenizer, Options(stop_strings=tuple(strings)))
     expected = None
     for length in range(1, len(ids) + 1):
         text = spelled(tokenizer, ids[:length])
@@ -62,7 +63,7 @@ def test_a_long_text_costs_no_more_per_token_than_a_short_one() -> None:
             return super().token_bytes(before, id)
 
     tokenizer = Counting.train([], TokenizerConfig(kind="byte"))
-    stops = Stops(tokenizer, "sentence", ["twelve bytes"])
+    stops = Stops(tokenizer, Options(stop="sentence", stop_strings=("twelve bytes",)))
     counts = []
     for length in (100, 10_000):
         tokenizer.pieces = 0
@@ -73,7 +74,7 @@ def test_a_long_text_costs_no_more_per_token_than_a_short_one() -> None:
 
 def test_the_string_that_begins_first_ends_the_text() -> None:
     ids = BPE.encode("the cat")
-    assert first_end(Stops(BPE, "none", ["t", "cat"]), ids[-1:]) == (1, Ending("stop string 'cat'", 3))
+    assert first_end(Stops(BPE, Options(stop_strings=("t", "cat"))), ids[-1:]) == (1, Ending("stop string 'cat'", 3))
 
 
 CASES = {
@@ -104,10 +105,10 @@ CASES["byte"] = CASES["bpe"]
     ("kind", "stop", "text", "expected", "reason"), [(kind, *case) for kind, cases in CASES.items() for case in cases]
 )
 def test_lines_sentences_and_documents(
-    kind: str, stop: str, text: str, expected: str | None, reason: str | None
+    kind: str, stop: StopKind, text: str, expected: str | None, reason: str | None
 ) -> None:
     tokenizer = TOKENIZERS[kind]
-    found = first_end(Stops(tokenizer, stop), tokenizer.encode(text))  # type: ignore[arg-type]
+    found = first_end(Stops(tokenizer, Options(stop=stop)), tokenizer.encode(text))
     if expected is None:
         assert found is None
         return
@@ -120,23 +121,23 @@ def test_lines_sentences_and_documents(
 
 @pytest.mark.parametrize("kind", ["bpe", "byte"])
 @pytest.mark.parametrize("stop", ["line", "sentence", "document"])
-def test_the_end_of_a_document_ends_all_but_an_endless_text(kind: str, stop: str) -> None:
+def test_the_end_of_a_document_ends_all_but_an_endless_text(kind: str, stop: StopKind) -> None:
     tokenizer = TOKENIZERS[kind]
     ids = [*tokenizer.encode("ab"), tokenizer.eos_id]
-    assert first_end(Stops(tokenizer, stop), ids) == (len(ids), Ending("document"))  # type: ignore[arg-type]
-    assert first_end(Stops(tokenizer), ids) is None
+    assert first_end(Stops(tokenizer, Options(stop=stop)), ids) == (len(ids), Ending("document"))
+    assert first_end(Stops(tokenizer, Options()), ids) is None
 
 
 def test_what_a_vocabulary_lacks_ends_nothing() -> None:
     tokenizer = Tokenizer.train(["a . b"], TokenizerConfig(kind="word"))
-    stops = Stops(tokenizer, "sentence")
+    stops = Stops(tokenizer, Options(stop="sentence"))
     ends = {token for token in range(tokenizer.vocab_size) if stops.is_end([token])}
     assert ends == {tokenizer.eos_id, tokenizer.encode(".")[0]}
 
 
 def test_where_there_are_no_headings_an_unknown_word_is_none() -> None:
     plain = Tokenizer.train(["a b"], TokenizerConfig(kind="word"))
-    stops = Stops(plain, "document")
+    stops = Stops(plain, Options(stop="document"))
     assert plain.unk_id is not None
     assert first_end(stops, [plain.eos_id, plain.unk_id, *plain.encode("a b\n")]) is None
     assert stops.cut_patterns == []

@@ -1,6 +1,6 @@
 """Streamed text: only what is final, and all of it at the end."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.detokenizer import Detokenizer
-from lmtrain.generation.options import StopKind
+from lmtrain.generation.options import Options, StopKind
 from lmtrain.generation.respacing import has_wikitext_spacing, in_corpus_spacing
-from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import TextStreamer, unknown_words
 from tests.data.published import as_given
 
@@ -26,16 +25,9 @@ PROMPTS = ["", "a b", "a b ", "a\n", 'a " b', "(", "a-b", 'a, "b', '"', "c-"]
 STRINGS = ["d e", " a", "é", "b", "\n", ", c", "-"]
 
 
-def run(
-    tokenizer: Tokenizer,
-    prompt: str,
-    ids: list[int],
-    kind: StopKind = "none",
-    strings: Sequence[str] = (),
-    raw: bool = False,
-) -> tuple[list[str], TextStreamer]:
+def run(tokenizer: Tokenizer, prompt: str, ids: list[int], **options: Any) -> tuple[list[str], TextStreamer]:
     """What is final after each token until the text ends, and the rest."""
-    streamer = TextStreamer(tokenizer, prompt, Stops(tokenizer, kind, strings, raw=raw), raw)
+    streamer = TextStreamer(tokenizer, prompt, Options(**options))
     final = []
     for token in ids:
         final.append(streamer.push(token))
@@ -58,7 +50,7 @@ def test_streamed_pieces_join_to_the_final_text(
 ) -> None:
     tokenizer = TOKENIZERS[number]
     ids = [value % tokenizer.vocab_size for value in numbers]
-    final, streamer = run(tokenizer, prompt, ids, stop, strings, raw)
+    final, streamer = run(tokenizer, prompt, ids, stop=stop, stop_strings=strings, raw=raw)
     used = ids[: len(final) - 1]
     # The definition: the pieces without what the ending cuts off, and no second space after the prompt's.
     pieces = [tokenizer.token_bytes(before, token) for before, token in zip([None, *used], used, strict=False)]
@@ -76,8 +68,8 @@ def test_streamed_pieces_join_to_the_final_text(
 
 
 def test_words_are_final_at_once_and_the_beginning_of_a_stop_string_waits() -> None:
-    assert run(WORD, "a", WORD.encode("a b d e"), strings=["d f"])[0] == [" a", " b", "", " d e", ""]
-    assert run(WORD, "a", WORD.encode("a d f"), strings=["d f"])[0] == [" a", "", "", ""]
+    assert run(WORD, "a", WORD.encode("a b d e"), stop_strings=["d f"])[0] == [" a", " b", "", " d e", ""]
+    assert run(WORD, "a", WORD.encode("a d f"), stop_strings=["d f"])[0] == [" a", "", "", ""]
     assert run(BYTE, "", BYTE.encode("é!"))[0] == ["", "é", "!", ""]
 
 
@@ -89,8 +81,8 @@ def test_a_first_word_follows_one_space_whatever_the_tokenizer(prompt: str, text
 
 
 def test_a_heading_waits_until_its_level_is_known() -> None:
-    assert run(WORD, "a", WORD.encode("b\n= = Part"), "document")[0] == [" b", "", "", "\n==", " Part", ""]
-    assert "".join(run(WORD, "a", WORD.encode("b\n= Title"), "document")[0]) == " b\n"
+    assert run(WORD, "a", WORD.encode("b\n= = Part"), stop="document")[0] == [" b", "", "", "\n==", " Part", ""]
+    assert "".join(run(WORD, "a", WORD.encode("b\n= Title"), stop="document")[0]) == " b\n"
 
 
 def test_prompt_and_text_are_joined_as_one_text() -> None:
@@ -130,10 +122,10 @@ def test_only_a_wikitext_vocabulary_changes_the_spacing(tokenizer: Tokenizer, sp
 def test_a_stop_string_is_found_as_it_is_printed_and_as_the_corpus_spells_it(
     string: str, text: str, printed: str
 ) -> None:
-    final, streamer = run(WORD, "a", WORD.encode(text), strings=[string])
+    final, streamer = run(WORD, "a", WORD.encode(text), stop_strings=[string])
     assert streamer.ending is not None
     assert (streamer.ending.reason, "".join(final)) == (f"stop string {string!r}", printed)
-    _, streamer = run(WORD, "a", WORD.encode(text), strings=[string], raw=True)
+    _, streamer = run(WORD, "a", WORD.encode(text), stop_strings=[string], raw=True)
     assert (streamer.ending is not None) == (string in text)
 
 
