@@ -80,7 +80,7 @@ def use_prompts(path: Path) -> None:
     found = list(read_prompts(path))
     assert found
     for prompt in found:
-        assert every_byte.decode(every_byte.encode(prompt.text)) == prompt.text
+        assert every_byte.decode(every_byte.encode(prompt.prompt)) == prompt.prompt
         assert json.dumps(prompt.id, ensure_ascii=False).encode()
 
 

@@ -28,7 +28,7 @@ def complete_prompt(trained: Run, options: Options, prompt: str, as_json_lines: 
         if sys.stdout.isatty() and is_single and not as_json_lines:
             _stream(trained, options, prompt, number)
         else:
-            _complete(trained, options, [Prompt(number + 1, prompt)], number, as_json_lines)
+            _complete(trained, options, [Prompt(prompt, number + 1)], number, as_json_lines)
 
 
 def complete_prompts(
@@ -41,7 +41,7 @@ def complete_prompts(
         with explain_out_of_memory(REMEDY):
             _complete(trained, options, batch, count, as_json_lines)
         count += len(batch)
-        inputs = [in_corpus_spacing(tokenizer, prompt.text, options.raw) for prompt in batch]
+        inputs = [in_corpus_spacing(tokenizer, prompt.prompt, options.raw) for prompt in batch]
         unknown += sum(bool(unknown_words(tokenizer, text)) for text in inputs)
         cut += sum(len(tokenizer.encode(text)) > context for text in inputs)
     if unknown:
@@ -85,12 +85,12 @@ def _stream(trained: Run, options: Options, prompt: str, number: int) -> None:
 
 def _complete(trained: Run, options: Options, prompts: list[Prompt], first: int, as_json_lines: bool) -> None:
     """Complete and print a batch of prompts; the first has the number `first`."""
-    completed = trained.complete([prompt.text for prompt in prompts], options, first=first)
+    completed = trained.complete([prompt.prompt for prompt in prompts], options, first=first)
     for prompt, result in zip(prompts, completed, strict=True):
         if as_json_lines:
             values = {
                 "id": prompt.id,
-                "prompt": prompt.text,
+                "prompt": prompt.prompt,
                 "completions": [vars(completion) for completion in result.completions],
                 "timings": {"tokens_per_second": result.tokens_per_second},
             }

@@ -3,29 +3,20 @@
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from lmtrain.errors import LmtrainError
 
 _SHAPE = '{"prompt": "text"}'
 
 
-@dataclass(frozen=True)
+@dataclass(config=ConfigDict(strict=True))
 class Prompt:
     """A prompt, and its `id`: that of its JSON line, or else its line number, from 1."""
-
-    id: str | int
-    text: str
-
-
-class _Row(BaseModel):
-    """A line of JSON."""
-
-    model_config = ConfigDict(strict=True)
 
     prompt: str
     id: str | int | None = None
@@ -49,7 +40,7 @@ def read_prompts(path: Path) -> Iterator[Prompt]:
                 where = f"{name}, line {number},"
                 if (line := _decoded(content, where)).strip():
                     is_empty = False
-                    yield _parse(line, number, where) if path.suffix == ".jsonl" else Prompt(number, line)
+                    yield _parse(line, number, where) if path.suffix == ".jsonl" else Prompt(line, number)
     except OSError as error:
         raise LmtrainError(f"{name} can't be read: {error.strerror or error}") from error
     if is_empty:
@@ -76,9 +67,9 @@ def _decoded(content: bytes, where: str) -> str:
 
 def _parse(line: str, number: int, where: str) -> Prompt:
     try:
-        row = _Row.model_validate_json(line)
+        prompt = TypeAdapter(Prompt).validate_json(line)
     except ValidationError:
         raise LmtrainError(
             f'{where} is not JSON of the form {_SHAPE}; it may have an "id" too, a text or a whole number'
         ) from None
-    return Prompt(number if row.id is None else row.id, row.prompt.replace("\r\n", "\n"))
+    return Prompt(prompt.prompt.replace("\r\n", "\n"), number if prompt.id is None else prompt.id)

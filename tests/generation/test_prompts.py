@@ -17,18 +17,18 @@ def standard_input(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
 def test_a_prompt_a_line(tmp_path: Path) -> None:
     path = tmp_path / "some.txt"
     path.write_bytes(b'\xef\xbb\xbfThe river\r\n\n \n{"prompt": 1}\n caf\xc3\xa9')
-    assert list(read_prompts(path)) == [Prompt(1, "The river"), Prompt(4, '{"prompt": 1}'), Prompt(5, " café")]
+    assert list(read_prompts(path)) == [Prompt("The river", 1), Prompt('{"prompt": 1}', 4), Prompt(" café", 5)]
 
 
 def test_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     path.write_text('{"prompt": "a\\r\\nb", "id": "x"}\n\n{"prompt": "", "more": null}\n{"id": 7, "prompt": "c"}\n')
-    assert list(read_prompts(path)) == [Prompt("x", "a\nb"), Prompt(3, ""), Prompt(7, "c")]
+    assert list(read_prompts(path)) == [Prompt("a\nb", "x"), Prompt("", 3), Prompt("c", 7)]
 
 
 def test_standard_input_has_a_prompt_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     standard_input(monkeypatch, b"\n{a\nb\n")
-    assert list(read_prompts(Path("-"))) == [Prompt(2, "{a"), Prompt(3, "b")]
+    assert list(read_prompts(Path("-"))) == [Prompt("{a", 2), Prompt("b", 3)]
 
 
 ILL_FORMED = [
