@@ -50,7 +50,7 @@ FAILING = {
     "file": (["train", "-c", "address.yaml"], "data.source is an address"),
     "bad file": (["train", "-c", "bad.yaml"], "not valid YAML"),
     "eval": (["eval", ADDRESS], "is not an override"),
-    "eval with an override": (["eval", f"{ADDRESS}?a=b"], "eval accepts only eval.field=value"),
+    "eval with an override": (["eval", f"{ADDRESS}?a=b"], "eval accepts only its options (-h) and eval.FIELD=VALUE"),
 }
 """Commands that are given an address with a password, by where it is."""
 

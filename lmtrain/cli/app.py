@@ -10,7 +10,7 @@ import typer
 
 from lmtrain import __version__
 from lmtrain.cli import data, evaluate, export, generate, train
-from lmtrain.cli.options import PARSER_ERROR, Command, require_single_process
+from lmtrain.cli.options import PARSER_ERROR, Command, accepts, require_single_process
 from lmtrain.errors import AlreadyReported, LmtrainError, UsageError
 from lmtrain.system import launcher
 from lmtrain.system.escapes import with_lines
@@ -93,9 +93,8 @@ def _hint(error: Any) -> str:
         return ""
     if unknown in ("--run", "-r") and command == "train":
         return "run.name=NAME names a new run, and --resume RUN resumes one.\n"
-    accepted = {"eval": ("eval.", "data.", "run."), "generate": ("run.",), "export": ("run.",)}.get(command, ("",))
     field = meant(unknown.lstrip("-"))
-    if "." in field and field.startswith(accepted):  # not the name of a section
+    if "." in field and accepts(command, field.partition(" ")[0]):  # not the name of a section
         return f"A field is set without dashes, as section.field=value: {field}\n"
     if command == "generate" and not error.possibilities:
         return 'A prompt that begins with - needs -- before it: lmtrain generate -- "- a prompt"\n'

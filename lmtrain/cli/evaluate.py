@@ -73,12 +73,8 @@ def evaluate(
     overrides = overrides or []
     if words := [argument for argument in overrides if "=" not in argument]:
         raise UsageError(f"{shown(words[0])} is not an override: --text FILE scores a file, and --run RUN names a run")
-    rule = (
-        "eval accepts only eval.field=value, data.field=value, run.name=NAME and run.dir=FOLDER, because everything "
-        "else is what the run was trained with"
-    )
     trained = load(
-        run_folders(run, config, overrides, "eval.", "data.", "run.name=", "run.dir=", rule=rule),
+        run_folders("eval", run, config, overrides),
         checkpoint=checkpoint,
         weights=weights,
         device=device,

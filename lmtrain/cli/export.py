@@ -32,7 +32,7 @@ def export(
     """
     from lmtrain.export.hugging_face import export as write
 
-    (run_dir,) = run_folders([run], config, overrides or [], "run.dir=", rule="export accepts only run.dir=FOLDER")
+    (run_dir,) = run_folders("export", [run], config, overrides or [])
     exported = write(run_dir, folder, checkpoint, weights, ignore if quiet else note)
     step = exported.info["step"]
     about = {"folder": str(folder), "run": str(run_dir), "step": step, "weights": exported.weights}

@@ -148,8 +148,7 @@ def generate(
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
-    rule = "generate accepts only run.name=NAME and run.dir=FOLDER: use the options (-h)"
-    folders = run_folders(run, config, overrides, "run.name=", "run.dir=", rule=rule)
+    folders = run_folders("generate", run, config, overrides)
     trained = load(folders, checkpoint=checkpoint, weights=weights, device=device, precision=precision)
     if has_random_seed:
         note(f"{trained.folder}, step {trained.step:,}, seed {seed}: --seed {seed} repeats this output")

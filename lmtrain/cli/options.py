@@ -56,6 +56,14 @@ WeightsChoice = Annotated[
     Literal["auto", "raw", "ema"], typer.Option("--weights", help="auto: EMA weights if the checkpoint has them.")
 ]
 
+ACCEPTED = {
+    "eval": ("eval", "data", "run.name", "run.dir"),
+    "generate": ("run.name", "run.dir"),
+    "export": ("run.dir",),
+}
+"""The fields and sections that the commands of a trained run accept: the rest is what it was trained with. The other
+commands accept all fields."""
+
 PARSER_ERROR: Any = typer.BadParameter.__mro__[1]
 """Any mistake on the command line; typer exports only this kind of it by name."""
 
@@ -91,22 +99,26 @@ def arguments(source: str | None, overrides: list[str] | None) -> list[str]:
     return [*([] if source is None else [source]), *(overrides or [])]
 
 
-def run_folders(
-    runs: list[Path] | None, config: Path | None, overrides: list[str], *accepted: str, rule: str
-) -> list[Path]:
+def accepts(command: str, override: str) -> bool:
+    """Whether the command accepts an override of this field."""
+    field = override.partition("=")[0]
+    return command not in ACCEPTED or any(name in ACCEPTED[command] for name in (field, field.partition(".")[0]))
+
+
+def run_folders(command: str, runs: list[Path] | None, config: Path | None, overrides: list[str]) -> list[Path]:
     """Return the folders of the runs to use; the first of these that is given decides: `runs`, run.name in `overrides`
     or in the environment, run.name in the file `config`, the name of that file. Without any, it is the latest run.
 
-    Raises UsageError if an override does not begin with one of `accepted` (the message ends with `rule`), and if both
-    `runs` and run.name are given.
+    Raises UsageError if the command does not accept an override, and if both `runs` and run.name are given.
     """
     from lmtrain.config.loader import environment_of, load
     from lmtrain.config.mistakes import shown
     from lmtrain.storage.run_folder import default_name, find_run
 
     for override in overrides:
-        if not override.startswith(accepted):
-            raise UsageError(f"{shown(override)}: {rule}")
+        if not accepts(command, override):
+            forms = (f"{name}=VALUE" if "." in name else f"{name}.FIELD=VALUE" for name in ACCEPTED[command])
+            raise UsageError(f"{shown(override)}: {command} accepts only its options (-h) and {', '.join(forms)}")
         if runs and override.startswith("run.name="):
             raise UsageError("--run and run.name exclude each other: give one of them")
     settings = load(
