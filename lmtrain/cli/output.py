@@ -29,58 +29,42 @@ def table(counts: dict[str, dict[str, int]]) -> str:
 
 def show_costs(config: "Config", store: "TokenStore", as_json: bool) -> None:
     """Print what `train --dry-run` prints; then raise LmtrainError if training needs more memory than there is."""
+    from tqdm import tqdm
+
     from lmtrain.config.loader import dump
     from lmtrain.training.costs import costs
     from lmtrain.training.loop import MEMORY_REMEDY
 
-    result = costs(config, store)
-    text = "\n".join([dump(config).rstrip(), "---", *_cost_lines(result, config.train.max_minutes)])
-    show({"config": config.model_dump(mode="json"), **result}, text, as_json)
-    memory, available = result["memory_bytes"], result["estimate"]["device_memory_bytes"]
-    needed, of_batch = memory["total"], memory["activations"] + memory["logits"]
-    if needed > available and not launcher.is_distributed():  # else shards may fit where the whole does not
-        raise LmtrainError(
-            f"training needs an estimated {quantity(needed, 'B')} of memory, and this machine has "
-            f"{quantity(available, 'B')}: "
-            + (
-                MEMORY_REMEDY
-                if needed - of_batch < available
-                else "lower model.dim, model.layers or the vocabulary's size"
-            )
-        )
-
-
-def _cost_lines(result: dict[str, Any], minutes: float | None) -> list[str]:
-    """Return the figures of `costs` with units; `minutes` is the budget in time."""
+    result, size = costs(config, store), tqdm.format_sizeof
     estimate, memory = result["estimate"], result["memory_bytes"]
-    steps = f"{estimate['steps']:,} steps, {quantity(estimate['tokens'])} tokens, {estimate['epochs']:,.3g} epochs"
+    steps = f"{estimate['steps']:,} steps, {size(estimate['tokens'])} tokens, {estimate['epochs']:,.3g} epochs"
     if result.get("steps") == estimate["steps"]:
         run = f"{steps}, {duration(60 * estimate['minutes'])} (estimated)"
     else:
-        run = f"{steps} (estimated) in {minutes:g} minutes"
-    place, peak = estimate["device"].replace("cuda", "gpu").upper(), quantity(estimate["peak_flops"], "FLOP/s")
-    needed, available = quantity(memory["total"], "B"), quantity(estimate["device_memory_bytes"], "B")
-    sizes = {name: size for name, size in memory.items() if size and name != "total"}
-    return [
-        f"parameters       {quantity(result['parameters'])}, with a vocabulary of {result['vocabulary']:,}",
-        f"training tokens  {quantity(result['tokens_per_epoch'])}, {result['steps_per_epoch']:,.1f} steps per epoch",
-        f"step             {result['tokens_per_step']:,} tokens, {quantity(result['flops_per_step'], 'FLOP')}, "
+        run = f"{steps} (estimated) in {config.train.max_minutes:g} minutes"
+    place, peak = estimate["device"].replace("cuda", "gpu").upper(), size(estimate["peak_flops"], "FLOP/s")
+    needed, available = memory["total"], estimate["device_memory_bytes"]
+    lines = [
+        dump(config).rstrip(),
+        "---",
+        f"parameters       {size(result['parameters'])}, with a vocabulary of {result['vocabulary']:,}",
+        f"training tokens  {size(result['tokens_per_epoch'])}, {result['steps_per_epoch']:,.1f} steps per epoch",
+        f"step             {result['tokens_per_step']:,} tokens, {size(result['flops_per_step'], 'FLOP')}, "
         f"{duration(estimate['seconds_per_step'])} (estimated)",
         f"run              {run}, without evaluations",
         f"                 at {estimate['utilization']:.0%} of the {peak} of a matrix product on this {place} in "
         f"{estimate['precision']}",
-        f"memory           {needed} of tensors (estimated) of {available}",
-        *(f"  {name:16} {quantity(size, 'B')}" for name, size in sizes.items()),
+        f"memory           {size(needed, 'B')} of tensors (estimated) of {size(available, 'B')}",
+        *(f"  {name:16} {size(part, 'B')}" for name, part in memory.items() if part and name != "total"),
     ]
-
-
-def quantity(value: float, unit: str = "") -> str:
-    """Format a number with a decimal prefix: `5.1 M`, `2.1 GB`."""
-    prefixes = ["", "k", "M", "G", "T", "P", "E"]
-    while value >= 999.5 and len(prefixes) > 1:
-        value /= 1000
-        prefixes.pop(0)
-    return f"{value:,.{1 if value < 100 and prefixes[0] else 0}f} {prefixes[0]}{unit}".rstrip()
+    show({"config": config.model_dump(mode="json"), **result}, "\n".join(lines), as_json)
+    if needed > available and not launcher.is_distributed():  # else shards may fit where the whole does not
+        fits_without_batch = needed - memory["activations"] - memory["logits"] < available
+        remedy = MEMORY_REMEDY if fits_without_batch else "lower model.dim, model.layers or the vocabulary's size"
+        raise LmtrainError(
+            f"training needs an estimated {size(needed, 'B')} of memory, and this machine has {size(available, 'B')}: "
+            f"{remedy}"
+        )
 
 
 def duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.output import duration, quantity
+from lmtrain.cli.output import duration
 from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config
 from tests.helpers import TINY, Lmtrain
@@ -45,10 +45,10 @@ def test_dry_run_trains_nothing(lmtrain: Lmtrain, workdir: Path) -> None:
     assert result["steps"] == 12
     assert not (workdir / "runs/dry").exists()
     text = lmtrain("train", *TINY, "--dry-run").out.partition("---\n")[2]
-    assert re.search(r"^parameters +\d+\.\d k, with a vocabulary of \d+$", text, re.M)
-    assert re.search(r"^step +64 tokens, \d+\.\d MFLOP, .* \(estimated\)$", text, re.M)
+    assert re.search(r"^parameters +[\d.]+k, with a vocabulary of \d+$", text, re.M)
+    assert re.search(r"^step +64 tokens, [\d.]+MFLOP, .* \(estimated\)$", text, re.M)
     assert re.search(r"^run +12 steps, 768 tokens, 0\.\d+ epochs, .* \(estimated\), without evaluations$", text, re.M)
-    assert re.search(r"^memory +[0-9.]+ [kM]B of tensors \(estimated\) of [0-9.]+ GB$", text, re.M)
+    assert re.search(r"^memory +[0-9.]+[kM]B of tensors \(estimated\) of [0-9.]+GB$", text, re.M)
     text = lmtrain("train", *TINY, "train.max_minutes=0.0001", "--dry-run").out
     assert re.search(r"^run +\d steps, .* epochs \(estimated\) in 0.0001 minutes, without evaluations$", text, re.M)
 
@@ -56,8 +56,8 @@ def test_dry_run_trains_nothing(lmtrain: Lmtrain, workdir: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "needed", "remedy"),
     [
-        (["model.dim=1000000"], r"\d+ TB", "lower model.dim, model.layers"),
-        (["train.batch_size=10000000", "train.micro_batch=null"], r"\d+ GB", "lower train.micro_batch"),
+        (["model.dim=1000000"], r"[0-9.]+TB", "lower model.dim, model.layers"),
+        (["train.batch_size=10000000", "train.micro_batch=null"], r"[0-9.]+GB", "lower train.micro_batch"),
     ],
 )
 def test_a_dry_run_of_what_memory_can_not_hold_fails_with_a_remedy(
@@ -65,16 +65,8 @@ def test_a_dry_run_of_what_memory_can_not_hold_fails_with_a_remedy(
 ) -> None:
     done = lmtrain("train", *TINY, *fields, "--dry-run")
     assert done.code == 1
-    assert re.search(rf"^memory +{needed} of tensors \(estimated\) of [0-9.]+ GB$", done.out, re.M)
+    assert re.search(rf"^memory +{needed} of tensors \(estimated\) of [0-9.]+GB$", done.out, re.M)
     assert re.search(rf"training needs an estimated {needed} of memory, and this machine has .*: {remedy}", done.err)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (999, "999"), (999.9, "1.0 k"), (33278, "33.3 k"), (5.1e6, "5.1 M"), (2e21, "2,000 E")],
-)
-def test_quantities_have_a_prefix(value: float, text: str) -> None:
-    assert quantity(value) == text
 
 
 @pytest.mark.parametrize(
