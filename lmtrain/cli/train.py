@@ -60,15 +60,23 @@ def train(
 
     retain_heap()
     from lmtrain.config.loader import with_source
-    from lmtrain.training.plan import plan_run
+    from lmtrain.training.other_runs import check_other_runs
+    from lmtrain.training.plan import plan_run, prepare
 
     plan = plan_run(config, with_source(arguments(source, overrides)), resume)
-    if dry_run:
-        _dry_run(plan, as_json, quiet)
-    elif profile:
-        _profile(plan, as_json, quiet)
-    else:
+    if not (dry_run or profile):
         _train(plan, as_json, quiet)
+        return
+    inform = ignore if quiet else note
+    resolved, store = prepare(plan, note=inform)
+    if dry_run:
+        check_other_runs(resolved, store)
+        show_costs(resolved, store, as_json)
+    else:
+        from lmtrain.training.profiling import profile_steps, profile_text
+
+        result = profile_steps(resolved, store, plan.run_dir / "profile", inform)
+        show(result, f"{profile_text(result)}\n\n{result['trace']}: open it at ui.perfetto.dev", as_json)
 
 
 def _fields(prefixes: list[str]) -> None:
@@ -82,27 +90,6 @@ def _fields(prefixes: list[str]) -> None:
             sections = ", ".join(Config.model_fields)
             raise UsageError(f"no field begins with {prefix!r}: the sections are {sections}")
     print("\n".join(texts.values()))
-
-
-def _dry_run(plan: "RunPlan", as_json: bool, quiet: bool) -> None:
-    """Prepare the data, check the configuration against it, and print what training would cost."""
-    from lmtrain.training.other_runs import check_other_runs
-    from lmtrain.training.plan import prepare
-
-    config, store = prepare(plan, note=ignore if quiet else note)
-    check_other_runs(config, store)
-    show_costs(config, store, as_json)
-
-
-def _profile(plan: "RunPlan", as_json: bool, quiet: bool) -> None:
-    """Time a few steps, and print where the time goes."""
-    from lmtrain.training.plan import prepare
-    from lmtrain.training.profiling import profile_steps, profile_text
-
-    inform = ignore if quiet else note
-    config, store = prepare(plan, note=inform)
-    result = profile_steps(config, store, plan.run_dir / "profile", inform)
-    show(result, f"{profile_text(result)}\n\n{result['trace']}: open it at ui.perfetto.dev", as_json)
 
 
 def _train(plan: "RunPlan", as_json: bool, quiet: bool) -> None:
