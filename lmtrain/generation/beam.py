@@ -6,7 +6,7 @@ Shapes: P prompts, W rows of the state for each prompt's texts, R = P W, V vocab
 import heapq
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -58,27 +58,30 @@ def beam_search(
     rule here. Both consider 2 * beams candidates, so that `beams` texts continue beside those that finish; here a
     finished text counts among the `beams` of its step, and the next step fills the beam again.
     """
-    best = [_Results(options) for _ in range(len(log_probs))]
+    best: list[list[Hypothesis]] = [[] for _ in range(len(log_probs))]
     live = [[_Text(row)] for row in range(len(log_probs))]
-    layout = _Layout(list(range(len(log_probs))), width=1)
+    prompts = list(range(len(log_probs)))  # each has as many rows of the state as the others, one after the other
     for length in range(1, options.max_tokens + 1):
         if not any(live):
             break
         if length > 1:
-            layout, source = _assign_rows(live, layout)
+            prompts, source = _assign_rows(live, prompts, len(log_probs))
             if source != list(range(len(log_probs))):
                 state = state.select(torch.tensor(source, device=log_probs.device))
-            log_probs, state = step(state, torch.tensor(layout.last_tokens(live), device=log_probs.device))
+            last = {text.row: text.ids[-1] for beam in live for text in beam}
+            anything = next(iter(last.values()))  # what an idle row reads; its predictions are ignored
+            tokens = [last.get(row, anything) for row in range(len(source))]
+            log_probs, state = step(state, torch.tensor(tokens, device=log_probs.device))
         live = _extend(block(log_probs, blocked), live, options.beams)
         for prompt, beam in enumerate(live):
             unfinished = []
             for text in beam:
                 if length == options.max_tokens or is_end(text.ids):
-                    best[prompt].add(text)
+                    best[prompt] = _with_ended(best[prompt], text, options)
                 else:
                     unfinished.append(text)
-            live[prompt] = [text for text in unfinished if best[prompt].can_enter(text)]
-    return [each.hypotheses for each in best]
+            live[prompt] = [text for text in unfinished if _can_enter(text, best[prompt], options)]
+    return best
 
 
 @dataclass(slots=True)
@@ -91,64 +94,43 @@ class _Text:
     total: float = 0.0
 
 
-@dataclass
-class _Results:
-    """The best finished texts of a prompt, best first."""
-
-    options: Options
-    hypotheses: list[Hypothesis] = field(default_factory=list)
-
-    def add(self, text: _Text) -> None:
-        score = text.total / len(text.ids) ** self.options.length_penalty
-        ended = [*self.hypotheses, Hypothesis(text.ids, text.token_log_probs, score)]
-        self.hypotheses = sorted(ended, key=lambda end: -end.score)[: self.options.returned]
-
-    def can_enter(self, text: _Text) -> bool:
-        """Return whether the text or an extension of it can score higher than the worst result; see `beam_search`."""
-        if len(self.hypotheses) < self.options.returned:
-            return True
-        lengths = len(text.ids), self.options.max_tokens
-        bound: float = max(text.total / length**self.options.length_penalty for length in lengths)
-        return bound > self.hypotheses[-1].score
+def _with_ended(best: list[Hypothesis], text: _Text, options: Options) -> list[Hypothesis]:
+    """Return the best results of a prompt, best first, now that a text has ended."""
+    score = text.total / len(text.ids) ** options.length_penalty
+    ended = [*best, Hypothesis(text.ids, text.token_log_probs, score)]
+    return sorted(ended, key=lambda end: -end.score)[: options.returned]
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Which rows of the state belong to which prompt: `prompts[i]` has `width` rows from i * width on.
+def _can_enter(text: _Text, best: list[Hypothesis], options: Options) -> bool:
+    """Return whether the text or an extension of it can score higher than the worst result; see `beam_search`."""
+    if len(best) < options.returned:
+        return True
+    lengths = len(text.ids), options.max_tokens
+    bound: float = max(text.total / length**options.length_penalty for length in lengths)
+    return bound > best[-1].score
 
-    Rows may be idle: they are stepped with the others, and their predictions are ignored.
+
+def _assign_rows(live: Sequence[list[_Text]], prompts: list[int], rows: int) -> tuple[list[int], list[int]]:
+    """Set every text's new `row`. Return the prompts that have rows now, and the old row that each is copied from.
+
+    Until now, `prompts` had the `rows`. Copying a row of the state may cost as much as several steps of the model.
+    Hence a text stays in its parent's row if it can, and rows that no text needs stay idle until at most half of them
+    are needed: a beam that lost texts because they finished is as wide again after the next step.
     """
-
-    prompts: list[int]
-    width: int
-
-    def last_tokens(self, live: Sequence[list[_Text]]) -> list[int]:
-        """Return the token that each row reads next; an idle row reads another row's."""
-        last = {text.row: text.ids[-1] for beam in live for text in beam}
-        anything = next(iter(last.values()))
-        return [last.get(row, anything) for row in range(len(self.prompts) * self.width)]
-
-
-def _assign_rows(live: Sequence[list[_Text]], layout: _Layout) -> tuple[_Layout, list[int]]:
-    """Set every text's `row` in a new layout. Return the layout, and the old row that each new row is copied from.
-
-    Copying a row of the state may cost as much as several steps of the model. Hence a text stays in its parent's row if
-    it can, and the layout shrinks only to half its rows or less: a beam that lost texts because they finished is as
-    wide again after the next step.
-    """
-    searching = [prompt for prompt in layout.prompts if live[prompt]]
+    width = rows // len(prompts)
+    searching = [prompt for prompt in prompts if live[prompt]]
     widest = max(len(live[prompt]) for prompt in searching)
-    if widest > layout.width or 2 * len(searching) * widest <= len(layout.prompts) * layout.width:
+    if widest > width or 2 * len(searching) * widest <= rows:
         source = []
         for prompt in searching:
             beam = live[prompt]
             source += [text.row for text in beam] + [beam[0].row] * (widest - len(beam))
             for row, text in enumerate(beam, start=len(source) - widest):
                 text.row = row
-        return _Layout(searching, widest), source
-    source = list(range(len(layout.prompts) * layout.width))
-    for i, prompt in enumerate(layout.prompts):
-        free = dict.fromkeys(range(i * layout.width, (i + 1) * layout.width))
+        return searching, source
+    source = list(range(rows))
+    for i, prompt in enumerate(prompts):
+        free = dict.fromkeys(range(i * width, (i + 1) * width))
         moving = []
         for text in live[prompt]:
             if text.row in free:
@@ -157,7 +139,7 @@ def _assign_rows(live: Sequence[list[_Text]], layout: _Layout) -> tuple[_Layout,
                 moving.append(text)
         for row, text in zip(free, moving, strict=False):
             source[row], text.row = text.row, row
-    return layout, source
+    return prompts, source
 
 
 def _extend(log_probs: Tensor, live: Sequence[list[_Text]], beams: int) -> list[list[_Text]]:

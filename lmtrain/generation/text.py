@@ -1,6 +1,7 @@
 """Generated ids as text, token by token."""
 
 import codecs
+from itertools import accumulate
 
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.detokenizer import Detokenizer
@@ -60,11 +61,7 @@ class TextStreamer:
         """Return how many of the pending pieces are final: no stop rule can still cut them off."""
         pending = b"".join(self._pending)
         end = len(pending) - max((_overlap(pending, pattern) for pattern in self._stops.cut_patterns), default=0)
-        count = length = 0
-        while count < len(self._pending) and length + len(self._pending[count]) <= end:
-            length += len(self._pending[count])
-            count += 1
-        return count
+        return sum(length <= end for length in accumulate(map(len, self._pending)))
 
     def _release(self, count: int, *, final: bool = False) -> str:
         content = b"".join(self._pending[:count])
