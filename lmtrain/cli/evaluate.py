@@ -1,9 +1,8 @@
 """`lmtrain eval`: find the run and the tokens, score them, and print the perplexity."""
 
-import functools
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,7 +22,7 @@ from lmtrain.errors import UsageError
 from lmtrain.system.messages import ignore, note
 
 if TYPE_CHECKING:
-    from lmtrain.api import run as api
+    from lmtrain.api.run import Run
 
 
 def evaluate(
@@ -84,34 +83,28 @@ def evaluate(
     trained = _with_settings(trained, config, overrides)
     # A source that only the run names is not read.
     source = trained.config.data.source if overrides_of(overrides, "data.source") else None
-    store = functools.cache(lambda: trained.token_store(source))  # a text needs it for --dynamic only
-    if text is not None:
-        scored_as, name = "text", str(text)
-        content = read_lines([text], trained.config.data.text_column)
-        part = text_split(content, trained.tokenizer, label=name, note=ignore if quiet else note)
-    else:
-        scored_as, name = "split", split or "valid"
-        part = store().split(name)
+    scored_as, name = ("split", split or "valid") if text is None else ("text", str(text))
+    how: dict[str, Any] = {"limit": limit, "cache": cache, "dynamic": dynamic}
     with explain_out_of_memory("lower eval.batch_size or, with --cache, eval.cache_window"):
-        score = trained.score_split(part, store=store, limit=limit, cache=cache, dynamic=dynamic)
+        if text is None:
+            score = trained.evaluate(name, source=source, **how)
+        else:
+            content = read_lines([text], trained.config.data.text_column)
+            part = text_split(content, trained.tokenizer, label=name, note=ignore if quiet else note)
+            score = trained.score_split(part, store=lambda: trained.token_store(source), **how)
     used = settings_used(trained.config.eval, dynamic=dynamic, cache=cache)
-    about = {**trained.about(), scored_as: name, "precision": trained.score_precision}
     named = [f", {key.replace('_', ' ')} {value}" for key, value in used.items() if (key, value) != ("temperature", 1)]
-    lines = [
-        f"{_title(trained)} on {name}: context {score.context}, stride {score.stride}{''.join(named)}",
-        *(f"  {line}" for line in score.lines()),
-    ]
-    show({**about, **used, **score.summary()}, "\n".join(lines), as_json)
-
-
-def _title(run: "api.Run") -> str:
-    """Return the run, or the members of an ensemble, with step, weights and precision."""
-    return " + ".join(
-        f"{one.run_dir} step {one.info['step']:,} ({one.weights} weights, {run.score_precision})" for one in run.members
+    arithmetic = trained.score_precision
+    runs = [f"{one.run_dir} step {one.info['step']:,} ({one.weights} weights, {arithmetic})" for one in trained.members]
+    heading = f"{' + '.join(runs)} on {name}: context {score.context}, stride {score.stride}{''.join(named)}"
+    show(
+        {**trained.about(), scored_as: name, "precision": arithmetic, **used, **score.summary()},
+        "\n".join([heading, *(f"  {line}" for line in score.lines())]),
+        as_json,
     )
 
 
-def _with_settings(run: "api.Run", path: Path | None, overrides: list[str]) -> "api.Run":
+def _with_settings(run: "Run", path: Path | None, overrides: list[str]) -> "Run":
     """Return the run with the user's settings. What takes precedence comes first: the overrides, the environment, the
     section eval and data.dir of the file at `path`."""
     from lmtrain.config.loader import environment_of, load
