@@ -1,5 +1,7 @@
 """Splits made of given ids, and their scores."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -14,26 +16,7 @@ def split_of(ids: np.ndarray) -> Split:
     return Split(ids, max(1, len(ids) // 2), 5 * len(ids))
 
 
-def score_of(
-    forward: Forward,
-    split: Split,
-    *,
-    context: int,
-    stride: int,
-    batch_size: int = 1,
-    mode: str = "causal",
-    limit: int | None = None,
-) -> Score:
+def score_of(forward: Forward, split: Split, *, mode: str = "causal", batch_size: int = 1, **options: Any) -> Score:
     """`evaluate` on the CPU, with the id 0 as the first token."""
-    return evaluate(
-        forward,
-        split,
-        mode=mode,
-        context=context,
-        stride=stride,
-        batch_size=batch_size,
-        first_token=0,
-        device=CPU,
-        precision="fp32",
-        limit=limit,
-    )
+    fixed: dict[str, Any] = {"first_token": 0, "device": CPU, "precision": "fp32"}
+    return evaluate(forward, split, mode=mode, batch_size=batch_size, **fixed, **options)

@@ -121,14 +121,9 @@ PARTLY = dataclasses.replace(PIECES, estimated=True)
 UNKNOWN = dataclasses.replace(WORDS, unknown_share=0.25)
 RARELY_UNKNOWN = dataclasses.replace(WORDS, unknown_share=0.00002)
 BITS, TOKENS = "bits per byte 0.7213 over 1,600 bytes", "token perplexity 7.389 over 400 tokens"
-SAME, LONGER = (
-    "word perplexity 7.389 over 400 words and line ends",
-    "word perplexity 54.598 over 200 words and line ends",
-)
-QUARTER, RARE = (
-    " (unknown words: 25.00%)",
-    " (unknown words: <0.01%)",
-)
+SAME = "word perplexity 7.389 over 400 words and line ends"
+LONGER = "word perplexity 54.598 over 200 words and line ends"
+QUARTER, RARE = " (unknown words: 25.00%)", " (unknown words: <0.01%)"
 WORD_COUNT, BYTE_COUNT = " (word count estimated)", " (byte count estimated)"
 
 
