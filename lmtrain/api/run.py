@@ -65,8 +65,7 @@ class Run:
     @property
     def step(self) -> int:
         """The step of the checkpoint; for an ensemble, the first member's."""
-        step: int = self.members[0].info["step"]
-        return step
+        return int(self.members[0].info["step"])
 
     def about(self) -> dict[str, Any]:
         """Return the run's folder, step and weights (`ema` or `raw`); for an ensemble, a list of them as `members`."""
