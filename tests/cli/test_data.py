@@ -43,14 +43,6 @@ def test_a_configuration_and_overrides_say_what_to_do(lmtrain: Lmtrain, folder: 
     assert json.loads(done.out)["kind"] == "byte"
 
 
-def test_a_column_can_be_named_at_every_step(lmtrain: Lmtrain, folder: Path) -> None:
-    (folder / "own.jsonl").write_text('{"body": "a b c"}\n' * 100)
-    done = lmtrain("tokenize", "own.jsonl")
-    assert (done.code, "name one of its columns (body) with data.text_column=NAME" in done.err) == (1, True)
-    assert lmtrain("download", "own.jsonl", "data.text_column=body").code == 0
-    assert lmtrain("tokenize", "own.jsonl", "data.text_column=body").code == 0
-
-
 def test_texts_are_taken_literally(lmtrain: Lmtrain, folder: Path) -> None:
     """For example a revision of digits only, and a path that is not valid YAML."""
     text = folder / "a: b #1 [é].txt"

@@ -83,14 +83,3 @@ def test_fields_describes_fields(lmtrain: Lmtrain, prefixes: list[str]) -> None:
     assert (done.code, done.err) == (0, "")
     names = [line.partition("=")[0] for line in done.out.splitlines() if line and not line.startswith(" ")]
     assert names == [name for prefix in prefixes or [""] for name in flat(Config()) if name.startswith(prefix)]
-
-
-@pytest.mark.parametrize("name", ["...yaml", "-.yaml"])
-def test_a_file_gives_a_run_no_name_that_a_run_may_not_have(lmtrain: Lmtrain, workdir: Path, name: str) -> None:
-    (workdir / name).write_text("")
-    before = sorted(workdir.rglob("*"))
-    done = lmtrain("train", f"--config={name}", *TINY)
-    assert done.code == 2
-    assert f"a run can't be named after {name}" in done.err
-    assert "set run.name" in done.err
-    assert sorted(workdir.rglob("*")) == before

@@ -1,5 +1,6 @@
 """What a command trains: an automatic recipe, a configuration, or an existing run with its own."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -220,8 +221,9 @@ def test_the_name_of_a_run_follows_from_its_configuration_or_its_text(tmp_path: 
     ):
         assert default_name(Path(path)) == name
         assert RunConfig(name=name).name == name
-    with pytest.raises(UsageError, match=r"can't be named after \.\.\.yaml: set run\.name"):
-        default_name(Path("...yaml"))
+    for nameless in ("...yaml", "-.yaml"):
+        with pytest.raises(UsageError, match=rf"can't be named after {re.escape(nameless)}: set run\.name"):
+            default_name(Path(nameless))
     with pytest.raises(UsageError, match=r"leave --config and run\.name out"):
         plan_run(Path("a.yaml"), [], Path("runs/a"))
     with pytest.raises(UsageError, match=r"leave --config and run\.name out"):
