@@ -63,15 +63,18 @@ class Stops:
         """Return why the text `ids`, not empty, ends; None if it continues."""
         is_new_line = self._mark is not None and len(ids) > 2 and ids[-3] == self._tokenizer.eos_id
         if is_new_line and ids[-2] == self._mark != ids[-1]:  # a single mark of a heading
-            return Ending("document", sum(len(self._tokenizer.token_bytes(ids[i - 1], ids[i])) for i in (-2, -1)))
+            return Ending("document", sum(len(self._piece(ids, len(ids) - i)) for i in (1, 2)))
         if self._reach and (ending := self._match(ids)) is not None:
             return ending
         return Ending(self._end_tokens[ids[-1]]) if ids[-1] in self._end_tokens else None
 
     def _match(self, ids: Sequence[int]) -> Ending | None:
         """Return the ending by a stop string or a sentence that the last token completes."""
-        tail, last = self._tail(ids)
-        new = len(tail) - last
+        last = self._piece(ids, len(ids) - 1)
+        tail, before = last, len(ids) - 2  # the end of the text, as far back as a match of the last token reaches
+        while before >= 0 and len(tail) - len(last) < self._reach - 1:
+            tail, before = self._piece(ids, before) + tail, before - 1
+        new = len(tail) - len(last)
         starts = [(tail.find(content, max(0, new - len(content) + 1)), string) for string, content in self._strings]
         if matches := [(start, string) for start, string in starts if start >= 0]:
             start, string = min(matches)
@@ -82,17 +85,8 @@ class Stops:
                     return Ending("sentence", len(tail) - match.end())
         return None
 
-    def _tail(self, ids: Sequence[int]) -> tuple[bytes, int]:
-        """Return the end of the text, as far back as a match of its last token reaches, and that token's length."""
-        pieces: list[bytes] = []
-        missing = self._reach - 1
-        for i in range(len(ids) - 1, -1, -1):
-            pieces.append(self._tokenizer.token_bytes(ids[i - 1] if i else None, ids[i]))
-            if i < len(ids) - 1:
-                missing -= len(pieces[-1])
-            if missing <= 0:
-                break
-        return b"".join(reversed(pieces)), len(pieces[0])
+    def _piece(self, ids: Sequence[int], index: int) -> bytes:
+        return self._tokenizer.token_bytes(ids[index - 1] if index else None, ids[index])
 
 
 def _end_tokens(tokenizer: Tokenizer, kind: StopKind) -> dict[int, str]:
