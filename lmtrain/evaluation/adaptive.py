@@ -77,11 +77,10 @@ def mix(nats: Tensor, log_cache: Tensor, weight: float) -> Tensor:
 
 
 class Cached:
-    """Mixes `score` with a cache of the last `window` states and words that it has scored."""
+    """Mixes `score` with a cache of the last `cache_window` states and words that it has scored."""
 
-    def __init__(self, score: Scorer, weight: float, theta: float, window: int) -> None:
-        self.score = score
-        self.weight, self.theta, self.window = weight, theta, window
+    def __init__(self, score: Scorer, settings: EvalConfig) -> None:
+        self.score, self.settings = score, settings
         self.states: Tensor | None = None
         self.words: Tensor | None = None
 
@@ -91,9 +90,10 @@ class Cached:
         new_states = new_states.flatten(0, -2)
         states = new_states if self.states is None else torch.cat((self.states, new_states))
         words = targets.flatten() if self.words is None else torch.cat((self.words, targets.flatten()))
-        log_cache = cache_log_probs(states, words, nats.flatten(), self.theta, self.window)
-        self.states, self.words = states[-self.window :], words[-self.window :]
-        return mix(nats.flatten(), log_cache, self.weight).view_as(nats)
+        window = self.settings.cache_window
+        log_cache = cache_log_probs(states, words, nats.flatten(), self.settings.cache_theta, window)
+        self.states, self.words = states[-window:], words[-window:]
+        return mix(nats.flatten(), log_cache, self.settings.cache_weight).view_as(nats)
 
 
 def gradient_rms(
@@ -196,5 +196,5 @@ def scoring_forward(
             )
         score = Dynamic(model, settings, measure(), segment)
     if cache:
-        return Cached(score, settings.cache_weight, settings.cache_theta, settings.cache_window)
+        return Cached(score, settings)
     return lambda inputs, targets: score(inputs, targets)[0]

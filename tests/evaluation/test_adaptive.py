@@ -157,10 +157,11 @@ def test_the_cache_equals_a_double_loop(mode: str, window: int, monkeypatch: pyt
         states.append(own.flatten(0, -2))
         return nats, own
 
+    settings = EvalConfig(cache_weight=0.4, cache_theta=5.0, cache_window=window)
     for batch_size in (1, 4):
         states.clear()
         plain = scores(model, IDS, mode=mode, batch_size=batch_size)
-        found = scores(Cached(score, 0.4, 5.0, window), IDS, mode=mode, batch_size=batch_size)
+        found = scores(Cached(score, settings), IDS, mode=mode, batch_size=batch_size)
         assert_close(found, naive_cache(torch.cat(states), IDS.tolist(), plain, 0.4, 5.0, window))
         assert (found - plain).abs().max() > 0.1
 
@@ -283,7 +284,7 @@ def test_a_token_is_scored_before_it_is_learned_from(mode: str) -> None:
 def test_without_a_cache_s_share_or_a_learning_rate_scores_are_plain() -> None:
     model = tiny_model()
     plain = scores(model, IDS)
-    assert torch.equal(scores(Cached(model.score, 0.0, 5.0, 20), IDS), plain)
+    assert torch.equal(scores(adapt(model, EvalConfig(cache_weight=0.0), cache=True), IDS), plain)
     assert torch.equal(scores(adapt(model, EvalConfig(dynamic_lr=0.0), dynamic=True), IDS), plain)
     assert torch.equal(mix(plain, torch.full_like(plain, -math.inf), 0.0), plain)
 
