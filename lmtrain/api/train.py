@@ -33,8 +33,6 @@ def train(
     every process calls this. Raises LmtrainError if the command `train` would fail with a message, and
     KeyboardInterrupt after Ctrl-C, once the checkpoint is saved. Call it in the main thread, which gets the signals.
     """
-    if not isinstance(config, str | Path | Mapping | Config | None):
-        raise TypeError("config must be a file, the name of a recipe, a dict of sections, or a Config")
     overrides = with_source([str(argument) for argument in arguments])
     plan = plan_run(Path(config) if isinstance(config, str) else config, overrides)
     outcome = train_plan(plan, quiet=quiet)
