@@ -23,9 +23,10 @@ from lmtrain.system.device import choose_device, choose_precision
 from lmtrain.system.machine import machine
 from lmtrain.system.messages import Note
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
-from lmtrain.training.budget import make_budget
-from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, SavedCounters, ScheduleLength, read_info
+from lmtrain.training.budget import Budget, make_budget
+from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, SavedCounters, read_info
 from lmtrain.training.compilation import compiled_forward
+from lmtrain.training.continuing import schedule_length
 from lmtrain.training.muon import AdamW, Muon
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from lmtrain.training.other_runs import initial_weights, load_teacher
@@ -146,14 +147,14 @@ def snapshot(
     state: TrainState,
     score: float | None,
     *,
+    budget: Budget,
     seconds: float,
-    setup_seconds: float,
     metrics_bytes: int,
-    schedule: ScheduleLength,
 ) -> tuple[Tensors, dict[str, Any]]:
     """Return the whole state of the run for `CheckpointSaver.save`: its tensors (not copies), and the manifest.
 
-    `score` is the validation loss at this step, if it was evaluated. For the other arguments see `CheckpointInfo`.
+    `score` is the validation loss at this step, if it was evaluated. For `seconds` and `metrics_bytes` see
+    `CheckpointInfo`.
     """
     tensors: Tensors = {
         "model": dict(state.model.named_parameters()),
@@ -173,9 +174,9 @@ def snapshot(
     info = CheckpointInfo(
         counters=counters,
         seconds=seconds,
-        prepared=setup_seconds,
+        prepared=budget.setup_seconds,
         metrics_bytes=metrics_bytes,
-        schedule=schedule,
+        schedule=schedule_length(train, budget),
         tokenizer=state.store.tokenizer.sha256,
         store=state.store.sha256,
         teacher=state.teacher,

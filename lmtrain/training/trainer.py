@@ -9,7 +9,6 @@ from lmtrain.evaluation.perplexity import Score
 from lmtrain.system.signals import StopSignal
 from lmtrain.training.budget import Budget, evaluation_due
 from lmtrain.training.checkpoint_info import Counters
-from lmtrain.training.continuing import schedule_length
 from lmtrain.training.meter import Clock, Meter
 from lmtrain.training.monitor import Monitor
 from lmtrain.training.optim import learning_rate
@@ -135,13 +134,6 @@ class Trainer:
         self._saved_step = self.state.counters.step
         metrics_bytes = self._monitor.flush()
         self._clock.update()
-        self._saved_seconds = self._clock.seconds()
-        tensors, manifest = snapshot(
-            self.state,
-            score,
-            seconds=self._saved_seconds,
-            setup_seconds=self._budget.setup_seconds,
-            metrics_bytes=metrics_bytes,
-            schedule=schedule_length(self.state.config.train, self._budget),
-        )
-        self._saver.save(self.state.counters.step, tensors, manifest)
+        self._saved_seconds = seconds = self._clock.seconds()
+        parts = snapshot(self.state, score, budget=self._budget, seconds=seconds, metrics_bytes=metrics_bytes)
+        self._saver.save(self.state.counters.step, *parts)

@@ -18,6 +18,7 @@ from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import read_manifest, verify
 from lmtrain.system.messages import ignore
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
+from lmtrain.training.budget import Budget
 from lmtrain.training.loop import fit, train_step
 from lmtrain.training.train_state import TrainState, new_state
 from lmtrain.training.trainer import Outcome
@@ -34,8 +35,8 @@ LOGGED: dict[str, Any] = {
     "eval__stride": 16,
 }
 """A very small run that logs every step."""
-CIRCUMSTANCES: dict[str, Any] = {"seconds": 1.0, "setup_seconds": 0.0, "metrics_bytes": 0, "schedule": None}
-"""What `snapshot` is given of the clock and the log."""
+CIRCUMSTANCES: dict[str, Any] = {"budget": Budget(12, None), "seconds": 1.0, "metrics_bytes": 0}
+"""What `snapshot` is given of the budget, the clock and the log."""
 TIMELESS = ("loss", "perplexity", "word_perplexity", "lr", "grad_norm", "epoch", "skipped_steps")
 """Metrics that do not depend on a clock."""
 

@@ -47,9 +47,10 @@ BUDGET = Budget(12, None)
 
 
 def begun(config: Config, store: TokenStore, run_dir: Path) -> checkpoint.Checkpoint:
-    """The only checkpoint of a new run."""
+    """The only checkpoint of a new run, without a schedule."""
     run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
-    return checkpoint.load(checkpoint.save(run_dir, 1, *snapshot(start(config, store), None, **CIRCUMSTANCES)))
+    tensors, manifest = snapshot(start(config, store), None, **CIRCUMSTANCES)
+    return checkpoint.load(checkpoint.save(run_dir, 1, tensors, manifest | {"schedule": None}))
 
 
 def test_a_changed_field_of_the_identity_is_rejected_by_name(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
