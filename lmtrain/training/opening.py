@@ -153,9 +153,7 @@ def _trainer(state: TrainState, run_dir: Path, budget: Budget, clock: Clock, mon
             if step == 0:
                 clock.update()
                 budget = budget.with_setup(clock.seconds())
-            yield Trainer(
-                state, run_dir, budget=budget, clock=clock, monitor=monitor, saver=saver, stop=stop, common_steps=common
-            )
+            yield Trainer(state, run_dir, budget=budget, clock=clock, monitor=monitor, saver=saver, stop=stop)
     except BaseException:
         monitor.state("failed", step=state.counters.step)
         raise

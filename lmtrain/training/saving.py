@@ -27,8 +27,8 @@ class CheckpointSaver:
     sent. A write error is raised by the next call of any method, and at the end of the block at the latest. Between
     `save` and the next `wait` the newest complete checkpoint may be the previous one.
 
-    `delete_after` is the step that the run resumes from: the first call of `save` deletes all later checkpoints. For
-    `common_steps` see `prune`.
+    `delete_after` is the step that the run resumes from: the first call of `save` deletes all later checkpoints.
+    `common_steps` is the last step that a run with a larger budget can continue from (0: it can't); see `prune`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class CheckpointSaver:
         self._run_dir = run_dir
         self._keep = keep
         self._delete_after = delete_after
-        self._common_steps = common_steps
+        self.common_steps = common_steps
         self._processes = processes.new_group()  # the loop uses its own collectives at the same time
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -96,7 +96,7 @@ class CheckpointSaver:
             self._delete_after = None
         checkpoint.save(self._run_dir, step, tensors, info, processes)
         if processes.is_main:
-            run_checkpoints.prune(self._run_dir, self._keep, self._common_steps)
+            run_checkpoints.prune(self._run_dir, self._keep, self.common_steps)
 
 
 def abort(run_dir: Path, processes: ProcessGroup) -> NoReturn:

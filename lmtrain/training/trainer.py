@@ -48,11 +48,9 @@ class Trainer:
         monitor: Monitor,
         saver: CheckpointSaver,
         stop: StopSignal,
-        common_steps: int,
     ) -> None:
-        """`common_steps`: a checkpoint is saved at this step, from which a run with a larger budget can continue."""
         self.state = state
-        self._run_dir, self._budget, self._common_steps = run_dir, budget, common_steps
+        self._run_dir, self._budget = run_dir, budget
         self._clock, self._monitor, self._saver, self._stop = clock, monitor, saver, stop
         self._meter = Meter(state)
         self._saved_step = state.counters.step  # a resumed run's checkpoint exists
@@ -103,7 +101,7 @@ class Trainer:
             self.evaluate()
         elif progress < 1.0:
             unsaved_seconds = self._clock.seconds() - self._saved_seconds
-            if step == self._common_steps or unsaved_seconds > 60 * train.save_minutes:
+            if step == self._saver.common_steps or unsaved_seconds > 60 * train.save_minutes:
                 self._save(None)
         if progress < 1.0:
             self._stop.check()
