@@ -74,7 +74,6 @@ def open_run(
             if processes.is_main:
                 run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
         check_shared(run_dir, step, processes)
-        clock.update()
         monitor = Monitor()
         if processes.is_main:
             total, size = None if budget.seconds is not None else budget.steps, info.metrics_bytes
@@ -150,9 +149,9 @@ def _trainer(state: TrainState, run_dir: Path, budget: Budget, clock: Clock, mon
             CheckpointSaver(run_dir, train.keep, processes, delete_after=step, common_steps=common) as saver,
         ):
             monitor.state("running", step=step)
+            seconds = clock.update()
             if step == 0:
-                clock.update()
-                budget = budget.with_setup(clock.seconds())
+                budget = budget.with_setup(seconds)
             yield Trainer(state, run_dir, budget=budget, clock=clock, monitor=monitor, saver=saver, stop=stop)
     except BaseException:
         monitor.state("failed", step=state.counters.step)

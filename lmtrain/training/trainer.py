@@ -6,10 +6,11 @@ from typing import Literal
 
 from lmtrain.config.schema import Config
 from lmtrain.evaluation.perplexity import Score
+from lmtrain.system.device import synchronize
 from lmtrain.system.signals import StopSignal
 from lmtrain.training.budget import Budget, evaluation_due
 from lmtrain.training.checkpoint_info import Counters
-from lmtrain.training.meter import Clock, Meter
+from lmtrain.training.meter import Clock, Meter, check_divergence
 from lmtrain.training.monitor import Monitor
 from lmtrain.training.optim import learning_rate
 from lmtrain.training.saving import CheckpointSaver
@@ -55,7 +56,7 @@ class Trainer:
         self._meter = Meter(state)
         self._saved_step = state.counters.step  # a resumed run's checkpoint exists
         self._evaluation_seconds = 0.0
-        self._started = self._saved_seconds = clock.seconds()
+        self._started = self._saved_seconds = clock.update()
         # With a budget in time, the progress at the last evaluation is not stored; the present progress replaces it.
         self._evaluated_progress = budget.progress(state.counters.evaluated, clock.seconds())
 
@@ -70,7 +71,7 @@ class Trainer:
     def evaluation_is_due(self) -> bool:
         """Whether the current step is to be evaluated and has not been."""
         counters, valid = self.state.counters, self.state.store.split("valid")
-        step_seconds = self._clock.seconds() - self._started - self._evaluation_seconds
+        step_seconds = self._step_seconds()
         cost = self._evaluation_seconds / step_seconds if step_seconds > 0 else 0.0
         return evaluation_due(
             self.state.config, valid.tokens, counters, self.progress(), self._evaluated_progress, cost
@@ -78,25 +79,26 @@ class Trainer:
 
     def evaluate(self) -> None:
         """Evaluate the current step, and save a checkpoint with the score."""
-        self._clock.update()
-        started = self._clock.seconds()
-        with self._meter.paused():
-            loss = evaluate_step(self.state, self._monitor, self._stop)
-            self._save(loss)
-        self._clock.update()
-        self._evaluation_seconds += self._clock.seconds() - started
+        synchronize(self.state.device)
+        started = self._clock.update()
+        loss = evaluate_step(self.state, self._monitor, self._stop)
+        self._save(loss)
+        self._evaluation_seconds += self._clock.update() - started
         self._evaluated_progress = self.progress()
 
     def after_step(self, lr: float) -> None:
         """Log, evaluate and save if that is due, then check for a stop signal."""
         train, step = self.state.config.train, self.state.counters.step
+        is_logged = step == 1 or step % train.log_steps == 0
+        if is_logged:
+            synchronize(self.state.device)
         self._clock.update()
-        self._meter.count_step()
+        check_divergence(self.state)
         self._saver.check()
         progress = self.progress()
         self._monitor.advance(step, progress)
-        if step == 1 or step % train.log_steps == 0:
-            self._monitor.train(step, self._meter.metrics(lr, self._clock.seconds()))
+        if is_logged:
+            self._monitor.train(step, self._meter.metrics(lr, self._clock.seconds(), self._step_seconds()))
         if self.evaluation_is_due():
             self.evaluate()
         elif progress < 1.0:
@@ -127,11 +129,14 @@ class Trainer:
         self._monitor.state("interrupted", step=step, signal=self._stop.name)
         return Outcome("interrupted", step, self._clock.seconds() / 60, None, self.state.counters.best_step)
 
+    def _step_seconds(self) -> float:
+        """Return the seconds since the trainer was made, without evaluations."""
+        return self._clock.seconds() - self._started - self._evaluation_seconds
+
     def _save(self, score: float | None) -> None:
         """Start saving a checkpoint; `score` is the validation loss at this step, or None if it is not evaluated."""
         self._saved_step = self.state.counters.step
         metrics_bytes = self._monitor.flush()
-        self._clock.update()
-        self._saved_seconds = seconds = self._clock.seconds()
+        self._saved_seconds = seconds = self._clock.update()
         parts = snapshot(self.state, score, budget=self._budget, seconds=seconds, metrics_bytes=metrics_bytes)
         self._saver.save(self.state.counters.step, *parts)
