@@ -68,7 +68,12 @@ def open_run(
             inform(line)
         state = new_state(config_of_process, store, inform, processes)
         inform(device_line(state))
-        _load_weights(state, run_dir, last, note, inform)
+        base = config.train.init_from
+        if last is not None:
+            restore(state, last)
+            _note_differences(run_dir, info, state, note)
+        elif base is not None:
+            inform(f"starting from the weights of {base} at step {load_initial_weights(state, base):,}")
         del last  # it holds its files open, which then stay on the disk after they are pruned
         with processes.main_first():
             if processes.is_main:
@@ -103,16 +108,6 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, budget: Bud
         if then not in (None, now):
             raise LmtrainError(f"the {what} is not the one that {run_dir} was trained on: choose another run.name")
     common_steps(run_dir, config.train, budget, info)
-
-
-def _load_weights(state: TrainState, run_dir: Path, last: Checkpoint | None, note: Note, inform: Note) -> None:
-    """Restore the checkpoint `last`, or else load the weights of `train.init_from`, if it is set."""
-    base = state.config.train.init_from
-    if last is not None:
-        restore(state, last)
-        _note_differences(run_dir, read_info(last), state, note)
-    elif base is not None:
-        inform(f"starting from the weights of {base} at step {load_initial_weights(state, base):,}")
 
 
 def _note_differences(run_dir: Path, info: CheckpointInfo, state: TrainState, note: Note) -> None:
