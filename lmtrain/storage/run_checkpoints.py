@@ -88,30 +88,23 @@ def _set_aside(folder: Path, error: LmtrainError, note: Note) -> None:
 
 def best_first(run_dir: Path, until: int | None = None) -> list[Path]:
     """Return the checkpoint folders up to step `until`, the best score first (ties: the oldest first), then those
-    without a score, newest first.
-
-    A checkpoint with a damaged manifest comes before all others if it may be the best, and is left out otherwise.
+    without a score, newest first. A checkpoint with a damaged manifest, which may be the best, comes before all others.
     """
-    ranked, damaged = [], []
-    newest, best_step = -1, None
+    ranked = []
     for folder in folders(run_dir, until):
         step = step_of(folder)
         try:
-            manifest = parse_manifest(folder, FORMAT)
+            score = parse_manifest(folder, FORMAT).get("score")
         except UnreadableError:
             raise
         except LmtrainError:
-            damaged.append(folder)
+            ranked.append((-math.inf, -step, folder))
             continue
-        counters = manifest.get("counters")
-        newest, best_step = step, counters.get("best_step") if isinstance(counters, dict) else None
-        score = manifest.get("score")
-        if score is None:
-            ranked.append((math.inf, -step, folder))
-        elif isinstance(score, float | int) and math.isfinite(score):
+        if isinstance(score, float | int) and math.isfinite(score):
             ranked.append((score, step, folder))
-    may_be_best = [bad for bad in damaged if best_step is None or step_of(bad) > newest or step_of(bad) == best_step]
-    return [*reversed(may_be_best), *(folder for _, _, folder in sorted(ranked))]
+        else:
+            ranked.append((math.inf, -step, folder))
+    return [folder for _, _, folder in sorted(ranked)]
 
 
 def best_folder(run_dir: Path, until: int | None = None) -> Path | None:

@@ -105,11 +105,11 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_no_damage(
     assert (found.folder.name, notes) == ("step-00000002", [])
 
 
-def test_a_damaged_manifest_of_the_newest_may_be_that_of_the_best(tmp_path: Path) -> None:
+def test_a_damaged_manifest_may_be_that_of_the_best(tmp_path: Path) -> None:
     first, best, newest = _trained(tmp_path)
     (newest / "manifest.json").write_bytes(b"{}")
     (first / "manifest.json").write_bytes(b"{}")
-    assert run_checkpoints.best_first(tmp_path) == [newest, best]
+    assert run_checkpoints.best_first(tmp_path) == [newest, first, best]
 
 
 def test_choosing_by_name(tmp_path: Path) -> None:
