@@ -38,8 +38,6 @@ class RunPlan:
     config: Config
     run_dir: Path
     overrides: Sequence[str]
-    stored: Config | None
-    """The configuration of the run, if it exists."""
     is_automatic: bool
     """Whether the automatic recipe is to be chosen by the text."""
 
@@ -55,12 +53,16 @@ def plan_run(source: ConfigSource, overrides: Sequence[str], resume: Path | None
         return _plan_existing(find_run(resume, _partial_config(overrides, "run.dir").run.dir), overrides)
     if source is None:
         run_dir = _run_dir(_partial_config(overrides, "run.dir", "run.name", "data.source"), None)
-        if is_run(run_dir) and run_checkpoints.folders(run_dir):
+        if _has_checkpoint(run_dir):
             return _plan_existing(run_dir, overrides)
     config = load(source, overrides) if source is not None else _recipe(overrides, STAND_IN_TOKENS, vocab_size=0)
     run_dir = _run_dir(config, source)
-    stored = run_config(run_dir) if is_run(run_dir) else None
-    return RunPlan(_with_absolute_paths(config, run_dir), run_dir, overrides, stored, is_automatic=source is None)
+    return RunPlan(_with_absolute_paths(config, run_dir), run_dir, overrides, is_automatic=source is None)
+
+
+def _has_checkpoint(run_dir: Path) -> bool:
+    """Whether the folder is that of a run with a checkpoint, damaged or not."""
+    return is_run(run_dir) and bool(run_checkpoints.folders(run_dir))
 
 
 def _run_dir(config: Config, source: ConfigSource) -> Path:
@@ -100,7 +102,7 @@ def _plan_existing(run_dir: Path, overrides: Sequence[str]) -> RunPlan:
     if not stored.data.dir.exists():  # the run comes from elsewhere
         stored = load(stored, [f"data.dir={DataConfig().dir}"], {})
     config = load(stored, overrides)
-    return RunPlan(_with_absolute_paths(config, run_dir), run_dir, overrides, stored, is_automatic=False)
+    return RunPlan(_with_absolute_paths(config, run_dir), run_dir, overrides, is_automatic=False)
 
 
 def _with_absolute_paths(config: Config, run_dir: Path) -> Config:
@@ -140,15 +142,15 @@ def _tokens_of(plan: RunPlan, note: Note) -> TokenStore:
     text is not a file on this machine, the store is found by its hash.
     """
     config = plan.config
-    if plan.stored is None or not run_checkpoints.folders(plan.run_dir):
+    if not _has_checkpoint(plan.run_dir):
         return prepare_store(config, note=note)
-    source, store_hash = config.data.source, _store_hash(plan.run_dir)
-    is_same_source = Path(source).absolute() == Path(plan.stored.data.source).absolute()
+    stored, source, store_hash = run_config(plan.run_dir), config.data.source, _store_hash(plan.run_dir)
+    is_same_source = Path(source).absolute() == Path(stored.data.source).absolute()
     if store_hash is not None and is_same_source and source not in KNOWN and local_path(source) is None:
         store = find_store(config.data.dir, store_hash, note)
         if store is not None:
             return store
-    if _wants_other_tokenizer(config.tokenizer, plan.stored.tokenizer):
+    if _wants_other_tokenizer(config.tokenizer, stored.tokenizer):
         return prepare_store(config, note=note)
     of_run = TokenizerConfig(file=plan.run_dir / TOKENIZER)
     config = config.model_copy(update={"tokenizer": of_run})
