@@ -92,16 +92,10 @@ def profile_text(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _step(state: TrainState, measure: Measure = nullcontext) -> None:
-    """Take a step at the peak learning rate."""
-    train_step(state, state.config.train.lr, measure)
-
-
-def _seconds(state: TrainState, measure: Measure = nullcontext) -> float:
-    """Take a step and return its seconds."""
-    synchronize(state.device)
+def _step(state: TrainState, measure: Measure = nullcontext) -> float:
+    """Take a step at the peak learning rate, and return its seconds."""
     start = time.perf_counter()
-    _step(state, measure)
+    train_step(state, state.config.train.lr, measure)
     synchronize(state.device)
     return time.perf_counter() - start
 
@@ -122,8 +116,8 @@ def _timed(state: TrainState) -> tuple[float, dict[str, float]]:
 
     whole = by_parts = 0.0
     for _ in range(STEPS):
-        whole += _seconds(state) / STEPS
-        by_parts += _seconds(state, timed) / STEPS
+        whole += _step(state) / STEPS
+        by_parts += _step(state, timed) / STEPS
     return whole, seconds | {"rest": by_parts - sum(seconds.values())}
 
 
@@ -136,7 +130,6 @@ def _traced(state: TrainState, path: Path) -> list[dict[str, Any]]:
         for _ in range(STEPS):
             with record_function(PREFIX + "step"):
                 _step(state, lambda name: record_function(PREFIX + name))
-        synchronize(state.device)
     with write_errors(path):
         disk.remove(path)  # which may be a link to a file elsewhere
         profiler.export_chrome_trace(str(path))
