@@ -111,15 +111,14 @@ def new_state(config: Config, store: TokenStore, note: Note, processes: ProcessG
     set_output_bias(model, counts)
     if model.adaptive is not None:
         model.adaptive.set_shares(counts)
-    strategy = choose_strategy(config, model, device, precision, processes)
-    if strategy != "fsdp":  # sharding moves the model to the device block by block
-        model.to(device)
     teacher, teacher_hash = None, None
     if config.train.teacher:
         teacher, teacher_hash = load_teacher(config, store, device, processes)
     objective = Objective(model, config.train.loss_chunk, teacher, config.train.teacher_weight)
     forward: Forward = objective
-    if strategy != "fsdp":
+    strategy = choose_strategy(config, model, device, precision, processes)
+    if strategy != "fsdp":  # which moves the model to the device block by block, and can't be compiled
+        model.to(device)
         budget = make_budget(config, order.per_epoch())
         forward = compiled_forward(objective, config, budget, device, precision, note)
     compiled = forward is not objective
