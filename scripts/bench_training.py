@@ -20,7 +20,7 @@ import torch
 from record import Row, lmtrain, measure_beside, train_points
 
 from lmtrain.system.device import autocast, synchronize
-from lmtrain.system.memory import memory_bytes
+from lmtrain.system.machine import memory_bytes
 
 SEED, WORDS, BLOCKS = 0, 500_000, 5
 ONLY_STEPS = ["train.epochs=null", "train.tokens=null", "train.max_minutes=null", "train.sample_prompts=[]"]

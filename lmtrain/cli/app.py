@@ -13,8 +13,7 @@ from lmtrain.cli import data, evaluate, export, generate, train
 from lmtrain.cli.options import PARSER_ERROR, Command, accepts, require_single_process
 from lmtrain.errors import AlreadyReported, LmtrainError, UsageError
 from lmtrain.system import launcher
-from lmtrain.system.escapes import with_lines
-from lmtrain.system.messages import note
+from lmtrain.system.messages import note, with_lines
 
 WRONG_USAGE = 2
 

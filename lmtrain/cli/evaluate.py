@@ -65,7 +65,7 @@ def evaluate(
     from lmtrain.data.local import read_lines
     from lmtrain.data.tokenizing import text_split
     from lmtrain.evaluation.adaptive import settings_used
-    from lmtrain.system.memory import explain_out_of_memory
+    from lmtrain.system.machine import explain_out_of_memory
 
     if text is not None and split is not None:
         raise UsageError("--split and --text exclude each other: give one of them")

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmtrain.errors import LmtrainError
 from lmtrain.system import launcher
-from lmtrain.system.escapes import for_terminal, to_json
+from lmtrain.system.messages import for_terminal, to_json
 
 if TYPE_CHECKING:
     from lmtrain.config.schema import Config

@@ -11,9 +11,8 @@ from lmtrain.generation.options import Options
 from lmtrain.generation.prompts import Prompt
 from lmtrain.generation.respacing import in_corpus_spacing
 from lmtrain.generation.text import TextStreamer, unknown_words
-from lmtrain.system.escapes import for_terminal, to_json
-from lmtrain.system.memory import explain_out_of_memory
-from lmtrain.system.messages import note
+from lmtrain.system.machine import explain_out_of_memory
+from lmtrain.system.messages import for_terminal, note, to_json
 from lmtrain.system.signals import forget
 
 REMEDY = "lower --batch-size, --samples, --beams or --max-tokens"

@@ -18,8 +18,7 @@ from lmtrain.model.objective import Objective
 from lmtrain.nn.output_loss import rows_at_once
 from lmtrain.storage.run_folder import run_config
 from lmtrain.system.device import autocast, choose_device, choose_precision, set_threads
-from lmtrain.system.machine import peak_flops
-from lmtrain.system.memory import installed_bytes
+from lmtrain.system.machine import installed_bytes, peak_flops
 from lmtrain.training.budget import make_budget, targets_per_step
 
 DISTILLATION_BUFFERS = 3

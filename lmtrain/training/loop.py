@@ -16,7 +16,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.order import batch
 from lmtrain.data.tokens import TokenStore
 from lmtrain.system.device import autocast, to_device
-from lmtrain.system.memory import explain_out_of_memory
+from lmtrain.system.machine import explain_out_of_memory
 from lmtrain.system.messages import Note
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.system.signals import Interrupted

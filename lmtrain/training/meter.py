@@ -6,8 +6,7 @@ import time
 import torch
 
 from lmtrain.errors import LmtrainError
-from lmtrain.system.machine import peak_flops
-from lmtrain.system.memory import memory_bytes
+from lmtrain.system.machine import memory_bytes, peak_flops
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.budget import targets_per_step
 from lmtrain.training.costs import step_flops

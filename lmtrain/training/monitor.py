@@ -20,7 +20,7 @@ from lmtrain.evaluation.perplexity import readable
 from lmtrain.storage.files import write_errors
 from lmtrain.storage.run_folder import METRICS, Status, write_state
 from lmtrain.system import disk
-from lmtrain.system.escapes import escaped
+from lmtrain.system.messages import escaped
 from lmtrain.training.heatmap import heatmap
 
 CHARTS = {

@@ -19,8 +19,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.storage.files import make_folders, write_errors
 from lmtrain.system import disk
 from lmtrain.system.device import set_threads, synchronize
-from lmtrain.system.machine import machine, peak_flops
-from lmtrain.system.memory import explain_out_of_memory
+from lmtrain.system.machine import explain_out_of_memory, machine, peak_flops
 from lmtrain.system.messages import Note
 from lmtrain.training.budget import targets_per_step
 from lmtrain.training.costs import step_flops

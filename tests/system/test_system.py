@@ -15,8 +15,7 @@ from torch.torch_version import TorchVersion
 from lmtrain.errors import LmtrainError
 from lmtrain.system import device as devices
 from lmtrain.system.device import choose_device, choose_precision, missing_to_compile
-from lmtrain.system.machine import peak_flops
-from lmtrain.system.memory import explain_out_of_memory
+from lmtrain.system.machine import explain_out_of_memory, peak_flops
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import Interrupted, catch_stop_signals
 from tests.helpers import default_interrupts
