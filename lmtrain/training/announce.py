@@ -8,13 +8,14 @@ import torch
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.build import build_uninitialized
-from lmtrain.training.budget import Budget, targets_per_step
+from lmtrain.training.budget import Budget, sample_order, targets_per_step
 from lmtrain.training.train_state import TrainState
 
 
-def introduction(config: Config, store: TokenStore, budget: Budget, samples_per_epoch: int) -> Iterator[str]:
+def introduction(config: Config, store: TokenStore, budget: Budget) -> Iterator[str]:
     """Yield lines about the model, the data and the budget, before the model is made, which may take minutes."""
-    model, train, tokenizer = config.model, config.train, store.tokenizer
+    model, tokenizer = config.model, store.tokenizer
+    steps_per_epoch = sample_order(config, store).per_epoch() / config.train.batch_size
     parameters = sum(value.numel() for value in build_uninitialized(model, tokenizer.vocab_size).parameters())
     size = f"{parameters / 1e6:,.1f} M" if parameters >= 1e6 else f"{parameters:,}"
     blocks = f"{_count(model.layers, 'block')} of width {model.dim}"
@@ -23,11 +24,11 @@ def introduction(config: Config, store: TokenStore, budget: Budget, samples_per_
     yield (
         f"data: {store.split('train').tokens:,} training tokens; a vocabulary of {tokenizer.vocab_size:,} entries "
         f"({tokenizer.kind}); one epoch is "
-        f"{_count(math.ceil(samples_per_epoch / train.batch_size), 'step')} of {_count(targets, 'token')}"
+        f"{_count(math.ceil(steps_per_epoch), 'step')} of {_count(targets, 'token')}"
     )
     limits = []
     if budget.steps is not None:
-        epochs = budget.steps * train.batch_size / samples_per_epoch
+        epochs = budget.steps / steps_per_epoch
         limits.append(f"{budget.steps:,} steps ({budget.steps * targets:,} tokens, {epochs:.3g} epochs)")
     if budget.seconds is not None:
         limits.append(f"{budget.seconds / 60:g} minutes")

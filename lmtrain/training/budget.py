@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from lmtrain.config.schema import Config
+from lmtrain.data.order import SampleOrder
+from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.training.checkpoint_info import Counters
 
@@ -51,12 +53,18 @@ def targets_per_step(config: Config) -> int:
     return config.train.batch_size * (1 if config.model.mode == "windowed" else config.model.context)
 
 
-def make_budget(config: Config, samples_per_epoch: int) -> Budget:
+def sample_order(config: Config, store: TokenStore) -> SampleOrder:
+    """Return the order of the sequences in the training split. Raises LmtrainError if it is shorter than one."""
+    return SampleOrder(store.split("train").tokens, config.model.context, config.model.mode, config.run.seed)
+
+
+def make_budget(config: Config, store: TokenStore) -> Budget:
     """Return the configured budget in steps and seconds. The last step of an epoch may reach into the next one.
 
-    Raises UsageError if the warmup is given in steps and they do not fit into the budget.
+    Raises UsageError if the warmup is given in steps and they do not fit into the budget, and LmtrainError if the
+    training split is shorter than a sequence, whatever the unit of the budget.
     """
-    train, steps = config.train, _budget_steps(config, samples_per_epoch)
+    train, steps = config.train, _budget_steps(config, sample_order(config, store).per_epoch())
     if steps is not None and train.warmup >= 1:
         decay = train.decay if train.schedule == "wsd" else 0.0
         if train.warmup > (1 - decay) * steps:

@@ -9,7 +9,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmtrain.config.schema import Config, ModelConfig
-from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.build import build_uninitialized, construct
 from lmtrain.model.ensemble import Ensemble
@@ -19,7 +18,7 @@ from lmtrain.nn.output_loss import rows_at_once
 from lmtrain.storage.run_folder import run_config
 from lmtrain.system.device import autocast, choose_device, choose_precision, set_threads
 from lmtrain.system.machine import installed_bytes, peak_flops
-from lmtrain.training.budget import make_budget, targets_per_step
+from lmtrain.training.budget import make_budget, sample_order, targets_per_step
 
 DISTILLATION_BUFFERS = 3
 """Arrays of the size of all logits that exist at once in the distillation loss, beside those that autograd saves."""
@@ -131,8 +130,7 @@ def costs(config: Config, store: TokenStore) -> dict[str, Any]:
     `estimate` is for one process, without evaluations. It takes the time of a step as its operations over `UTILIZATION`
     of the measured peak, plus `LAYER_SECONDS`. If the budget is in minutes, its `steps` are those that fit.
     """
-    split, seed = store.split("train"), config.run.seed
-    samples = SampleOrder(split.tokens, config.model.context, config.model.mode, seed).per_epoch()
+    split, samples = store.split("train"), sample_order(config, store).per_epoch()
     with FakeTensorMode():  # also for a model that is larger than the memory
         model = build_uninitialized(config.model, store.tokenizer.vocab_size)
     if model.adaptive is not None:
@@ -140,7 +138,7 @@ def costs(config: Config, store: TokenStore) -> dict[str, Any]:
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
     memory = memory_estimate(config, store.tokenizer.vocab_size, precision)
-    budget = make_budget(config, samples)
+    budget = make_budget(config, store)
     tokens = targets_per_step(config)
     flops, steps_per_epoch = step_flops(model, config), samples / config.train.batch_size
     set_threads(config.train.threads)

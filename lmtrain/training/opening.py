@@ -27,7 +27,7 @@ from lmtrain.training.monitor import Monitor, RunMonitor
 from lmtrain.training.optim import steps_independent_of_budget
 from lmtrain.training.parallel import check_agreement, check_shared, with_micro_batch
 from lmtrain.training.saving import CheckpointSaver, abort
-from lmtrain.training.train_state import TrainState, load_initial_weights, new_state, restore, sample_order
+from lmtrain.training.train_state import TrainState, load_initial_weights, new_state, restore
 from lmtrain.training.trainer import Outcome, Trainer
 
 
@@ -44,8 +44,7 @@ def open_run(
     inform = ignore if quiet else note
     config_of_process = with_micro_batch(config, processes)
     check_agreement(config, store, processes)
-    samples_per_epoch = sample_order(config, store).per_epoch()
-    budget = make_budget(config, samples_per_epoch)
+    budget = make_budget(config, store)
     with ExitStack() as stack:
         with processes.main_first():
             if processes.is_main:
@@ -64,7 +63,7 @@ def open_run(
         set_threads(config.train.threads)
         step, spent = info.counters.step, budget.progress(info.counters.step, info.seconds)
         inform(f"{run_dir}: " + (f"resuming from step {step:,} ({spent:.0%} of the budget)" if step else "a new run"))
-        for line in introduction(config, store, budget, samples_per_epoch):
+        for line in introduction(config, store, budget):
             inform(line)
         state = new_state(config_of_process, store, inform, processes)
         inform(device_line(state))

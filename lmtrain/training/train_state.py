@@ -23,7 +23,7 @@ from lmtrain.system.device import choose_device, choose_precision
 from lmtrain.system.machine import machine
 from lmtrain.system.messages import Note
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
-from lmtrain.training.budget import Budget, make_budget
+from lmtrain.training.budget import Budget, make_budget, sample_order
 from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, SavedCounters, read_info
 from lmtrain.training.compilation import compiled_forward
 from lmtrain.training.continuing import schedule_length
@@ -91,11 +91,6 @@ class TrainState:
     counters: Counters = field(default_factory=Counters)
 
 
-def sample_order(config: Config, store: TokenStore) -> SampleOrder:
-    """Return the order of the sequences in the training split. Raises LmtrainError if it is shorter than one."""
-    return SampleOrder(store.split("train").tokens, config.model.context, config.model.mode, config.run.seed)
-
-
 def new_state(config: Config, store: TokenStore, note: Note, processes: ProcessGroup = SINGLE_PROCESS) -> TrainState:
     """Return the state before the first step, with initial weights; compile and distribute the model as configured."""
     device = choose_device(config.train.device)
@@ -119,8 +114,7 @@ def new_state(config: Config, store: TokenStore, note: Note, processes: ProcessG
     strategy = choose_strategy(config, model, device, precision, processes)
     if strategy != "fsdp":  # which moves the model to the device block by block, and can't be compiled
         model.to(device)
-        budget = make_budget(config, order.per_epoch())
-        forward = compiled_forward(objective, config, budget, device, precision, note)
+        forward = compiled_forward(objective, config, make_budget(config, store), device, precision, note)
     compiled = forward is not objective
     forward, parallel = distribute(strategy, model, forward, device, precision, processes)
     averaged = {name: value.detach().clone() for name, value in model.named_parameters()} if config.train.ema else None

@@ -112,7 +112,7 @@ def begin(config: Config, store: TokenStore) -> TrainState:
 def take_steps(state: TrainState, count: int) -> list[Step]:
     """Take steps as the loop does."""
     config, steps = state.config.train, []
-    budget = make_budget(state.config, state.order.per_epoch())
+    budget = make_budget(state.config, state.store)
     with pytest.MonkeyPatch.context() as patch:
         windows: list[int] = []
 

@@ -1,5 +1,6 @@
 """Schedules against literal lists, AdamW against torch's unfused one, averaged weights against a loop."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,14 +54,14 @@ def test_the_first_steps_of_two_budgets_have_the_same_learning_rates_to_the_last
 
 
 def test_a_warmup_in_steps_must_fit_into_the_run() -> None:
-    make_budget(_config(steps=100, warmup=80, schedule="wsd", decay=0.2), 100)
-    make_budget(_config(steps=100, warmup=100), 100)
+    _budget(_config(steps=100, warmup=80, schedule="wsd", decay=0.2))
+    _budget(_config(steps=100, warmup=100))
     with pytest.raises(
         UsageError, match=r"train.warmup=81 and train.decay=0.2 do not fit into the run of 100 steps: low"
     ):
-        make_budget(_config(steps=100, warmup=81, schedule="wsd", decay=0.2), 100)
+        _budget(_config(steps=100, warmup=81, schedule="wsd", decay=0.2))
     with pytest.raises(UsageError, match=r"train.warmup=101 does not fit into the run of 100 steps: lower it"):
-        make_budget(_config(steps=100, warmup=101), 100)
+        _budget(_config(steps=100, warmup=101))
 
 
 def _config(**train: Any) -> Config:
@@ -68,16 +69,22 @@ def _config(**train: Any) -> Config:
     return Config(model=ModelConfig(mode="windowed"), train=TrainConfig(**train))
 
 
+def _budget(config: Config) -> Budget:
+    """The budget if an epoch has 100 windows."""
+    split = SimpleNamespace(tokens=config.model.context + 100)
+    return make_budget(config, SimpleNamespace(split=lambda name: split))  # type: ignore[arg-type]
+
+
 def test_budgets() -> None:
-    assert make_budget(_config(epochs=2, batch_size=32), 100) == Budget(7, None)
-    assert make_budget(_config(batch_size=10), 100) == Budget(100, None)
-    assert make_budget(_config(tokens=320, batch_size=32), 100) == Budget(10, None)
-    assert make_budget(_config(tokens=321, batch_size=32), 100) == Budget(11, None)
-    assert make_budget(_config(tokens=1, batch_size=32, max_minutes=2), 100) == Budget(1, 120.0)
+    assert _budget(_config(epochs=2, batch_size=32)) == Budget(7, None)
+    assert _budget(_config(batch_size=10)) == Budget(100, None)
+    assert _budget(_config(tokens=320, batch_size=32)) == Budget(10, None)
+    assert _budget(_config(tokens=321, batch_size=32)) == Budget(11, None)
+    assert _budget(_config(tokens=1, batch_size=32, max_minutes=2)) == Budget(1, 120.0)
     causal = Config(model=ModelConfig(context=64), train=TrainConfig(tokens=10**7, batch_size=8))
-    assert make_budget(causal, 100) == Budget(19532, None)
-    assert make_budget(_config(max_minutes=2), 100) == Budget(None, 120.0)
-    both = make_budget(_config(max_minutes=1, steps=10), 100)
+    assert _budget(causal) == Budget(19532, None)
+    assert _budget(_config(max_minutes=2)) == Budget(None, 120.0)
+    both = _budget(_config(max_minutes=1, steps=10))
     assert [both.progress(5, 6.0), both.progress(1, 30.0), both.progress(10, 0.0), both.progress(0, 99.0)] == [
         0.5,
         0.5,
@@ -91,7 +98,7 @@ def test_budgets() -> None:
         1.0,
         0.9,
     ]
-    assert make_budget(_config(steps=10), 100).with_setup(1e9).progress(5, 2e9) == 0.5
+    assert _budget(_config(steps=10)).with_setup(1e9).progress(5, 2e9) == 0.5
     with pytest.raises(LmtrainError, match=r"train.max_minutes=1 is over before the first step: .* took 1\.50 minutes"):
         both.with_setup(90.0)
 
@@ -112,7 +119,7 @@ def test_evaluations_are_spread_over_the_budget_and_do_not_take_most_of_it(
 ) -> None:
     """With a thousand targets in a step, which takes a second."""
     config = _config(**{"batch_size": 1000, **fields})
-    budget = make_budget(config, 100)
+    budget = _budget(config)
     last, found = 0, []
     for step in range(1, (config.train.steps or 60) + 1):
         now, before = budget.progress(step, float(step)), budget.progress(last, float(last))
