@@ -85,19 +85,11 @@ def test_budgets() -> None:
     assert _budget(causal) == Budget(19532, None)
     assert _budget(_config(max_minutes=2)) == Budget(None, 120.0)
     both = _budget(_config(max_minutes=1, steps=10))
-    assert [both.progress(5, 6.0), both.progress(1, 30.0), both.progress(10, 0.0), both.progress(0, 99.0)] == [
-        0.5,
-        0.5,
-        1,
-        1,
-    ]
+    spent = [both.progress(*done) for done in ((5, 6.0), (1, 30.0), (10, 0.0), (0, 99.0))]
+    assert spent == [0.5, 0.5, 1, 1]
     late = both.with_setup(15.0)
-    assert [late.progress(0, 15.0), late.progress(0, 37.5), late.progress(0, 60.0), late.progress(9, 15.0)] == [
-        0.0,
-        0.5,
-        1.0,
-        0.9,
-    ]
+    spent = [late.progress(*done) for done in ((0, 15.0), (0, 37.5), (0, 60.0), (9, 15.0))]
+    assert spent == [0.0, 0.5, 1.0, 0.9]
     assert _budget(_config(steps=10)).with_setup(1e9).progress(5, 2e9) == 0.5
     with pytest.raises(LmtrainError, match=r"train.max_minutes=1 is over before the first step: .* took 1\.50 minutes"):
         both.with_setup(90.0)
