@@ -117,13 +117,10 @@ def _note_differences(run_dir: Path, info: CheckpointInfo, state: TrainState, no
         load(run_dir / run_folder.CONFIG, environment={})
     except UsageError as error:
         note(f"{error}; the run is resumed without it")
-    if info.precision not in (None, state.precision):
-        note(f"precision: {info.precision} before, {state.precision} now, by train.precision=auto on this machine")
-    if info.compiled not in (None, state.compiled):
-        how = "compiled" if state.compiled else "not compiled"
-        note(f"the model is {how}, unlike before: the results may not be equal bit for bit")
     train = state.config.train
     for what, then, now in (
+        ("precision, by train.precision=auto", info.precision, state.precision),
+        ("compiled", info.compiled, state.compiled),
         ("CPU threads", info.threads, torch.get_num_threads()),
         ("processes", info.processes, state.parallel.processes.world_size),
         ("sequences per micro-batch", info.micro_batch, train.micro_batch or train.batch_size),

@@ -207,4 +207,4 @@ def test_a_compiled_model_after_one_that_was_not_is_reported(
     run(small, little_store, tmp_path)
     monkeypatch.setattr(train_state, "compiled_forward", lambda objective, *_: partial(objective))
     _, notes = run(change(small, train__steps=16), little_store, tmp_path)
-    assert notes[1:] == ["the model is compiled, unlike before: the results may not be equal bit for bit"]
+    assert notes[1:] == ["compiled: False before, True now; the results may not be equal bit for bit"]
