@@ -104,7 +104,7 @@ def best_first(run_dir: Path, until: int | None = None) -> list[Path]:
             ranked.append((score, step, folder))
         else:
             ranked.append((math.inf, -step, folder))
-    return [folder for _, _, folder in sorted(ranked)]
+    return [folder for _, _, folder in sorted(ranked) if folder.is_dir()]  # a run in training may have just deleted it
 
 
 def best_folder(run_dir: Path, until: int | None = None) -> Path | None:
