@@ -30,12 +30,16 @@ def compiled_forward(
     requested = config.train.compile
     if requested is False or (requested == "auto" and not _is_long(objective, config, budget, device)):
         return objective
+
+    def uncompiled(why: str) -> Forward:
+        if requested is True:
+            raise LmtrainError(f"train.compile=true, but {why}: set train.compile=false")
+        note(f"not compiling the model, which only costs speed: {why}")
+        return objective
+
     missing = missing_to_compile(device)
     if missing is not None:
-        if requested is True:
-            raise LmtrainError(f"train.compile=true, but compiling needs {missing}: set train.compile=false")
-        note(f"not compiling the model, which only costs speed: compiling needs {missing}")
-        return objective
+        return uncompiled(f"compiling needs {missing}")
     note("compiling the model (a minute or two; cached for the next run)")
     compiled = torch.compile(objective, dynamic=False)
     try:
@@ -46,13 +50,8 @@ def compiled_forward(
             compiled(inputs, targets).sum().backward()
     except (torch.OutOfMemoryError, MemoryError):
         raise
-    except Exception as error:  # compilers raise any type; an error of the model recurs without compiling
-        if requested is True:
-            raise LmtrainError(
-                f"train.compile=true, but torch.compile failed ({_reason(error)}): set train.compile=false"
-            ) from error
-        note(f"torch.compile failed and is not used, which only costs speed ({_reason(error)})")
-        return objective
+    except Exception as error:  # noqa: BLE001 -- compilers raise any type; an error of the model recurs without compiling
+        return uncompiled(f"torch.compile failed ({_reason(error)})")
     finally:
         objective.zero_grad(set_to_none=True)
     return compiled

@@ -72,7 +72,7 @@ def test_a_compiler_that_fails(
     notes: list[str] = []
     state = train_state.new_state(tiny, store, notes.append)
     assert isinstance(state.forward, Objective)
-    assert notes[1:] == [f"torch.compile failed and is not used, which only costs speed ({reason})"]
+    assert notes[1:] == [f"not compiling the model, which only costs speed: torch.compile failed ({reason})"]
     assert all(parameter.grad is None for parameter in state.model.parameters())
     with pytest.raises(LmtrainError, match=rf"{re.escape(reason)}.*set train\.compile=false"):
         train_state.new_state(change(tiny, train__compile=True), store, ignore)
