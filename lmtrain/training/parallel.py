@@ -97,28 +97,23 @@ def choose_strategy(
     if processes is SINGLE_PROCESS:
         return "single"
     strategy: str = config.train.parallel
-    obstacles = [
-        (name, remedy)
-        for name, is_set, remedy in (
-            ("train.optimizer", config.train.optimizer == "muon", "adamw"),
-            ("train.compile", config.train.compile is True, "false"),
-            ("train.teacher", bool(config.train.teacher), "null"),
-            ("train.precision", precision == "fp16", "bf16 or fp32"),
-        )
-        if is_set
+    needed = [
+        setting
+        for setting, is_missing in {
+            "train.optimizer=adamw": config.train.optimizer == "muon",
+            "train.compile=false": config.train.compile is True,
+            "train.teacher=null": bool(config.train.teacher),
+            "train.precision=bf16 or fp32": precision == "fp16",
+        }.items()
+        if is_missing
     ]
     if strategy == "auto":
         copies = 4 + bool(config.train.ema)  # weights, gradients, two moments
         state = 4.0 * copies * sum(parameter.numel() for parameter in model.parameters())
         capacity = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
-        strategy = "fsdp" if state > STATE_FRACTION * capacity and not obstacles else "ddp"
-    if strategy == "fsdp" and obstacles:
-        name, remedy = obstacles[0]
-        value = flat(config)[name]
-        raise LmtrainError(
-            f"train.parallel=fsdp does not support {name}={value if isinstance(value, str) else json.dumps(value)}: "
-            f"set {name}={remedy}, or train.parallel=ddp"
-        )
+        strategy = "fsdp" if state > STATE_FRACTION * capacity and not needed else "ddp"
+    if strategy == "fsdp" and needed:
+        raise LmtrainError(f"train.parallel=fsdp needs {' and '.join(needed)}: set that, or train.parallel=ddp")
     return strategy
 
 
