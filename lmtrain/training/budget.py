@@ -68,10 +68,9 @@ def make_budget(config: Config, store: TokenStore) -> Budget:
     if steps is not None and train.warmup >= 1:
         decay = train.decay if train.schedule == "wsd" else 0.0
         if train.warmup > (1 - decay) * steps:
-            both = f" and train.decay={decay:g} do" if decay else " does"
-            remedy = "one of them" if decay else "it"
             raise UsageError(
-                f"train.warmup={train.warmup:g}{both} not fit into the run of {steps:,} steps: lower {remedy}"
+                f"train.warmup={train.warmup:g} does not fit into the run of {steps:,} steps"
+                f"{f' beside train.decay={decay:g}' if decay else ''}: lower it"
             )
     return Budget(steps, None if train.max_minutes is None else 60.0 * train.max_minutes)
 
