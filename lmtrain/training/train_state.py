@@ -112,7 +112,7 @@ def new_state(config: Config, store: TokenStore, note: Note, processes: ProcessG
     objective = Objective(model, config.train.loss_chunk, teacher, config.train.teacher_weight)
     forward: Forward = objective
     strategy = choose_strategy(config, model, device, precision, processes)
-    if strategy != "fsdp":  # which moves the model to the device block by block, and can't be compiled
+    if strategy != "fsdp":  # sharding moves the model to the device block by block, and is not compiled
         model.to(device)
         forward = compiled_forward(objective, config, make_budget(config, store), device, precision, note)
     compiled = forward is not objective
