@@ -66,7 +66,7 @@ def last_common(
     checkpoint = load(Path(processes.on_main(folder_until)), verify_hashes=False)
     note(
         f"{run_dir}: going back to step {checkpoint.info['step']:,}, before the decay of the learning rate, to resume "
-        f"with another budget; later checkpoints, up to step {step:,}, are deleted when the next one is saved"
+        f"with another budget; later checkpoints, up to step {step:,}, are deleted"
     )
     return checkpoint
 

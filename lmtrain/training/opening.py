@@ -76,6 +76,7 @@ def open_run(
         del last  # it holds its files open, which then stay on the disk after they are pruned
         with processes.main_first():
             if processes.is_main:
+                run_checkpoints.remove_after(run_dir, step)  # they belong to the curves that the monitor cuts off
                 run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
         check_shared(run_dir, step, processes)
         monitor = Monitor()
@@ -137,7 +138,7 @@ def _trainer(state: TrainState, run_dir: Path, budget: Budget, clock: Clock, mon
     try:
         with (
             catch_stop_signals(processes, lambda: abort(run_dir, processes)) as stop,
-            CheckpointSaver(run_dir, train.keep, processes, delete_after=step, common_steps=common) as saver,
+            CheckpointSaver(run_dir, train.keep, processes, common_steps=common) as saver,
         ):
             monitor.state("running", step=step)
             seconds = clock.update()

@@ -26,7 +26,6 @@ class CheckpointSaver:
     sent. A write error is raised by the next call of any method, and at the end of the block at the latest. Between
     `save` and the next `wait` the newest complete checkpoint may be the previous one.
 
-    `delete_after` is the step that the run resumes from: the first call of `save` deletes all later checkpoints.
     `common_steps` is the last step that a run with a larger budget can continue from (0: it can't); see `prune`.
     """
 
@@ -36,12 +35,10 @@ class CheckpointSaver:
         keep: int,
         processes: ProcessGroup = SINGLE_PROCESS,
         *,
-        delete_after: int | None = None,
         common_steps: int = 0,
     ) -> None:
         self._run_dir = run_dir
         self._keep = keep
-        self._delete_after = delete_after
         self.common_steps = common_steps
         self._processes = processes.new_group()  # the loop uses its own collectives at the same time
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -87,10 +84,6 @@ class CheckpointSaver:
                         f"step {step}: {group} tensor {name} is not finite, so this checkpoint was not written: "
                         "lower train.lr or raise train.warmup"
                     )
-        if processes.is_main and self._delete_after is not None:
-            # Before the new checkpoint is complete: if the process is killed now, the run still resumes from this step.
-            run_checkpoints.remove_after(self._run_dir, self._delete_after)
-            self._delete_after = None
         checkpoint.save(self._run_dir, step, tensors, info, processes)
         if processes.is_main:
             run_checkpoints.prune(self._run_dir, self._keep, self.common_steps)
