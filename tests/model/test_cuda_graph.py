@@ -98,7 +98,6 @@ def test_a_windowed_model_and_a_cpu_use_the_plain_step() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 def test_a_graph_equals_the_plain_step(fields: dict[str, object]) -> None:
     model = build(**fields).cuda()

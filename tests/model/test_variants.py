@@ -108,7 +108,6 @@ def test_copy_equals_its_definition_written_out(mode: str, width: int | None) ->
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("fields", [*VARIANTS, *WINDOWED_VARIANTS, *PLAIN], ids=str)
 def test_cuda_equals_cpu(fields: dict[str, object]) -> None:
     model = build(**{**fields, "dim": 32, "context": 64})

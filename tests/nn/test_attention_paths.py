@@ -110,7 +110,6 @@ def on_cuda() -> list[Tensor]:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @every_sparse_pattern
 def test_cuda_patterns_equal_dense(pattern: Pattern) -> None:
@@ -120,7 +119,6 @@ def test_cuda_patterns_equal_dense(pattern: Pattern) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @every_pattern
 @pytest.mark.parametrize("kind", ["float", "padding"])
 def test_cuda_masks_equal_the_cpu(pattern: Pattern, kind: str) -> None:

@@ -277,7 +277,6 @@ def test_auto_shards_what_is_too_large_and_can_be_sharded(tiny: Config, monkeypa
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_one_process_over_nccl(
     tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -314,7 +314,6 @@ def test_nothing_in_a_step_depends_on_a_value_on_the_device(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_step_on_cuda_never_waits_for_the_device(tiny: Config, store: TokenStore, optimizer: str) -> None:

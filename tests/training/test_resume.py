@@ -298,7 +298,6 @@ def test_out_of_memory_is_not_called_a_checkpoint_that_does_not_fit(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_resume_on_cuda_gives_the_same_bits(
     tiny: Config, store: TokenStore, tmp_path: Path, interrupt_after: Callable[[int, int], None], precision: str
