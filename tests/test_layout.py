@@ -70,13 +70,6 @@ def test_search_works_on_ids_only() -> None:
         assert modules <= {"errors", "generation.options", "generation.search"}, name
 
 
-def test_nothing_reads_or_writes_pickles() -> None:
-    for path in PACKAGE.rglob("*.py"):
-        assert not {"pickle", "shelve", "marshal", "dill", "joblib"} & _imports(path), path
-        assert "torch.load" not in path.read_text(), path
-        assert "torch.save" not in path.read_text(), path
-
-
 def test_only_the_code_of_exported_models_imports_transformers() -> None:
     users = {path.name for path in PACKAGE.rglob("*.py") if any("transformers" in name for name in _imports(path))}
     assert users == {"modeling_lmtrain.py"}
