@@ -3,14 +3,15 @@
 Shapes: T tokens, G global tokens, D the model's width, H heads.
 """
 
-import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from lmtrain.nn.attention import join_heads, split_heads
 from tests.model.models import build
+from tests.nn.patterns import loop
 
 H, G, T = 2, 2, 5
 
@@ -22,19 +23,13 @@ def permitted(mode: str, query: int, key: int) -> bool:
     return query < G or key < G
 
 
-def block_written_out(block: Any, rows: list[Tensor], mode: str) -> list[Tensor]:
-    """The outputs (D,) of one pre-norm block for the global tokens and the tokens."""
-    layer, normalized = block.attention, [block.attention_residual.norm(row) for row in rows]
-    q, k, v = ([part(row).chunk(H) for row in normalized] for part in (layer.query, layer.key, layer.value))
-    after = []
-    for query, row in enumerate(rows):
-        keys = [key for key in range(G + T) if permitted(mode, query, key)]
-        heads = []
-        for h in range(H):
-            scores = torch.stack([q[query][h] @ k[key][h] / math.sqrt(len(q[query][h])) for key in keys])
-            heads.append(sum(w * v[key][h] for w, key in zip(scores.softmax(0), keys, strict=True)))
-        attended = row + layer.output(torch.cat(heads))
-        after.append(attended + block.feed_forward(block.feed_forward_residual.norm(attended)))
+def block_written_out(block: Any, rows: Tensor, mode: str) -> Tensor:
+    """One pre-norm block over the global tokens and the tokens: (1, G + T, D) -> (1, G + T, D)."""
+    layer, normalized = block.attention, block.attention_residual.norm(rows)
+    query, key, value = (split_heads(part(normalized), H) for part in (layer.query, layer.key, layer.value))
+    pairs = torch.tensor([[permitted(mode, t, i) for i in range(G + T)] for t in range(G + T)])
+    attended = rows + layer.output(join_heads(loop(query, key, value, pairs)))
+    after: Tensor = attended + block.feed_forward(block.feed_forward_residual.norm(attended))
     return after
 
 
@@ -43,10 +38,10 @@ def test_the_encoder_equals_loops_over_learned_tokens_and_the_sequence(mode: str
     model = build(mode=mode, attention="global", attention_globals=G, position="none")
     x, learned = torch.randn(1, T, 8), model.encoder.global_tokens
     assert learned is not None
-    rows = [*learned, *x[0]]
+    rows = torch.cat((learned.unsqueeze(0), x), dim=1)
     for block in model.encoder.blocks:
         rows = block_written_out(block, rows, mode)
-    torch.testing.assert_close(model.encoder(x, torch.arange(T))[0], torch.stack(rows[G:]))
+    torch.testing.assert_close(model.encoder(x, torch.arange(T)), rows[:, G:])
 
 
 def test_a_model_without_global_attention_has_no_global_tokens() -> None:

@@ -1,5 +1,6 @@
-"""Attention patterns of every kind, and inputs for the tests of what computes them."""
+"""Attention patterns of every kind, inputs for the tests of what computes them, and attention as a loop."""
 
+import math
 from itertools import product
 
 import pytest
@@ -37,3 +38,21 @@ def alibi(length: int) -> Tensor:
     """The bias of two heads."""
     positions = torch.arange(length)
     return alibi_bias(alibi_slopes(2), positions, positions).double()
+
+
+def loop(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """One softmax per query, over the keys that the bool mask (B, H, T, T) names; zeros where it names none."""
+    out = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=value.dtype)
+    mask = mask.expand(*query.shape[:-1], key.shape[-2])
+    scale = scale or 1 / math.sqrt(query.shape[-1])
+    for b, h, t in product(*map(range, query.shape[:-1])):
+        keys = mask[b, h, t].nonzero().flatten().tolist()
+        scores = [scale * (query[b, h, t] @ key[b, h, k]).item() for k in keys]
+        if bias is not None:
+            scores = [score + bias[h, t, k].item() for score, k in zip(scores, keys, strict=True)]
+        weights = [math.exp(score) for score in scores]
+        for k, weight in zip(keys, weights, strict=True):
+            out[b, h, t] += weight / sum(weights) * value[b, h, k]
+    return out

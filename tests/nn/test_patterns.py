@@ -16,7 +16,7 @@ from lmtrain.nn.attention import CrossAttention, SelfAttention, join_heads, padd
 from lmtrain.nn.dot_product import attend
 from lmtrain.nn.kv_cache import Rows
 from lmtrain.nn.patterns import CAUSAL, FULL, Pattern
-from tests.nn.patterns import alibi, every_pattern, random_qkv
+from tests.nn.patterns import alibi, every_pattern, loop, random_qkv
 
 size = st.none() | st.integers(1, 6)
 
@@ -36,24 +36,6 @@ def attends(pattern: Pattern, query: int, key: int) -> bool:
 
 def written_out(pattern: Pattern, queries: int, keys: int) -> Tensor:
     return torch.tensor([[attends(pattern, query, key) for key in range(keys)] for query in range(queries)])
-
-
-def loop(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None = None, scale: float | None = None
-) -> Tensor:
-    """One softmax per query, over the keys that the bool mask (B, H, T, T) names; zeros where it names none."""
-    out = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=value.dtype)
-    mask = mask.expand(*query.shape[:-1], key.shape[-2])
-    scale = scale or 1 / math.sqrt(query.shape[-1])
-    for b, h, t in product(*map(range, query.shape[:-1])):
-        keys = mask[b, h, t].nonzero().flatten().tolist()
-        scores = [scale * (query[b, h, t] @ key[b, h, k]).item() for k in keys]
-        if bias is not None:
-            scores = [score + bias[h, t, k].item() for score, k in zip(scores, keys, strict=True)]
-        weights = [math.exp(score) for score in scores]
-        for k, weight in zip(keys, weights, strict=True):
-            out[b, h, t] += weight / sum(weights) * value[b, h, k]
-    return out
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lmtrain.nn.attention import CrossAttention
+from lmtrain.nn.attention import CrossAttention, join_heads, split_heads
 from lmtrain.nn.blocks import FeedForward
 from lmtrain.nn.sets import ISAB, MAB, PMA, SAB, LearnedQueryAttention
+from tests.nn.patterns import loop
 
 FORMS: list[dict[str, Any]] = [
     {"form": "plain"},
@@ -24,17 +25,9 @@ DIM, HEADS = 8, 2
 
 def heads_loop(query: Tensor, key: Tensor, value: Tensor, heads: int, scale: float | None = None) -> Tensor:
     """Projected queries (Tq, D), keys and values (T, D) -> joined heads (Tq, D)."""
-    size = query.shape[1] // heads
-    scale = scale or 1 / math.sqrt(size)
-    out = torch.zeros_like(query)
-    for start in range(0, query.shape[1], size):
-        part = slice(start, start + size)
-        for t in range(len(query)):
-            scores = [scale * (query[t, part] @ key[i, part]).item() for i in range(len(key))]
-            total = sum(math.exp(score) for score in scores)
-            for i, score in enumerate(scores):
-                out[t, part] += math.exp(score) / total * value[i, part]
-    return out
+    every_pair = torch.ones(len(query), len(key), dtype=torch.bool)
+    query, key, value = (split_heads(x.unsqueeze(0), heads) for x in (query, key, value))
+    return join_heads(loop(query, key, value, every_pair, scale=scale)).squeeze(0)
 
 
 def attention_loop(layer: CrossAttention, query: Tensor, values: Tensor) -> Tensor:
