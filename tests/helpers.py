@@ -52,6 +52,12 @@ class Result:
     out: str
     err: str
 
+    @property
+    def json(self) -> Any:
+        """What a command that succeeded printed with --json."""
+        assert self.code == 0, self.err
+        return json.loads(self.out)
+
 
 Lmtrain = Callable[..., Result]
 """The fixture that runs a command in this process."""

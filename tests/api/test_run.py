@@ -20,7 +20,7 @@ def test_a_prompt_gives_the_text_of_the_command(lmtrain: Lmtrain, workdir: Path)
     run = library.load(workdir / "runs/sample", precision="fp32")
     text = run.generate("The river", max_tokens=12, temperature=0.7, seed=3)
     command = ["generate", "The river", "-n", "12", "--temperature", "0.7", "--seed", "3", "--precision", "fp32"]
-    assert json.loads(lmtrain(*command, "--json").out)["completions"][0]["text"] == text
+    assert lmtrain(*command, "--json").json["completions"][0]["text"] == text
     (beam,) = run.generate(["The river"], max_tokens=6, beams=3)
     (found,) = run.complete(["The river"], Options(max_tokens=6, beams=3))
     assert beam == found.completions[0].text
@@ -59,7 +59,7 @@ def test_the_score_of_a_text_is_that_of_its_tokens_one_by_one(lmtrain: Lmtrain, 
     assert [nats for _, nats in found] == pytest.approx(expected, abs=1e-4)
     assert run.score(TEXT, stride=1).nats == pytest.approx(sum(expected), rel=1e-5)
     (workdir / "own.txt").write_text(TEXT)
-    assert json.loads(lmtrain("eval", "--text", "own.txt", "--json").out)["nats"] == score.nats
+    assert lmtrain("eval", "--text", "own.txt", "--json").json["nats"] == score.nats
     assert run.score(f"\ufeff{TEXT}").nats == score.nats  # a byte order mark is no text, as in a file
     with pytest.raises(LmtrainError, match="the text has no words"):
         run.score(" ")
@@ -79,7 +79,7 @@ def test_an_evaluation_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path, m
         ({"cache": True, "cache_weight": 0.2, "limit": 300}, ["--cache", "eval.cache_weight=0.2", "--limit", "300"]),
         ({"dynamic": True, "limit": 200}, ["--dynamic", "--limit", "200"]),
     ):
-        expected = json.loads(lmtrain("eval", "--split", "test", *options, "--json").out)
+        expected = lmtrain("eval", "--split", "test", *options, "--json").json
         assert run.evaluate("test", **settings).summary().items() <= expected.items()
     moved = (workdir / "data").rename(workdir / "elsewhere")
     monkeypatch.setattr("lmtrain.api.run.build_predictor", None)  # the model exists
@@ -136,12 +136,10 @@ def test_several_runs_are_the_mean_of_their_probabilities(
     mean = [-math.log((math.exp(-a) + math.exp(-b)) / 2) for (_, a), (_, b) in zip(*scored, strict=True)]
     assert [value for _, value in both.score_tokens(TEXT)] == pytest.approx(mean, abs=1e-4)
     options = ["--run", "sample", "--run", "other", "--precision", "fp32"]
-    found = json.loads(lmtrain("eval", *options, "--limit", "200", "--cache", "--json").out)
+    found = lmtrain("eval", *options, "--limit", "200", "--cache", "--json").json
     assert found["nats"] == both.evaluate(limit=200, cache=True).nats
     assert [member["run"] for member in found["members"]] == ["runs/sample", "runs/other"]
-    text = json.loads(lmtrain("generate", "The", *options, "--greedy", "-n", "8", "--json").out)["completions"][0][
-        "text"
-    ]
+    text = lmtrain("generate", "The", *options, "--greedy", "-n", "8", "--json").json["completions"][0]["text"]
     assert text == both.generate("The", temperature=0, max_tokens=8)
     assert " + runs/other step " in lmtrain("eval", *options, "--limit", "200").out
     (workdir / "own.txt").write_text(TEXT)

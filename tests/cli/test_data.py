@@ -1,6 +1,5 @@
 """`lmtrain download` and `lmtrain tokenize`."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,9 @@ def test_download_and_tokenize(lmtrain: Lmtrain, folder: Path) -> None:
     (folder / "corpus/train.txt").write_text("a b c\nb c d\n")
     (folder / "corpus/valid.txt").write_text("a z\n")
     done = lmtrain("download", "corpus", "--json")
-    assert done.code == 0
-    assert json.loads(done.out)["splits"]["train"]["words"] == 6
+    assert done.json["splits"]["train"]["words"] == 6
     assert "no test split" in done.err
-    result = json.loads(lmtrain("tokenize", "corpus", "tokenizer.kind=word", "--json").out)
+    result = lmtrain("tokenize", "corpus", "tokenizer.kind=word", "--json").json
     assert result["vocab_size"] == 6
     assert result["splits"]["train"]["tokens"] == 8
     again = lmtrain("tokenize", "corpus", "tokenizer.kind=word")
@@ -35,12 +33,11 @@ def test_download_and_tokenize(lmtrain: Lmtrain, folder: Path) -> None:
 def test_a_configuration_and_overrides_say_what_to_do(lmtrain: Lmtrain, folder: Path) -> None:
     (folder / "own.txt").write_text("a b c\n" * 100)
     (folder / "c.yaml").write_text("data: {source: own.txt, dir: there}\ntokenizer: {kind: bpe, vocab_size: 258}")
-    assert json.loads(lmtrain("download", "-c", "c.yaml", "--json").out)["folder"].startswith("there/own-")
+    assert lmtrain("download", "-c", "c.yaml", "--json").json["folder"].startswith("there/own-")
     for arguments in (["-c", "c.yaml"], ["own.txt", "-c", "c.yaml", "tokenizer.vocab_size=257"]):
-        result = json.loads(lmtrain("tokenize", *arguments, "--json").out)
+        result = lmtrain("tokenize", *arguments, "--json").json
         assert (result["kind"], result["vocab_size"]) == ("bpe", 258 if len(arguments) == 2 else 257)
-    done = lmtrain("tokenize", "data.source=own.txt", "tokenizer.kind=byte", "--json")
-    assert json.loads(done.out)["kind"] == "byte"
+    assert lmtrain("tokenize", "data.source=own.txt", "tokenizer.kind=byte", "--json").json["kind"] == "byte"
 
 
 def test_texts_are_taken_literally(lmtrain: Lmtrain, folder: Path) -> None:

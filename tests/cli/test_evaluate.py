@@ -13,15 +13,13 @@ from tests.helpers import TINY, Lmtrain
 
 
 def test_eval_of_a_copied_run(lmtrain: Lmtrain, workdir: Path) -> None:
-    done = lmtrain("eval", "--json")
-    assert done.code == 0, done.err
-    result = json.loads(done.out)
+    result = lmtrain("eval", "--json").json
     state = json.loads((workdir / "runs/sample/state.json").read_text())
     assert result["word_perplexity"] == pytest.approx(state["valid"]["word_perplexity"], rel=1e-5)
     assert (result["weights"], result["context"], result["stride"], result["split"]) == ("ema", 16, 4, "valid")
-    raw = json.loads(lmtrain("eval", "--json", "--weights", "raw", "eval.batch_size=3").out)
+    raw = lmtrain("eval", "--json", "--weights", "raw", "eval.batch_size=3").json
     assert raw["nats"] != result["nats"]
-    rounded = json.loads(lmtrain("eval", "--json", "--precision", "bf16").out)
+    rounded = lmtrain("eval", "--json", "--precision", "bf16").json
     assert (rounded["precision"], result["precision"]) == ("bf16", "fp32")
     assert rounded["nats"] != result["nats"]
     assert rounded["word_perplexity"] == pytest.approx(result["word_perplexity"], rel=0.02)
@@ -33,19 +31,18 @@ def test_eval_of_a_copied_run(lmtrain: Lmtrain, workdir: Path) -> None:
 
 def test_a_text_is_scored_as_the_split_that_it_was_by_the_run_alone(lmtrain: Lmtrain, workdir: Path) -> None:
     """The file of the validation split gives the figures of the split, with the data gone and the run elsewhere."""
-    plain = json.loads(lmtrain("eval", "--json").out)
+    plain = lmtrain("eval", "--json").json
     adaptive = ["--cache", "--dynamic", "--limit", "200"]
-    both = json.loads(lmtrain("eval", "--json", *adaptive).out)
+    both = lmtrain("eval", "--json", *adaptive).json
     (text,) = (workdir / "data").glob("sample-*/valid.txt")
     text = text.rename(workdir / "own.txt")
-    found = json.loads(lmtrain("eval", "--json", "--text", text, *adaptive).out)
+    found = lmtrain("eval", "--json", "--text", text, *adaptive).json
     assert (found.pop("text"), both.pop("split")) == (str(text), "valid")
     assert found == both
     shutil.rmtree(workdir / "data")
     moved = (workdir / "runs/sample").rename(workdir / "elsewhere")
     assert lmtrain("generate", "The river", "--run", moved, "-n", "2").code == 0
-    done = lmtrain("eval", "--json", "--run", moved, "--text", text)
-    found = json.loads(done.out)
+    found = lmtrain("eval", "--json", "--run", moved, "--text", text).json
     assert (found.pop("text"), plain.pop("split")) == (str(text), "valid")
     assert (found.pop("run"), plain.pop("run")) == (str(moved), "runs/sample")
     assert found == plain
@@ -60,14 +57,14 @@ def test_bits_per_byte_are_those_of_text_whose_bytes_were_predicted(lmtrain: Lmt
     done = lmtrain("eval", "--text", "own.txt")
     assert "bits per byte" in done.out
     assert "unknown" not in done.out
-    assert json.loads(lmtrain("eval", "--text", "own.txt", "--json").out)["unknown_share"] == 0
+    assert lmtrain("eval", "--text", "own.txt", "--json").json["unknown_share"] == 0
     (workdir / "own.txt").write_text(f"{known}{'xyzzy <unk> ' * tokens}")
     done = lmtrain("eval", "--text", "own.txt", "--limit", "50")
     assert f" words and line ends (unknown words: {tokens / (3 * tokens + 1):.2%})\n" in done.out
     assert "bits per byte" not in done.out
     assert " on own.txt: context 16, stride 4\n" in done.out
     assert "(floor" not in done.out
-    result = json.loads(lmtrain("eval", "--text", "own.txt", "--json").out)
+    result = lmtrain("eval", "--text", "own.txt", "--json").json
     assert (result["bits_per_byte"], result["unknown_share"]) == (None, pytest.approx(tokens / (3 * tokens + 1)))
 
 
@@ -77,25 +74,24 @@ def test_a_text_in_a_column_is_scored_beside_a_corpus_of_another(lmtrain: Lmtrai
     lines = train.read_text().splitlines()[:20]
     (workdir / "own.txt").write_text("".join(f"{line}\n" for line in lines))
     (workdir / "own.jsonl").write_text("".join(json.dumps({"body": line}) + "\n" for line in lines))
-    plain = json.loads(lmtrain("eval", "--text", "own.txt", "--dynamic", "--json").out)
-    found = json.loads(lmtrain("eval", "--text", "own.jsonl", "data.text_column=body", "--dynamic", "--json").out)
+    plain = lmtrain("eval", "--text", "own.txt", "--dynamic", "--json").json
+    found = lmtrain("eval", "--text", "own.jsonl", "data.text_column=body", "--dynamic", "--json").json
     assert found["nats"] == plain["nats"]
 
 
 def test_options_say_where_the_corpus_is_now(lmtrain: Lmtrain, workdir: Path) -> None:
     (workdir / "own.txt").write_text("a b c d e f\n" * 200)
     assert lmtrain("train", *TINY[1:], "run.name=own", "data.source=own.txt", "--quiet").code == 0
-    before = json.loads(lmtrain("eval", "--run", "runs/own", "--json").out)
+    before = lmtrain("eval", "--run", "runs/own", "--json").json
     (workdir / "own.txt").rename(workdir / "moved.txt")
-    assert json.loads(lmtrain("eval", "--run", "runs/own", "--json").out) == before
+    assert lmtrain("eval", "--run", "runs/own", "--json").json == before
     (workdir / "data").rename(workdir / "elsewhere")
     done = lmtrain("eval", "--run", "runs/own", "data.dir=other")
     assert "are not in other: say where they are with data.dir=FOLDER" in done.err
     assert f"(the run says '{workdir / 'own.txt'}')" in done.err
-    done = lmtrain("eval", "--run", "runs/own", "data.source=moved.txt", "data.dir=other", "--json")
-    assert json.loads(done.out) == before
+    assert lmtrain("eval", "--run", "runs/own", "data.source=moved.txt", "data.dir=other", "--json").json == before
     assert (workdir / "other").is_dir()
-    assert json.loads(lmtrain("eval", "--run", "runs/own", "data.dir=elsewhere", "--json").out) == before
+    assert lmtrain("eval", "--run", "runs/own", "data.dir=elsewhere", "--json").json == before
 
 
 def test_a_configuration_names_the_run_and_sets_what_concerns_evaluation(lmtrain: Lmtrain, workdir: Path) -> None:
@@ -109,12 +105,10 @@ def test_a_configuration_names_the_run_and_sets_what_concerns_evaluation(lmtrain
         (["run.name=own", "data.dir=elsewhere"], "runs/own", 4),
         (["-c", "own.yaml", "--run", "runs/sample"], "runs/sample", 8),
     ):
-        done = lmtrain("eval", *arguments, "--json")
-        assert done.code == 0, done.err
-        result = json.loads(done.out)
+        result = lmtrain("eval", *arguments, "--json").json
         assert (result["run"], result["stride"]) == (run, stride)
     for arguments in (["The", "run.name=own"], ["-c", "own.yaml", "The"], ["The", "-r", "own"]):
-        assert json.loads(lmtrain("generate", *arguments, "-n", "2", "--json").out)["run"] == "runs/own"
+        assert lmtrain("generate", *arguments, "-n", "2", "--json").json["run"] == "runs/own"
 
 
 @pytest.mark.parametrize("field", ["source", "dir"])
@@ -158,17 +152,17 @@ def test_the_environment_sets_what_concerns_evaluation(
     monkeypatch.setenv("LMTRAIN_EVAL__STRIDE", "8")
     (workdir / "runs").rename(workdir / "kept")
     monkeypatch.setenv("LMTRAIN_RUN__DIR", "kept")
-    found = json.loads(lmtrain("eval", "--json").out)
+    found = lmtrain("eval", "--json").json
     assert (found["run"], found["stride"]) == ("kept/sample", 8)
-    assert json.loads(lmtrain("eval", "--json", "eval.stride=16").out)["stride"] == 16
+    assert lmtrain("eval", "--json", "eval.stride=16").json["stride"] == 16
     shutil.copytree("kept/sample", "kept/own")
     monkeypatch.setenv("LMTRAIN_RUN__NAME", "own")
-    found = json.loads(lmtrain("generate", "the", "--max-tokens", "2", "--json").out)
+    found = lmtrain("generate", "the", "--max-tokens", "2", "--json").json
     assert found["run"] == "kept/own"
 
 
 def test_a_damaged_best_checkpoint_is_named_or_an_error(lmtrain: Lmtrain, workdir: Path) -> None:
-    step = json.loads(lmtrain("eval", "--json").out)["step"]
+    step = lmtrain("eval", "--json").json["step"]
     (workdir / f"runs/sample/checkpoints/step-{step:08d}/model.safetensors").write_bytes(b"")
     done = lmtrain("eval")
     assert (done.code, "is used instead" in done.err) == (0, True)

@@ -23,9 +23,7 @@ def give(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
 
 
 def test_one_prompt(lmtrain: Lmtrain, workdir: Path) -> None:
-    done = lmtrain("generate", "The river", "-n", "5", "--greedy", "--json")
-    assert done.code == 0, done.err
-    result = json.loads(done.out)
+    result = lmtrain("generate", "The river", "-n", "5", "--greedy", "--json").json
     (completion,) = result["completions"]
     assert (result["id"], result["prompt"], result["run"], result["weights"]) == (1, "The river", "runs/sample", "ema")
     assert len(completion["ids"]) == len(completion["tokens"]) == 5
@@ -42,7 +40,7 @@ def test_one_prompt(lmtrain: Lmtrain, workdir: Path) -> None:
 def test_several_texts_are_separated_and_scored_best_first(lmtrain: Lmtrain, workdir: Path, options: list[str]) -> None:
     seed = ["--seed", "1"] if "--samples" in options else []
     arguments = ["generate", "the\tC:\\new \r\nriver", "-n", "150", "--raw", *options, *seed]
-    texts = json.loads(lmtrain(*arguments, "--json").out)["completions"]
+    texts = lmtrain(*arguments, "--json").json["completions"]
     assert any("\n" in text["text"] for text in texts)
     assert [text["score"] for text in texts] == sorted((text["score"] for text in texts), reverse=True)
     expected = "".join(
@@ -58,9 +56,7 @@ def test_several_texts_are_separated_and_scored_best_first(lmtrain: Lmtrain, wor
 def test_every_precision_is_close_to_the_exact_one(lmtrain: Lmtrain, workdir: Path) -> None:
     def first(*options: str) -> float:
         done = lmtrain("generate", "The river", "-n", "1", "--greedy", "--json", *options)
-        assert done.code == 0, done.err
-        found: float = json.loads(done.out)["completions"][0]["log_prob"]
-        return found
+        return float(done.json["completions"][0]["log_prob"])
 
     exact = first(*EXACT)
     others = [first("--precision", name) for name in ("bf16", "fp16")]
@@ -124,8 +120,7 @@ def test_plain_prompts_are_read_like_spaced_out_ones(
 
     def answer(*arguments: str) -> tuple[object, str]:
         done = lmtrain("generate", *arguments, "-n", "4", "--greedy", "--json", *EXACT)
-        assert done.code == 0, done.err
-        return json.loads(done.out)["completions"], done.err
+        return done.json["completions"], done.err
 
     expected = answer(spaced)
     assert "vocabulary" not in expected[1]

@@ -13,9 +13,7 @@ from tests.helpers import TINY, Lmtrain
 
 
 def test_train_prints_its_outcome_and_resumes(lmtrain: Lmtrain, workdir: Path) -> None:
-    done = lmtrain("train", *TINY, "run.name=again", "--json")
-    assert done.code == 0, done.err
-    result = json.loads(done.out)
+    result = lmtrain("train", *TINY, "run.name=again", "--json").json
     assert (result["status"], result["step"], result["run"]) == ("finished", 12, "runs/again")
     first = json.loads((workdir / "runs/sample/state.json").read_text())
     assert result["valid"]["nats"] == first["valid"]["nats"]
@@ -37,9 +35,7 @@ def test_a_small_vocabulary_prints_no_misleading_figures(lmtrain: Lmtrain, workd
 
 
 def test_dry_run_trains_nothing(lmtrain: Lmtrain, workdir: Path) -> None:
-    done = lmtrain("train", *TINY, "run.name=dry", "--dry-run", "--json")
-    assert done.code == 0, done.err
-    result = json.loads(done.out)
+    result = lmtrain("train", *TINY, "run.name=dry", "--dry-run", "--json").json
     assert result["config"]["model"]["dim"] == 16
     assert result["memory_bytes"]["weights"] == 4 * result["parameters"]
     assert result["steps"] == 12

@@ -317,21 +317,19 @@ def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
     before = hashes()
     floor = json.loads((workdir / "data/sample-3000/manifest.json").read_text())["floor"]["valid"]
     part = ["eval", "--json", "--limit", "96", "eval.stride=8"]
-    plain = json.loads(lmtrain(*part).out)
+    plain = lmtrain(*part).json
     assert plain["temperature"] == 1.0
     assert not {"cache_weight", "dynamic_lr"} & plain.keys()
     results = [plain["nats"]]
     for options in (["eval.temperature=1.1"], ["--cache"], ["--dynamic"], [*ADAPTIVE, "eval.cache_theta=9"], ADAPTIVE):
-        done = lmtrain(*part, *options)
-        assert done.code == 0, done.err
-        found = json.loads(done.out)
+        found = lmtrain(*part, *options).json
         assert found["tokens"] == plain["tokens"]
         assert found["word_perplexity"] > floor["word_perplexity"]
         results.append(found["nats"])
     assert len(set(results)) == len(results)
     assert (found["dynamic_lr"], found["dynamic_embedding"]) == (1e-4, 0.1)
     assert (found["temperature"], found["cache_weight"]) == (1.1, 0.1)
-    assert json.loads(lmtrain(*part, *ADAPTIVE).out) == found
+    assert lmtrain(*part, *ADAPTIVE).json == found
     text = lmtrain("eval", *ADAPTIVE, "eval.dynamic_lr=2e-4", "--limit", "20", "eval.stride=2").out
     assert "stride 2, temperature 1.1, cache weight 0.1" in text
     assert "dynamic lr 0.0002, dynamic embedding 0.1" in text

@@ -71,10 +71,8 @@ def test_the_files_are_the_run(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_a_card_with_the_figures_of_the_run(lmtrain: Lmtrain, workdir: Path) -> None:
-    done = lmtrain("export", "sample", "out", "--json")
-    assert done.code == 0, done.err
+    result = lmtrain("export", "sample", "out", "--json").json
     state = json.loads((workdir / "runs/sample/state.json").read_text())
-    result = json.loads(done.out)
     assert result == {"folder": "out", "run": "runs/sample", "step": state["best_step"], "weights": "ema"}
     card = (workdir / "out/README.md").read_text()
     rows = dict(line.strip("| ").split(" | ", 1) for line in card.splitlines() if re.match(r"\| \w", line))

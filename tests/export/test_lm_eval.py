@@ -80,7 +80,7 @@ def test_the_perplexity_of_a_text_is_that_of_lmtrain_eval(lmtrain: Lmtrain, tmp_
     limit = len(TRAINED[kind].encode(text))  # without the `<eos>` after the document
     where = ["--run", run_dir, "--text", "own.txt"]
     how = [f"eval.stride={CONTEXT}", "--limit", str(limit), "--precision", "fp32"]
-    expected = json.loads(lmtrain("eval", *where, *how, "--json").out)
+    expected = lmtrain("eval", *where, *how, "--json").json
     assert math.log(found) * words == pytest.approx(expected["nats"], rel=1e-6)
 
 

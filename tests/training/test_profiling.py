@@ -46,13 +46,13 @@ def test_parts_operators_and_a_trace(tiny: Config, store: TokenStore, tmp_path: 
 def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
     before = set(workdir.rglob("*"))
     done = lmtrain("train", *TINY, "--profile", "--json", "--quiet", "run.name=only", "train.optimizer=muon")
-    assert (done.code, done.err) == (0, "")
-    result = json.loads(done.out)
+    result = done.json
+    assert done.err == ""
     folder = workdir / "runs/only/profile"
     assert set(workdir.rglob("*")) - before == {folder.parent, folder, folder / "trace.json.gz"}
     assert result["trace"] == "runs/only/profile/trace.json.gz"
     assert list(result["parts"]) == [*PARTS, "rest"]
-    assert json.loads(lmtrain("eval", "--json").out)["run"] == "runs/sample", "a profile alone is not a run"
+    assert lmtrain("eval", "--json").json["run"] == "runs/sample", "a profile alone is not a run"
     shown = lmtrain("train", *TINY, "--profile", "--quiet", "run.name=only", "train.optimizer=muon").out
     assert shown.endswith("\n\nruns/only/profile/trace.json.gz: open it at ui.perfetto.dev\n")
     assert len(shown.splitlines()) == len(profile_text(result).splitlines()) + 2

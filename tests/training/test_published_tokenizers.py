@@ -35,14 +35,11 @@ def test_a_run_has_its_tokenizer_in_its_folder(name: str, folder: Path, lmtrain:
     Path("given.json").unlink()
     shutil.rmtree("data")
     shutil.move("runs", "elsewhere")
-    scored = lmtrain("eval", "--run", "elsewhere/book", "data.source=book.txt", "--json")
-    assert scored.code == 0, scored.err
-    score = json.loads(scored.out)
+    score = lmtrain("eval", "--run", "elsewhere/book", "data.source=book.txt", "--json").json
     assert score["words"] < score["tokens"]
     assert (score["bits_per_byte"] is None) == (name == "words") == (score["unknown_share"] > 0)
-    written = lmtrain("generate", "The cat", "--run", "elsewhere/book", "-n", "12", "--seed", "1", "--json")
-    assert written.code == 0, written.err
-    completion = json.loads(written.out)["completions"][0]
+    written = lmtrain("generate", "The cat", "--run", "elsewhere/book", "-n", "12", "--seed", "1", "--json").json
+    (completion,) = written["completions"]
     assert len(completion["tokens"]) == 12
     assert SHAPES[name][2] not in completion["tokens"]
     assert completion["text"]
