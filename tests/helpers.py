@@ -128,6 +128,11 @@ def read(folder: Path) -> Content:
     return content(checkpoint.load(folder))
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by its path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def flip_bit(path: Path, place: int = -1) -> None:
     """Damage a file."""
     content = bytearray(path.read_bytes())

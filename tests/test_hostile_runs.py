@@ -22,6 +22,7 @@ from lmtrain.storage.files import MANIFEST
 from lmtrain.system.messages import ignore
 from lmtrain.training.loop import fit
 from lmtrain.training.trainer import Outcome
+from tests.helpers import contents
 from tests.hostile import Run, limited_memory, sign, trained_run, unsealed
 
 pytestmark = pytest.mark.timeout(60)  # a run must not wait for a pipe
@@ -52,10 +53,6 @@ def resume(run: Run, config: Config | None = None) -> Outcome:
 
 def load(run: Run, weights: str = "auto") -> object:
     return lmtrain.load(run.folder, checkpoint="last", weights=weights, device="cpu").model
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def kept(run: Run) -> dict[str, bytes]:

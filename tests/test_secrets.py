@@ -4,12 +4,11 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import TINY, Lmtrain
+from tests.helpers import TINY, Lmtrain, contents
 
 CANARY = "s3cr3t-canary-value"
 ADDRESS = f"https://user:{CANARY}@127.0.0.1/corpus.txt"
@@ -29,12 +28,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def files_of(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())
-
-
-def leaking(folder: Path) -> list[Path]:
-    return [path for path in files_of(folder) if CANARY.encode() in path.read_bytes()]
+def leaking(folder: Path) -> list[str]:
+    return [path for path, content in contents(folder).items() if CANARY.encode() in content]
 
 
 FAILING = {
@@ -68,7 +63,7 @@ def test_a_command_that_fails_prints_no_secret(
     assert done.code == 2
     assert message in done.err
     assert CANARY not in done.out + done.err
-    assert {path.name for path in files_of(folder)} == {"address.yaml", "bad.yaml"}
+    assert contents(folder).keys() == {"address.yaml", "bad.yaml"}
 
 
 def test_a_download_that_fails_prints_and_stores_no_secret(folder: Path) -> None:
@@ -87,6 +82,6 @@ def test_a_run_contains_no_secret(folder: Path, lmtrain: Lmtrain) -> None:
         done = lmtrain(*arguments)
         assert done.code == 0, done.err
         assert CANARY not in done.out + done.err
-    names = {path.name for path in files_of(folder)}
+    names = {Path(path).name for path in contents(folder)}
     assert {"config.yaml", "metrics.jsonl", "model.safetensors", "manifest.json", "state.json"} <= names
     assert not leaking(folder)

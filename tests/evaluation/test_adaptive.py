@@ -29,9 +29,8 @@ from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.build import build_model
 from lmtrain.model.ensemble import Ensemble
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.storage.files import sha256_bytes
 from tests.evaluation.scoring import CPU, score_of, split_of
-from tests.helpers import Lmtrain
+from tests.helpers import Lmtrain, contents
 
 Update = Callable[[str, Tensor, Tensor], Tensor]
 VOCABULARY, CONTEXT, SEGMENT = 13, 8, 3
@@ -309,12 +308,7 @@ ADAPTIVE = ["--dynamic", "--cache", "eval.temperature=1.1"]
 
 def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
     """On the sample corpus, whose entropy is known: no mode may get below it, and no file of the run may change."""
-
-    def hashes() -> dict[Path, str]:
-        files = [path for path in (workdir / "runs").rglob("*") if path.is_file()]
-        return {path: sha256_bytes(path.read_bytes()) for path in files}
-
-    before = hashes()
+    before = contents(workdir / "runs")
     floor = json.loads((workdir / "data/sample-3000/manifest.json").read_text())["floor"]["valid"]
     part = ["eval", "--json", "--limit", "96", "eval.stride=8"]
     plain = lmtrain(*part).json
@@ -333,7 +327,7 @@ def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
     text = lmtrain("eval", *ADAPTIVE, "eval.dynamic_lr=2e-4", "--limit", "20", "eval.stride=2").out
     assert "stride 2, temperature 1.1, cache weight 0.1" in text
     assert "dynamic lr 0.0002, dynamic embedding 0.1" in text
-    assert hashes() == before
+    assert contents(workdir / "runs") == before
 
 
 def test_running_out_of_memory_names_the_remedy(

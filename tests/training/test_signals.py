@@ -24,7 +24,7 @@ from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import StopSignal
 from lmtrain.training import loop, validation
 from lmtrain.training.monitor import RunMonitor
-from tests.helpers import TINY, Child, default_interrupts
+from tests.helpers import TINY, Child, contents, default_interrupts
 from tests.training.helpers import change, last_hash, logged, run, run_state, verified_steps, worsen
 
 ROOT = Path(__file__).parent.parent.parent
@@ -116,15 +116,11 @@ def test_a_signal_while_a_complete_run_is_scored_again_changes_no_checkpoint(
     config = change(tiny, **SLOW, train__eval_steps=2)
     first, _ = run(config, store, tmp_path)
     assert first.best_step < first.step
-
-    def files() -> dict[Path, bytes]:
-        return {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
-
     run_folder.write_state(tmp_path, "running", step=first.step)
-    before = files()
+    before = contents(tmp_path / "checkpoints")
     with observed(Sender("batch", 2, signal.SIGTERM)):
         assert run(config, store, tmp_path)[0].status == "interrupted"
-    assert files() == before
+    assert contents(tmp_path / "checkpoints") == before
     again, _ = run(config, store, tmp_path)
     assert (again.score, again.step, again.best_step) == (first.score, first.step, first.best_step)
 
