@@ -8,22 +8,19 @@ version of torch to about 1e-5: fp32, one thread, and no dropout, whose random b
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.helpers import Result
+import lmtrain
+from lmtrain.generation.options import Options
 
-ROOT = Path(__file__).parent.parent
+CONFIGS = Path(__file__).parent.parent / "configs"
 GOLDEN = Path(__file__).parent / "golden.json"
-RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
+RECIPES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 SMALL: dict[str, dict[str, Any]] = {
     "data": {"source": "sample", "sample_tokens": 3000},
     "model": {"context": 16, "dim": 24, "ff_dim": 32, "heads": 2},
@@ -41,12 +38,11 @@ REPLACED: dict[str, dict[str, Any]] = {
     "eval": {"stride": None},
 }
 """Values that replace those of the recipes that set them."""
-Lmtrain = Callable[..., str]
 
 
 def overrides(recipe: str) -> list[str]:
     """What shrinks a recipe, as overrides."""
-    given = yaml.safe_load((ROOT / "configs" / f"{recipe}.yaml").read_text())
+    given = yaml.safe_load((CONFIGS / f"{recipe}.yaml").read_text())
     fields = [(section, *item) for section, items in SMALL.items() for item in items.items()]
     fields += [("model", "layers", given["model"]["layers"] // 2)]
     for section, items in REPLACED.items():
@@ -54,21 +50,20 @@ def overrides(recipe: str) -> list[str]:
     return [f"{section}.{field}={json.dumps(value)}" for section, field, value in fields]
 
 
-def measure(lmtrain: Lmtrain, recipe: str) -> dict[str, Any]:
+def measure(recipe: str) -> dict[str, Any]:
     """The losses of the first three steps, the evaluation after them, and a greedy text that avoids repetition.
 
-    `lmtrain` runs a command in the working directory and returns its output.
+    The run is in the working directory.
     """
-    lmtrain("train", "--config", str(ROOT / "configs" / f"{recipe}.yaml"), "-q", *overrides(recipe))
-    (metrics,) = Path().glob("runs/*/metrics.jsonl")
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    options = ["--greedy", "--repetition-penalty", "2", "--max-tokens", "8", "--device", "cpu", "--precision", "fp32"]
-    (completion,) = json.loads(lmtrain("generate", "The", *options, "--json"))["completions"]
+    folder = lmtrain.train(*overrides(recipe), config=CONFIGS / f"{recipe}.yaml", quiet=True).folder
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    run = lmtrain.load(folder, device="cpu", precision="fp32")
+    (found,) = run.complete(["The"], Options(repetition_penalty=2.0, max_tokens=8))
     return {
         "losses": [row["loss"] for row in rows if row["kind"] == "train"],
         "valid": [row["loss"] for row in rows if row["kind"] == "valid"],
-        "text": completion["text"],
-        "log_probs": completion["token_log_probs"],
+        "text": found.completions[0].text,
+        "log_probs": found.completions[0].token_log_probs,
     }
 
 
@@ -78,15 +73,10 @@ def test_every_recipe_has_golden_values() -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_gives_its_golden_losses_and_text(
-    recipe: str, lmtrain: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def call(*arguments: str) -> str:
-        done = lmtrain(*arguments)
-        assert done.code == 0, done.err
-        return done.out
-
     monkeypatch.chdir(tmp_path)
-    golden, found = json.loads(GOLDEN.read_text())[recipe], measure(call, recipe)
+    golden, found = json.loads(GOLDEN.read_text())[recipe], measure(recipe)
     assert len(found["losses"]) == 3
     for name, tolerance in (("losses", 1e-5), ("valid", 1e-5), ("log_probs", 1e-4)):
         assert found[name] == pytest.approx(golden[name], rel=tolerance), name
@@ -95,16 +85,10 @@ def test_a_recipe_gives_its_golden_losses_and_text(
 
 def main() -> None:
     """Write tests/golden.json again from the present code."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-    def call(*arguments: str) -> str:
-        command = [sys.executable, "-m", "lmtrain", *arguments]
-        return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
-
     found = {}
     for recipe in RECIPES:
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            found[recipe] = measure(call, recipe)
+            found[recipe] = measure(recipe)
     GOLDEN.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 
