@@ -118,6 +118,10 @@ class Content(NamedTuple):
     tensors: dict[str, dict[str, Tensor]]
     info: dict[str, Any]
 
+    def hashes(self) -> dict[str, str]:
+        """The hash of each file of tensors, if one process had written it."""
+        return {f"{group}.safetensors": sha256_bytes(*serialize(named)) for group, named in self.tensors.items()}
+
 
 def content(found: Checkpoint) -> Content:
     tensors = {group: {name: stored[...] for name, stored in named.items()} for group, named in found.tensors.items()}
@@ -150,9 +154,6 @@ def state_hash(found: Checkpoint) -> str:
 
     It does not depend on how many processes wrote the tensors.
     """
-    files = {
-        f"{group}.safetensors": sha256_bytes(*serialize({name: stored[...] for name, stored in named.items()}))
-        for group, named in found.tensors.items()
-    }
+    files = content(found).hashes()
     state = {"step": found.info["step"], "files": files, "counters": found.info.get("counters")}
     return sha256_bytes(json.dumps(state, sort_keys=True).encode())

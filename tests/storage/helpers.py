@@ -23,15 +23,7 @@ def same(left: Content | None, right: Content | None) -> bool:
     """Whether all tensors are equal, bit for bit, and so is everything else."""
     if left is None or right is None:
         return left is right
-    return (
-        left.info == right.info
-        and left.tensors.keys() == right.tensors.keys()
-        and all(
-            left.tensors[group].keys() == named.keys()
-            and all(torch.equal(left.tensors[group][name], value) for name, value in named.items())
-            for group, named in right.tensors.items()
-        )
-    )
+    return left.info == right.info and left.hashes() == right.hashes()
 
 
 def restart(run_dir: Path) -> tuple[Content | None, list[str]]:
