@@ -8,16 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmtrain.nn.encoder_decoder import Sizes
 from lmtrain.nn.non_autoregressive import Length, NonAutoregressive
+from tests.nn import translation
+from tests.nn.translation import END, LENGTHS, SOURCE, TARGET, TARGET_LENGTHS, VALID
 
-SIZES = Sizes(source_vocab=5, target_vocab=7, dim=16, heads=2, ff_dim=24, max_length=6)
-END = 5
-SOURCE = torch.tensor([[0, 1, 2, 3], [4, 3, 0, 0], [2, 0, 0, 0]])
-LENGTHS = (4, 2, 1)
-VALID = torch.arange(4) < torch.tensor(LENGTHS).unsqueeze(-1)
-TARGET = torch.tensor([[1, 2, 3, 0], [4, 0, 1, 1], [3, 3, 2, 2]])
-TARGET_LENGTHS = (4, 1, 2)
+SIZES = replace(translation.SIZES, max_length=6)
 
 
 def make(length: Length, *, copy: bool = False) -> NonAutoregressive:
@@ -128,7 +123,7 @@ def test_cross_weights_attend_to_the_source_only() -> None:
     model = make("predicted")
     positions = torch.arange(4) < torch.tensor(TARGET_LENGTHS).unsqueeze(-1)
     weights = model.cross_weights(SOURCE, positions, VALID)
-    assert weights.shape == (2, 3, 2, 4, 4)
+    assert weights.shape == (2, 3, 2, 4, 6)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 2, 4))
     assert weights[..., ~VALID[1]][:, 1].abs().max() == 0
     for row, length in enumerate(TARGET_LENGTHS):  # neither padding nor absent positions have an influence

