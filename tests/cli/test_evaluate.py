@@ -161,14 +161,6 @@ def test_the_environment_sets_what_concerns_evaluation(
     assert found["run"] == "kept/own"
 
 
-def test_a_damaged_best_checkpoint_is_named_or_an_error(lmtrain: Lmtrain, workdir: Path) -> None:
-    step = lmtrain("eval", "--json").json["step"]
-    (workdir / f"runs/sample/checkpoints/step-{step:08d}/model.safetensors").write_bytes(b"")
-    done = lmtrain("eval")
-    assert (done.code, "is used instead" in done.err) == (0, True)
-    assert lmtrain("eval", "--checkpoint", "best").code == 1
-
-
 def test_a_run_with_another_tokenizer_is_rejected(lmtrain: Lmtrain, workdir: Path) -> None:
     Tokenizer.train(["a b"], TokenizerConfig(kind="word")).save(workdir / "runs/sample/tokenizer.json")
     done = lmtrain("eval")

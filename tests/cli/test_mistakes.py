@@ -13,11 +13,9 @@ FILES = {
     "empty.txt": b"",
     "blank.txt": b"\n\n\n",
     "short.txt": b"one two three\n" * 30,
-    "latin.txt": b"caf\xe9\n" * 100,
     "own.txt": b"a b c d e f\n" * 200,
     "bad.yaml": b"model:\n  dimm: 5\n",
     "type.yaml": b"model:\n  dim: wide\n",
-    "bad.jsonl": b'\n{"prompt": \n',
 }
 TRAIN = ["train", "run.name=new", "train.steps=1", "--quiet"]
 WRONG_USAGE = {
@@ -31,16 +29,13 @@ WRONG_USAGE = {
     "unknown field in a file": ([*TRAIN, "-c", "bad.yaml"], "did you mean model.dim (Width of the residual stream)?"),
     "unknown override": ([*TRAIN, "train.ler=1"], "did you mean train.lr (Peak"),
     "two sources": (["tokenize", "own.txt", "short.txt"], "not of the form section.field=value"),
-    "vocabulary too large": (["tokenize", "sample", "tokenizer.vocab_size=5000000000"], "tokenizer.vocab_size"),
     "stride too long": (["eval", "eval.stride=17"], "eval.stride=17"),
-    "learning backwards": (["eval", "eval.dynamic_lr=-1"], "eval.dynamic_lr=-1"),
     "dynamic fp16": (["eval", "--dynamic", "--precision", "fp16"], "--dynamic needs gradients"),
     "all cache": (["eval", "--cache", "eval.cache_weight=1"], "eval.cache_weight=1"),
     "no temperature": (["eval", "eval.temperature=0"], "eval.temperature=0"),
     "the model of a run": (["eval", "model.dim=8"], "(-h) and eval.FIELD=VALUE, data.FIELD=VALUE, run."),
     "a run as an override": (["eval", "runs/sample"], "'runs/sample' is not an override: --text FILE scores a file"),
     "a run to train": (["train", "--run", "w"], "run.name=NAME names a new run, and --resume RUN resumes one."),
-    "no results": (["generate", "x", "--results", "0"], "results=0 must be a whole number, at least 1"),
     "more results than texts": (
         ["generate", "x", "--results", "5"],
         "results=5: only 1 text is generated (see samples",
@@ -71,14 +66,8 @@ FAILURES = {
     "a configuration longer than that": (["train", "-c", "x" * 300], f"configuration {'x' * 300} can't be read: File"),
     "missing corpus": (["download", "nowhere/corpus.txt"], "nowhere/corpus.txt"),
     "missing configuration": (["train", "-c", "nowhere.yaml"], "nowhere.yaml does not exist"),
-    "no such user": (
-        ["train", "~nosuchuser/book.txt"],
-        "data.source=~nosuchuser/book.txt is not a file or folder here",
-    ),
-    "empty corpus": ([*TRAIN, "data.source=empty.txt"], "empty.txt"),
     "blank corpus": ([*TRAIN, "data.source=blank.txt"], "blank.txt"),
     "corpus shorter than a window": ([*TRAIN, "data.source=short.txt", "model.context=128"], "model.context=128"),
-    "not UTF-8": ([*TRAIN, "data.source=latin.txt"], "byte 3"),
     "a file in the way": ([*TRAIN, *TINY[:6], "run.dir=empty.txt"], "empty.txt"),
     "CUDA on a machine without": ([*TRAIN, *TINY[:6], "train.device=cuda"], "use cpu or auto in place of cuda"),
     "no run": (
@@ -87,10 +76,8 @@ FAILURES = {
     ),
     "no run of this name": (["eval", "run.name=nowhere"], "there is no run runs/nowhere; the runs in runs: sample"),
     "no run, but a folder": (["eval", "--run", "data"], "data is not a run folder: it has no config.yaml"),
-    "a run's name that no file can have": (["eval", "--run", "x" * 5000], "there is no run xxx"),
     "no such checkpoint": (["eval", "--checkpoint", "77"], "has no checkpoint '77'; its checkpoints: "),
     "no such text": (["eval", "--text", "nowhere.txt"], "nowhere.txt is not a text file"),
-    "a text that is a folder": (["eval", "--text", "runs"], "runs is not a text file"),
     "a text without words": (["eval", "--text", "blank.txt"], "has no words"),
     "another corpus": (
         ["eval", "data.source=own.txt"],
@@ -98,7 +85,6 @@ FAILURES = {
     ),
     "no prompt at all": (["generate"], "no prompt: give one"),
     "prompts in another form": (["generate", "--prompts", "a.json"], "a .jsonl file of lines like"),
-    "damaged prompts": (["generate", "--prompts", "bad.jsonl"], "bad.jsonl, line 2, is not JSON of the form"),
     "half a character": (["generate", "\ud800"], "lone surrogate"),
 }
 """The command is right, and what it names or reads is not: exit code 1."""
