@@ -20,8 +20,7 @@ from itertools import count
 
 import torch
 from example import Results, parse, report, train
-from matplotlib.figure import Figure
-from sequences import SIZES, Sequences, cross_weights, draw, exact_match
+from sequences import SIZES, Sequences, cross_weights, draw, draw_weights, exact_match
 from torch import Tensor
 
 from lmtrain.nn.encoder_decoder import Sizes
@@ -66,19 +65,6 @@ def learn(model: Seq2Seq, guided: float, steps: int, unseen: Sequences) -> Resul
     return {"steps_to_99": first, "exact_match": shares[steps], **trained}
 
 
-def draw_picture(alignments: dict[str, Tensor], sequence: Sequences) -> Figure:
-    """Draw the weights (T, Ts) of each way, a row for each token."""
-    digits = sequence.source[sequence.valid].tolist()
-    figure = Figure(figsize=(4 * len(alignments), 4), layout="constrained")
-    for axes, (way, weights) in zip(figure.subplots(1, len(alignments)), alignments.items(), strict=True):
-        image = axes.imshow(weights.numpy(), vmin=0, vmax=1, cmap="magma")
-        axes.set(title=way, xlabel="source", ylabel="target")
-        axes.set_xticks(range(len(digits)), digits)
-        axes.set_yticks(range(len(digits)), digits)
-    figure.colorbar(image, ax=figure.axes, label="weight")
-    return figure
-
-
 def main(argv: list[str] | None = None) -> Results:
     """Train each way, evaluate on unseen sequences, draw."""
     options = parse(__doc__, argv, steps=800)
@@ -90,7 +76,7 @@ def main(argv: list[str] | None = None) -> Results:
         model = Seq2Seq(sizes)
         rows.append({"way": way, **learn(model, guided, options.steps, unseen)})
         alignments[way] = cross_weights(model.eval(), example).mean(0)
-    return report("alignments", {"unseen": UNSEEN, "rows": rows}, draw_picture(alignments, example), options)
+    return report("alignments", {"unseen": UNSEEN, "rows": rows}, draw_weights(alignments, example), options)
 
 
 if __name__ == "__main__":

@@ -112,20 +112,16 @@ def cross_weights(model: Seq2Seq | NonAutoregressive, sequence: Sequences) -> Te
     return model.cross_weights(source, shift(target, None, SIZES)[0])[-1, 0, :, :-1]  # the last position predicts END
 
 
-def draw_picture(weights: Tensor, sequence: Sequences) -> Figure:
-    """Draw the weights of every head and their mean, a row for each token."""
-    length = int(sequence.lengths[0])
-    source, target = sequence.source[0, :length].tolist(), sequence.target[0, :length].tolist()
-    titles = [*(f"head {head}" for head in range(len(weights))), "mean"]
-    figure = Figure(figsize=(2.4 * len(titles), 3), layout="constrained")
-    panels = figure.subplots(1, len(titles), sharey=True)
-    for axes, table, title in zip(panels, [*weights, weights.mean(0)], titles, strict=True):
-        axes.imshow(table.numpy(), vmin=0, vmax=1, cmap="magma")
-        axes.set(title=title, xlabel="source")
-        axes.set_xticks(range(length), source, fontsize=9)
-        axes.set_yticks(range(length), target, fontsize=9)
-        axes.tick_params(length=0)
-    panels[0].set_ylabel("target")
+def draw_weights(tables: dict[str, Tensor], sequence: Sequences) -> Figure:
+    """Draw tables of weights (T, Ts) beside each other, a row for each token of one sequence (B = 1)."""
+    source, target = (symbols[sequence.valid].tolist() for symbols in (sequence.source, sequence.target))
+    figure = Figure(figsize=(3.2 * len(tables), 3.2), layout="constrained")
+    for axes, (title, weights) in zip(figure.subplots(1, len(tables)), tables.items(), strict=True):
+        image = axes.imshow(weights.numpy(), vmin=0, vmax=1, cmap="magma")
+        axes.set(title=title, xlabel="source", ylabel="target")
+        axes.set_xticks(range(len(source)), source)
+        axes.set_yticks(range(len(target)), target)
+    figure.colorbar(image, ax=figure.axes, label="weight")
     return figure
 
 
@@ -143,7 +139,9 @@ def main(argv: list[str] | None = None) -> Results:
     trained = train(loss, list(model.parameters()), options.steps, 2e-3)
     model.eval()
     example = unseen.rows(unseen.lengths.argmax().unsqueeze(0))
-    figure = draw_picture(cross_weights(model, example), example)
+    weights = cross_weights(model, example)
+    heads = {f"head {number}": head for number, head in enumerate(weights)}
+    figure = draw_weights(heads | {"mean": weights.mean(0)}, example)
     results = {"exact_match": exact_match(model, unseen)}
     if options.decoding == "parallel":
         results["exact_match_given_lengths"] = exact_match(model, unseen, unseen.lengths)
