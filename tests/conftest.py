@@ -52,6 +52,13 @@ def unmeasured() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A new folder, which is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")
@@ -59,7 +66,10 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(data_dir: Path) -> Config:
-    return load(None, [*TINY, f"data.dir={data_dir}"], {})
+    """A configuration whose token store exists."""
+    config = load(None, [*TINY, f"data.dir={data_dir}"], {})
+    prepare_store(config, note=ignore)
+    return config
 
 
 @pytest.fixture(scope="session")
@@ -99,8 +109,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def workdir(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workdir(trained: Path, folder: Path) -> Path:
     """A copy of that folder as the working directory: a run must survive being copied."""
-    shutil.copytree(trained, tmp_path / "copy")
-    monkeypatch.chdir(tmp_path / "copy")
-    return tmp_path / "copy"
+    return shutil.copytree(trained, folder, dirs_exist_ok=True)

@@ -8,13 +8,10 @@ import pytest
 import torch
 
 from lmtrain.config.schema import Config
-from lmtrain.data.tokenizing import prepare_store
-from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.run_store import check_same_corpus
 from lmtrain.model.ensemble import Ensemble
 from lmtrain.model.trained import build_predictor, load_weights
-from lmtrain.system.messages import ignore
 from tests.training.helpers import LOGGED, change, cpu, run
 
 
@@ -23,16 +20,14 @@ def load(*runs: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def first(tiny: Config, store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def first(tiny: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("members") / "first"
-    run(change(tiny, **LOGGED), store, folder)
+    run(change(tiny, **LOGGED), folder)
     return folder
 
 
-def test_members_may_differ_in_size_and_are_loaded_in_order(
-    tiny: Config, store: TokenStore, first: Path, tmp_path: Path
-) -> None:
-    run(change(tiny, **LOGGED, model__heads=1, model__copy=True, run__seed=2), store, tmp_path / "other")
+def test_members_may_differ_in_size_and_are_loaded_in_order(tiny: Config, first: Path, tmp_path: Path) -> None:
+    run(change(tiny, **LOGGED, model__heads=1, model__copy=True, run__seed=2), tmp_path / "other")
     found = load(tmp_path / "other", first)
     assert [one.run_dir.name for one in found] == ["other", "first"]
     ensemble, alone = build_predictor(found, cpu()), build_predictor(load(first), cpu())
@@ -44,20 +39,18 @@ def test_members_may_differ_in_size_and_are_loaded_in_order(
 
 @pytest.mark.parametrize(("name", "value"), [("mode", "windowed"), ("context", 8)])
 def test_another_mode_or_context_is_rejected(
-    tiny: Config, store: TokenStore, first: Path, tmp_path: Path, name: str, value: object
+    tiny: Config, first: Path, tmp_path: Path, name: str, value: object
 ) -> None:
     fields = LOGGED | {f"model__{name}": value, "eval__stride": 1}
-    run(change(tiny, **fields), store, tmp_path / "other")
+    run(change(tiny, **fields), tmp_path / "other")
     message = rf"other has model\.{name}={value}, and \S*first \w+: leave one of them out, or train it again with"
     with pytest.raises(LmtrainError, match=message):
         load(first, tmp_path / "other")
 
 
-def test_another_tokenizer_and_another_corpus_are_rejected(
-    tiny: Config, store: TokenStore, first: Path, tmp_path: Path
-) -> None:
+def test_another_tokenizer_and_another_corpus_are_rejected(tiny: Config, first: Path, tmp_path: Path) -> None:
     config = change(tiny, **LOGGED, tokenizer__kind="byte")
-    run(config, prepare_store(config, note=ignore), tmp_path / "other")
+    run(config, tmp_path / "other")
     remedy = rf"train it again with tokenizer\.file={first}/tokenizer\.json"
     with pytest.raises(LmtrainError, match=f"have different tokenizers, .* {remedy}"):
         load(first, tmp_path / "other")

@@ -10,7 +10,6 @@ import pytest
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokenizing import prepare_store
-from lmtrain.data.tokens import TokenStore
 from lmtrain.system.messages import ignore
 from lmtrain.training import loop, train_state
 from lmtrain.training.loop import train_step
@@ -29,19 +28,16 @@ def event_files_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def little(tiny: Config) -> Config:
     """The tiny configuration on a third of its text."""
-    return change(tiny, data__sample_tokens=1000)
+    config = change(tiny, data__sample_tokens=1000)
+    prepare_store(config, note=ignore)
+    return config
 
 
 @pytest.fixture(scope="session")
-def little_store(little: Config) -> TokenStore:
-    return prepare_store(little, note=ignore)
-
-
-@pytest.fixture(scope="session")
-def base(tiny: Config, store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tiny: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run that no test changes: others start from it or learn from it."""
     folder = tmp_path_factory.mktemp("base") / "run"
-    run(tiny, store, folder)
+    run(tiny, folder)
     return folder
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from lmtrain.config.loader import parse
 from lmtrain.config.schema import Config
-from lmtrain.data.tokens import TokenStore
+from lmtrain.data.tokenizing import prepare_store
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import read_manifest, verify
-from lmtrain.system.messages import ignore
+from lmtrain.system.messages import Note, ignore
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.budget import Budget
 from lmtrain.training.loop import fit, train_step
@@ -55,20 +55,16 @@ def without_dropout(config: Config) -> Config:
     return change(config, **{f"model__{name}": 0.0 for name in fields})
 
 
-def start(config: Config, store: TokenStore) -> TrainState:
-    return new_state(config, store, ignore)
+def start(config: Config, processes: ProcessGroup = SINGLE_PROCESS, note: Note = ignore) -> TrainState:
+    return new_state(config, prepare_store(config, note=ignore), note, processes)
 
 
 def run(
-    config: Config,
-    store: TokenStore,
-    run_dir: Path,
-    *,
-    quiet: bool = True,
-    processes: ProcessGroup = SINGLE_PROCESS,
+    config: Config, run_dir: Path, *, quiet: bool = True, processes: ProcessGroup = SINGLE_PROCESS
 ) -> tuple[Outcome, list[str]]:
     """How the run ended, and its notes."""
     notes: list[str] = []
+    store = prepare_store(config, note=ignore)
     outcome = fit(config, store, run_dir, note=notes.append, quiet=quiet, processes=processes)
     return outcome, notes
 

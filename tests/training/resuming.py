@@ -17,7 +17,6 @@ from torch import Tensor
 
 from lmtrain.config.schema import Config
 from lmtrain.data.order import Mode, batch
-from lmtrain.data.tokens import TokenStore
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.storage import checkpoint
 from lmtrain.storage.files import sha256_bytes
@@ -74,7 +73,6 @@ class Reference:
     """An uninterrupted training, with the checkpoint of every step."""
 
     config: Config
-    store: TokenStore
     steps: list[Step]
     folders: list[Path]
 
@@ -99,9 +97,9 @@ def state_of(state: TrainState) -> dict[str, str]:
     return digests | {f"counters/{name}": json.dumps(value, sort_keys=True) for name, value in counters.items()}
 
 
-def begin(config: Config, store: TokenStore) -> TrainState:
+def begin(config: Config) -> TrainState:
     """A training whose loss overflows in one step."""
-    state = start(config, store)
+    state = start(config)
 
     def overflowing(forward: Forward) -> Forward:
         return lambda tokens, targets: forward(tokens, targets) * OVERFLOW.get(state.counters.step, 1.0)
@@ -135,11 +133,11 @@ def save(state: TrainState, run_dir: Path) -> Path:
     return checkpoint.save(run_dir, state.counters.step, *parts)
 
 
-def refer(config: Config, store: TokenStore, run_dir: Path, count: int) -> Reference:
+def refer(config: Config, run_dir: Path, count: int) -> Reference:
     """Train without an interruption, and save after every step."""
-    state = begin(config, store)
+    state = begin(config)
     state.counters.load(Counters(evaluated=2, best=4.5, best_step=1, stale=1))  # as after some evaluations
-    reference = Reference(config, store, [], [])
+    reference = Reference(config, [], [])
     for _ in range(count):
         reference.steps += take_steps(state, 1)
         reference.folders.append(save(state, run_dir))
@@ -150,7 +148,7 @@ def departures(reference: Reference, number: int) -> list[str]:
     """Where a training that is resumed after the step `number` departs from the reference; empty = nowhere."""
     for seed in (torch.manual_seed, np.random.seed, random.seed):
         seed(1000 + number)
-    state = begin(reference.config, reference.store)
+    state = begin(reference.config)
     train_state.restore(state, checkpoint.load(reference.folders[number - 1]))
     np.random.seed(number)
     torch.rand(number)

@@ -10,21 +10,18 @@ import torch
 from torch import Tensor
 
 from lmtrain.config.schema import Config
-from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.objective import Objective
 from lmtrain.system.device import missing_to_compile
-from lmtrain.system.messages import ignore
-from lmtrain.training import train_state
-from tests.training.helpers import change, cpu, take_step, without_dropout
+from tests.training.helpers import change, cpu, start, take_step, without_dropout
 
 
 @pytest.mark.skipif(missing_to_compile(cpu()) is not None, reason="nothing can be compiled here")
-def test_the_compiled_model_trains_like_the_plain_one(tiny: Config, store: TokenStore) -> None:
+def test_the_compiled_model_trains_like_the_plain_one(tiny: Config) -> None:
     notes: list[str] = []
     losses = []
     for wanted in (False, "auto", True):
-        state = train_state.new_state(change(without_dropout(tiny), train__compile=wanted), store, notes.append)
+        state = start(change(without_dropout(tiny), train__compile=wanted), note=notes.append)
         losses.append([float(take_step(state, 1e-2)[0]) for _ in range(3)])
     assert len(notes) == 1, "auto must not compile so short a run"
     assert losses[0] == losses[1]
@@ -66,34 +63,32 @@ def long_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_compiler_that_fails(
-    tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str, late: bool
+    tiny: Config, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str, late: bool
 ) -> None:
     monkeypatch.setattr(torch, "compile", failing(error, late))
     notes: list[str] = []
-    state = train_state.new_state(tiny, store, notes.append)
+    state = start(tiny, note=notes.append)
     assert isinstance(state.forward, Objective)
     assert notes[1:] == [f"not compiling the model, which only costs speed: torch.compile failed ({reason})"]
     assert all(parameter.grad is None for parameter in state.model.parameters())
     with pytest.raises(LmtrainError, match=rf"{re.escape(reason)}.*set train\.compile=false"):
-        train_state.new_state(change(tiny, train__compile=True), store, ignore)
+        start(change(tiny, train__compile=True))
 
 
 @pytest.mark.usefixtures("long_run")
 @pytest.mark.parametrize("wanted", ["auto", True])
 def test_memory_exhausted_while_compiling_is_not_a_compiler_error(
-    tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch, wanted: Any
+    tiny: Config, monkeypatch: pytest.MonkeyPatch, wanted: Any
 ) -> None:
     monkeypatch.setattr(torch, "compile", failing(torch.OutOfMemoryError("CUDA out of memory")))
     with pytest.raises(torch.OutOfMemoryError):
-        train_state.new_state(change(tiny, train__compile=wanted), store, ignore)
+        start(change(tiny, train__compile=wanted))
 
 
-def test_a_machine_without_a_compiler(
-    tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch, long_run: None
-) -> None:
+def test_a_machine_without_a_compiler(tiny: Config, monkeypatch: pytest.MonkeyPatch, long_run: None) -> None:
     monkeypatch.setattr("lmtrain.training.compilation.missing_to_compile", lambda device: "a C++ compiler")
     notes: list[str] = []
-    assert isinstance(train_state.new_state(tiny, store, notes.append).forward, Objective)
+    assert isinstance(start(tiny, note=notes.append).forward, Objective)
     assert notes == ["not compiling the model, which only costs speed: compiling needs a C++ compiler"]
     with pytest.raises(LmtrainError, match=r"train\.compile=true, but .* a C\+\+ compiler: set train\.compile=false"):
-        train_state.new_state(change(tiny, train__compile=True), store, ignore)
+        start(change(tiny, train__compile=True))

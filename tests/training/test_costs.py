@@ -45,9 +45,9 @@ LAYERS = {"model__layers": 8, "train__loss_chunk": 64}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_operations_are_those_of_a_step(tiny: Config, store: TokenStore, kind: str) -> None:
+def test_operations_are_those_of_a_step(tiny: Config, kind: str) -> None:
     config = change(tiny, train__batch_size=4, train__micro_batch=2, **KINDS[kind])
-    state = start(config, store)
+    state = start(config)
     with FlopCounterMode(display=False) as counter:
         train_step(state, 1e-3)
     assert step_flops(state.model, config) == counter.get_total_flops() > 0
@@ -63,7 +63,7 @@ def test_an_adaptive_output_counts_by_the_shares_of_its_tails(tiny: Config, stor
     targets = 2 * (16 if mode == "causal" else 1)
     saved = 2 * targets * (6 * 16 * (size - logits) + 2 * (size - 22))  # the bias's gradient is a product too
     expected = step_flops(construct(plain.model, size), plain) - saved
-    assert step_flops(start(config, store).model, config) == pytest.approx(expected)
+    assert step_flops(start(config).model, config) == pytest.approx(expected)
     assert costs(config, store)["flops_per_step"] == pytest.approx(expected)
     assert costs(config, store)["memory_bytes"]["logits"] == 4 * targets * 22
 
@@ -76,9 +76,9 @@ def sized(tiny: Config) -> Config:
 
 
 @pytest.fixture(scope="module")
-def teacher(sized: Config, store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def teacher(sized: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("teacher")
-    run(change(sized, train__steps=1, train__eval_tokens=50, train__sample_tokens=1), store, folder / "run")
+    run(change(sized, train__steps=1, train__eval_tokens=50, train__sample_tokens=1), folder / "run")
     return folder
 
 
@@ -105,7 +105,7 @@ def test_the_peak_of_a_step_is_near_the_estimate(
         fields = {**fields, "train__teacher": [str(folder / name) for name in teachers]}
         of_teachers = len(teachers) * memory_estimate(sized, store.tokenizer.vocab_size, "fp32")["weights"]
     config = change(sized, **fields)
-    state = start(config, store)
+    state = start(config)
     train_step(state, 1e-3)  # makes the optimizer's state, and leaves no gradients
     # Elsewhere, for the profiler's library takes its settings once in a process, and other tests have theirs.
     child = Child(lambda say: say(str(most_allocated(lambda: train_step(state, 1e-3)))))

@@ -21,7 +21,6 @@ from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.distributed import join_processes
-from lmtrain.system.messages import ignore
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training import loop
 from lmtrain.training.costs import memory_estimate
@@ -29,7 +28,7 @@ from lmtrain.training.loop import train_step
 from lmtrain.training.parallel import choose_strategy, with_micro_batch
 from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.sharding import is_sharded, local_rows
-from lmtrain.training.train_state import TrainState, new_state, restore, snapshot
+from lmtrain.training.train_state import TrainState, restore, snapshot
 from tests.helpers import read
 from tests.training.helpers import CIRCUMSTANCES, change, cpu, last_hash, logged, run, start, verified_steps, worsen
 from tests.training.ranks import meeting_place, together, variables
@@ -45,9 +44,9 @@ SHORT: dict[str, Any] = {
 }
 
 
-def train(config: Config, store: TokenStore, run_dir: Path, processes: ProcessGroup) -> list[Any]:
+def train(config: Config, run_dir: Path, processes: ProcessGroup) -> list[Any]:
     """The run's status, its last and its best step, and its score."""
-    outcome, _ = run(config, store, run_dir, processes=processes)
+    outcome, _ = run(config, run_dir, processes=processes)
     return [outcome.status, outcome.step, outcome.best_step, outcome.score.nats if outcome.score is not None else None]
 
 
@@ -64,7 +63,7 @@ def assert_close_runs(one: Path, other: Path) -> None:
 
 
 def test_two_ddp_processes_give_the_same_bits_as_one(
-    tiny: Config, store: TokenStore, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Config, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although the other process has a wrong clock, and sees another best checkpoint of the teacher's run."""
     older = run_checkpoints.folders(base)[0]
@@ -98,9 +97,9 @@ def test_two_ddp_processes_give_the_same_bits_as_one(
         found = {}
         for name, config in variants.items():
             monkeypatch.setattr(loop, "train_step", worsen if name == "late" else train_step)
-            found[name] = train(config, store, tmp_path / str(processes.world_size) / name, processes)
+            found[name] = train(config, tmp_path / str(processes.world_size) / name, processes)
         if processes.world_size == 2:
-            found["timed"] = train(timed, store, tmp_path / "timed", processes)
+            found["timed"] = train(timed, tmp_path / "timed", processes)
         return found
 
     single = work(SINGLE_PROCESS)
@@ -114,11 +113,11 @@ def test_two_ddp_processes_give_the_same_bits_as_one(
 
 
 def test_a_run_resumes_with_any_number_of_processes(
-    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each part is stopped by a signal to one process."""
     config = change(tiny, **SHORT, train__micro_batch=1)
-    run(config, store, tmp_path / "single")
+    run(config, tmp_path / "single")
 
     def step(state: TrainState, lr: float) -> None:
         train_step(state, lr)
@@ -128,7 +127,7 @@ def test_a_run_resumes_with_any_number_of_processes(
 
     monkeypatch.setattr(loop, "train_step", step)
     for ended, (size, kind) in enumerate(((4, "fsdp"), (2, "ddp"), (1, "auto"), (2, "fsdp")), start=1):
-        work = partial(train, change(config, train__parallel=kind), store, tmp_path / "chain")
+        work = partial(train, change(config, train__parallel=kind), tmp_path / "chain")
         found = [work(SINGLE_PROCESS)] if size == 1 else together(size, work, tmp_path / f"log-{ended}")
         expected = ["interrupted", ended] if ended < 4 else ["finished", 5]
         assert [rank[:2] for rank in found] == [expected] * size
@@ -137,7 +136,7 @@ def test_a_run_resumes_with_any_number_of_processes(
     assert logged(tmp_path / "chain") != logged(tmp_path / "single")  # else nothing was summed in another order
 
 
-def test_a_sharded_run_equals_a_single_process(tiny: Config, store: TokenStore, base: Path, tmp_path: Path) -> None:
+def test_a_sharded_run_equals_a_single_process(tiny: Config, base: Path, tmp_path: Path) -> None:
     sharded = change(tiny, **SHORT, train__parallel="fsdp")
     variants = {
         "checkpointing": change(
@@ -149,7 +148,7 @@ def test_a_sharded_run_equals_a_single_process(tiny: Config, store: TokenStore, 
 
     def work(processes: ProcessGroup) -> None:
         for name, config in variants.items():
-            train(config, store, tmp_path / str(processes.world_size) / name, processes)
+            train(config, tmp_path / str(processes.world_size) / name, processes)
 
     work(SINGLE_PROCESS)
     together(2, work, tmp_path / "log")
@@ -180,7 +179,7 @@ def test_each_process_reads_holds_and_writes_only_its_rows_of_a_sharded_state(
         raise AssertionError("a tensor is gathered")
 
     def work(kind: str, source: Path, target: Path, processes: ProcessGroup) -> list[int]:
-        state = new_state(change(tiny, train__parallel=kind), store, ignore, processes)
+        state = start(change(tiny, train__parallel=kind), processes)
         found = checkpoint.load(run_checkpoints.choose(source, "last"))
         monkeypatch.setattr(LazyTensor, "__getitem__", counted)
         for name in ("full_tensor", "redistribute"):
@@ -203,11 +202,11 @@ def test_each_process_reads_holds_and_writes_only_its_rows_of_a_sharded_state(
         before = after
 
 
-def test_scalar_gains_of_older_checkpoints_are_read(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
+def test_scalar_gains_of_older_checkpoints_are_read(tiny: Config, tmp_path: Path) -> None:
     """By a sharded run that resumes, and by a trained model."""
     config = change(tiny, model__norm="scale", train__parallel="fsdp")
     new, old = tmp_path / "new", tmp_path / "old"
-    run(config, store, new)
+    run(config, new)
     found = read(run_checkpoints.choose(new, "last"))
     shutil.copytree(new, old)
     shutil.rmtree(old / "checkpoints")
@@ -219,7 +218,7 @@ def test_scalar_gains_of_older_checkpoints_are_read(tiny: Config, store: TokenSt
     checkpoint.save(old, found.info["step"], scalars, found.info)
 
     def work(processes: ProcessGroup) -> None:
-        state = new_state(config, store, ignore, processes)
+        state = start(config, processes)
         restore(state, checkpoint.load(run_checkpoints.choose(old, "last")))
         with CheckpointSaver(tmp_path / "resumed", 1, processes) as saver:
             saver.save(state.counters.step, *snapshot(state, None, **CIRCUMSTANCES))
@@ -232,9 +231,9 @@ def test_scalar_gains_of_older_checkpoints_are_read(tiny: Config, store: TokenSt
 
 @pytest.mark.parametrize("kind", ["full", "compressed", "linear"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_recomputed_activations_give_the_same_bits(tiny: Config, store: TokenStore, kind: str, precision: str) -> None:
+def test_recomputed_activations_give_the_same_bits(tiny: Config, kind: str, precision: str) -> None:
     config = change(tiny, model__attention=kind, model__layers=2, train__precision=precision, model__compression=4)
-    plain, recomputed = (start(change(config, train__activation_checkpointing=on), store) for on in (False, True))
+    plain, recomputed = (start(change(config, train__activation_checkpointing=on)) for on in (False, True))
     for state in (plain, recomputed):
         train_step(state, 1e-2)
     assert state_of(plain) == state_of(recomputed)
@@ -278,14 +277,12 @@ def test_auto_shards_what_is_too_large_and_can_be_sharded(tiny: Config, monkeypa
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_one_process_over_nccl(
-    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_one_process_over_nccl(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     config = change(tiny, **SHORT, train__device="cuda", train__parallel=kind)
-    run(config, store, tmp_path / "single")
+    run(config, tmp_path / "single")
     server = meeting_place()
     for name, value in variables(0, 1, server.port).items():
         monkeypatch.setenv(name, value)
     with join_processes("cuda", 1.0) as processes:
-        run(config, store, tmp_path / "group", processes=processes)
+        run(config, tmp_path / "group", processes=processes)
     assert_close_runs(tmp_path / "single", tmp_path / "group")

@@ -14,18 +14,16 @@ from typing import Any
 import pytest
 
 from lmtrain.config.schema import Config
-from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints, run_folder
 from lmtrain.system import disk
-from lmtrain.system.messages import ignore
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training import loop
 from lmtrain.training.loop import train_step
 from lmtrain.training.saving import CheckpointSaver
-from lmtrain.training.train_state import TrainState, new_state, snapshot
+from lmtrain.training.train_state import TrainState, snapshot
 from tests.helpers import TINY, Child
-from tests.training.helpers import CIRCUMSTANCES, change, last_hash, run, run_state, verified_steps
+from tests.training.helpers import CIRCUMSTANCES, change, last_hash, run, run_state, start, verified_steps
 from tests.training.ranks import together, train_ranks
 
 ROOT = Path(__file__).parent.parent.parent
@@ -33,12 +31,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.mark.parametrize(("number", "timeout"), [(signal.SIGKILL, 30.0), (signal.SIGSTOP, 2.0), (None, 30.0)])
 def test_if_a_process_dies_hangs_or_fails_all_end(
-    tiny: Config,
-    store: TokenStore,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    number: int | None,
-    timeout: float,
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None, timeout: float
 ) -> None:
     """It is harmed in the fourth step."""
 
@@ -51,10 +44,10 @@ def test_if_a_process_dies_hangs_or_fails_all_end(
 
     monkeypatch.setattr(loop, "train_step", step)
     config = change(tiny, train__steps=6, train__eval_steps=3)
-    whole = run(config, store, tmp_path / "whole")[0]
+    whole = run(config, tmp_path / "whole")[0]
 
     def work(processes: ProcessGroup) -> None:
-        run(config, store, tmp_path / "run", processes=processes)
+        run(config, tmp_path / "run", processes=processes)
 
     ranks = train_ranks(2, work, tmp_path / "log", timeout / 60)
     assert ranks.children[0].end() == 1
@@ -65,14 +58,14 @@ def test_if_a_process_dies_hangs_or_fails_all_end(
     assert "another process of this run has ended, or has not answered" in ranks.output(0)
     assert verified_steps(tmp_path / "run")[-1] == 3
     assert run_state(tmp_path / "run")["status"] == "failed"
-    assert run(config, store, tmp_path / "run")[0].score == whole.score
+    assert run(config, tmp_path / "run")[0].score == whole.score
     assert last_hash(tmp_path / "run") == last_hash(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("killed", [True, False])
 def test_a_failed_save_of_one_process_leaves_the_previous_checkpoint(
-    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: int, killed: bool
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: int, killed: bool
 ) -> None:
     """It is killed, or its disk is full, while both write the second of two sharded checkpoints."""
     run_dir, write = tmp_path / "run", disk.write
@@ -85,7 +78,7 @@ def test_a_failed_save_of_one_process_leaves_the_previous_checkpoint(
                 raise OSError(28, "No space left on device")
             write(path, data)
 
-        state = new_state(change(tiny, train__parallel="fsdp"), store, ignore, processes)
+        state = start(change(tiny, train__parallel="fsdp"), processes)
         with CheckpointSaver(run_dir, 1, processes) as saver:
             saver.save(1, *snapshot(state, None, **CIRCUMSTANCES))
             saver.wait()
@@ -107,25 +100,23 @@ def test_a_failed_save_of_one_process_leaves_the_previous_checkpoint(
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000001"]
 
 
-def test_processes_that_disagree_are_rejected(
-    tiny: Config, store: TokenStore, little: Config, little_store: TokenStore, tmp_path: Path
-) -> None:
+def test_processes_that_disagree_are_rejected(tiny: Config, little: Config, tmp_path: Path) -> None:
     """In configuration, in data, about the run folder; and so are processes whose run is in use."""
-    same = (tiny, store, "run")
-    attempts: list[tuple[tuple[Config, TokenStore, str], tuple[Config, TokenStore, str], str]] = [
-        (same, (change(tiny, train__lr=0.5), store, "run"), "process 1 has train.lr=0.5 where process 0 has 0.001"),
-        (same, (change(tiny, eval__batch_size=3), store, "run"), "process 1 has eval.batch_size=3 where process 0 has"),
-        (same, (little, little_store, "run"), "process 1 has its token"),
-        ((tiny, store, "used"), (tiny, store, "used"), "in use by another process"),
-        ((tiny, store, "here"), (tiny, store, "elsewhere"), "run.dir must be a folder that all nodes share"),
+    same = (tiny, "run")
+    attempts: list[tuple[tuple[Config, str], tuple[Config, str], str]] = [
+        (same, (change(tiny, train__lr=0.5), "run"), "process 1 has train.lr=0.5 where process 0 has 0.001"),
+        (same, (change(tiny, eval__batch_size=3), "run"), "process 1 has eval.batch_size=3 where process 0 has"),
+        (same, (little, "run"), "process 1 has its token"),
+        ((tiny, "used"), (tiny, "used"), "in use by another process"),
+        ((tiny, "here"), (tiny, "elsewhere"), "run.dir must be a folder that all nodes share"),
     ]
 
     def work(processes: ProcessGroup) -> list[tuple[str, str]]:
         errors = []
         for *given, _ in attempts:
-            config, tokens, name = given[processes.rank]
+            config, name = given[processes.rank]
             with pytest.raises(LmtrainError) as error:
-                run(config, tokens, tmp_path / name, processes=processes)
+                run(config, tmp_path / name, processes=processes)
             errors.append((type(error.value).__name__, str(error.value)))
         return errors
 
@@ -138,12 +129,12 @@ def test_processes_that_disagree_are_rejected(
 
 
 def test_processes_whose_torchrun_is_killed_save_and_end(
-    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = change(tiny, train__steps=10**6, train__eval_steps=10**6)
 
     def work(processes: ProcessGroup) -> None:
-        outcome, _ = run(config, store, tmp_path / "run", processes=processes)
+        outcome, _ = run(config, tmp_path / "run", processes=processes)
         (tmp_path / f"{processes.rank}.json").write_text(json.dumps([outcome.status, outcome.step]))
 
     def torchrun(say: Callable[[str], None]) -> None:

@@ -49,7 +49,7 @@ BUDGET = Budget(12, None)
 def begun(config: Config, store: TokenStore, run_dir: Path) -> checkpoint.Checkpoint:
     """The only checkpoint of a new run, without a schedule."""
     run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
-    tensors, manifest = snapshot(start(config, store), None, **CIRCUMSTANCES)
+    tensors, manifest = snapshot(start(config), None, **CIRCUMSTANCES)
     return checkpoint.load(checkpoint.save(run_dir, 1, tensors, manifest | {"schedule": None}))
 
 
@@ -65,17 +65,18 @@ def test_a_changed_field_of_the_identity_is_rejected_by_name(tiny: Config, store
             f"add run.name={tmp_path.name}-2 to train another run, or give the old values"
         )
     with pytest.raises(LmtrainError, match=r"another configuration \(run\.seed: 1 -> 2\)"):
-        run(change(tiny, run__seed=2), store, tmp_path)
+        run(change(tiny, run__seed=2), tmp_path)
 
 
-def test_a_run_resumes_with_other_resources(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
+def test_a_run_resumes_with_other_resources(tiny: Config, folder: Path) -> None:
+    run_dir = folder / "run"
     assert {name.replace("__", ".") for name in RESOURCES} <= CHANGEABLE_FIELDS <= flat(tiny).keys()
-    assert run(tiny, store, tmp_path)[0].step == 12
-    for folder in run_checkpoints.folders(tmp_path)[1:]:
-        remove_folder(folder)
+    assert run(tiny, run_dir)[0].step == 12
+    for later in run_checkpoints.folders(run_dir)[1:]:
+        remove_folder(later)
     changed = change(tiny, **RESOURCES)
-    assert run(changed, store, tmp_path)[0].step == 12
-    assert run_folder.run_config(tmp_path) == changed
+    assert run(changed, run_dir)[0].step == 12
+    assert run_folder.run_config(run_dir) == changed
 
 
 TEXT = "the the the cat cat rat\n" * 120

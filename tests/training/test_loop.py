@@ -42,10 +42,10 @@ from tests.training.helpers import (
 from tests.training.resuming import state_of
 
 
-def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_batch(tiny: Config, store: TokenStore) -> None:
+def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_batch(tiny: Config) -> None:
     found = []
     for micro_batch in (1, 2, 4, None):
-        state = start(change(without_dropout(tiny), train__micro_batch=micro_batch), store)
+        state = start(change(without_dropout(tiny), train__micro_batch=micro_batch))
         loss, norm = take_step(state, 1e-3)
         found.append((loss, norm, optimizer_tensors(state.model, state.optimizer)))
     for loss, norm, tensors in found[:-1]:
@@ -55,7 +55,7 @@ def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_batch(tiny: Co
 
 
 def test_the_logged_loss_is_the_mean_of_nats_over_targets(tiny: Config, store: TokenStore) -> None:
-    state = start(without_dropout(tiny), store)
+    state = start(without_dropout(tiny))
     starts = state.order.starts(0, 4)
     ids = torch.from_numpy(store.split("train").ids.astype("int64"))
     rows = torch.stack([ids[start : start + 17] for start in starts])
@@ -66,9 +66,9 @@ def test_the_logged_loss_is_the_mean_of_nats_over_targets(tiny: Config, store: T
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_step_with_a_gradient_that_is_not_finite_changes_neither_weights_nor_optimizer(
-    tiny: Config, store: TokenStore, precision: str
+    tiny: Config, precision: str
 ) -> None:
-    state = start(change(tiny, train__precision=precision), store)
+    state = start(change(tiny, train__precision=precision))
     train_step(state, 1e-2)
     before = state_of(state)
     assert state.ema is not None
@@ -90,7 +90,7 @@ def test_a_step_with_a_gradient_that_is_not_finite_changes_neither_weights_nor_o
 
 
 def test_divergence_stops_the_run_and_leaves_a_good_checkpoint(
-    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def diverge(state: TrainState, lr: float) -> None:
         factor = torch.nan if state.counters.step >= 6 else 1.0
@@ -98,18 +98,16 @@ def test_divergence_stops_the_run_and_leaves_a_good_checkpoint(
 
     monkeypatch.setattr(loop, "train_step", diverge)
     with pytest.raises(LmtrainError, match=r"diverged: 20 steps in a row up to step 26 were.*lower train\.lr"):
-        run(change(tiny, train__steps=60, train__eval_steps=5, train__log_steps=1000), store, tmp_path)
+        run(change(tiny, train__steps=60, train__eval_steps=5, train__log_steps=1000), tmp_path)
     loaded = checkpoint.load(run_checkpoints.choose(tmp_path, "last"))
     assert all(torch.isfinite(value[...]).all() for group in loaded.tensors.values() for value in group.values())
     assert run_state(tmp_path)["status"] == "failed"
 
 
-def test_early_stopping_and_the_best_checkpoint(
-    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_early_stopping_and_the_best_checkpoint(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "train_step", worsen)
     config = change(tiny, train__steps=100, train__eval_steps=2, train__patience=3, train__keep=1)
-    outcome, _ = run(config, store, tmp_path)
+    outcome, _ = run(config, tmp_path)
     assert outcome.status == "stopped early"
     assert outcome.step == outcome.best_step + 6
     assert verified_steps(tmp_path) == [outcome.best_step, outcome.step]
@@ -117,9 +115,9 @@ def test_early_stopping_and_the_best_checkpoint(
     assert run_checkpoints.best_folder(tmp_path) == best
     flip_bit(best / "model.safetensors")
     with pytest.raises(LmtrainError, match=r"step-\d+, is damaged: move it away, and the best of the others"):
-        run(config, store, tmp_path)
+        run(config, tmp_path)
     best.rename(tmp_path / "away")
-    again, _ = run(config, store, tmp_path)
+    again, _ = run(config, tmp_path)
     assert (again.status, again.step, again.best_step) == ("stopped early", outcome.step, outcome.step)
     assert run_state(tmp_path)["best_step"] == outcome.step
 
@@ -128,7 +126,7 @@ def test_the_final_score_is_of_the_best_checkpoint(
     tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "train_step", worsen)
-    outcome, _ = run(change(tiny, train__steps=5, train__eval_steps=1), store, tmp_path)
+    outcome, _ = run(change(tiny, train__steps=5, train__eval_steps=1), tmp_path)
     assert outcome.best_step < outcome.step == 5
     score = evaluate(
         lmtrain.load(tmp_path, checkpoint=str(outcome.best_step), weights="ema", device="cpu").model,
@@ -145,7 +143,7 @@ def test_the_final_score_is_of_the_best_checkpoint(
 
 
 def test_a_validation_loss_that_is_not_finite_is_reported_before_text_is_generated(
-    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ruined(state: TrainState, lr: float) -> None:
         train_step(state, lr)
@@ -154,21 +152,21 @@ def test_a_validation_loss_that_is_not_finite_is_reported_before_text_is_generat
 
     monkeypatch.setattr(loop, "train_step", ruined)
     with pytest.raises(LmtrainError, match=r"the validation loss at step 5 is not finite: lower train\.lr"):
-        run(tiny, store, tmp_path)
+        run(tiny, tmp_path)
 
 
 def test_a_finished_run_is_left_alone_and_a_damaged_checkpoint_replaced(
-    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, _ = run(tiny, store, tmp_path)
+    first, _ = run(tiny, tmp_path)
     before, written = last_hash(tmp_path), {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with monkeypatch.context() as patch:
         patch.setattr(opening, "new_state", None)
-        assert run(tiny, store, tmp_path, quiet=False) == (first, [])
+        assert run(tiny, tmp_path, quiet=False) == (first, [])
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == written
     newest = run_checkpoints.choose(tmp_path, "last")
     flip_bit(newest / "model.safetensors", -3)
-    _, notes = run(tiny, store, tmp_path, quiet=False)
+    _, notes = run(tiny, tmp_path, quiet=False)
     assert "it was set aside as step-00000012.damaged" in notes[0]
     assert notes[1] == f"{tmp_path}: resuming from step 10 (83% of the budget)"
     assert last_hash(tmp_path) == before
@@ -185,19 +183,19 @@ def test_a_finished_run_is_left_alone_and_a_damaged_checkpoint_replaced(
     ],
 )
 def test_a_run_whose_state_is_not_that_of_its_end_is_scored_again(
-    tiny: Config, store: TokenStore, base: Path, tmp_path: Path, change_state: Callable[[dict[str, Any]], object]
+    tiny: Config, base: Path, tmp_path: Path, change_state: Callable[[dict[str, Any]], object]
 ) -> None:
     shutil.copytree(base, tmp_path / "run")
-    first, _ = run(tiny, store, tmp_path / "run")
+    first, _ = run(tiny, tmp_path / "run")
     state = run_state(base)
     change_state(state)
     run_folder.write_state(tmp_path / "run", **state)
-    assert run(tiny, store, tmp_path / "run")[0].score == first.score
+    assert run(tiny, tmp_path / "run")[0].score == first.score
     assert run_state(tmp_path / "run")["valid"] == run_state(base)["valid"]
 
 
-def test_a_run_says_what_it_starts(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
-    _, notes = run(tiny, store, tmp_path, quiet=False)
+def test_a_run_says_what_it_starts(tiny: Config, tmp_path: Path) -> None:
+    _, notes = run(tiny, tmp_path, quiet=False)
     assert notes == [
         f"{tmp_path}: a new run",
         "model: 20,198 parameters, 1 block of width 16, context 16",
@@ -208,7 +206,7 @@ def test_a_run_says_what_it_starts(tiny: Config, store: TokenStore, tmp_path: Pa
 
 
 def test_a_budget_in_time_counts_from_the_first_step(
-    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Preparing takes 12 of 60 seconds; the warm-up, the first half of the other 48, is complete. A resumed run
     prepares again, in the middle of its schedule."""
@@ -233,8 +231,8 @@ def test_a_budget_in_time_counts_from_the_first_step(
     monkeypatch.setattr("lmtrain.training.meter.Clock.seconds", lambda self: now)
     budget = {"train__steps": None, "train__max_minutes": 1.0, "train__warmup": 0.5, "train__schedule": "constant"}
     config = change(tiny, **budget)
-    assert run(config, store, tmp_path)[0].status == "interrupted"
-    outcome, _ = run(config, store, tmp_path)
+    assert run(config, tmp_path)[0].status == "interrupted"
+    outcome, _ = run(config, tmp_path)
     assert (outcome.status, outcome.minutes) == ("finished", 1.0)
     assert list(rates) == [12.0, 18.0, 24.0, 42.0, 48.0, 54.0]
     assert list(rates.values()) == pytest.approx([1e-6, 0.25e-3, 0.5e-3, 1e-3, 1e-3, 1e-3])
@@ -242,7 +240,7 @@ def test_a_budget_in_time_counts_from_the_first_step(
 
 @pytest.mark.parametrize("seconds", [0.2, 1.0, 9.0])
 def test_evaluations_take_at_most_a_tenth_of_the_time_of_steps_but_for_the_first_and_the_last(
-    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     """In a minute, with steps of a second, against a plain loop."""
     now = 0.0
@@ -260,7 +258,7 @@ def test_evaluations_take_at_most_a_tenth_of_the_time_of_steps_but_for_the_first
     monkeypatch.setattr("lmtrain.training.meter.time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(loop, "train_step", step)
     monkeypatch.setattr(trainer, "evaluate_step", evaluate)
-    run(change(tiny, train__steps=None, train__max_minutes=1.0, train__eval_steps=None), store, tmp_path)
+    run(change(tiny, train__steps=None, train__max_minutes=1.0, train__eval_steps=None), tmp_path)
     steps, evaluated, last, reference = 0, 0.0, 0.0, []
     while steps + evaluated < 60:
         steps += 1
@@ -277,10 +275,10 @@ def test_evaluations_take_at_most_a_tenth_of_the_time_of_steps_but_for_the_first
     assert seconds * len(found[:-2]) <= 0.1 * found[-2]
 
 
-def test_bf16_and_float32_train_alike(tiny: Config, store: TokenStore) -> None:
+def test_bf16_and_float32_train_alike(tiny: Config) -> None:
     losses = []
     for precision in ("fp32", "bf16"):
-        state = start(change(tiny, train__precision=precision), store)
+        state = start(change(tiny, train__precision=precision))
         losses.append([float(take_step(state, 1e-2)[0]) for _ in range(10)])
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     assert losses[0] != losses[1]
@@ -289,11 +287,11 @@ def test_bf16_and_float32_train_alike(tiny: Config, store: TokenStore) -> None:
 @pytest.mark.parametrize("mode", ["causal", "windowed"])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_nothing_in_a_step_depends_on_a_value_on_the_device(
-    tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch, optimizer: str, mode: str
+    tiny: Config, monkeypatch: pytest.MonkeyPatch, optimizer: str, mode: str
 ) -> None:
     """After the batch is on the device, tensors have no values here, so that reading one fails."""
     values = {"model__mode": mode, "model__copy": mode == "causal", "train__optimizer": optimizer}
-    state = start(change(tiny, **values, train__token_noise=0.1), store)
+    state = start(change(tiny, **values, train__token_noise=0.1))
     train_step(state, 1e-3)  # the first one creates the optimizer's state
     fake = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -316,8 +314,8 @@ def test_nothing_in_a_step_depends_on_a_value_on_the_device(
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_step_on_cuda_never_waits_for_the_device(tiny: Config, store: TokenStore, optimizer: str) -> None:
-    state = start(change(tiny, train__device="cuda", train__optimizer=optimizer), store)
+def test_a_step_on_cuda_never_waits_for_the_device(tiny: Config, optimizer: str) -> None:
+    state = start(change(tiny, train__device="cuda", train__optimizer=optimizer))
     train_step(state, 1e-3)
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -13,7 +13,7 @@ from tests.training.helpers import change, start
 def test_rates_are_per_second_of_training(tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("lmtrain.training.meter.peak_flops", lambda *_: 1e9)
-    state = start(change(tiny, train__batch_size=4), store)
+    state = start(change(tiny, train__batch_size=4))
     meter = Meter(state)
     for steps, seconds in ((3, 2.0), (2, 0.5)):  # the second line covers only its own steps
         for _ in range(steps):

@@ -239,7 +239,7 @@ def test_samples_are_the_same_each_time(tiny: Config, store: TokenStore) -> None
         def text(self, step: int, title: str, text: str) -> None:
             shown.append(text)
 
-    state = start(tiny, store)
+    state = start(tiny)
     for _ in range(2):
         torch.rand(7)
         with evaluating(state.model, {}):

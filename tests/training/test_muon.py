@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.config.schema import Config
-from lmtrain.data.tokens import TokenStore
 from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.training.muon import COEFFICIENTS, AdamW, Muon, orthogonalized
@@ -179,10 +178,10 @@ def test_state_is_restored_and_other_state_is_rejected(tiny: Config) -> None:
             load_optimizer_tensors(model, make_optimizer(model, config), damage(saved))
 
 
-def test_it_trains(tiny: Config, store: TokenStore) -> None:
+def test_it_trains(tiny: Config) -> None:
     """It overfits one batch at a learning rate of AdamW's, with updates of the size of AdamW's."""
     config = change(tiny, train__optimizer="muon", train__precision="bf16", train__weight_decay=0)
-    state = start(without_dropout(config), store)
+    state = start(without_dropout(config))
     hidden = state.model.hidden_matrices()
     losses = []
     for _ in range(60):

@@ -177,12 +177,12 @@ def test_averaged_weights_equal_a_loop() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_word_embeddings_move_more_slowly_and_gains_faster(tied: bool, tiny: Config, store: TokenStore) -> None:
+def test_word_embeddings_move_more_slowly_and_gains_faster(tied: bool, tiny: Config) -> None:
     """AdamW's first step moves every element by the rate of its group."""
     config = change(
         tiny, model__tie_embeddings=tied, model__embed_dim=16, model__token_shift=True, train__weight_decay=0.0
     )
-    state = start(config, store)
+    state = start(config)
     before = {name: value.detach().clone() for name, value in state.model.named_parameters()}
     train_step(state, 1e-3)
     moved = {name: float((value.detach() - before[name]).abs().max()) for name, value in state.model.named_parameters()}
@@ -196,7 +196,7 @@ def test_word_embeddings_move_more_slowly_and_gains_faster(tied: bool, tiny: Con
 @pytest.mark.parametrize("tied", [True, False])
 def test_training_starts_from_the_vectors_of_its_text(tied: bool, tiny: Config, store: TokenStore) -> None:
     config = change(tiny, model__tie_embeddings=tied)
-    state = start(config, store)
+    state = start(config)
     torch.manual_seed(config.run.seed)
     model = build_model(config.model, store.tokenizer.vocab_size)
     words, width = model.embedding.weight.shape

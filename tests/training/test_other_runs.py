@@ -28,11 +28,11 @@ def continued(tiny: Config, base: Path) -> Config:
 
 @pytest.mark.parametrize(("base_ema", "ema", "weights"), [(0.9, 0.9, "ema"), (0.9, None, "ema"), (None, 0.9, "raw")])
 def test_the_initial_weights_are_the_best_averaged_ones_if_there_are_any(
-    tiny: Config, store: TokenStore, tmp_path: Path, base_ema: float | None, ema: float | None, weights: str
+    tiny: Config, tmp_path: Path, base_ema: float | None, ema: float | None, weights: str
 ) -> None:
-    run(change(tiny, train__ema=base_ema), store, tmp_path)
+    run(change(tiny, train__ema=base_ema), tmp_path)
     config = change(tiny, train__ema=ema)
-    state, expected = start(config, store), lmtrain.load(tmp_path, checkpoint="best", weights=weights, device="cpu")
+    state, expected = start(config), lmtrain.load(tmp_path, checkpoint="best", weights=weights, device="cpu")
     assert load_initial_weights(state, tmp_path) == expected.step
     for name, value in expected.model.named_parameters():
         assert torch.equal(state.model.get_parameter(name), value)
@@ -41,11 +41,11 @@ def test_the_initial_weights_are_the_best_averaged_ones_if_there_are_any(
 
 
 def test_a_run_that_learns_nothing_has_the_score_of_its_base(
-    continued: Config, store: TokenStore, base: Path, tiny: Config, tmp_path: Path
+    continued: Config, base: Path, tiny: Config, tmp_path: Path
 ) -> None:
     config = change(continued, train__lr=1e-12, train__steps=1)
-    outcome, notes = run(config, store, tmp_path / "run", quiet=False)
-    before = run(tiny, store, base)[0].score
+    outcome, notes = run(config, tmp_path / "run", quiet=False)
+    before = run(tiny, base)[0].score
     assert outcome.score is not None
     assert before is not None
     assert outcome.score.nats == pytest.approx(before.nats, rel=1e-6)
@@ -54,25 +54,25 @@ def test_a_run_that_learns_nothing_has_the_score_of_its_base(
 
 
 def test_a_resumed_run_does_not_need_its_base(
-    continued: Config, store: TokenStore, base: Path, tmp_path: Path, interrupt_after: Callable[[int, int], None]
+    continued: Config, base: Path, tmp_path: Path, interrupt_after: Callable[[int, int], None]
 ) -> None:
     shutil.copytree(base, tmp_path / "base")
     config = change(continued, train__init_from=str(tmp_path / "base"))
-    run(config, store, tmp_path / "whole")
+    run(config, tmp_path / "whole")
     interrupt_after(5, signal.SIGTERM)
-    assert run(config, store, tmp_path / "parts")[0].status == "interrupted"
+    assert run(config, tmp_path / "parts")[0].status == "interrupted"
     shutil.rmtree(tmp_path / "base")
-    _, notes = run(config, store, tmp_path / "parts")
+    _, notes = run(config, tmp_path / "parts")
     assert not any("starting" in note for note in notes)
     assert last_hash(tmp_path / "parts") == last_hash(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("fields", [{"model__context": 24}, {"model__dropout": 0.0}, {"train__optimizer": "muon"}])
 def test_fields_that_do_not_affect_the_weights_may_differ(
-    continued: Config, store: TokenStore, base: Path, fields: dict[str, Any]
+    continued: Config, base: Path, fields: dict[str, Any]
 ) -> None:
     config = change(continued, **fields)
-    assert load_initial_weights(start(config, store), base) > 0
+    assert load_initial_weights(start(config), base) > 0
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_an_unsuitable_run_is_rejected(
 ) -> None:
     config = change(tiny, **{f"train__{field}": str(base)} | fields)
     with pytest.raises(LmtrainError, match=message):
-        run(config, store, tmp_path / "run")
+        run(config, tmp_path / "run")
     assert not run_checkpoints.folders(tmp_path / "run")
     with pytest.raises(LmtrainError, match=message):
         check_other_runs(config, store)
@@ -105,17 +105,17 @@ def test_learned_positions_and_linformer_need_the_same_context(
     tiny: Config, store: TokenStore, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     learned = change(tiny, **fields, train__steps=1)
-    run(learned, store, tmp_path / "base")
+    run(learned, tmp_path / "base")
     config = change(learned, model__context=24, train__init_from=str(tmp_path / "base"))
     with pytest.raises(LmtrainError, match=r"has model\.context=16, and this run 24: use the same"):
         check_other_runs(config, store)
 
 
-def test_a_damaged_base_is_rejected(continued: Config, store: TokenStore, base: Path, tmp_path: Path) -> None:
+def test_a_damaged_base_is_rejected(continued: Config, base: Path, tmp_path: Path) -> None:
     shutil.copytree(base, tmp_path / "base")
     flip_bit(run_checkpoints.choose(tmp_path / "base", "best") / "ema.safetensors")
     with pytest.raises(LmtrainError, match=r"ema\.safetensors is damaged"):
-        run(change(continued, train__init_from=str(tmp_path / "base")), store, tmp_path / "run")
+        run(change(continued, train__init_from=str(tmp_path / "base")), tmp_path / "run")
 
 
 def test_the_command_on_a_text_of_ones_own(lmtrain: Lmtrain, workdir: Path) -> None:

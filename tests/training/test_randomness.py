@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lmtrain.config.schema import Config
-from lmtrain.data.tokens import TokenStore
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.training.loop import train_step
 from lmtrain.training.randomness import noisy, step_seed
@@ -48,7 +47,7 @@ def test_share_and_distribution() -> None:
     assert torch.equal(noisy(inputs, ids, 0.0), inputs)
 
 
-def test_only_inputs_are_noisy(tiny: Config, store: TokenStore) -> None:
+def test_only_inputs_are_noisy(tiny: Config) -> None:
     """A step reads noise and is scored on the text; without noise it reads the text."""
     pairs: dict[float, list[tuple[Tensor, Tensor]]] = {0.0: [], 0.5: []}
     for share, seen in pairs.items():
@@ -60,7 +59,7 @@ def test_only_inputs_are_noisy(tiny: Config, store: TokenStore) -> None:
 
             return call
 
-        train_step(with_forward(start(change(tiny, train__token_noise=share), store), recorded), 0.0)
+        train_step(with_forward(start(change(tiny, train__token_noise=share)), recorded), 0.0)
     for (clean, targets), (noised, same) in zip(pairs[0.0], pairs[0.5], strict=True):
         assert torch.equal(targets, same)
         assert torch.equal(clean[:, 1:], targets[:, :-1])

@@ -15,7 +15,6 @@ import torch
 
 import lmtrain
 from lmtrain.config.schema import Config
-from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
@@ -44,16 +43,16 @@ ITEMS = (
 
 
 @pytest.mark.parametrize("variant", MATRIX)
-def test_every_step_can_be_resumed(little: Config, little_store: TokenStore, tmp_path: Path, variant: str) -> None:
+def test_every_step_can_be_resumed(little: Config, tmp_path: Path, variant: str) -> None:
     config = change(little, **SMALL | MATRIX[variant])
     if config.model.mode == "windowed":  # its epochs are sixteen times as long
         length = 15
     else:
-        per_epoch = begin(config, little_store).order.per_epoch()
+        per_epoch = begin(config).order.per_epoch()
         length = -(-EPOCHS * per_epoch // BATCH) + MORE
         assert EPOCHS * per_epoch % BATCH, "an epoch must end inside a step"
     config = change(config, train__steps=length)
-    reference = refer(config, little_store, tmp_path, length)
+    reference = refer(config, tmp_path, length)
     skipped = [number for number, step in enumerate(reference.steps) if step.skipped]
     assert skipped == [6]
     assert len({json.dumps(step.state) for step in reference.steps}) == length
@@ -61,16 +60,16 @@ def test_every_step_can_be_resumed(little: Config, little_store: TokenStore, tmp
 
 
 @pytest.mark.skipif(missing_to_compile(cpu()) is not None, reason="nothing can be compiled here")
-def test_a_compiled_training_can_be_resumed(little: Config, little_store: TokenStore, tmp_path: Path) -> None:
+def test_a_compiled_training_can_be_resumed(little: Config, tmp_path: Path) -> None:
     config = change(little, **SMALL, train__compile=True, train__steps=10)
-    reference = refer(config, little_store, tmp_path, 8)
+    reference = refer(config, tmp_path, 8)
     assert not any("_orig_mod" in name for name in reference.steps[-1].state)
     assert departures(reference, 5) == []
 
 
 @pytest.mark.parametrize("variant", ["to the end", "evaluating by share", "stopping early"])
 def test_a_kill_at_any_moment_leaves_no_trace(
-    little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+    little: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
     """The same bits, status, best checkpoint and final score, and curves without gaps or duplicates."""
     config = change(little, **LOGGED)
@@ -82,22 +81,22 @@ def test_a_kill_at_any_moment_leaves_no_trace(
         config = change(little, **LOGGED | {"train__steps": 9, "train__eval_steps": None})
     monkeypatch.setattr(validation, "show_samples", lambda *arguments: None)
     with copied_for_every_kill(tmp_path / "whole", tmp_path / "copies") as copies:
-        whole, _ = run(config, little_store, tmp_path / "whole")
+        whole, _ = run(config, tmp_path / "whole")
     assert len(copies) > 15
     assert whole.status == ("stopped early" if variant == "stopping early" else "finished")
     expected = curves(tmp_path / "whole")
     for copy in copies:
-        resumed, _ = run(config, little_store, copy)
+        resumed, _ = run(config, copy)
         assert dataclasses.replace(resumed, minutes=0.0) == dataclasses.replace(whole, minutes=0.0)
         assert last_hash(copy) == last_hash(tmp_path / "whole")
         assert curves(copy) == expected
 
 
 def test_a_killed_process_frees_its_run_folder_and_the_run_is_resumed(
-    little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    little: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = change(little, **LOGGED | {"train__steps": 12, "train__save_minutes": 1e-9})
-    run(config, little_store, tmp_path / "whole")
+    run(config, tmp_path / "whole")
 
     def train(say: Callable[[str], None]) -> None:
         def step(state: TrainState, lr: float) -> None:
@@ -108,17 +107,17 @@ def test_a_killed_process_frees_its_run_folder_and_the_run_is_resumed(
             train_step(state, lr)
 
         monkeypatch.setattr(loop, "train_step", step)
-        run(config, little_store, tmp_path / "run")
+        run(config, tmp_path / "run")
 
     child = Child(train)
     while child.hear() != "7":
         pass
     in_use = f"{tmp_path / 'run'} is in use by another process: wait for it or set run.name"
     with pytest.raises(LmtrainError, match=re.escape(in_use)):
-        run(config, little_store, tmp_path / "run")
+        run(config, tmp_path / "run")
     os.kill(child.process, signal.SIGKILL)
     assert child.end() == -signal.SIGKILL
-    _, notes = run(config, little_store, tmp_path / "run", quiet=False)
+    _, notes = run(config, tmp_path / "run", quiet=False)
     assert re.search(r"resuming from step [67] \(5[08]% of the budget\)$", notes[0])
     assert last_hash(tmp_path / "run") == last_hash(tmp_path / "whole")
 
@@ -127,7 +126,7 @@ def full_disk(path: Path, data: bytes) -> None:
     raise OSError(28, "No space left on device")
 
 
-def train_until(event: int | str, steps: int, config: Config, store: TokenStore, run_dir: Path) -> None:
+def train_until(event: int | str, steps: int, config: Config, run_dir: Path) -> None:
     """Train until a signal or an error after this many steps, or to the end if that is sooner."""
     expected = {"memory": "out of memory: lower", "disk": "No space left on device"}.get(str(event))
     with pytest.MonkeyPatch.context() as patch:
@@ -146,7 +145,7 @@ def train_until(event: int | str, steps: int, config: Config, store: TokenStore,
         patch.setattr(loop, "train_step", step)
         failure: LmtrainError | None = None
         try:
-            run(config, store, run_dir)
+            run(config, run_dir)
         except LmtrainError as error:
             failure = error
     assert failure is None or (expected is not None and expected in str(failure))
@@ -161,13 +160,13 @@ def damage_the_newest(run_dir: Path, choice: random.Random) -> None:
 
 
 def test_any_sequence_of_events_leads_to_the_same_end(
-    little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    little: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every checkpoint is one of the uninterrupted run, and so are the curves, also between two logged steps."""
     monkeypatch.setattr(validation, "show_samples", lambda *arguments: None)
     fields = {"train__steps": 12, "train__log_steps": 4, "train__eval_steps": 5, "train__save_minutes": 1e-9}
     config, whole = change(little, **LOGGED | fields), tmp_path / "whole"
-    end, _ = run(change(config, train__keep=100), little_store, whole)
+    end, _ = run(change(config, train__keep=100), whole)
     files = {folder.name: checkpoint.load(folder).info["files"] for folder in run_checkpoints.folders(whole)}
     assert len(files) == 12
     events = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, "memory", "disk", "damage", "generation")
@@ -181,42 +180,38 @@ def test_any_sequence_of_events_leads_to_the_same_end(
                 trained = lmtrain.load(run_dir, checkpoint="last", weights="auto", device="cpu")
                 assert complete(trained.model, trained.tokenizer, ["The"], Options(max_tokens=3))
             elif event not in ("damage", "generation"):
-                train_until(event, choice.randint(1, 6), config, little_store, run_dir)
+                train_until(event, choice.randint(1, 6), config, run_dir)
             for folder in run_checkpoints.folders(run_dir):
                 assert checkpoint.load(folder).info["files"] == files[folder.name]
-        outcome, _ = run(config, little_store, run_dir)
+        outcome, _ = run(config, run_dir)
         assert dataclasses.replace(outcome, minutes=0.0) == dataclasses.replace(end, minutes=0.0)
         assert last_hash(run_dir) == last_hash(whole)
         assert curves(run_dir) == curves(whole)
 
 
-def test_observing_a_run_changes_nothing(
-    little: Config, little_store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_observing_a_run_changes_nothing(little: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluating, generating, logging and saving at every step, or never: the same final state."""
     fields = SMALL | MATRIX["fp16, no ema, 3 micro-batches"]
     never = change(little, **fields, train__log_steps=1000, train__eval_steps=1000, train__steps=6)
     often = {"log_steps": 1, "eval_steps": 1, "save_minutes": 1e-9, "sample_prompts": ["The", "A"]}
-    run(never, little_store, tmp_path / "never")
+    run(never, tmp_path / "never")
 
     def distracted(state: TrainState, lr: float) -> None:
         train_step(state, lr)
         torch.rand(17)
         state.model.eval()
-        complete(state.model, little_store.tokenizer, ["The"], Options(max_tokens=5))
+        complete(state.model, state.store.tokenizer, ["The"], Options(max_tokens=5))
         state.model.train()
 
     monkeypatch.setattr(loop, "train_step", distracted)
-    run(change(never, **{f"train__{name}": value for name, value in often.items()}), little_store, tmp_path / "often")
+    run(change(never, **{f"train__{name}": value for name, value in often.items()}), tmp_path / "often")
     ends = [checkpoint.load(run_checkpoints.choose(tmp_path / name, "last")) for name in ("never", "often")]
     assert ends[0].info["files"] == ends[1].info["files"]
     assert ends[0].info["counters"]["scaler"] == ends[1].info["counters"]["scaler"]
     assert len(curves(tmp_path / "often")) > 2 * len(curves(tmp_path / "never"))
 
 
-def test_another_precision_is_reported(
-    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_precision_is_reported(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` depends on the machine, and is the same configuration."""
     config = change(tiny, train__precision="auto", train__steps=1)
     notes: list[list[str]] = []
@@ -224,25 +219,25 @@ def test_another_precision_is_reported(
         if notes:
             run_folder.write_state(tmp_path, "interrupted")
         monkeypatch.setattr(train_state, "choose_precision", lambda name, device, precision=precision: precision)
-        notes.append([note for note in run(config, store, tmp_path)[1] if "train.precision" in note])
+        notes.append([note for note in run(config, tmp_path)[1] if "train.precision" in note])
     before, after = "precision, by train.precision=auto: bf16 before", "now; the results may not be equal bit for bit"
     assert notes == [[], [], [f"{before}, fp32 {after}"], [f"{before}, fp16 {after}"]]
 
 
 def test_a_field_that_was_removed_and_another_micro_batch_are_reported(
-    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dropout masks of a step depend on its micro-batches; those of a run that was killed in its first step count
     for nothing."""
-    run(change(tiny, train__steps=5, train__schedule="constant", train__warmup=1), store, tmp_path)
+    run(change(tiny, train__steps=5, train__schedule="constant", train__warmup=1), tmp_path)
     other = change(tiny, train__schedule="constant", train__warmup=1, train__micro_batch=1)
     with monkeypatch.context() as patch:
         patch.setattr(loop, "train_step", None)
         with pytest.raises(TypeError):
-            run(other, store, tmp_path)
+            run(other, tmp_path)
     stored = tmp_path / run_folder.CONFIG
     stored.write_text(stored.read_text().replace("train:\n", "train:\n  scheduled_sampling: 0.2\n"))
-    _, notes = run(other, store, tmp_path)
+    _, notes = run(other, tmp_path)
     assert len(notes) == 2
     assert re.search(
         r"train\.scheduled_sampling=0\.2: the field was removed: .*; the run is resumed without it", notes[0]
@@ -251,10 +246,10 @@ def test_a_field_that_was_removed_and_another_micro_batch_are_reported(
 
 
 @pytest.fixture
-def reference(little: Config, little_store: TokenStore, tmp_path: Path) -> Reference:
+def reference(little: Config, tmp_path: Path) -> Reference:
     """A run in which every item of the state differs from that of a new one."""
     config = change(little, **SMALL | MATRIX["fp16, ema, 1 micro-batch"], train__steps=12)
-    return refer(config, little_store, tmp_path, CUT)
+    return refer(config, tmp_path, CUT)
 
 
 def without(found: Checkpoint, item: str) -> Checkpoint:
@@ -283,7 +278,7 @@ def test_a_checkpoint_without_an_item_is_rejected(reference: Reference, item: st
     counters = {name: value for name, value in found.info["counters"].items() if name != item}
     damaged = dataclasses.replace(found, tensors=tensors, info=found.info | {"counters": counters})
     with pytest.raises(LmtrainError, match="does not fit"):
-        restore(begin(reference.config, reference.store), damaged)
+        restore(begin(reference.config), damaged)
 
 
 def test_out_of_memory_is_not_called_a_checkpoint_that_does_not_fit(
@@ -294,18 +289,18 @@ def test_out_of_memory_is_not_called_a_checkpoint_that_does_not_fit(
 
     monkeypatch.setattr(train_state, "copy_all", full)
     with pytest.raises(torch.OutOfMemoryError):
-        restore(begin(reference.config, reference.store), checkpoint.load(reference.folders[CUT - 1]))
+        restore(begin(reference.config), checkpoint.load(reference.folders[CUT - 1]))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_resume_on_cuda_gives_the_same_bits(
-    tiny: Config, store: TokenStore, tmp_path: Path, interrupt_after: Callable[[int, int], None], precision: str
+    tiny: Config, tmp_path: Path, interrupt_after: Callable[[int, int], None], precision: str
 ) -> None:
     config = change(tiny, train__device="cuda", train__precision=precision)
-    run(config, store, tmp_path / "whole")
+    run(config, tmp_path / "whole")
     interrupt_after(7, signal.SIGTERM)
-    run(config, store, tmp_path / "parts")
+    run(config, tmp_path / "parts")
     interrupt_after(1000, signal.SIGTERM)
-    run(config, store, tmp_path / "parts")
+    run(config, tmp_path / "parts")
     assert last_hash(tmp_path / "whole") == last_hash(tmp_path / "parts")

@@ -16,7 +16,6 @@ import pytest
 
 from lmtrain.__main__ import main
 from lmtrain.config.schema import Config
-from lmtrain.data.tokens import TokenStore
 from lmtrain.evaluation.perplexity import Score, evaluate
 from lmtrain.storage import run_folder
 from lmtrain.system import disk
@@ -84,44 +83,44 @@ class Sender:
                     signal.raise_signal(number)
 
 
-def test_a_signal_at_any_moment_saves_the_run(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
+def test_a_signal_at_any_moment_saves_the_run(tiny: Config, tmp_path: Path) -> None:
     """It stops before the next step or batch, and an interrupted evaluation, the final one too, is repeated."""
     config, choice = change(tiny, **SLOW), random.Random(0)
     heard: list[str] = []
     with observed(heard.append):
-        whole, _ = run(config, store, tmp_path / "whole")
+        whole, _ = run(config, tmp_path / "whole")
     moments = [(kind, choice.randrange(heard.count(kind) - 5) + 1) for kind in KINDS for _ in range(2)]
     moments += [("batch", 1), ("batch", heard.count("batch") - 2)]
     for attempt, (kind, count) in enumerate(moments):
         run_dir, number = tmp_path / str(attempt), choice.choice(NUMBERS)
         sender = Sender(kind, count, number)
         with observed(sender):
-            outcome, _ = run(config, store, run_dir)
+            outcome, _ = run(config, run_dir)
         assert outcome.status == "interrupted"
         name = signal.Signals(number).name
         assert run_state(run_dir) == {"status": "interrupted", "step": outcome.step, "signal": name}
         assert verified_steps(run_dir)[-1] == outcome.step
         assert sender.after.count("step") <= 1
         assert sender.after.count("batch") <= 1
-        assert run(config, store, run_dir)[0].score == whole.score
+        assert run(config, run_dir)[0].score == whole.score
         assert last_hash(run_dir) == last_hash(tmp_path / "whole")
         assert logged(run_dir) == logged(tmp_path / "whole")
 
 
 def test_a_signal_while_a_complete_run_is_scored_again_changes_no_checkpoint(
-    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a kill in the final evaluation."""
     monkeypatch.setattr(loop, "train_step", worsen)
     config = change(tiny, **SLOW, train__eval_steps=2)
-    first, _ = run(config, store, tmp_path)
+    first, _ = run(config, tmp_path)
     assert first.best_step < first.step
     run_folder.write_state(tmp_path, "running", step=first.step)
     before = contents(tmp_path / "checkpoints")
     with observed(Sender("batch", 2, signal.SIGTERM)):
-        assert run(config, store, tmp_path)[0].status == "interrupted"
+        assert run(config, tmp_path)[0].status == "interrupted"
     assert contents(tmp_path / "checkpoints") == before
-    again, _ = run(config, store, tmp_path)
+    again, _ = run(config, tmp_path)
     assert (again.score, again.step, again.best_step) == (first.score, first.step, first.best_step)
 
 
@@ -139,12 +138,12 @@ def train_and_send(data_dir: Path, log: Path, *sent: Any) -> tuple[int, str]:
 
 
 def test_one_signal_saves_and_a_second_ctrl_c_ends_the_process_at_once(
-    store: TokenStore, tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a save, in a step and in an evaluation; the checkpoints are good, and resume to the same end."""
     monkeypatch.chdir(tmp_path)
     config = change(tiny, **SLOW)
-    run(config, store, tmp_path / "whole")
+    run(config, tmp_path / "whole")
     run_dir = tmp_path / "runs" / "sample"
     code, printed = train_and_send(tiny.data.dir, tmp_path / "log", "disk", 15, signal.SIGUSR1)
     assert code == 130, printed
@@ -163,7 +162,7 @@ def test_one_signal_saves_and_a_second_ctrl_c_ends_the_process_at_once(
         assert re.search(rf"lmtrain: interrupted again, so ended at once: {remaining}.*\n\Z", text)
     assert "Traceback" not in printed
     assert "Exception" not in printed
-    assert run(config, store, run_dir)[0].status == "finished"
+    assert run(config, run_dir)[0].status == "finished"
     assert last_hash(run_dir) == last_hash(tmp_path / "whole")
 
 

@@ -85,7 +85,7 @@ def test_a_student_comes_closer_to_its_teacher_than_a_model_trained_on_the_text(
 
     def divergence(config: Config) -> float:
         """From the same teacher, after some steps."""
-        state = start(config, store)
+        state = start(config)
         for _ in range(30):
             train_step(state, 1e-2)
         objective = Objective(state.model, "auto", load_teacher(learner, store, cpu())[0], 1.0)
@@ -95,31 +95,31 @@ def test_a_student_comes_closer_to_its_teacher_than_a_model_trained_on_the_text(
 
 
 def test_a_run_resumes_with_its_own_teacher_wherever_it_is_and_with_no_other(
-    tiny: Config, store: TokenStore, base: Path, tmp_path: Path, interrupt_after: Callable[[int, int], None]
+    tiny: Config, base: Path, tmp_path: Path, interrupt_after: Callable[[int, int], None]
 ) -> None:
     config = change(tiny, train__teacher=str(tmp_path / "teacher"))
     shutil.copytree(base, tmp_path / "teacher")
-    run(config, store, tmp_path / "whole")
+    run(config, tmp_path / "whole")
     interrupt_after(5, signal.SIGTERM)
-    run(config, store, tmp_path / "student")
+    run(config, tmp_path / "student")
     other_teacher = r"has learned from another teacher, or an earlier checkpoint of it: choose"
     with pytest.raises(LmtrainError, match=other_teacher):
-        run(change(tiny, train__teacher=None), store, tmp_path / "student")
+        run(change(tiny, train__teacher=None), tmp_path / "student")
     shutil.rmtree(tmp_path / "teacher")
-    run(change(tiny, run__seed=7), store, tmp_path / "teacher")
+    run(change(tiny, run__seed=7), tmp_path / "teacher")
     with pytest.raises(LmtrainError, match=other_teacher):
-        run(config, store, tmp_path / "student")
-    run(change(config, train__teacher=str(base)), store, tmp_path / "student")
+        run(config, tmp_path / "student")
+    run(change(config, train__teacher=str(base)), tmp_path / "student")
     assert last_hash(tmp_path / "student") == last_hash(tmp_path / "whole")
-    run(change(tiny, train__steps=1), store, tmp_path / "plain")
+    run(change(tiny, train__steps=1), tmp_path / "plain")
     with pytest.raises(LmtrainError, match=r"has learned from no teacher: choose another run\.name"):
-        run(change(config, train__steps=1), store, tmp_path / "plain")
+        run(change(config, train__steps=1), tmp_path / "plain")
 
 
 def test_several_runs_teach_as_an_ensemble_with_a_hash_of_all(
     tiny: Config, store: TokenStore, base: Path, tmp_path: Path
 ) -> None:
-    run(change(tiny, model__layers=2, run__seed=2), store, tmp_path / "second")
+    run(change(tiny, model__layers=2, run__seed=2), tmp_path / "second")
     folders = [str(base), str(tmp_path / "second")]
     config = change(tiny, train__teacher=folders, train__steps=1)
     alone = [load_teacher(change(config, train__teacher=folder), store, cpu()) for folder in folders]
@@ -131,6 +131,6 @@ def test_several_runs_teach_as_an_ensemble_with_a_hash_of_all(
     tokens = torch.from_numpy(store.split("valid").ids[:32].astype("int64")).view(2, 16)
     probabilities = [own.eval().predict(tokens).exp() for own, _ in alone]
     torch.testing.assert_close(found.eval().predict(tokens).exp(), sum(probabilities) / 2)
-    run(config, store, tmp_path / "student")
+    run(config, tmp_path / "student")
     learned = checkpoint.load(run_checkpoints.choose(tmp_path / "student", "last"))
     assert learned.info["teacher"] == teacher_hash
