@@ -75,10 +75,7 @@ def test_every_recipe_has_golden_values() -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_gives_its_golden_losses_and_text(
-    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_recipe_gives_its_golden_losses_and_text(recipe: str, folder: Path) -> None:
     golden, found = json.loads(GOLDEN.read_text())[recipe], measure(recipe)
     assert len(found["losses"]) == 3
     for name, tolerance in (("losses", 1e-5), ("valid", 1e-5), ("log_probs", 1e-4)):

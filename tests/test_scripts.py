@@ -50,7 +50,7 @@ SIDES = {
 
 
 @pytest.fixture
-def command(lmtrain: Lmtrain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def command(lmtrain: Lmtrain, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[..., dict[str, Any]]:
     """Commands of lmtrain run in this process, those of the scripts too; nothing compiles.
 
     Runs and records are in a folder of the test.
@@ -66,9 +66,8 @@ def command(lmtrain: Lmtrain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
             raise subprocess.CalledProcessError(done.code, arguments, done.out, done.err)
         return done.out
 
-    monkeypatch.chdir(tmp_path)
     for module in (record, benchmark):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+        monkeypatch.setattr(module, "RESULTS", folder)
     monkeypatch.setattr(torch, "compile", lambda model: model)
     monkeypatch.setattr(bench_training, "WORDS", 2000)
     for module in (record, bench_decoding):

@@ -15,17 +15,16 @@ ADDRESS = f"https://user:{CANARY}@127.0.0.1/corpus.txt"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder, with the canary in every environment variable that may hold a secret."""
-    monkeypatch.chdir(tmp_path)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         proxy = f"http://user:{CANARY}@127.0.0.1:{closed.getsockname()[1]}"
     for name in ("HF_ENDPOINT", "HTTPS_PROXY", "HTTP_PROXY"):
         monkeypatch.setenv(name, proxy)
     monkeypatch.setenv("HF_TOKEN", CANARY)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    return tmp_path
+    monkeypatch.setenv("HF_HOME", str(folder / "home"))
+    return folder
 
 
 def leaking(folder: Path) -> list[str]:

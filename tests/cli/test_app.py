@@ -51,8 +51,7 @@ def test_only_fields_of_a_configuration_are_taken_for_overrides() -> None:
     assert split_arguments("self.weight=nn.Parameter(", None) == ("self.weight=nn.Parameter(", [])
 
 
-def test_messages_have_no_control_characters(lmtrain: Lmtrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_messages_have_no_control_characters(lmtrain: Lmtrain, folder: Path) -> None:
     for arguments in (
         ["train", "sample", f"model.{ESCAPE}=1"],
         ["eval", f"--{ESCAPE}"],

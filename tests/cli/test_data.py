@@ -2,15 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.helpers import Lmtrain
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_download_and_tokenize(lmtrain: Lmtrain, folder: Path) -> None:

@@ -61,10 +61,9 @@ def test_a_described_option_exists(page: Path) -> None:
     assert set(OPTION.findall(page.read_text())) <= known | {"-h", "--help"} | FOREIGN
 
 
-def test_the_commands_for_own_text_run(lmtrain: Lmtrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_for_own_text_run(lmtrain: Lmtrain, folder: Path) -> None:
     """With a tiny model, of a few steps."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "book.txt").write_text("Once upon a time there was a small river in the north.\n" * 300)
+    (folder / "book.txt").write_text("Once upon a time there was a small river in the north.\n" * 300)
     section = (ROOT / "README.md").read_text().partition("## Train on your own text")[2].partition("\n## ")[0]
     commands = [shlex.split(line, comments=True) for line in COMMAND.findall(section)]
     assert [command[0] for command in commands] == ["train", "generate"]
@@ -76,11 +75,10 @@ def test_the_commands_for_own_text_run(lmtrain: Lmtrain, tmp_path: Path, monkeyp
 
 
 def test_the_python_example_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a tiny model, of a few steps, by the environment."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "book.txt").write_text("Once upon a time there was a small river in the north.\n" * 300)
+    (folder / "book.txt").write_text("Once upon a time there was a small river in the north.\n" * 300)
     for override in [*TINY, "train.steps=2", "tokenizer.vocab_size=300"]:
         key, _, value = override.partition("=")
         monkeypatch.setenv(f"LMTRAIN_{key.replace('.', '__').upper()}", value)

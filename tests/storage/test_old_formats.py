@@ -35,12 +35,11 @@ def test_a_stored_run_is_read_as_it_was_written(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_a_stored_run_can_be_resumed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_stored_run_can_be_resumed(name: str, folder: Path) -> None:
     config, store = example()
-    shutil.copytree(HERE / name, tmp_path / "run")
-    state = new_state(run_folder.run_config(tmp_path / "run"), store, lambda message: None)
-    stored = checkpoint.load(run_checkpoints.choose(tmp_path / "run", "last"))
+    shutil.copytree(HERE / name, folder / "run")
+    state = new_state(run_folder.run_config(folder / "run"), store, lambda message: None)
+    stored = checkpoint.load(run_checkpoints.choose(folder / "run", "last"))
     restore(state, stored)
     assert state.counters.step == stored.info["step"] == 10
     assert identity_difference(state.config, config) == []
@@ -52,17 +51,16 @@ def test_a_stored_run_can_be_resumed(name: str, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("name", STORED)
 def test_a_run_that_does_not_say_what_its_text_was_is_used_with_a_note(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     _, store = example()
-    shutil.copytree(HERE / name, tmp_path / "run")
+    shutil.copytree(HERE / name, folder / "run")
     score = lmtrain.load("run", checkpoint="last", device="cpu").evaluate(source=Path("text.txt"))
     assert score.tokens == store.split("valid").tokens
     assert "run is of an earlier version: whether" in capsys.readouterr().err
     notes: list[str] = []
-    found = prepare(plan_run(None, [], tmp_path / "run"), note=notes.append)
-    assert fit(*found, tmp_path / "run", note=notes.append, quiet=True).step == 10
+    found = prepare(plan_run(None, [], folder / "run"), note=notes.append)
+    assert fit(*found, folder / "run", note=notes.append, quiet=True).step == 10
     assert "the run is of an earlier version: whether its text is still the same can't be checked" in notes
 
 

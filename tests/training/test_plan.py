@@ -23,10 +23,9 @@ OWN = [*TINY[1:], "train.eval_tokens=50"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(folder: Path) -> Path:
     Path("book.txt").write_text("".join(BOOK.replace("corn", f"corn {number}") for number in range(200)))
-    return tmp_path
+    return folder
 
 
 def train(plan: RunPlan) -> Config:

@@ -20,10 +20,9 @@ OWN = [*TINY[1:], "train.steps=2", "train.eval_tokens=50"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(folder: Path) -> Path:
     Path("book.txt").write_text("".join(f"{line}\n" for line in TEXT))
-    return tmp_path
+    return folder
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama2", "words"])
