@@ -1,4 +1,4 @@
-"""Corpora and token stores of a few lines, shared by the tests of the data package."""
+"""Corpora, token stores and tokenizers of a few lines, shared by the tests of the data package."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.corpus import FORMAT, Corpus, open_corpus
+from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
@@ -21,6 +22,17 @@ CONFIGS = {
     "bpe": TokenizerConfig(kind="bpe", vocab_size=280),
     "byte": TokenizerConfig(kind="byte"),
 }
+LINES = [
+    " = Valkyria Chronicles = ",
+    "",
+    "the cat sat on the mat , and the cat 's <unk> <eos> sat",
+    "naïve façade — 東京 the the\ttab\x1cseparated\r",
+    "x<eos>y <eos> <eos> <|endoftext|> the cat sat on the mat",
+    "the cat sat on the mat and the dog sat on the log",
+] * 3
+TRAINED = {kind: Tokenizer.train(LINES, CONFIGS[kind]) for kind in KINDS}
+"""A tokenizer of each kind, trained on these lines."""
+
 Documents = dict[str, list[list[str]]]
 """The lines of each document of each split."""
 

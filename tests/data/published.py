@@ -11,7 +11,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from lmtrain.data.external_tokenizer import load_external
 from lmtrain.data.tokenizer import Tokenizer
-from tests.data.trained import LINES
+from tests.data.helpers import LINES
 
 TEXT = [*LINES, "It 's 1,234 cats; doesn't the CAT sit?  Two  spaces", "The river ran past the old mill."] * 3
 LLAMA3_SPLIT = (

@@ -14,8 +14,7 @@ from lmtrain.data import tokenizer as module
 from lmtrain.data.tokenizer import Tokenizer, pieces
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
-from tests.data.helpers import KINDS
-from tests.data.trained import TRAINED
+from tests.data.helpers import KINDS, TRAINED
 
 REFERENCE = {kind: tokenizers.Tokenizer.from_str(TRAINED[kind]._content.decode()) for kind in KINDS}
 
@@ -152,7 +151,7 @@ def test_a_text_without_spaces_is_cut_to_bounded_pieces_unless_it_is_a_word(monk
 
 def test_training_is_repeatable_at_any_number_of_threads() -> None:
     code = (
-        "from lmtrain.data.tokenizer import Tokenizer; from tests.data.trained import CONFIGS, LINES;"
+        "from lmtrain.data.tokenizer import Tokenizer; from tests.data.helpers import CONFIGS, LINES;"
         "print(Tokenizer.train(LINES, CONFIGS['bpe']).sha256)"
     )
     environment = os.environ | {"RAYON_NUM_THREADS": "1", "PYTHONHASHSEED": "7"}

@@ -16,8 +16,7 @@ from lmtrain.data.external_tokenizer import load_external
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
-from tests.data.helpers import CONFIGS, KINDS
-from tests.data.trained import LINES, TRAINED
+from tests.data.helpers import CONFIGS, KINDS, LINES, TRAINED
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,7 +9,7 @@ from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.model.build import build_model
 from lmtrain.storage import checkpoint, run_folder
-from tests.data.trained import TRAINED
+from tests.data.helpers import TRAINED
 
 CONTEXT = 12
 

@@ -18,8 +18,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.export.hugging_face import export
 from lmtrain.export.model_card import model_card
 from lmtrain.model.trained import trained_weights
-from tests.data.helpers import KINDS
-from tests.data.trained import LINES, TRAINED
+from tests.data.helpers import KINDS, LINES, TRAINED
 from tests.export.runs import CONTEXT, stored_run
 from tests.helpers import Lmtrain
 

@@ -13,8 +13,7 @@ from lmtrain.data.tokenizer_file import Kind
 from lmtrain.export.hugging_face import export
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.trained import build_trained, trained_weights
-from tests.data.helpers import KINDS
-from tests.data.trained import LINES, TRAINED
+from tests.data.helpers import KINDS, LINES, TRAINED
 from tests.export.runs import CONTEXT, stored_run
 from tests.helpers import Lmtrain
 

@@ -16,7 +16,7 @@ from lmtrain.generation.sampling import sample
 from lmtrain.generation.search import Hypothesis, never
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.trained import build_trained, trained_weights
-from tests.data.trained import LINES, TRAINED
+from tests.data.helpers import LINES, TRAINED
 from tests.export.runs import CONTEXT, stored_run
 from tests.generation.toy import ends_with
 from tests.model.models import PLAIN, VARIANTS
