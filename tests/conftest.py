@@ -83,13 +83,12 @@ def lmtrain(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
 
     def call(*arguments: str | Path) -> Result:
         monkeypatch.setattr(sys, "argv", ["lmtrain", *map(str, arguments)])
-        code: object = 0
+        code = 0
         try:
             cli.main()
         except SystemExit as end:
-            code = end.code or 0
+            code = int(end.code or 0)
         captured = capfd.readouterr()
-        assert isinstance(code, int)
         return Result(code, captured.out, captured.err)
 
     return call
