@@ -64,3 +64,14 @@ def hidden(model: LanguageModel, text: Tensor) -> Tensor:
 def tokens(*shape: int) -> Tensor:
     """The same random tokens for the same shape."""
     return torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(1))
+
+
+def assert_trains(model: LanguageModel, text: Tensor) -> Tensor:
+    """In training, every parameter has a finite gradient, and the nats, which are returned, are float32."""
+    targets = text if model.causal else text[:, 0]
+    nats: Tensor = model.train()(text, targets)
+    assert nats.shape == targets.shape
+    assert nats.dtype == torch.float32
+    for gradient in torch.autograd.grad(nats.sum(), list(model.parameters())):  # raises if one is unused
+        assert gradient.isfinite().all()
+    return nats

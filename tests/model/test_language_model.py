@@ -8,7 +8,7 @@ import torch
 
 from lmtrain.model.build import FINAL_GAIN, set_output_bias
 from lmtrain.nn.blocks import Activation
-from tests.model.models import NORMS, POSITIONS, QUERIES, VOCABULARY, build, hidden, tokens
+from tests.model.models import NORMS, POSITIONS, QUERIES, VOCABULARY, assert_trains, build, hidden, tokens
 
 
 @pytest.mark.parametrize(("query", "residual"), [*itertools.product(QUERIES, ("seed", "state"))])
@@ -26,36 +26,15 @@ def test_both_modes_share_their_weights_and_agree_where_they_must(query: str, re
 
 @pytest.mark.parametrize("mode", ["causal", "windowed"])
 def test_combinations_run_forward_and_backward(mode: str) -> None:
-    choices = {
-        "position": POSITIONS,
-        "pool_query": QUERIES,
-        "pool_residual": ("seed", "state"),
-        "norm": NORMS,
-    }
+    choices = {"position": POSITIONS, "pool_query": QUERIES, "pool_residual": ("seed", "state"), "norm": NORMS}
+    dropouts = ("dropout", "attention_dropout", "input_dropout", "output_dropout")
     activations = itertools.cycle(get_args(Activation))
     others = itertools.cycle(itertools.product((False, True), (False, True), (None, 6), (0, 1), (0.0, 0.3)))
-    text = tokens(2, 4)
-    targets = text if mode == "causal" else text[:, 0]
     for values in itertools.product(*choices.values()):
         flag, tied, width, layers, rate = next(others)
-        model = build(
-            **dict(zip(choices, values, strict=True)),
-            mode=mode,
-            activation=next(activations),
-            qk_norm=flag,
-            tie_embeddings=tied,
-            embed_dim=width,
-            layers=layers,
-            dropout=rate,
-            attention_dropout=rate,
-            input_dropout=rate,
-            output_dropout=rate,
-        ).train()
-        nats = model(text, targets)
-        assert nats.shape == targets.shape
-        assert nats.dtype == torch.float32
-        for gradient in torch.autograd.grad(nats.sum(), list(model.parameters())):  # raises if one is unused
-            assert gradient.isfinite().all()
+        fields = dict(zip(choices, values, strict=True)) | dict.fromkeys(dropouts, rate)
+        fields |= {"qk_norm": flag, "tie_embeddings": tied, "embed_dim": width, "layers": layers}
+        assert_trains(build(mode=mode, activation=next(activations), **fields), tokens(2, 4))
 
 
 @pytest.mark.parametrize("tied", [False, True])
