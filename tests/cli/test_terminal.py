@@ -29,9 +29,9 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self.end, keys.encode())
 
-    def wait_for(self, pattern: str, seconds: float = 60) -> str:
+    def wait_for(self, pattern: str) -> str:
         """What is on the screen up to the end of the first match; later calls search after it."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + 60
         while (match := re.search(pattern, self.output)) is None:
             ready, _, _ = select.select([self.end], [], [], max(0, deadline - time.monotonic()))
             assert ready, f"no {pattern!r} in {self.output[-500:]!r}"

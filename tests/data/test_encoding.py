@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from lmtrain.data import tokenizer, tokenizing
 from lmtrain.data.tokenizer_file import Kind
-from lmtrain.data.tokens import TokenStore
 from tests.data.helpers import CONFIGS, KINDS, Documents, make_corpus, make_store, tokenized
 
 LINES = [f"line {number} says {number % 7} times é" for number in range(400)]
@@ -20,11 +19,6 @@ DOCUMENTS: Documents = {
     "train": [part.tolist() for part in np.array_split(np.array(LINES), 4)],
     "valid": [["line 3"]],
 }
-
-
-def ids_of(store: TokenStore, split: str = "train") -> list[int]:
-    found: list[int] = store.split(split).ids.tolist()
-    return found
 
 
 @settings(max_examples=60)
@@ -67,7 +61,8 @@ def test_merges_of_a_large_text_are_learned_from_a_part(tmp_path: Path, monkeypa
     corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
     store = tokenized(corpus, CONFIGS["bpe"], notes.append)
     assert any("learned from" in note and "of the text" in note for note in notes)
-    text = store.tokenizer.decode([index for index in ids_of(store) if index != store.tokenizer.eos_id])
+    ids = store.split("train").ids
+    text = store.tokenizer.decode(ids[ids != store.tokenizer.eos_id].tolist())
     assert text == "".join(f"{line}\n" for line in LINES)
 
 

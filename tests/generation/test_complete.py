@@ -25,9 +25,9 @@ SEARCHES = {
 }
 
 
-def said(model: Script, tokenizer: Tokenizer, prompt: str, **options: Any) -> tuple[str, str]:
+def said(model: Script, prompt: str, **options: Any) -> tuple[str, str]:
     ((completion,),) = (
-        done.completions for done in complete(model, tokenizer, [prompt], Options(**{"max_tokens": 12, **options}))
+        done.completions for done in complete(model, WORDS, [prompt], Options(**{"max_tokens": 12, **options}))
     )
     return completion.text, completion.reason
 
@@ -44,11 +44,11 @@ def assert_same_texts(found: list[Completed], expected: list[Completed]) -> None
 
 def test_the_model_reads_eos_and_the_end_of_the_prompt() -> None:
     model = Script(WORDS, "a b a b a b a b a b a b a b")
-    said(model, WORDS, "a b")
+    said(model, "a b")
     assert model.read == [WORDS.eos_id, *WORDS.encode("a b")]
-    said(model, WORDS, "a b " * 10)
+    said(model, "a b " * 10)
     assert model.read == WORDS.encode("a b " * 4)
-    said(model, WORDS, "")
+    said(model, "")
     assert model.read == [WORDS.eos_id]
 
 
@@ -64,14 +64,14 @@ def test_a_plain_prompt_is_read_in_the_spacing_of_the_corpus() -> None:
 
 def test_text_ends_by_its_stop_rule() -> None:
     model = Script(WORDS, "a b\n\n= = Part = =\nb\n= Title = a b a b a b")
-    assert said(model, WORDS, "b", max_tokens=4) == (" a b\n\n", "length")
-    assert said(model, WORDS, "b", stop="line") == (" a b\n", "line")
-    assert said(model, WORDS, "b", stop="document", max_tokens=40) == (" a b\n\n= = Part = =\nb\n", "document")
-    assert said(model, WORDS, "b", stop_strings=("Part =", "xyz")) == (" a b\n\n= = ", "stop string 'Part ='")
+    assert said(model, "b", max_tokens=4) == (" a b\n\n", "length")
+    assert said(model, "b", stop="line") == (" a b\n", "line")
+    assert said(model, "b", stop="document", max_tokens=40) == (" a b\n\n= = Part = =\nb\n", "document")
+    assert said(model, "b", stop_strings=("Part =", "xyz")) == (" a b\n\n= = ", "stop string 'Part ='")
 
 
 def test_unknown_is_never_generated() -> None:
-    assert "<unk>" not in said(Script(WORDS, "<unk> " * 12), WORDS, "a")[0]
+    assert "<unk>" not in said(Script(WORDS, "<unk> " * 12), "a")[0]
 
 
 def model_of(mode: str) -> Predictor:

@@ -47,7 +47,7 @@ def addresses(state: DecodingState) -> list[int]:
     return [value.data_ptr() for part in parts for value in vars(part).values() if isinstance(value, Tensor)]
 
 
-def assert_same_texts(model: LanguageModel, steps: GraphedSteps, text: Tensor, tolerance: float = 1e-5) -> None:
+def assert_same_texts(model: LanguageModel, steps: GraphedSteps, text: Tensor) -> None:
     """Both ways through a text over three contexts, with reorderings, and fewer rows towards the end."""
     valid = torch.arange(5, device=text.device) >= torch.tensor([[0], [2], [4]], device=text.device)
     _, mine = model.start(text[:, :5], valid)
@@ -59,7 +59,7 @@ def assert_same_texts(model: LanguageModel, steps: GraphedSteps, text: Tensor, t
             mine, plain, text = mine.select(order), plain.select(order), text[order]
         found, mine = steps.step(mine, text[:, t])
         expected, plain = model.step(plain, text[:, t])
-        torch.testing.assert_close(found, expected, atol=tolerance, rtol=1e-5)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)

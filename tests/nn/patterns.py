@@ -28,10 +28,10 @@ every_pattern = pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 every_sparse_pattern = pytest.mark.parametrize("pattern", [p for p in PATTERNS if p not in (FULL, CAUSAL)], ids=str)
 
 
-def random_qkv(length: int, *, rows: int = 1, heads: int = 2, dim: int = 4) -> list[Tensor]:
-    """Queries, keys and values that require gradients."""
+def random_qkv(length: int, *, rows: int = 1, dim: int = 4) -> list[Tensor]:
+    """Queries, keys and values of two heads that require gradients."""
     torch.manual_seed(0)
-    return [torch.randn(rows, heads, length, dim, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    return [torch.randn(rows, 2, length, dim, dtype=torch.float64, requires_grad=True) for _ in range(3)]
 
 
 def alibi(length: int) -> Tensor:

@@ -111,10 +111,10 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     return {name: value.clone() for name, value in (model.state_dict() | optimizer_tensors(model, optimizer)).items()}
 
 
-def _step(model: LanguageModel, optimizer: AdamW | Muon, seed: int, factor: float = 1.0) -> None:
+def _step(model: LanguageModel, optimizer: AdamW | Muon, seed: int) -> None:
     torch.manual_seed(seed)
     tokens = torch.randint(50, (3, 16))
-    (factor * model(tokens, tokens).sum()).backward()
+    model(tokens, tokens).sum().backward()
     optimizer.step_unless(torch.tensor(False))
     optimizer.zero_grad()
 

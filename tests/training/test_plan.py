@@ -68,12 +68,12 @@ def test_fields_are_checked_against_the_automatic_recipe(folder: Path, monkeypat
 
 
 def test_the_sizes_follow_from_the_minutes_and_the_dropout_from_the_epochs() -> None:
-    def sizes(minutes: float | None, epochs: float) -> tuple[int, float]:
-        model = automatic(10**9, 1000, 2, False, minutes, epochs).model
+    def sizes(minutes: float | None) -> tuple[int, float]:
+        model = automatic(10**9, 1000, 2, False, minutes, epochs=50).model
         return model.dim, model.dropout
 
-    assert sizes(100.0, 50) == (192, 0)  # the time ends long before the epochs
-    assert sizes(None, 50) == (128, 0.2)
+    assert sizes(100.0) == (192, 0)  # the time ends long before the epochs
+    assert sizes(None) == (128, 0.2)
     assert automatic(10**4, 1000, 2, False, MINUTES, epochs=1).model.dropout == 0
 
 

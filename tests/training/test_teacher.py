@@ -23,26 +23,28 @@ from lmtrain.training.loop import train_step
 from lmtrain.training.other_runs import load_teacher
 from tests.training.helpers import change, cpu, last_hash, run, start, without_dropout
 
+WORDS = 40
 
-def build(config: Config, words: int, seed: int) -> LanguageModel:
+
+def build(config: Config, seed: int) -> LanguageModel:
     torch.manual_seed(seed)
-    return build_model(config.model, words)
+    return build_model(config.model, WORDS)
 
 
 @pytest.mark.parametrize("fields", [{"model__copy": True}, {"model__mode": "windowed"}, {"model__output": "adaptive"}])
 def test_the_loss_is_the_weighted_sum_of_the_texts_and_the_teachers(tiny: Config, fields: dict[str, Any]) -> None:
     config = change(tiny, **fields)
-    model, other = build(config, 40, 0).eval(), build(config, 40, 1)
+    model, other = build(config, 0).eval(), build(config, 1)
     for parameter in other.parameters():
         parameter.data.mul_(2.0)  # sharper predictions
     windowed = config.model.mode == "windowed"
-    tokens, targets = torch.randint(40, (2, 16)), torch.randint(40, (2,) if windowed else (2, 16))
+    tokens, targets = torch.randint(WORDS, (2, 16)), torch.randint(WORDS, (2,) if windowed else (2, 16))
     loss = Objective(model, "auto", other, 0.3)(tokens, targets)
     p, q = model.predict(tokens).double().exp(), other.eval().predict(tokens).double().exp()
     expected = torch.empty(targets.shape, dtype=torch.float64)
     for place in torch.ones(targets.shape).nonzero().tolist():
         mine, theirs = p[tuple(place)], q[tuple(place)]
-        divergence = sum(theirs[word] * (theirs[word] / mine[word]).log() for word in range(40))
+        divergence = sum(theirs[word] * (theirs[word] / mine[word]).log() for word in range(WORDS))
         expected[tuple(place)] = -0.7 * mine[targets[tuple(place)]].log() + 0.3 * divergence
     assert torch.allclose(loss.double(), expected, atol=1e-5)
     itself = Objective(model, "auto", model, 1.0)
@@ -50,10 +52,10 @@ def test_the_loss_is_the_weighted_sum_of_the_texts_and_the_teachers(tiny: Config
 
 
 def test_the_teacher_is_not_trained_and_has_no_dropout(tiny: Config) -> None:
-    model, other = build(tiny, 40, 0), Ensemble([build(tiny, 40, 1), build(tiny, 40, 2)])
+    model, other = build(tiny, 0), Ensemble([build(tiny, 1), build(tiny, 2)])
     before = {name: value.clone() for name, value in other.named_parameters()}
     both = Objective(model.train(), "auto", other.train(), 0.5)
-    tokens = torch.randint(40, (2, 16))
+    tokens = torch.randint(WORDS, (2, 16))
     assert torch.equal(both.teacher.predict(tokens), both.teacher.predict(tokens))
     both(tokens, tokens).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
@@ -63,11 +65,11 @@ def test_the_teacher_is_not_trained_and_has_no_dropout(tiny: Config) -> None:
 
 def test_the_loss_does_not_depend_on_later_tokens_and_compiles_into_one_graph(tiny: Config) -> None:
     config = change(tiny, model__copy=True)
-    teacher = Ensemble([build(config, 40, seed) for seed in (1, 2)])
-    both = Objective(build(config, 40, 0).eval(), "auto", teacher, 0.5)
-    tokens, targets = torch.randint(40, (1, 16)), torch.randint(40, (1, 16))
+    teacher = Ensemble([build(config, seed) for seed in (1, 2)])
+    both = Objective(build(config, 0).eval(), "auto", teacher, 0.5)
+    tokens, targets = torch.randint(WORDS, (1, 16)), torch.randint(WORDS, (1, 16))
     changed = tokens.clone()
-    changed[0, 9] = (changed[0, 9] + 1) % 40
+    changed[0, 9] = (changed[0, 9] + 1) % WORDS
     one, other = both(tokens, targets), both(changed, targets)
     assert torch.equal(one[:, :9], other[:, :9])
     assert not torch.equal(one[:, 9:], other[:, 9:])
