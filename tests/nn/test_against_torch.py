@@ -96,7 +96,6 @@ def load(ours: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 def assert_same(
     ours: nn.Module,
-    theirs: nn.Module,
     names: Callable[[Read], dict[str, Tensor]],
     call_ours: Callable[..., Tensor],
     call_theirs: Callable[..., Tensor],
@@ -174,7 +173,6 @@ def test_multi_head_attention(width: int | None, masking: Masking) -> None:
 
     assert_same(
         ours,
-        theirs,
         lambda read: of_attention(theirs, read),
         lambda *tensors: ours(*tensors, mask=our_mask),
         call_theirs,
@@ -208,7 +206,6 @@ def test_block(kind: str, causal: bool, norm_position: NormPosition, activation:
         inputs.append(torch.randn(B, TM, D).double())
     assert_same(
         ours,
-        theirs,
         lambda read: of_block(kind, theirs, read),
         lambda *tensors: ours(*tensors, **our_masks),
         lambda *tensors: theirs(*tensors, **their_masks),
