@@ -1,21 +1,20 @@
 """The README.md of an exported model, made from its run."""
 
 import math
-import re
-import shlex
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from lmtrain import __version__
+from lmtrain.config import yaml_values
+from lmtrain.config.schema import Config
 from lmtrain.data.corpus import open_corpus
 from lmtrain.data.tokens import find_store
 from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import TrainedWeights
 from lmtrain.training.finished import read_finished
-from lmtrain.training.plan import chosen
 
-_DATA = ("data.subset", "data.revision", "data.text_column", "data.sample_tokens", "run.seed")
-_PATHS = ("tokenizer.file=", "train.init_from=", "train.teacher=")
+_NOT_IN_RECIPE: Any = {"run": {"name", "dir"}, "data": {"dir"}, "eval": True}
 _CARD = """\
 ---
 library_name: transformers
@@ -53,10 +52,10 @@ text ends with it.
 
 ## Recipe
 
-The data, and every field of the model, its tokenizer and its training that is not lmtrain's default:
+The configuration, without the values that are lmtrain's defaults, for `lmtrain train -c recipe.yaml`:
 
-```
-lmtrain train {source}{recipe}
+```yaml
+{recipe}
 ```
 """
 
@@ -85,14 +84,24 @@ def model_card(trained: TrainedWeights, folder: str) -> str:
         version=__version__,
         rows="\n".join(f"| {name} | {value} |" for name, value in rows.items()),
         eos=tokenizer.token(tokenizer.eos_id),
-        source=shlex.quote(source),
-        recipe="".join(f" \\\n    {shlex.quote(_without_folders(field))}" for field in chosen(config, _DATA)),
+        recipe=_recipe(config, source),
     )
 
 
-def _without_folders(field: str) -> str:
-    """Return the override with file names in place of this machine's paths."""
-    return re.sub(r'(?<=[="])[^"]*/', "", field) if field.startswith(_PATHS) else field
+def _recipe(config: Config, source: str) -> str:
+    """Return the configuration as YAML, without defaults, and with names in place of this machine's paths."""
+    named = config.model_copy(update={"data": config.data.model_copy(update={"source": source})})
+    values = named.model_dump(exclude_defaults=True, exclude=_NOT_IN_RECIPE)
+    return yaml_values.write(_with_names({name: section for name, section in values.items() if section})).rstrip()
+
+
+def _with_names(value: Any) -> Any:
+    """Return plain values, with the name of each path."""
+    if isinstance(value, dict):
+        return {key: _with_names(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_with_names(item) for item in value]
+    return value.name if isinstance(value, Path) else value
 
 
 def _measured(trained: TrainedWeights) -> str:
