@@ -3,9 +3,7 @@
 import importlib.util
 import os
 import shutil
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,11 +50,10 @@ def cpu_info(*names: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """Return the context in which the forward pass runs at `precision`."""
-    if precision == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Return the context in which the forward pass runs at `precision`; with fp32 it overrules a caller's autocast."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    return torch.autocast(device.type, dtype, enabled=dtype is not None)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

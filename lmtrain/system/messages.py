@@ -46,8 +46,9 @@ def with_lines(text: str) -> str:
 
 
 def to_json(value: Any) -> str:
-    """Return one line of JSON without control characters: JSON itself allows those above U+007E."""
-    return re.sub(r"[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False))
+    """Return one line of JSON without control characters or line separators, of which JSON itself allows some."""
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub(r"[\x7f-\x9f\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _replaced(text: str, keep: Callable[[str], bool]) -> str:

@@ -44,6 +44,13 @@ def test_a_greedy_text_is_the_most_likely_next_token_again_and_again(workdir: Pa
     assert list(found.completions[0].ids) == ids[prompt:]
 
 
+def test_a_score_in_fp32_does_not_depend_on_the_callers_autocast(workdir: Path) -> None:
+    run = library.load(precision="fp32")
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = run.score(TEXT)
+    assert inside == run.score(TEXT)
+
+
 def test_the_score_of_a_text_is_that_of_its_tokens_one_by_one(lmtrain: Lmtrain, workdir: Path) -> None:
     run = library.load()
     score = run.score(TEXT)

@@ -70,6 +70,9 @@ def test_a_terminal_gets_no_control_characters(
     """Neither from a prompt nor from a file name; text that is piped stays as it is."""
     assert ESCAPE in lmtrain("generate", f"the {ESCAPE}", "-n", "2", "--raw").out
     assert "x1b]0;owned" in lmtrain("generate", "--prompts", f"{ESCAPE}.txt").err
+    separated = lmtrain("generate", "a\u2028b", "-n", "2", "--raw", "--json")
+    assert len(separated.out.splitlines()) == 1
+    assert separated.json["prompt"] == "a\u2028b"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     for options in ([], ["--beams", "2"], ["--json"]):
         done = lmtrain("generate", f"the {ESCAPE}é", "-n", "2", "--raw", *options)
