@@ -93,13 +93,14 @@ class DecodingState:
 
     def grow(self, capacity: int) -> None:
         """Increase the capacity, in new memory."""
+        more = capacity - self.capacity
         for part in self._parts:
-            part.grow(-(-capacity // self.capacity))
-        self.tokens = F.pad(self.tokens, (0, capacity - self.capacity))
+            part.grow(more)
+        self.tokens = F.pad(self.tokens, (0, more))
 
     def replace(self, rows: Tensor, other: "DecodingState") -> None:
-        """Overwrite these rows with all rows of `other`."""
-        self.tokens[rows] = other.tokens
+        """Overwrite these rows with all rows of `other`, whose capacity must not be larger."""
+        self.tokens[rows] = F.pad(other.tokens, (0, self.capacity - other.capacity))
         self.lengths[rows] = other.lengths
         for mine, new in zip(self._parts, other._parts, strict=True):
             mine.replace(rows, new)

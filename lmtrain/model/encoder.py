@@ -60,24 +60,20 @@ class Encoder(nn.Module):
             x = checkpoint(forward, x, use_reentrant=False) if recompute else forward(x)
         return x[:, self._globals :]
 
-    def prefill(self, x: Tensor, positions: Tensor, lengths: Tensor, capacity: int) -> tuple[Tensor, list[Cache]]:
-        """Do the same as `forward`, and also return a cache per layer, with space for `capacity` tokens.
-
-        A cache holds the first `lengths` (B,) tokens of each row.
-        """
+    def prefill(self, x: Tensor, positions: Tensor, lengths: Tensor) -> tuple[Tensor, list[Cache]]:
+        """Do the same as `forward`, and also return a cache per layer of each row's first `lengths` (B,) tokens."""
         x, positions = self._with_globals(x, positions)
-        lengths, capacity = lengths + self._globals, capacity + self._globals
         bias, rotated_by, caches = self._bias(positions), self._rotation(positions), []
         for block in self.blocks:
-            x, cache = block.prefill(x, lengths, capacity, mask=bias, rotation=rotated_by)
+            x, cache = block.prefill(x, lengths + self._globals, mask=bias, rotation=rotated_by)
             caches.append(cache)
         return x[:, self._globals :], caches
 
-    def step(self, x: Tensor, caches: list[Cache], token: CachePosition) -> Tensor:
-        """One token per row, (B, 1, D) -> (B, 1, D), each at its position in the sequence."""
-        position = token.position + self._globals
+    def step(self, x: Tensor, caches: list[Cache], position: Tensor, kv_len: int) -> Tensor:
+        """One token per row, (B, 1, D) -> (B, 1, D), each at its position (B,), with `kv_len` tokens to attend to."""
+        position = position + self._globals
         rotated_by = self._rotation(position.view(-1, 1, 1))  # the same for all heads, and for one query
-        at = CachePosition(position, token.kv_len + self._globals, rotated_by, self.slopes)
+        at = CachePosition(position, kv_len + self._globals, rotated_by, self.slopes)
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block.step(x, cache, at)
         return x

@@ -27,7 +27,7 @@ from lmtrain.model.decoding_state import DecodingState, State, align_left, capac
 from lmtrain.model.encoder import Encoder
 from lmtrain.nn.adaptive import AdaptiveSoftmax
 from lmtrain.nn.dropout import locked_dropout
-from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, write
+from lmtrain.nn.kv_cache import KeyValueCache, write
 from lmtrain.nn.norms import make_norm
 from lmtrain.nn.output_loss import Chunk, target_nats
 from lmtrain.nn.pooling import AttentionPooling
@@ -161,8 +161,9 @@ class LanguageModel(nn.Module):
         aligned, lengths = align_left(tokens, valid)
         # The last token is read by `step`, so that all predictions are computed in the same way.
         last = aligned.gather(1, lengths.unsqueeze(-1) - 1).squeeze(-1)
-        capacity = capacity_for(tokens.shape[1], self.config.context)
-        return self.step(self._prefill(aligned[:, :-1], lengths - 1, capacity), last)
+        state = self._prefill(aligned[:, :-1], lengths - 1)
+        state.grow(capacity_for(tokens.shape[1], self.config.context))
+        return self.step(state, last)
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
@@ -189,7 +190,7 @@ class LanguageModel(nn.Module):
         if self.shift is not None:
             x_before = _zero_at_first(self._embed(_previous(state.tokens, position)), position)
         x = self._input(self._embed(tokens.unsqueeze(-1)), position.unsqueeze(-1), x_before)
-        encoded = self.encoder.step(x, state.caches, CachePosition(position, kv_len))
+        encoded = self.encoder.step(x, state.caches, position, kv_len)
         pooled = self.pool.step(encoded, state.pool)
         log_probs = self._log_probs(self._project(pooled)).float()
         if self.copying is not None and state.pointer_cache is not None:
@@ -214,7 +215,7 @@ class LanguageModel(nn.Module):
         tokens = state.tokens[rows, context - remaining :]
         if len(rows):
             lengths = torch.full_like(rows, remaining)
-            state.replace(rows, self._prefill(tokens, lengths, context))
+            state.replace(rows, self._prefill(tokens, lengths))
         state.kv_len = int(state.lengths.max())
 
     def _check(self, tokens: Tensor) -> None:
@@ -281,17 +282,17 @@ class LanguageModel(nn.Module):
             return logits
         return logits.log_softmax(-1)
 
-    def _prefill(self, tokens: Tensor, lengths: Tensor, capacity: int) -> DecodingState:
-        """The state after the first `lengths` (B,) >= 0 tokens of each row of (B, T), with `capacity` > T."""
+    def _prefill(self, tokens: Tensor, lengths: Tensor) -> DecodingState:
+        """The state after the first `lengths` (B,) >= 0 tokens of each row of (B, T), with a capacity of T."""
         positions = self._positions(tokens)
         x = self._input(self._embed(tokens), positions)
-        encoded, caches = self.encoder.prefill(x, positions, lengths, capacity)
+        encoded, caches = self.encoder.prefill(x, positions, lengths)
         pointer_cache = None
         if self.copying is not None:
             keys = self.copying.keys(encoded).unsqueeze(1)
-            pointer_cache = KeyValueCache.allocate(keys, encoded.unsqueeze(1), capacity)
+            pointer_cache = KeyValueCache(keys, encoded.unsqueeze(1))
         return DecodingState(
-            tokens=F.pad(tokens, (0, capacity - tokens.shape[1])),
+            tokens=tokens,
             lengths=lengths,
             kv_len=tokens.shape[1],
             caches=caches,

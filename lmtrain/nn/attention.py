@@ -132,7 +132,7 @@ class SelfAttention(MultiHeadAttention):
         return result
 
     def prefill(
-        self, x: Tensor, lengths: Tensor, capacity: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
+        self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None
     ) -> tuple[Tensor, KeyValueCache]:
         """Do the same as `forward` for x (B, T, W), and also return the cache for `step`.
 
@@ -140,7 +140,7 @@ class SelfAttention(MultiHeadAttention):
         """
         query, key, value = self.project(x, rotation)
         joined = self._join(query, key, value, mask, self.pattern)
-        return self.output(joined), KeyValueCache.allocate(key, value, capacity)
+        return self.output(joined), KeyValueCache(key, value)
 
     def step(self, x: Tensor, cache: KeyValueCache, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, W) -> (B, 1, W): it is written to the cache, and attends to what is cached."""
@@ -174,7 +174,7 @@ class CrossAttention(MultiHeadAttention):
         """Return the keys and values of (B, Tk, W), for many calls of `recall`."""
         keys = self.key_norm(split_heads(self.key(key), self.heads))
         values = self._split_values(self.value(key if value is None else value))
-        return KeyValueCache(keys.to(values.dtype), values, keys.shape[-2])
+        return KeyValueCache(keys.to(values.dtype), values)
 
     def recall(self, query: Tensor, memory: KeyValueCache, *, mask: Tensor | None = None) -> Tensor:
         """Do the same as `forward` with the keys and values of `remember`: (B, Tq, W) -> (B, Tq, W)."""

@@ -108,11 +108,11 @@ class EncoderBlock(nn.Module):
         return result
 
     def prefill(
-        self, x: Tensor, lengths: Tensor, capacity: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
+        self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None
     ) -> tuple[Tensor, Cache]:
-        """Do the same as `forward`, and also return the attention's cache; see `SelfAttention.prefill`."""
+        """Do the same as `forward`, and also return the cache of each row's first `lengths` (B,) tokens."""
         normed = self.attention_residual.enter(x)
-        attended, cache = self.attention.prefill(normed, lengths, capacity, mask=mask, rotation=rotation)
+        attended, cache = self.attention.prefill(normed, lengths, mask=mask, rotation=rotation)
         result = self.feed_forward_residual(self.attention_residual.leave(x, attended), self.feed_forward)
         return result, cache
 

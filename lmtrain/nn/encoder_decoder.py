@@ -196,7 +196,8 @@ class Decoder(nn.Module):
         caches = []
         for block in self.blocks:
             _, key, value = block.self_attention.project(x)  # for their shapes and types: a step overwrites them
-            caches.append(KeyValueCache.allocate(key, value, self.capacity))
+            caches.append(KeyValueCache(key, value))
+            caches[-1].grow(self.capacity - 1)
         memories = [block.cross_attention.remember(memory) for block in self.blocks]
         return DecoderState(source, valid, memory, memories, caches)
 

@@ -4,6 +4,8 @@ Shapes: B rows, H heads, T positions, D features per head, K blocks of S positio
 keys.
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -32,8 +34,15 @@ class Compression(nn.Module):
         return torch.einsum("bhksd,hsde->bhke", to_blocks(x, self.weight.shape[1]), self.weight.to(x.dtype))
 
 
+@dataclass
 class CompressedCache(KeyValueCache):
     """A `KeyValueCache` in which a cache position is not a token's position; see `CompressedAttention.prefill`."""
+
+    stride: int
+
+    def grow(self, tokens: int) -> None:
+        """Add capacity for this many tokens, in new memory: one cache position per block."""
+        super().grow(-(-tokens // self.stride))
 
     def select(self, rows: Rows, _same: int = 0) -> None:
         """Keep these rows. They are copied whole, since equal tokens do not have equal cache positions here."""
@@ -77,7 +86,7 @@ class CompressedAttention(nn.Module):
         return self._join(attend(query, far_key, far_value, dropout=self.dropout if self.training else 0.0))
 
     def prefill(
-        self, x: Tensor, lengths: Tensor, capacity: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
+        self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None
     ) -> tuple[Tensor, CompressedCache]:
         """Attend causally over x (B, T, W); also return the cache of its rows' first `lengths` (B,) tokens, for `step`.
 
@@ -89,8 +98,7 @@ class CompressedAttention(nn.Module):
         pooled = self._attend_causal(query, key, value, far_key, far_value)
         keys = torch.cat((self._unfinished(key, lengths), far_key), dim=2)
         values = torch.cat((self._unfinished(value, lengths), far_value), dim=2)
-        blocks = -(-capacity // self.stride)
-        return self._join(pooled), CompressedCache.allocate(keys, values, self.stride + blocks)
+        return self._join(pooled), CompressedCache(keys, values, self.stride)
 
     def step(self, x: Tensor, cache: KeyValueCache, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, W) -> (B, 1, W), at its row's position."""

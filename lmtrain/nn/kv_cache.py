@@ -76,23 +76,19 @@ class KeyValueCache:
     """Keys and values of the tokens read so far, in memory allocated ahead and written in place, without gradients.
 
     key (B, H, N, D), value (B, H, N, Dv). Rows may hold different numbers of tokens, at most `kv_len`: entries past a
-    row's own length are finite and meaningless.
+    row's own length are finite and meaningless. A new cache is full: its `kv_len` is its capacity.
     """
 
     key: Tensor
     value: Tensor
-    kv_len: int
+    kv_len: int = field(init=False)
 
-    @classmethod
-    def allocate(cls, key: Tensor, value: Tensor, capacity: int) -> Self:
-        """Return a cache for `capacity` tokens that holds these T: (B, H, T, D), (B, H, T, Dv)."""
-        padding = (0, 0, 0, capacity - key.shape[-2])
-        return cls(F.pad(key, padding), F.pad(value, padding), key.shape[-2])
+    def __post_init__(self) -> None:
+        self.kv_len = self.key.shape[-2]
 
-    def grow(self, factor: int) -> None:
-        """Multiply the capacity by `factor`, in new memory."""
-        padding = (0, 0, 0, (factor - 1) * self.key.shape[-2])
-        self.key, self.value = F.pad(self.key, padding), F.pad(self.value, padding)
+    def grow(self, tokens: int) -> None:
+        """Add capacity for this many tokens, in new memory."""
+        self.key, self.value = (F.pad(x, (0, 0, 0, tokens)) for x in (self.key, self.value))
 
     def write(self, key: Tensor, value: Tensor, index: Tensor, kv_len: int) -> None:
         """Write one token's keys (B, H, 1, D) and values (B, H, 1, Dv) at each row's `index` (B,), below `kv_len`."""
@@ -116,7 +112,7 @@ class RecurrentState:
     """The base of states whose size does not depend on the number of tokens: tensors with one entry per row on the
     first axis, which a step updates in place."""
 
-    def grow(self, factor: int) -> None:
+    def grow(self, _tokens: int) -> None:
         """The capacity is unlimited."""
 
     def replace(self, rows: Tensor, other: Self) -> None:

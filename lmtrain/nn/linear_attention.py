@@ -124,7 +124,7 @@ class LinearAttention(nn.Module):
         return self._join(attention(query, key, value, rotation=rotation), value.dtype)
 
     def prefill(
-        self, x: Tensor, lengths: Tensor, capacity: int, *, mask: Tensor | None = None, rotation: Rotation | None = None
+        self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None
     ) -> tuple[Tensor, LinearState]:
         """Attend causally over x (B, T, W); also return the state after its rows' first `lengths` (B,) tokens."""
         reject_mask(mask, "linear")

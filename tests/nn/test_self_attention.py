@@ -89,7 +89,8 @@ def test_prefill_and_steps_equal_one_pass(kind: str, lengths: tuple[int, ...], p
     expected = block(x, mask=bias, rotation=rotation(positions, 4))
     with torch.autocast("cpu", precision, enabled=precision != torch.float32):
         tolerance = 1e-5 if precision == torch.float32 else 0.1
-        out, cache = block.prefill(padded, count, 12, mask=start, rotation=rotation(positions[:most], 4))
+        out, cache = block.prefill(padded, count, mask=start, rotation=rotation(positions[:most], 4))
+        cache.grow(12 - most)
         assert out.shape == (6, most, 8)
         torch.testing.assert_close(out[-1].float(), expected[-1, :most], atol=tolerance, rtol=tolerance)
         for i in range(10):
@@ -97,7 +98,7 @@ def test_prefill_and_steps_equal_one_pass(kind: str, lengths: tuple[int, ...], p
                 order = torch.tensor([5, 3, 0, 1, 1])
                 cache.select(Rows(order, len(count)))
                 count = count[order]
-                cache.grow(2)
+                cache.grow(6)
             position = count + i
             by = rotation(position[:, None, None], 4)
             at = CachePosition(position, int(position.max()) + 1, rotation=by, slopes=slopes)
@@ -156,7 +157,7 @@ def test_a_mask_is_rejected_where_pairs_have_no_score(make: Make, name: str) -> 
             layer(torch.randn(1, 5, 8))
         return
     with pytest.raises(ValueError, match=r"\(3, 3\)"):
-        layer.prefill(x, lengths, 4, mask=mask)
+        layer.prefill(x, lengths, mask=mask)
 
 
 def test_queries_and_keys_are_normalized_and_rotated() -> None:
@@ -170,6 +171,7 @@ def test_queries_and_keys_are_normalized_and_rotated() -> None:
 
 
 def test_rows_that_move_copy_only_where_they_differ() -> None:
-    cache = KeyValueCache.allocate(torch.arange(6.0).view(2, 1, 3, 1), torch.arange(6.0).view(2, 1, 3, 1), capacity=4)
+    cache = KeyValueCache(torch.arange(6.0).view(2, 1, 3, 1), torch.arange(6.0).view(2, 1, 3, 1))
+    cache.grow(1)
     cache.select(Rows(torch.tensor([0, 0]), 2), same=2)
     assert cache.key.flatten().tolist() == [0, 1, 2, 0, 3, 4, 2, 0]
