@@ -35,8 +35,7 @@ class ContextCopy(nn.Module):
         if before is None:
             before = encoded.new_zeros(len(encoded), encoded.shape[-1])
         normed = self.key_norm(torch.cat((before.unsqueeze(1), encoded), dim=1))  # (B, Tk + 1, D)
-        keys: Tensor = self.pointer.key(torch.cat((normed[:, 1:], normed[:, :-1]), dim=-1))
-        return keys
+        return self.pointer.key(torch.cat((normed[:, 1:], normed[:, :-1]), dim=-1))
 
     def target_log_prob(
         self, log_target: Tensor, pooled: Tensor, keys: Tensor, tokens: Tensor, targets: Tensor

@@ -255,13 +255,11 @@ class LanguageModel(nn.Module):
         """Tokens (B, T) -> the encoder's output (B, T, D)."""
         self._check(tokens)
         positions = self._positions(tokens)
-        encoded: Tensor = self.encoder(self._input(self._embed(tokens), positions), positions)
-        return encoded
+        return self.encoder(self._input(self._embed(tokens), positions), positions)
 
     def _pool(self, encoded: Tensor) -> Tensor:
         """The pool of every prefix: (B, T, D) -> (B, T, D); of a windowed model (B, D)."""
-        pooled: Tensor = self.pool(encoded)
-        return pooled
+        return self.pool(encoded)
 
     def _project(self, pooled: Tensor) -> Tensor:
         """Pooled vectors (..., D) -> the input of the output layer (..., E)."""

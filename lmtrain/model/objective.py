@@ -37,8 +37,7 @@ class Objective(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Tokens (B, T), targets (B, S) -> (B, S)."""
         if self.teacher is None:
-            nats: Tensor = self.model(tokens, targets, self.loss_chunk)
-            return nats
+            return self.model(tokens, targets, self.loss_chunk)
         with torch.no_grad():
             teacher_log_probs = self.teacher.predict(tokens)
         log_probs = self.model.predict(tokens)

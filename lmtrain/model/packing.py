@@ -73,8 +73,7 @@ class PackedNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
-        result: Tensor = x * self.gain / torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self.floor)
-        return result
+        return x * self.gain / torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self.floor)
 
 
 class FusedSelfAttention(SelfAttention):

@@ -128,8 +128,7 @@ class SelfAttention(MultiHeadAttention):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
         """(B, T, W) -> (B, T, W). `mask` is as for `attend`; see `padding_mask` for padded keys."""
-        result: Tensor = self.output(self._join(*self.project(x, rotation), mask, self.pattern))
-        return result
+        return self.output(self._join(*self.project(x, rotation), mask, self.pattern))
 
     def prefill(
         self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None
@@ -148,8 +147,7 @@ class SelfAttention(MultiHeadAttention):
         cache.write(key, value, at.position, at.kv_len)
         keys, values = cache.key[:, :, : at.kv_len], cache.value[:, :, : at.kv_len]
         pooled = attend(query, keys, values, at.mask(self.pattern), scale=self.scale)
-        result: Tensor = self.output(join_heads(pooled))
-        return result
+        return self.output(join_heads(pooled))
 
     def project(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, W) -> queries, keys and values, each (B, H, T, D)."""
@@ -178,8 +176,7 @@ class CrossAttention(MultiHeadAttention):
 
     def recall(self, query: Tensor, memory: KeyValueCache, *, mask: Tensor | None = None) -> Tensor:
         """Do the same as `forward` with the keys and values of `remember`: (B, Tq, W) -> (B, Tq, W)."""
-        result: Tensor = self.output(self.pooled(query, memory, mask=mask))
-        return result
+        return self.output(self.pooled(query, memory, mask=mask))
 
     def pooled(self, query: Tensor, memory: KeyValueCache, *, mask: Tensor | None = None) -> Tensor:
         """The joined heads of `recall` before the output projection: (B, Tq, W) -> (B, Tq, sum of their widths)."""
@@ -198,8 +195,7 @@ class CrossAttention(MultiHeadAttention):
 
     def _queries(self, query: Tensor, memory: KeyValueCache) -> Tensor:
         """The queries, in the type of the values: norms may compute in another type."""
-        queries: Tensor = self.query_norm(split_heads(self.query(query), self.heads))
-        return queries.to(memory.value.dtype)
+        return self.query_norm(split_heads(self.query(query), self.heads)).to(memory.value.dtype)
 
 
 def padding_mask(valid: Tensor) -> Tensor:

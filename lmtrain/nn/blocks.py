@@ -45,8 +45,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
-        result: Tensor = self.output(self._activate(self.hidden(x)))
-        return result
+        return self.output(self._activate(self.hidden(x)))
 
     def _activate(self, x: Tensor) -> Tensor:
         if self.activation == "relu":
@@ -104,8 +103,7 @@ class EncoderBlock(nn.Module):
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
         x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, rotation=rotation))
-        result: Tensor = self.feed_forward_residual(x, self.feed_forward)
-        return result
+        return self.feed_forward_residual(x, self.feed_forward)
 
     def prefill(
         self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None
@@ -119,8 +117,7 @@ class EncoderBlock(nn.Module):
     def step(self, x: Tensor, cache: Cache, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, D) -> (B, 1, D); see `SelfAttention.step`."""
         x = self.attention_residual(x, lambda y: self.attention.step(y, cache, at))
-        result: Tensor = self.feed_forward_residual(x, self.feed_forward)
-        return result
+        return self.feed_forward_residual(x, self.feed_forward)
 
 
 class CrossAttentionBlock(nn.Module):
@@ -149,8 +146,7 @@ class CrossAttentionBlock(nn.Module):
         """x (B, T, D), memory (B, Tm, D) -> (B, T, D). `mask` is as for `attend`."""
         memory = self.memory_norm(memory)
         x = self.attention_residual(x, lambda y: self.attention(y, memory, mask=mask))
-        result: Tensor = self.feed_forward_residual(x, self.feed_forward)
-        return result
+        return self.feed_forward_residual(x, self.feed_forward)
 
 
 class DecoderBlock(nn.Module):
@@ -182,8 +178,7 @@ class DecoderBlock(nn.Module):
         """x (B, T, D), memory (B, Tm, its width) -> (B, T, D). The masks of x and of the memory are as for `attend`."""
         x = self.self_residual(x, lambda y: self.self_attention(y, mask=mask))
         x = self.cross_residual(x, lambda y: self.cross_attention(y, memory, mask=memory_mask))
-        result: Tensor = self.feed_forward_residual(x, self.feed_forward)
-        return result
+        return self.feed_forward_residual(x, self.feed_forward)
 
     def with_weights(
         self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
@@ -210,5 +205,4 @@ class DecoderBlock(nn.Module):
         """
         x = self.self_residual(x, lambda y: self.self_attention.step(y, cache, at))
         x = self.cross_residual(x, lambda y: self.cross_attention.recall(y, memory, mask=memory_mask))
-        result: Tensor = self.feed_forward_residual(x, self.feed_forward)
-        return result
+        return self.feed_forward_residual(x, self.feed_forward)

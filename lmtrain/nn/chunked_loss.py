@@ -29,8 +29,7 @@ def linear_cross_entropy(
     the products have its type, as F.linear's would; bias, softmax, and sums over chunks are in float32. There is no
     second derivative.
     """
-    nats: Tensor = _forward(hidden, weight, bias, targets, sizes, rows, product_type(hidden))[0]
-    return nats
+    return _forward(hidden, weight, bias, targets, sizes, rows, product_type(hidden))[0]
 
 
 def product_type(hidden: Tensor) -> torch.dtype:

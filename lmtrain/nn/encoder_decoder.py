@@ -102,8 +102,7 @@ class PositionedEmbedding(nn.Module):
         last = first + tokens.shape[1]
         if last > len(self.sinusoids):
             raise ValueError(f"position {last - 1} does not exist: max_length={len(self.sinusoids)}")
-        result: Tensor = self.dropout(self.words(tokens) + self.sinusoids[first:last])
-        return result
+        return self.dropout(self.words(tokens) + self.sinusoids[first:last])
 
 
 class SourceEncoder(nn.Module):
@@ -178,8 +177,7 @@ class Decoder(nn.Module):
         """Inputs (B, T, D), memory (B, Ts, D) -> (B, T, D). `valid` (B, Ts) masks the memory, `mask` the inputs."""
         for block in self.blocks:
             x = block(x, memory, mask=mask, memory_mask=padding_mask(valid))
-        result: Tensor = self.norm(x)
-        return result
+        return self.norm(x)
 
     def with_weights(
         self, x: Tensor, memory: Tensor, valid: Tensor, mask: Tensor | None = None
@@ -208,8 +206,7 @@ class Decoder(nn.Module):
         at = CachePosition(position, state.length)
         for block, memory, cache in zip(self.blocks, state.memories, state.caches, strict=True):
             x = block.step(x, memory, cache, at, memory_mask=padding_mask(state.valid))
-        result: Tensor = self.norm(x)
-        return result
+        return self.norm(x)
 
 
 class Prediction(nn.Module):

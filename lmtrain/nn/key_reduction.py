@@ -136,8 +136,7 @@ class CompressedAttention(nn.Module):
         return x.take_along_dim(index[:, None, :, None], dim=2)
 
     def _join(self, pooled: Tensor) -> Tensor:
-        result: Tensor = self.projections.output(join_heads(pooled))
-        return result
+        return self.projections.output(join_heads(pooled))
 
 
 class LinformerAttention(nn.Module):
@@ -180,5 +179,4 @@ class LinformerAttention(nn.Module):
         mix_key, mix_value = (mix[:, first:].to(key.dtype) for mix in (self.mix_key, self.mix_value))
         key, value = mix_key @ key, mix_value @ value  # (B, H, P, D)
         pooled = attend(query, key, value, dropout=self.dropout if self.training else 0.0)
-        result: Tensor = self.projections.output(join_heads(pooled))
-        return result
+        return self.projections.output(join_heads(pooled))

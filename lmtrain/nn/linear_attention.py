@@ -139,8 +139,7 @@ class LinearAttention(nn.Module):
         return self._join(cache.read(query, rotation=at.rotation), value.dtype)
 
     def _join(self, pooled: Tensor, dtype: torch.dtype) -> Tensor:
-        result: Tensor = self.projections.output(join_heads(pooled).to(dtype))
-        return result
+        return self.projections.output(join_heads(pooled).to(dtype))
 
 
 def reject_mask(mask: Tensor | None, attention: str) -> None:

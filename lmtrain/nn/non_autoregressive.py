@@ -94,16 +94,13 @@ class NonAutoregressive(nn.Module):
         """The classifier's logits of the lengths 0 .. N, from the mean of the memory (B, Ts, D): (B, N + 1)."""
         assert self.length_classifier is not None
         weights = (valid / valid.sum(1, keepdim=True).clamp_min(1)).unsqueeze(1)  # (B, 1, Ts)
-        logits: Tensor = self.length_classifier((weights.to(memory.dtype) @ memory).squeeze(1))
-        return at_least_float32(logits)
+        return at_least_float32(self.length_classifier((weights.to(memory.dtype) @ memory).squeeze(1)))
 
     def _predict(self, memory: Tensor, source: Tensor, valid: Tensor, positions: Tensor) -> Tensor:
         """log p at the positions (B, T) bool that exist: (B, T, V)."""
         decoded = self.decoder(self._inputs(positions), memory, valid, padding_mask(positions))
-        result: Tensor = self.prediction(decoded, memory, source, valid)
-        return result
+        return self.prediction(decoded, memory, source, valid)
 
     def _inputs(self, positions: Tensor) -> Tensor:
         """BEGIN at every position: (B, T) bool -> (B, T, D)."""
-        inputs: Tensor = self.begin(torch.zeros_like(positions, dtype=torch.long))
-        return inputs
+        return self.begin(torch.zeros_like(positions, dtype=torch.long))

@@ -41,8 +41,7 @@ def target_nats(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Te
         return F.cross_entropy(linear_logits(hidden, weight, bias), targets, reduction="none")
     if not torch.is_grad_enabled():
         return _shifted_exponentials(hidden.to(dtype), weight.to(dtype), bias, targets)[0]
-    nats: Tensor = _CrossEntropy.apply(hidden, weight, bias, targets, dtype)  # type: ignore[no-untyped-call]
-    return nats
+    return _CrossEntropy.apply(hidden, weight, bias, targets, dtype)  # type: ignore[no-untyped-call]
 
 
 def aligned(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:

@@ -195,8 +195,7 @@ class AttentionPooling(nn.Module):
     def score_weight(self) -> Tensor:
         """W_K^T seed / sqrt(D), whose product with norm(x_i) is the scores of i: (H, H D)."""
         seed, key = self.seed.view(self.heads, -1), self.key.weight.view(self.heads, -1, len(self.seed))
-        weight: Tensor = (seed.unsqueeze(1) @ key).squeeze(1) * seed.shape[-1] ** -0.5
-        return weight
+        return (seed.unsqueeze(1) @ key).squeeze(1) * seed.shape[-1] ** -0.5
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The scores (B, H, T) and values (B, H, T, D) of x (B, T, H D)."""
@@ -225,8 +224,7 @@ class AttentionPooling(nn.Module):
         """Output projection, residuals and feed-forward: x (B, T, H D), pooled (B, H, T, D) -> (B, T, H D)."""
         residual = x if self.residual == "state" else self.seed
         y = residual + self.dropout(self.output(join_heads(pooled)))
-        result: Tensor = y + self.dropout(self.feed_forward(self.feed_forward_norm(y)))
-        return result
+        return y + self.dropout(self.feed_forward(self.feed_forward_norm(y)))
 
 
 def slope_parameters(heads: int) -> Tensor:

@@ -88,8 +88,7 @@ class Seq2Seq(nn.Module):
 
     def _predict(self, inputs: Tensor, memory: Tensor, source: Tensor, valid: Tensor) -> Tensor:
         decoded = self.decoder(self.embedding(inputs), memory, valid)
-        result: Tensor = self.prediction(decoded, memory, source, valid)
-        return result
+        return self.prediction(decoded, memory, source, valid)
 
 
 def shift(target: Tensor, lengths: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:

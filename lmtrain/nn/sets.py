@@ -85,8 +85,7 @@ class MAB(nn.Module):
 
     def forward(self, query: Tensor, values: Tensor, *, valid: Tensor | None = None) -> Tensor:
         """query (B, Tq, D), values (B, T, D) -> (B, Tq, D). `valid` (B, T) bool: False = padding, never attended to."""
-        result: Tensor = self.block(query, values, mask=None if valid is None else padding_mask(valid))
-        return result
+        return self.block(query, values, mask=None if valid is None else padding_mask(valid))
 
 
 class SAB(nn.Module):
@@ -98,8 +97,7 @@ class SAB(nn.Module):
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
         """(B, T, D) -> (B, T, D). `valid` (B, T) bool: False = padding, whose own results mean nothing."""
-        result: Tensor = self.block(x, x, valid=valid)
-        return result
+        return self.block(x, x, valid=valid)
 
 
 class ISAB(nn.Module):
@@ -115,8 +113,7 @@ class ISAB(nn.Module):
     def forward(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
         """(B, T, D) -> (B, T, D). `valid` (B, T) bool: False = padding, whose own results mean nothing."""
         points = self.gather(self.inducing.expand(len(x), -1, -1), x, valid=valid)  # (B, m, D)
-        result: Tensor = self.spread(x, points)
-        return result
+        return self.spread(x, points)
 
 
 class PMA(nn.Module):
@@ -129,8 +126,7 @@ class PMA(nn.Module):
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
         """(B, T, D) -> (B, k, D). `valid` (B, T) bool: False = padding, never attended to."""
-        result: Tensor = self.block(self.seeds.expand(len(x), -1, -1), x, valid=valid)
-        return result
+        return self.block(self.seeds.expand(len(x), -1, -1), x, valid=valid)
 
 
 class LearnedQueryAttention(nn.Module):
@@ -154,5 +150,4 @@ class LearnedQueryAttention(nn.Module):
         key, value = split_heads(self.key(x), self.heads), split_heads(self.value(x), self.heads)
         queries = split_heads(self.queries.to(key.dtype).expand(len(x), -1, -1), self.heads)
         mask = None if valid is None else padding_mask(valid)
-        result: Tensor = self.output(join_heads(attend(queries, key, value, mask, scale=self.scale)))
-        return result
+        return self.output(join_heads(attend(queries, key, value, mask, scale=self.scale)))
