@@ -17,7 +17,7 @@ from lmtrain.nn.key_reduction import CompressedAttention, LinformerAttention
 from lmtrain.nn.kv_cache import CachePosition
 from lmtrain.nn.linear_attention import LinearAttention
 from lmtrain.nn.patterns import Pattern
-from lmtrain.nn.positions import Rotation, alibi_bias, alibi_slopes, rotation
+from lmtrain.nn.positions import alibi_bias, alibi_slopes, rotation
 from lmtrain.nn.sets import ISAB
 
 
@@ -40,14 +40,12 @@ class Encoder(nn.Module):
         count = config.global_tokens
         self.global_tokens = nn.Parameter(torch.empty(count, config.dim)) if count else None
         positions, rotary = torch.arange(count + config.context), config.position == "rotary"
-        cosines, sines = rotation(positions, config.dim // config.heads) if rotary else (None, None)
-        self.cosines: Tensor | None
-        self.sines: Tensor | None
-        self.slopes: Tensor | None
-        # Fixed tables of all positions: computed, so never saved.
-        self.register_buffer("cosines", cosines, persistent=False)
-        self.register_buffer("sines", sines, persistent=False)
+        rotations = rotation(positions, config.dim // config.heads) if rotary else None
         slopes = alibi_slopes(config.heads) if config.position == "alibi" else None
+        self.rotations: Tensor | None
+        self.slopes: Tensor | None
+        # Computed, so never saved.
+        self.register_buffer("rotations", rotations, persistent=False)
         self.register_buffer("slopes", slopes, persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -93,10 +91,8 @@ class Encoder(nn.Module):
     def _bias(self, positions: Tensor) -> Tensor | None:
         return alibi_bias(self.slopes, positions, positions) if self.slopes is not None else None  # (H, T, T)
 
-    def _rotation(self, positions: Tensor) -> Rotation | None:
-        if self.cosines is None or self.sines is None:
-            return None
-        return self.cosines[positions], self.sines[positions]
+    def _rotation(self, positions: Tensor) -> Tensor | None:
+        return self.rotations[:, positions] if self.rotations is not None else None  # (2, T, D / 2)
 
 
 def encoder_block(config: ModelConfig, kind: str) -> EncoderBlock | ISAB:

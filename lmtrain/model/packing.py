@@ -14,7 +14,6 @@ from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.blocks import EncoderBlock
 from lmtrain.nn.norms import RMSNorm
 from lmtrain.nn.pooling import AttentionPooling
-from lmtrain.nn.positions import Rotation
 
 PREPACKED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 """Whether matrices can be stored in oneDNN's own layout. A plain bf16 matrix is converted to it by every call."""
@@ -104,7 +103,7 @@ class FusedSelfAttention(SelfAttention):
             self.query_key_norm = PackedNorm(torch.cat(gains), trained.query_norm.eps or 0.0)
         self.train(trained.training)
 
-    def project(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, rotation: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, W) -> queries, keys and values, each (B, H, T, D)."""
         joined = self.query_key_value(x.to(self.dtype))
         joined = joined.unflatten(-1, (3 * self.heads, -1)).transpose(1, 2)

@@ -15,7 +15,7 @@ from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
 from lmtrain.nn.norms import make_norm
 from lmtrain.nn.patterns import FULL, Pattern
-from lmtrain.nn.positions import Rotation, rotate
+from lmtrain.nn.positions import rotate
 
 
 class ResidualProjection(nn.Linear):
@@ -126,12 +126,12 @@ class SelfAttention(MultiHeadAttention):
         super().__init__(dim, heads, qk_norm=qk_norm, scale=scale, dropout=dropout)
         self.pattern = pattern
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
         """(B, T, W) -> (B, T, W). `mask` is as for `attend`; see `padding_mask` for padded keys."""
         return self.output(self._join(*self.project(x, rotation), mask, self.pattern))
 
     def prefill(
-        self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None
+        self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None
     ) -> tuple[Tensor, KeyValueCache]:
         """Do the same as `forward` for x (B, T, W), and also return the cache for `step`.
 
@@ -149,7 +149,7 @@ class SelfAttention(MultiHeadAttention):
         pooled = attend(query, keys, values, at.mask(self.pattern), scale=self.scale)
         return self.output(join_heads(pooled))
 
-    def project(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, rotation: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, W) -> queries, keys and values, each (B, H, T, D)."""
         # Normalized in the order of memory: after it is transposed, a compiler for a GPU makes two kernels of a norm.
         split = (self.heads, -1)

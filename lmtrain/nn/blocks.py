@@ -13,7 +13,6 @@ from lmtrain.nn.attention import CrossAttention, ResidualProjection, SelfAttenti
 from lmtrain.nn.dropout import Dropout
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
 from lmtrain.nn.norms import NormKind, make_norm
-from lmtrain.nn.positions import Rotation
 
 Activation = Literal["relu", "gelu", "swiglu"]
 NormPosition = Literal["pre", "post"]
@@ -100,13 +99,13 @@ class EncoderBlock(nn.Module):
         self.feed_forward = feed_forward
         self.feed_forward_residual = Residual(dim, **options)
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
         x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, rotation=rotation))
         return self.feed_forward_residual(x, self.feed_forward)
 
     def prefill(
-        self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None
+        self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None
     ) -> tuple[Tensor, Cache]:
         """Do the same as `forward`, and also return the cache of each row's first `lengths` (B,) tokens."""
         normed = self.attention_residual.enter(x)

@@ -15,7 +15,6 @@ from lmtrain.nn.dot_product import attend
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
 from lmtrain.nn.linear_attention import reject_mask, to_blocks
-from lmtrain.nn.positions import Rotation
 
 
 class Compression(nn.Module):
@@ -76,7 +75,7 @@ class CompressedAttention(nn.Module):
         self.compress_key = Compression(heads, width_per_head(dim, heads), stride)
         self.compress_value = Compression(heads, width_per_head(dim, heads), stride)
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
         """(B, T, W) -> (B, T, W)."""
         reject_mask(mask, "compressed")
         query, key, value = self.projections.project(x, rotation)
@@ -86,7 +85,7 @@ class CompressedAttention(nn.Module):
         return self._join(attend(query, far_key, far_value, dropout=self.dropout if self.training else 0.0))
 
     def prefill(
-        self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None
+        self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None
     ) -> tuple[Tensor, CompressedCache]:
         """Attend causally over x (B, T, W); also return the cache of its rows' first `lengths` (B,) tokens, for `step`.
 
@@ -169,7 +168,7 @@ class LinformerAttention(nn.Module):
         nn.init.normal_(self.mix_key, std=context**-0.5)
         nn.init.normal_(self.mix_value, std=context**-0.5)
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
         """(B, T, W) -> (B, T, W). Raises ValueError for a row longer than the context, and for a mask."""
         reject_mask(mask, "linformer")
         first = self.context - x.shape[1]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lmtrain.nn.dot_product import restrict
 from lmtrain.nn.patterns import Pattern
-from lmtrain.nn.positions import Rotation, alibi_bias
+from lmtrain.nn.positions import alibi_bias
 
 
 @dataclass
@@ -25,7 +25,7 @@ class CachePosition:
 
     position: Tensor
     kv_len: int
-    rotation: Rotation | None = None
+    rotation: Tensor | None = None
     slopes: Tensor | None = None
     _masks: dict[Pattern, Tensor] = field(default_factory=dict)
 

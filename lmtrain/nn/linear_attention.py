@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lmtrain.nn.attention import SelfAttention, join_heads
 from lmtrain.nn.kv_cache import CachePosition, RecurrentState
-from lmtrain.nn.positions import Rotation, rotate
+from lmtrain.nn.positions import rotate
 from lmtrain.nn.precision import at_least_float32
 
 CHUNK = 64
@@ -41,7 +41,7 @@ class LinearState(RecurrentState):
 
     @classmethod
     def of(
-        cls, key: Tensor, value: Tensor, *, rotation: Rotation | None = None, lengths: Tensor | None = None
+        cls, key: Tensor, value: Tensor, *, rotation: Tensor | None = None, lengths: Tensor | None = None
     ) -> "LinearState":
         """Return the state after keys (B, H, T, D) and values (B, H, T, Dv), or each row's first `lengths` (B,)."""
         key = feature_map(key)
@@ -52,13 +52,13 @@ class LinearState(RecurrentState):
         with torch.autocast(key.device.type, enabled=False):
             return cls(turned.transpose(-2, -1) @ value.to(key.dtype), key.sum(-2))
 
-    def add(self, key: Tensor, value: Tensor, *, rotation: Rotation | None = None) -> None:
+    def add(self, key: Tensor, value: Tensor, *, rotation: Tensor | None = None) -> None:
         """Add further keys (B, H, T, D) and values (B, H, T, Dv)."""
         new = LinearState.of(key, value, rotation=rotation)
         self.total += new.total
         self.normalizer += new.normalizer
 
-    def read(self, query: Tensor, *, rotation: Rotation | None = None) -> Tensor:
+    def read(self, query: Tensor, *, rotation: Tensor | None = None) -> Tensor:
         """Attend with queries (B, H, T, D) to all keys added so far -> (B, H, T, Dv)."""
         query = feature_map(query)
         turned = query if rotation is None else rotate(query, rotation)
@@ -66,7 +66,7 @@ class LinearState(RecurrentState):
             return _quotient(turned @ self.total, query @ self.normalizer.unsqueeze(-1))
 
 
-def linear_attention(query: Tensor, key: Tensor, value: Tensor, *, rotation: Rotation | None = None) -> Tensor:
+def linear_attention(query: Tensor, key: Tensor, value: Tensor, *, rotation: Tensor | None = None) -> Tensor:
     """sum_i w_ti v_i / sum_i w_ti over all i, with w_ti = phi(q_t) . phi(k_i) (Katharopoulos et al., 2020), in O(T).
 
     query and key (B, H, T, D), value (B, H, T, Dv) -> (B, H, T, Dv), in float32 at least. `rotation` turns the features
@@ -76,7 +76,7 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor, *, rotation: Rot
 
 
 def causal_linear_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, rotation: Rotation | None = None, chunk: int = CHUNK
+    query: Tensor, key: Tensor, value: Tensor, *, rotation: Tensor | None = None, chunk: int = CHUNK
 ) -> Tensor:
     """Do the same as `linear_attention`, over the keys i <= t only, in O(T): one weight per pair of positions inside a
     chunk, and one sum over the chunks before it."""
@@ -116,7 +116,7 @@ class LinearAttention(nn.Module):
         self.causal = causal
         self.projections = SelfAttention(dim, heads, qk_norm=qk_norm)
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
         """(B, T, W) -> (B, T, W)."""
         reject_mask(mask, "linear")
         query, key, value = self.projections.project(x)
@@ -124,7 +124,7 @@ class LinearAttention(nn.Module):
         return self._join(attention(query, key, value, rotation=rotation), value.dtype)
 
     def prefill(
-        self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Rotation | None = None
+        self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None
     ) -> tuple[Tensor, LinearState]:
         """Attend causally over x (B, T, W); also return the state after its rows' first `lengths` (B,) tokens."""
         reject_mask(mask, "linear")

@@ -9,9 +9,6 @@ from torch import Tensor
 BASE = 10_000.0
 """Wavelengths run from 2 pi to 2 pi BASE, in sinusoids and rotations."""
 
-Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines, (..., T, D / 2)."""
-
 
 def _angles(positions: Tensor, dim: int) -> Tensor:
     """(...) positions -> (..., D / 2) angles, computed in float64: float32 is too coarse for position * frequency."""
@@ -25,14 +22,16 @@ def sinusoidal(positions: Tensor, dim: int) -> Tensor:
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2).float()
 
 
-def rotation(positions: Tensor, head_dim: int) -> Rotation:
-    """(...) positions -> cosines and sines, each (..., D / 2), for `rotate`."""
+def rotation(positions: Tensor, head_dim: int) -> Tensor:
+    """(...) positions -> cosines and sines (2, ..., D / 2), for `rotate`."""
     angles = _angles(positions, head_dim)
-    return angles.cos().float(), angles.sin().float()
+    return torch.stack((angles.cos(), angles.sin())).float()
 
 
-def rotate(x: Tensor, by: Rotation) -> Tensor:
+def rotate(x: Tensor, by: Tensor) -> Tensor:
     """Rotate the feature pairs of `x` (..., T, D) by the angles of their position (rotary embedding, Su et al., 2021).
+
+    `by` (2, ..., T, D / 2) comes from `rotation`.
 
     Pair i is (x[i], x[i + D/2]), from the two halves of the head. It becomes
     (x[i] cos - x[i + D/2] sin, x[i + D/2] cos + x[i] sin), so that a rotated query times a rotated key depends only on

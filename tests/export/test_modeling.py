@@ -187,4 +187,4 @@ def test_a_new_model_has_the_initial_weights_of_lmtrain() -> None:
     torch.manual_seed(5)
     theirs = LmtrainForCausalLM(LmtrainConfig(model={"dim": 16, "heads": 2, "layers": 1}, vocab_size=30))
     assert theirs.model.embedding.weight.std().item() == pytest.approx(1 / 16, rel=0.2)
-    assert theirs.model.encoder.cosines[0].eq(1).all()
+    assert theirs.model.encoder.rotations[0, 0].eq(1).all()

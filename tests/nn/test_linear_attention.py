@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtrain.nn.linear_attention import LinearAttention, LinearState, causal_linear_attention, linear_attention
-from lmtrain.nn.positions import Rotation, rotate, rotation
+from lmtrain.nn.positions import rotate, rotation
 
 
-def loop(query: Tensor, key: Tensor, value: Tensor, causal: bool, by: Rotation | None) -> Tensor:
+def loop(query: Tensor, key: Tensor, value: Tensor, causal: bool, by: Tensor | None) -> Tensor:
     """The mean of values with weights phi(q) . phi(k), rotated only in the numerator, one head and query at a time."""
     query, key = F.elu(query) + 1, F.elu(key) + 1
     rotated_query, rotated_key = (query, key) if by is None else (rotate(query, by), rotate(key, by))
@@ -23,11 +23,11 @@ def loop(query: Tensor, key: Tensor, value: Tensor, causal: bool, by: Rotation |
     return out
 
 
-def recurrence(query: Tensor, key: Tensor, value: Tensor, by: Rotation | None) -> Tensor:
+def recurrence(query: Tensor, key: Tensor, value: Tensor, by: Tensor | None) -> Tensor:
     state, read = LinearState.of(key[:, :, :0], value[:, :, :0]), []
     for t in range(query.shape[2]):
         now = slice(t, t + 1)
-        part = None if by is None else (by[0][now], by[1][now])
+        part = None if by is None else by[:, now]
         state.add(key[:, :, now], value[:, :, now], rotation=part)
         read.append(state.read(query[:, :, now], rotation=part))
     return torch.cat(read, dim=2)
@@ -39,8 +39,7 @@ def test_all_forms_equal_the_loop_with_their_gradients(length: int, rotated: boo
     torch.manual_seed(0)
     query, key = torch.randn(2, 2, 2, length, 4, dtype=torch.float64, requires_grad=True)
     value = torch.randn(2, 2, length, 3, dtype=torch.float64, requires_grad=True)
-    cos, sin = rotation(torch.arange(length), 4)
-    by = (cos.double(), sin.double()) if rotated else None
+    by = rotation(torch.arange(length), 4).double() if rotated else None
     inputs, weight = (query, key, value), torch.randn(2, 2, length, 3, dtype=torch.float64)
     for causal, forms in (
         (False, [linear_attention(*inputs, rotation=by)]),
