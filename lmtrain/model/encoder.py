@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lmtrain.config.schema import ModelConfig
 from lmtrain.nn.attention import SelfAttention
-from lmtrain.nn.blocks import Cache, EncoderBlock, FeedForward
+from lmtrain.nn.blocks import Cache, EncoderBlock, FeedForward, ResidualOptions
 from lmtrain.nn.key_reduction import CompressedAttention, LinformerAttention
 from lmtrain.nn.kv_cache import CachePosition
 from lmtrain.nn.linear_attention import LinearAttention
@@ -97,29 +97,25 @@ class Encoder(nn.Module):
 
 def encoder_block(config: ModelConfig, kind: str) -> EncoderBlock | ISAB:
     """A block with attention of this kind: (B, T, D) -> (B, T, D)."""
-    dim, heads, ff_dim = config.dim, config.heads, config.ff_dim or 4 * config.dim
+    dim, ff_dim = config.dim, config.ff_dim or 4 * config.dim
+    residual: ResidualOptions = {
+        "norm_kind": config.norm,
+        "norm_position": config.norm_position,
+        "dropout": config.dropout,
+    }
     if kind == "induced":
         return ISAB(
             dim,
-            heads,
+            config.heads,
             config.inducing_points,
             form="residual",
             ff_dim=ff_dim,
             activation=config.activation,
-            norm_kind=config.norm,
-            norm_position=config.norm_position,
             qk_norm=config.qk_norm,
-            dropout=config.dropout,
             attention_dropout=config.attention_dropout,
+            **residual,
         )
-    return EncoderBlock(
-        dim,
-        attention_layer(config, kind),
-        FeedForward(dim, ff_dim, config.activation),
-        norm_kind=config.norm,
-        norm_position=config.norm_position,
-        dropout=config.dropout,
-    )
+    return EncoderBlock(dim, attention_layer(config, kind), FeedForward(dim, ff_dim, config.activation), **residual)
 
 
 def attention_layer(config: ModelConfig, kind: str) -> nn.Module:
@@ -140,7 +136,7 @@ def attention_layer(config: ModelConfig, kind: str) -> nn.Module:
         return LinformerAttention(
             dim,
             heads,
-            context=config.global_tokens + config.context,
+            context=config.context,
             projected=config.projected_length,
             qk_norm=config.qk_norm,
             dropout=config.attention_dropout,
