@@ -44,6 +44,19 @@ def linear_logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return logits if bias is None else logits.add_(bias)
 
 
+def target_softmax(
+    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return -log p of the targets (R,), the largest logits (R,), e^(logit - largest) (R, V) and its row sums (R,)."""
+    logits = linear_logits(x, weight, bias)
+    largest = logits.amax(-1)
+    logits.sub_(largest.unsqueeze(-1))
+    target = logits.gather(1, targets.unsqueeze(-1)).squeeze(-1)
+    exponentials = logits.exp_()
+    sums = exponentials.sum(-1)
+    return sums.log() - target, largest, exponentials, sums
+
+
 def _forward_chunks(
     hidden: Tensor,
     weight: Tensor,
@@ -58,14 +71,11 @@ def _forward_chunks(
     The last two are separate, since their sum would round small losses away.
     """
     narrow = weight.to(dtype)
-    nats, largest, log_sums = (vector.zero_() for vector in _results(hidden, dtype))
+    nats, largest, log_sums = _results(hidden, dtype)
     for classes, part, labels in _chunks(targets, sizes, rows):
-        logits = linear_logits(hidden[part].to(dtype), narrow[classes], None if bias is None else bias[classes])
-        peak = logits.amax(-1)
-        logits.sub_(peak.unsqueeze(-1))
-        target = logits.gather(1, labels.unsqueeze(-1)).squeeze(-1)
-        log_sum = logits.exp_().sum(-1).log()
-        nats[part], largest[part], log_sums[part] = log_sum - target, peak, log_sum
+        x, part_of_bias = hidden[part].to(dtype), None if bias is None else bias[classes]
+        nats[part], largest[part], _, sums = target_softmax(x, narrow[classes], part_of_bias, labels)
+        log_sums[part] = sums.log()
     return nats, largest, log_sums
 
 
@@ -120,10 +130,9 @@ def _chunks(targets: Tensor, sizes: Sequence[int], rows: int) -> Iterator[tuple[
         start += size
 
 
-def _results(hidden: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _results(hidden: Tensor, dtype: torch.dtype) -> list[Tensor]:
     exact = torch.promote_types(dtype, torch.float32)
-    nats, largest, log_sums = (hidden.new_empty(len(hidden), dtype=exact) for _ in range(3))
-    return nats, largest, log_sums
+    return [hidden.new_zeros(len(hidden), dtype=exact) for _ in range(3)]
 
 
 _forward = library.custom_op("lmtrain::linear_cross_entropy", _forward_chunks, mutates_args=())
@@ -132,7 +141,7 @@ _backward = library.custom_op("lmtrain::linear_cross_entropy_backward", _backwar
 
 @_forward.register_fake
 def _(hidden: Tensor, weight: Any, bias: Any, targets: Any, sizes: Any, rows: int, dtype: torch.dtype) -> Any:
-    return _results(hidden, dtype)
+    return tuple(_results(hidden, dtype))
 
 
 @_backward.register_fake

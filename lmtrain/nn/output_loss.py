@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lmtrain.nn.chunked_loss import linear_cross_entropy, linear_logits, product_type
+from lmtrain.nn.chunked_loss import linear_cross_entropy, linear_logits, product_type, target_softmax
 
 Chunk = int | Literal["auto"] | None
 """How many rows' logits exist at once; None = all; `auto` = see `rows_at_once`."""
@@ -40,7 +40,7 @@ def target_nats(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Te
     if dtype == torch.float16:  # whose range is too small for a row's errors, relative to its most likely class
         return F.cross_entropy(linear_logits(hidden, weight, bias), targets, reduction="none")
     if not torch.is_grad_enabled():
-        return _shifted_exponentials(hidden.to(dtype), weight.to(dtype), bias, targets)[0]
+        return target_softmax(hidden.to(dtype), weight.to(dtype), bias, targets)[0]
     return _CrossEntropy.apply(hidden, weight, bias, targets, dtype)  # type: ignore[no-untyped-call]
 
 
@@ -74,7 +74,7 @@ class _CrossEntropy(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, dtype: torch.dtype
     ) -> Tensor:
         narrow = weight.to(dtype)
-        nats, exponentials, sums = _shifted_exponentials(hidden.to(dtype), narrow, bias, targets)
+        nats, _, exponentials, sums = target_softmax(hidden.to(dtype), narrow, bias, targets)
         errors = exponentials.to(dtype)
         errors[torch.arange(len(targets), device=targets.device), targets] = (sums * torch.expm1(-nats)).to(dtype)
         ctx.save_for_backward(hidden, narrow, errors, sums)
@@ -91,15 +91,3 @@ class _CrossEntropy(torch.autograd.Function):
         grad_weight = (errors.t() @ (hidden * factors).to(errors.dtype)).to(of_weight)
         grad_bias = None if of_bias is None else (factors.t().to(errors.dtype) @ errors).squeeze(0).to(of_bias)
         return grad_hidden, grad_weight, grad_bias, None, None
-
-
-def _shifted_exponentials(
-    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return -log p of the targets (N,), e^(logit - largest) (N, V), and its sums over the classes (N,)."""
-    logits = linear_logits(x, weight, bias)
-    logits.sub_(logits.amax(-1, keepdim=True))
-    target = logits.gather(1, targets.unsqueeze(-1)).squeeze(-1)
-    exponentials = logits.exp_()
-    sums = exponentials.sum(-1)
-    return sums.log() - target, exponentials, sums
