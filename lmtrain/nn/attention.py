@@ -84,8 +84,10 @@ class MultiHeadAttention(nn.Module):
         self.query_norm = make_norm("rms", head_dim) if qk_norm else nn.Identity()
         self.key_norm = make_norm("rms", head_dim) if qk_norm else nn.Identity()
 
-    def _join(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, pattern: Pattern = FULL) -> Tensor:
-        """The joined heads before the output projection."""
+    def join(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, pattern: Pattern = FULL
+    ) -> Tensor:
+        """`attend` with dropout and scale of this layer: the joined heads, before the output projection."""
         dropout = self.dropout if self.training else 0.0
         return self._join_heads(attend(query, key, value, mask, pattern=pattern, dropout=dropout, scale=self.scale))
 
@@ -128,7 +130,7 @@ class SelfAttention(MultiHeadAttention):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
         """(B, T, W) -> (B, T, W). `mask` is as for `attend`; see `padding_mask` for padded keys."""
-        return self.output(self._join(*self.project(x, rotation), mask, self.pattern))
+        return self.output(self.join(*self.project(x, rotation), mask, self.pattern))
 
     def prefill(
         self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None
@@ -138,7 +140,7 @@ class SelfAttention(MultiHeadAttention):
         Only the first `lengths` (B,) tokens of a row count: `step` overwrites or masks the others.
         """
         query, key, value = self.project(x, rotation)
-        joined = self._join(query, key, value, mask, self.pattern)
+        joined = self.join(query, key, value, mask, self.pattern)
         return self.output(joined), KeyValueCache(key, value)
 
     def step(self, x: Tensor, cache: KeyValueCache, at: CachePosition) -> Tensor:
@@ -180,7 +182,7 @@ class CrossAttention(MultiHeadAttention):
 
     def pooled(self, query: Tensor, memory: KeyValueCache, *, mask: Tensor | None = None) -> Tensor:
         """The joined heads of `recall` before the output projection: (B, Tq, W) -> (B, Tq, sum of their widths)."""
-        return self._join(self._queries(query, memory), memory.key, memory.value, mask)
+        return self.join(self._queries(query, memory), memory.key, memory.value, mask)
 
     def with_weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Do the same as `forward`, and also return the attention weights, which no fused kernel does.

@@ -70,8 +70,7 @@ class CompressedAttention(nn.Module):
         super().__init__()
         self.stride = stride
         self.causal = causal
-        self.dropout = dropout
-        self.projections = SelfAttention(dim, heads, qk_norm=qk_norm)
+        self.projections = SelfAttention(dim, heads, qk_norm=qk_norm, dropout=dropout)
         self.compress_key = Compression(heads, width_per_head(dim, heads), stride)
         self.compress_value = Compression(heads, width_per_head(dim, heads), stride)
 
@@ -82,7 +81,7 @@ class CompressedAttention(nn.Module):
         far_key, far_value = self.compress_key(key), self.compress_value(value)
         if self.causal:
             return self._join(self._attend_causal(query, key, value, far_key, far_value))
-        return self._join(attend(query, far_key, far_value, dropout=self.dropout if self.training else 0.0))
+        return self.projections.output(self.projections.join(query, far_key, far_value))
 
     def prefill(
         self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None
@@ -124,7 +123,7 @@ class CompressedAttention(nn.Module):
         far = far.view(*near.shape[:-1], blocks).masked_fill(order >= order.view(-1, 1, 1), float("-inf"))
         near = near.masked_fill(offset > offset.unsqueeze(-1), float("-inf"))
         weights = torch.cat((far, near), dim=-1).softmax(-1).to(value.dtype)  # (B, H, K, S, K + S)
-        weights = drop(weights, self.dropout, self.training)
+        weights = drop(weights, self.projections.dropout, self.training)
         pooled = weights[..., :blocks].flatten(2, 3) @ far_value + (weights[..., blocks:] @ value).flatten(2, 3)
         return pooled[:, :, :length]
 
@@ -159,8 +158,7 @@ class LinformerAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.context = context
-        self.dropout = dropout
-        self.projections = SelfAttention(dim, heads, qk_norm=qk_norm)
+        self.projections = SelfAttention(dim, heads, qk_norm=qk_norm, dropout=dropout)
         # A sum of `context` independent keys, each with this weight, has the mean square of one: the scores, and what
         # the softmax makes of them, start as large as in attention to the tokens themselves.
         self.mix_key = nn.Parameter(torch.empty(projected, context))
@@ -176,6 +174,4 @@ class LinformerAttention(nn.Module):
             raise ValueError(f"{x.shape[1]} positions are more than the context of {self.context}")
         query, key, value = self.projections.project(x, rotation)
         mix_key, mix_value = (mix[:, first:].to(key.dtype) for mix in (self.mix_key, self.mix_value))
-        key, value = mix_key @ key, mix_value @ value  # (B, H, P, D)
-        pooled = attend(query, key, value, dropout=self.dropout if self.training else 0.0)
-        return self.projections.output(join_heads(pooled))
+        return self.projections.output(self.projections.join(query, mix_key @ key, mix_value @ value))  # P keys

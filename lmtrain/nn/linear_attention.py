@@ -75,9 +75,7 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor, *, rotation: Ten
     return LinearState.of(key, value, rotation=rotation).read(query, rotation=rotation)
 
 
-def causal_linear_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, rotation: Tensor | None = None, chunk: int = CHUNK
-) -> Tensor:
+def causal_linear_attention(query: Tensor, key: Tensor, value: Tensor, *, rotation: Tensor | None = None) -> Tensor:
     """Do the same as `linear_attention`, over the keys i <= t only, in O(T): one weight per pair of positions inside a
     chunk, and one sum over the chunks before it."""
     query, key = feature_map(query), feature_map(key)
@@ -85,13 +83,13 @@ def causal_linear_attention(
         lower = (query * key.cumsum(-2)).sum(-1, keepdim=True)
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
-        return _quotient(_prefix_products(query, key, value.to(key.dtype), chunk), lower)
+        return _quotient(_prefix_products(query, key, value.to(key.dtype)), lower)
 
 
-def _prefix_products(query: Tensor, key: Tensor, value: Tensor, chunk: int) -> Tensor:
+def _prefix_products(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """sum over i <= t of (q_t . k_i) v_i: (B, H, T, D), (B, H, T, D), (B, H, T, Dv) -> (B, H, T, Dv)."""
     length = query.shape[2]
-    query, key, value = (to_blocks(x, chunk) for x in (query, key, value))  # (B, H, K, C, D)
+    query, key, value = (to_blocks(x, CHUNK) for x in (query, key, value))  # (B, H, K, C, D)
     own = key.transpose(-2, -1) @ value  # (B, H, K, D, Dv)
     # Shifted by one before the sum: subtracting a sum's last term would keep that term's rounding error.
     before = F.pad(own, (0, 0, 0, 0, 1, 0)).cumsum(2)[:, :, :-1]
