@@ -91,9 +91,7 @@ class FusedSelfAttention(SelfAttention):
         width = trained.query.out_features // self.heads
         pairs = sorted(range(width), key=lambda feature: feature % ((width + 1) // 2))
         rows = torch.arange(len(trained.query.weight)).view(self.heads, width)[:, pairs].flatten()
-        permutation = torch.cat([rows, rows + len(rows), torch.arange(len(trained.value.weight)) + 2 * len(rows)])
-        weight = torch.cat([part.weight.detach() for part in (trained.query, trained.key, trained.value)])
-        weight = weight[permutation]
+        weight = torch.cat([trained.query.weight[rows], trained.key.weight[rows], trained.value.weight]).detach()
         self.query_key_value = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         self.query_key_value.weight = nn.Parameter(weight)
         self.output = trained.output
