@@ -71,11 +71,11 @@ class DecodingState:
     def select(self, index: Tensor) -> "DecodingState":
         """Return the rows `index` (B',), in that order; rows may repeat. This state must not be used again."""
         rows = Rows(index, len(self.lengths))
-        same = self._same_tokens(rows)
-        self.tokens = rows.take(self.tokens, slice(same, self.kv_len))
+        same, unused = self._same_tokens(rows), self.capacity - self.kv_len
+        self.tokens = rows.take(self.tokens, same, unused)
         self.lengths = rows.take(self.lengths)
         for part in self._parts:
-            part.select(rows, same)
+            part.select(rows, same, unused)
         return self
 
     def _same_tokens(self, rows: Rows) -> int:

@@ -197,7 +197,7 @@ class LanguageModel(nn.Module):
             cache = state.pointer_cache
             encoded_before = _zero_at_first(_previous(cache.value.squeeze(1), position), position)
             keys = self.copying.keys(encoded, encoded_before)
-            cache.write(keys.unsqueeze(1), encoded.unsqueeze(1), position, kv_len)
+            cache.write(keys.unsqueeze(1), encoded.unsqueeze(1), position)
             keys, read = cache.key[:, 0, :kv_len], state.tokens[:, :kv_len]
             log_probs = self.copying.log_probs(log_probs, pooled, keys, read, position.unsqueeze(-1))
         state.lengths += 1

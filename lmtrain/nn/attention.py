@@ -146,7 +146,7 @@ class SelfAttention(MultiHeadAttention):
     def step(self, x: Tensor, cache: KeyValueCache, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, W) -> (B, 1, W): it is written to the cache, and attends to what is cached."""
         query, key, value = self.project(x, at.rotation)
-        cache.write(key, value, at.position, at.kv_len)
+        cache.write(key, value, at.position)
         keys, values = cache.key[:, :, : at.kv_len], cache.value[:, :, : at.kv_len]
         pooled = attend(query, keys, values, at.mask(self.pattern), scale=self.scale)
         return self.output(join_heads(pooled))

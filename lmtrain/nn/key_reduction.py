@@ -43,7 +43,7 @@ class CompressedCache(KeyValueCache):
         """Add capacity for this many tokens, in new memory: one cache position per block."""
         super().grow(-(-tokens // self.stride))
 
-    def select(self, rows: Rows, _same: int = 0) -> None:
+    def select(self, rows: Rows, _same: int = 0, _unused: int = 0) -> None:
         """Keep these rows. They are copied whole, since equal tokens do not have equal cache positions here."""
         super().select(rows)
 
@@ -102,11 +102,10 @@ class CompressedAttention(nn.Module):
         """One token per row, (B, 1, W) -> (B, 1, W), at its row's position."""
         query, key, value = self.projections.project(x, at.rotation)
         block, within, blocks = at.position // self.stride, at.position % self.stride, (at.kv_len - 1) // self.stride
-        cache.write(key, value, within, self.stride)
+        cache.write(key, value, within)
         # The block's key is masked until its last token is written.
         near_key, near_value = cache.key[:, :, : self.stride], cache.value[:, :, : self.stride]
-        compressed = self.compress_key(near_key), self.compress_value(near_value)
-        cache.write(*compressed, self.stride + block, self.stride + blocks + 1)
+        cache.write(self.compress_key(near_key), self.compress_value(near_value), self.stride + block)
         near = torch.arange(self.stride, device=x.device) <= within.unsqueeze(-1)
         far = torch.arange(blocks, device=x.device) < block.unsqueeze(-1)
         allowed = torch.cat((near, far), dim=-1)  # (B, S + K)

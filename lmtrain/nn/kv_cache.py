@@ -57,16 +57,16 @@ class Rows:
             changed = (index != every_row).nonzero().squeeze(-1) if index.is_cpu else every_row
             self.moves = changed, index[changed]
 
-    def take(self, x: Tensor, used: slice | None = None, axis: int = 1) -> Tensor:
+    def take(self, x: Tensor, same: int = 0, unused: int = 0, axis: int = 1) -> Tensor:
         """Return x[index] for x (B, ...).
 
-        If the number of rows stays the same, the result is in the memory of x, and only the entries `used` along `axis`
-        are copied: the caller knows that the others are equal, or meaningless.
+        If the number of rows stays the same, the result is in the memory of x. The first `same` and the last `unused`
+        entries along `axis` are then not copied: the caller knows that they are equal, or meaningless.
         """
         if self.moves is None:
             return x.index_select(0, self.index)
         changed, source = self.moves
-        part = x if used is None else x.narrow(axis, used.start, used.stop - used.start)
+        part = x.narrow(axis, same, x.shape[axis] - same - unused) if same or unused else x
         part.index_copy_(0, changed, part.index_select(0, source))
         return x
 
@@ -75,24 +75,19 @@ class Rows:
 class KeyValueCache:
     """Keys and values of the tokens read so far, in memory allocated ahead and written in place, without gradients.
 
-    key (B, H, N, D), value (B, H, N, Dv). Rows may hold different numbers of tokens, at most `kv_len`: entries past a
-    row's own length are finite and meaningless. A new cache is full: its `kv_len` is its capacity.
+    key (B, H, N, D), value (B, H, N, Dv). Rows may hold different numbers of tokens: entries past a row's own length
+    are finite and meaningless. A new cache is full.
     """
 
     key: Tensor
     value: Tensor
-    kv_len: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.kv_len = self.key.shape[-2]
 
     def grow(self, tokens: int) -> None:
         """Add capacity for this many tokens, in new memory."""
         self.key, self.value = (F.pad(x, (0, 0, 0, tokens)) for x in (self.key, self.value))
 
-    def write(self, key: Tensor, value: Tensor, index: Tensor, kv_len: int) -> None:
-        """Write one token's keys (B, H, 1, D) and values (B, H, 1, Dv) at each row's `index` (B,), below `kv_len`."""
-        self.kv_len = kv_len
+    def write(self, key: Tensor, value: Tensor, index: Tensor) -> None:
+        """Write one token's keys (B, H, 1, D) and values (B, H, 1, Dv) at each row's `index` (B,)."""
         write(self.key.transpose(1, 2), key.squeeze(2), index)
         write(self.value.transpose(1, 2), value.squeeze(2), index)
 
@@ -102,9 +97,10 @@ class KeyValueCache:
         self.key[rows, :, :capacity] = other.key
         self.value[rows, :, :capacity] = other.value
 
-    def select(self, rows: Rows, same: int = 0) -> None:
-        """Keep these rows. A row that moves has the same first `same` entries as the row it replaces."""
-        self.key, self.value = (rows.take(x, slice(same, self.kv_len), axis=2) for x in (self.key, self.value))
+    def select(self, rows: Rows, same: int = 0, unused: int = 0) -> None:
+        """Keep these rows. A row that moves has the same first `same` entries as the row it replaces; the last `unused`
+        have not been written."""
+        self.key, self.value = (rows.take(x, same, unused, axis=2) for x in (self.key, self.value))
 
 
 @dataclass
@@ -120,7 +116,7 @@ class RecurrentState:
         for name, tensor in vars(other).items():
             getattr(self, name)[rows] = tensor
 
-    def select(self, rows: Rows, _same: int = 0) -> None:
+    def select(self, rows: Rows, _same: int = 0, _unused: int = 0) -> None:
         """Keep these rows."""
         for name, tensor in vars(self).items():
             setattr(self, name, rows.take(tensor))

@@ -171,7 +171,6 @@ def test_queries_and_keys_are_normalized_and_rotated() -> None:
 
 
 def test_rows_that_move_copy_only_where_they_differ() -> None:
-    cache = KeyValueCache(torch.arange(6.0).view(2, 1, 3, 1), torch.arange(6.0).view(2, 1, 3, 1))
-    cache.grow(1)
-    cache.select(Rows(torch.tensor([0, 0]), 2), same=2)
-    assert cache.key.flatten().tolist() == [0, 1, 2, 0, 3, 4, 2, 0]
+    cache = KeyValueCache(torch.arange(8.0).view(2, 1, 4, 1), torch.arange(8.0).view(2, 1, 4, 1))
+    cache.select(Rows(torch.tensor([0, 0]), 2), same=2, unused=1)
+    assert cache.key.flatten().tolist() == [0, 1, 2, 3, 4, 5, 2, 7]
