@@ -81,7 +81,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: N
     store = open_store(folder)
     if tokenizer.unk_id is not None and any(counts["replaced"] for counts in info["splits"].values()):
         fractions = {split: counts["replaced"] / max(1, counts["tokens"]) for split, counts in info["splits"].items()}
-        listed = ", ".join(f"{fraction:.2%} ({split})" for split, fraction in fractions.items())
+        listed = ", ".join(f"{100 * fraction:.3g}% ({split})" for split, fraction in fractions.items())
         unknown = tokenizer.token(tokenizer.unk_id)
         note(f"the tokenizer does not know all words: {unknown} replaces {listed} of the tokens")
     return store

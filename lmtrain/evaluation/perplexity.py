@@ -118,8 +118,7 @@ class Score:
                 floor = replace(self, nats=math.log(self.floor) * self.words)  # the score of the generating process
                 line += f" (floor {readable(floor.figures()[name], decimals)})"
             if not lines and self.unknown_share:
-                share = f"{self.unknown_share:.2%}" if self.unknown_share >= 0.0001 else "<0.01%"
-                line += f" (unknown words: {share})"
+                line += f" (unknown words: {100 * self.unknown_share:.3g}%)"
             if self.estimated and count != self.tokens:
                 line += f" ({unit} count estimated)"
             lines.append(line)

@@ -60,7 +60,7 @@ def test_bits_per_byte_are_those_of_text_whose_bytes_were_predicted(lmtrain: Lmt
     assert lmtrain("eval", "--text", "own.txt", "--json").json["unknown_share"] == 0
     (workdir / "own.txt").write_text(f"{known}{'xyzzy <unk> ' * tokens}")
     done = lmtrain("eval", "--text", "own.txt", "--limit", "50")
-    assert f" words and line ends (unknown words: {tokens / (3 * tokens + 1):.2%})\n" in done.out
+    assert f" words and line ends (unknown words: {100 * tokens / (3 * tokens + 1):.3g}%)\n" in done.out
     assert "bits per byte" not in done.out
     assert " on own.txt: context 16, stride 4\n" in done.out
     assert "(floor" not in done.out

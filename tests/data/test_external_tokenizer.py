@@ -42,7 +42,7 @@ def test_the_text_is_encoded_by_the_file(file: Path, corpus: Corpus, notes: list
         end = [] if words else [tokenizer.eos_id]
         expected = [token for lines in documents for token in [*tokenizer.encode("\n".join([*lines, ""])), *end]]
         assert store.split(split).ids.tolist() == expected
-    unknown = "the tokenizer does not know all words: <unk> replaces 33.33% (train), 14.29% (valid) of the tokens"
+    unknown = "the tokenizer does not know all words: <unk> replaces 33.3% (train), 14.3% (valid) of the tokens"
     assert notes == [unknown] * words
     file.unlink()
     moved = TokenizerConfig(file=store.folder / TOKENIZER)

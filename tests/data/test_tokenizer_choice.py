@@ -88,5 +88,5 @@ def test_unknown_words_are_named_for_each_split(tmp_path: Path) -> None:
     tokenized(make_corpus(tmp_path / "tiny", documents), TokenizerConfig(kind="word", vocab_size=4), notes.append)
     assert notes[-1] == (
         "the tokenizer does not know all words: "
-        "<unk> replaces 33.33% (train), 20.00% (valid), 0.00% (test) of the tokens"
+        "<unk> replaces 33.3% (train), 20% (valid), 0% (test) of the tokens"
     )

@@ -123,7 +123,7 @@ RARELY_UNKNOWN = dataclasses.replace(WORDS, unknown_share=0.00002)
 BITS, TOKENS = "bits per byte 0.7213 over 1,600 bytes", "token perplexity 7.389 over 400 tokens"
 SAME = "word perplexity 7.389 over 400 words and line ends"
 LONGER = "word perplexity 54.598 over 200 words and line ends"
-QUARTER, RARE = " (unknown words: 25.00%)", " (unknown words: <0.01%)"
+QUARTER, RARE = " (unknown words: 25%)", " (unknown words: 0.002%)"
 WORD_COUNT, BYTE_COUNT = " (word count estimated)", " (byte count estimated)"
 
 
