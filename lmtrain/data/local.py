@@ -57,7 +57,11 @@ def is_text(path: Path) -> bool:
 
 
 def text_lines(text: str) -> Iterator[tuple[str, bool]]:
-    """Return the lines of a text in the form of `read_lines`; a text does not say where documents start."""
+    """Return the lines of a text in the form of `read_lines`; a text does not say where documents start.
+
+    Raises LmtrainError if it has a lone surrogate.
+    """
+    _check_unicode(text, "the text")
     return ((line, False) for line in _lines(text.removeprefix("\ufeff")))
 
 
@@ -112,7 +116,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _text_row(row: object, text_column: str, place: str) -> str:
-    """Return `row`. Raises LmtrainError, naming its `place`, if it is not a string or too long."""
+    """Return `row`. Raises LmtrainError, naming its `place`, if it is not a string, too long, or not Unicode."""
     if not isinstance(row, str):
         value = "nothing (null)" if row is None else type(row).__name__
         raise LmtrainError(
@@ -120,7 +124,16 @@ def _text_row(row: object, text_column: str, place: str) -> str:
         )
     if len(row) > LONGEST_LINE:
         raise LmtrainError(f"{place} is longer than {LONGEST_LINE >> 20} MiB: break it up")
+    _check_unicode(row, place)
     return row
+
+
+def _check_unicode(text: str, place: str) -> None:
+    """Raise LmtrainError if a text has a lone surrogate, which a str and JSON can hold and a file of text can't."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise LmtrainError(f"{place} has a lone surrogate: it is not Unicode text, so remove it") from None
 
 
 def _check_column(place: str, text_column: str, columns: Collection[str]) -> None:

@@ -46,8 +46,8 @@ def write_split(folder: Path, split: str, lines: Lines, note: Note, label: str) 
 
     Documents start at WikiText's level-one headings (` = Title = ` between blank lines), if there are any and no row of
     the source has several lines; else where the source's rows start; else the split is one document. Memory grows with
-    the documents and the longest line, not with the text. Raises LmtrainError if the split has no words or a lone
-    surrogate (which JSON can spell); `label` is its name in the message.
+    the documents and the longest line, not with the text. Raises LmtrainError if the split has no words; `label` is
+    its name in the message.
     """
     starts, headings = array("q"), array("q")
     lines_count = words = size = 0
@@ -56,12 +56,7 @@ def write_split(folder: Path, split: str, lines: Lines, note: Note, label: str) 
     with (folder / f"{split}.txt").open("wb", buffering=1 << 20) as file:
         bar = tqdm(lines, desc=split, unit=" lines", unit_scale=True, disable=no_bar(note))
         for number, (text, starts_document) in enumerate(bar):
-            try:
-                size += file.write(text.encode() + b"\n")
-            except UnicodeEncodeError:
-                raise LmtrainError(
-                    f"{label}, line {number + 1}, has a lone surrogate: it is not Unicode text, so remove it"
-                ) from None
+            size += file.write(text.encode() + b"\n")
             line_words = _count_words(text)
             if starts_document:
                 starts.append(number)

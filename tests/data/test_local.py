@@ -110,6 +110,7 @@ def test_files_with_names_of_their_own_are_documents_and_shards_are_not(tmp_path
         ("a.jsonl", '{"text": "a"}\n[1]\n', r"line 2, is not a JSON object"),
         ("a.jsonl", '{"body": "a", "id": 1}\n', r"line 1, has no column 'text'.*\(body, id\)"),
         ("a.jsonl", '{"text": 3}\n', r"line 1, has int in 'text'"),
+        ("a.jsonl", '{"text": "\\ud800"}\n', r"a\.jsonl, line 1, has a lone surrogate"),
         ("a.jsonl", "[" * 100_000 + "\n", "line 1, is not JSON"),
         ("a.json", '[{"text": "a"},\n{"text": 3}]\n', r"a\.json, item 1, has int in 'text'"),
         ("a.json", '[{"text": "a"},\n', r"a\.json, line 1, is not JSON .* must be an array of objects"),

@@ -11,7 +11,6 @@ from lmtrain.data import local, splits
 from lmtrain.data.splits import Lines, cut_split, write_split
 from lmtrain.errors import LmtrainError
 from lmtrain.system.messages import ignore
-from tests.data.helpers import write
 
 SPLITS = ("train", "valid", "test")
 
@@ -36,12 +35,6 @@ def test_very_long_line_counts_its_words(tmp_path: Path) -> None:
     line = "word \u00a0\x1c" * 400_000
     counts = write_split(tmp_path, "train", iter([(line, False)]), ignore, "the text")
     assert counts["words"] == len(line.split()) == 400_000
-
-
-def test_a_lone_surrogate_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": "b \\ud800"}\n')
-    with pytest.raises(LmtrainError, match=r"^the text, line 2, has a lone surrogate: it is not Unicode text, so rem"):
-        write_split(tmp_path, "train", local.read_lines([path], "text"), ignore, "the text")
 
 
 def test_documents_too_long_to_hold_one_out_are_cut_by_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,5 @@ def test_unknown_words_are_named_for_each_split(tmp_path: Path) -> None:
     notes: list[str] = []
     tokenized(make_corpus(tmp_path / "tiny", documents), TokenizerConfig(kind="word", vocab_size=4), notes.append)
     assert notes[-1] == (
-        "the tokenizer does not know all words: "
-        "<unk> replaces 33.3% (train), 20% (valid), 0% (test) of the tokens"
+        "the tokenizer does not know all words: <unk> replaces 33.3% (train), 20% (valid), 0% (test) of the tokens"
     )
