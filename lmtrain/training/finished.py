@@ -9,9 +9,10 @@ from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score
 from lmtrain.model.trained import WEIGHT_GROUPS
-from lmtrain.storage import checkpoint, run_checkpoints
+from lmtrain.storage import run_checkpoints
 from lmtrain.storage.run_folder import STATE
 from lmtrain.system import disk
+from lmtrain.system.messages import ignore
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.budget import Budget
 from lmtrain.training.checkpoint_info import Amount, CheckpointInfo, Count
@@ -50,7 +51,7 @@ def finished_outcome(
         if state is None or state.step != last.counters.step:
             return ""
         try:
-            best = checkpoint.load(run_checkpoints.choose(run_dir, "best"), WEIGHT_GROUPS)
+            best = run_checkpoints.load_chosen(run_dir, None, WEIGHT_GROUPS, ignore)
         except LmtrainError:
             return ""
         return state.model_dump_json() if best.info["step"] == state.best_step else ""

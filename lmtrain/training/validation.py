@@ -92,25 +92,18 @@ def show_samples(state: TrainState, monitor: Monitor) -> None:
 
 def final_score(state: TrainState, run_dir: Path, monitor: Monitor, stop: StopSignal) -> tuple[Score, int]:
     """Score the best checkpoint on the whole validation split, with overlapping windows. Return its score and step."""
-    best = _best_checkpoint(run_dir, state.parallel.processes)
+    best = _best_checkpoint(run_dir, monitor, state.parallel.processes)
     step, stride = int(best.info["step"]), stride_of(state.config)
     monitor.note(f"scoring the best checkpoint (step {step:,}) on the whole validation split, with stride {stride}")
     with evaluating(state.model, best.tensors["model" if state.ema is None else "ema"]):
         return validate(state, stride, None, stop), step
 
 
-def _best_checkpoint(run_dir: Path, processes: ProcessGroup) -> Checkpoint:
-    """Return the best checkpoint. The main process, which knows that all are written, chooses and verifies it."""
+def _best_checkpoint(run_dir: Path, monitor: Monitor, processes: ProcessGroup) -> Checkpoint:
+    """Return the best undamaged checkpoint. The main process, which knows that all are written, chooses it."""
 
     def verified_folder() -> str:
-        folder = run_checkpoints.choose(run_dir, "best")
-        try:
-            load(folder, WEIGHT_GROUPS)
-        except LmtrainError as error:
-            raise LmtrainError(
-                f"the best checkpoint, {folder}, is damaged: move it away, and the best of the others is scored"
-            ) from error
-        return str(folder)
+        return str(run_checkpoints.load_chosen(run_dir, None, WEIGHT_GROUPS, monitor.note).folder)
 
     return load(Path(processes.on_main(verified_folder)), WEIGHT_GROUPS, verify_hashes=False)
 

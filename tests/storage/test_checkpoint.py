@@ -59,12 +59,8 @@ def test_best_of_equals_is_the_first_and_unscored_ones_come_last(tmp_path: Path)
 
 
 def _trained(run_dir: Path) -> list[Path]:
-    """Checkpoints as training leaves them: step 2 is the best, and the counters from then on name it."""
-    made = []
-    for step, score in ((1, 3.0), (2, 1.0), (3, 2.0)):
-        info = {"score": score, "counters": {"step": step, "best_step": min(step, 2)}}
-        made.append(checkpoint.save(run_dir, step, {"model": {"w": torch.zeros(3)}}, info))
-    return made
+    """Checkpoints of which that of step 2 is the best."""
+    return [_save(run_dir, step, score) for step, score in ((1, 3.0), (2, 1.0), (3, 2.0))]
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "model.safetensors"])

@@ -100,7 +100,9 @@ def test_divergence_stops_the_run_and_leaves_a_good_checkpoint(
     assert run_state(tmp_path)["status"] == "failed"
 
 
-def test_early_stopping_and_the_best_checkpoint(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_stopping_and_the_best_checkpoint(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(loop, "train_step", worsen)
     config = change(tiny, train__steps=100, train__eval_steps=2, train__patience=3, train__keep=1)
     outcome, _ = run(config, tmp_path)
@@ -110,10 +112,8 @@ def test_early_stopping_and_the_best_checkpoint(tiny: Config, tmp_path: Path, mo
     best = run_checkpoints.choose(tmp_path, str(outcome.best_step))
     assert run_checkpoints.best_folder(tmp_path) == best
     flip_bit(best / "model.safetensors")
-    with pytest.raises(LmtrainError, match=r"step-\d+, is damaged: move it away, and the best of the others"):
-        run(config, tmp_path)
-    best.rename(tmp_path / "away")
-    again, _ = run(config, tmp_path)
+    again, _ = run(config, tmp_path, quiet=False)
+    assert f"{best} may be the best checkpoint and is damaged" in capsys.readouterr().err
     assert (again.status, again.step, again.best_step) == ("stopped early", outcome.step, outcome.step)
     assert run_state(tmp_path)["best_step"] == outcome.step
 
