@@ -143,9 +143,6 @@ def _trainer(state: TrainState, run_dir: Path, budget: Budget, clock: Clock, mon
             CheckpointSaver(run_dir, train.keep, processes, common_steps=common) as saver,
         ):
             monitor.state("running", step=step)
-            seconds = clock.update()
-            if step == 0:
-                budget = budget.with_setup(seconds)
             yield Trainer(state, run_dir, budget=budget, clock=clock, monitor=monitor, saver=saver, stop=stop)
     except BaseException:
         monitor.state("failed", step=state.counters.step)

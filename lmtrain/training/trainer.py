@@ -51,14 +51,15 @@ class Trainer:
         stop: StopSignal,
     ) -> None:
         self.state = state
-        self._run_dir, self._budget = run_dir, budget
+        self._run_dir = run_dir
         self._clock, self._monitor, self._saver, self._stop = clock, monitor, saver, stop
         self._meter = Meter(state)
         self._saved_step = state.counters.step  # a resumed run's checkpoint exists
         self._evaluation_seconds = 0.0
-        self._started = self._saved_seconds = clock.update()
+        self._started = self._saved_seconds = seconds = clock.update()
+        self._budget = budget if state.counters.step else budget.with_setup(seconds)
         # With a budget in time, the progress at the last evaluation is not stored; the present progress replaces it.
-        self._evaluated_progress = budget.progress(state.counters.evaluated, clock.seconds())
+        self._evaluated_progress = self._budget.progress(state.counters.evaluated, seconds)
 
     def progress(self) -> float:
         """Return the fraction of the budget that is spent, in [0, 1]."""

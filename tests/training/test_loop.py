@@ -17,8 +17,9 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.system.signals import Interrupted
-from lmtrain.training import loop, opening, randomness, train_state, trainer
+from lmtrain.training import loop, opening, randomness, trainer
 from lmtrain.training.loop import train_step
+from lmtrain.training.meter import Meter
 from lmtrain.training.optim import optimizer_tensors, update_ema
 from lmtrain.training.train_state import TrainState
 from lmtrain.training.validation import evaluate_step
@@ -197,10 +198,10 @@ def test_a_budget_in_time_counts_from_the_first_step(
     prepares again, in the middle of its schedule."""
     now = 0.0
 
-    def slowly(*arguments: Any) -> TrainState:
+    def slowly(state: TrainState) -> Meter:
         nonlocal now
         now += 12.0
-        return train_state.new_state(*arguments)
+        return Meter(state)
 
     def step(state: TrainState, lr: float) -> None:
         nonlocal now
@@ -211,7 +212,7 @@ def test_a_budget_in_time_counts_from_the_first_step(
         train_step(state, lr)
 
     rates: dict[float, float] = {}
-    monkeypatch.setattr(opening, "new_state", slowly)
+    monkeypatch.setattr(trainer, "Meter", slowly)
     monkeypatch.setattr(loop, "train_step", step)
     monkeypatch.setattr("lmtrain.training.meter.Clock.seconds", lambda self: now)
     budget = {"train__steps": None, "train__max_minutes": 1.0, "train__warmup": 0.5, "train__schedule": "constant"}
