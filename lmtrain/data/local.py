@@ -242,7 +242,7 @@ def column_rows(batches: Iterable[Any], text_column: str, place: str) -> Iterato
     number = 0
     for batch in batches:
         _check_column(place, text_column, batch.column_names)
-        for value in batch.column(text_column):
+        for value in batch.column(batch.column_names.index(text_column)):  # the first one of this name, as in a .csv
             number += 1
             yield _text_row(value.as_py(), text_column, f"{place}, row {number},")
 
