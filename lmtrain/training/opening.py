@@ -77,11 +77,11 @@ def open_run(
         del last  # it holds its files open, which then stay on the disk after they are pruned
         with processes.main_first():
             if processes.is_main:
-                run_checkpoints.remove_after(run_dir, step)  # they belong to the curves that the monitor cuts off
                 run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
         check_shared(run_dir, step, processes)
         monitor = Monitor()
         if processes.is_main:
+            run_checkpoints.remove_after(run_dir, step)  # they belong to the curves that the monitor cuts off
             total, size = None if budget.seconds is not None else budget.steps, info.metrics_bytes
             monitor = RunMonitor(run_dir, step=step, progress=spent, total_steps=total, metrics_bytes=size, quiet=quiet)
         stack.callback(monitor.close)
