@@ -259,6 +259,8 @@ def test_evaluations_take_at_most_a_tenth_of_the_time_of_steps_but_for_the_first
     assert found == reference
     assert found[0] == 3
     assert seconds * len(found[:-2]) <= 0.1 * found[-2]
+    rates = [row["tokens_per_second"] for row in metrics(tmp_path) if row["kind"] == "train"]
+    assert rates == pytest.approx([4 * 16] * len(rates)), "a rate includes evaluations"
 
 
 def test_bf16_and_float32_train_alike(tiny: Config) -> None:
