@@ -94,6 +94,8 @@ def read_lines(paths: Sequence[Path], text_column: str) -> Iterator[tuple[str, b
     """
     are_documents = len(paths) > 1 and not any(SHARD.search(plain(path).stem) for path in paths)
     for path in paths:
+        if not path.is_file():
+            raise LmtrainError(f"{path} is not a text file: name an existing file")
         if is_structured(path):
             yield from row_lines(_READERS[_kind(path)](path, text_column))
         else:
@@ -149,8 +151,6 @@ def _check_column(place: str, text_column: str, columns: Collection[str]) -> Non
 def _text_lines(path: Path) -> Iterator[str]:
     offset = number = start = 0
     try:
-        if not path.is_file():
-            raise LmtrainError(f"{path} is not a text file: name an existing file")
         with open_bytes(path) as file:
             while line := file.readline(LONGEST_LINE + 1):
                 if len(line) > LONGEST_LINE:

@@ -124,6 +124,7 @@ def test_files_with_names_of_their_own_are_documents_and_shards_are_not(tmp_path
         ("a.csv", b"id,text\n1,na\xefve\n", r"a\.csv is not UTF-8 text \(byte 12\)"),
         ("a.parquet", b"PAR1 no parquet", r"a\.parquet can't be read as parquet"),
         ("none.txt", None, r"none\.txt is not a text file: name an existing file"),
+        ("none.parquet", None, r"none\.parquet is not a text file: name an existing file"),
     ],
 )
 def test_what_can_not_be_read_is_named(
