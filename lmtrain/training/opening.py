@@ -26,7 +26,6 @@ from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
 from lmtrain.training.optim import steps_independent_of_budget
 from lmtrain.training.parallel import check_agreement, check_shared, with_micro_batch
-from lmtrain.training.plan import with_absolute_paths
 from lmtrain.training.saving import CheckpointSaver, abort
 from lmtrain.training.train_state import TrainState, load_initial_weights, new_state, restore
 from lmtrain.training.trainer import Outcome, Trainer
@@ -95,8 +94,7 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, budget: Bud
     Another budget is accepted if the two have steps in common (`common_steps`).
     """
     info = read_info(last)
-    stored = with_absolute_paths(run_folder.run_config(run_dir), run_dir)  # those of early runs were relative
-    changed = identity_difference(stored, config, fixed_schedule=info.schedule is None)
+    changed = identity_difference(run_folder.run_config(run_dir), config, fixed_schedule=info.schedule is None)
     if changed:
         raise LmtrainError(
             f"{run_dir} was started with another configuration ({'; '.join(changed)}): "

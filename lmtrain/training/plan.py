@@ -57,7 +57,7 @@ def plan_run(source: ConfigSource, overrides: Sequence[str], resume: Path | None
             return _plan_existing(run_dir, overrides)
     config = load(source, overrides) if source is not None else _recipe(overrides, STAND_IN_TOKENS, vocab_size=0)
     run_dir = _run_dir(config, source)
-    return RunPlan(with_absolute_paths(config, run_dir), run_dir, overrides, is_automatic=source is None)
+    return RunPlan(_with_absolute_paths(config, run_dir), run_dir, overrides, is_automatic=source is None)
 
 
 def _has_checkpoint(run_dir: Path) -> bool:
@@ -102,25 +102,22 @@ def _plan_existing(run_dir: Path, overrides: Sequence[str]) -> RunPlan:
     if not stored.data.dir.exists():  # the run comes from elsewhere
         stored = load(stored, [f"data.dir={DataConfig().dir}"], {})
     config = load(stored, overrides)
-    return RunPlan(with_absolute_paths(config, run_dir), run_dir, overrides, is_automatic=False)
+    return RunPlan(_with_absolute_paths(config, run_dir), run_dir, overrides, is_automatic=False)
 
 
-def with_absolute_paths(config: Config, run_dir: Path) -> Config:
-    """Return the configuration with the name and folder of the run, and absolute paths of its data and other runs."""
+def _with_absolute_paths(config: Config, run_dir: Path) -> Config:
+    """Return the configuration with the name and folder of the run, and absolute paths of its data and teachers."""
     source = local_path(config.data.source)
     data = {"dir": config.data.dir.absolute(), **({"source": str(source.absolute())} if source else {})}
-    base = config.train.init_from
-    train = {
-        "teacher": tuple(path.absolute() for path in config.train.teacher),
-        "init_from": None if base is None else base.absolute(),
-    }
     # A user may have renamed the folder to what `run.name` does not allow; such a run is found by its folder.
     name = run_dir.name if re.match(RUN_NAME, run_dir.name) else None
     return config.model_copy(
         update={
             "run": config.run.model_copy(update={"name": name, "dir": run_dir.parent}),
             "data": config.data.model_copy(update=data),
-            "train": config.train.model_copy(update=train),
+            "train": config.train.model_copy(
+                update={"teacher": tuple(path.absolute() for path in config.train.teacher)}
+            ),
         }
     )
 
@@ -134,7 +131,7 @@ def prepare(plan: RunPlan, *, note: Note) -> tuple[Config, TokenStore]:
     config = plan.config
     if plan.is_automatic:
         recipe = _recipe(plan.overrides, store.split("train").tokens, store.tokenizer.vocab_size)
-        config = with_absolute_paths(recipe, plan.run_dir)
+        config = _with_absolute_paths(recipe, plan.run_dir)
     return config.model_copy(update={"tokenizer": of_store(config.tokenizer, store)}), store
 
 
