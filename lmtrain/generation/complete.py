@@ -6,7 +6,6 @@ Shapes: P prompts, T tokens of the longest prompt.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,12 +75,12 @@ def complete(
         return []
     start = time.perf_counter()
     blocked = [] if tokenizer.unk_id is None else [tokenizer.unk_id]
-    rules: dict[str, Any] = {"is_end": Stops(tokenizer, options).is_end, "blocked": blocked}
+    ends = Stops(tokenizer, options).is_end
     ids = [tokenizer.encode(in_corpus_spacing(tokenizer, prompt, options.raw)) for prompt in prompts]
     step = step_function(model)
     log_probs, state = model.start(*_padded(model, tokenizer, ids))
     if options.beams > 1:
-        hypotheses = beam_search(log_probs, state, step, options, **rules)
+        hypotheses = beam_search(log_probs, state, step, options, is_end=ends, blocked=blocked)
     else:
         count = options.samples
         if count > 1:
@@ -89,7 +88,9 @@ def complete(
             log_probs, state = log_probs[rows], state.select(rows)
         seeds = [f"{options.seed} {first + prompt} {number}" for prompt in range(len(ids)) for number in range(count)]
         read = [prompt for prompt in ids for _ in range(count)]
-        texts = sample(log_probs, state, step, options, **rules, seeds=seeds, prompts=read, on_token=on_token)
+        texts = sample(
+            log_probs, state, step, options, is_end=ends, blocked=blocked, seeds=seeds, prompts=read, on_token=on_token
+        )
         groups = [texts[row : row + count] for row in range(0, len(texts), count)]
         hypotheses = [sorted(group, key=lambda text: -text.score) for group in groups]
     generated = sum(len(text.ids) for texts in hypotheses for text in texts)
