@@ -58,7 +58,7 @@ class Hypothesis:
 
 
 def block(log_probs: Tensor, blocked: Collection[int]) -> Tensor:
-    """Overwrite the entries of the `blocked` ids, not all, in `log_probs` (R, V) with minus infinity, and return it.
+    """Overwrite the entries of the `blocked` ids in `log_probs` (R, V) with minus infinity, and return it.
 
     Raises LmtrainError if the model's probabilities are NaN.
     """

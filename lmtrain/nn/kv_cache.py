@@ -99,7 +99,7 @@ class KeyValueCache:
 
     def select(self, rows: Rows, same: int = 0, unused: int = 0) -> None:
         """Keep these rows. A row that moves has the same first `same` entries as the row it replaces; the last `unused`
-        have not been written."""
+        are meaningless in every row."""
         self.key, self.value = (rows.take(x, same, unused, axis=2) for x in (self.key, self.value))
 
 
