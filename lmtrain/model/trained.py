@@ -53,9 +53,9 @@ def trained_weights(run_dir: Path, which: str | None, weights: str, note: Note =
     averaged = weights != "raw" and "ema" in loaded.tensors
     tensors = loaded.tensors["model"] | (loaded.tensors["ema"] if averaged else {})
     try:
-        with torch.device("meta"):  # no memory, however large the configuration says that the model is
-            expected = build_uninitialized(config.model, tokenizer.vocab_size)
-        checkpoint.check_shapes(tensors, dict(expected.named_parameters()))
+        _check_width(tensors, config.model.dim)
+        model = build_uninitialized(config.model, tokenizer.vocab_size)
+        checkpoint.check_shapes(tensors, dict(model.named_parameters()))
     except (RuntimeError, ValueError) as error:
         raise LmtrainError(f"{folder} does not fit {run_dir / run_folder.CONFIG}: {error}") from error
     return TrainedWeights(run_dir, config, tokenizer, tensors, "ema" if averaged else "raw", loaded.info)
@@ -87,6 +87,12 @@ def build_predictor(runs: Sequence[TrainedWeights], device: torch.device) -> Pre
     """Build the model of one run, or the ensemble of several, in evaluation mode."""
     models = [build_trained(trained, device) for trained in runs]
     return models[0] if len(models) == 1 else Ensemble(models).eval()
+
+
+def _check_width(tensors: dict[str, LazyTensor], dim: int) -> None:
+    """Raise ValueError unless the weights are as wide as the configuration, by whose width tables are allocated."""
+    if "pool.seed" in tensors and tuple(tensors["pool.seed"].shape) != (dim,):
+        raise ValueError(f"pool.seed has shape {tuple(tensors['pool.seed'].shape)}, not {(dim,)}")
 
 
 def _check_alike(first: TrainedWeights, other: TrainedWeights) -> None:
