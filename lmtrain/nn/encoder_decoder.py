@@ -150,8 +150,10 @@ class DecoderState:
         """Return the rows `index` (B',), in that order; rows may repeat. This state must not be used again."""
         rows = Rows(index, len(self.source))
         self.source, self.valid, self.memory = self.source[index], self.valid[index], self.memory[index]
-        for cache in (*self.memories, *self.caches):
-            cache.select(rows)
+        for memory in self.memories:
+            memory.select(rows)
+        for cache in self.caches:
+            cache.select(rows, unused=cache.key.shape[-2] - self.length)
         return self
 
 
