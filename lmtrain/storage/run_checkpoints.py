@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from lmtrain.errors import LmtrainError, UnreadableError, UsageError
@@ -13,6 +13,9 @@ from lmtrain.system import disk
 from lmtrain.system.messages import Note
 
 _STEP = re.compile(r"[0-9]{1,18}")
+
+Damaged = list[tuple[Path, LmtrainError]]
+"""Damaged checkpoints, each with what is wrong with it."""
 
 
 def folders(run_dir: Path, until: int | None = None) -> list[Path]:
@@ -31,12 +34,12 @@ def _all_folders(run_dir: Path) -> list[Path]:
 
 def _first_good(
     candidates: Iterable[Path], groups: tuple[str, ...] | None = None, *, verify_hashes: bool = True
-) -> tuple[Checkpoint | None, list[tuple[Path, LmtrainError]]]:
-    """Return the first undamaged one of the `candidates`, and the damaged ones before it, each with its error.
+) -> tuple[Checkpoint | None, Damaged]:
+    """Return the first undamaged one of the `candidates`, and the damaged ones before it.
 
     Raises UnreadableError if one before it can't be read, because that one may be undamaged.
     """
-    damaged: list[tuple[Path, LmtrainError]] = []
+    damaged: Damaged = []
     for folder in candidates:
         try:
             return load(folder, groups, verify_hashes=verify_hashes), damaged
@@ -47,29 +50,20 @@ def _first_good(
     return None, damaged
 
 
-def last(
-    run_dir: Path, note: Note, *, verify_hashes: bool = True, check: Callable[[Checkpoint], None] = lambda _: None
-) -> Checkpoint | None:
-    """Return the newest undamaged checkpoint, or None if the run has no checkpoint yet.
+def last(run_dir: Path) -> tuple[Checkpoint | None, Damaged]:
+    """Return the newest undamaged checkpoint, or None if the run has no checkpoint yet, and the newer, damaged ones.
 
-    Damaged ones that are newer are reported and renamed to `<name>.damaged`, unless `check` raises LmtrainError for the
-    undamaged one. Without `verify_hashes` only the newest one is loaded: another process has just verified it.
-    Raises LmtrainError if all are damaged, and UnreadableError if one can't be read; then nothing is changed.
+    Raises LmtrainError if all are damaged, and UnreadableError if one can't be read.
     """
-    newest_first = folders(run_dir)[::-1]
-    newest, damaged = _first_good(newest_first if verify_hashes else newest_first[:1], verify_hashes=verify_hashes)
-    if newest is None:
-        if lost := sorted(folder.name for folder in _all_folders(run_dir)):
-            why = f" ({damaged[0][1]})" if damaged else ""
-            raise LmtrainError(
-                f"{run_dir} has no good checkpoint{why}: {', '.join(lost)} can't be resumed from. To start over, "
-                "delete or move this folder, or choose another run.name"
-            )
-        return None
-    check(newest)
-    for folder, error in damaged:
-        _set_aside(folder, error, note)
-    return newest
+    newest, damaged = _first_good(reversed(folders(run_dir)))
+    lost = sorted(folder.name for folder in _all_folders(run_dir)) if newest is None else []
+    if lost:
+        why = f" ({damaged[0][1]})" if damaged else ""
+        raise LmtrainError(
+            f"{run_dir} has no good checkpoint{why}: {', '.join(lost)} can't be resumed from. To start over, "
+            "delete or move this folder, or choose another run.name"
+        )
+    return newest, damaged
 
 
 def last_until(run_dir: Path, step: int) -> Checkpoint | None:
@@ -77,13 +71,14 @@ def last_until(run_dir: Path, step: int) -> Checkpoint | None:
     return _first_good(reversed(folders(run_dir, step)))[0]
 
 
-def _set_aside(folder: Path, error: LmtrainError, note: Note) -> None:
-    """Rename a damaged checkpoint to `<name>.damaged` or, if that name is taken, `<name>.damaged2` and so on."""
-    names = (folder.with_name(f"{folder.name}.damaged{number}") for number in ["", *range(2, 1000)])
-    aside = next(name for name in names if not name.exists())
-    with write_errors(folder):
-        disk.rename(folder, aside)
-    note(f"{error}; it was set aside as {aside.name}, and the checkpoint before it is used")
+def set_aside(damaged: Damaged, note: Note) -> None:
+    """Rename damaged checkpoints to `<name>.damaged` or, if that name is taken, `<name>.damaged2` and so on."""
+    for folder, error in damaged:
+        names = (folder.with_name(f"{folder.name}.damaged{number}") for number in ["", *range(2, 1000)])
+        aside = next(name for name in names if not name.exists())
+        with write_errors(folder):
+            disk.rename(folder, aside)
+        note(f"{error}; it was set aside as {aside.name}, and the checkpoint before it is used")
 
 
 def best_first(run_dir: Path, until: int | None = None) -> list[Path]:

@@ -22,9 +22,9 @@ OPEN_BPE_SIZE = 16_384
 Status = Literal["running", "finished", "interrupted", "failed"]
 CHECKPOINTS = "checkpoints"
 STEP_PREFIX = "step-"
-_LOCK = ".lock"
+LOCK = ".lock"
 _NOT_NAME = re.compile(r"[^\w.-]+")
-_BEFORE_CONFIG = {_LOCK, CHECKPOINTS, "profile"}
+_BEFORE_CONFIG = {LOCK, CHECKPOINTS, "profile"}
 """What a run folder may contain before its configuration is written."""
 
 
@@ -111,7 +111,7 @@ def lock(run_dir: Path) -> Iterator[None]:
     make_folders(run_dir)
     _reject_foreign(run_dir)
     with write_errors(run_dir):
-        file = disk.open_in_place(run_dir / _LOCK)
+        file = disk.open_in_place(run_dir / LOCK)
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,9 +9,8 @@ from pathlib import Path
 from lmtrain.config.schema import TrainConfig
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints
-from lmtrain.storage.checkpoint import Checkpoint, load
+from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.system.messages import Note
-from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.budget import Budget
 from lmtrain.training.checkpoint_info import CheckpointInfo, ScheduleLength, read_info
 from lmtrain.training.optim import steps_independent_of_budget, warmup_steps
@@ -45,25 +44,18 @@ def common_steps(run_dir: Path, train: TrainConfig, budget: Budget, info: Checkp
     raise _rejection(run_dir, obstacle)
 
 
-def last_common(
-    run_dir: Path, train: TrainConfig, budget: Budget, last: Checkpoint, note: Note, processes: ProcessGroup
-) -> Checkpoint:
+def last_common(run_dir: Path, train: TrainConfig, budget: Budget, last: Checkpoint, note: Note) -> Checkpoint:
     """Return the last checkpoint that the run has in common with one with `budget`; `last` is the run's last one.
 
-    Called by all processes, and the same in all. Raises LmtrainError if there is none.
+    Raises LmtrainError if there is none.
     """
     step = last.info["step"]
     common = common_steps(run_dir, train, budget, read_info(last))
     if step <= common:
         return last
-
-    def folder_until() -> str:
-        undamaged = run_checkpoints.last_until(run_dir, common)
-        if undamaged is None:
-            raise _rejection(run_dir, f"it has no undamaged checkpoint up to step {common:,}")
-        return str(undamaged.folder)
-
-    checkpoint = load(Path(processes.on_main(folder_until)), verify_hashes=False)
+    checkpoint = run_checkpoints.last_until(run_dir, common)
+    if checkpoint is None:
+        raise _rejection(run_dir, f"it has no undamaged checkpoint up to step {common:,}")
     note(
         f"{run_dir}: going back to step {checkpoint.info['step']:,}, before the decay of the learning rate, to resume "
         f"with another budget; later checkpoints, up to step {step:,}, are deleted"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,6 +12,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage import run_checkpoints, run_folder
 from lmtrain.storage.checkpoint import Checkpoint, check_model
+from lmtrain.storage.checkpoint import load as load_checkpoint
 from lmtrain.system.device import set_threads
 from lmtrain.system.messages import Note, ignore
 from lmtrain.system.process_group import ProcessGroup
@@ -20,7 +20,7 @@ from lmtrain.system.signals import catch_stop_signals
 from lmtrain.training.announce import device_line, introduction
 from lmtrain.training.budget import Budget, make_budget
 from lmtrain.training.checkpoint_info import NEW_RUN, CheckpointInfo, read_info
-from lmtrain.training.continuing import common_steps, last_common
+from lmtrain.training.continuing import last_common
 from lmtrain.training.finished import finished_outcome
 from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
@@ -46,13 +46,15 @@ def open_run(
     check_agreement(config, store, processes)
     budget = make_budget(config, store)
     with ExitStack() as stack:
-        with processes.main_first():
-            if processes.is_main:
-                stack.enter_context(run_folder.lock(run_dir))
-            check = partial(check_same_run, config, store, run_dir, budget)
-            last = run_checkpoints.last(run_dir, note, verify_hashes=processes.is_main, check=check)
-        if last is not None:
-            last = last_common(run_dir, config.train, budget, last, note, processes)
+
+        def resumed_from() -> str:
+            stack.enter_context(run_folder.lock(run_dir))
+            found = _last_to_resume(config, store, run_dir, budget, note)
+            return "" if found is None else str(found.folder)
+
+        folder = processes.on_main(resumed_from)
+        check_shared(Path(folder) if folder else run_dir / run_folder.LOCK, processes)
+        last = load_checkpoint(Path(folder), verify_hashes=False) if folder else None
         info = NEW_RUN if last is None else read_info(last)
         budget = budget.with_setup(info.prepared)
         outcome = finished_outcome(run_dir, config, budget, info, processes)
@@ -77,7 +79,6 @@ def open_run(
         with processes.main_first():
             if processes.is_main:
                 run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
-        check_shared(run_dir, step, processes)
         monitor = Monitor()
         if processes.is_main:
             run_checkpoints.remove_after(run_dir, step)  # they belong to the curves that the monitor cuts off
@@ -88,10 +89,24 @@ def open_run(
             yield trainer
 
 
-def check_same_run(config: Config, store: TokenStore, run_dir: Path, budget: Budget, last: Checkpoint) -> None:
+def _last_to_resume(config: Config, store: TokenStore, run_dir: Path, budget: Budget, note: Note) -> Checkpoint | None:
+    """Return the undamaged checkpoint that the run is resumed from; None if it is new.
+
+    Newer, damaged ones are set aside. Raises LmtrainError, with nothing changed, if the run can't be resumed.
+    """
+    newest, damaged = run_checkpoints.last(run_dir)
+    if newest is None:
+        return None
+    check_same_run(config, store, run_dir, newest)
+    common = last_common(run_dir, config.train, budget, newest, note)
+    run_checkpoints.set_aside(damaged, note)
+    return common
+
+
+def check_same_run(config: Config, store: TokenStore, run_dir: Path, last: Checkpoint) -> None:
     """Raise LmtrainError if the configuration or the data differs from what the checkpoint `last` was trained with.
 
-    Another budget is accepted if the two have steps in common (`common_steps`).
+    A change of the budget is left to `last_common`.
     """
     info = read_info(last)
     changed = identity_difference(run_folder.run_config(run_dir), config, fixed_schedule=info.schedule is None)
@@ -107,7 +122,6 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, budget: Bud
     ):
         if then not in (None, now):
             raise LmtrainError(f"the {what} is not the one that {run_dir} was trained on: choose another run.name")
-    common_steps(run_dir, config.train, budget, info)
 
 
 def _note_differences(run_dir: Path, info: CheckpointInfo, state: TrainState, note: Note) -> None:

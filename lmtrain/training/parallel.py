@@ -24,7 +24,6 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import AlreadyReported, LmtrainError
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.storage.run_folder import is_run
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
 STATE_FRACTION = 0.5
@@ -79,11 +78,10 @@ def check_agreement(config: Config, store: TokenStore, processes: ProcessGroup) 
             )
 
 
-def check_shared(run_dir: Path, step: int, processes: ProcessGroup) -> None:
-    """Raise LmtrainError if a process does not see the run folder's files, or finds another last checkpoint."""
-    steps = processes.all_gather(step if is_run(run_dir) else math.nan)
-    if any(other != step for other in steps):
-        raise LmtrainError(f"not all processes see {run_dir} alike: run.dir must be a folder that all nodes share")
+def check_shared(path: Path, processes: ProcessGroup) -> None:
+    """Raise LmtrainError if a process does not see `path`, which is in a run folder and which the main process sees."""
+    if not all(processes.all_gather(path.exists())):
+        raise LmtrainError(f"not all processes see {path}: run.dir must be a folder that all nodes share")
 
 
 def choose_strategy(

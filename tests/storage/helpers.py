@@ -30,7 +30,8 @@ def restart(run_dir: Path) -> tuple[Content | None, list[str]]:
     """The checkpoint that a restart finds, and its notes."""
     notes: list[str] = []
     with run_folder.lock(run_dir):
-        found = run_checkpoints.last(run_dir, notes.append)
+        found, damaged = run_checkpoints.last(run_dir)
+        run_checkpoints.set_aside(damaged, notes.append)
         return None if found is None else content(found), notes
 
 

@@ -92,10 +92,9 @@ def test_a_failed_save_of_one_process_leaves_the_previous_checkpoint(
     assert killed or "No space left on device" in ranks.output(victim)
     other = "another process of this run has ended" if killed else "AlreadyReported"
     assert other in ranks.output(1 - victim)
-    notes: list[str] = []
     with run_folder.lock(run_dir):
-        found = run_checkpoints.last(run_dir, notes.append)
-    assert (found.info["step"], found.info["processes"], notes) == (1, 2, [])
+        found, damaged = run_checkpoints.last(run_dir)
+    assert (found.info["step"], found.info["processes"], damaged) == (1, 2, [])
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000001"]
 
 

@@ -13,7 +13,6 @@ from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import remove_folder
 from lmtrain.system.messages import ignore
-from lmtrain.training.budget import Budget
 from lmtrain.training.opening import check_same_run
 from lmtrain.training.train_state import snapshot
 from tests.helpers import TINY
@@ -43,7 +42,6 @@ RESOURCES: dict[str, Any] = {
     "data__dir": "elsewhere",
     "run__name": "other",
 }
-BUDGET = Budget(12, None)
 
 
 def begun(config: Config, store: TokenStore, run_dir: Path) -> checkpoint.Checkpoint:
@@ -58,7 +56,7 @@ def test_a_changed_field_of_the_identity_is_rejected_by_name(tiny: Config, store
     for name, value in IDENTITY.items():
         changed, field = change(tiny, **{name: value}), name.replace("__", ".")
         with pytest.raises(LmtrainError) as rejection:
-            check_same_run(changed, store, tmp_path, BUDGET, found)
+            check_same_run(changed, store, tmp_path, found)
         difference = f"({field}: {flat(tiny)[field]} -> {flat(changed)[field]})"
         assert str(rejection.value) == (
             f"{tmp_path} was started with another configuration {difference}: "
@@ -98,5 +96,5 @@ def test_a_changed_word_of_the_text_is_rejected(tmp_path: Path, kind: str, word:
     found = begun(config, store_of(TEXT), run_dir)
     place = TEXT.index("rat", 400)
     with pytest.raises(LmtrainError, match=f"the {message} is not the one"):
-        check_same_run(config, store_of(TEXT[:place] + word + TEXT[place + 3 :]), run_dir, BUDGET, found)
-    check_same_run(config, store_of(TEXT), run_dir, BUDGET, found)
+        check_same_run(config, store_of(TEXT[:place] + word + TEXT[place + 3 :]), run_dir, found)
+    check_same_run(config, store_of(TEXT), run_dir, found)

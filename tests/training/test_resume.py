@@ -155,7 +155,7 @@ def damage_the_newest(run_dir: Path, choice: random.Random) -> None:
     path = run_checkpoints.choose(run_dir, "last") / f"{choice.choice(['model', 'optimizer', 'ema'])}.safetensors"
     flip_bit(path, choice.randrange(path.stat().st_size))
     notes: list[str] = []
-    run_checkpoints.last(run_dir, notes.append)
+    run_checkpoints.set_aside(run_checkpoints.last(run_dir)[1], notes.append)
     assert "it was set aside" in notes[0]
 
 
