@@ -368,6 +368,11 @@ class TrainConfig(Section):
     sample_tokens: int = Field(40, ge=1, le=1000)
     """Tokens of each of these continuations."""
 
+    @property
+    def rows(self) -> int:
+        """The sequences of a micro-batch."""
+        return self.micro_batch or self.batch_size
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         budgets = [f"train.{name}" for name in BUDGETS if getattr(self, name) is not None]
@@ -383,7 +388,7 @@ class TrainConfig(Section):
                 f"train.warmup={self.warmup} and train.decay={self.decay} are together more than the whole run, "
                 "so that train.schedule=wsd would do both at once: lower one of them"
             )
-        if self.micro_batch is not None and self.batch_size % self.micro_batch:
+        if self.batch_size % self.rows:
             raise ValueError(
                 f"train.batch_size={self.batch_size} can't be divided into train.micro_batch={self.micro_batch}"
             )

@@ -36,7 +36,7 @@ def step_flops(model: LanguageModel, config: Config) -> float:
     sequences. The optimizer, recomputed activations and the teacher do not count. A tail of an adaptive output counts
     for its fraction of the targets.
     """
-    rows = config.train.micro_batch or config.train.batch_size
+    rows = config.train.rows
     flops = _matrix_products(config.model, model.vocab_size, rows) * config.train.batch_size / rows
     if model.adaptive is not None:
         in_tails = model.adaptive.tail_logits_per_target
@@ -57,7 +57,7 @@ def _matrix_products(config: ModelConfig, vocab_size: int, rows: int) -> int:
 
 def blank_batch(config: Config, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return a micro-batch of zeros: inputs (B, C) and targets (B, C), or (B,) if windowed."""
-    rows, context = config.train.micro_batch or config.train.batch_size, config.model.context
+    rows, context = config.train.rows, config.model.context
     shape = (rows,) if config.model.mode == "windowed" else (rows, context)
     return (
         torch.zeros(rows, context, dtype=torch.int64, device=device),
@@ -143,7 +143,7 @@ def costs(config: Config, store: TokenStore) -> dict[str, Any]:
     flops, steps_per_epoch = step_flops(model, config), samples / config.train.batch_size
     set_threads(config.train.threads)
     peak = peak_flops(device, precision)
-    micro_batches = config.train.batch_size / (config.train.micro_batch or config.train.batch_size)
+    micro_batches = config.train.batch_size / config.train.rows
     seconds = flops / (UTILIZATION[device.type] * peak) + (config.model.layers + 2) * micro_batches * LAYER_SECONDS
     limits = [budget.steps, None if budget.seconds is None else max(1, int(budget.seconds / seconds))]
     steps = min(limit for limit in limits if limit is not None)

@@ -80,16 +80,16 @@ def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> 
     If the gradient is not finite, the step is skipped: weights and optimizer state stay unchanged.
     """
     train, model, processes = state.config.train, state.model, state.parallel.processes
-    step, size = state.counters.step, train.micro_batch or train.batch_size
+    step, rows = state.counters.step, train.rows
     ids, order = state.store.split("train").ids, state.order
     total = torch.zeros((), device=state.device)
     for group in state.optimizer.param_groups:
         group["lr"] = lr * group["lr_factor"]
-    micro_batches = processes.shard(train.batch_size // size)  # the indices of this process's micro-batches
+    micro_batches = processes.shard(train.batch_size // rows)  # the indices of this process's micro-batches
     for index in micro_batches:
         with measure("data"):
             torch.manual_seed(step_seed(state.config.run.seed, step, index))
-            starts = order.starts(step * train.batch_size + index * size, size)
+            starts = order.starts(step * train.batch_size + index * rows, rows)
             inputs, targets = batch(ids, starts, order.context, order.mode)
             if train.token_noise:
                 inputs = noisy(inputs, ids, train.token_noise)

@@ -138,7 +138,7 @@ def _note_differences(run_dir: Path, info: CheckpointInfo, state: TrainState, no
         ("compiled", info.compiled, state.compiled),
         ("CPU threads", info.threads, torch.get_num_threads()),
         ("processes", info.processes, state.parallel.processes.world_size),
-        ("sequences per micro-batch", info.micro_batch, train.micro_batch or train.batch_size),
+        ("sequences per micro-batch", info.micro_batch, train.rows),
     ):
         if then not in (None, now):
             note(f"{what}: {then} before, {now} now; the results may not be equal bit for bit")

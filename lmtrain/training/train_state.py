@@ -176,7 +176,7 @@ def snapshot(
         precision=state.precision,
         compiled=state.compiled,
         threads=torch.get_num_threads(),
-        micro_batch=train.micro_batch or train.batch_size,
+        micro_batch=train.rows,
         processes=state.parallel.processes.world_size,
     )
     return tensors, {
