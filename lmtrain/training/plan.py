@@ -141,17 +141,15 @@ def _tokens_of(plan: RunPlan, note: Note) -> TokenStore:
     An existing run keeps its tokenizer, unless another one is configured (`check_same_run` then rejects it). If its
     text is not a file on this machine, the store is found by its hash.
     """
-    config = plan.config
-    if not _has_checkpoint(plan.run_dir):
+    config, stored = plan.config, run_config(plan.run_dir) if _has_checkpoint(plan.run_dir) else None
+    if stored is None or _wants_other_tokenizer(config.tokenizer, stored.tokenizer):
         return prepare_store(config, note=note)
-    stored, source, store_hash = run_config(plan.run_dir), config.data.source, _store_hash(plan.run_dir)
+    source, store_hash = config.data.source, _store_hash(plan.run_dir)
     is_same_source = Path(source).absolute() == Path(stored.data.source).absolute()
     if store_hash is not None and is_same_source and source not in KNOWN and local_path(source) is None:
         store = find_store(config.data.dir, store_hash, note)
         if store is not None:
             return store
-    if _wants_other_tokenizer(config.tokenizer, stored.tokenizer):
-        return prepare_store(config, note=note)
     of_run = TokenizerConfig(file=plan.run_dir / TOKENIZER)
     config = config.model_copy(update={"tokenizer": of_run})
     return prepare_store(config, trained_on=store_hash, note=note)

@@ -174,8 +174,12 @@ def test_a_source_that_is_given_is_not_ignored(folder: Path) -> None:
 def test_a_run_is_not_resumed_with_another_tokenizer(folder: Path) -> None:
     plan = plan_run(None, ["data.source=book.txt", *OWN])
     stored = train(plan)
+    other = plan_run(None, ["run.name=book", "tokenizer.kind=byte", "tokenizer.vocab_size=null"])
     with pytest.raises(LmtrainError, match=r"the tokenizer is not the one that runs/book was trained on"):
-        train(plan_run(None, ["run.name=book", "tokenizer.kind=byte", "tokenizer.vocab_size=null"]))
+        train(other)
+    (folder / "book.txt").unlink()
+    with pytest.raises(LmtrainError, match=r"book\.txt is not a file or folder here"):
+        train(other)
     assert run_config(plan.run_dir) == stored
 
 
