@@ -37,12 +37,12 @@ def introduction(config: Config, store: TokenStore, budget: Budget) -> Iterator[
 
 def device_line(state: TrainState) -> str:
     """Return a line about the device, the precision, the processes and the compilation of a run."""
-    device, processes = state.device, state.parallel.processes.world_size
+    device, processes = state.device, state.processes.world_size
     facts = [torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", state.precision]
     if device.type == "cpu":
         facts.append(_count(torch.get_num_threads(), "thread"))
     if processes > 1:
-        facts.append(f"{processes} processes ({state.parallel.strategy})")
+        facts.append(f"{processes} processes ({state.strategy})")
     return f"device: {', '.join(facts)}, {'compiled' if state.compiled else 'not compiled'}"
 
 

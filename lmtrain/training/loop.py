@@ -79,7 +79,7 @@ def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> 
     The loss is the sum of nats over the count of all targets in the step, however they are divided into micro-batches.
     If the gradient is not finite, the step is skipped: weights and optimizer state stay unchanged.
     """
-    train, model, processes = state.config.train, state.model, state.parallel.processes
+    train, model, processes = state.config.train, state.model, state.processes
     step, rows = state.counters.step, train.rows
     ids, order = state.store.split("train").ids, state.order
     total = torch.zeros((), device=state.device)
@@ -94,7 +94,7 @@ def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> 
             if train.token_noise:
                 inputs = noisy(inputs, ids, train.token_noise)
             inputs, targets = to_device(inputs, state.device), to_device(targets, state.device)
-        with state.parallel.gradient_sync(index == micro_batches[-1]):
+        with state.gradient_sync(index == micro_batches[-1]):
             with measure("forward"), autocast(state.device, state.precision):
                 nats = state.forward(inputs, targets)
             with measure("backward"):

@@ -41,7 +41,7 @@ class Meter:
     def __init__(self, state: TrainState) -> None:
         self._state = state
         self._flops = step_flops(state.model, state.config)
-        self._peak = peak_flops(state.device, state.precision) * state.parallel.processes.world_size
+        self._peak = peak_flops(state.device, state.precision) * state.processes.world_size
         if state.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(state.device)  # raised by measuring `peak_flops`
         self._step, self._step_seconds = state.counters.step, 0.0

@@ -137,7 +137,7 @@ def _note_differences(run_dir: Path, info: CheckpointInfo, state: TrainState, no
         ("precision, by train.precision=auto", info.precision, state.precision),
         ("compiled", info.compiled, state.compiled),
         ("CPU threads", info.threads, torch.get_num_threads()),
-        ("processes", info.processes, state.parallel.processes.world_size),
+        ("processes", info.processes, state.processes.world_size),
         ("sequences per micro-batch", info.micro_batch, train.rows),
     ):
         if then not in (None, now):
@@ -147,7 +147,7 @@ def _note_differences(run_dir: Path, info: CheckpointInfo, state: TrainState, no
 @contextmanager
 def _trainer(state: TrainState, run_dir: Path, budget: Budget, clock: Clock, monitor: Monitor) -> Iterator[Trainer]:
     """Yield the trainer. Stop signals are caught, and the run's state is "running", or "failed" after an error."""
-    processes, train, step = state.parallel.processes, state.config.train, state.counters.step
+    processes, train, step = state.processes, state.config.train, state.counters.step
     common = steps_independent_of_budget(train, budget)
     try:
         with (

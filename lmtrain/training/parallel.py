@@ -9,7 +9,6 @@ import math
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,9 @@ from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 STATE_FRACTION = 0.5
 """Fraction of a device's memory that parameters, gradients and optimizer state may fill before `auto` shards them."""
 
-
-@dataclass(frozen=True)
-class Parallel:
-    """How the processes of a run work together."""
-
-    strategy: str = "single"
-    """`single`, `ddp` or `fsdp`."""
-    processes: ProcessGroup = SINGLE_PROCESS
-    gradient_sync: Callable[[bool], AbstractContextManager[Any]] = lambda _is_last: nullcontext()
-    """Returns the context of a micro-batch's passes. In that of the last micro-batch of a step (argument True) the
-    gradients are summed over the processes."""
+GradientSync = Callable[[bool], AbstractContextManager[Any]]
+"""Returns the context of a micro-batch's passes. In that of the last micro-batch of a step (argument True)
+gradients are summed over the processes."""
 
 
 def with_micro_batch(config: Config, processes: ProcessGroup) -> Config:
@@ -122,8 +113,8 @@ def distribute(
     device: torch.device,
     precision: str,
     processes: ProcessGroup,
-) -> tuple[Forward, Parallel]:
-    """Distribute the model over the processes. Return its forward pass, whose gradients are summed over them."""
+) -> tuple[Forward, GradientSync]:
+    """Distribute the model over the processes. Return its forward pass, and how its gradients are summed over them."""
     if strategy == "ddp":
         assert isinstance(forward, nn.Module)
         with warnings.catch_warnings():
@@ -133,11 +124,11 @@ def distribute(
                 forward, broadcast_buffers=False, gradient_as_bucket_view=True
             )
         wrapped.register_comm_hook(None, _sum_gradients)
-        return wrapped, Parallel(strategy, processes, lambda is_last: nullcontext() if is_last else wrapped.no_sync())
+        return wrapped, lambda is_last: nullcontext() if is_last else wrapped.no_sync()
     if strategy == "fsdp":
         _shard(model, device, precision, processes)
-        return forward, Parallel(strategy, processes, lambda is_last: _sync_only_if(model, is_last))
-    return forward, Parallel()
+        return forward, lambda is_last: _sync_only_if(model, is_last)
+    return forward, lambda _is_last: nullcontext()
 
 
 def _sum_gradients(

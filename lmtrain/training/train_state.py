@@ -30,7 +30,7 @@ from lmtrain.training.continuing import schedule_length
 from lmtrain.training.muon import AdamW, Muon
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from lmtrain.training.other_runs import initial_weights, load_teacher
-from lmtrain.training.parallel import Parallel, choose_strategy, distribute
+from lmtrain.training.parallel import GradientSync, choose_strategy, distribute
 from lmtrain.training.sharding import copy_all
 
 
@@ -84,7 +84,10 @@ class TrainState:
     device: torch.device
     precision: str
     statistics: StepStatistics
-    parallel: Parallel
+    processes: ProcessGroup
+    strategy: str
+    """`single`, `ddp` or `fsdp`: how the processes work together."""
+    gradient_sync: GradientSync
     teacher: str | None
     """The hash of the teacher's checkpoint, or of the checkpoints of several."""
     compiled: bool
@@ -116,7 +119,7 @@ def new_state(config: Config, store: TokenStore, note: Note, processes: ProcessG
         model.to(device)
         forward = compiled_forward(objective, config, make_budget(config, store), device, precision, note)
     compiled = forward is not objective
-    forward, parallel = distribute(strategy, model, forward, device, precision, processes)
+    forward, gradient_sync = distribute(strategy, model, forward, device, precision, processes)
     averaged = {name: value.detach().clone() for name, value in model.named_parameters()} if config.train.ema else None
     return TrainState(
         config=config,
@@ -130,7 +133,9 @@ def new_state(config: Config, store: TokenStore, note: Note, processes: ProcessG
         device=device,
         precision=precision,
         statistics=StepStatistics.zero(device),
-        parallel=parallel,
+        processes=processes,
+        strategy=strategy,
+        gradient_sync=gradient_sync,
         teacher=teacher_hash,
         compiled=compiled,
     )
@@ -177,7 +182,7 @@ def snapshot(
         compiled=state.compiled,
         threads=torch.get_num_threads(),
         micro_batch=train.rows,
-        processes=state.parallel.processes.world_size,
+        processes=state.processes.world_size,
     )
     return tensors, {
         **dataclasses.asdict(info),
@@ -192,7 +197,7 @@ def load_initial_weights(state: TrainState, base: Path) -> int:
 
     If the model is sharded, each process reads only its own rows. Raises LmtrainError as `initial_weights` does.
     """
-    weights = initial_weights(base, state.config, state.store, state.parallel.processes)
+    weights = initial_weights(base, state.config, state.store, state.processes)
     copy_all(weights.tensors, dict(state.model.named_parameters()))
     if state.ema is not None:
         copy_all(weights.tensors, state.ema)

@@ -42,7 +42,7 @@ def validate(state: TrainState, stride: int, limit: int | None, stop: StopSignal
         precision=state.precision,
         limit=limit,
         advance=lambda _tokens: stop.check(),
-        processes=state.parallel.processes,
+        processes=state.processes,
     )
 
 
@@ -61,7 +61,7 @@ def evaluate_step(state: TrainState, monitor: Monitor, stop: StopSignal) -> floa
             raise LmtrainError(
                 f"the validation loss at step {counters.step} is not finite: lower train.lr, or raise train.warmup"
             )
-        if state.parallel.strategy != "fsdp":  # a sharded model can't decode from a cached state
+        if state.strategy != "fsdp":  # a sharded model can't decode from a cached state
             show_samples(state, monitor)
     counters.evaluated = counters.step
     if counters.best is None or score.loss < counters.best:
@@ -92,7 +92,7 @@ def show_samples(state: TrainState, monitor: Monitor) -> None:
 
 def final_score(state: TrainState, run_dir: Path, monitor: Monitor, stop: StopSignal) -> tuple[Score, int]:
     """Score the best checkpoint on the whole validation split, with overlapping windows. Return its score and step."""
-    best = _best_checkpoint(run_dir, monitor, state.parallel.processes)
+    best = _best_checkpoint(run_dir, monitor, state.processes)
     step, stride = int(best.info["step"]), stride_of(state.config)
     monitor.note(f"scoring the best checkpoint (step {step:,}) on the whole validation split, with stride {stride}")
     with evaluating(state.model, best.tensors["model" if state.ema is None else "ema"]):

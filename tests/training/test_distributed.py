@@ -121,7 +121,7 @@ def test_a_run_resumes_with_any_number_of_processes(
 
     def step(state: TrainState, lr: float) -> None:
         train_step(state, lr)
-        processes = state.parallel.processes
+        processes = state.processes
         if state.counters.step <= 3 and processes.rank == processes.world_size - 1:
             signal.raise_signal(signal.SIGTERM)
 

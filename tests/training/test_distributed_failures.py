@@ -36,7 +36,7 @@ def test_if_a_process_dies_hangs_or_fails_all_end(
     """It is harmed in the fourth step."""
 
     def step(state: TrainState, lr: float) -> None:
-        if state.counters.step == 3 and state.parallel.processes.rank == 1:
+        if state.counters.step == 3 and state.processes.rank == 1:
             if number is None:
                 raise RuntimeError("a fault")
             os.kill(os.getpid(), number)
