@@ -24,7 +24,7 @@ from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import local
 from lmtrain.data.corpus import open_corpus
 from lmtrain.data.external_tokenizer import load_external
-from lmtrain.data.order import SampleOrder, batch
+from lmtrain.data.order import SampleOrder
 from lmtrain.data.splits import write_split
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizing import tokenize
@@ -144,7 +144,7 @@ def use_store(run: Run) -> None:
         split = opened.split(name)
         assert not split.tokens or (split.words > 0 and split.bytes > 0)
         if split.tokens > 2:
-            inputs, targets = batch(split.ids, SampleOrder(split.tokens, 2, "causal", 1).starts(0, 3), 2, "causal")
+            inputs, targets = SampleOrder(split.tokens, 2, "causal", 1).batch(split.ids, 0, 3)
             assert int(torch.cat((inputs, targets)).max()) < opened.tokenizer.vocab_size
 
 

@@ -101,6 +101,18 @@ class SampleOrder:
             first, count = first + len(parts[-1]), count - len(parts[-1])
         return np.concatenate(parts)
 
+    def batch(self, ids: np.ndarray, first: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return samples `first` .. `first + count - 1` of the split `ids` (tokens,): inputs and targets, int64.
+
+        causal: inputs (B, T) and targets (B, T), shifted by one. windowed: inputs (B, T) and the token after each (B,).
+        """
+        import torch
+
+        windows = np.lib.stride_tricks.sliding_window_view(ids, self.context + 1)[self.starts(first, count)]
+        tokens = torch.from_numpy(windows.astype(np.int64))  # (B, T + 1)
+        targets = tokens[:, 1:] if self.mode == "causal" else tokens[:, -1]
+        return tokens[:, :-1].contiguous(), targets.contiguous()
+
 
 @lru_cache(64)
 def _block(order: SampleOrder, epoch: int, block: int) -> np.ndarray:
@@ -108,16 +120,3 @@ def _block(order: SampleOrder, epoch: int, block: int) -> np.ndarray:
     index = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, order.per_epoch()))
     windows = permute(index, order.per_epoch(), _key(order.seed, epoch, "order"))
     return order.phase(epoch) + windows * (1 if order.mode == "windowed" else order.context)
-
-
-def batch(ids: np.ndarray, starts: np.ndarray, context: int, mode: Mode) -> tuple[Tensor, Tensor]:
-    """The inputs and targets of the windows of `ids` (tokens,) at `starts` (B,), as int64 tensors.
-
-    causal: inputs (B, T) and targets (B, T), shifted by one. windowed: inputs (B, T) and the token after each (B,).
-    """
-    import torch
-
-    windows = np.lib.stride_tricks.sliding_window_view(ids, context + 1)[starts]
-    tokens = torch.from_numpy(windows.astype(np.int64))  # (B, T + 1)
-    targets = tokens[:, 1:] if mode == "causal" else tokens[:, -1]
-    return tokens[:, :-1].contiguous(), targets.contiguous()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtrain.config.schema import EvalConfig
-from lmtrain.data.order import SampleOrder, batch
+from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import Split
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.evaluation.perplexity import Advance, Forward
@@ -111,7 +111,7 @@ def gradient_rms(
     batches = max(1, min(RMS_TOKENS // context, order.per_epoch()) // rows)
     squares = [torch.zeros_like(parameter) for parameter in model.parameters()]
     for index in range(batches):
-        inputs, targets = batch(split.ids, order.starts(index * rows, rows), context, "causal")
+        inputs, targets = order.batch(split.ids, index * rows, rows)
         with torch.enable_grad(), autocast(device, precision):
             nats = model(inputs.to(device), targets.to(device))
         for square, gradient in zip(squares, gradients_of(nats, model), strict=True):

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from lmtrain.config.schema import Config
-from lmtrain.data.order import batch
 from lmtrain.data.tokens import TokenStore
 from lmtrain.system.device import autocast, to_device
 from lmtrain.system.machine import explain_out_of_memory
@@ -81,7 +80,7 @@ def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> 
     """
     train, model, processes = state.config.train, state.model, state.processes
     step, rows = state.counters.step, train.rows
-    ids, order = state.store.split("train").ids, state.order
+    ids = state.store.split("train").ids
     total = torch.zeros((), device=state.device)
     for group in state.optimizer.param_groups:
         group["lr"] = lr * group["lr_factor"]
@@ -89,8 +88,7 @@ def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> 
     for index in micro_batches:
         with measure("data"):
             torch.manual_seed(step_seed(state.config.run.seed, step, index))
-            starts = order.starts(step * train.batch_size + index * rows, rows)
-            inputs, targets = batch(ids, starts, order.context, order.mode)
+            inputs, targets = state.order.batch(ids, step * train.batch_size + index * rows, rows)
             if train.token_noise:
                 inputs = noisy(inputs, ids, train.token_noise)
             inputs, targets = to_device(inputs, state.device), to_device(targets, state.device)

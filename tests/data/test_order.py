@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.data.order import Mode, SampleOrder, batch, permute
+from lmtrain.data.order import Mode, SampleOrder, permute
 from lmtrain.errors import LmtrainError
 
 MODES: tuple[Mode, ...] = ("causal", "windowed")
@@ -101,13 +101,15 @@ def test_the_shortest_split_is_one_window_and_a_shorter_one_is_rejected(mode: Mo
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
-def test_batches_hold_windows_and_what_follows_them(dtype: type[np.uint16 | np.uint32]) -> None:
+def test_batches_hold_windows_and_what_follows_them(
+    dtype: type[np.uint16 | np.uint32], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = np.arange(1_000, 1_100).astype(dtype)
-    starts = np.array([0, 95, 40])
-    inputs, targets = batch(ids, starts, 4, "causal")
+    monkeypatch.setattr(SampleOrder, "starts", lambda *_: np.array([0, 95, 40]))
+    inputs, targets = SampleOrder(100, 4, "causal", 1).batch(ids, 0, 3)
     assert inputs.tolist() == [[1000, 1001, 1002, 1003], [1095, 1096, 1097, 1098], [1040, 1041, 1042, 1043]]
     assert torch.equal(targets, inputs + 1)
-    windows, following = batch(ids, starts, 4, "windowed")
+    windows, following = SampleOrder(100, 4, "windowed", 1).batch(ids, 0, 3)
     assert torch.equal(windows, inputs)
     assert following.tolist() == [1004, 1099, 1044]
     for tensor in (inputs, targets, windows, following):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.config.schema import Config
-from lmtrain.data.order import Mode, batch
+from lmtrain.data.order import SampleOrder
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.storage import checkpoint
 from lmtrain.storage.files import sha256_bytes
@@ -109,16 +109,17 @@ def begin(config: Config) -> TrainState:
 
 def take_steps(state: TrainState, count: int) -> list[Step]:
     """Take steps as the loop does."""
-    config, steps = state.config.train, []
+    config, starts, steps = state.config.train, SampleOrder.starts, []
     budget = make_budget(state.config, state.store)
     with pytest.MonkeyPatch.context() as patch:
         windows: list[int] = []
 
-        def noted(ids: np.ndarray, starts: np.ndarray, context: int, mode: Mode) -> tuple[Tensor, Tensor]:
-            windows.extend(starts.tolist())
-            return batch(ids, starts, context, mode)
+        def noted(order: SampleOrder, first: int, count: int) -> np.ndarray:
+            found = starts(order, first, count)
+            windows.extend(found.tolist())
+            return found
 
-        patch.setattr(loop, "batch", noted)
+        patch.setattr(SampleOrder, "starts", noted)
         for _ in range(count):
             windows.clear()
             lr = learning_rate(config, budget, state.counters.step, 0.0)

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 import lmtrain
 from lmtrain.config.schema import Config
-from lmtrain.data import order
+from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
@@ -290,7 +290,7 @@ def test_nothing_in_a_step_depends_on_a_value_on_the_device(
 
         return call
 
-    monkeypatch.setattr(loop, "batch", on_host(order.batch))
+    monkeypatch.setattr(SampleOrder, "batch", on_host(SampleOrder.batch))
     monkeypatch.setattr(loop, "noisy", on_host(randomness.noisy))
     monkeypatch.setattr(loop, "to_device", lambda tensor, device: fake.from_tensor(tensor))
     with fake:
