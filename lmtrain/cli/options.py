@@ -118,7 +118,10 @@ def run_folders(command: str, runs: list[Path] | None, config: Path | None, over
     for override in overrides:
         if not accepts(command, override):
             forms = (f"{name}=VALUE" if "." in name else f"{name}.FIELD=VALUE" for name in ACCEPTED[command])
-            raise UsageError(f"{shown(override)}: {command} accepts only its options (-h) and {', '.join(forms)}")
+            raise UsageError(
+                f"{shown(override)}: {command} accepts only its options (-h) and {', '.join(forms)}, because "
+                "everything else is what the run was trained with"
+            )
         if runs and override.startswith("run.name="):
             raise UsageError("--run and run.name exclude each other: give one of them")
     settings = load(

@@ -22,6 +22,9 @@ class Prompt:
     id: str | int | None = None
 
 
+_ADAPTER = TypeAdapter(Prompt)
+
+
 def read_prompts(path: Path) -> Iterator[Prompt]:
     """Yield the prompts in a file, or on standard input for `-`, one at a time.
 
@@ -67,7 +70,7 @@ def _decoded(content: bytes, where: str) -> str:
 
 def _parse(line: str, number: int, where: str) -> Prompt:
     try:
-        prompt = TypeAdapter(Prompt).validate_json(line)
+        prompt = _ADAPTER.validate_json(line)
     except ValidationError:
         raise LmtrainError(
             f'{where} is not JSON of the form {_SHAPE}; it may have an "id" too, a text or a whole number'
