@@ -76,14 +76,15 @@ def open_run(
         elif base is not None:
             inform(f"starting from the weights of {base} at step {load_initial_weights(state, base):,}")
         del last  # it holds its files open, which then stay on the disk after they are pruned
+        monitor = Monitor()
         with processes.main_first():
             if processes.is_main:
                 run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
-        monitor = Monitor()
-        if processes.is_main:
-            run_checkpoints.remove_after(run_dir, step)  # they belong to the curves that the monitor cuts off
-            total, size = None if budget.seconds is not None else budget.steps, info.metrics_bytes
-            monitor = RunMonitor(run_dir, step=step, progress=spent, total_steps=total, metrics_bytes=size, quiet=quiet)
+                run_checkpoints.remove_after(run_dir, step)  # they belong to the curves that the monitor cuts off
+                total, size = None if budget.seconds is not None else budget.steps, info.metrics_bytes
+                monitor = RunMonitor(
+                    run_dir, step=step, progress=spent, total_steps=total, metrics_bytes=size, quiet=quiet
+                )
         stack.callback(monitor.close)
         with _trainer(state, run_dir, budget, clock, monitor) as trainer:
             yield trainer
