@@ -186,12 +186,13 @@ def test_a_model_field_that_a_stored_run_lacks_had_its_default(run: Run) -> None
         checkpoint.check_model(found, run.config.model.model_copy(update={"qk_norm": True}))
 
 
-def test_a_run_of_another_configuration_is_left_as_it_was(run: Run) -> None:
+@pytest.mark.parametrize(("section", "field", "value"), [("model", "norm", "layer"), ("train", "steps", 1)])
+def test_a_run_of_another_configuration_is_left_as_it_was(run: Run, section: str, field: str, value: Any) -> None:
     (last(run) / "model.safetensors").write_bytes(b"")
     before = contents(run.folder)
-    other = run.config.model_copy(update={"model": run.config.model.model_copy(update={"norm": "layer"})})
-    with pytest.raises(LmtrainError, match="another configuration"):
-        resume(run, other)
+    changed = getattr(run.config, section).model_copy(update={field: value})
+    with pytest.raises(LmtrainError, match=r"another (configuration|budget)"):
+        resume(run, run.config.model_copy(update={section: changed}))
     assert contents(run.folder) == before
 
 
