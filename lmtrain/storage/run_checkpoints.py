@@ -56,8 +56,7 @@ def last(run_dir: Path) -> tuple[Checkpoint | None, Damaged]:
     Raises LmtrainError if all are damaged, and UnreadableError if one can't be read.
     """
     newest, damaged = _first_good(reversed(folders(run_dir)))
-    lost = sorted(folder.name for folder in _all_folders(run_dir)) if newest is None else []
-    if lost:
+    if newest is None and (lost := sorted(folder.name for folder in _all_folders(run_dir))):
         why = f" ({damaged[0][1]})" if damaged else ""
         raise LmtrainError(
             f"{run_dir} has no good checkpoint{why}: {', '.join(lost)} can't be resumed from. To start over, "

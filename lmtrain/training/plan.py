@@ -141,7 +141,8 @@ def _tokens_of(plan: RunPlan, note: Note) -> TokenStore:
     An existing run keeps its tokenizer, unless another one is configured (`check_same_run` then rejects it). If its
     text is not a file on this machine, the store is found by its hash.
     """
-    config, stored = plan.config, run_config(plan.run_dir) if _has_checkpoint(plan.run_dir) else None
+    config = plan.config
+    stored = run_config(plan.run_dir) if _has_checkpoint(plan.run_dir) else None
     if stored is None or _wants_other_tokenizer(config.tokenizer, stored.tokenizer):
         return prepare_store(config, note=note)
     source, store_hash = config.data.source, _store_hash(plan.run_dir)
