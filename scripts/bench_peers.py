@@ -152,8 +152,7 @@ def nanogpt_program(source: Any, ids: Tensor, words: int, side: Row) -> Program:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        nats: Tensor = loss.detach()
-        return nats
+        return loss.detach()
 
     def score(inputs: Tensor, targets: Tensor) -> Tensor:
         logits = model(inputs, inputs.contiguous())[0][:, -targets.shape[1] :]

@@ -78,8 +78,7 @@ def run_python(arguments: Sequence[str], environment: Mapping[str, str] = {}) ->
 
 def lmtrain(*arguments: str | Path) -> dict[str, Any]:
     """The JSON object that a command of lmtrain prints. Raises CalledProcessError when it fails."""
-    result: dict[str, Any] = json.loads(run_python(["-m", "lmtrain", *map(str, arguments), "--json"]))
-    return result
+    return json.loads(run_python(["-m", "lmtrain", *map(str, arguments), "--json"]))
 
 
 def train_points(run: str | Path) -> list[Row]:
@@ -140,8 +139,7 @@ def write_record(
 
 def read_records(path: Path) -> list[Record]:
     """The records of a file; none where there is no file."""
-    records: list[Record] = json.loads(path.read_text()) if path.exists() else []
-    return records
+    return json.loads(path.read_text()) if path.exists() else []
 
 
 def _identity(record: Record) -> tuple[object, ...]:

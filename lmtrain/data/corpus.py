@@ -33,8 +33,7 @@ class Corpus:
     @property
     def splits(self) -> dict[str, dict[str, int]]:
         """The counts of `train`, `valid` and, if there is one, `test`."""
-        counts: dict[str, dict[str, int]] = self.manifest["splits"]
-        return counts
+        return self.manifest["splits"]
 
     @property
     def sha256(self) -> str:

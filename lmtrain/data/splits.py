@@ -79,8 +79,7 @@ def write_split(folder: Path, split: str, lines: Lines, note: Note, label: str) 
 
 def document_starts(text: Path) -> np.ndarray:
     """Return the lines at which the documents of a split start: (documents,) int64."""
-    starts: np.ndarray = np.load(text.with_suffix(".docs.npy"))
-    return starts
+    return np.load(text.with_suffix(".docs.npy"))
 
 
 def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str, note: Note) -> dict[str, dict[str, int]]:
@@ -141,8 +140,7 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str, no
 
 def _whole_units(ends: np.ndarray, units: int) -> np.ndarray:
     """Where the splits after the first begin, in units of which each split has at least one; `ends` are fractions."""
-    bounds: np.ndarray = np.minimum(np.round(ends * units).astype(int), units - np.arange(len(ends), 0, -1))
-    return bounds
+    return np.minimum(np.round(ends * units).astype(int), units - np.arange(len(ends), 0, -1))
 
 
 def _longest_line(path: Path) -> int:

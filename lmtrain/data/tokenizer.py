@@ -235,8 +235,7 @@ class Tokenizer:
         return self._library_text([before, id])[len(self._library_text([before])) :]
 
     def _library_text(self, ids: list[int]) -> str:
-        text: str = self._backend.decode(ids, skip_special_tokens=False)
-        return text
+        return self._backend.decode(ids, skip_special_tokens=False)
 
     def _token(self, id: int) -> str:  # noqa: A002 -- the field's term
         return self._backend.id_to_token(id) or ""

@@ -128,6 +128,5 @@ def _license(trained: TrainedWeights) -> str | None:
         store = find_store(folder, str(trained.info.get("store")))
         if store is not None:
             about = open_corpus(folder / store.manifest["corpus"]).manifest
-            stated: str | None = about.get("license", about.get("licence"))  # the older name
-            return stated
+            return about.get("license", about.get("licence"))  # the older name
     return None

@@ -51,8 +51,7 @@ def _matrix_products(config: ModelConfig, vocab_size: int, rows: int) -> int:
         objective = Objective(construct(config, vocab_size), None)
         tokens = torch.zeros(rows, config.context, dtype=torch.int64)
         objective(tokens, tokens[:, 0] if config.mode == "windowed" else tokens).sum().backward()
-    flops: int = counter.get_total_flops()
-    return flops
+    return counter.get_total_flops()
 
 
 def blank_batch(config: Config, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -201,8 +201,7 @@ def load_initial_weights(state: TrainState, base: Path) -> int:
     copy_all(weights.tensors, dict(state.model.named_parameters()))
     if state.ema is not None:
         copy_all(weights.tensors, state.ema)
-    step: int = weights.info["step"]
-    return step
+    return weights.info["step"]
 
 
 def restore(state: TrainState, checkpoint: Checkpoint) -> None:
