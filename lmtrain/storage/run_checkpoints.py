@@ -122,7 +122,8 @@ def load_chosen(run_dir: Path, which: str | None, groups: tuple[str, ...], note:
     if not all(folder.exists() for folder, _ in damaged):
         return load_chosen(run_dir, which, groups, note)  # a run that is being trained has just replaced them
     if chosen is None:
-        remedy = "choose another checkpoint" if which else "no other one is good, so train the model again"
+        other = "choose another checkpoint, or move this one away"
+        remedy = other if which else "no other one is good, so train the model again"
         raise LmtrainError(f"{damaged[0][1]}: {remedy}")
     for folder, error in damaged:
         note(f"{folder} may be the best checkpoint and is damaged ({error}): {chosen.folder.name} is used instead")
