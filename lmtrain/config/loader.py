@@ -14,10 +14,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from lmtrain.config import yaml_values
+from lmtrain.config.base import UserPath
 from lmtrain.config.earlier import upgrade
 from lmtrain.config.mistakes import Origins, cleaned, sentences, shown
 from lmtrain.config.names import suggestion
-from lmtrain.config.schema import CHANGEABLE_FIELDS, SCHEDULE_FIELDS, SECTIONS, Config, UserPath
+from lmtrain.config.schema import CHANGEABLE_FIELDS, SCHEDULE_FIELDS, SECTIONS, Config
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.system import disk
 

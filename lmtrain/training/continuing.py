@@ -6,7 +6,7 @@ in their budgets are the same, to the last bit, as long as their learning rates 
 
 from pathlib import Path
 
-from lmtrain.config.schema import TrainConfig
+from lmtrain.config.train import TrainConfig
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.checkpoint import Checkpoint

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from lmtrain.config.schema import TrainConfig
+from lmtrain.config.train import TrainConfig
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.norms import ScaleNorm
 from lmtrain.nn.token_shift import TokenShift

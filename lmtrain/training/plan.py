@@ -13,7 +13,8 @@ from pathlib import Path
 
 from lmtrain.config.automatic import MINUTES, automatic
 from lmtrain.config.loader import ConfigSource, environment_of, flat, load, overrides_of
-from lmtrain.config.schema import BUDGETS, RUN_NAME, Config, DataConfig, TokenizerConfig
+from lmtrain.config.schema import RUN_NAME, Config, DataConfig, TokenizerConfig
+from lmtrain.config.train import BUDGETS
 from lmtrain.data.sources import KNOWN, local_path
 from lmtrain.data.tokenizer_choice import of_store
 from lmtrain.data.tokenizing import prepare_store

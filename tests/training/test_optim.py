@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from lmtrain.config.schema import Config, ModelConfig, TrainConfig
+from lmtrain.config.schema import Config, ModelConfig
+from lmtrain.config.train import TrainConfig
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.model.build import build_model, set_embedding

@@ -1,0 +1,45 @@
+"""What all sections of a configuration share: no unknown fields, no number too large, no impossible path."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, field_validator
+
+LARGEST = 2**40
+"""No number may be larger, so that products of two fit into int64."""
+
+
+def _expanded(path: Path) -> Path:
+    """Replace `~`. Raises ValueError if there can't be such a path."""
+    try:
+        if b"\0" in os.fsencode(path):
+            raise ValueError
+        return path.expanduser()
+    except ValueError:  # of which UnicodeEncodeError is a kind
+        raise ValueError("holds a character that no path can contain, or none in this locale") from None
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+
+
+UserPath = Annotated[Path, AfterValidator(_expanded)]
+"""A path in which `~` means the home folder, which a shell does not expand in a file or after `data.dir=`."""
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class Section(BaseModel):
+    """A section: immutable, without unknown fields or unbounded numbers."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, regex_engine="python-re"
+    )
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _number(cls, value: object, read: ValidatorFunctionWrapHandler) -> Any:
+        result = read(value)
+        if isinstance(value, bool) and not isinstance(result, bool):  # pydantic reads true as 1
+            raise ValueError("a number is needed")
+        if isinstance(result, int | float) and result > LARGEST:
+            raise ValueError("a number may not be larger than 2**40")
+        return result
