@@ -70,6 +70,7 @@ def test_a_printed_seed_repeats_the_text_and_explicit_options_are_the_defaults(l
     first, second = lmtrain(*arguments), lmtrain(*arguments)
     assert first.out != second.out
     seeded = re.fullmatch(r"runs/sample, step \d+, seed (\d+): (--seed) \1 repeats this output\n", first.err)
+    assert seeded is not None
     again = lmtrain(*arguments, "--seed", seeded[1], "--temperature", "0.8", "--top-p", "0.95")
     assert (again.out, again.err) == (first.out, "")
     greedy = lmtrain(*arguments, "--greedy")
@@ -97,6 +98,9 @@ def test_prompts_from_json_lines_and_standard_input(
 def test_results_come_before_the_next_prompts_are_read(workdir: Path) -> None:
     command = [sys.executable, "-m", "lmtrain", "generate", "--prompts", "-", "--batch-size", "1", "--greedy", "--json"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         for number in (1, 2):
             process.stdin.write(b"The river\n")
             process.stdin.flush()

@@ -127,6 +127,7 @@ def test_a_changed_corpus_has_a_store_beside_the_old_one(tmp_path: Path, notes: 
     for store in (old, new):
         store.folder.rename(tmp_path / f"moved-{store.sha256[:4]}")
         found = find_store(tmp_path, store.sha256)
+        assert found is not None
         assert found.sha256 == store.sha256
         flip_bit(found.folder / "valid.bin", 2)
         assert find_store(tmp_path, store.sha256, notes.append) is None

@@ -189,6 +189,7 @@ def naive_dynamic(start: LanguageModel, update: Update) -> Tensor:
         nats.mean().backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for name, weight in model.named_parameters():
+                assert weight.grad is not None
                 weight.copy_(update(name, weight, weight.grad))
         result.append(nats.detach().flatten())
     return torch.cat(result)
@@ -245,6 +246,7 @@ def test_the_gradients_rms_is_that_of_batches_times_the_root_of_their_tokens(mon
         model.zero_grad()
         forward(inputs, targets).mean().backward()  # type: ignore[no-untyped-call]
         for square, parameter in zip(squares, model.parameters(), strict=True):
+            assert parameter.grad is not None
             square.add_(parameter.grad**2)
     for value, square in zip(found, squares, strict=True):
         assert_close(value, (square / 18 * 2 * CONTEXT).sqrt())

@@ -74,6 +74,7 @@ def test_labels_give_the_mean_loss_and_its_gradients(tmp_path: Path) -> None:
     for name, parameter in ours.named_parameters():
         gradient = theirs.model.get_parameter(name).grad
         assert parameter.grad is not None
+        assert gradient is not None
         torch.testing.assert_close(gradient, parameter.grad)
 
 
@@ -187,4 +188,5 @@ def test_a_new_model_has_the_initial_weights_of_lmtrain() -> None:
     torch.manual_seed(5)
     theirs = LmtrainForCausalLM(LmtrainConfig(model={"dim": 16, "heads": 2, "layers": 1}, vocab_size=30))
     assert theirs.model.embedding.weight.std().item() == pytest.approx(1 / 16, rel=0.2)
+    assert theirs.model.encoder.rotations is not None
     assert theirs.model.encoder.rotations[0, 0].eq(1).all()

@@ -37,6 +37,7 @@ def block_written_out(block: Any, rows: Tensor, mode: str) -> Tensor:
 def test_the_encoder_equals_loops_over_learned_tokens_and_the_sequence(mode: str) -> None:
     model = build(mode=mode, attention="global", attention_globals=G, position="none")
     x, learned = torch.randn(1, T, 8), model.encoder.global_tokens
+    assert learned is not None
     rows = torch.cat((learned.unsqueeze(0), x), dim=1)
     for block in model.encoder.blocks:
         rows = block_written_out(block, rows, mode)

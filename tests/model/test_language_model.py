@@ -1,7 +1,7 @@
 """The whole model: one set of weights in two modes, padding, training, dropouts, initial state."""
 
 import itertools
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_combinations_run_forward_and_backward(mode: str) -> None:
     others = itertools.cycle(itertools.product((False, True), (False, True), (None, 6), (0, 1), (0.0, 0.3)))
     for values in itertools.product(*choices.values()):
         flag, tied, width, layers, rate = next(others)
-        fields = dict(zip(choices, values, strict=True)) | dict.fromkeys(dropouts, rate)
+        fields: dict[str, Any] = dict(zip(choices, values, strict=True)) | dict.fromkeys(dropouts, rate)
         fields |= {"qk_norm": flag, "tie_embeddings": tied, "embed_dim": width, "layers": layers}
         assert_trains(build(mode=mode, activation=next(activations), **fields), tokens(2, 4))
 
@@ -77,6 +77,7 @@ def test_input_and_output_dropout_are_locked_and_off_in_eval() -> None:
 
 def test_short_windows_are_aligned_to_the_right() -> None:
     model, text = build(mode="windowed", position="learned"), tokens(1, 4)
+    assert model.position is not None
     before = hidden(model, text)
     with torch.no_grad():
         model.position.weight[:8] += 1

@@ -76,6 +76,7 @@ def test_traced_as_one_graph_equals_eager() -> None:
 @pytest.mark.parametrize(("mode", "width"), [("causal", None), ("windowed", None), ("causal", 6)])
 def test_copy_equals_its_definition_written_out(mode: str, width: int | None) -> None:
     model = build(mode=mode, copy=True, embed_dim=width)
+    assert model.copying is not None
     with torch.no_grad():
         model.copying.gate.weight.normal_()
     text = tokens(1, 9) % 5  # words come back

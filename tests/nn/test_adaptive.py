@@ -24,6 +24,7 @@ CUTOFFS: list[tuple[int, ...] | None] = [None, (4,), (1, 2, 22), (7, 15)]
 def made(**fields: object) -> LanguageModel:
     """A model whose clusters have weights and biases of their own."""
     model = build(output="adaptive", **fields)
+    assert model.adaptive is not None
     with torch.no_grad():
         model.adaptive.clusters.weight.normal_()
         model.adaptive.bias.normal_()
@@ -34,6 +35,7 @@ def made(**fields: object) -> LanguageModel:
 def written_out(model: LanguageModel, vectors: Tensor) -> Tensor:
     """log p of every word for each hidden vector (N, E), cluster by cluster: (N, V)."""
     part = model.adaptive
+    assert part is not None
     edges = [*part.cutoffs, VOCABULARY]
     rows = []
     for vector in vectors:
@@ -106,6 +108,7 @@ def test_without_a_state_it_predicts_the_frequencies() -> None:
     set_output_bias(model, counts)
     expected = (counts + 1) / (counts + 1).sum()
     torch.testing.assert_close(model._log_probs(torch.zeros(8)).exp(), expected)
+    assert model.adaptive is not None
     model.adaptive.bias.data[0] += 1
     assert (model._log_probs(torch.zeros(8)).exp() - expected).abs().max() > 0.01
 

@@ -63,6 +63,7 @@ def test_a_gradient_passes_where_its_element_did_and_nowhere_else(compiled: Call
     x = torch.ones(400, 500, requires_grad=True)
     y = compiled(x)
     y.sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
     torch.testing.assert_close(x.grad, y.detach())
 
 
@@ -101,4 +102,5 @@ def test_a_compiled_graph_that_drops_everything_has_gradients_of_zero() -> None:
     y: Tensor = torch.compile(lambda x: drop(x, 1.0), dynamic=False)(x)
     y.sum().backward()  # type: ignore[no-untyped-call]
     assert torch.equal(y, torch.zeros(4, 5))
+    assert x.grad is not None
     assert torch.equal(x.grad, torch.zeros(4, 5))

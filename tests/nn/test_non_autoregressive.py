@@ -32,6 +32,7 @@ def table(model: NonAutoregressive, row: int, positions: int) -> Tensor:
 
 def length_log_probs(model: NonAutoregressive, row: int) -> Tensor:
     """log p (N + 1,) of the lengths, by a mean over the memory of one source without padding."""
+    assert model.length_classifier is not None
     memory = model.encoder(SOURCE[row : row + 1, : LENGTHS[row]])[0][0]
     logits: Tensor = model.length_classifier(sum(memory) / LENGTHS[row])
     return logits.log_softmax(-1)
@@ -40,6 +41,7 @@ def length_log_probs(model: NonAutoregressive, row: int) -> Tensor:
 @pytest.mark.parametrize("cross_attention", ["softmax", "monotonic", "location"])
 def test_all_texts_may_be_empty(cross_attention: Literal["softmax", "monotonic", "location"]) -> None:
     model = NonAutoregressive(replace(SIZES, cross_attention=cross_attention)).eval()
+    assert model.length_classifier is not None
     nn.init.zeros_(model.length_classifier.weight)
     model.length_classifier.bias.data[0] = 9.0
     words, lengths = model.decode(SOURCE, VALID)

@@ -128,6 +128,8 @@ def test_a_selected_state_continues_and_a_full_one_is_rejected() -> None:
 
 def test_the_copy_distribution_equals_a_loop() -> None:
     head = make(replace(SIZES, copy=True)).prediction
+    assert head.pointer is not None
+    assert head.gate is not None
     states, memory = torch.randn(3, 2, 16), torch.randn(3, 6, 16)
     log_probs = head(states, memory, SOURCE, VALID)
     for b, t in itertools.product(range(3), range(2)):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmtrain.nn.attention import CrossAttention, join_heads, split_heads
+from lmtrain.nn.blocks import FeedForward
 from lmtrain.nn.sets import ISAB, MAB, PMA, SAB, LearnedQueryAttention
 from tests.nn.patterns import loop
 
@@ -35,24 +36,29 @@ def attention_loop(layer: CrossAttention, query: Tensor, values: Tensor) -> Tens
     return heads_loop(*projected, layer.heads)
 
 
-def plain_loop(layer: Any, query: Tensor, values: Tensor) -> Tensor:
-    attention: CrossAttention = layer.block.attention
+def plain_loop(layer: MAB, query: Tensor, values: Tensor) -> Tensor:
+    attention = layer.block.attention
+    assert isinstance(attention, CrossAttention)
     joined = attention_loop(attention, query, values)
     return joined + (joined @ attention.output.weight.T).clamp(min=0)
 
 
-def post_norm_loop(layer: Any, query: Tensor, values: Tensor) -> Tensor:
+def post_norm_loop(layer: MAB, query: Tensor, values: Tensor) -> Tensor:
     """Layer norm after the sum, as in the paper."""
     attention, feed_forward = layer.block.attention, layer.block.feed_forward
+    assert isinstance(attention, CrossAttention)
+    assert isinstance(feed_forward, FeedForward)
     h = F.layer_norm(query + attention_loop(attention, query, values) @ attention.output.weight.T, (DIM,))
     return F.layer_norm(h + feed_forward(h), (DIM,))
 
 
-def pre_norm_loop(layer: Any, query: Tensor, values: Tensor) -> Tensor:
+def pre_norm_loop(layer: MAB, query: Tensor, values: Tensor) -> Tensor:
     """x + A(norm(x), norm(y)), then + F(norm(.)), the norm being that to length sqrt(D)."""
     attention, feed_forward = layer.block.attention, layer.block.feed_forward
+    assert isinstance(attention, CrossAttention)
+    assert isinstance(feed_forward, FeedForward)
     scaled, values = (F.normalize(x, dim=-1) * math.sqrt(DIM) for x in (query, values))
-    h: Tensor = query + attention_loop(attention, scaled, values) @ attention.output.weight.T
+    h = query + attention_loop(attention, scaled, values) @ attention.output.weight.T
     hidden: Tensor = feed_forward(F.normalize(h, dim=-1) * math.sqrt(DIM))
     return h + hidden
 

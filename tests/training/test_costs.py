@@ -125,6 +125,7 @@ def most_allocated(work: Callable[[], object]) -> int:
     """The most bytes of tensors that existed at one time of those that `work` made, by the allocator's own account."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         work()
+    assert profiler.profiler is not None
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     changes: list[int] = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     return max(accumulate(changes))

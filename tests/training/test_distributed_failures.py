@@ -94,6 +94,7 @@ def test_a_failed_save_of_one_process_leaves_the_previous_checkpoint(
     assert other in ranks.output(1 - victim)
     with run_folder.lock(run_dir):
         found, damaged = run_checkpoints.last(run_dir)
+    assert found is not None
     assert (found.info["step"], found.info["processes"], damaged) == (1, 2, [])
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000001"]
 

@@ -134,6 +134,7 @@ def test_text_is_shown_literally(tmp_path: Path) -> None:
     assert event.step == 5
     shown = markdown_to_safe_html(event.tensor_proto.string_val[0])
     body = re.fullmatch(r"<p>(.*)</p>", shown, re.DOTALL)
+    assert body is not None
     lines = [line.strip() for line in body[1].split("<br>")]
     assert not any(re.search(r"[<>]", line) for line in lines)
     assert [html.unescape(line) for line in lines] == text.splitlines()

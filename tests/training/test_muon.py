@@ -141,7 +141,7 @@ def test_a_skipped_step_changes_nothing_of_either(tiny: Config, place: str, firs
     before = _state(model, optimizer)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    model.get_parameter(place).grad[0] = torch.tensor(torch.nan)
+    model.get_parameter(place).grad[0] = torch.tensor(torch.nan)  # type: ignore[index]
     optimizer.step_unless(torch.tensor(True))
     optimizer.zero_grad()
     after = _state(model, optimizer)

@@ -168,6 +168,7 @@ def test_one_signal_saves_and_a_second_ctrl_c_ends_the_process_at_once(
 
 def read_until(process: "subprocess.Popen[str]", wanted: str, times: int) -> str:
     """Read stderr up to the n-th line that matches the pattern `wanted`."""
+    assert process.stderr is not None
     seen = ""
     for line in process.stderr:
         seen += line

@@ -55,6 +55,7 @@ def test_the_teacher_is_not_trained_and_has_no_dropout(tiny: Config) -> None:
     model, other = build(tiny, 0), Ensemble([build(tiny, 1), build(tiny, 2)])
     before = {name: value.clone() for name, value in other.named_parameters()}
     both = Objective(model.train(), "auto", other.train(), 0.5)
+    assert both.teacher is not None
     tokens = torch.randint(WORDS, (2, 16))
     assert torch.equal(both.teacher.predict(tokens), both.teacher.predict(tokens))
     both(tokens, tokens).sum().backward()

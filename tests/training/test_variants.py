@@ -55,6 +55,7 @@ def test_a_short_run_learns_and_generates(
     stride = None if fields.get("model__mode") == "windowed" else 16  # no overlap, as for the untrained model
     config = change(without_dropout(tiny), train__batch_size=batch, eval__stride=stride, **LEARNING, **SIZES, **fields)
     outcome, _ = run(config, tmp_path / "run")
+    assert outcome.score is not None
     untrained_model = start(config).model  # its output bias is the frequencies of the words
     inputs = torch.tensor(store.split("valid").ids[:320].astype("int64")).view(20, 16)
     targets = inputs.roll(-1, 1) if config.model.mode == "causal" else inputs.roll(-1, 0)[:, 0]
