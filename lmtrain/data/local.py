@@ -61,7 +61,7 @@ def text_lines(text: str) -> Iterator[tuple[str, bool]]:
 
     Raises LmtrainError if it has a lone surrogate.
     """
-    _check_unicode(text, "the text")
+    check_unicode(text, "the text")
     return ((line, False) for line in _lines(text.removeprefix("\ufeff")))
 
 
@@ -126,16 +126,18 @@ def _text_row(row: object, text_column: str, place: str) -> str:
         )
     if len(row) > LONGEST_LINE:
         raise LmtrainError(f"{place} is longer than {LONGEST_LINE >> 20} MiB: break it up")
-    _check_unicode(row, place)
+    check_unicode(row, place)
     return row
 
 
-def _check_unicode(text: str, place: str) -> None:
+def check_unicode(text: str, place: str) -> None:
     """Raise LmtrainError if a text has a lone surrogate, which a str and JSON can hold and a file of text can't."""
     try:
         text.encode()
-    except UnicodeEncodeError:
-        raise LmtrainError(f"{place} has a lone surrogate: it is not Unicode text, so remove it") from None
+    except UnicodeEncodeError as error:
+        raise LmtrainError(
+            f"{place} has a lone surrogate at character {error.start}: it is not Unicode text, so remove it"
+        ) from None
 
 
 def _check_column(place: str, text_column: str, columns: Collection[str]) -> None:

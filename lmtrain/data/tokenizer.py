@@ -25,6 +25,7 @@ from tokenizers import pre_tokenizers, trainers
 
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import tokenizer_file
+from lmtrain.data.local import check_unicode
 from lmtrain.data.tokenizer_file import EOS, UNK, Json, Kind
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import sha256_bytes, write_file
@@ -183,12 +184,7 @@ class Tokenizer:
 
         Raises LmtrainError if `text` holds a lone surrogate, which no UTF-8 text can.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise LmtrainError(
-                f"the text has a lone surrogate at character {error.start}: it is not Unicode text, so remove it"
-            ) from None
+        check_unicode(text, "the text")
         return list(chain.from_iterable(self.encode_pieces(list(pieces(_LINE.findall(text), self.kind)))))
 
     def replaced(self, text: str, ids: list[int]) -> int:

@@ -70,7 +70,7 @@ def test_the_score_of_a_text_is_that_of_its_tokens_one_by_one(lmtrain: Lmtrain, 
     assert run.score(f"\ufeff{TEXT}").nats == score.nats  # a byte order mark is no text, as in a file
     with pytest.raises(LmtrainError, match="the text has no words"):
         run.score(" ")
-    with pytest.raises(LmtrainError, match="the text has a lone surrogate"):
+    with pytest.raises(LmtrainError, match="the text has a lone surrogate at character 2"):
         run.score("a \ud800")
     with pytest.raises(TypeError, match="the text must be a str, not bytes"):
         run.score(b"a")  # type: ignore[arg-type]
