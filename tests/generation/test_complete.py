@@ -38,7 +38,7 @@ def assert_same_texts(found: list[Completed], expected: list[Completed]) -> None
         assert [text.ids for text in one.completions] == [text.ids for text in other.completions]
         for text, same in zip(one.completions, other.completions, strict=True):
             assert (text.text, text.reason, text.tokens) == (same.text, same.reason, same.tokens)
-            assert text.token_log_probs == pytest.approx(same.token_log_probs, abs=1e-4)
+            assert text.token_log_probs == pytest.approx(same.token_log_probs, rel=1e-5, abs=5e-5)
             assert text.score == pytest.approx(same.score, abs=1e-4)
 
 
