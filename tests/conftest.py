@@ -17,8 +17,7 @@ from lmtrain.config.loader import load
 from lmtrain.config.schema import Config
 from lmtrain.data.tokenizing import prepare_store
 from lmtrain.data.tokens import TokenStore
-from lmtrain.system.messages import ignore
-from tests.helpers import TINY, Lmtrain, Result
+from tests.helpers import TINY, Lmtrain, Result, messages
 
 MEMORY = Path("/dev/shm")
 FREE_BYTES = 2 << 30
@@ -68,13 +67,20 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(data_dir: Path) -> Config:
     """A configuration whose token store exists."""
     config = load(None, [*TINY, f"data.dir={data_dir}"], {})
-    prepare_store(config, note=ignore)
+    prepare_store(config)
     return config
 
 
 @pytest.fixture(scope="session")
 def store(tiny: Config) -> TokenStore:
-    return prepare_store(tiny, note=ignore)
+    return prepare_store(tiny)
+
+
+@pytest.fixture
+def notes() -> Iterator[list[str]]:
+    """The messages of lmtrain, in this process, during the test."""
+    with messages() as found:
+        yield found
 
 
 @pytest.fixture

@@ -1,12 +1,14 @@
 """What the tests of several packages share: a tiny configuration, results of commands, forked children, checkpoints."""
 
 import json
+import logging
 import os
 import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -17,6 +19,7 @@ from lmtrain.storage import checkpoint
 from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.storage.files import sha256_bytes
 from lmtrain.storage.tensor_files import serialize
+from lmtrain.system.messages import log, log_level
 
 TINY = [
     "data.sample_tokens=3000",
@@ -42,6 +45,20 @@ TINY = [
     "eval.batch_size=256",
 ]
 """Overrides for a model that trains in a second; dropout everywhere, so that a lost seed shows."""
+
+
+@contextmanager
+def messages(level: int = logging.INFO) -> Iterator[list[str]]:
+    """A list that receives the messages of at least this level inside the block."""
+    found: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        with log_level(level):
+            yield found
+    finally:
+        log.removeHandler(handler)
 
 
 @dataclass

@@ -14,7 +14,6 @@ from lmtrain.data.corpus import Corpus, download
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
 from lmtrain.storage.files import MANIFEST, sha256_bytes
-from lmtrain.system.messages import ignore
 from lmtrain.training.loop import fit
 from tests.helpers import TINY
 
@@ -63,8 +62,8 @@ def trained_run(folder: Path) -> Run:
     """A finished run in `folder`, with its data."""
     config = loader.load(None, [*SMALL, f"data.dir={folder / 'data'}"], {})
     corpus = download(config.data)
-    store = tokenize(corpus, config.tokenizer, config.data.dir, note=ignore)
-    fit(config, store, folder / "runs/sample", note=ignore, quiet=True)
+    store = tokenize(corpus, config.tokenizer, config.data.dir)
+    fit(config, store, folder / "runs/sample")
     return Run(folder / "runs/sample", config, corpus, store)
 
 

@@ -35,7 +35,6 @@ from lmtrain.generation.options import Options
 from lmtrain.generation.prompts import read_prompts
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.files import MANIFEST, verify
-from lmtrain.system.messages import ignore
 from lmtrain.training.train_state import new_state, restore
 from tests.data.published import SHAPES, published
 from tests.hostile import (
@@ -70,7 +69,7 @@ def use_config(path: Path) -> None:
 
 
 def use_text(path: Path) -> None:
-    counts = write_split(path.parent, "train", local.read_lines([path], "text"), ignore, "the text")
+    counts = write_split(path.parent, "train", local.read_lines([path], "text"), "the text")
     assert counts["words"] > 0
     assert counts["bytes"] == (path.parent / "train.txt").stat().st_size
 
@@ -134,7 +133,7 @@ def use_corpus(run: Run) -> None:
     verify(opened.folder, opened.manifest["files"])
     stores = run.folder.parent / "stores"
     shutil.rmtree(stores, ignore_errors=True)
-    tokenize(opened, TokenizerConfig(), stores, note=ignore)
+    tokenize(opened, TokenizerConfig(), stores)
 
 
 def use_store(run: Run) -> None:
@@ -150,7 +149,7 @@ def use_store(run: Run) -> None:
 
 def use_checkpoint(run: Run) -> None:
     try:
-        restore(new_state(run.config, run.store, ignore), checkpoint.load(run_checkpoints.choose(run.folder, "last")))
+        restore(new_state(run.config, run.store), checkpoint.load(run_checkpoints.choose(run.folder, "last")))
     finally:
         use_run(run)
 

@@ -19,7 +19,6 @@ from lmtrain.data.corpus import download
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import MANIFEST
-from lmtrain.system.messages import ignore
 from lmtrain.training.loop import fit
 from lmtrain.training.trainer import Outcome
 from tests.helpers import contents
@@ -48,7 +47,7 @@ def last(run: Run) -> Path:
 
 
 def resume(run: Run, config: Config | None = None) -> Outcome:
-    return fit(config or run.config, run.store, run.folder, note=ignore, quiet=True)
+    return fit(config or run.config, run.store, run.folder)
 
 
 def load(run: Run, weights: str = "auto") -> object:

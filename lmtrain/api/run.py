@@ -31,7 +31,6 @@ from lmtrain.model.packing import pack_for_decoding
 from lmtrain.model.trained import TrainedWeights, build_predictor, load_weights
 from lmtrain.storage.run_folder import find_run
 from lmtrain.system.device import choose_device, choose_precision
-from lmtrain.system.messages import ignore, note
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,7 +157,7 @@ class Run:
         places = {"source": source, "dir": data_dir}
         config = self._config_with("data", {name: str(place) for name, place in places.items() if place is not None})
         check_same_corpus(self.members)
-        return find_run_store(self.members[0], config, may_make=source is not None, progress=self.progress)
+        return find_run_store(self.members[0], config, may_make=source is not None)
 
     def score_split(
         self,
@@ -234,7 +233,7 @@ class Run:
         """Return the split that a file of this text would be."""
         if not isinstance(text, str):
             raise TypeError(f"the text must be a str, not {type(text).__name__}")
-        return text_split(text_lines(text), self.tokenizer, label="the text", note=ignore)
+        return text_split(text_lines(text), self.tokenizer, label="the text")
 
     def _bar(self, title: str, tokens: int) -> "tqdm[NoReturn]":
         hidden = None if self.progress else True  # None: hidden unless stderr is a terminal
@@ -274,7 +273,7 @@ def load(
         raise UsageError("the list of runs is empty: name one, or leave it out for the latest")
     folders = [find_run(None if name is None else Path(name), RunConfig().dir) for name in names]
     which = None if checkpoint is None else str(checkpoint)
-    members = load_weights(folders, which, weights, note)
+    members = load_weights(folders, which, weights)
     # The data folder in the run's configuration may be one of another machine.
     config = load_config(members[0].config, [f"data.dir={DataConfig().dir}"], {})
     return Run(members, config, choose_device(device), precision, progress)

@@ -1,5 +1,6 @@
 """Training from Python. `lmtrain train` calls the same function."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from lmtrain.api.run import Run, load
 from lmtrain.config.loader import with_source
 from lmtrain.config.schema import Config
 from lmtrain.system.distributed import join_processes
-from lmtrain.system.messages import ignore, note
+from lmtrain.system.messages import log, log_level
 from lmtrain.training.loop import fit
 from lmtrain.training.plan import RunPlan, chosen, plan_run, prepare
 from lmtrain.training.trainer import Outcome
@@ -23,7 +24,7 @@ def train(
 
     `arguments` are those of the command: a source, unless `config` names it, and overrides `section.field=value`.
     `config` is a YAML file or the name of a recipe, the sections of a configuration as a dict, or a Config; without it,
-    sizes and budget follow from the text and the machine.
+    sizes and budget follow from the text and the machine. `quiet` leaves only warnings of the messages and progress.
 
         lmtrain.train("book.txt", "train.max_minutes=20")
         lmtrain.train("train.max_minutes=20", config="wikitext2-cpu")
@@ -35,23 +36,21 @@ def train(
     """
     overrides = with_source([str(argument) for argument in arguments])
     plan = plan_run(Path(config) if isinstance(config, str) else config, overrides)
-    outcome = train_plan(plan, quiet=quiet)
+    with log_level(logging.WARNING if quiet else log.level):
+        outcome = train_plan(plan)
     if outcome.score is None:
         raise KeyboardInterrupt
     return load(plan.run_dir, device=plan.config.train.device)
 
 
-def train_plan(plan: RunPlan, *, quiet: bool) -> Outcome:
-    """Train to the end of the budget, and return the outcome. Every process of the run calls this.
-
-    The main process prints messages; if `quiet`, only warnings.
-    """
+def train_plan(plan: RunPlan) -> Outcome:
+    """Train to the end of the budget, and return the outcome. Every process of the run calls this."""
     train = plan.config.train
     with join_processes(train.device, train.timeout_minutes) as processes:
-        warn = note if processes.is_main else ignore
-        inform = ignore if quiet else warn
         with processes.main_first():
-            config, store = prepare(plan, note=inform)
+            config, store = prepare(plan)
         if plan.is_automatic:
-            inform(f"recipe for this text and machine, where it differs from the defaults: {' '.join(chosen(config))}")
-        return fit(config, store, plan.run_dir, note=warn, quiet=quiet, processes=processes)
+            log.info(
+                f"recipe for this text and machine, where it differs from the defaults: {' '.join(chosen(config))}"
+            )
+        return fit(config, store, plan.run_dir, processes=processes)

@@ -13,7 +13,7 @@ from lmtrain.cli import data, evaluate, export, generate, train
 from lmtrain.cli.options import PARSER_ERROR, Command, accepts, require_single_process
 from lmtrain.errors import AlreadyReported, LmtrainError, UsageError
 from lmtrain.system import launcher
-from lmtrain.system.messages import note, with_lines
+from lmtrain.system.messages import log, with_lines
 
 WRONG_USAGE = 2
 
@@ -118,4 +118,4 @@ def _fail(message: str, status: int = 1) -> NoReturn:
 
 
 def _report(message: str) -> None:
-    note(f"lmtrain: {message}")
+    log.error(f"lmtrain: {message}")

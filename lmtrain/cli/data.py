@@ -6,7 +6,6 @@ import typer
 
 from lmtrain.cli.options import ConfigFile, Json, Overrides, Quiet, Source, arguments
 from lmtrain.cli.output import show, table
-from lmtrain.system.messages import ignore, note
 
 
 def download(
@@ -26,7 +25,7 @@ def download(
     from lmtrain.data.corpus import download as make_corpus
 
     data = load(config, with_source(arguments(source, overrides))).data
-    corpus = make_corpus(data, force=force, note=ignore if quiet else note)
+    corpus = make_corpus(data, force=force)
     show({"folder": str(corpus.folder), **corpus.manifest}, f"{corpus.folder}\n{table(corpus.splits)}", as_json)
 
 
@@ -46,7 +45,7 @@ def tokenize(
     from lmtrain.data.tokenizing import prepare_store
 
     settings = load(config, with_source(arguments(source, overrides)))
-    store = prepare_store(settings, note=ignore if quiet else note)
+    store = prepare_store(settings)
     units = ("tokens", "words", "lines", "bytes", "documents")
     counts = {split: {unit: store.manifest["splits"][split][unit] for unit in units} for split in store.splits}
     heading = f"{store.folder}\n{store.tokenizer.vocab_size:,} entries ({store.tokenizer.kind})"

@@ -19,7 +19,6 @@ from lmtrain.cli.options import (
 )
 from lmtrain.cli.output import show
 from lmtrain.errors import UsageError
-from lmtrain.system.messages import ignore, note
 
 if TYPE_CHECKING:
     from lmtrain.api.run import Run
@@ -90,7 +89,7 @@ def evaluate(
             score = trained.evaluate(name, source=source, **how)
         else:
             content = read_lines([text], trained.config.data.text_column)
-            part = text_split(content, trained.tokenizer, label=name, note=ignore if quiet else note)
+            part = text_split(content, trained.tokenizer, label=name)
             score = trained.score_split(part, store=lambda: trained.token_store(source), **how)
     used = settings_used(trained.config.eval, dynamic=dynamic, cache=cache)
     named = [f", {key.replace('_', ' ')} {value}" for key, value in used.items() if (key, value) != ("temperature", 1)]

@@ -7,7 +7,6 @@ import typer
 
 from lmtrain.cli.options import Checkpoint, Json, Quiet, WeightsChoice, run_folders
 from lmtrain.cli.output import show
-from lmtrain.system.messages import ignore, note
 
 
 def export(
@@ -33,7 +32,7 @@ def export(
     from lmtrain.export.hugging_face import export as write
 
     (run_dir,) = run_folders("export", [run], config, overrides or [])
-    exported = write(run_dir, folder, checkpoint, weights, ignore if quiet else note)
+    exported = write(run_dir, folder, checkpoint, weights)
     step = exported.info["step"]
     about = {"folder": str(folder), "run": str(run_dir), "step": step, "weights": exported.weights}
     show(about, f"{folder}: {run_dir} step {step:,} ({exported.weights} weights)", as_json)

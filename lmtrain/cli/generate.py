@@ -19,7 +19,7 @@ from lmtrain.cli.options import (
 )
 from lmtrain.errors import UsageError
 from lmtrain.generation.options import SAMPLED, Options, StopKind
-from lmtrain.system.messages import note
+from lmtrain.system.messages import log
 
 LENGTH, SAMPLING, SEARCH = "Length and end", "Sampling (default)", "Search, in place of sampling"
 SCORES, OUTPUT = "Scores and ranking", "Input and output"
@@ -151,7 +151,7 @@ def generate(
     folders = run_folders("generate", run, config, overrides)
     trained = load(folders, checkpoint=checkpoint, weights=weights, device=device, precision=precision)
     if has_random_seed:
-        note(f"{trained.folder}, step {trained.step:,}, seed {seed}: --seed {seed} repeats this output")
+        log.info(f"{trained.folder}, step {trained.step:,}, seed {seed}: --seed {seed} repeats this output")
     if prompts is not None:
         complete_prompts(trained, options, read_prompts(prompts), batch_size, as_json)
     elif asks:

@@ -1,5 +1,6 @@
 """The arguments and options that the commands share, and how a help page lists them."""
 
+import logging
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,6 +9,7 @@ from typer.core import TyperCommand
 
 from lmtrain.errors import UsageError
 from lmtrain.system import launcher
+from lmtrain.system.messages import log_level
 
 Overrides = Annotated[
     list[str] | None,
@@ -32,7 +34,15 @@ RunConfigFile = Annotated[
     typer.Option("--config", "-c", metavar="FILE", help="Use the run that was trained with this file or recipe."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
+
+
+def _set_log_level(context: typer.Context, quiet: bool) -> None:
+    context.with_resource(log_level(logging.WARNING if quiet else logging.INFO))
+
+
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Only warnings and errors on stderr.", callback=_set_log_level)
+]
 Runs = Annotated[
     list[Path] | None,
     typer.Option(

@@ -12,7 +12,7 @@ from lmtrain.generation.prompts import Prompt
 from lmtrain.generation.respacing import in_corpus_spacing
 from lmtrain.generation.text import TextStreamer, unknown_words
 from lmtrain.system.machine import explain_out_of_memory
-from lmtrain.system.messages import for_terminal, note, to_json
+from lmtrain.system.messages import for_terminal, log, to_json
 from lmtrain.system.signals import forget
 
 REMEDY = "lower --batch-size, --samples, --beams or --max-tokens"
@@ -44,9 +44,9 @@ def complete_prompts(
         unknown += sum(bool(unknown_words(tokenizer, text)) for text in inputs)
         cut += sum(len(tokenizer.encode(text)) > context for text in inputs)
     if unknown:
-        note(f"{unknown:,} of {count:,} prompts have words that are not in the vocabulary")
+        log.warning(f"{unknown:,} of {count:,} prompts have words that are not in the vocabulary")
     if cut:
-        note(f"{cut:,} of {count:,} prompts are longer than the context {context:,}: only their ends are read")
+        log.warning(f"{cut:,} of {count:,} prompts are longer than the context {context:,}: only their ends are read")
 
 
 def interactive(trained: Run, options: Options) -> None:
@@ -56,7 +56,9 @@ def interactive(trained: Run, options: Options) -> None:
     """
     if importlib.util.find_spec("readline"):
         import readline  # noqa: F401 -- adds line editing and history to `input`
-    note(f"{trained.folder}, step {trained.step:,}. Type a prompt and press Enter. Ctrl-C stops a text, Ctrl-D leaves.")
+    log.info(
+        f"{trained.folder}, step {trained.step:,}. Type a prompt and press Enter. Ctrl-C stops a text, Ctrl-D leaves."
+    )
     number = 0
     while (prompt := _ask()) is not None:
         if not prompt:
@@ -67,7 +69,7 @@ def interactive(trained: Run, options: Options) -> None:
             forget()
             _write("\n")
         except LmtrainError as error:
-            note(f"lmtrain: {error}")
+            log.error(f"lmtrain: {error}")
         number += 1
 
 
@@ -105,15 +107,15 @@ def _complete(trained: Run, options: Options, prompts: list[Prompt], first: int,
 
 
 def _warn(trained: Run, options: Options, prompt: str) -> None:
-    """Print notes about what the model can't read of a prompt."""
+    """Warn of what the model can't read of a prompt."""
     text = in_corpus_spacing(trained.tokenizer, prompt, options.raw)
     if not text.strip():
-        note("the prompt is empty: starting at the beginning of a line")
+        log.warning("the prompt is empty: starting at the beginning of a line")
     if unknown := unknown_words(trained.tokenizer, text):
-        note(f"not in the vocabulary: {', '.join(unknown)}")
+        log.warning(f"not in the vocabulary: {', '.join(unknown)}")
     length, context = len(trained.tokenizer.encode(text)), trained.config.model.context
     if length > context:
-        note(f"the prompt has {length:,} tokens and the context {context:,}: only the last {context:,} are read")
+        log.warning(f"the prompt has {length:,} tokens and the context {context:,}: only the last {context:,} are read")
 
 
 def _ask() -> str | None:
@@ -131,7 +133,7 @@ def _ask() -> str | None:
         print(file=sys.stderr)
         return None
     except UnicodeDecodeError:
-        note("lmtrain: that is not UTF-8 text")
+        log.error("lmtrain: that is not UTF-8 text")
         return ""
 
 

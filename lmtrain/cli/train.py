@@ -9,7 +9,7 @@ from lmtrain.cli.options import ConfigFile, Json, Overrides, Quiet, Source, argu
 from lmtrain.cli.output import duration, show, show_costs
 from lmtrain.errors import UsageError
 from lmtrain.system import launcher
-from lmtrain.system.messages import ignore, note
+from lmtrain.system.messages import log
 from lmtrain.system.signals import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -65,17 +65,16 @@ def train(
 
     plan = plan_run(config, with_source(arguments(source, overrides)), resume)
     if not (dry_run or profile):
-        _train(plan, as_json, quiet)
+        _train(plan, as_json)
         return
-    inform = ignore if quiet else note
-    resolved, store = prepare(plan, note=inform)
+    resolved, store = prepare(plan)
     if dry_run:
         check_other_runs(resolved, store)
         show_costs(resolved, store, as_json)
     else:
         from lmtrain.training.profiling import profile_steps, profile_text
 
-        result = profile_steps(resolved, store, plan.run_dir / "profile", inform)
+        result = profile_steps(resolved, store, plan.run_dir / "profile")
         show(result, f"{profile_text(result)}\n\n{result['trace']}: open it at ui.perfetto.dev", as_json)
 
 
@@ -92,15 +91,17 @@ def _fields(prefixes: list[str]) -> None:
     print("\n".join(texts.values()))
 
 
-def _train(plan: "RunPlan", as_json: bool, quiet: bool) -> None:
+def _train(plan: "RunPlan", as_json: bool) -> None:
     """Train to the end of the budget; the main process prints the outcome."""
     from lmtrain.api.train import train_plan
 
-    outcome = train_plan(plan, quiet=quiet)
+    outcome = train_plan(plan)
     run_dir, score, is_main = plan.run_dir, outcome.score, launcher.is_main_process()
     if score is None:
         if is_main:
-            note(f"interrupted at step {outcome.step:,}; the checkpoint is saved: rerun the same command to resume")
+            log.warning(
+                f"interrupted at step {outcome.step:,}; the checkpoint is saved: rerun the same command to resume"
+            )
         raise typer.Exit(INTERRUPTED)
     if not is_main:
         return
@@ -111,5 +112,4 @@ def _train(plan: "RunPlan", as_json: bool, quiet: bool) -> None:
     )
     lines = [f"  {line}" for line in score.lines()]
     show({**figures, "best_step": outcome.best_step, "valid": score.summary()}, "\n".join([heading, *lines]), as_json)
-    if not quiet:
-        note(f'next: lmtrain generate "Once" --run {run_dir}; tensorboard --logdir {run_dir.parent}')
+    log.info(f'next: lmtrain generate "Once" --run {run_dir}; tensorboard --logdir {run_dir.parent}')

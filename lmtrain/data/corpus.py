@@ -15,7 +15,7 @@ from lmtrain.data.sources import KNOWN, find_source
 from lmtrain.data.splits import Text, cut_split, write_split
 from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, recover, sha256_bytes, verify
-from lmtrain.system.messages import Note, ignore
+from lmtrain.system.messages import log
 
 FORMAT = "lmtrain-corpus/1"
 _SPLITS = ("train", "valid", "test")
@@ -47,34 +47,34 @@ def open_corpus(folder: Path) -> Corpus:
     return Corpus(folder, read_manifest(folder, FORMAT))
 
 
-def download(data: DataConfig, *, force: bool = False, note: Note = ignore) -> Corpus:
+def download(data: DataConfig, *, force: bool = False) -> Corpus:
     """Return the corpus of `data.source`: an existing one if source and content are unchanged, else a new one.
 
-    `note` receives one-line messages. What killed processes left half-written in `data.dir` is deleted first.
+    What killed processes left half-written in `data.dir` is deleted first.
     Raises LmtrainError if anything is wrong with the source, the network or the disk.
     """
     recover(data.dir)
-    source = find_source(data, note)
+    source = find_source(data)
     folder = data.dir / source.folder
-    if not force and (manifest := undamaged(folder, FORMAT, {"origin": source.origin}, note)) is not None:
+    if not force and (manifest := undamaged(folder, FORMAT, {"origin": source.origin})) is not None:
         return Corpus(folder, manifest)
     reject_foreign(folder)
     if data.source in KNOWN and Path(data.source).exists():
-        note(f"data.source={data.source} is the known corpus of that name; for the path write ./{data.source}")
-    note(f"making corpus {folder} from {data.source}")
+        log.info(f"data.source={data.source} is the known corpus of that name; for the path write ./{data.source}")
+    log.info(f"making corpus {folder} from {data.source}")
     text = source.read()
     info = {"source": data.source, "origin": source.origin, **text.about}
     with new_folder(folder, FORMAT, info) as temporary:
-        info["splits"] = _write(temporary, text, data.source, note)
+        info["splits"] = _write(temporary, text, data.source)
         if floor := {split: own.floor() for split, own in text.splits.items() if isinstance(own, SampleSplit)}:
             info["floor"] = floor
     if "test" not in info["splits"]:
-        note(f"{data.source} has no test split: train and valid only")
+        log.info(f"{data.source} has no test split: train and valid only")
     return open_corpus(folder)
 
 
-def undamaged(folder: Path, manifest_format: str, entries: dict[str, Any], note: Note) -> dict[str, Any] | None:
-    """Return the manifest of `folder` if it has these entries and the files are undamaged; if not, `note` says why.
+def undamaged(folder: Path, manifest_format: str, entries: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the manifest of `folder` if it has these entries and the files are undamaged; if not, a message says why.
 
     Raises UnreadableError if the system denies reading it.
     """
@@ -85,10 +85,10 @@ def undamaged(folder: Path, manifest_format: str, entries: dict[str, Any], note:
         raise
     except LmtrainError as error:
         if (folder / MANIFEST).exists():
-            note(f"making {folder} again: {error}")
+            log.info(f"making {folder} again: {error}")
         return None
     if not entries.items() <= manifest.items():
-        note(f"making {folder} again: its source or configuration has changed")
+        log.info(f"making {folder} again: its source or configuration has changed")
         return None
     return manifest
 
@@ -103,7 +103,7 @@ def reject_foreign(folder: Path) -> None:
         raise LmtrainError(f"{folder} holds files that lmtrain didn't write: move them away or change data.dir")
 
 
-def _write(folder: Path, text: Text, source: str, note: Note) -> dict[str, dict[str, int]]:
+def _write(folder: Path, text: Text, source: str) -> dict[str, dict[str, int]]:
     """Write the splits and return their counts.
 
     If there is no valid split, the last 5 % of the training text are cut off for it. A single file is cut into 90 % for
@@ -111,11 +111,11 @@ def _write(folder: Path, text: Text, source: str, note: Note) -> dict[str, dict[
     """
     whole = _SPLITS if "valid" in text.splits else ("test",)
     counts = {
-        split: write_split(folder, split, text.splits[split], note, f"the {split} split of {source}")
+        split: write_split(folder, split, text.splits[split], f"the {split} split of {source}")
         for split in whole
         if split in text.splits
     }
     if "valid" not in counts:
         splits = _SPLITS if text.is_one_file else ("train", "valid")
-        counts |= cut_split(folder, text.splits["train"], splits, source, note)
+        counts |= cut_split(folder, text.splits["train"], splits, source)
     return {split: counts[split] for split in _SPLITS if split in counts}

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from lmtrain.data.local import SPLIT_NAMES, column_rows, row_lines
 from lmtrain.data.splits import Text
 from lmtrain.errors import LmtrainError
-from lmtrain.system.messages import Note, no_bar
+from lmtrain.system.messages import bar_disabled
 
 _BATCH = 1024
 _CARD = "README.md"
@@ -52,12 +52,12 @@ class _Card(BaseModel):
     configs: list[_Subset] | None = None
 
 
-def fetch(dataset: str, subset: str | None, revision: str | None, text_column: str, note: Note) -> Text:
+def fetch(dataset: str, subset: str | None, revision: str | None, text_column: str) -> Text:
     """Download the files of `dataset` (`owner/name`) into the hub's cache and return their text, which is read later.
 
     Raises LmtrainError with the cause and the remedy, also while the text is read.
     """
-    _quiet(note)
+    _silence_libraries()
     folder = _download(dataset, revision, [_CARD])
     card = _card(dataset, folder / _CARD)
     chosen = _choose(dataset, subset, card.configs or [])
@@ -85,15 +85,15 @@ def fetch(dataset: str, subset: str | None, revision: str | None, text_column: s
     return Text(lines, about)
 
 
-def _quiet(note: Note) -> None:
-    """Silence the libraries' log lines, which quote addresses, and their progress bars as `no_bar` does."""
+def _silence_libraries() -> None:
+    """Silence the libraries' log lines, which quote addresses, and their progress bars as `bar_disabled` does."""
     import datasets
     from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     datasets.logging.set_verbosity(CRITICAL)
     logging.set_verbosity(CRITICAL)
-    if no_bar(note) or not sys.stderr.isatty():
+    if bar_disabled() or not sys.stderr.isatty():
         datasets.disable_progress_bars()
         disable_progress_bars()
 

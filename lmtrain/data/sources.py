@@ -18,7 +18,7 @@ from lmtrain.data.split_files import find_splits, listed
 from lmtrain.data.splits import Text
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import read_errors, sha256_bytes, sha256_file
-from lmtrain.system.messages import Note
+from lmtrain.system.messages import log
 
 _WIKITEXT = "Salesforce/wikitext"
 _WIKITEXT_REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
@@ -52,7 +52,7 @@ class Source:
     read: Callable[[], Text]
 
 
-def find_source(data: DataConfig, note: Note) -> Source:
+def find_source(data: DataConfig) -> Source:
     """Return the source that `data.source` names: a known name, else an existing path, else a hub id.
 
     Raises LmtrainError if it is none of these, or a file or folder that can't be used.
@@ -62,11 +62,11 @@ def find_source(data: DataConfig, note: Note) -> Source:
     if data.source == "sample":
         return _sample(data)
     if data.source in KNOWN:
-        return _hub(data, _WIKITEXT, _WIKITEXT_SUBSETS[data.source], data.revision or _WIKITEXT_REVISION, note)
+        return _hub(data, _WIKITEXT, _WIKITEXT_SUBSETS[data.source], data.revision or _WIKITEXT_REVISION)
     if path := local_path(data.source):
-        return _local(path, data, note)
+        return _local(path, data)
     _check_hub_id(data.source)
-    return _hub(data, data.source, data.subset, data.revision, note)
+    return _hub(data, data.source, data.subset, data.revision)
 
 
 def local_path(source: str) -> Path | None:
@@ -92,10 +92,10 @@ def _check_hub_id(source: str) -> None:
     )
 
 
-def _local(path: Path, data: DataConfig, note: Note) -> Source:
+def _local(path: Path, data: DataConfig) -> Source:
     if path.is_dir():
         with read_errors(path):
-            files = find_splits(path, note)
+            files = find_splits(path)
     else:
         files = {"train": [path]}
     every = [file for paths in files.values() for file in paths]
@@ -107,7 +107,7 @@ def _local(path: Path, data: DataConfig, note: Note) -> Source:
 
     def read() -> Text:
         for split, paths in files.items():
-            note(f"{split} from {listed(path, paths)}")
+            log.info(f"{split} from {listed(path, paths)}")
         splits = {split: _read_unchanged(paths, data.text_column, hashes) for split, paths in files.items()}
         return Text(splits, {}, is_one_file=path.is_file())
 
@@ -140,10 +140,10 @@ def _sample(data: DataConfig) -> Source:
     return Source(f"sample-{data.sample_tokens}", origin, read)
 
 
-def _hub(data: DataConfig, dataset: str, subset: str | None, revision: str | None, note: Note) -> Source:
+def _hub(data: DataConfig, dataset: str, subset: str | None, revision: str | None) -> Source:
     name = _NOT_NAME.sub("_", "--".join(part for part in (*data.source.split("/"), data.subset) if part))
     variant = (data.revision, data.text_column)
     if variant != (None, DataConfig().text_column):
         name = f"{name}-{sha256_bytes(repr(variant).encode())[:8]}"
     origin = {"dataset": dataset, "subset": subset, "revision": revision, "text_column": data.text_column}
-    return Source(name, origin, lambda: fetch(dataset, subset, revision, data.text_column, note))
+    return Source(name, origin, lambda: fetch(dataset, subset, revision, data.text_column))

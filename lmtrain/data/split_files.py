@@ -8,7 +8,7 @@ from lmtrain.data.local import CODE, SHARD, SPLIT_NAMES, is_text, name_in, plain
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST
 from lmtrain.storage.run_folder import CONFIG, METRICS
-from lmtrain.system.messages import Note
+from lmtrain.system.messages import log
 
 _NUMBER = re.compile(r"[._-]?(\d+)(-of-\d+)?$")
 _SHOWN = 3
@@ -17,7 +17,7 @@ _WRITTEN = ((MANIFEST, "train.docs.npy"), (MANIFEST, "train.bin"), (CONFIG, METR
 their text."""
 
 
-def find_splits(folder: Path, note: Note) -> dict[str, list[Path]]:
+def find_splits(folder: Path) -> dict[str, list[Path]]:
     """Return the files of each split in `folder`.
 
     - A file belongs to a split if it has the name of one, up to endings and a number (`train.txt`, `DEV.jsonl`,
@@ -28,8 +28,8 @@ def find_splits(folder: Path, note: Note) -> dict[str, list[Path]]:
     - Hidden names, and folders that lmtrain wrote, are skipped.
     - If all text is in one subfolder, the names inside it count.
 
-    `note` receives what is not used. Raises LmtrainError if there is no training text, if two files or folders claim
-    one split, if a shard is missing, or if a link leads to a missing file.
+    Messages say what is not used. Raises LmtrainError if there is no training text, if two files or folders claim one
+    split, if a shard is missing, or if a link leads to a missing file.
     """
     every = sorted(_files(folder))
     named = [path for path in every if is_text(path)]
@@ -43,7 +43,7 @@ def find_splits(folder: Path, note: Note) -> dict[str, list[Path]]:
         splits = {"train": texts}
         if held_out := [path for path in texts if {"valid", "test"}.intersection(map(SPLIT_NAMES.get, _parts(path)))]:
             advice = f"read as training text; to have a split, name a file in {root} valid.txt or test.txt"
-            note(f"{listed(folder, held_out)}: {advice}")
+            log.info(f"{listed(folder, held_out)}: {advice}")
     if "train" not in splits:
         raise LmtrainError(
             f"{root} has no training text: name a file train.txt (or .md, .csv, .jsonl, .parquet), or put all "
@@ -55,9 +55,9 @@ def find_splits(folder: Path, note: Note) -> dict[str, list[Path]]:
         ("they are second names of other files", set(named).difference(texts)),
     ):
         if paths:
-            note(f"not used in {folder}, since {reason}: {listed(folder, sorted(paths))}")
+            log.info(f"not used in {folder}, since {reason}: {listed(folder, sorted(paths))}")
     if empty := [path for paths in splits.values() for path in paths if path.stat().st_size == 0]:
-        note(f"empty in {folder}: {listed(folder, empty)}")
+        log.info(f"empty in {folder}: {listed(folder, empty)}")
     return splits
 
 

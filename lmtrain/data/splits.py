@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from lmtrain.errors import LmtrainError
-from lmtrain.system.messages import Note, no_bar
+from lmtrain.system.messages import bar_disabled, log
 
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
 _WORD = re.compile(r"\S+")
@@ -41,7 +41,7 @@ class Text:
     is_one_file: bool = False
 
 
-def write_split(folder: Path, split: str, lines: Lines, note: Note, label: str) -> dict[str, int]:
+def write_split(folder: Path, split: str, lines: Lines, label: str) -> dict[str, int]:
     """Write a split and return its counts: lines, words (between white space), bytes (with newlines), documents.
 
     Documents start at WikiText's level-one headings (` = Title = ` between blank lines), if there are any and no row of
@@ -54,7 +54,7 @@ def write_split(folder: Path, split: str, lines: Lines, note: Note, label: str) 
     first_text = heading = -1
     after_blank = True
     with (folder / f"{split}.txt").open("wb", buffering=1 << 20) as file:
-        bar = tqdm(lines, desc=split, unit=" lines", unit_scale=True, disable=no_bar(note))
+        bar = tqdm(lines, desc=split, unit=" lines", unit_scale=True, disable=bar_disabled(), delay=0.5)
         for number, (text, starts_document) in enumerate(bar):
             size += file.write(text.encode() + b"\n")
             line_words = _count_words(text)
@@ -82,7 +82,7 @@ def document_starts(text: Path) -> np.ndarray:
     return np.load(text.with_suffix(".docs.npy"))
 
 
-def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str, note: Note) -> dict[str, dict[str, int]]:
+def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) -> dict[str, dict[str, int]]:
     """Write `lines` as several `splits`, in order, all but the first with `SHARE` of the documents, lines or words.
 
     Cuts fall between documents, unless there are under 20, or a share is less than one of them; then between lines,
@@ -94,7 +94,7 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str, no
     """
     first, *others = splits
     path = folder / f"{first}.txt"
-    whole = write_split(folder, first, lines, note, source)
+    whole = write_split(folder, first, lines, source)
     starts = document_starts(path)
     share = min(SHARE, HELD_OUT / whole["bytes"])
     parts = {first: 1 - share * len(others)} | dict.fromkeys(others, share)
@@ -118,7 +118,7 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str, no
                 "give a folder with train.txt and valid.txt"
             )
     percent = ", ".join(f"{100 * part:.3g}% {split}" for split, part in parts.items())
-    note(f"no valid split: the {unit} are cut, in order, into {percent}")
+    log.info(f"no valid split: the {unit} are cut, in order, into {percent}")
     bounds.append(whole["lines"])
     held_out_starts = set(starts[starts >= bounds[0]].tolist())
     counts = {}
@@ -129,7 +129,7 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str, no
             numbered = enumerate(islice(file, end - begin), begin)
             tail = ((line[:-1].decode(), number in held_out_starts) for number, line in numbered)
             label = f"the {split} split, which is cut off {source} and could be a file of its own,"
-            counts[split] = write_split(folder, split, tail, note, label)
+            counts[split] = write_split(folder, split, tail, label)
         file.truncate(offset)
     rest = {unit: whole[unit] - sum(own[unit] for own in counts.values()) for unit in ("lines", "words", "bytes")}
     _check_words(rest["words"], f"the {first} split of {source}")

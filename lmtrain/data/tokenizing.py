@@ -22,7 +22,7 @@ from lmtrain.data.tokenizer_choice import beginning, resolve
 from lmtrain.data.tokens import FORMAT, Split, TokenStore, find_store, open_store, store_of, words_and_line_ends
 from lmtrain.storage.files import new_folder, read_errors, write_errors
 from lmtrain.storage.run_folder import TOKENIZER
-from lmtrain.system.messages import Note, no_bar
+from lmtrain.system.messages import bar_disabled, log
 
 _BATCH = 512
 """Lines that are encoded at once, by the tokenizers library on all cores."""
@@ -34,39 +34,39 @@ CHECKED_BYTES = 16 << 10
 """The start of the text, which shows whether a tokenizer that lmtrain did not train restores the text."""
 
 
-def prepare_store(config: Config, *, trained_on: str | None = None, note: Note) -> TokenStore:
+def prepare_store(config: Config, *, trained_on: str | None = None) -> TokenStore:
     """Return the token store of a configuration; a missing corpus is downloaded first.
 
     `trained_on` is the hash of the store that a run was trained on: if it exists and holds the same text, it is used,
-    whatever the tokenizer in the configuration. `note` receives one-line messages. Raises LmtrainError as `download`
-    and `tokenize` do.
+    whatever the tokenizer in the configuration. Raises LmtrainError as `download` and `tokenize` do.
     """
-    corpus = download(config.data, note=note)
-    store = find_store(config.data.dir, trained_on, note) if trained_on is not None else None
+    corpus = download(config.data)
+    store = find_store(config.data.dir, trained_on) if trained_on is not None else None
     if store is not None and corpus.sha256 == store.manifest["corpus_sha256"]:
         return store
-    return tokenize(corpus, config.tokenizer, config.data.dir, note=note)
+    return tokenize(corpus, config.tokenizer, config.data.dir)
 
 
-def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: Note) -> TokenStore:
+def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path) -> TokenStore:
     """Return the store of a corpus: an existing one of the same text and configuration, else a new one.
 
-    The tokenizer is that of `config.file`, or is trained on the train split, as `resolve` chooses. `note` receives
-    one-line messages, such as why a store is made again. Raises LmtrainError if `config.file` is not a tokenizer, if
-    the folder holds other files, or if the disk is full.
+    The tokenizer is that of `config.file`, or is trained on the train split, as `resolve` chooses. Raises LmtrainError
+    if `config.file` is not a tokenizer, if the folder holds other files, or if the disk is full.
     """
     external = load_external(config.file, config.eos_token) if config.file is not None else None
     config = resolve(config, corpus)
     name, identity = _identify(corpus, config, external)
     folder = data_dir / name
-    if (manifest := undamaged(folder, FORMAT, identity, note)) is not None:
+    if (manifest := undamaged(folder, FORMAT, identity)) is not None:
         return store_of(folder, manifest)
     reject_foreign(folder)
-    tokenizer = external or _trained(corpus, config, note)
+    tokenizer = external or _trained(corpus, config)
     start = beginning(corpus, CHECKED_BYTES)
     keeps_all = tokenizer.kind != "file" or tokenizer.decode(tokenizer.encode(start)) == start
     if not keeps_all:
-        note("the tokenizer does not restore the text exactly: bits per byte and word perplexity are of what it keeps")
+        log.info(
+            "the tokenizer does not restore the text exactly: bits per byte and word perplexity are of what it keeps"
+        )
     info = identity | {
         "corpus": corpus.folder.name,
         "tokenizer_sha256": tokenizer.sha256,
@@ -77,17 +77,17 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path, *, note: N
     with new_folder(folder, FORMAT, info) as temporary:
         tokenizer.save(temporary / TOKENIZER)
         for split in corpus.splits:
-            info["splits"][split] = _write_split(temporary, corpus, split, tokenizer, note)
+            info["splits"][split] = _write_split(temporary, corpus, split, tokenizer)
     store = open_store(folder)
     if tokenizer.unk_id is not None and any(counts["replaced"] for counts in info["splits"].values()):
         fractions = {split: counts["replaced"] / max(1, counts["tokens"]) for split, counts in info["splits"].items()}
         listed = ", ".join(f"{100 * fraction:.3g}% ({split})" for split, fraction in fractions.items())
         unknown = tokenizer.token(tokenizer.unk_id)
-        note(f"the tokenizer does not know all words: {unknown} replaces {listed} of the tokens")
+        log.info(f"the tokenizer does not know all words: {unknown} replaces {listed} of the tokens")
     return store
 
 
-def text_split(lines: Lines, tokenizer: Tokenizer, *, label: str, note: Note) -> Split:
+def text_split(lines: Lines, tokenizer: Tokenizer, *, label: str) -> Split:
     """Return these lines as a split, with the ids and counts that it would have in a corpus and a store.
 
     The lines are written to a temporary folder; the ids are held in memory. Raises LmtrainError if there are no words,
@@ -96,7 +96,7 @@ def text_split(lines: Lines, tokenizer: Tokenizer, *, label: str, note: Note) ->
     temporary = Path(tempfile.gettempdir())
     with write_errors(temporary), tempfile.TemporaryDirectory(dir=temporary) as name:
         folder = Path(name)
-        counts = write_split(folder, "text", lines, note, label)
+        counts = write_split(folder, "text", lines, label)
         text = folder / "text.txt"
         parts, replaced = zip(*encode_text(lines_of(text), document_starts(text), tokenizer), strict=True)
     return Split(np.concatenate(parts), words_and_line_ends(counts), counts["bytes"], sum(replaced))
@@ -120,22 +120,24 @@ def _identify(corpus: Corpus, config: TokenizerConfig, external: Tokenizer | Non
     return f"{corpus.folder.name}.{tokenizer}-{corpus.sha256[:8]}", identity
 
 
-def _trained(corpus: Corpus, config: TokenizerConfig, note: Note) -> Tokenizer:
+def _trained(corpus: Corpus, config: TokenizerConfig) -> Tokenizer:
     """Train a tokenizer on a corpus."""
     size = f" of up to {config.vocab_size:,} entries" if config.vocab_size is not None else ""
-    note(f"training a {config.kind} tokenizer{size} on {corpus.folder.name}")
+    log.info(f"training a {config.kind} tokenizer{size} on {corpus.folder.name}")
     train = corpus.splits["train"]
     share = min(1.0, BPE_BYTES / max(1, train["bytes"])) if config.kind == "bpe" else 1.0
     if share < 1:
-        note(f"the merges are learned from {share:.1%} of the text, {BPE_BYTES >> 20} MiB taken evenly from all of it")
-    return Tokenizer.train(_sample(_lines(corpus, "train", "tokenizer", note), share), config)
+        log.info(
+            f"the merges are learned from {share:.1%} of the text, {BPE_BYTES >> 20} MiB taken evenly from all of it"
+        )
+    return Tokenizer.train(_sample(_lines(corpus, "train", "tokenizer"), share), config)
 
 
-def _lines(corpus: Corpus, split: str, purpose: str, note: Note) -> Iterable[str]:
+def _lines(corpus: Corpus, split: str, purpose: str) -> Iterable[str]:
     """The lines of a split, each with its line end; with a progress bar of this name."""
     total = corpus.splits[split]["lines"]
     lines = lines_of(corpus.folder / f"{split}.txt")
-    return tqdm(lines, desc=purpose, total=total, unit=" lines", disable=no_bar(note))
+    return tqdm(lines, desc=purpose, total=total, unit=" lines", disable=bar_disabled())
 
 
 def _sample(lines: Iterable[str], share: float) -> Iterator[str]:
@@ -147,9 +149,9 @@ def _sample(lines: Iterable[str], share: float) -> Iterator[str]:
         position += len(line)
 
 
-def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer, note: Note) -> dict[str, Any]:
+def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer) -> dict[str, Any]:
     """Write the ids of a split and return its counts for the manifest."""
-    lines = _lines(corpus, split, f"tokenize {split}", note)
+    lines = _lines(corpus, split, f"tokenize {split}")
     starts = document_starts(corpus.folder / f"{split}.txt")
     tokens = replaced = 0
     with (folder / f"{split}.bin").open("wb") as file:

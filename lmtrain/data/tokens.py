@@ -16,7 +16,7 @@ from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage.files import MANIFEST, parse_manifest, read_manifest, sha256_bytes, verify
 from lmtrain.storage.run_folder import TOKENIZER
-from lmtrain.system.messages import Note, ignore
+from lmtrain.system.messages import log
 
 FORMAT = "lmtrain-tokens/4"
 _BLOCK = 1 << 22
@@ -102,10 +102,10 @@ def store_of(folder: Path, manifest: dict[str, Any]) -> TokenStore:
     return TokenStore(folder, manifest, tokenizer, splits)
 
 
-def find_store(data_dir: Path, sha256: str, note: Note = ignore) -> TokenStore | None:
+def find_store(data_dir: Path, sha256: str) -> TokenStore | None:
     """Return the store in `data_dir` with this `sha256`, whatever its folder is called; None if there is none.
 
-    A damaged one does not count; `note` receives what is wrong with it. Raises UnreadableError if the system denies
+    A damaged one does not count, and a warning says what is wrong with it. Raises UnreadableError if the system denies
     reading it.
     """
     for path in sorted(data_dir.glob(f"[!.]*/{MANIFEST}")):  # a hidden one is not finished
@@ -119,7 +119,7 @@ def find_store(data_dir: Path, sha256: str, note: Note = ignore) -> TokenStore |
             except UnreadableError:
                 raise
             except LmtrainError as error:
-                note(str(error))
+                log.warning(str(error))
     return None
 
 

@@ -10,22 +10,21 @@ from lmtrain.data.tokens import TokenStore, find_store
 from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import TrainedWeights
 from lmtrain.storage.run_folder import TOKENIZER
-from lmtrain.system.messages import ignore, note
+from lmtrain.system.messages import log
 
 
-def find_run_store(run: TrainedWeights, config: Config, *, may_make: bool, progress: bool) -> TokenStore:
+def find_run_store(run: TrainedWeights, config: Config, *, may_make: bool) -> TokenStore:
     """Return the token store that the run was trained on, found by its hash in the data folder of `config` or the run.
 
     With `may_make`, the user has named data.source, and the store is made from it. Without, a missing store is made
     only if lmtrain knows the corpus by name: a path or a hub id that only the run names is not read, because the run
-    may come from a stranger. A run of an earlier version has no hash, and a note says so. How a store is made is noted
-    only with `progress`.
+    may come from a stranger. A run of an earlier version has no hash, and a warning says so.
     Raises LmtrainError if the store is not found, or if the one that is made is another.
     """
     trained_on = run.info.get("store")
     if isinstance(trained_on, str) and not may_make:
         for folder in (config.data.dir, run.config.data.dir):
-            if (store := find_store(folder, trained_on, note)) is not None:
+            if (store := find_store(folder, trained_on)) is not None:
                 return store
     if not may_make and config.data.source not in KNOWN:
         raise LmtrainError(
@@ -35,9 +34,9 @@ def find_run_store(run: TrainedWeights, config: Config, *, may_make: bool, progr
         )
     # The run's own tokenizer: another version may train another one on the same text, and tokenizer.file may be gone.
     config = config.model_copy(update={"tokenizer": TokenizerConfig(file=run.run_dir / TOKENIZER)})
-    store = prepare_store(config, trained_on=trained_on, note=note if progress else ignore)
+    store = prepare_store(config, trained_on=trained_on)
     if trained_on is None:
-        note(f"{run.run_dir} is of an earlier version: whether {store.folder} is its text can't be checked")
+        log.warning(f"{run.run_dir} is of an earlier version: whether {store.folder} is its text can't be checked")
     elif store.sha256 != trained_on:
         raise LmtrainError(
             f"{store.folder} is not what {run.run_dir} was trained on: the corpus has changed or is another one, "

@@ -13,13 +13,12 @@ from lmtrain.storage.files import MANIFEST, new_folder, read_errors, read_manife
 from lmtrain.storage.run_folder import TOKENIZER
 from lmtrain.storage.tensor_files import serialize
 from lmtrain.system import disk
-from lmtrain.system.messages import Note, ignore
 
 FORMAT = "lmtrain-export/1"
 MODELING = Path(__file__).with_name("modeling_lmtrain.py")
 
 
-def export(run_dir: Path, folder: Path, which: str | None, weights: str, note: Note = ignore) -> TrainedWeights:
+def export(run_dir: Path, folder: Path, which: str | None, weights: str) -> TrainedWeights:
     """Write the checkpoint that `trained_weights` finds to `folder`, and return it. An earlier export is replaced.
 
     Raises LmtrainError as `trained_weights` does, for a windowed model, and if `folder` has files that are not those of
@@ -27,7 +26,7 @@ def export(run_dir: Path, folder: Path, which: str | None, weights: str, note: N
     """
     folder = Path(os.path.realpath(folder))  # a link is followed, not replaced
     _check_replaceable(folder)
-    trained = trained_weights(run_dir, which, weights, note)
+    trained = trained_weights(run_dir, which, weights)
     if trained.config.model.mode != "causal":
         raise LmtrainError(
             f"{run_dir} is a windowed model, which predicts one token per window: a causal language model of "

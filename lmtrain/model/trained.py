@@ -15,7 +15,6 @@ from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.tensor_files import LazyTensor
-from lmtrain.system.messages import Note, ignore
 
 WEIGHT_GROUPS = ("model", "ema")
 """The tensors of a checkpoint that scoring needs."""
@@ -34,16 +33,16 @@ class TrainedWeights:
     info: dict[str, Any]
 
 
-def trained_weights(run_dir: Path, which: str | None, weights: str, note: Note = ignore) -> TrainedWeights:
+def trained_weights(run_dir: Path, which: str | None, weights: str) -> TrainedWeights:
     """Load a checkpoint (`which`: `best`, `last`, a step or None) with its `ema` or `raw` weights.
 
     `auto` weights are ema if the checkpoint has them. `which=None` chooses the best checkpoint that is not damaged;
-    `note` is called if another one may be better. Raises LmtrainError if the checkpoint is damaged, has no such
+    a warning says if another one may be better. Raises LmtrainError if the checkpoint is damaged, has no such
     weights, or belongs to another tokenizer or model.
     """
     config = run_folder.run_config(run_dir)
     tokenizer = Tokenizer.load(run_dir / run_folder.TOKENIZER)
-    loaded = run_checkpoints.load_chosen(run_dir, which, WEIGHT_GROUPS, note)
+    loaded = run_checkpoints.load_chosen(run_dir, which, WEIGHT_GROUPS)
     folder = loaded.folder
     checkpoint.check_model(loaded, config.model)
     if weights == "ema" and "ema" not in loaded.tensors:
@@ -61,14 +60,12 @@ def trained_weights(run_dir: Path, which: str | None, weights: str, note: Note =
     return TrainedWeights(run_dir, config, tokenizer, tensors, "ema" if averaged else "raw", loaded.info)
 
 
-def load_weights(
-    run_dirs: Sequence[Path], which: str | None, weights: str, note: Note = ignore
-) -> tuple[TrainedWeights, ...]:
+def load_weights(run_dirs: Sequence[Path], which: str | None, weights: str) -> tuple[TrainedWeights, ...]:
     """Load the weights of each run by `trained_weights`.
 
     Raises LmtrainError as it does, and if two runs differ in tokenizer, mode or context.
     """
-    loaded = tuple(trained_weights(run_dir, which, weights, note) for run_dir in run_dirs)
+    loaded = tuple(trained_weights(run_dir, which, weights) for run_dir in run_dirs)
     for other in loaded[1:]:
         _check_alike(loaded[0], other)
     return loaded

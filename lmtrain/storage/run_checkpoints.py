@@ -10,7 +10,7 @@ from lmtrain.storage.checkpoint import FORMAT, Checkpoint, load
 from lmtrain.storage.files import parse_manifest, read_errors, remove_folder, write_errors
 from lmtrain.storage.run_folder import CHECKPOINTS, STEP_PREFIX, step_folder, step_of
 from lmtrain.system import disk
-from lmtrain.system.messages import Note
+from lmtrain.system.messages import log
 
 _STEP = re.compile(r"[0-9]{1,18}")
 
@@ -70,14 +70,14 @@ def last_until(run_dir: Path, step: int) -> Checkpoint | None:
     return _first_good(reversed(folders(run_dir, step)))[0]
 
 
-def set_aside(damaged: Damaged, note: Note) -> None:
+def set_aside(damaged: Damaged) -> None:
     """Rename damaged checkpoints to `<name>.damaged` or, if that name is taken, `<name>.damaged2` and so on."""
     for folder, error in damaged:
         names = (folder.with_name(f"{folder.name}.damaged{number}") for number in ["", *range(2, 1000)])
         aside = next(name for name in names if not name.exists())
         with write_errors(folder):
             disk.rename(folder, aside)
-        note(f"{error}; it was set aside as {aside.name}, and the checkpoint before it is used")
+        log.warning(f"{error}; it was set aside as {aside.name}, and the checkpoint before it is used")
 
 
 def best_first(run_dir: Path, until: int | None = None) -> list[Path]:
@@ -110,23 +110,25 @@ def best_folder(run_dir: Path, until: int | None = None) -> Path | None:
     return best.folder if best is not None else None
 
 
-def load_chosen(run_dir: Path, which: str | None, groups: tuple[str, ...], note: Note) -> Checkpoint:
+def load_chosen(run_dir: Path, which: str | None, groups: tuple[str, ...]) -> Checkpoint:
     """Return the checkpoint `which`, as for `choose`; None means the best undamaged one.
 
-    With None, damaged ones that may be better are reported.
+    With None, a warning names damaged ones that may be better.
     Raises LmtrainError if there is no such checkpoint or it is damaged, and UnreadableError if it or, with None, a
     better one can't be read.
     """
     candidates = best_first(run_dir) if which is None else []
     chosen, damaged = _first_good(candidates or [choose(run_dir, which or "best")], groups)
     if not all(folder.exists() for folder, _ in damaged):
-        return load_chosen(run_dir, which, groups, note)  # a run that is being trained has just replaced them
+        return load_chosen(run_dir, which, groups)  # a run that is being trained has just replaced them
     if chosen is None:
         other = "choose another checkpoint, or move this one away"
         remedy = other if which else "no other one is good, so train the model again"
         raise LmtrainError(f"{damaged[0][1]}: {remedy}")
     for folder, error in damaged:
-        note(f"{folder} may be the best checkpoint and is damaged ({error}): {chosen.folder.name} is used instead")
+        log.warning(
+            f"{folder} may be the best checkpoint and is damaged ({error}): {chosen.folder.name} is used instead"
+        )
     return chosen
 
 

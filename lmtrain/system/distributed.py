@@ -1,6 +1,7 @@
 """Joining the processes that torchrun started, and reporting an error only once if all of them meet it."""
 
 import ctypes
+import logging
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from lmtrain.errors import LmtrainError
 from lmtrain.system.device import choose_device
 from lmtrain.system.launcher import is_launched, is_main_process
+from lmtrain.system.messages import log, log_level
 from lmtrain.system.process_group import POLL_SECONDS, SINGLE_PROCESS, DistributedGroup, ProcessGroup
 
 PR_SET_PDEATHSIG = 1
@@ -27,6 +29,7 @@ MAIN_REPORT_SECONDS = 5.0
 def join_processes(device: str, timeout_minutes: float) -> Iterator[ProcessGroup]:
     """Yield the processes of this run: those that torchrun started, or only this one.
 
+    Only the main process reports messages and warnings.
     `device` is `auto`, `cpu` or `cuda`; each process takes the CUDA device of its local rank. Raises LmtrainError if
     there are too few devices, and if another process ends or does not answer for `timeout_minutes`.
     """
@@ -45,7 +48,8 @@ def join_processes(device: str, timeout_minutes: float) -> Iterator[ProcessGroup
         kv_store = _of_this_start(kv_store)
         backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
         dist.init_process_group(backend, store=kv_store, rank=rank, world_size=world_size, timeout=timeout)
-        yield DistributedGroup(kv_store, rank, world_size, timeout)
+        with log_level(logging.ERROR if rank else log.level):
+            yield DistributedGroup(kv_store, rank, world_size, timeout)
         dist.destroy_process_group()  # not after an error: it could wait for the other processes
 
 

@@ -1,33 +1,49 @@
-"""Messages to the user on stderr, and texts without control sequences, which could act on a terminal."""
+"""The log of lmtrain, which goes to stderr, and texts without control sequences, which could act on a terminal."""
 
 import json
+import logging
 import re
 import sys
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-Note = Callable[[str], None]
-"""A function that reports a message of one line: `note`, `ignore`, or a list's `append`."""
 _JOINERS = "\u200c\u200d"
 """Invisible, and required by some scripts and emoji."""
 
 
-def note(message: str) -> None:
-    """Print a message to stderr as one line, unbuffered."""
-    print(escaped(message), file=sys.stderr, flush=True)
+class _Stderr(logging.Handler):
+    """Prints each message to stderr as one line, unbuffered, above the progress bars."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm  # would slow `lmtrain -h` down
+
+        tqdm.write(escaped(record.getMessage()), file=sys.stderr)
+        sys.stderr.flush()
 
 
-def ignore(_message: str) -> None:
-    """Report nothing: takes the place of `note`, and also disables progress bars (`no_bar`)."""
+log = logging.getLogger("lmtrain")
+"""What is done is of level INFO, what the user should know in any case WARNING."""
+log.addHandler(_Stderr())
+log.setLevel(logging.INFO)
+log.propagate = False  # a root logger, which other libraries configure, would print the messages again
 
 
-def no_bar(note: Note) -> bool | None:
-    """Return tqdm's `disable` for a bar beside messages to `note`: True if that is `ignore`, else None.
+@contextmanager
+def log_level(level: int) -> Iterator[None]:
+    """Inside the block, report only messages of at least this level of `logging`."""
+    before = log.level
+    log.setLevel(level)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
-    With None, tqdm shows the bar on a terminal only.
-    """
-    return True if note is ignore else None
+
+def bar_disabled() -> bool | None:
+    """Return tqdm's `disable`: True if not even INFO is reported; else None, which shows a bar on a terminal only."""
+    return None if log.isEnabledFor(logging.INFO) else True
 
 
 def escaped(message: str) -> str:

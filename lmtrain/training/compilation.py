@@ -9,7 +9,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.objective import Objective
 from lmtrain.system.device import autocast, missing_to_compile
-from lmtrain.system.messages import Note
+from lmtrain.system.messages import log
 from lmtrain.training.budget import Budget
 from lmtrain.training.costs import blank_batch
 
@@ -20,7 +20,7 @@ PAYS_AFTER_SECONDS = 180.0
 
 
 def compiled_forward(
-    objective: Objective, config: Config, budget: Budget, device: torch.device, precision: str, note: Note
+    objective: Objective, config: Config, budget: Budget, device: torch.device, precision: str
 ) -> Forward:
     """Return the objective, compiled if that is requested, possible and worth it; else unchanged.
 
@@ -34,13 +34,13 @@ def compiled_forward(
     def uncompiled(why: str) -> Forward:
         if requested is True:
             raise LmtrainError(f"train.compile=true, but {why}: set train.compile=false")
-        note(f"not compiling the model, which only costs speed: {why}")
+        log.info(f"not compiling the model, which only costs speed: {why}")
         return objective
 
     missing = missing_to_compile(device)
     if missing is not None:
         return uncompiled(f"compiling needs {missing}")
-    note("compiling the model (a minute or two; cached for the next run)")
+    log.info("compiling the model (a minute or two; cached for the next run)")
     compiled = torch.compile(objective, dynamic=False)
     try:
         inputs, targets = blank_batch(config, device)

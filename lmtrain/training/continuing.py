@@ -10,7 +10,7 @@ from lmtrain.config.train import TrainConfig
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.checkpoint import Checkpoint
-from lmtrain.system.messages import Note
+from lmtrain.system.messages import log
 from lmtrain.training.budget import Budget
 from lmtrain.training.checkpoint_info import CheckpointInfo, ScheduleLength, read_info
 from lmtrain.training.optim import steps_independent_of_budget, warmup_steps
@@ -44,7 +44,7 @@ def common_steps(run_dir: Path, train: TrainConfig, budget: Budget, info: Checkp
     raise _rejection(run_dir, obstacle)
 
 
-def last_common(run_dir: Path, train: TrainConfig, budget: Budget, last: Checkpoint, note: Note) -> Checkpoint:
+def last_common(run_dir: Path, train: TrainConfig, budget: Budget, last: Checkpoint) -> Checkpoint:
     """Return the last checkpoint that the run has in common with one with `budget`; `last` is the run's last one.
 
     Raises LmtrainError if there is none.
@@ -56,7 +56,7 @@ def last_common(run_dir: Path, train: TrainConfig, budget: Budget, last: Checkpo
     checkpoint = run_checkpoints.last_until(run_dir, common)
     if checkpoint is None:
         raise _rejection(run_dir, f"it has no undamaged checkpoint up to step {common:,}")
-    note(
+    log.warning(
         f"{run_dir}: going back to step {checkpoint.info['step']:,}, before the decay of the learning rate, to resume "
         f"with another budget; later checkpoints, up to step {step:,}, are deleted"
     )

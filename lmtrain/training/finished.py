@@ -9,10 +9,9 @@ from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score
 from lmtrain.model.trained import WEIGHT_GROUPS
-from lmtrain.storage import run_checkpoints
-from lmtrain.storage.run_folder import STATE
+from lmtrain.storage.checkpoint import load
+from lmtrain.storage.run_folder import STATE, step_folder
 from lmtrain.system import disk
-from lmtrain.system.messages import ignore
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.budget import Budget
 from lmtrain.training.checkpoint_info import Amount, CheckpointInfo, Count
@@ -51,10 +50,10 @@ def finished_outcome(
         if state is None or state.step != last.counters.step:
             return ""
         try:
-            best = run_checkpoints.load_chosen(run_dir, None, WEIGHT_GROUPS, ignore)
+            load(step_folder(run_dir, state.best_step), WEIGHT_GROUPS)
         except LmtrainError:
             return ""
-        return state.model_dump_json() if best.info["step"] == state.best_step else ""
+        return state.model_dump_json()
 
     text = processes.on_main(valid_state)
     if not text:

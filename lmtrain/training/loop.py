@@ -16,7 +16,6 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.system.device import autocast, to_device
 from lmtrain.system.machine import explain_out_of_memory
-from lmtrain.system.messages import Note
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.system.signals import Interrupted
 from lmtrain.training.budget import targets_per_step
@@ -40,21 +39,18 @@ def fit(
     store: TokenStore,
     run_dir: Path,
     *,
-    note: Note,
-    quiet: bool = False,
     processes: ProcessGroup = SINGLE_PROCESS,
 ) -> Outcome:
     """Train until the budget is spent, the score stops improving, or a signal arrives. Return the outcome.
 
     If `run_dir` has a good checkpoint, training resumes from it; with a larger budget, from the last one before the
     schedules differ. If the run is finished, this only returns its outcome.
-    `note` reports warnings and, unless `quiet`, what the run is going to do.
-    Call this in every process of a distributed run, with `note=ignore` except in the main one. All return the same.
+    Call this in every process of a distributed run. All return the same.
     Raises LmtrainError if the folder belongs to another configuration or other data, and if training diverges.
     """
     with (
         explain_out_of_memory(MEMORY_REMEDY),
-        open_run(config, store, run_dir, note=note, quiet=quiet, processes=processes) as trainer,
+        open_run(config, store, run_dir, processes=processes) as trainer,
     ):
         if isinstance(trainer, Outcome):
             return trainer

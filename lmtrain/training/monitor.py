@@ -20,7 +20,7 @@ from lmtrain.evaluation.perplexity import readable
 from lmtrain.storage.files import write_errors
 from lmtrain.storage.run_folder import METRICS, Status, write_state
 from lmtrain.system import disk
-from lmtrain.system.messages import escaped
+from lmtrain.system.messages import bar_disabled, log
 from lmtrain.training.heatmap import heatmap
 
 CHARTS = {
@@ -63,9 +63,6 @@ class Monitor:
     def weights(self, step: int, title: str, tokens: list[str], weights: np.ndarray) -> None:
         """Show in TensorBoard the `weights` (H, T) of T `tokens` in H heads; each row is a distribution."""
 
-    def note(self, message: str) -> None:
-        """Print a line to stderr."""
-
     def state(self, status: Status, **details: Any) -> None:
         """Write the run's status to `state.json`; see `run_folder.write_state`."""
 
@@ -82,7 +79,7 @@ class RunMonitor(Monitor):
 
     Every metric goes to metrics.jsonl, one JSON object per line with `step` and `kind` (train, valid, final); numbers
     that are not finite become null. On a terminal stderr shows a progress bar; otherwise it gets a line of metrics at
-    most every ten seconds. Evaluations and notes are printed in both cases. `quiet` disables all of this.
+    most every ten seconds. Evaluations are printed in both cases.
 
     `step` is the step that the run resumes from (0: a new run), `progress` the fraction of the budget that was spent by
     then, `total_steps` the budget if it is in steps only, `metrics_bytes` the result of `flush` at the checkpoint.
@@ -91,7 +88,7 @@ class RunMonitor(Monitor):
     """
 
     def __init__(
-        self, run_dir: Path, *, step: int, progress: float, total_steps: int | None, metrics_bytes: int, quiet: bool
+        self, run_dir: Path, *, step: int, progress: float, total_steps: int | None, metrics_bytes: int
     ) -> None:
         from torch.utils import tensorboard  # takes seconds to import, so only training does it
 
@@ -100,15 +97,13 @@ class RunMonitor(Monitor):
         self._file = _open_metrics(self._path, metrics_bytes)
         with write_errors(run_dir):
             self._events = untyped.SummaryWriter(run_dir, purge_step=step + 1 if step else 0, flush_secs=30)
-        self._total_steps, self._quiet = total_steps, quiet
+        self._total_steps = total_steps
         self._step, self._progress = step, progress
         self._first: tuple[float, float] | None = None
         self._last_line = -math.inf
-        self._stderr = sys.stderr
         self._bar: tqdm[Any] | None = None
-        if not quiet and _has_columns(self._stderr):
+        if not bar_disabled() and _has_columns(sys.stderr):
             self._bar = tqdm(
-                file=self._stderr,
                 total=1.0,
                 initial=progress,
                 bar_format=_BAR_FORMAT,
@@ -138,11 +133,11 @@ class RunMonitor(Monitor):
             self._bar.set_postfix_str(", ".join(shown), refresh=False)
         elif time.monotonic() - self._last_line >= _PLAIN_LINE_SECONDS:
             self._last_line = time.monotonic()
-            self.note("  ".join([f"{self._position()} ({self._progress:.0%})", *shown, *self._time_left()]))
+            log.info("  ".join([f"{self._position()} ({self._progress:.0%})", *shown, *self._time_left()]))
 
     def evaluation(self, step: int, metrics: dict[str, float], headline: str) -> None:
         self._record(step, "valid", metrics)
-        self.note(f"step {step:,} valid:  loss {readable(metrics['loss'], 3)}  {headline}")
+        log.info(f"step {step:,} valid:  loss {readable(metrics['loss'], 3)}  {headline}")
 
     def final(self, metrics: dict[str, float], lines: list[str]) -> None:
         self._record(self._step, "final", metrics)
@@ -155,12 +150,6 @@ class RunMonitor(Monitor):
     def weights(self, step: int, title: str, tokens: list[str], weights: np.ndarray) -> None:
         with write_errors(self._run_dir):
             self._events.add_image(title, heatmap(tokens, weights), step, dataformats="HWC")
-
-    def note(self, message: str) -> None:
-        if self._quiet:
-            return
-        tqdm.write(escaped(message), file=self._stderr)
-        self._stderr.flush()
 
     def state(self, status: Status, **details: Any) -> None:
         write_state(self._run_dir, status, **details)

@@ -14,7 +14,7 @@ from lmtrain.storage import run_checkpoints, run_folder
 from lmtrain.storage.checkpoint import Checkpoint, check_model
 from lmtrain.storage.checkpoint import load as load_checkpoint
 from lmtrain.system.device import set_threads
-from lmtrain.system.messages import Note, ignore
+from lmtrain.system.messages import log
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import catch_stop_signals
 from lmtrain.training.announce import device_line, introduction
@@ -33,7 +33,7 @@ from lmtrain.training.trainer import Outcome, Trainer
 
 @contextmanager
 def open_run(
-    config: Config, store: TokenStore, run_dir: Path, *, note: Note, quiet: bool, processes: ProcessGroup
+    config: Config, store: TokenStore, run_dir: Path, *, processes: ProcessGroup
 ) -> Iterator[Trainer | Outcome]:
     """Yield the trainer of a run at its next step, or the outcome if the run is finished.
 
@@ -41,7 +41,6 @@ def open_run(
     are caught. An error in the block makes the run's state "failed".
     Raises LmtrainError if the run can't be started or resumed with this configuration and data.
     """
-    inform = ignore if quiet else note
     config_of_process = with_micro_batch(config, processes)
     check_agreement(config, store, processes)
     budget = make_budget(config, store)
@@ -49,7 +48,7 @@ def open_run(
 
         def resumed_from() -> str:
             stack.enter_context(run_folder.lock(run_dir))
-            found = _last_to_resume(config, store, run_dir, budget, note)
+            found = _last_to_resume(config, store, run_dir, budget)
             return "" if found is None else str(found.folder)
 
         folder = processes.on_main(resumed_from)
@@ -64,17 +63,17 @@ def open_run(
         clock = Clock(info.seconds, processes)
         set_threads(config.train.threads)
         step, spent = info.counters.step, budget.progress(info.counters.step, info.seconds)
-        inform(f"{run_dir}: " + (f"resuming from step {step:,} ({spent:.0%} of the budget)" if step else "a new run"))
+        log.info(f"{run_dir}: " + (f"resuming from step {step:,} ({spent:.0%} of the budget)" if step else "a new run"))
         for line in introduction(config, store, budget):
-            inform(line)
-        state = new_state(config_of_process, store, inform, processes)
-        inform(device_line(state))
+            log.info(line)
+        state = new_state(config_of_process, store, processes)
+        log.info(device_line(state))
         base = config.train.init_from
         if last is not None:
             restore(state, last)
-            _note_differences(run_dir, info, state, note)
+            _warn_of_differences(run_dir, info, state)
         elif base is not None:
-            inform(f"starting from the weights of {base} at step {load_initial_weights(state, base):,}")
+            log.info(f"starting from the weights of {base} at step {load_initial_weights(state, base):,}")
         del last  # it holds its files open, which then stay on the disk after they are pruned
         monitor = Monitor()
         with processes.main_first():
@@ -82,15 +81,13 @@ def open_run(
                 run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
                 run_checkpoints.remove_after(run_dir, step)  # they belong to the curves that the monitor cuts off
                 total, size = None if budget.seconds is not None else budget.steps, info.metrics_bytes
-                monitor = RunMonitor(
-                    run_dir, step=step, progress=spent, total_steps=total, metrics_bytes=size, quiet=quiet
-                )
+                monitor = RunMonitor(run_dir, step=step, progress=spent, total_steps=total, metrics_bytes=size)
         stack.callback(monitor.close)
         with _trainer(state, run_dir, budget, clock, monitor) as trainer:
             yield trainer
 
 
-def _last_to_resume(config: Config, store: TokenStore, run_dir: Path, budget: Budget, note: Note) -> Checkpoint | None:
+def _last_to_resume(config: Config, store: TokenStore, run_dir: Path, budget: Budget) -> Checkpoint | None:
     """Return the undamaged checkpoint that the run is resumed from; None if it is new.
 
     Newer, damaged ones are set aside. Raises LmtrainError, with nothing changed, if the run can't be resumed.
@@ -99,8 +96,8 @@ def _last_to_resume(config: Config, store: TokenStore, run_dir: Path, budget: Bu
     if newest is None:
         return None
     check_same_run(config, store, run_dir, newest)
-    common = last_common(run_dir, config.train, budget, newest, note)
-    run_checkpoints.set_aside(damaged, note)
+    common = last_common(run_dir, config.train, budget, newest)
+    run_checkpoints.set_aside(damaged)
     return common
 
 
@@ -125,14 +122,14 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, last: Check
             raise LmtrainError(f"the {what} is not the one that {run_dir} was trained on: choose another run.name")
 
 
-def _note_differences(run_dir: Path, info: CheckpointInfo, state: TrainState, note: Note) -> None:
+def _warn_of_differences(run_dir: Path, info: CheckpointInfo, state: TrainState) -> None:
     """Report why a resumed run may not equal an uninterrupted one to the last bit."""
     if info.store is None:
-        note("the run is of an earlier version: whether its text is still the same can't be checked")
+        log.warning("the run is of an earlier version: whether its text is still the same can't be checked")
     try:
         load(run_dir / run_folder.CONFIG, environment={})
     except UsageError as error:
-        note(f"{error}; the run is resumed without it")
+        log.warning(f"{error}; the run is resumed without it")
     train = state.config.train
     for what, then, now in (
         ("precision, by train.precision=auto", info.precision, state.precision),
@@ -142,7 +139,7 @@ def _note_differences(run_dir: Path, info: CheckpointInfo, state: TrainState, no
         ("sequences per micro-batch", info.micro_batch, train.rows),
     ):
         if then not in (None, now):
-            note(f"{what}: {then} before, {now} now; the results may not be equal bit for bit")
+            log.warning(f"{what}: {then} before, {now} now; the results may not be equal bit for bit")
 
 
 @contextmanager

@@ -25,7 +25,6 @@ from lmtrain.storage.checkpoint import FORMAT
 from lmtrain.storage.files import read_manifest
 from lmtrain.storage.run_folder import TOKENIZER, default_name, find_run, is_run, run_config
 from lmtrain.system.device import choose_device, cores
-from lmtrain.system.messages import Note
 from lmtrain.training.budget import targets_per_step
 
 STAND_IN_TOKENS = 1 << 20
@@ -123,12 +122,12 @@ def _with_absolute_paths(config: Config, run_dir: Path) -> Config:
     )
 
 
-def prepare(plan: RunPlan, *, note: Note) -> tuple[Config, TokenStore]:
+def prepare(plan: RunPlan) -> tuple[Config, TokenStore]:
     """Return the complete configuration, and the token store to train on, which is made if it is missing.
 
     Raises LmtrainError as `prepare_store` does, and UsageError for overrides that don't fit the automatic recipe.
     """
-    store = _tokens_of(plan, note)
+    store = _tokens_of(plan)
     config = plan.config
     if plan.is_automatic:
         recipe = _recipe(plan.overrides, store.split("train").tokens, store.tokenizer.vocab_size)
@@ -136,7 +135,7 @@ def prepare(plan: RunPlan, *, note: Note) -> tuple[Config, TokenStore]:
     return config.model_copy(update={"tokenizer": of_store(config.tokenizer, store)}), store
 
 
-def _tokens_of(plan: RunPlan, note: Note) -> TokenStore:
+def _tokens_of(plan: RunPlan) -> TokenStore:
     """Return the token store to train on, which is made if it is missing.
 
     An existing run keeps its tokenizer, unless another one is configured (`check_same_run` then rejects it). If its
@@ -145,16 +144,16 @@ def _tokens_of(plan: RunPlan, note: Note) -> TokenStore:
     config = plan.config
     stored = run_config(plan.run_dir) if _has_checkpoint(plan.run_dir) else None
     if stored is None or _wants_other_tokenizer(config.tokenizer, stored.tokenizer):
-        return prepare_store(config, note=note)
+        return prepare_store(config)
     source, store_hash = config.data.source, _store_hash(plan.run_dir)
     is_same_source = Path(source).absolute() == Path(stored.data.source).absolute()
     if store_hash is not None and is_same_source and source not in KNOWN and local_path(source) is None:
-        store = find_store(config.data.dir, store_hash, note)
+        store = find_store(config.data.dir, store_hash)
         if store is not None:
             return store
     of_run = TokenizerConfig(file=plan.run_dir / TOKENIZER)
     config = config.model_copy(update={"tokenizer": of_run})
-    return prepare_store(config, trained_on=store_hash, note=note)
+    return prepare_store(config, trained_on=store_hash)
 
 
 def _wants_other_tokenizer(configured: TokenizerConfig, stored: TokenizerConfig) -> bool:

@@ -20,7 +20,7 @@ from lmtrain.storage.files import make_folders, write_errors
 from lmtrain.system import disk
 from lmtrain.system.device import set_threads, synchronize
 from lmtrain.system.machine import explain_out_of_memory, machine, peak_flops
-from lmtrain.system.messages import Note
+from lmtrain.system.messages import log
 from lmtrain.training.budget import targets_per_step
 from lmtrain.training.costs import step_flops
 from lmtrain.training.loop import MEMORY_REMEDY, Measure, train_step
@@ -33,7 +33,7 @@ PREFIX = "lmtrain "
 """The prefix of the names of a step's parts in the trace."""
 
 
-def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -> dict[str, Any]:
+def profile_steps(config: Config, store: TokenStore, folder: Path) -> dict[str, Any]:
     """Take 5 steps to warm up and 3 times 5 measured ones, from the initial weights. Return the figures.
 
     Times are in seconds per step. Writes `trace.json.gz`, in Chrome's format, into `folder`, and no checkpoint.
@@ -43,8 +43,8 @@ def profile_steps(config: Config, store: TokenStore, folder: Path, note: Note) -
     trace = folder / "trace.json.gz"
     with explain_out_of_memory(MEMORY_REMEDY):
         set_threads(config.train.threads)
-        state = new_state(config, store, note)
-        note(f"profiling {WARM_UP + 3 * STEPS} steps")
+        state = new_state(config, store)
+        log.info(f"profiling {WARM_UP + 3 * STEPS} steps")
         for _ in range(WARM_UP):
             _step(state)
         whole, parts = _timed(state)

@@ -21,7 +21,6 @@ from lmtrain.model.objective import Objective
 from lmtrain.storage.checkpoint import Checkpoint, Tensors
 from lmtrain.system.device import choose_device, choose_precision
 from lmtrain.system.machine import machine
-from lmtrain.system.messages import Note
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.budget import Budget, make_budget, sample_order
 from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, SavedCounters, read_info
@@ -94,7 +93,7 @@ class TrainState:
     counters: Counters = field(default_factory=Counters)
 
 
-def new_state(config: Config, store: TokenStore, note: Note, processes: ProcessGroup = SINGLE_PROCESS) -> TrainState:
+def new_state(config: Config, store: TokenStore, processes: ProcessGroup = SINGLE_PROCESS) -> TrainState:
     """Return the state before the first step, with initial weights; compile and distribute the model as configured."""
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
@@ -117,7 +116,7 @@ def new_state(config: Config, store: TokenStore, note: Note, processes: ProcessG
     strategy = choose_strategy(config, model, device, precision, processes)
     if strategy != "fsdp":  # sharding moves the model to the device block by block, and is not compiled
         model.to(device)
-        forward = compiled_forward(objective, config, make_budget(config, store), device, precision, note)
+        forward = compiled_forward(objective, config, make_budget(config, store), device, precision)
     compiled = forward is not objective
     forward, gradient_sync = distribute(strategy, model, forward, device, precision, processes)
     averaged = {name: value.detach().clone() for name, value in model.named_parameters()} if config.train.ema else None

@@ -18,6 +18,7 @@ from lmtrain.model.trained import WEIGHT_GROUPS
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.checkpoint import Checkpoint, load
 from lmtrain.storage.tensor_files import LazyTensor
+from lmtrain.system.messages import log
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import StopSignal
 from lmtrain.training.monitor import Monitor
@@ -92,18 +93,18 @@ def show_samples(state: TrainState, monitor: Monitor) -> None:
 
 def final_score(state: TrainState, run_dir: Path, monitor: Monitor, stop: StopSignal) -> tuple[Score, int]:
     """Score the best checkpoint on the whole validation split, with overlapping windows. Return its score and step."""
-    best = _best_checkpoint(run_dir, monitor, state.processes)
+    best = _best_checkpoint(run_dir, state.processes)
     step, stride = int(best.info["step"]), stride_of(state.config)
-    monitor.note(f"scoring the best checkpoint (step {step:,}) on the whole validation split, with stride {stride}")
+    log.info(f"scoring the best checkpoint (step {step:,}) on the whole validation split, with stride {stride}")
     with evaluating(state.model, best.tensors["model" if state.ema is None else "ema"]):
         return validate(state, stride, None, stop), step
 
 
-def _best_checkpoint(run_dir: Path, monitor: Monitor, processes: ProcessGroup) -> Checkpoint:
+def _best_checkpoint(run_dir: Path, processes: ProcessGroup) -> Checkpoint:
     """Return the best undamaged checkpoint. The main process, which knows that all are written, chooses it."""
 
     def verified_folder() -> str:
-        return str(run_checkpoints.load_chosen(run_dir, None, WEIGHT_GROUPS, monitor.note).folder)
+        return str(run_checkpoints.load_chosen(run_dir, None, WEIGHT_GROUPS).folder)
 
     return load(Path(processes.on_main(verified_folder)), WEIGHT_GROUPS, verify_hashes=False)
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of data: every kind of tokenizer, and a place for notes."""
+"""The fixture of the tests of data: every kind of tokenizer."""
 
 import pytest
 
@@ -10,8 +10,3 @@ from tests.data.helpers import KINDS
 def kind(request: pytest.FixtureRequest) -> Kind:
     kind: Kind = request.param
     return kind
-
-
-@pytest.fixture
-def notes() -> list[str]:
-    return []

@@ -1,6 +1,5 @@
 """Corpora, token stores and tokenizers of a few lines, shared by the tests of the data package."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +68,9 @@ def make_corpus(folder: Path, documents: Documents, **info: Any) -> Corpus:
     return open_corpus(folder)
 
 
-def tokenized(
-    corpus: Corpus, config: TokenizerConfig, note: Callable[[str], None] = lambda _message: None
-) -> TokenStore:
+def tokenized(corpus: Corpus, config: TokenizerConfig) -> TokenStore:
     """The store of a corpus, beside it."""
-    return tokenize(corpus, config, corpus.folder.parent, note=note)
+    return tokenize(corpus, config, corpus.folder.parent)
 
 
 def make_store(data: Path, kind: Kind = "word", documents: Documents | None = None) -> TokenStore:

@@ -4,6 +4,7 @@ libraries read their environment when they are imported."""
 import hashlib
 import io
 import json
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 from lmtrain.config.schema import DataConfig
 from lmtrain.data.corpus import download
 from lmtrain.errors import LmtrainError
+from lmtrain.system.messages import log_level
 
 TOKEN = "hf_canaryTOKEN"
 
@@ -105,7 +107,8 @@ def prepare(environment: dict[str, str]) -> None:
 
 def attempt(fields: dict[str, Any], force: bool, broken: tuple[str, Exception] | None) -> tuple[Any, str]:
     """In that process: the manifest that a download gives, or the message that it fails with; and what stderr had."""
-    with redirect_stderr(io.StringIO()) as stderr, patch(broken[0], side_effect=broken[1]) if broken else nullcontext():
+    fault = patch(broken[0], side_effect=broken[1]) if broken else nullcontext()
+    with redirect_stderr(io.StringIO()) as stderr, log_level(logging.WARNING), fault:
         try:
             return download(DataConfig(**fields), force=force).manifest, stderr.getvalue()
         except LmtrainError as error:

@@ -15,8 +15,8 @@ from lmtrain.data import sample
 from lmtrain.data.corpus import Corpus, download, open_corpus
 from lmtrain.data.sources import Source, find_source
 from lmtrain.errors import LmtrainError
-from lmtrain.system.messages import Note
 from tests.data.helpers import lines, parquet, starts, tokenized, write
+from tests.helpers import messages
 
 ARTICLES = [
     " ",
@@ -44,9 +44,9 @@ class Importer:
         self.notes: list[str] = []
 
     def __call__(self, source: Path | str, *, force: bool = False, **fields: Any) -> Corpus:
-        self.notes.clear()
         data = DataConfig(source=str(source), dir=self.dir, **fields)
-        return download(data, force=force, note=self.notes.append)
+        with messages() as self.notes:
+            return download(data, force=force)
 
 
 @pytest.fixture
@@ -103,8 +103,8 @@ def test_a_text_that_grows_while_it_is_read_is_rejected(
 ) -> None:
     book = write(tmp_path / "book.txt", "a b c d\n" * 40)
 
-    def find_and_append(data: DataConfig, note: Note) -> Source:
-        source = find_source(data, note)
+    def find_and_append(data: DataConfig) -> Source:
+        source = find_source(data)
         with book.open("a") as file:
             file.write("more\n")
         return source
@@ -297,11 +297,11 @@ def test_corpus_folders_differ_by_source(tmp_path: Path, monkeypatch: pytest.Mon
         {"source": "owner/name-part"},
         {"source": "wikitext-2"},
     ]
-    folders = {find_source(DataConfig(**fields), lambda _: None).folder for fields in sources}
+    folders = {find_source(DataConfig(**fields)).folder for fields in sources}
     assert len(folders) == len(sources)
     assert {"owner--name", "wikitext-2", "sample-2000"} <= folders
     with pytest.raises(LmtrainError, match=r"data\.subset has no meaning"):
-        find_source(DataConfig(source="wikitext-2", subset="part"), lambda _: None)
+        find_source(DataConfig(source="wikitext-2", subset="part"))
 
 
 def another_grammar() -> sample.Grammar:
@@ -334,13 +334,13 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(load: Importer, small: Path)
     assert not any(load.dir.iterdir())
 
 
-def test_what_a_killed_process_left_is_deleted_at_the_next_start(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_deleted_at_the_next_start(tmp_path: Path, notes: list[str]) -> None:
     data = DataConfig(dir=tmp_path, sample_tokens=1000)
     corpus = download(data)
     corpus.folder.rename(tmp_path / f".tmp-{corpus.folder.name}~old-0123abcd")  # killed while it was replaced
     (tmp_path / ".tmp-other.word-4567cdef").mkdir()
     (tmp_path / ".tmp-other.word-4567cdef" / "train.npy").touch()
-    notes: list[str] = []
-    assert download(data, note=notes.append) == corpus
+    notes.clear()
+    assert download(data) == corpus
     assert [path.name for path in tmp_path.iterdir()] == [corpus.folder.name]
     assert notes == []

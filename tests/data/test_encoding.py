@@ -54,12 +54,13 @@ def test_a_part_is_taken_evenly_from_all_of_a_text(tmp_path: Path, monkeypatch: 
     assert all(set(part.tolist()) & set(taken) for part in np.array_split(np.array(LINES), 8))
 
 
-def test_merges_of_a_large_text_are_learned_from_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merges_of_a_large_text_are_learned_from_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
     monkeypatch.setattr(tokenizing, "BPE_BYTES", 1_000)
     monkeypatch.setattr(tokenizing, "_SPAN", 2_000)
-    notes: list[str] = []
     corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
-    store = tokenized(corpus, CONFIGS["bpe"], notes.append)
+    store = tokenized(corpus, CONFIGS["bpe"])
     assert any("learned from" in note and "of the text" in note for note in notes)
     ids = store.split("train").ids
     text = store.tokenizer.decode(ids[ids != store.tokenizer.eos_id].tolist())
@@ -76,7 +77,7 @@ from lmtrain.config.schema import DataConfig, TokenizerConfig
 data = DataConfig(source=sys.argv[1] + "/text", dir=Path(sys.argv[1], "data"))
 corpus = download(data)
 tokenizing.open_store = lambda *_: None
-tokenizing.tokenize(corpus, TokenizerConfig(kind="word"), data.dir, note=lambda _: None)
+tokenizing.tokenize(corpus, TokenizerConfig(kind="word"), data.dir)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 

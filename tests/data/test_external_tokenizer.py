@@ -36,7 +36,7 @@ def test_the_text_is_encoded_by_the_file(file: Path, corpus: Corpus, notes: list
     tokenizer = Tokenizer.load(file)
     words = tokenizer.kind == "word"
     config = TokenizerConfig(kind="byte", file=file)  # the kind of the configuration is ignored
-    store = tokenized(corpus, config, notes.append)
+    store = tokenized(corpus, config)
     assert (store.folder / TOKENIZER).read_bytes() == file.read_bytes()
     for split, documents in OTHER.items():
         end = [] if words else [tokenizer.eos_id]
@@ -46,15 +46,15 @@ def test_the_text_is_encoded_by_the_file(file: Path, corpus: Corpus, notes: list
     assert notes == [unknown] * words
     file.unlink()
     moved = TokenizerConfig(file=store.folder / TOKENIZER)
-    found = tokenized(corpus, moved, notes.append)
+    found = tokenized(corpus, moved)
     assert (found.folder, found.sha256) == (store.folder, store.sha256)
     assert len(notes) == words
 
 
 def test_each_tokenizer_has_a_store_of_its_own(file: Path, corpus: Corpus, notes: list[str]) -> None:
-    trained = tokenized(corpus, CONFIGS["word"], notes.append)
-    given = tokenized(corpus, TokenizerConfig(file=file), notes.append)
-    own = tokenized(corpus, TokenizerConfig(file=trained.folder / TOKENIZER), notes.append)
+    trained = tokenized(corpus, CONFIGS["word"])
+    given = tokenized(corpus, TokenizerConfig(file=file))
+    own = tokenized(corpus, TokenizerConfig(file=trained.folder / TOKENIZER))
     assert len({store.folder for store in (trained, given, own)}) == 3
     assert trained.tokenizer.sha256 == own.tokenizer.sha256 != given.tokenizer.sha256
     assert own.split("train").ids.tolist() == trained.split("train").ids.tolist()

@@ -124,10 +124,9 @@ def test_the_file_is_complete_by_itself_and_the_library_reads_it(name: str, tmp_
 
 
 @EVERY_SHAPE
-def test_a_store_has_one_end_of_text_token_for_each_document(name: str, tmp_path: Path) -> None:
+def test_a_store_has_one_end_of_text_token_for_each_document(name: str, tmp_path: Path, notes: list[str]) -> None:
     corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
-    notes: list[str] = []
-    store = tokenized(corpus, TokenizerConfig(file=write(tmp_path, name)), notes.append)
+    store = tokenized(corpus, TokenizerConfig(file=write(tmp_path, name)))
     for split, documents in DOCUMENTS.items():
         ids = store.split(split).ids
         assert (ids == store.tokenizer.eos_id).sum() == len(documents)

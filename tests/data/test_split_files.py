@@ -9,7 +9,7 @@ from lmtrain.config.schema import DataConfig
 from lmtrain.data.corpus import download
 from lmtrain.data.split_files import find_splits
 from lmtrain.errors import LmtrainError
-from lmtrain.system.messages import ignore
+from tests.helpers import messages
 
 UNKNOWN_ENDINGS = "their endings are of no known kind of text"
 OTHER_SPLITS = "other files are named after splits"
@@ -24,8 +24,8 @@ def fill(folder: Path, names: str) -> None:
 
 
 def found(folder: Path) -> tuple[dict[str, str], list[str]]:
-    notes: list[str] = []
-    splits = find_splits(folder, notes.append)
+    with messages() as notes:
+        splits = find_splits(folder)
     return {
         split: " ".join(str(path.relative_to(folder)) for path in paths) for split, paths in sorted(splits.items())
     }, notes
@@ -158,14 +158,14 @@ def test_a_second_name_of_a_file_is_no_second_text(tmp_path: Path) -> None:
 def test_names_that_contradict_are_rejected(tmp_path: Path, names: str, message: str) -> None:
     fill(tmp_path, names)
     with pytest.raises(LmtrainError, match=message):
-        find_splits(tmp_path, ignore)
+        find_splits(tmp_path)
 
 
 @pytest.mark.parametrize("shards", ["0-of-99999999999", "1-of-1", "0-of-0", "3-of-11"])
 def test_a_missing_shard_is_named(tmp_path: Path, shards: str) -> None:
     fill(tmp_path, f"train-{shards}.txt")
     with pytest.raises(LmtrainError, match=f"1 of the {shards.rpartition('-')[2]} files of its train split"):
-        find_splits(tmp_path, ignore)
+        find_splits(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["valid.txt", "train/a.txt", "source"])
@@ -180,8 +180,9 @@ def test_a_link_to_a_missing_file_is_not_ignored(tmp_path: Path, name: str) -> N
 def test_what_is_not_used_is_named_each_time(tmp_path: Path) -> None:
     folder = tmp_path / "text"
     fill(folder, "train.txt valid.txt")
-    data, notes = DataConfig(source=str(folder), dir=tmp_path / "data"), list[str]()
+    data = DataConfig(source=str(folder), dir=tmp_path / "data")
     made = download(data)
     fill(folder, "chapter-2.txt")
-    assert download(data, note=notes.append) == made
+    with messages() as notes:
+        assert download(data) == made
     assert notes == [f"not used in {folder}, since {OTHER_SPLITS}: chapter-2.txt"]

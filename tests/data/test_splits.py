@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from lmtrain.data import local, splits
 from lmtrain.data.splits import Lines, cut_split, write_split
 from lmtrain.errors import LmtrainError
-from lmtrain.system.messages import ignore
 
 SPLITS = ("train", "valid", "test")
 
 
 def cut(folder: Path, lines: Lines) -> dict[str, dict[str, int]]:
-    return cut_split(folder, lines, SPLITS, "the text", lambda _: None)
+    return cut_split(folder, lines, SPLITS, "the text")
 
 
 @settings(max_examples=60)
@@ -25,7 +24,7 @@ def test_any_text_round_trips(tmp_path_factory: pytest.TempPathFactory, lines: l
     lines = [*lines, "word"]
     folder = tmp_path_factory.mktemp("text")
     (folder / "source.txt").write_bytes("\n".join(lines).encode())
-    counts = write_split(folder, "train", local.read_lines([folder / "source.txt"], "text"), ignore, "the text")
+    counts = write_split(folder, "train", local.read_lines([folder / "source.txt"], "text"), "the text")
     assert (folder / "train.txt").read_bytes().decode() == "".join(f"{line}\n" for line in lines)
     assert counts["words"] == sum(len(line.split()) for line in lines)
     assert counts["bytes"] == (folder / "train.txt").stat().st_size
@@ -33,7 +32,7 @@ def test_any_text_round_trips(tmp_path_factory: pytest.TempPathFactory, lines: l
 
 def test_very_long_line_counts_its_words(tmp_path: Path) -> None:
     line = "word \u00a0\x1c" * 400_000
-    counts = write_split(tmp_path, "train", iter([(line, False)]), ignore, "the text")
+    counts = write_split(tmp_path, "train", iter([(line, False)]), "the text")
     assert counts["words"] == len(line.split()) == 400_000
 
 
@@ -58,9 +57,8 @@ LONG = [f"w{number:03}" for number in range(400)]
     ],
     ids=["one-line", "tabs", "few-lines", "one-line-that-is-most-of-the-text"],
 )
-def test_long_lines_are_cut_between_words(tmp_path: Path, lines: list[str], train: int) -> None:
-    notes: list[str] = []
-    counts = cut_split(tmp_path, ((line, False) for line in lines), SPLITS, "the text", notes.append)
+def test_long_lines_are_cut_between_words(tmp_path: Path, lines: list[str], train: int, notes: list[str]) -> None:
+    counts = cut_split(tmp_path, ((line, False) for line in lines), SPLITS, "the text")
     text = {split: (tmp_path / f"{split}.txt").read_text() for split in SPLITS}
     assert [text[split].split() for split in SPLITS] == [LONG[:train], LONG[train : train + 20], LONG[train + 20 :]]
     assert [text["valid"].count("\n"), text["test"].count("\n")] == [1, 1]

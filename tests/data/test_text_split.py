@@ -14,7 +14,6 @@ from lmtrain.data.local import read_lines, text_lines
 from lmtrain.data.tokenizing import text_split
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.system.messages import ignore
 from tests.data.helpers import CONFIGS, KINDS, tokenized, write
 
 TRAIN = [f"line {number} says {number % 7} times é" for number in range(60)]
@@ -39,7 +38,7 @@ def test_a_file_is_the_split_that_a_corpus_makes_of_it(
     else:
         path = write(source / name, gzip.compress("\n".join(VALID).encode()))
     store = tokenized(download(DataConfig(source=str(source), dir=tmp_path, text_column="body")), CONFIGS[kind])
-    split = text_split(read_lines([path], "body"), store.tokenizer, label=str(path), note=ignore)
+    split = text_split(read_lines([path], "body"), store.tokenizer, label=str(path))
     assert content(split) == content(store.split("valid"))
     if (kind, name) == ("word", "valid.txt.gz"):
         known = {word for line in TRAIN for word in line.split()} | {"<unk>"}
@@ -63,7 +62,7 @@ def test_other_files_are_rejected(
         write(tmp_path / name, written)
     for path in (tmp_path / name, tmp_path):
         with pytest.raises(LmtrainError, match=message if path != tmp_path else "is not a text file"):
-            text_split(read_lines([path], "body"), store.tokenizer, label=str(path), note=ignore)
+            text_split(read_lines([path], "body"), store.tokenizer, label=str(path))
 
 
 def test_an_unusable_temporary_folder_is_named(
@@ -71,4 +70,4 @@ def test_an_unusable_temporary_folder_is_named(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     with pytest.raises(LmtrainError, match=f"can't write {tmp_path}/gone: No such file or directory"):
-        text_split(text_lines("a"), store.tokenizer, label="text", note=ignore)
+        text_split(text_lines("a"), store.tokenizer, label="text")

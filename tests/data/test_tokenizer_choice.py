@@ -56,15 +56,17 @@ def test_the_size_of_a_bpe_vocabulary_fits_the_text(text_bytes: int, size: int) 
         ({"kind": "byte"}, {"kind": "byte", "vocab_size": None}),
     ],
 )
-def test_a_store_is_made_as_resolved(tmp_path: Path, fields: dict[str, Any], resolved: dict[str, Any]) -> None:
+def test_a_store_is_made_as_resolved(
+    tmp_path: Path, fields: dict[str, Any], resolved: dict[str, Any], notes: list[str]
+) -> None:
     corpus = make_corpus(tmp_path / "tiny", {"train": [MARKED], "valid": [["a"]]})
     config, expected = TokenizerConfig(**fields), TokenizerConfig(**resolved)
     assert resolve(config, corpus) == expected
     store = tokenized(corpus, config)
     assert (store.manifest["kind"], store.manifest["vocab_limit"]) == (expected.kind, expected.vocab_size)
     assert of_store(config, store) == of_store(expected, store) == resolve(expected, corpus) == expected
-    notes: list[str] = []
-    assert tokenized(corpus, expected, notes.append).folder == store.folder
+    notes.clear()
+    assert tokenized(corpus, expected).folder == store.folder
     assert notes == []
 
 
@@ -82,10 +84,9 @@ def test_a_size_too_small_for_the_kind_that_was_chosen_is_named(tmp_path: Path) 
         tokenized(corpus, TokenizerConfig(vocab_size=100))
 
 
-def test_unknown_words_are_named_for_each_split(tmp_path: Path) -> None:
+def test_unknown_words_are_named_for_each_split(tmp_path: Path, notes: list[str]) -> None:
     documents = {"train": [["a a a b <unk> c , ."]], "valid": [["a a new <unk>"]], "test": [["a a"]]}
-    notes: list[str] = []
-    tokenized(make_corpus(tmp_path / "tiny", documents), TokenizerConfig(kind="word", vocab_size=4), notes.append)
+    tokenized(make_corpus(tmp_path / "tiny", documents), TokenizerConfig(kind="word", vocab_size=4))
     assert notes[-1] == (
         "the tokenizer does not know all words: <unk> replaces 33.3% (train), 20% (valid), 0% (test) of the tokens"
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
-from tests.helpers import Content, content
+from tests.helpers import Content, content, messages
 
 GROUPS = ("model", "optimizer", "ema")
 
@@ -28,10 +28,9 @@ def same(left: Content | None, right: Content | None) -> bool:
 
 def restart(run_dir: Path) -> tuple[Content | None, list[str]]:
     """The checkpoint that a restart finds, and its notes."""
-    notes: list[str] = []
-    with run_folder.lock(run_dir):
+    with messages() as notes, run_folder.lock(run_dir):
         found, damaged = run_checkpoints.last(run_dir)
-        run_checkpoints.set_aside(damaged, notes.append)
+        run_checkpoints.set_aside(damaged)
         return None if found is None else content(found), notes
 
 

@@ -38,7 +38,7 @@ def test_a_stored_run_is_read_as_it_was_written(name: str) -> None:
 def test_a_stored_run_can_be_resumed(name: str, folder: Path) -> None:
     config, store = example()
     shutil.copytree(HERE / name, folder / "run")
-    state = new_state(run_folder.run_config(folder / "run"), store, lambda message: None)
+    state = new_state(run_folder.run_config(folder / "run"), store)
     stored = checkpoint.load(run_checkpoints.choose(folder / "run", "last"))
     restore(state, stored)
     assert state.counters.step == stored.info["step"] == 10
@@ -51,16 +51,15 @@ def test_a_stored_run_can_be_resumed(name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", STORED)
 def test_a_run_that_does_not_say_what_its_text_was_is_used_with_a_note(
-    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str], notes: list[str]
 ) -> None:
     _, store = example()
     shutil.copytree(HERE / name, folder / "run")
     score = lmtrain.load("run", checkpoint="last", device="cpu").evaluate(source=Path("text.txt"))
     assert score.tokens == store.split("valid").tokens
     assert "run is of an earlier version: whether" in capsys.readouterr().err
-    notes: list[str] = []
-    found = prepare(plan_run(None, [], folder / "run"), note=notes.append)
-    assert fit(*found, folder / "run", note=notes.append, quiet=True).step == 10
+    found = prepare(plan_run(None, [], folder / "run"))
+    assert fit(*found, folder / "run").step == 10
     assert "the run is of an earlier version: whether its text is still the same can't be checked" in notes
 
 

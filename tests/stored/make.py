@@ -48,7 +48,7 @@ def example() -> tuple[Config, TokenStore]:
     """The configuration, and its data in the working directory."""
     Path("text.txt").write_text(TEXT)
     config = load(None, OVERRIDES, {})
-    return config, prepare_store(config, note=print)
+    return config, prepare_store(config)
 
 
 def loss(run_dir: Path) -> float:
@@ -63,7 +63,7 @@ def main() -> None:
     target = HERE / checkpoint.FORMAT.replace("/", "-")
     with tempfile.TemporaryDirectory() as temporary:
         os.chdir(temporary)
-        fit(*example(), Path("run"), note=print, quiet=True)
+        fit(*example(), Path("run"))
         shutil.rmtree(target, ignore_errors=True)
         names = (".lock", run_folder.STATE, run_folder.METRICS, "events.*")
         shutil.copytree("run", target, ignore=shutil.ignore_patterns(*names))

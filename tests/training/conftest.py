@@ -10,7 +10,6 @@ import pytest
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokenizing import prepare_store
-from lmtrain.system.messages import ignore
 from lmtrain.training import loop, train_state
 from lmtrain.training.loop import train_step
 from tests.training.helpers import change, run
@@ -29,7 +28,7 @@ def event_files_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 def little(tiny: Config) -> Config:
     """The tiny configuration on a third of its text."""
     config = change(tiny, data__sample_tokens=1000)
-    prepare_store(config, note=ignore)
+    prepare_store(config)
     return config
 
 

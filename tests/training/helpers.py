@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,12 @@ from lmtrain.data.tokenizing import prepare_store
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import read_manifest, verify
-from lmtrain.system.messages import Note, ignore
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.budget import Budget
 from lmtrain.training.loop import fit, train_step
 from lmtrain.training.train_state import TrainState, new_state
 from lmtrain.training.trainer import Outcome
-from tests.helpers import state_hash
+from tests.helpers import messages, state_hash
 
 LOGGED: dict[str, Any] = {
     "model__dim": 8,
@@ -55,17 +55,17 @@ def without_dropout(config: Config) -> Config:
     return change(config, **{f"model__{name}": 0.0 for name in fields})
 
 
-def start(config: Config, processes: ProcessGroup = SINGLE_PROCESS, note: Note = ignore) -> TrainState:
-    return new_state(config, prepare_store(config, note=ignore), note, processes)
+def start(config: Config, processes: ProcessGroup = SINGLE_PROCESS) -> TrainState:
+    return new_state(config, prepare_store(config), processes)
 
 
 def run(
     config: Config, run_dir: Path, *, quiet: bool = True, processes: ProcessGroup = SINGLE_PROCESS
 ) -> tuple[Outcome, list[str]]:
-    """How the run ended, and its notes."""
-    notes: list[str] = []
-    store = prepare_store(config, note=ignore)
-    outcome = fit(config, store, run_dir, note=notes.append, quiet=quiet, processes=processes)
+    """How the run ended, and its messages; if quiet, its warnings."""
+    store = prepare_store(config)
+    with messages(logging.WARNING if quiet else logging.INFO) as notes:
+        outcome = fit(config, store, run_dir, processes=processes)
     return outcome, notes
 
 

@@ -17,11 +17,10 @@ from tests.training.helpers import change, cpu, start, take_step, without_dropou
 
 
 @pytest.mark.skipif(missing_to_compile(cpu()) is not None, reason="nothing can be compiled here")
-def test_the_compiled_model_trains_like_the_plain_one(tiny: Config) -> None:
-    notes: list[str] = []
+def test_the_compiled_model_trains_like_the_plain_one(tiny: Config, notes: list[str]) -> None:
     losses = []
     for wanted in (False, "auto", True):
-        state = start(change(without_dropout(tiny), train__compile=wanted), note=notes.append)
+        state = start(change(without_dropout(tiny), train__compile=wanted))
         losses.append([float(take_step(state, 1e-2)[0]) for _ in range(3)])
     assert len(notes) == 1, "auto must not compile so short a run"
     assert losses[0] == losses[1]
@@ -63,11 +62,10 @@ def long_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_compiler_that_fails(
-    tiny: Config, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str, late: bool
+    tiny: Config, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str, late: bool, notes: list[str]
 ) -> None:
     monkeypatch.setattr(torch, "compile", failing(error, late))
-    notes: list[str] = []
-    state = start(tiny, note=notes.append)
+    state = start(tiny)
     assert isinstance(state.forward, Objective)
     assert notes[1:] == [f"not compiling the model, which only costs speed: torch.compile failed ({reason})"]
     assert all(parameter.grad is None for parameter in state.model.parameters())
@@ -85,10 +83,11 @@ def test_memory_exhausted_while_compiling_is_not_a_compiler_error(
         start(change(tiny, train__compile=wanted))
 
 
-def test_a_machine_without_a_compiler(tiny: Config, monkeypatch: pytest.MonkeyPatch, long_run: None) -> None:
+def test_a_machine_without_a_compiler(
+    tiny: Config, monkeypatch: pytest.MonkeyPatch, long_run: None, notes: list[str]
+) -> None:
     monkeypatch.setattr("lmtrain.training.compilation.missing_to_compile", lambda device: "a C++ compiler")
-    notes: list[str] = []
-    assert isinstance(start(tiny, note=notes.append).forward, Objective)
+    assert isinstance(start(tiny).forward, Objective)
     assert notes == ["not compiling the model, which only costs speed: compiling needs a C++ compiler"]
     with pytest.raises(LmtrainError, match=r"train\.compile=true, but .* a C\+\+ compiler: set train\.compile=false"):
         start(change(tiny, train__compile=True))

@@ -12,7 +12,6 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import remove_folder
-from lmtrain.system.messages import ignore
 from lmtrain.training.opening import check_same_run
 from lmtrain.training.train_state import snapshot
 from tests.helpers import TINY
@@ -91,7 +90,7 @@ def test_a_changed_word_of_the_text_is_rejected(tmp_path: Path, kind: str, word:
 
     def store_of(content: str) -> TokenStore:
         text.write_text(content)
-        return prepare_store(config, note=ignore)
+        return prepare_store(config)
 
     found = begun(config, store_of(TEXT), run_dir)
     place = TEXT.index("rat", 400)

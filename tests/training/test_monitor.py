@@ -4,6 +4,7 @@ import fcntl
 import html
 import io
 import json
+import logging
 import math
 import os
 import pty
@@ -26,6 +27,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
+from lmtrain.system.messages import log, log_level
 from lmtrain.training.heatmap import heatmap
 from lmtrain.training.monitor import Monitor, RunMonitor
 from lmtrain.training.validation import evaluating, show_samples
@@ -33,7 +35,7 @@ from tests.training.helpers import start
 
 
 def monitor(run_dir: Path, **changes: Any) -> RunMonitor:
-    arguments = {"step": 0, "progress": 0.0, "total_steps": 10, "metrics_bytes": 0, "quiet": False}
+    arguments = {"step": 0, "progress": 0.0, "total_steps": 10, "metrics_bytes": 0}
     return RunMonitor(run_dir, **arguments | changes)
 
 
@@ -163,7 +165,7 @@ def test_without_a_terminal_there_are_plain_lines_at_most_every_ten_seconds(
         perplexity = 1234.5 if step < 150 else 1e300
         reports.train(step, {"loss": 2.0, "perplexity": perplexity, "tokens_per_second": 9876.5, "lr": 1.0})
     reports.evaluation(200, {"loss": 1.5, "word_perplexity": 1234.5}, "word perplexity 1,234")
-    reports.note("saved")
+    log.info("saved")
     reports.close()
     out, err = capsys.readouterr()
     assert out == ""
@@ -179,11 +181,11 @@ def test_without_a_terminal_there_are_plain_lines_at_most_every_ten_seconds(
 
 
 def test_quiet_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reports = monitor(tmp_path, quiet=True)
-    reports.train(1, {"loss": 2.0})
-    reports.evaluation(1, {"loss": 2.0}, "")
-    reports.note("saved")
-    reports.close()
+    with log_level(logging.WARNING):
+        reports = monitor(tmp_path)
+        reports.train(1, {"loss": 2.0})
+        reports.evaluation(1, {"loss": 2.0}, "")
+        reports.close()
     assert capsys.readouterr().err == ""
 
 
@@ -214,7 +216,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_share_of_the_budget(
         reports = monitor(tmp_path, total_steps=None, step=10, progress=0.25)
         reports.train(12, {"loss": 2.0, "perplexity": 7.4, "tokens_per_second": 5000.0})
         reports.advance(1234, 0.5)
-        reports.note("a note")
+        log.info("a note")
         reports.close()
         seen = screen()
     assert re.search(r"step 10: +25%\|", seen)

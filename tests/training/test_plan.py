@@ -12,7 +12,6 @@ from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config, RunConfig
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage.run_folder import default_name, run_config
-from lmtrain.system.messages import ignore
 from lmtrain.training.loop import fit
 from lmtrain.training.plan import RunPlan, chosen, plan_run, prepare
 from tests.helpers import TINY
@@ -30,8 +29,8 @@ def folder(folder: Path) -> Path:
 
 def train(plan: RunPlan) -> Config:
     """Train what is wanted; returns the configuration that the run stores."""
-    config, store = prepare(plan, note=ignore)
-    fit(config, store, plan.run_dir, note=ignore, quiet=True)
+    config, store = prepare(plan)
+    fit(config, store, plan.run_dir)
     return run_config(plan.run_dir)
 
 
@@ -52,7 +51,7 @@ def test_a_budget_of_any_kind_replaces_that_of_the_automatic_recipe(
     folder: Path, given: str, minutes: float | None
 ) -> None:
     plan = plan_run(None, ["data.source=book.txt", given])
-    stored = flat(prepare(plan, note=ignore)[0])
+    stored = flat(prepare(plan)[0])
     assert f"{given.partition('=')[0]}={stored[given.partition('=')[0]]:g}" == given
     assert stored["train.max_minutes"] == minutes
 
@@ -61,7 +60,7 @@ def test_fields_are_checked_against_the_automatic_recipe(folder: Path, monkeypat
     """Not against the defaults, whose context is 128 and whose width, 256, is no multiple of 6 heads."""
     monkeypatch.setattr("lmtrain.training.plan.cores", lambda: 2)
     fields = ["data.source=book.txt", "eval.stride=200", "model.heads=6", "train.max_minutes=60", "train.device=cpu"]
-    config, _ = prepare(plan_run(None, fields), note=ignore)
+    config, _ = prepare(plan_run(None, fields))
     assert (config.model.context, config.model.dim, config.model.heads, config.eval.stride) == (256, 192, 6, 200)
     with pytest.raises(UsageError, match=r"eval\.stride=300 is longer than model\.context=256"):
         plan_run(None, ["data.source=book.txt", "eval.stride=300"])
@@ -81,7 +80,7 @@ def test_the_dropout_depends_on_how_often_the_text_is_read_whatever_the_unit_of_
     fields = ["data.source=book.txt", "model.context=16", "train.batch_size=4"]
 
     def dropout(budget: str) -> float:
-        config, store = prepare(plan_run(None, [*fields, budget]), note=ignore)
+        config, store = prepare(plan_run(None, [*fields, budget]))
         assert store.split("train").tokens > 500  # an epoch has 8 steps or more
         return config.model.dropout
 
@@ -116,12 +115,12 @@ def test_an_existing_run_keeps_its_configuration_anywhere(folder: Path, monkeypa
     split = plan_run(None, ["run.name=three", "train.micro_batch=3"])  # 3 does not divide the default batch
     assert (split.config.train.batch_size, split.config.train.micro_batch) == (3, 3)
     again = plan_run(None, ["run.name=book"])
-    assert prepare(again, note=ignore)[0] == stored
+    assert prepare(again)[0] == stored
     (folder / "book.txt").unlink()
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
     found = plan_run(None, [], folder / "runs/book")
-    assert prepare(found, note=ignore)[1].folder.parent == folder / "data"
+    assert prepare(found)[1].folder.parent == folder / "data"
     shutil.move(folder / "runs", "runs")
     shutil.move(folder / "data", "data")
     shutil.rmtree(sorted(Path("runs/book/checkpoints").iterdir())[-1])

@@ -9,7 +9,6 @@ import pytest
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.system.messages import ignore
 from lmtrain.training import profiling
 from lmtrain.training.profiling import PARTS, profile_steps, profile_text
 from tests.helpers import TINY, Lmtrain
@@ -25,7 +24,7 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_parts_operators_and_a_trace(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
-    result = profile_steps(tiny, store, tmp_path / "new" / "profile", ignore)
+    result = profile_steps(tiny, store, tmp_path / "new" / "profile")
     parts = result["parts"]
     assert list(parts) == [*PARTS, "rest"]
     assert min(parts[name] for name in PARTS) > 0

@@ -9,7 +9,6 @@ import pytest
 from lmtrain.data import tokenizer_file
 from lmtrain.data.tokenizer_file import Description, Json
 from lmtrain.storage.run_folder import run_config
-from lmtrain.system.messages import ignore
 from lmtrain.training.loop import fit
 from lmtrain.training.plan import plan_run, prepare
 from tests.data.published import EXACT, SHAPES, TEXT, published
@@ -48,8 +47,8 @@ def test_a_run_has_its_tokenizer_in_its_folder(name: str, folder: Path, lmtrain:
 
 def _train(run_dir: Path | None, *overrides: str) -> str:
     plan = plan_run(None, [*overrides], run_dir)
-    config, store = prepare(plan, note=ignore)
-    fit(config, store, plan.run_dir, note=ignore, quiet=True)
+    config, store = prepare(plan)
+    fit(config, store, plan.run_dir)
     return last_hash(plan.run_dir)
 
 

@@ -26,7 +26,7 @@ from lmtrain.training import loop, train_state, validation
 from lmtrain.training.checkpoint_info import SavedCounters
 from lmtrain.training.loop import train_step
 from lmtrain.training.train_state import TrainState, restore
-from tests.helpers import Child, flip_bit
+from tests.helpers import Child, flip_bit, messages
 from tests.training.helpers import LOGGED, change, cpu, curves, last_hash, run, worsen
 from tests.training.resuming import BATCH, MATRIX, SMALL, Reference, begin, copied_for_every_kill, departures, refer
 
@@ -154,8 +154,8 @@ def train_until(event: int | str, steps: int, config: Config, run_dir: Path) -> 
 def damage_the_newest(run_dir: Path, choice: random.Random) -> None:
     path = run_checkpoints.choose(run_dir, "last") / f"{choice.choice(['model', 'optimizer', 'ema'])}.safetensors"
     flip_bit(path, choice.randrange(path.stat().st_size))
-    notes: list[str] = []
-    run_checkpoints.set_aside(run_checkpoints.last(run_dir)[1], notes.append)
+    with messages() as notes:
+        run_checkpoints.set_aside(run_checkpoints.last(run_dir)[1])
     assert "it was set aside" in notes[0]
 
 
