@@ -28,11 +28,13 @@ def build_model(config: ModelConfig, vocab_size: int, *, activation_checkpointin
     return model
 
 
-def build_uninitialized(config: ModelConfig, vocab_size: int) -> LanguageModel:
+def build_uninitialized(
+    config: ModelConfig, vocab_size: int, *, activation_checkpointing: bool = False
+) -> LanguageModel:
     """Return the model with arbitrary weights: for loading, or to read shapes. Large weights occupy no memory until
     they are written."""
     with _SkipInitialization():
-        return construct(config, vocab_size)
+        return construct(config, vocab_size, activation_checkpointing=activation_checkpointing)
 
 
 class _SkipInitialization(TorchFunctionMode):

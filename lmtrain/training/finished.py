@@ -14,7 +14,7 @@ from lmtrain.storage.run_folder import STATE, step_folder
 from lmtrain.system import disk
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.budget import Budget
-from lmtrain.training.checkpoint_info import Amount, CheckpointInfo, Count
+from lmtrain.training.checkpoint_info import Amount, Count, read_info
 from lmtrain.training.trainer import Outcome, out_of_patience
 
 
@@ -36,9 +36,14 @@ class Finished(BaseModel, strict=True, allow_inf_nan=False):
 
 
 def finished_outcome(
-    run_dir: Path, config: Config, budget: Budget, last: CheckpointInfo, processes: ProcessGroup
+    run_dir: Path, config: Config, budget: Budget, folder: Path | None, processes: ProcessGroup
 ) -> Outcome | None:
-    """Return the outcome of the run; None unless it ended with this last checkpoint, and the best one is undamaged."""
+    """Return the outcome of the run whose last checkpoint is `folder`; None unless it ended there, and the best
+    checkpoint is undamaged."""
+    if folder is None:
+        return None
+    last = read_info(load(folder, verify_hashes=False))
+    budget = budget.with_setup(last.prepared)
     stopped_early = out_of_patience(config, last.counters)
     if (last.teacher is None) != (not config.train.teacher):
         return None  # not the same run, which `restore` reports

@@ -18,13 +18,15 @@ from lmtrain.system.device import autocast, to_device
 from lmtrain.system.machine import explain_out_of_memory
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.system.signals import Interrupted
-from lmtrain.training.budget import targets_per_step
-from lmtrain.training.opening import open_run
+from lmtrain.training.budget import make_budget, targets_per_step
+from lmtrain.training.finished import finished_outcome
+from lmtrain.training.opening import checkpoint_to_resume, locked, open_run
 from lmtrain.training.optim import update_ema
+from lmtrain.training.parallel import check_agreement
 from lmtrain.training.randomness import noisy, step_seed
 from lmtrain.training.sharding import full_tensor
 from lmtrain.training.train_state import TrainState
-from lmtrain.training.trainer import Outcome, out_of_patience
+from lmtrain.training.trainer import Outcome, Trainer, out_of_patience
 
 MEMORY_REMEDY = (
     "lower train.micro_batch or train.loss_chunk (the batch stays the same), model.context, or the model's size"
@@ -34,13 +36,7 @@ Measure = Callable[[str], AbstractContextManager[object]]
 """Returns a context that measures one part of a step, by its name."""
 
 
-def fit(
-    config: Config,
-    store: TokenStore,
-    run_dir: Path,
-    *,
-    processes: ProcessGroup = SINGLE_PROCESS,
-) -> Outcome:
+def fit(config: Config, store: TokenStore, run_dir: Path, processes: ProcessGroup = SINGLE_PROCESS) -> Outcome:
     """Train until the budget is spent, the score stops improving, or a signal arrives. Return the outcome.
 
     If `run_dir` has a good checkpoint, training resumes from it; with a larger budget, from the last one before the
@@ -48,24 +44,31 @@ def fit(
     Call this in every process of a distributed run. All return the same.
     Raises LmtrainError if the folder belongs to another configuration or other data, and if training diverges.
     """
-    with (
-        explain_out_of_memory(MEMORY_REMEDY),
-        open_run(config, store, run_dir, processes=processes) as trainer,
-    ):
-        if isinstance(trainer, Outcome):
-            return trainer
-        try:
-            if trainer.evaluation_is_due():  # a signal may have interrupted this step's evaluation
-                trainer.evaluate()
-            while trainer.progress() < 1.0 and not out_of_patience(trainer.state.config, trainer.state.counters):
-                lr = trainer.learning_rate()
-                train_step(trainer.state, lr)
-                trainer.after_step(lr)
-            outcome = trainer.finish()
-        except Interrupted:
-            outcome = trainer.save_interrupted()
+    check_agreement(config, store, processes)
+    budget = make_budget(config, store)
+    with explain_out_of_memory(MEMORY_REMEDY), locked(run_dir, processes):
+        folder = checkpoint_to_resume(config, store, run_dir, budget, processes)
+        outcome = finished_outcome(run_dir, config, budget, folder, processes)
+        if outcome is None:
+            with open_run(config, store, run_dir, budget, folder, processes) as trainer:
+                outcome = _train(trainer)
     processes.barrier()  # torchrun may end the main process, which writes last, once another process has exited
     return outcome
+
+
+def _train(trainer: Trainer) -> Outcome:
+    """Take steps until the run ends, and save its last checkpoint. Return the outcome."""
+    state = trainer.state
+    try:
+        if trainer.evaluation_is_due():  # a signal may have interrupted this step's evaluation
+            trainer.evaluate()
+        while trainer.progress() < 1.0 and not out_of_patience(state.config, state.counters):
+            lr = trainer.learning_rate()
+            train_step(state, lr)
+            trainer.after_step(lr)
+        return trainer.finish()
+    except Interrupted:
+        return trainer.save_interrupted()
 
 
 def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> None:

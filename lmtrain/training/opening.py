@@ -1,7 +1,7 @@
-"""Opening a run: lock its folder, find the last checkpoint, compare configuration and data, restore the state."""
+"""Opening a run: lock its folder, find the checkpoint to resume, compare configuration and data, restore the state."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import torch
@@ -18,87 +18,97 @@ from lmtrain.system.messages import log
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import catch_stop_signals
 from lmtrain.training.announce import device_line, introduction
-from lmtrain.training.budget import Budget, make_budget
+from lmtrain.training.budget import Budget
 from lmtrain.training.checkpoint_info import NEW_RUN, CheckpointInfo, read_info
 from lmtrain.training.continuing import last_common
-from lmtrain.training.finished import finished_outcome
 from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
 from lmtrain.training.optim import steps_independent_of_budget
-from lmtrain.training.parallel import check_agreement, check_shared, with_micro_batch
+from lmtrain.training.parallel import check_shared
 from lmtrain.training.saving import CheckpointSaver, abort
 from lmtrain.training.train_state import TrainState, load_initial_weights, new_state, restore
-from lmtrain.training.trainer import Outcome, Trainer
+from lmtrain.training.trainer import Trainer
+
+
+@contextmanager
+def locked(run_dir: Path, processes: ProcessGroup) -> Iterator[None]:
+    """Lock the run's folder inside the block. Raises LmtrainError if another command trains this run."""
+    with ExitStack() as stack:
+        with processes.main_first():
+            if processes.is_main:
+                stack.enter_context(run_folder.lock(run_dir))
+        yield
+
+
+def checkpoint_to_resume(
+    config: Config, store: TokenStore, run_dir: Path, budget: Budget, processes: ProcessGroup
+) -> Path | None:
+    """Return the folder of the undamaged checkpoint that the run is resumed from; None if it is new.
+
+    The main process chooses it, and sets newer, damaged ones aside. Raises LmtrainError, with nothing changed, if the
+    run can't be resumed with this configuration and data.
+    """
+
+    def chosen() -> str:
+        newest, damaged = run_checkpoints.last(run_dir)
+        if newest is None:
+            return ""
+        check_same_run(config, store, run_dir, newest)
+        common = last_common(run_dir, config.train, budget, newest)
+        run_checkpoints.set_aside(damaged)
+        return str(common.folder)
+
+    folder = processes.on_main(chosen)
+    check_shared(Path(folder) if folder else run_dir / run_folder.LOCK, processes)
+    return Path(folder) if folder else None
 
 
 @contextmanager
 def open_run(
-    config: Config, store: TokenStore, run_dir: Path, *, processes: ProcessGroup
-) -> Iterator[Trainer | Outcome]:
-    """Yield the trainer of a run at its next step, or the outcome if the run is finished.
+    config: Config, store: TokenStore, run_dir: Path, budget: Budget, folder: Path | None, processes: ProcessGroup
+) -> Iterator[Trainer]:
+    """Yield the trainer of a run at its next step, restored from the checkpoint `folder`; None: a new run.
 
-    A run that exists is restored from its last good checkpoint. Inside the block the folder is locked and stop signals
-    are caught. An error in the block makes the run's state "failed".
-    Raises LmtrainError if the run can't be started or resumed with this configuration and data.
+    Inside the block stop signals are caught, and the run's state is "running", or "failed" after an error.
     """
-    config_of_process = with_micro_batch(config, processes)
-    check_agreement(config, store, processes)
-    budget = make_budget(config, store)
-    with ExitStack() as stack:
-
-        def resumed_from() -> str:
-            stack.enter_context(run_folder.lock(run_dir))
-            found = _last_to_resume(config, store, run_dir, budget)
-            return "" if found is None else str(found.folder)
-
-        folder = processes.on_main(resumed_from)
-        check_shared(Path(folder) if folder else run_dir / run_folder.LOCK, processes)
-        last = load_checkpoint(Path(folder), verify_hashes=False) if folder else None
-        info = NEW_RUN if last is None else read_info(last)
-        budget = budget.with_setup(info.prepared)
-        outcome = finished_outcome(run_dir, config, budget, info, processes)
-        if outcome is not None:
-            yield outcome
-            return
-        clock = Clock(info.seconds, processes)
-        set_threads(config.train.threads)
-        step, spent = info.counters.step, budget.progress(info.counters.step, info.seconds)
-        log.info(f"{run_dir}: " + (f"resuming from step {step:,} ({spent:.0%} of the budget)" if step else "a new run"))
-        for line in introduction(config, store, budget):
-            log.info(line)
-        state = new_state(config_of_process, store, processes)
-        log.info(device_line(state))
-        base = config.train.init_from
-        if last is not None:
-            restore(state, last)
-            _warn_of_differences(run_dir, info, state)
-        elif base is not None:
-            log.info(f"starting from the weights of {base} at step {load_initial_weights(state, base):,}")
-        del last  # it holds its files open, which then stay on the disk after they are pruned
-        monitor = Monitor()
-        with processes.main_first():
-            if processes.is_main:
-                run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
-                run_checkpoints.remove_after(run_dir, step)  # they belong to the curves that the monitor cuts off
-                total, size = None if budget.seconds is not None else budget.steps, info.metrics_bytes
-                monitor = RunMonitor(run_dir, step=step, progress=spent, total_steps=total, metrics_bytes=size)
-        stack.callback(monitor.close)
-        with _trainer(state, run_dir, budget, clock, monitor) as trainer:
-            yield trainer
-
-
-def _last_to_resume(config: Config, store: TokenStore, run_dir: Path, budget: Budget) -> Checkpoint | None:
-    """Return the undamaged checkpoint that the run is resumed from; None if it is new.
-
-    Newer, damaged ones are set aside. Raises LmtrainError, with nothing changed, if the run can't be resumed.
-    """
-    newest, damaged = run_checkpoints.last(run_dir)
-    if newest is None:
-        return None
-    check_same_run(config, store, run_dir, newest)
-    common = last_common(run_dir, config.train, budget, newest)
-    run_checkpoints.set_aside(damaged)
-    return common
+    last = load_checkpoint(folder, verify_hashes=False) if folder else None
+    info = NEW_RUN if last is None else read_info(last)
+    budget = budget.with_setup(info.prepared)
+    clock = Clock(info.seconds, processes)
+    set_threads(config.train.threads)
+    step, spent = info.counters.step, budget.progress(info.counters.step, info.seconds)
+    log.info(f"{run_dir}: " + (f"resuming from step {step:,} ({spent:.0%} of the budget)" if step else "a new run"))
+    for line in introduction(config, store, budget):
+        log.info(line)
+    base = config.train.init_from
+    is_initial = last is None and base is None
+    state = new_state(config, store, processes, initialize=is_initial)
+    log.info(device_line(state))
+    if last is not None:
+        restore(state, last)
+        _warn_of_differences(run_dir, info, state)
+    elif base is not None:
+        log.info(f"starting from the weights of {base} at step {load_initial_weights(state, base):,}")
+    del last  # it holds its files open, which then stay on the disk after they are pruned
+    monitor = Monitor()
+    with processes.main_first():
+        if processes.is_main:
+            run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
+            run_checkpoints.remove_after(run_dir, step)  # they belong to the curves that the monitor cuts off
+            total, size = None if budget.seconds is not None else budget.steps, info.metrics_bytes
+            monitor = RunMonitor(run_dir, step=step, progress=spent, total_steps=total, metrics_bytes=size)
+    common = steps_independent_of_budget(config.train, budget)
+    with closing(monitor):
+        try:
+            with (
+                catch_stop_signals(processes, lambda: abort(run_dir, processes)) as stop,
+                CheckpointSaver(run_dir, config.train.keep, processes, common_steps=common) as saver,
+            ):
+                monitor.state("running", step=step)
+                yield Trainer(state, run_dir, budget=budget, clock=clock, monitor=monitor, saver=saver, stop=stop)
+        except BaseException:
+            monitor.state("failed", step=state.counters.step)
+            raise
 
 
 def check_same_run(config: Config, store: TokenStore, run_dir: Path, last: Checkpoint) -> None:
@@ -140,20 +150,3 @@ def _warn_of_differences(run_dir: Path, info: CheckpointInfo, state: TrainState)
     ):
         if then not in (None, now):
             log.warning(f"{what}: {then} before, {now} now; the results may not be equal bit for bit")
-
-
-@contextmanager
-def _trainer(state: TrainState, run_dir: Path, budget: Budget, clock: Clock, monitor: Monitor) -> Iterator[Trainer]:
-    """Yield the trainer. Stop signals are caught, and the run's state is "running", or "failed" after an error."""
-    processes, train, step = state.processes, state.config.train, state.counters.step
-    common = steps_independent_of_budget(train, budget)
-    try:
-        with (
-            catch_stop_signals(processes, lambda: abort(run_dir, processes)) as stop,
-            CheckpointSaver(run_dir, train.keep, processes, common_steps=common) as saver,
-        ):
-            monitor.state("running", step=step)
-            yield Trainer(state, run_dir, budget=budget, clock=clock, monitor=monitor, saver=saver, stop=stop)
-    except BaseException:
-        monitor.state("failed", step=state.counters.step)
-        raise

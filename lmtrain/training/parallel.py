@@ -49,7 +49,11 @@ def with_micro_batch(config: Config, processes: ProcessGroup) -> Config:
 
 
 def check_agreement(config: Config, store: TokenStore, processes: ProcessGroup) -> None:
-    """Raise LmtrainError, in the main process only, if a process differs in configuration, data, lmtrain or PyTorch."""
+    """Raise LmtrainError, in the main process only, if a process differs in configuration, data, lmtrain or PyTorch.
+
+    Raises it in all processes if they can't divide the batch.
+    """
+    with_micro_batch(config, processes)
     mine = {name: str(value) for name, value in flat(config).items() if not name.startswith("data.")} | {
         "its tokens": store.sha256[:16],
         "its tokenizer": store.tokenizer.sha256[:16],

@@ -14,7 +14,7 @@ from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Forward
-from lmtrain.model.build import build_model, set_embedding, set_output_bias
+from lmtrain.model.build import build_model, build_uninitialized, set_embedding, set_output_bias
 from lmtrain.model.cooccurrence import TOKENS, cooccurrence_embedding
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
@@ -29,7 +29,7 @@ from lmtrain.training.continuing import schedule_length
 from lmtrain.training.muon import AdamW, Muon
 from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from lmtrain.training.other_runs import initial_weights, load_teacher
-from lmtrain.training.parallel import GradientSync, choose_strategy, distribute
+from lmtrain.training.parallel import GradientSync, choose_strategy, distribute, with_micro_batch
 from lmtrain.training.sharding import copy_all
 
 
@@ -93,21 +93,26 @@ class TrainState:
     counters: Counters = field(default_factory=Counters)
 
 
-def new_state(config: Config, store: TokenStore, processes: ProcessGroup = SINGLE_PROCESS) -> TrainState:
-    """Return the state before the first step, with initial weights; compile and distribute the model as configured."""
+def new_state(
+    config: Config, store: TokenStore, processes: ProcessGroup = SINGLE_PROCESS, *, initialize: bool = True
+) -> TrainState:
+    """Return the state before the first step; compile and distribute the model as configured.
+
+    Without `initialize`, the weights are arbitrary: the caller loads others, and this saves seconds.
+    """
+    config = with_micro_batch(config, processes)
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
     split, order = store.split("train"), sample_order(config, store)
+    build, vocab_size = build_model if initialize else build_uninitialized, store.tokenizer.vocab_size
     torch.manual_seed(config.run.seed)
-    model = build_model(
-        config.model, store.tokenizer.vocab_size, activation_checkpointing=config.train.activation_checkpointing
-    )
-    vocab_size, width = model.embedding.weight.shape
-    set_embedding(model, cooccurrence_embedding(split.ids[:TOKENS], vocab_size, width))
+    model = build(config.model, vocab_size, activation_checkpointing=config.train.activation_checkpointing)
     counts = torch.from_numpy(split.counts(vocab_size))
-    set_output_bias(model, counts)
     if model.adaptive is not None:
         model.adaptive.set_shares(counts)
+    if initialize:
+        set_output_bias(model, counts)
+        set_embedding(model, cooccurrence_embedding(split.ids[:TOKENS], *model.embedding.weight.shape))
     teacher, teacher_hash = None, None
     if config.train.teacher:
         teacher, teacher_hash = load_teacher(config, store, device, processes)

@@ -179,7 +179,7 @@ def test_each_process_reads_holds_and_writes_only_its_rows_of_a_sharded_state(
         raise AssertionError("a tensor is gathered")
 
     def work(kind: str, source: Path, target: Path, processes: ProcessGroup) -> list[int]:
-        state = start(change(tiny, train__parallel=kind), processes)
+        state = start(change(tiny, train__parallel=kind, train__batch_size=12), processes)
         found = checkpoint.load(run_checkpoints.choose(source, "last"))
         monkeypatch.setattr(LazyTensor, "__getitem__", counted)
         for name in ("full_tensor", "redistribute"):
