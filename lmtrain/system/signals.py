@@ -8,7 +8,7 @@ This module imports only the standard library, because `install` must run before
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -47,7 +47,7 @@ def uninstall() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
-def end_at_once(message: str) -> NoReturn:
+def _end_at_once(message: str) -> NoReturn:
     """Write a line to stderr and exit without waiting for anything. Further interrupts are ignored."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -65,7 +65,7 @@ def _write_line(message: str) -> None:
 def _handle(number: int, _frame: FrameType | None) -> None:
     global _ending  # noqa: PLW0603
     if _ending:
-        end_at_once("interrupted again: ended at once")
+        _end_at_once("interrupted again: ended at once")
     _ending = True
     if number == signal.SIGUSR1:
         os.write(2, b"lmtrain: ended by SIGUSR1: training was not under way, so there is nothing to save\n")
@@ -89,16 +89,16 @@ class StopSignal:
     All `processes` stop at the same `check`. The main process prints at once that it has received the signal.
     """
 
-    def __init__(self, processes: "ProcessGroup", abort: Callable[[], NoReturn]) -> None:
+    def __init__(self, processes: "ProcessGroup") -> None:
         self.name: str | None = None
         self._processes = processes
-        self._abort = abort
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
-        """Record the signal: this is the signal handler. A second Ctrl-C calls `abort` inside the handler."""
+        """Record the signal: this is the signal handler. A Ctrl-C after another signal ends the process at once."""
         if self.name is not None and number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third one would wait for a lock that this thread holds
-            self._abort()
+            if not self._processes.is_main:
+                os._exit(INTERRUPTED)
+            _end_at_once("interrupted again: ended at once; the same command resumes from the last checkpoint, if any")
         first, self.name = self.name is None, signal.Signals(number).name
         if first and self._processes.is_main:
             with suppress(OSError):  # such as a closed terminal
@@ -113,12 +113,9 @@ class StopSignal:
 
 
 @contextmanager
-def catch_stop_signals(processes: "ProcessGroup", abort: Callable[[], NoReturn]) -> Iterator[StopSignal]:
-    """Handle SIGINT, SIGTERM and SIGUSR1 inside the block, and restore the previous handlers after it.
-
-    A SIGINT after another signal calls `abort`, which ends the process at once.
-    """
-    stop = StopSignal(processes, abort)
+def catch_stop_signals(processes: "ProcessGroup") -> Iterator[StopSignal]:
+    """Handle SIGINT, SIGTERM and SIGUSR1 inside the block, and restore the previous handlers after it."""
+    stop = StopSignal(processes)
     previous = {
         number: signal.signal(number, stop.handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     }

@@ -25,7 +25,7 @@ from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
 from lmtrain.training.optim import steps_independent_of_budget
 from lmtrain.training.parallel import check_shared
-from lmtrain.training.saving import CheckpointSaver, abort
+from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.train_state import TrainState, load_initial_weights, new_state, restore
 from lmtrain.training.trainer import Trainer
 
@@ -101,7 +101,7 @@ def open_run(
     with closing(monitor):
         try:
             with (
-                catch_stop_signals(processes, lambda: abort(run_dir, processes)) as stop,
+                catch_stop_signals(processes) as stop,
                 CheckpointSaver(run_dir, config.train.keep, processes, common_steps=common) as saver,
             ):
                 monitor.state("running", step=step)

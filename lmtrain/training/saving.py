@@ -1,21 +1,17 @@
 """Writing checkpoints in the background: the training loop waits only until its tensors are copied."""
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import numpy as np
 from torch import Tensor
 
 from lmtrain.errors import LmtrainError
-from lmtrain.storage import checkpoint, run_checkpoints, run_folder
-from lmtrain.storage.files import folder_lock
+from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.tensor_files import in_rows, rows_name
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
-from lmtrain.system.signals import INTERRUPTED, end_at_once
 from lmtrain.training.sharding import is_sharded, local_rows
 
 
@@ -87,20 +83,6 @@ class CheckpointSaver:
         checkpoint.save(self._run_dir, step, tensors, info, processes)
         if processes.is_main:
             run_checkpoints.prune(self._run_dir, self._keep, self.common_steps)
-
-
-def abort(run_dir: Path, processes: ProcessGroup) -> NoReturn:
-    """Exit at once, without saving; the main process reports the newest checkpoint on disk."""
-    if not processes.is_main:
-        os._exit(INTERRUPTED)
-    with folder_lock(run_dir / run_folder.CHECKPOINTS):  # so that the saver's thread can't complete another one now
-        steps = [run_folder.step_of(folder) for folder in run_checkpoints.folders(run_dir)]
-        with suppress(LmtrainError):
-            run_folder.write_state(run_dir, "interrupted", step=steps[-1] if steps else 0, signal="SIGINT")
-        message = "no checkpoint has been saved yet"
-        if steps:
-            message = f"the checkpoint of step {steps[-1]:,} is good; rerun the same command to resume from it"
-        end_at_once(f"interrupted again, so ended at once: {message}")
 
 
 def _copies(named: Mapping[str, Tensor], is_main: bool) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from torch.torch_version import TorchVersion
 
 from lmtrain.errors import LmtrainError
 from lmtrain.system import device as devices
+from lmtrain.system import signals
 from lmtrain.system.device import choose_device, choose_precision, missing_to_compile
 from lmtrain.system.machine import explain_out_of_memory, peak_flops
 from lmtrain.system.process_group import ProcessGroup
@@ -65,12 +66,13 @@ def test_what_compiling_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing_to_compile(cuda) is None
 
 
-def test_the_first_signal_is_recorded_and_a_second_ctrl_c_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def abort() -> NoReturn:
+def test_the_first_signal_is_recorded_and_a_second_ctrl_c_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(_message: str) -> NoReturn:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(signals, "_end_at_once", end)
     previous = signal.getsignal(signal.SIGINT)
-    with catch_stop_signals(ProcessGroup(), abort) as stop:
+    with catch_stop_signals(ProcessGroup()) as stop:
         stop.check()
         signal.raise_signal(signal.SIGTERM)
         assert stop.name == "SIGTERM"
@@ -80,7 +82,7 @@ def test_the_first_signal_is_recorded_and_a_second_ctrl_c_aborts(monkeypatch: py
             stop.check()
     assert signal.getsignal(signal.SIGINT) is previous
     monkeypatch.setattr(ProcessGroup, "all_max", lambda self, number: signal.SIGUSR1)  # that of another process
-    with catch_stop_signals(ProcessGroup(1, 2), abort) as stop, pytest.raises(Interrupted, match="SIGUSR1"):
+    with catch_stop_signals(ProcessGroup(1, 2)) as stop, pytest.raises(Interrupted, match="SIGUSR1"):
         stop.check()
 
 

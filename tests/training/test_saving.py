@@ -9,9 +9,7 @@ import torch
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.system import disk
-from lmtrain.system.process_group import SINGLE_PROCESS
-from lmtrain.training import saving
-from lmtrain.training.saving import CheckpointSaver, abort
+from lmtrain.training.saving import CheckpointSaver
 
 
 def state(value: float) -> checkpoint.Tensors:
@@ -39,28 +37,6 @@ def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path, monkeypatch: pytest
         go.set()
         saver.save(2, tensors, {"score": None})
     assert weight(tmp_path, 1) == [1.0] * 4
-    assert weight(tmp_path, 2) == [2.0] * 4
-
-
-def test_no_checkpoint_is_finished_after_an_abort_has_named_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoint.save(tmp_path, 1, state(1.0), {"score": None})
-    writer = threading.Thread(target=checkpoint.save, args=(tmp_path, 2, state(2.0), {"score": None}))
-    messages: list[str] = []
-
-    def end(message: str) -> None:
-        writer.start()
-        writer.join(0.3)
-        messages.append(message)
-        assert [folder.name for folder in run_checkpoints.folders(tmp_path)] == ["step-00000001"]
-        raise SystemExit
-
-    monkeypatch.setattr(saving, "end_at_once", end)
-    with pytest.raises(SystemExit):
-        abort(tmp_path, SINGLE_PROCESS)
-    writer.join()
-    assert "the checkpoint of step 1 is good" in messages[0]
     assert weight(tmp_path, 2) == [2.0] * 4
 
 
