@@ -75,7 +75,8 @@ def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> 
     """Take one optimizer step over `batch_size` sequences, and add its loss and gradient norm to `state.statistics`.
 
     The loss is the sum of nats over the count of all targets in the step, however they are divided into micro-batches.
-    If the gradient is not finite, the step is skipped: weights and optimizer state stay unchanged.
+    If the gradient is not finite, the step is skipped: weights and optimizer state stay unchanged, and the averaged
+    weights move towards the same weights again.
     """
     train, model, processes = state.config.train, state.model, state.processes
     step, rows = state.counters.step, train.rows

@@ -21,7 +21,6 @@ from lmtrain.storage.files import write_errors
 from lmtrain.storage.run_folder import METRICS, Status, write_state
 from lmtrain.system import disk
 from lmtrain.system.messages import bar_disabled, log
-from lmtrain.training.heatmap import heatmap
 
 CHARTS = {
     ("train", "loss"): "loss/train",
@@ -61,7 +60,7 @@ class Monitor:
         """Show `text` in TensorBoard literally."""
 
     def weights(self, step: int, title: str, tokens: list[str], weights: np.ndarray) -> None:
-        """Show in TensorBoard the `weights` (H, T) of T `tokens` in H heads; each row is a distribution."""
+        """Show in TensorBoard a table of the `weights` (H, T) of T `tokens` in H heads; each row is a distribution."""
 
     def state(self, status: Status, **details: Any) -> None:
         """Write the run's status to `state.json`; see `run_folder.write_state`."""
@@ -144,12 +143,12 @@ class RunMonitor(Monitor):
         self.text(self._step, "final", "\n".join(["the best checkpoint on the whole validation split:", *lines]))
 
     def text(self, step: int, title: str, text: str) -> None:
-        with write_errors(self._run_dir):
-            self._events.add_text(title, _escape(text), step)
+        self._add_text(step, title, _escape(text))
 
     def weights(self, step: int, title: str, tokens: list[str], weights: np.ndarray) -> None:
-        with write_errors(self._run_dir):
-            self._events.add_image(title, heatmap(tokens, weights), step, dataformats="HWC")
+        rows = [["", *map(_escape, tokens)], ["---"] * (len(tokens) + 1)]
+        rows += [[f"head {head}", *(f"{weight:.1%}" for weight in row)] for head, row in enumerate(weights, 1)]
+        self._add_text(step, title, "\n".join(f"|{'|'.join(row)}|" for row in rows))
 
     def state(self, status: Status, **details: Any) -> None:
         write_state(self._run_dir, status, **details)
@@ -169,6 +168,10 @@ class RunMonitor(Monitor):
         self._file.close()
         with write_errors(self._run_dir):
             self._events.close()
+
+    def _add_text(self, step: int, title: str, markdown: str) -> None:
+        with write_errors(self._run_dir):
+            self._events.add_text(title, markdown, step)
 
     def _record(self, step: int, kind: str, metrics: dict[str, float]) -> None:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}

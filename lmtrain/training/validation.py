@@ -25,7 +25,8 @@ from lmtrain.training.monitor import Monitor
 from lmtrain.training.sharding import shard_like
 from lmtrain.training.train_state import TrainState
 
-IMAGE_TOKENS = 8
+POOL_TOKENS = 8
+"""The validation tokens whose pooling weights are shown."""
 
 
 def validate(state: TrainState, stride: int, limit: int | None, stop: StopSignal) -> Score:
@@ -86,7 +87,7 @@ def show_samples(state: TrainState, monitor: Monitor) -> None:
     options = replace(SAMPLED, max_tokens=config.train.sample_tokens)
     for sample in complete(model, store.tokenizer, config.train.sample_prompts, options):
         monitor.text(step, f"sample: {sample.prompt}", sample.shown + sample.completions[0].text)
-    ids = store.split("valid").ids[: min(IMAGE_TOKENS, config.model.context)]
+    ids = store.split("valid").ids[: min(POOL_TOKENS, config.model.context)]
     weights = model.pool_weights(torch.tensor(ids.astype("int64"), device=state.device)[None]).cpu().numpy()
     monitor.weights(step, "pooling weights", [store.tokenizer.token(int(token)) for token in ids], weights)
 

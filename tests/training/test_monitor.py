@@ -2,7 +2,6 @@
 
 import fcntl
 import html
-import io
 import json
 import logging
 import math
@@ -21,14 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.system.messages import log, log_level
-from lmtrain.training.heatmap import heatmap
 from lmtrain.training.monitor import Monitor, RunMonitor
 from lmtrain.training.validation import evaluating, show_samples
 from tests.training.helpers import start
@@ -52,12 +49,20 @@ def events(run_dir: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     assert {path.parent for path in run_dir.rglob("events*")} == {run_dir}  # one run, named as its folder
-    guidance = {"scalars": 0, "tensors": 0, "images": 0}
+    guidance = {"scalars": 0, "tensors": 0}
     return EventAccumulator(str(run_dir), size_guidance=guidance).Reload()
 
 
 def curve(run_dir: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in events(run_dir).Scalars(tag)]
+
+
+def html_of(text: Any) -> str:
+    """What TensorBoard shows of a text."""
+    from tensorboard.plugin_util import markdown_to_safe_html
+
+    shown: str = markdown_to_safe_html(text.tensor_proto.string_val[0])
+    return shown
 
 
 def test_metrics_are_written_to_the_file_and_charted(tmp_path: Path) -> None:
@@ -126,15 +131,13 @@ def test_a_truncated_metrics_file_is_cut_at_its_last_complete_line(tmp_path: Pat
 
 @pytest.mark.filterwarnings("ignore:html5lib:DeprecationWarning")
 def test_text_is_shown_literally(tmp_path: Path) -> None:
-    from tensorboard.plugin_util import markdown_to_safe_html
-
     text = "= A <unk> title =\n# not a heading\n1. *x* _y_ @-@ `z` | & &amp; \\ [a](b)\n- <script>é</script>\n===\nend"
     reports = monitor(tmp_path)
     reports.text(5, "sample", text)
     reports.close()
     (event,) = events(tmp_path).Tensors("sample/text_summary")
     assert event.step == 5
-    shown = markdown_to_safe_html(event.tensor_proto.string_val[0])
+    shown = html_of(event)
     body = re.fullmatch(r"<p>(.*)</p>", shown, re.DOTALL)
     assert body is not None
     lines = [line.strip() for line in body[1].split("<br>")]
@@ -142,15 +145,22 @@ def test_text_is_shown_literally(tmp_path: Path) -> None:
     assert [html.unescape(line) for line in lines] == text.splitlines()
 
 
-def test_weights_become_an_image(tmp_path: Path) -> None:
-    weights = np.array([[0.1, 0.2, 0.7], [1.0, 0.0, 0.0]], dtype=np.float32)
+@pytest.mark.filterwarnings("ignore:html5lib:DeprecationWarning")
+def test_weights_become_a_table(tmp_path: Path) -> None:
+    weights = np.array([[0.1, 0.2, 0.7, 0.0], [1.0, 0.0, 0.0, 0.0]], dtype=np.float32)
+    tokens = ["a", "<unk>", "|", "日本"]
     reports = monitor(tmp_path)
-    reports.weights(4, "pool", ["a", "<unk>", "b"], weights)
+    reports.weights(4, "pool", tokens, weights)
     reports.close()
-    (event,) = events(tmp_path).Images("pool")
-    picture = np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))
+    (event,) = events(tmp_path).Tensors("pool/text_summary")
     assert event.step == 4
-    np.testing.assert_array_equal(picture, heatmap(["a", "<unk>", "b"], weights))
+    shown = html_of(event)
+    rows = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in shown.split("<tr>")[1:]]
+    assert [[html.unescape(cell) for cell in row] for row in rows] == [
+        ["", *tokens],
+        ["head 1", "10.0%", "20.0%", "70.0%", "0.0%"],
+        ["head 2", "100.0%", "0.0%", "0.0%", "0.0%"],
+    ]
 
 
 def test_without_a_terminal_there_are_plain_lines_at_most_every_ten_seconds(
