@@ -5,8 +5,8 @@ It is used if there is no `--config`. Every field of it can be overridden.
 
 import math
 
-from lmtrain.config.loader import parse
-from lmtrain.config.schema import Config
+from lmtrain.config.schema import Config, ModelConfig
+from lmtrain.config.train import TrainConfig
 
 MINUTES = 10.0
 """The budget if no field sets one."""
@@ -45,25 +45,27 @@ def automatic(
     passes_in_time = work * speed / tokens
     passes = min(epochs, passes_in_time) if minutes is not None or epochs == math.inf else epochs
     inner, outer = next(dropouts for most, *dropouts in DROPOUTS if passes <= most)
-    model = {
-        "context": min(256, 2 ** int(math.log2(max(8, tokens / 4)))),
-        "dim": width,
-        "layers": blocks,
-        "heads": 4,
-        "copy": True,
-        "dropout": inner,
-        "input_dropout": outer,
-        "output_dropout": outer,
-    }
-    if vocab_size > LARGE_VOCABULARY:
-        model |= {"output": "adaptive", "embed_dim": 128}
-    train = {
-        "batch_size": 32 if cuda else 4,
-        "optimizer": "muon",
-        "lr": 3e-3,
-        "schedule": "linear",
-        "warmup": 0.03,
-        "final_lr": 0.0,
-        "max_minutes": minutes,
-    }
-    return parse({"model": model, "train": train}, "the automatic recipe")
+    is_large = vocab_size > LARGE_VOCABULARY
+    return Config(
+        model=ModelConfig(
+            context=min(256, 2 ** int(math.log2(max(8, tokens / 4)))),
+            dim=width,
+            embed_dim=128 if is_large else None,
+            layers=blocks,
+            heads=4,
+            copy=True,
+            output="adaptive" if is_large else "softmax",
+            dropout=inner,
+            input_dropout=outer,
+            output_dropout=outer,
+        ),
+        train=TrainConfig(
+            batch_size=32 if cuda else 4,
+            max_minutes=minutes,
+            optimizer="muon",
+            lr=3e-3,
+            schedule="linear",
+            warmup=0.03,
+            final_lr=0.0,
+        ),
+    )

@@ -54,7 +54,13 @@ def load(
     values = _values(source)
     upgrade(values, stored=stored)
     origins = _override(values, overrides, os.environ if environment is None else environment)
-    return parse(values, str(source) if isinstance(source, Path) else "the configuration", origins)
+    origin = str(source) if isinstance(source, Path) else "the configuration"
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise UsageError(sentences(error.errors(include_url=False), origin, origins)) from None
+    except UnicodeEncodeError:  # raised by pydantic for such a key
+        raise UsageError(f"{origin}: a text has half a surrogate pair, which is not a character") from None
 
 
 def _values(source: ConfigSource) -> dict[str, Any]:
@@ -137,21 +143,6 @@ def with_source(arguments: Sequence[str]) -> list[str]:
     if source in recipes and not Path(source).exists():
         raise UsageError(f"{source} is a recipe: write `-c {source}`")
     return [*overrides, f"data.source={json.dumps(source, ensure_ascii=False)}"]  # quoted: it may be called null
-
-
-def parse(values: Any, origin: str, origins: Origins | None = None) -> Config:
-    """Validate plain values, as from YAML.
-
-    Messages name `origin` as the place where a value was set, or the place that `origins` has for the field.
-    Raises UsageError.
-    """
-    origins = origins or {}
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        raise UsageError(sentences(error.errors(include_url=False), origin, origins)) from None
-    except UnicodeEncodeError:  # raised by pydantic if a validator's message quotes such a text
-        raise UsageError(f"{origin}: a text has half a surrogate pair, which is not a character") from None
 
 
 def dump(config: Config) -> str:

@@ -18,7 +18,7 @@ CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_shipped_configuration_loads_and_round_trips(path: Path) -> None:
     loaded = config.load(path, environment={})
-    assert config.parse(yaml.safe_load(config.dump(loaded)), "copy") == loaded
+    assert config.load(yaml.safe_load(config.dump(loaded)), environment={}) == loaded
 
 
 def test_a_folder_does_not_hide_the_recipe_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

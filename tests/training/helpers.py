@@ -11,7 +11,6 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from lmtrain.config.loader import parse
 from lmtrain.config.schema import Config
 from lmtrain.data.tokenizing import prepare_store
 from lmtrain.evaluation.perplexity import Forward
@@ -47,7 +46,7 @@ def change(config: Config, **fields: Any) -> Config:
     for name, value in fields.items():
         section, _, field = name.partition("__")
         values[section][field] = value
-    return parse(values, "test")
+    return Config.model_validate(values)
 
 
 def without_dropout(config: Config) -> Config:
