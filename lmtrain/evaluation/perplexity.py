@@ -80,18 +80,11 @@ class Score:
 
     def summary(self) -> dict[str, Any]:
         """Return the figures and what they are computed from, for JSON: None if a value is not finite or missing."""
-        return {
-            "bits_per_byte": None,
-            **{name: value if math.isfinite(value) else None for name, value in self.figures().items()},
-            "nats": self.nats if math.isfinite(self.nats) else None,
-            "tokens": self.tokens,
-            "words": self.words,
-            "bytes": self.bytes,
-            "context": self.context,
-            "stride": self.stride,
-            "unknown_share": self.unknown_share,
-            **({"floor": self.floor} if self.floor is not None else {}),
-        }
+        values = {"bits_per_byte": None, **self.figures(), **vars(self)}
+        del values["estimated"]
+        if self.floor is None:
+            del values["floor"]
+        return {name: value if value is None or math.isfinite(value) else None for name, value in values.items()}
 
     @property
     def headline(self) -> str:
