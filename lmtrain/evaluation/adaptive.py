@@ -50,24 +50,22 @@ def cache_log_probs(states: Tensor, words: Tensor, nats: Tensor, theta: float, w
     depend on the states' width and size. A word that is not in the window has log p = -inf. The first word of a text
     has no positions before it: its p is the model's own. Computed in float32, also under autocast.
     """
+    first = len(states) - len(nats)
+    positions = torch.arange(len(states), device=states.device)
+    blocks = []
     with torch.autocast(states.device.type, enabled=False):
         unit = F.normalize(at_least_float32(states), dim=-1)
-        first, end = len(states) - len(nats), len(states)
-        blocks = ((start, min(start + CACHE_BLOCK, end)) for start in range(first, end, CACHE_BLOCK))
-        log_probs = torch.cat([_cache_block(unit, words, start, stop, theta, window) for start, stop in blocks])
-    if len(states) == len(nats):
+        for start in range(first, len(states), CACHE_BLOCK):
+            queries = slice(start, start + CACHE_BLOCK)
+            keys = slice(max(0, start - window), start + CACHE_BLOCK)
+            ago = positions[queries].unsqueeze(-1) - positions[keys]
+            scores = (theta * unit[queries] @ unit[keys].T).masked_fill((ago < 1) | (ago > window), -torch.inf)
+            same = words[queries].unsqueeze(-1) == words[keys]
+            blocks.append(scores.masked_fill(~same, -torch.inf).logsumexp(-1) - scores.logsumexp(-1))
+    log_probs = torch.cat(blocks)
+    if first == 0:  # the difference of two empty sums
         log_probs[0] = -nats[0]
     return log_probs
-
-
-def _cache_block(unit: Tensor, words: Tensor, start: int, stop: int, theta: float, window: int) -> Tensor:
-    low = max(0, start - window)
-    queries, keys = torch.arange(start, stop, device=words.device), torch.arange(low, stop, device=words.device)
-    ago = queries.unsqueeze(-1) - keys
-    scores = (theta * unit[start:stop] @ unit[low:stop].T).masked_fill((ago < 1) | (ago > window), -torch.inf)
-    same = words[start:stop].unsqueeze(-1) == words[low:stop]
-    of_word = scores.masked_fill(~same, -torch.inf).logsumexp(-1)
-    return torch.where(of_word == -torch.inf, -torch.inf, of_word - scores.logsumexp(-1))
 
 
 def mix(nats: Tensor, log_cache: Tensor, weight: float) -> Tensor:
