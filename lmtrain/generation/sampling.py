@@ -61,7 +61,7 @@ def sample(
             keys = [f"{seeds[row]} {len(texts[row])}" for row in rows]
             tokens = sample_tokens(scores, options, _uniform(keys).to(scores.device))
         else:
-            tokens = _argmax(scores)
+            tokens = scores.max(-1).indices  # ties: the lowest
         if penalties is not None:
             penalties[rows, tokens] = penalty
         chosen = log_probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
@@ -149,13 +149,6 @@ def _highest(values: Tensor, count: int) -> Tensor:
         return values.topk(count).values
     highest = np.partition(values.detach().numpy(), -count, axis=-1)[:, -count:]
     return torch.from_numpy(np.sort(highest, axis=-1)[:, ::-1].copy())
-
-
-def _argmax(scores: Tensor) -> Tensor:
-    """Return the index of each row's maximum (ties: the lowest): (R, V) -> (R,). On a CPU, NumPy is faster."""
-    if not scores.is_cpu:
-        return scores.max(-1).indices
-    return torch.from_numpy(scores.detach().numpy().argmax(-1))
 
 
 def _uniform(keys: Sequence[str]) -> Tensor:
