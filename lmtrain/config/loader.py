@@ -30,7 +30,6 @@ LARGEST_FILE = 1 << 18
 
 _TEXTS = (str, str | None, Path, UserPath | None)
 _TEXT_OR_LIST = tuple[UserPath, ...]
-_COMMAND_LINE = "the command line"
 _ASSIGNMENT = re.compile(r"[\w.-]+=")
 _OVERRIDE = re.compile(rf"({'|'.join(SECTIONS)})\.[a-z_]+=")
 
@@ -92,31 +91,18 @@ def _override(values: dict[str, Any], overrides: Iterable[str], environment: Map
     origins: Origins = {}
     for name, text in sorted(environment.items()):
         if name.startswith(ENVIRONMENT_PREFIX):
-            section, separator, field = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
-            if not separator:
-                raise UsageError(f"{name}: a variable is named LMTRAIN_SECTION__FIELD, for example LMTRAIN_MODEL__DIM")
-            _assign(values, section, field, text, name)
-            origins[section, field] = name
+            key = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".", 1)
+            origins[_assign(values, key, text, name)] = name
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator:
             raise UsageError(
-                f"override {shown(override)} is not of the form section.field=value{_meant_file(override)}"
+                f"override {shown(override)} is not of the form section.field=value; a text comes before the "
+                "overrides, and a configuration file after -c"
             )
-        section, separator, field = key.strip().partition(".")
-        origin = f"override {cleaned(key.strip())}"
-        if not separator:
-            raise UsageError(f"{origin}: a field is set as section.field=value{suggestion(section)}")
-        _assign(values, section, field, text, origin)
-        origins[section, field] = _COMMAND_LINE
+        key = key.strip()
+        origins[_assign(values, key, text, f"override {cleaned(key)}")] = "the command line"
     return origins
-
-
-def _meant_file(argument: str) -> str:
-    """What to append to a message about an argument that is not an override: how to name a file instead."""
-    if argument.endswith((".yaml", ".yml")):
-        return f": write `-c {argument}` for a configuration file"
-    return ": a text comes before the overrides" if os.path.exists(argument) else ""  # noqa: PTH110 -- of any length
 
 
 def is_override(argument: str) -> bool:
@@ -138,10 +124,8 @@ def with_source(arguments: Sequence[str]) -> list[str]:
         return [*arguments]
     source, *overrides = arguments
     recipes = {recipe.stem for recipe in RECIPES.glob("*.yaml")}
-    if source.endswith((".yaml", ".yml")):
-        raise UsageError(f"{source} is a configuration file: write `-c {source}`")
-    if source in recipes and not Path(source).exists():
-        raise UsageError(f"{source} is a recipe: write `-c {source}`")
+    if source.endswith((".yaml", ".yml")) or (source in recipes and not Path(source).exists()):
+        raise UsageError(f"{source} is a configuration: write `-c {source}`")
     return [*overrides, f"data.source={json.dumps(source, ensure_ascii=False)}"]  # quoted: it may be called null
 
 
@@ -194,8 +178,14 @@ def _read_yaml(name: Path) -> dict[str, Any]:
     return values
 
 
-def _assign(values: dict[str, Any], section: str, field: str, text: str, origin: str) -> None:
-    """Set a field to the value that `text` gives."""
+def _assign(values: dict[str, Any], key: str, text: str, origin: str) -> tuple[str, str]:
+    """Set the field `key` to the value that `text` gives, and return its section and its name."""
+    section, separator, field = key.partition(".")
+    if not separator:
+        raise UsageError(
+            f"{origin}: a field is set as section.field=value, or LMTRAIN_SECTION__FIELD in the environment"
+            f"{suggestion(key)}"
+        )
     if any("\ud800" <= sign <= "\udfff" for sign in text):  # how Python represents bytes that are not UTF-8
         raise UsageError(f"{origin}: {shown(text)} is not UTF-8 text: rename what has this name, or use another path")
     fields = values.setdefault(section, {})
@@ -206,3 +196,4 @@ def _assign(values: dict[str, Any], section: str, field: str, text: str, origin:
         known.annotation in _TEXTS or (known.annotation == _TEXT_OR_LIST and not text.lstrip().startswith("["))
     )
     fields[field] = yaml_values.read_value(text, origin, is_text=holds_text)
+    return section, field

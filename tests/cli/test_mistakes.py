@@ -40,8 +40,8 @@ WRONG_USAGE = {
         ["generate", "x", "--results", "5"],
         "results=5: only 1 text is generated (see samples",
     ),
-    "a configuration as a source": (["train", "type.yaml"], "type.yaml is a configuration file: write `-c type.yaml`"),
-    "a recipe as a source": (["train", "wikitext2-cpu"], "wikitext2-cpu is a recipe: write `-c wikitext2-cpu`"),
+    "a configuration as a source": (["train", "type.yaml"], "type.yaml is a configuration: write `-c type.yaml`"),
+    "a recipe as a source": (["train", "wikitext2-cpu"], "wikitext2-cpu is a configuration: write `-c wikitext2-cpu`"),
     "a long override first": (["download", f"data.source={'x' * 5000}", "a"], "not of the form section.field=value"),
     "a seed as a field": (
         ["generate", "The", "run.seed=7"],

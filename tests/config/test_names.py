@@ -36,7 +36,7 @@ def test_every_alias_means_one_field_and_is_none_itself() -> None:
         ("model.dimm=64", "did you mean model.dim (Width of the residual stream)?"),
         ("model.droput=0.1", "did you mean model.dropout (Dropout on the output of every sublayer)?"),
         ("modell.dim=64", "did you mean model?"),
-        ("model=5", "section.field=value; `lmtrain train --fields model` lists the fields of model"),
+        ("model=5", "in the environment; `lmtrain train --fields model` lists the fields of model"),
         (
             "data=book.txt",
             "did you mean data.source (`sample`, `wikitext-2`, `wikitext-2-raw`, `wikitext-103`, a hub id "
