@@ -60,7 +60,7 @@ class Stops:
         return self.ending(ids) is not None
 
     def ending(self, ids: Sequence[int]) -> Ending | None:
-        """Return why the text `ids`, not empty, ends; None if it continues."""
+        """Return why the text `ids`, not empty, ends with its last token; None if it continues."""
         is_new_line = self._mark is not None and len(ids) > 2 and ids[-3] == self._tokenizer.eos_id
         if is_new_line and ids[-2] == self._mark != ids[-1]:  # a single mark of a heading
             return Ending("document", sum(len(self._piece(ids, len(ids) - i)) for i in (1, 2)))
@@ -74,16 +74,11 @@ class Stops:
         tail, before = last, len(ids) - 2  # the end of the text, as far back as a match of the last token reaches
         while before >= 0 and len(tail) - len(last) < self._reach - 1:
             tail, before = self._piece(ids, before) + tail, before - 1
-        new = len(tail) - len(last)
-        starts = [(tail.find(content, max(0, new - len(content) + 1)), string) for string, content in self._strings]
-        if matches := [(start, string) for start, string in starts if start >= 0]:
-            start, string = min(matches)
+        if found := [(start, string) for string, content in self._strings if (start := tail.find(content)) >= 0]:
+            start, string = min(found)
             return Ending(f"stop string {string!r}", len(tail) - start)
-        if self._sentence:
-            for match in _SENTENCE.finditer(tail, max(0, new - _SENTENCE_REACH)):
-                if match.end() >= new:
-                    return Ending("sentence", len(tail) - match.end())
-        return None
+        match = _SENTENCE.search(tail) if self._sentence else None
+        return None if match is None else Ending("sentence", len(tail) - match.end())
 
     def _piece(self, ids: Sequence[int], index: int) -> bytes:
         return self._tokenizer.token_bytes(ids[index - 1] if index else None, ids[index])
