@@ -23,7 +23,7 @@ from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.system import disk
 
 ENVIRONMENT_PREFIX = "LMTRAIN_"
-RECIPES = Path(__file__).parents[1] / "configs"
+RECIPES = {path.stem: path for path in sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))}
 """The configurations that are installed with the package: `--config wikitext2-cpu` is the one of this name."""
 LARGEST_FILE = 1 << 18
 """Bytes: far more than a configuration needs, and few enough for the slowest constructs of YAML."""
@@ -123,8 +123,7 @@ def with_source(arguments: Sequence[str]) -> list[str]:
     if not arguments or _ASSIGNMENT.match(arguments[0]):
         return [*arguments]
     source, *overrides = arguments
-    recipes = {recipe.stem for recipe in RECIPES.glob("*.yaml")}
-    if source.endswith((".yaml", ".yml")) or (source in recipes and not Path(source).exists()):
+    if source.endswith((".yaml", ".yml")) or (source in RECIPES and not Path(source).exists()):
         raise UsageError(f"{source} is a configuration: write `-c {source}`")
     return [*overrides, f"data.source={json.dumps(source, ensure_ascii=False)}"]  # quoted: it may be called null
 
@@ -155,8 +154,7 @@ def _read_yaml(name: Path) -> dict[str, Any]:
     """Return the values of a file, or of the recipe of this name."""
     path = name
     try:
-        recipe = RECIPES / f"{name}.yaml"
-        path = recipe if not name.is_file() and name.name == str(name) and recipe.is_file() else name
+        path = name if name.is_file() else RECIPES.get(str(name), name)
         disk.check_regular(path)
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
@@ -164,8 +162,7 @@ def _read_yaml(name: Path) -> dict[str, Any]:
             raise LmtrainError(f"configuration {path} is larger than {LARGEST_FILE >> 10} KiB: no configuration is")
         text = content.decode()
     except FileNotFoundError:
-        recipes = ", ".join(sorted(recipe.stem for recipe in RECIPES.glob("*.yaml")))
-        raise LmtrainError(f"configuration {path} does not exist; the recipes are {recipes}") from None
+        raise LmtrainError(f"configuration {path} does not exist; the recipes are {', '.join(RECIPES)}") from None
     except UnicodeDecodeError as error:
         raise LmtrainError(f"configuration {path} is not UTF-8 text (byte {error.start})") from None
     except OSError as error:

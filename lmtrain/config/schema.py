@@ -169,8 +169,7 @@ class ModelConfig(Section):
     def _consistent(self) -> Self:
         if self.dim % self.heads:
             raise ValueError(f"model.dim={self.dim} can't be divided among model.heads={self.heads}")
-        if self.position == "rotary" and (self.dim // self.heads) % 2:
-            width = self.dim // self.heads
+        if self.position == "rotary" and (width := self.dim // self.heads) % 2:
             raise ValueError(
                 f"model.position=rotary needs an even width per head, and model.dim={self.dim} / "
                 f"model.heads={self.heads} is {width}"

@@ -50,7 +50,7 @@ def test_a_printed_command_is_accepted(command: Printed, monkeypatch: pytest.Mon
         assert as_text(first)
         return
     if config is not None and not config.exists():
-        assert config.parts[0] == "runs" or (RECIPES / f"{config}.yaml").exists(), f"{config} is not a file or recipe"
+        assert config.parts[0] == "runs" or str(config) in RECIPES, f"{config} is not a file or recipe"
         config = None if config.parts[0] == "runs" else config
     assert load(config, [*overrides, *([f"data.source={first}"] if "source" in given else [])], {})
 
