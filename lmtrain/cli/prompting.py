@@ -9,7 +9,7 @@ from lmtrain.api.run import Run
 from lmtrain.errors import LmtrainError
 from lmtrain.generation.options import Options
 from lmtrain.generation.prompts import Prompt
-from lmtrain.generation.respacing import in_corpus_spacing
+from lmtrain.generation.spacing import in_corpus_spacing
 from lmtrain.generation.text import TextStreamer, unknown_words
 from lmtrain.system.machine import explain_out_of_memory
 from lmtrain.system.messages import for_terminal, log, to_json

@@ -13,9 +13,9 @@ from torch import Tensor
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.beam import beam_search
 from lmtrain.generation.options import Options
-from lmtrain.generation.respacing import in_corpus_spacing
 from lmtrain.generation.sampling import OnToken, sample
 from lmtrain.generation.search import Hypothesis
+from lmtrain.generation.spacing import in_corpus_spacing
 from lmtrain.generation.stops import Stops
 from lmtrain.generation.text import TextStreamer
 from lmtrain.model.cuda_graph import step_function

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.options import Options, StopKind
-from lmtrain.generation.respacing import in_corpus_spacing
+from lmtrain.generation.spacing import in_corpus_spacing
 
 _SENTENCE = re.compile(rb"""[.!?](?:["')\]]|\xe2\x80[\x99\x9d]){0,3}(?=\s)""")
 _SENTENCE_REACH = 11  # a mark, three closing signs of three bytes, a space

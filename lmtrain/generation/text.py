@@ -4,9 +4,8 @@ import codecs
 from itertools import accumulate
 
 from lmtrain.data.tokenizer import Tokenizer
-from lmtrain.generation.detokenizer import Detokenizer
 from lmtrain.generation.options import Options
-from lmtrain.generation.respacing import has_wikitext_spacing, in_corpus_spacing
+from lmtrain.generation.spacing import Detokenizer, has_wikitext_spacing, in_corpus_spacing
 from lmtrain.generation.stops import Ending, Stops
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lmtrain.generation.detokenizer import Detokenizer
+from lmtrain.generation.spacing import Detokenizer
 
 SENTENCES = {
     "A well @-@ known ship of 1 @,@ 250 tons , 3 @.@ 5 m wide .": "A well-known ship of 1,250 tons, 3.5 m wide.",

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lmtrain.generation.detokenizer import Detokenizer
-from lmtrain.generation.respacing import respace
+from lmtrain.generation.spacing import Detokenizer, respace
 
 VOCABULARY = {
     *["<unk>", "@-@", "@,@", "@.@", *",.:;?!()[]\"'$%/=-£°", *"\u2013\u2014\u2026\u2019\u201c\u201d", "..."],

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.tokenizer import Tokenizer
-from lmtrain.generation.detokenizer import Detokenizer
 from lmtrain.generation.options import Options, StopKind
-from lmtrain.generation.respacing import has_wikitext_spacing, in_corpus_spacing
+from lmtrain.generation.spacing import Detokenizer, has_wikitext_spacing, in_corpus_spacing
 from lmtrain.generation.text import TextStreamer, unknown_words
 from tests.data.published import as_given
 
