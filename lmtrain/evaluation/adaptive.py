@@ -140,12 +140,10 @@ class Dynamic:
         rms = [value / math.sqrt(segment) for value in rms]
         mean = math.fsum(float(value.double().sum()) for value in rms) / sum(value.numel() for value in rms)
         embeddings = {id(self.model.embedding.weight), id(self.model.output.weight)}
-        factors = [
-            settings.dynamic_embedding if id(weight) in embeddings else 1.0 for weight in self.model.parameters()
-        ]
-        self.rates = [
-            settings.dynamic_lr * factor / (value + EPS * mean) for value, factor in zip(rms, factors, strict=True)
-        ]
+        self.rates = []
+        for weight, value in zip(self.model.parameters(), rms, strict=True):
+            factor = settings.dynamic_embedding if id(weight) in embeddings else 1.0
+            self.rates.append(settings.dynamic_lr * factor / (value + EPS * mean))
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Scored:
         """Inputs (1, T), targets (1, S) -> nats (1, S) and states (1, S, E), computed before the step."""
