@@ -19,14 +19,13 @@ from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizing import text_split
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError, UsageError
-from lmtrain.evaluation.adaptive import RMS_TOKENS, gradient_rms, scoring_forward
+from lmtrain.evaluation.adaptive import RMS_TOKENS, adaptable, gradient_rms, scoring_forward
 from lmtrain.evaluation.perplexity import Score, evaluate, stride_of
 from lmtrain.evaluation.run_store import check_same_corpus, find_run_store
 from lmtrain.generation.complete import Completed, complete
 from lmtrain.generation.options import SAMPLED, Options
 from lmtrain.generation.sampling import OnToken
 from lmtrain.model.ensemble import Predictor
-from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.packing import pack_for_decoding
 from lmtrain.model.trained import TrainedWeights, build_predictor, load_weights
 from lmtrain.storage.run_folder import find_run
@@ -173,21 +172,14 @@ class Run:
         """Score a split batch by batch; `on_nats` is called with the nats of each batch's targets.
 
         Dynamic evaluation also reads the training split, of `store()`, by default of `token_store()`.
-        Raises UsageError for invalid settings, LmtrainError if dynamic evaluation diverges, and what `scoring_forward`
+        Raises UsageError for invalid settings, LmtrainError if dynamic evaluation diverges, and what `adaptable`
         raises.
         """
         if limit is not None and limit < 1:
             raise UsageError(f"limit={limit} must be at least 1")
         config = self._config_with("eval", settings)
-        forward = scoring_forward(
-            self.model,
-            config.eval,
-            lambda: self._gradient_rms((store or self.token_store)().split("train")),
-            dynamic=dynamic,
-            cache=cache,
-            segment=stride_of(config),
-            precision=self.score_precision,
-        )
+        rms = self._gradient_rms(store or self.token_store) if dynamic else None
+        forward = scoring_forward(self.model, config.eval, rms, cache=cache, segment=stride_of(config))
 
         def observed(inputs: Tensor, targets: Tensor) -> Tensor:
             nats = forward(inputs, targets)
@@ -223,9 +215,9 @@ class Run:
         sections[section] |= fields
         return load_config(sections, environment={})
 
-    def _gradient_rms(self, train: Split) -> list[Tensor]:
-        model = self.model
-        assert isinstance(model, LanguageModel)
+    def _gradient_rms(self, store: Callable[[], TokenStore]) -> list[Tensor]:
+        model = adaptable(self.model, self.score_precision)
+        train = store().split("train")
         with self._bar("gradients", min(RMS_TOKENS, train.tokens)) as bar:
             return gradient_rms(model, train, device=self.device, precision=self.score_precision, advance=bar.update)
 

@@ -162,35 +162,31 @@ def settings_used(settings: EvalConfig, *, dynamic: bool, cache: bool) -> dict[s
     return {name: value for name, value in settings.model_dump().items() if name.partition("_")[0] in methods}
 
 
+def adaptable(model: Predictor, precision: str) -> LanguageModel:
+    """Return the model. Raises LmtrainError or UsageError if dynamic evaluation can't adapt it in this precision."""
+    if isinstance(model, Ensemble):
+        raise UsageError(
+            "dynamic evaluation changes the weights of a run, so it is for one run: leave the others out, or use the "
+            "cache instead"
+        )
+    if not model.causal:
+        raise LmtrainError("--dynamic learns from segments of a text, and a windowed model predicts one token")
+    if precision not in ("fp32", "bf16"):
+        raise UsageError(f"--dynamic needs gradients, for which {precision} has too small a range: use fp32 or bf16")
+    return model
+
+
 def scoring_forward(
-    model: Predictor,
-    settings: EvalConfig,
-    measure: Callable[[], list[Tensor]],
-    *,
-    dynamic: bool,
-    cache: bool,
-    segment: int,
-    precision: str,
+    model: Predictor, settings: EvalConfig, rms: list[Tensor] | None, *, cache: bool, segment: int
 ) -> Forward:
     """Return a `forward` for `perplexity.evaluate`: the model's own (in evaluation mode), or an adaptive one.
 
-    `measure`, `segment` and `precision` are for `dynamic`: `measure` returns the `gradient_rms`, and `segment` is the
-    number of targets in each call. Raises LmtrainError or UsageError for a model or precision that can't be adapted.
+    With `rms`, the `gradient_rms` of an `adaptable` model, evaluation is dynamic, and each call has `segment` targets.
     """
     score: Scorer = partial(model.score, temperature=settings.temperature)
-    if dynamic:
-        if isinstance(model, Ensemble):
-            raise UsageError(
-                "dynamic evaluation changes the weights of a run, so it is for one run: leave the others out, or use "
-                "the cache instead"
-            )
-        if not model.causal:
-            raise LmtrainError("--dynamic learns from segments of a text, and a windowed model predicts one token")
-        if precision not in ("fp32", "bf16"):
-            raise UsageError(
-                f"--dynamic needs gradients, for which {precision} has too small a range: use fp32 or bf16"
-            )
-        score = Dynamic(model, settings, measure(), segment)
+    if rms is not None:
+        assert isinstance(model, LanguageModel)
+        score = Dynamic(model, settings, rms, segment)
     if cache:
         return Cached(score, settings)
     return lambda inputs, targets: score(inputs, targets)[0]

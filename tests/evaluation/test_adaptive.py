@@ -4,7 +4,6 @@ import copy
 import json
 import math
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from lmtrain.evaluation.adaptive import (
     Cached,
     Dynamic,
     Scored,
+    adaptable,
     cache_log_probs,
     gradient_rms,
     mix,
@@ -62,8 +62,8 @@ def tiny_model(
 
 
 def adapt(model: Any, settings: EvalConfig, *, dynamic: bool = False, cache: bool = False) -> Forward:
-    measure = partial(gradient_rms_of, model)
-    return scoring_forward(model, settings, measure, dynamic=dynamic, cache=cache, segment=SEGMENT, precision="fp32")
+    rms = gradient_rms_of(model) if dynamic else None
+    return scoring_forward(model, settings, rms, cache=cache, segment=SEGMENT)
 
 
 def forward_of(model: LanguageModel, mode: str) -> Forward:
@@ -294,9 +294,9 @@ def test_every_mode_is_deterministic_and_leaves_the_trained_weights(mode: str) -
 
 def test_dynamic_evaluation_is_for_one_causal_model() -> None:
     with pytest.raises(LmtrainError, match="a windowed model"):
-        forward_of(tiny_model(mode="windowed"), "dynamic")
+        adaptable(tiny_model(mode="windowed"), "fp32")
     with pytest.raises(UsageError, match="dynamic evaluation changes the weights of a run, so it is for one run"):
-        adapt(Ensemble([tiny_model()]), EvalConfig(), dynamic=True)
+        adaptable(Ensemble([tiny_model()]), "fp32")
 
 
 ADAPTIVE = ["--dynamic", "--cache", "eval.temperature=1.1"]
