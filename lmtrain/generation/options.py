@@ -64,7 +64,7 @@ class Options:
             raise ValueError("beams > 1 excludes sampling and a repetition penalty: a beam search ranks by probability")
         if self.samples > 1 and not self.temperature:
             raise ValueError(f"samples={self.samples} would all be the same text at temperature 0")
-        texts = self.beams if self.beams > 1 else self.samples
+        texts = max(self.beams, self.samples)
         if self.results is not None and self.results > texts:
             generated = f"{texts} texts are" if texts > 1 else "only 1 text is"
             raise ValueError(f"results={self.results}: {generated} generated (see samples and beams)")

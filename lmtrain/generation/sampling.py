@@ -116,7 +116,7 @@ def filtered_probs(scores: Tensor, options: Options) -> Tensor:
         probs *= _at_least(scores, _highest(scores, options.top_k)[:, -1:])
     if options.top_p < 1:
         mass = options.top_p * probs.sum(-1, keepdim=True, dtype=torch.float64)
-        probs *= _at_least(probs, _nucleus_threshold(probs, mass, SORTED_FIRST))
+        probs *= _at_least(probs, _nucleus_threshold(probs, mass))
     if options.min_p:
         probs *= _at_least(probs, options.min_p * probs.amax(-1, keepdim=True))
     return probs
@@ -127,20 +127,17 @@ def _at_least(values: Tensor, threshold: Tensor) -> Tensor:
     return values.clone().ge_(threshold)
 
 
-def _nucleus_threshold(probs: Tensor, mass: Tensor, count: int) -> Tensor:
-    """Return the lowest of the fewest `probs` (R, V) whose sum reaches `mass` (R, 1) float64: (R, 1).
-
-    Sorts the `count` highest; if their sum is too small, all of the row.
-    """
-    count = min(count, probs.shape[-1])
-    values = _highest(probs, count)
-    # The values that do not reach the mass; the next one does, and its index is their number.
-    needed = (values.cumsum(-1, dtype=torch.float64) < mass).sum(-1, keepdim=True)
-    threshold = values.gather(-1, needed.clamp_max(count - 1))
-    short = needed.squeeze(-1) == count
-    if count < probs.shape[-1] and bool(short.any()):
-        threshold[short] = _nucleus_threshold(probs[short], mass[short], probs.shape[-1])
-    return threshold
+def _nucleus_threshold(probs: Tensor, mass: Tensor) -> Tensor:
+    """Return the lowest of the fewest `probs` (R, V) whose sum reaches `mass` (R, 1) float64: (R, 1)."""
+    vocab = probs.shape[-1]
+    for count in (min(SORTED_FIRST, vocab), vocab):
+        values = _highest(probs, count)
+        sums = values.cumsum(-1, dtype=torch.float64)
+        if bool((sums[:, -1:] >= mass).all()):
+            break
+    # The sums that do not reach the mass; the next one does, and its index is their number.
+    short = (sums < mass).sum(-1, keepdim=True)
+    return values.gather(-1, short.clamp_max(vocab - 1))
 
 
 def _highest(values: Tensor, count: int) -> Tensor:
