@@ -48,26 +48,24 @@ class TextStreamer:
         self._pending.append(self._tokenizer.token_bytes(self._ids[-1] if self._ids else None, token))
         self._ids.append(token)
         self.ending = self._stops.ending(self._ids)
-        return "" if self.ending else self._release(self._final_pieces())
+        if self.ending:
+            return ""
+        # Whole pieces are final, up to what a stop rule may still cut off.
+        pending = b"".join(self._pending)
+        end = len(pending) - max((_overlap(pending, pattern) for pattern in self._stops.cut_patterns), default=0)
+        count = sum(length <= end for length in accumulate(map(len, self._pending)))
+        final, self._pending = self._pending[:count], self._pending[count:]
+        return self._displayed(b"".join(final))
 
     def close(self) -> str:
         """Return the rest of the text, without what its ending cuts off."""
         rest = b"".join(self._pending)
-        self._pending = [rest[: len(rest) - (self.ending.cut if self.ending else 0)]]
-        return self._release(1, final=True)
+        return self._displayed(rest[: len(rest) - (self.ending.cut if self.ending else 0)], is_last=True)
 
-    def _final_pieces(self) -> int:
-        """Return how many of the pending pieces are final: no stop rule can still cut them off."""
-        pending = b"".join(self._pending)
-        end = len(pending) - max((_overlap(pending, pattern) for pattern in self._stops.cut_patterns), default=0)
-        return sum(length <= end for length in accumulate(map(len, self._pending)))
-
-    def _release(self, count: int, *, final: bool = False) -> str:
-        content = b"".join(self._pending[:count])
-        del self._pending[:count]
+    def _displayed(self, content: bytes, *, is_last: bool = False) -> str:
         if content and self._space_to_drop:
             content, self._space_to_drop = content.removeprefix(b" "), False
-        text = self._decoder.decode(content, final)
+        text = self._decoder.decode(content, is_last)
         return text if self._detokenizer is None else self._detokenizer.feed(text)
 
 
