@@ -126,13 +126,9 @@ def _assign_rows(live: Sequence[list[_Text]], prompts: list[int], rows: int) -> 
         return searching, source
     source = list(range(rows))
     for i, prompt in enumerate(prompts):
-        free = dict.fromkeys(range(i * width, (i + 1) * width))
-        moving = []
-        for text in live[prompt]:
-            if text.row in free:
-                del free[text.row]
-            else:
-                moving.append(text)
+        staying = {text.row: text for text in reversed(live[prompt])}  # the best of each row
+        moving = [text for text in live[prompt] if staying[text.row] is not text]
+        free = [row for row in range(i * width, (i + 1) * width) if row not in staying]
         for row, text in zip(free, moving, strict=False):
             source[row], text.row = text.row, row
     return prompts, source
