@@ -27,7 +27,7 @@ def complete_prompt(trained: Run, options: Options, prompt: str, as_json_lines: 
         if sys.stdout.isatty() and is_single and not as_json_lines:
             _stream(trained, options, prompt, number)
         else:
-            _complete(trained, options, [Prompt(prompt, number + 1)], number, as_json_lines)
+            _complete(trained, options, [Prompt(prompt=prompt, id=number + 1)], number, as_json_lines)
 
 
 def complete_prompts(

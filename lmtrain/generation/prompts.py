@@ -6,23 +6,18 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic import BaseModel, ValidationError
 
 from lmtrain.errors import LmtrainError
 
 _SHAPE = '{"prompt": "text"}'
 
 
-@dataclass(config=ConfigDict(strict=True))
-class Prompt:
+class Prompt(BaseModel, strict=True):
     """A prompt, and its `id`: that of its JSON line, or else its line number, from 1."""
 
     prompt: str
     id: str | int | None = None
-
-
-_ADAPTER = TypeAdapter(Prompt)
 
 
 def read_prompts(path: Path) -> Iterator[Prompt]:
@@ -43,7 +38,7 @@ def read_prompts(path: Path) -> Iterator[Prompt]:
                 where = f"{name}, line {number},"
                 if (line := _decoded(content, where)).strip():
                     is_empty = False
-                    yield _parse(line, number, where) if path.suffix == ".jsonl" else Prompt(line, number)
+                    yield _parse(line, number, where) if path.suffix == ".jsonl" else Prompt(prompt=line, id=number)
     except OSError as error:
         raise LmtrainError(f"{name} can't be read: {error.strerror or error}") from error
     if is_empty:
@@ -70,9 +65,9 @@ def _decoded(content: bytes, where: str) -> str:
 
 def _parse(line: str, number: int, where: str) -> Prompt:
     try:
-        prompt = _ADAPTER.validate_json(line)
+        prompt = Prompt.model_validate_json(line)
     except ValidationError:
         raise LmtrainError(
             f'{where} is not JSON of the form {_SHAPE}; it may have an "id" too, a text or a whole number'
         ) from None
-    return Prompt(prompt.prompt.replace("\r\n", "\n"), number if prompt.id is None else prompt.id)
+    return Prompt(prompt=prompt.prompt.replace("\r\n", "\n"), id=number if prompt.id is None else prompt.id)

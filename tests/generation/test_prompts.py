@@ -7,28 +7,32 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import LmtrainError
-from lmtrain.generation.prompts import Prompt, read_all, read_prompts
+from lmtrain.generation.prompts import read_all, read_prompts
 
 
 def standard_input(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
 
 
+def read(path: Path) -> list[tuple[str, str | int | None]]:
+    return [(prompt.prompt, prompt.id) for prompt in read_prompts(path)]
+
+
 def test_a_prompt_a_line(tmp_path: Path) -> None:
     path = tmp_path / "some.txt"
     path.write_bytes(b'\xef\xbb\xbfThe river\r\n\n \n{"prompt": 1}\n caf\xc3\xa9')
-    assert list(read_prompts(path)) == [Prompt("The river", 1), Prompt('{"prompt": 1}', 4), Prompt(" café", 5)]
+    assert read(path) == [("The river", 1), ('{"prompt": 1}', 4), (" café", 5)]
 
 
 def test_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     path.write_text('{"prompt": "a\\r\\nb", "id": "x"}\n\n{"prompt": "", "more": null}\n{"id": 7, "prompt": "c"}\n')
-    assert list(read_prompts(path)) == [Prompt("a\nb", "x"), Prompt("", 3), Prompt("c", 7)]
+    assert read(path) == [("a\nb", "x"), ("", 3), ("c", 7)]
 
 
 def test_standard_input_has_a_prompt_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     standard_input(monkeypatch, b"\n{a\nb\n")
-    assert list(read_prompts(Path("-"))) == [Prompt("{a", 2), Prompt("b", 3)]
+    assert read(Path("-")) == [("{a", 2), ("b", 3)]
 
 
 ILL_FORMED = [
