@@ -36,8 +36,8 @@ class Section(BaseModel):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _number(cls, value: object, read: ValidatorFunctionWrapHandler) -> Any:
-        result = read(value)
+    def _checked(cls, value: object, read: ValidatorFunctionWrapHandler) -> Any:
+        result = read(str(value) if isinstance(value, Path) else value)  # data.source may be a Path in Python
         if isinstance(value, bool) and not isinstance(result, bool):  # pydantic reads true as 1
             raise ValueError("a number is needed")
         if isinstance(result, int | float) and result > LARGEST:

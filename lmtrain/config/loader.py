@@ -63,7 +63,7 @@ def load(
 
 
 def _values(source: ConfigSource) -> dict[str, Any]:
-    """Return the plain values of a configuration, in a copy."""
+    """Return the values of a configuration, in a copy."""
     if source is None:
         return {}
     if isinstance(source, Path):
@@ -72,12 +72,7 @@ def _values(source: ConfigSource) -> dict[str, Any]:
         return source.model_dump(mode="json")
     if not isinstance(source, Mapping):
         raise UsageError(f"{shown(source)} is not a configuration: give a YAML file, a dict of sections, or a Config")
-    return {
-        section: {field: str(value) if isinstance(value, Path) else value for field, value in fields.items()}
-        if isinstance(fields, Mapping)
-        else fields
-        for section, fields in source.items()
-    }
+    return {section: {**fields} if isinstance(fields, Mapping) else fields for section, fields in source.items()}
 
 
 def environment_of(*keys: str) -> dict[str, str]:
