@@ -271,8 +271,8 @@ CHANGEABLE_FIELDS = frozenset(
     {
         "run.name",
         "run.dir",
-        *(f"data.{field}" for field in SECTIONS["data"]),  # the content is compared by a hash
-        *(f"tokenizer.{field}" for field in SECTIONS["tokenizer"]),  # likewise
+        # The contents of data and tokenizer are compared by hashes.
+        *(f"{section}.{field}" for section in ("data", "tokenizer", "eval") for field in SECTIONS[section]),
         "train.device",
         "train.compile",
         "train.threads",
@@ -287,7 +287,6 @@ CHANGEABLE_FIELDS = frozenset(
         "train.teacher",  # its checkpoint is compared by a hash
         "train.sample_prompts",
         "train.sample_tokens",
-        *(f"eval.{field}" for field in SECTIONS["eval"]),
     }
 )
 """Fields that may change when a run is resumed; all others but `SCHEDULE_FIELDS` are the identity of the run."""
