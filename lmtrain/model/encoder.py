@@ -120,30 +120,17 @@ def encoder_block(config: ModelConfig, kind: str) -> EncoderBlock | ISAB:
 
 def attention_layer(config: ModelConfig, kind: str) -> nn.Module:
     """The self-attention layer of this kind: one of `schema.ATTENTION` except `induced`, or a union of masks."""
-    dim, heads, causal = config.dim, config.heads, config.mode == "causal"
-    if kind == "linear":
-        return LinearAttention(dim, heads, causal=causal, qk_norm=config.qk_norm)
-    if kind == "compressed":
-        return CompressedAttention(
-            dim,
-            heads,
-            stride=config.compression,
-            causal=causal,
-            qk_norm=config.qk_norm,
-            dropout=config.attention_dropout,
-        )
-    if kind == "linformer":
-        return LinformerAttention(
-            dim,
-            heads,
-            context=config.context,
-            projected=config.projected_length,
-            qk_norm=config.qk_norm,
-            dropout=config.attention_dropout,
-        )
-    return SelfAttention(
-        dim, heads, pattern=mask_pattern(config, kind), qk_norm=config.qk_norm, dropout=config.attention_dropout
+    causal, pattern = config.mode == "causal", mask_pattern(config, kind)
+    attention = SelfAttention(
+        config.dim, config.heads, pattern=pattern, qk_norm=config.qk_norm, dropout=config.attention_dropout
     )
+    if kind == "linear":
+        return LinearAttention(attention, causal=causal)
+    if kind == "compressed":
+        return CompressedAttention(attention, stride=config.compression, causal=causal)
+    if kind == "linformer":
+        return LinformerAttention(attention, context=config.context, projected=config.projected_length)
+    return attention
 
 
 def mask_pattern(config: ModelConfig, kind: str) -> Pattern:

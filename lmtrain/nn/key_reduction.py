@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import SelfAttention, join_heads, width_per_head
+from lmtrain.nn.attention import SelfAttention, join_heads
 from lmtrain.nn.dot_product import attend
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
@@ -52,27 +52,19 @@ class CompressedAttention(nn.Module):
     """Multi-head attention to one key and value per block of `stride` tokens: memory-compressed (Liu et al., 2018).
 
     A query attends to every block. With `causal` it attends, in one softmax, to the blocks that end before its own and
-    to the tokens of its own block up to itself; time is O(T^2 / S + T S). Rotation comes before the compression.
-    `qk_norm` and `dropout` are those of `SelfAttention`, whose projections are used. Raises ValueError for a mask or an
-    attention bias, since tokens have no keys of their own.
+    to the tokens of its own block up to itself; time is O(T^2 / S + T S). Rotation comes before the compression. The
+    `projections` also have the rate of dropout. Raises ValueError for a mask or an attention bias, since tokens have no
+    keys of their own.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        heads: int,
-        *,
-        stride: int,
-        causal: bool = False,
-        qk_norm: bool = False,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, projections: SelfAttention, *, stride: int, causal: bool = False) -> None:
         super().__init__()
         self.stride = stride
         self.causal = causal
-        self.projections = SelfAttention(dim, heads, qk_norm=qk_norm, dropout=dropout)
-        self.compress_key = Compression(heads, width_per_head(dim, heads), stride)
-        self.compress_value = Compression(heads, width_per_head(dim, heads), stride)
+        self.projections = projections
+        head_dim = projections.query.out_features // projections.heads
+        self.compress_key = Compression(projections.heads, head_dim, stride)
+        self.compress_value = Compression(projections.heads, head_dim, stride)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
         """(B, T, W) -> (B, T, W)."""
@@ -141,23 +133,13 @@ class LinformerAttention(nn.Module):
 
     The mixtures, E of keys and F of values, both (projected, context), are shared by the heads; in a shorter row they
     are those of the last T of `context` positions. Each mixes the whole row, so no key can be hidden from a query:
-    there is no causal form, and a mask raises ValueError. `qk_norm` and `dropout` are those of `SelfAttention`, whose
-    projections are used.
+    there is no causal form, and a mask raises ValueError. The `projections` also have the rate of dropout.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        heads: int,
-        *,
-        context: int,
-        projected: int,
-        qk_norm: bool = False,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, projections: SelfAttention, *, context: int, projected: int) -> None:
         super().__init__()
         self.context = context
-        self.projections = SelfAttention(dim, heads, qk_norm=qk_norm, dropout=dropout)
+        self.projections = projections
         # A sum of `context` independent keys, each with this weight, has the mean square of one: the scores, and what
         # the softmax makes of them, start as large as in attention to the tokens themselves.
         self.mix_key = nn.Parameter(torch.empty(projected, context))

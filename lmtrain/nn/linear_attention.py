@@ -103,16 +103,15 @@ def _quotient(upper: Tensor, lower: Tensor) -> Tensor:
 
 
 class LinearAttention(nn.Module):
-    """Self-attention in `heads` subspaces with the weights of `linear_attention` (Katharopoulos et al., 2020).
+    """Self-attention with the weights of `linear_attention` (Katharopoulos et al., 2020) and these `projections`.
 
-    `qk_norm` is that of `SelfAttention`, whose projections are used. Raises ValueError for a mask or an attention bias,
-    since no score per pair of tokens is computed.
+    Raises ValueError for a mask or an attention bias, since no score per pair of tokens is computed.
     """
 
-    def __init__(self, dim: int, heads: int, *, causal: bool = False, qk_norm: bool = False) -> None:
+    def __init__(self, projections: SelfAttention, *, causal: bool = False) -> None:
         super().__init__()
         self.causal = causal
-        self.projections = SelfAttention(dim, heads, qk_norm=qk_norm)
+        self.projections = projections
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
         """(B, T, W) -> (B, T, W)."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.key_reduction import CompressedAttention, Compression, LinformerAttention
 from lmtrain.nn.positions import rotation
 from tests.nn.test_self_attention import scrambled
@@ -43,7 +44,7 @@ def compressed_loop(layer: CompressedAttention, x: Tensor, by: Tensor | None = N
 @pytest.mark.parametrize(("length", "stride"), [(1, 4), (8, 4), (11, 3), (5, 1), (3, 7)])
 def test_compressed_equals_loop_with_gradients(length: int, stride: int, causal: bool) -> None:
     torch.manual_seed(0)
-    layer = scrambled(CompressedAttention(8, 2, stride=stride, causal=causal, qk_norm=True))
+    layer = scrambled(CompressedAttention(SelfAttention(8, 2, qk_norm=True), stride=stride, causal=causal))
     x, weight = torch.randn(2, length, 8), torch.randn(2, length, 8)
     for by in (None, rotation(torch.arange(length), 4)):
         out, expected = layer(x, rotation=by), compressed_loop(layer, x, by)
@@ -77,7 +78,7 @@ def linformer_loop(layer: LinformerAttention, x: Tensor, by: Tensor | None = Non
 @pytest.mark.parametrize("length", [1, 6, 9])
 def test_linformer_equals_loop_with_gradients(length: int) -> None:
     torch.manual_seed(0)
-    layer = LinformerAttention(8, 2, context=9, projected=3, qk_norm=True)
+    layer = LinformerAttention(SelfAttention(8, 2, qk_norm=True), context=9, projected=3)
     x, weight = torch.randn(2, length, 8), torch.randn(2, length, 8)
     for by in (None, rotation(torch.arange(length), 4)):
         out, expected = layer(x, rotation=by), linformer_loop(layer, x, by)
@@ -89,7 +90,7 @@ def test_linformer_equals_loop_with_gradients(length: int) -> None:
 
 def test_linformer_projections_keep_the_scale_of_keys_and_values() -> None:
     torch.manual_seed(0)
-    layer, tokens = LinformerAttention(8, 2, context=400, projected=100), torch.randn(400, 50)
+    layer, tokens = LinformerAttention(SelfAttention(8, 2), context=400, projected=100), torch.randn(400, 50)
     for mix in (layer.mix_key, layer.mix_value):
         assert (mix @ tokens).std().item() == pytest.approx(1, abs=0.05)
     assert not torch.equal(layer.mix_key, layer.mix_value)

@@ -32,7 +32,9 @@ def scrambled(layer: CompressedAttention) -> CompressedAttention:
 
 
 def compressed(stride: int, *, causal: bool, dropout: float = 0.0) -> CompressedAttention:
-    return scrambled(CompressedAttention(8, 2, stride=stride, causal=causal, qk_norm=True, dropout=dropout))
+    return scrambled(
+        CompressedAttention(SelfAttention(8, 2, qk_norm=True, dropout=dropout), stride=stride, causal=causal)
+    )
 
 
 MASKED: dict[str, Make] = {
@@ -43,14 +45,14 @@ CAUSAL: dict[str, Make] = {
     **{name: make for (name, make), pattern in zip(MASKED.items(), PATTERNS, strict=True) if pattern.causal},
     "unscaled": lambda: SelfAttention(8, 2, pattern=patterns.CAUSAL, scale=1.0),
     **{f"compressed {n}": lambda n=n: compressed(n, causal=True) for n in (1, 3, 4)},  # type: ignore[misc]
-    "linear": lambda: LinearAttention(8, 2, causal=True, qk_norm=True),
+    "linear": lambda: LinearAttention(SelfAttention(8, 2, qk_norm=True), causal=True),
 }
 LAYERS: dict[str, Make] = {
     **MASKED,
     **CAUSAL,
     "compressed both ways": lambda: compressed(4, causal=False),
-    "linear both ways": lambda: LinearAttention(8, 2, qk_norm=True),
-    "linformer": lambda: LinformerAttention(8, 2, context=LONG, projected=5, qk_norm=True),
+    "linear both ways": lambda: LinearAttention(SelfAttention(8, 2, qk_norm=True)),
+    "linformer": lambda: LinformerAttention(SelfAttention(8, 2, qk_norm=True), context=LONG, projected=5),
 }
 
 
@@ -127,7 +129,7 @@ def test_bf16_autocast_is_close(kind: str, masking: str) -> None:
         lambda: SelfAttention(8, 2, dropout=0.3),
         lambda: compressed(4, causal=False, dropout=0.3),
         lambda: compressed(4, causal=True, dropout=0.3),
-        lambda: LinformerAttention(8, 2, context=16, projected=5, dropout=0.3),
+        lambda: LinformerAttention(SelfAttention(8, 2, dropout=0.3), context=16, projected=5),
     ],
     ids=["full", "compressed", "causal compressed", "linformer"],
 )
@@ -143,9 +145,9 @@ def test_dropout_keeps_the_mean_and_is_off_in_eval(make: Make) -> None:
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (lambda: LinearAttention(8, 2, causal=True), "linear"),
-        (lambda: CompressedAttention(8, 2, stride=2, causal=True), "compressed"),
-        (lambda: LinformerAttention(8, 2, context=4, projected=2), "linformer"),
+        (lambda: LinearAttention(SelfAttention(8, 2), causal=True), "linear"),
+        (lambda: CompressedAttention(SelfAttention(8, 2), stride=2, causal=True), "compressed"),
+        (lambda: LinformerAttention(SelfAttention(8, 2), context=4, projected=2), "linformer"),
     ],
 )
 def test_a_mask_is_rejected_where_pairs_have_no_score(make: Make, name: str) -> None:
