@@ -16,7 +16,7 @@ from lmtrain.nn.precision import at_least_float32
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int, sizes: Sequence[int] = ()
+    hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, rows: int, sizes: Sequence[int] = ()
 ) -> Tensor:
     """Return -log p of each target, in nats, with p the softmax of hidden W^T + bias, in chunks of at most `rows` rows.
 
@@ -38,15 +38,12 @@ def product_type(hidden: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
 
 
-def linear_logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear_logits(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """(R, E) -> (R, V), a new tensor, float32 or float64 whatever the type of the product."""
-    logits = at_least_float32(F.linear(x, weight))
-    return logits if bias is None else logits.add_(bias)
+    return at_least_float32(F.linear(x, weight)).add_(bias)
 
 
-def target_softmax(
-    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def target_softmax(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return -log p of the targets (R,), the largest logits (R,), e^(logit - largest) (R, V) and its row sums (R,)."""
     logits = linear_logits(x, weight, bias)
     largest = logits.amax(-1)
@@ -60,7 +57,7 @@ def target_softmax(
 def _forward_chunks(
     hidden: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
+    bias: Tensor,
     targets: Tensor,
     sizes: Sequence[int],
     rows: int,
@@ -73,8 +70,8 @@ def _forward_chunks(
     narrow = weight.to(dtype)
     nats, largest, log_sums = _results(hidden, dtype)
     for classes, part, labels in _chunks(targets, sizes, rows):
-        x, part_of_bias = hidden[part].to(dtype), None if bias is None else bias[classes]
-        nats[part], largest[part], _, sums = target_softmax(x, narrow[classes], part_of_bias, labels)
+        x = hidden[part].to(dtype)
+        nats[part], largest[part], _, sums = target_softmax(x, narrow[classes], bias[classes], labels)
         log_sums[part] = sums.log()
     return nats, largest, log_sums
 
@@ -83,7 +80,7 @@ def _backward_chunks(
     upstream: Tensor,
     hidden: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
+    bias: Tensor,
     targets: Tensor,
     largest: Tensor,
     log_sums: Tensor,
@@ -91,18 +88,16 @@ def _backward_chunks(
     rows: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of hidden, weight and bias; the last is empty if there is no bias."""
+    """Return the gradients of hidden, weight and bias."""
     narrow = weight.to(dtype)
-    grad_hidden, grad_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
-    grad_bias = weight.new_zeros(0) if bias is None else torch.zeros_like(bias)
+    grad_hidden, grad_weight, grad_bias = (torch.zeros_like(x) for x in (hidden, weight, bias))
     for classes, part, labels in _chunks(targets, sizes, rows):
         x = hidden[part].to(dtype)
-        error = linear_logits(x, narrow[classes], None if bias is None else bias[classes])
+        error = linear_logits(x, narrow[classes], bias[classes])
         error = error.sub_(largest[part].unsqueeze(-1)).sub_(log_sums[part].unsqueeze(-1)).exp_()
         error[torch.arange(len(x), device=x.device), labels] -= 1  # p - 1 at the target, p elsewhere: (R, V)
         error.mul_(upstream[part].unsqueeze(-1))
-        if bias is not None:
-            grad_bias[classes].add_(error.sum(0))
+        grad_bias[classes].add_(error.sum(0))
         error = error.to(dtype)
         grad_hidden[part] = (error @ narrow[classes]).to(hidden.dtype)
         if dtype == weight.dtype:
@@ -145,9 +140,8 @@ def _(hidden: Tensor, weight: Any, bias: Any, targets: Any, sizes: Any, rows: in
 
 
 @_backward.register_fake
-def _(upstream: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
-    grad_bias = weight.new_empty(0) if bias is None else torch.empty_like(bias)
-    return torch.empty_like(hidden), torch.empty_like(weight), grad_bias
+def _(upstream: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return torch.empty_like(hidden), torch.empty_like(weight), torch.empty_like(bias)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -156,8 +150,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _gradients(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    hidden, weight, bias = _backward(upstream, *ctx.saved_tensors, ctx.sizes, ctx.rows, ctx.dtype)
-    return hidden, weight, bias if ctx.needs_input_grad[2] else None, None, None, None, None
+    gradients = _backward(upstream, *ctx.saved_tensors, ctx.sizes, ctx.rows, ctx.dtype)
+    return *gradients, None, None, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_save)

@@ -24,7 +24,7 @@ ALIGNMENT = 16
 """On a GPU the number of classes is padded to a multiple of this: its fastest kernels need rows of k x 16 bytes."""
 
 
-def target_nats(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: Chunk) -> Tensor:
+def target_nats(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, chunk: Chunk) -> Tensor:
     """Return -log p of each target, in nats, with p the softmax of hidden W^T + bias.
 
     hidden (N, E), weight (V, E), bias (V,), targets (N,) int64 -> (N,), float32 at least. If `chunk` allows all logits
@@ -32,7 +32,7 @@ def target_nats(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Te
     Otherwise this is `linear_cross_entropy`.
     """
     rows = rows_at_once(chunk, len(targets), len(weight))
-    if hidden.is_cuda and bias is not None:
+    if hidden.is_cuda:
         weight, bias = aligned(weight, bias)
     if rows is not None:
         return linear_cross_entropy(hidden, weight, bias, targets, rows)
@@ -70,15 +70,13 @@ class _CrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, dtype: torch.dtype
-    ) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
         narrow = weight.to(dtype)
         nats, _, exponentials, sums = target_softmax(hidden.to(dtype), narrow, bias, targets)
         errors = exponentials.to(dtype)
         errors[torch.arange(len(targets), device=targets.device), targets] = (sums * torch.expm1(-nats)).to(dtype)
         ctx.save_for_backward(hidden, narrow, errors, sums)
-        ctx.types = weight.dtype, None if bias is None else bias.dtype
+        ctx.types = weight.dtype, bias.dtype
         return nats
 
     @staticmethod
@@ -89,5 +87,5 @@ class _CrossEntropy(torch.autograd.Function):
         factors = (upstream / sums).unsqueeze(-1)
         grad_hidden = (errors @ narrow * factors).to(hidden.dtype)
         grad_weight = (errors.t() @ (hidden * factors).to(errors.dtype)).to(of_weight)
-        grad_bias = None if of_bias is None else (factors.t().to(errors.dtype) @ errors).squeeze(0).to(of_bias)
+        grad_bias = (factors.t().to(errors.dtype) @ errors).squeeze(0).to(of_bias)
         return grad_hidden, grad_weight, grad_bias, None, None

@@ -114,12 +114,12 @@ def test_without_a_state_it_predicts_the_frequencies() -> None:
 
 
 def test_only_the_logits_of_a_tails_own_targets_are_computed() -> None:
-    hidden, weight, targets = torch.randn(40, 3), torch.randn(30, 3), torch.tensor([-1] * 30 + [3] * 8 + [25] * 2)
-    sizes = [10, 20]
+    hidden, weight, bias = torch.randn(40, 3), torch.randn(30, 3), torch.zeros(30)
+    targets, sizes = torch.tensor([-1] * 30 + [3] * 8 + [25] * 2), [10, 20]
     with largest_tensor() as seen:
-        nats, largest, log_sums = _forward_chunks(hidden, weight, None, targets, sizes, 40, torch.float32)
+        nats, largest, log_sums = _forward_chunks(hidden, weight, bias, targets, sizes, 40, torch.float32)
     assert seen.largest == 8 * 10
-    state = hidden, weight, None, targets, largest, log_sums
+    state = hidden, weight, bias, targets, largest, log_sums
     with largest_tensor() as seen:
         _backward_chunks(torch.ones(40), *state, sizes, 40, torch.float32)
     assert seen.largest == 40 * 3  # the gradient of the states, which is larger than 8 x 10 and 2 x 20 logits
