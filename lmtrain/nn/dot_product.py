@@ -79,21 +79,23 @@ def _attend_local(
     length, before = query.shape[-2], -(-(window - 1) // BLOCK)
     count, after = -(-length // BLOCK), 0 if pattern.causal else before
 
-    def blocks(x: Tensor, before: int, after: int) -> Tensor:  # (B, H, before + N + after, C, D)
-        padding = (0, 0, before * BLOCK, (count + after) * BLOCK - length)
-        return F.pad(x, padding).view(*x.shape[:-2], -1, BLOCK, x.shape[-1])
-
     def near(x: Tensor) -> Tensor:  # (B, H, N, (before + 1 + after) C, D)
-        shifted = blocks(x, before, after)
-        return torch.cat([shifted[:, :, first : first + count] for first in range(before + 1 + after)], dim=-2)
+        padded = to_blocks(F.pad(x, (0, 0, before * BLOCK, after * BLOCK)), BLOCK)
+        return torch.cat([padded[:, :, first : first + count] for first in range(before + 1 + after)], dim=-2)
 
     first = torch.arange(count, device=query.device).view(-1, 1, 1) * BLOCK
     queries = first + torch.arange(BLOCK, device=query.device).unsqueeze(-1)
     keys = first + torch.arange(-before * BLOCK, (1 + after) * BLOCK, device=query.device)
     # Queries past the end attend to keys past the end: a softmax over nothing would have no gradient.
     allowed = pattern(queries, keys) & (keys >= 0) & ((keys < length) | (queries >= length))
-    pooled = _attend_plain(blocks(query, 0, 0), near(key), near(value), allowed, dropout, scale, empty=False)
+    pooled = _attend_plain(to_blocks(query, BLOCK), near(key), near(value), allowed, dropout, scale, empty=False)
     return pooled.flatten(-3, -2)[..., :length, :]
+
+
+def to_blocks(x: Tensor, size: int) -> Tensor:
+    """(B, H, T, D) -> (B, H, N, C, D) for N blocks of C = `size` positions, the last one padded with zeros."""
+    blocks = -(-x.shape[2] // size)
+    return F.pad(x, (0, 0, 0, blocks * size - x.shape[2])).view(*x.shape[:2], blocks, size, x.shape[-1])
 
 
 def _attend_plain(

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.attention import SelfAttention, join_heads
-from lmtrain.nn.dot_product import attend
+from lmtrain.nn.dot_product import attend, to_blocks
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
-from lmtrain.nn.linear_attention import reject_mask, to_blocks
+from lmtrain.nn.linear_attention import reject_mask
 
 
 class Compression(nn.Module):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.attention import SelfAttention, join_heads
+from lmtrain.nn.dot_product import to_blocks
 from lmtrain.nn.kv_cache import CachePosition, RecurrentState
 from lmtrain.nn.positions import rotate
 from lmtrain.nn.precision import at_least_float32
@@ -146,9 +147,3 @@ def reject_mask(mask: Tensor | None, attention: str) -> None:
             f"{attention} attention has no score for each pair of tokens that a mask or bias of shape "
             f"{tuple(mask.shape)} could change: use rotary positions, or sinusoidal, learned or none"
         )
-
-
-def to_blocks(x: Tensor, size: int) -> Tensor:
-    """(B, H, T, D) -> (B, H, K, C, D) for blocks of C = `size` positions, the last one padded with zeros."""
-    blocks = -(-x.shape[2] // size)
-    return F.pad(x, (0, 0, 0, blocks * size - x.shape[2])).view(*x.shape[:2], blocks, size, x.shape[-1])

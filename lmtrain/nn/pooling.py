@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from lmtrain.nn.attention import ResidualProjection, join_heads, split_heads
 from lmtrain.nn.blocks import Activation, FeedForward
+from lmtrain.nn.dot_product import to_blocks
 from lmtrain.nn.dropout import Dropout, drop
 from lmtrain.nn.kv_cache import RecurrentState
-from lmtrain.nn.linear_attention import to_blocks
 from lmtrain.nn.norms import NormKind, make_norm
 
 PoolQuery = Literal["seed", "recency"]
