@@ -191,14 +191,13 @@ class Decoder(nn.Module):
             per_layer.append(weights)
         return self.norm(x), torch.stack(per_layer)
 
-    def start(self, x: Tensor, source: Tensor, valid: Tensor, memory: Tensor) -> DecoderState:
-        """Return a state that has read nothing, for steps with inputs of the shape and type of x (B, 1, D)."""
-        caches = []
-        for block in self.blocks:
-            _, key, value = block.self_attention.project(x)  # for their shapes and types: a step overwrites them
-            caches.append(KeyValueCache(key, value))
-            caches[-1].grow(self.capacity - 1)
+    def start(self, source: Tensor, valid: Tensor, memory: Tensor) -> DecoderState:
+        """Return a state that has read nothing."""
         memories = [block.cross_attention.remember(memory) for block in self.blocks]
+        # Both kinds of attention have heads of the same number, width and type.
+        caches = [KeyValueCache(each.key[:, :, :0], each.value[:, :, :0]) for each in memories]
+        for cache in caches:
+            cache.grow(self.capacity)
         return DecoderState(source, valid, memory, memories, caches)
 
     def step(self, x: Tensor, state: DecoderState) -> Tensor:

@@ -75,7 +75,7 @@ class Seq2Seq(nn.Module):
         """Read the sources (B, Ts) and BEGIN; return log p of the first word (B, V) float32, and the state."""
         memory, valid = self.encoder(source, source_valid)
         begin = source.new_full((len(source),), self.sizes.begin_id)
-        return self.step(self.decoder.start(self.embedding(begin.unsqueeze(-1)), source, valid, memory), begin)
+        return self.step(self.decoder.start(source, valid, memory), begin)
 
     @torch.no_grad()
     def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
