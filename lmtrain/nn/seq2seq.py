@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from lmtrain.nn.encoder_decoder import Decoder, DecoderState, PositionedEmbedding, Prediction, Sizes, SourceEncoder
 from lmtrain.nn.patterns import CAUSAL
-from lmtrain.nn.scheduled_sampling import mix, sample
 
 
 class Seq2Seq(nn.Module):
@@ -46,16 +45,16 @@ class Seq2Seq(nn.Module):
         """Return the mean of -log p of the target's words and its END, in nats: source (B, Ts), target (B, T) -> ().
 
         `lengths` (B,) are those of the targets, without END; by default all are T. `sampling` is the probability of an
-        input from the model's own predictions, by parallel scheduled sampling; see `scheduled_sampling`. `guided` is
-        the weight of `guided_attention_loss` on every layer's cross-attention, END being the last query. Raises
-        ValueError for a source or a target with END of more than `max_length` words.
+        input from the model's own predictions: see `mix`. `guided` is the weight of `guided_attention_loss` on every
+        layer's cross-attention, END being the last query. Raises ValueError for a source or a target with END of more
+        than `max_length` words.
         """
         memory, valid = self.encoder(source, source_valid)
         inputs, labels, real = shift(target, lengths, self.sizes)
         if sampling:
             with torch.no_grad():
-                sampled = sample(self._predict(inputs, memory, source, valid))  # (B, T + 1), each one position early
-            inputs = mix(inputs, torch.cat((inputs[:, :1], sampled[:, :-1]), dim=1), sampling)
+                predicted = sample(self._predict(inputs, memory, source, valid))
+            inputs = mix(inputs, predicted, sampling)
         if not guided:
             return mean_nats(self._predict(inputs, memory, source, valid), labels, real)
         decoded, weights = self.decoder.with_weights(self.embedding(inputs), memory, valid)
@@ -103,6 +102,33 @@ def shift(target: Tensor, lengths: Tensor | None, sizes: Sizes) -> tuple[Tensor,
     real = order <= lengths.unsqueeze(-1)
     labels = F.pad(target, (0, 1)).masked_fill(order >= lengths.unsqueeze(-1), sizes.end_id)
     return F.pad(labels[:, :-1], (1, 0), value=sizes.begin_id), labels, real
+
+
+def mix(inputs: Tensor, predicted: Tensor, probability: float) -> Tensor:
+    """Return the inputs of the second pass of parallel scheduled sampling, which is trained on some of its own words.
+
+    A first pass reads the true inputs (B, T), and a word is sampled from each of its predictions: `predicted` (B, T).
+    The one at t - 1, which has read the inputs up to t - 1, replaces input t with this probability; BEGIN stays. The
+    labels stay the same (Bengio et al., 2015; in parallel: Mihaylova & Martins, 2019; Duckworth et al., 2019). Raises
+    ValueError unless `probability` lies between 0 and 1.
+    """
+    if not 0 <= probability <= 1:
+        raise ValueError(f"probability={probability} must lie between 0 and 1")
+    chosen = torch.rand(inputs.shape, device=inputs.device) < probability  # rand < 1: at 1 all, at 0 none
+    return torch.where(chosen, torch.cat((inputs[:, :1], predicted[:, :-1]), dim=1), inputs)
+
+
+def sample(logits: Tensor) -> Tensor:
+    """Sample a token from each distribution softmax(logits): (..., V) -> (...) int64, by torch's default generator.
+
+    One uniform number per distribution is searched in its cumulative sum, in float64; noise for every word (the
+    Gumbel-max trick) would cost many times the softmax on a CPU. A token of probability zero is never sampled.
+    """
+    cumulative = logits.softmax(-1, dtype=torch.float32).cumsum(-1, dtype=torch.float64)
+    total = cumulative[..., -1:]
+    uniform = torch.rand(total.shape, dtype=torch.float64, device=logits.device) * total
+    uniform = torch.minimum(uniform, total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, uniform, right=True).squeeze(-1)
 
 
 def mean_nats(log_probs: Tensor, labels: Tensor, real: Tensor) -> Tensor:

@@ -3,18 +3,18 @@
 import pytest
 import torch
 
-from lmtrain.nn.scheduled_sampling import mix, sample
+from lmtrain.nn.seq2seq import mix, sample
 
 GOLD = torch.arange(12).view(3, 4)
-SAMPLED = GOLD + 100
+PREDICTED = GOLD + 101
 
 
 def test_probability_zero_keeps_all_and_one_keeps_only_the_first() -> None:
-    assert torch.equal(mix(GOLD, SAMPLED, 0.0), GOLD)
-    assert mix(GOLD, SAMPLED, 1.0).tolist() == [[0, 101, 102, 103], [4, 105, 106, 107], [8, 109, 110, 111]]
+    assert torch.equal(mix(GOLD, PREDICTED, 0.0), GOLD)
+    assert mix(GOLD, PREDICTED, 1.0).tolist() == [[0, 101, 102, 103], [4, 105, 106, 107], [8, 109, 110, 111]]
     for probability in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match="between 0 and 1"):
-            mix(GOLD, SAMPLED, probability)
+            mix(GOLD, PREDICTED, probability)
 
 
 def test_each_place_is_replaced_independently_at_the_rate() -> None:

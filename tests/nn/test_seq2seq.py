@@ -15,8 +15,7 @@ from lmtrain.nn.encoder_decoder import CrossAttentionKind, DecoderState, Sizes
 from lmtrain.nn.non_autoregressive import NonAutoregressive
 from lmtrain.nn.norms import NormKind, RMSNorm
 from lmtrain.nn.positions import sinusoidal
-from lmtrain.nn.scheduled_sampling import sample
-from lmtrain.nn.seq2seq import Seq2Seq, guided_attention_loss, shift
+from lmtrain.nn.seq2seq import Seq2Seq, guided_attention_loss, sample, shift
 from tests.nn.translation import BEGIN, END, INPUTS, LENGTHS, SIZES, SOURCE, TARGET, TARGET_LENGTHS, VALID, make
 
 
