@@ -4,7 +4,7 @@ Shapes: B rows, T positions (Tm of a memory), D the model's width, F the hidden 
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, TypedDict, Unpack, assert_never
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,32 +29,27 @@ class ResidualOptions(TypedDict, total=False):
     dropout: float
 
 
-class FeedForward(nn.Module):
-    """output(activation(hidden x)), position by position.
+def swiglu(x: Tensor) -> Tensor:
+    """A SiLU gate times a second projection (Shazeer, 2020): (..., 2 F) -> (..., F)."""
+    gate, content = x.chunk(2, dim=-1)
+    return F.silu(gate) * content
 
-    `swiglu` multiplies a SiLU gate with a second projection (Shazeer, 2020); both are in `hidden`, which is then twice
-    as tall.
-    """
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swiglu": swiglu}
+
+
+class FeedForward(nn.Module):
+    """output(activation(hidden x)), position by position; for `swiglu`, `hidden` is twice as tall."""
 
     def __init__(self, dim: int, ff_dim: int, activation: Activation = "gelu") -> None:
         super().__init__()
-        self.activation: Activation = activation
+        self.activate = ACTIVATIONS[activation]
         self.hidden = nn.Linear(dim, 2 * ff_dim if activation == "swiglu" else ff_dim, bias=False)
         self.output = ResidualProjection(ff_dim, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
-        return self.output(self._activate(self.hidden(x)))
-
-    def _activate(self, x: Tensor) -> Tensor:
-        if self.activation == "relu":
-            return F.relu(x)
-        if self.activation == "gelu":
-            return F.gelu(x)
-        if self.activation == "swiglu":
-            gate, content = x.chunk(2, dim=-1)
-            return F.silu(gate) * content
-        assert_never(self.activation)
+        return self.output(self.activate(self.hidden(x)))
 
 
 class Residual(nn.Module):
