@@ -148,8 +148,7 @@ class SelfAttention(MultiHeadAttention):
         query, key, value = self.project(x, at.rotation)
         cache.write(key, value, at.position)
         keys, values = cache.key[:, :, : at.kv_len], cache.value[:, :, : at.kv_len]
-        pooled = attend(query, keys, values, at.mask(self.pattern), scale=self.scale)
-        return self.output(join_heads(pooled))
+        return self.output(self.join(query, keys, values, at.mask(self.pattern)))
 
     def project(self, x: Tensor, rotation: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, W) -> queries, keys and values, each (B, H, T, D)."""

@@ -58,7 +58,8 @@ def attend(
             return F.scaled_dot_product_attention(query, key, wide, mask, scale=scale).to(value.dtype)
     empty = mask is not None or length > key.shape[-2]  # a pattern always leaves every query a key
     mask = _with_pattern(mask, pattern, query, key)
-    return _attend_plain(query, key, value, mask, dropout, scale, empty=empty)
+    weights = attention_weights(query, key, mask, scale, empty=empty)
+    return drop(weights.to(value.dtype), dropout) @ value
 
 
 def _attend_fused(
@@ -88,7 +89,8 @@ def _attend_local(
     keys = first + torch.arange(-before * BLOCK, (1 + after) * BLOCK, device=query.device)
     # Queries past the end attend to keys past the end: a softmax over nothing would have no gradient.
     allowed = pattern(queries, keys) & (keys >= 0) & ((keys < length) | (queries >= length))
-    pooled = _attend_plain(to_blocks(query, BLOCK), near(key), near(value), allowed, dropout, scale, empty=False)
+    weights = attention_weights(to_blocks(query, BLOCK), near(key), allowed, scale, empty=False)
+    pooled = drop(weights.to(value.dtype), dropout) @ near(value)
     return pooled.flatten(-3, -2)[..., :length, :]
 
 
@@ -96,13 +98,6 @@ def to_blocks(x: Tensor, size: int) -> Tensor:
     """(B, H, T, D) -> (B, H, N, C, D) for N blocks of C = `size` positions, the last one padded with zeros."""
     blocks = -(-x.shape[2] // size)
     return F.pad(x, (0, 0, 0, blocks * size - x.shape[2])).view(*x.shape[:2], blocks, size, x.shape[-1])
-
-
-def _attend_plain(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float | None, *, empty: bool
-) -> Tensor:
-    weights = attention_weights(query, key, mask, scale, empty=empty).to(value.dtype)
-    return drop(weights, dropout) @ value
 
 
 def attention_weights(
