@@ -75,7 +75,7 @@ class LanguageModel(nn.Module):
         self.vocab_size = vocab_size
         dim, width = config.dim, config.embed_dim or config.dim
         self.embedding = nn.Embedding(vocab_size, width)
-        self.in_projection = nn.Linear(width, dim, bias=False) if width != dim else None
+        self.in_projection = nn.Linear(width, dim, bias=False) if width != dim else nn.Identity()
         self.shift = TokenShift(dim) if config.token_shift else None
         self.position = nn.Embedding(config.context, dim) if config.position == "learned" else None
         sinusoids = sinusoidal(torch.arange(config.context), dim) if config.position == "sinusoidal" else None
@@ -94,7 +94,7 @@ class LanguageModel(nn.Module):
             attention_dropout=config.attention_dropout,
         )
         self.norm = make_norm(config.norm, dim)
-        self.out_projection = nn.Linear(dim, width, bias=False) if width != dim else None
+        self.out_projection = nn.Linear(dim, width, bias=False) if width != dim else nn.Identity()
         tied = config.tie_embeddings
         self.output: nn.Module = TiedOutput(self.embedding) if tied else nn.Linear(width, vocab_size, bias=False)
         self.output_bias = nn.Parameter(torch.zeros(vocab_size))
@@ -231,8 +231,7 @@ class LanguageModel(nn.Module):
     def _embed(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) -> (B, T, D)."""
         x: Tensor = self.embedding(tokens) * (self.embedding.embedding_dim / 2)  # see `build.initialize`
-        x = locked_dropout(x, self.config.input_dropout, self.training)
-        return x if self.in_projection is None else self.in_projection(x)
+        return self.in_projection(locked_dropout(x, self.config.input_dropout, self.training))
 
     def _input(self, x: Tensor, positions: Tensor, before: Tensor | None = None) -> Tensor:
         """Embedded tokens (B, T, D) at positions (T,) or (B, T) -> the input of the encoder (B, T, D).
@@ -263,10 +262,7 @@ class LanguageModel(nn.Module):
 
     def _project(self, pooled: Tensor) -> Tensor:
         """Pooled vectors (..., D) -> the input of the output layer (..., E)."""
-        x: Tensor = self.norm(pooled)
-        if self.out_projection is not None:
-            x = self.out_projection(x)
-        return locked_dropout(x, self.config.output_dropout, self.training)
+        return locked_dropout(self.out_projection(self.norm(pooled)), self.config.output_dropout, self.training)
 
     def _log_probs(self, hidden: Tensor, temperature: float = 1.0) -> Tensor:
         """log p of every word by the output layer, without the pointer: (..., E) -> (..., V), at least float32."""
