@@ -50,8 +50,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """Embedded tokens (B, T, D) at positions (T,) -> (B, T, D)."""
-        x, positions = self._with_globals(x, positions)
-        bias, rotated_by = self._bias(positions), self._rotation(positions)
+        x, bias, rotated_by = self._enter(x, positions)
         for block in self.blocks:
             forward = partial(block, mask=bias, rotation=rotated_by) if isinstance(block, EncoderBlock) else block
             recompute = self.activation_checkpointing and torch.is_grad_enabled()
@@ -60,8 +59,8 @@ class Encoder(nn.Module):
 
     def prefill(self, x: Tensor, positions: Tensor, lengths: Tensor) -> tuple[Tensor, list[Cache]]:
         """Do the same as `forward`, and also return a cache per layer of each row's first `lengths` (B,) tokens."""
-        x, positions = self._with_globals(x, positions)
-        bias, rotated_by, caches = self._bias(positions), self._rotation(positions), []
+        x, bias, rotated_by = self._enter(x, positions)
+        caches = []
         for block in self.blocks:
             x, cache = block.prefill(x, lengths + self._globals, mask=bias, rotation=rotated_by)
             caches.append(cache)
@@ -80,19 +79,18 @@ class Encoder(nn.Module):
     def _globals(self) -> int:
         return 0 if self.global_tokens is None else len(self.global_tokens)
 
-    def _with_globals(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """x (B, T, D) at positions (T,) -> the global tokens followed by x (B, G + T, D), and the positions of both."""
-        if self.global_tokens is None:
-            return x, positions
-        first = self.global_tokens.to(x.dtype).expand(len(x), -1, -1)
-        first_positions = torch.arange(self._globals, device=x.device)
-        return torch.cat((first, x), dim=1), torch.cat((first_positions, positions + self._globals))
-
-    def _bias(self, positions: Tensor) -> Tensor | None:
-        return alibi_bias(self.slopes, positions, positions) if self.slopes is not None else None  # (H, T, T)
+    def _enter(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """x (B, T, D) at positions (T,) -> the global tokens followed by x (B, G + T, D); their attention's ALiBi bias
+        (H, G + T, G + T), and their rotation."""
+        if self.global_tokens is not None:
+            first = self.global_tokens.to(x.dtype).expand(len(x), -1, -1)
+            first_positions = torch.arange(self._globals, device=x.device)
+            x, positions = torch.cat((first, x), dim=1), torch.cat((first_positions, positions + self._globals))
+        bias = None if self.slopes is None else alibi_bias(self.slopes, positions, positions)
+        return x, bias, self._rotation(positions)
 
     def _rotation(self, positions: Tensor) -> Tensor | None:
-        return self.rotations[:, positions] if self.rotations is not None else None  # (2, T, D / 2)
+        return self.rotations[:, positions] if self.rotations is not None else None  # (2, ..., D / 2)
 
 
 def encoder_block(config: ModelConfig, kind: str) -> EncoderBlock | ISAB:
