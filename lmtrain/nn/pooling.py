@@ -172,7 +172,7 @@ class AttentionPooling(nn.Module):
 
     def weights(self, x: Tensor) -> Tensor:
         """The attention weights of the last position's pool: (B, T, H D) -> (B, H, T)."""
-        return self._weights(self._score(self.norm(x)))
+        return self._weights(self._project(x)[0])
 
     def prefill(self, x: Tensor, lengths: Tensor) -> RunningMean:
         """Return the state for `step` after the first `lengths` (B,) positions of x (B, T, H D)."""
@@ -198,19 +198,16 @@ class AttentionPooling(nn.Module):
         return (seed.unsqueeze(1) @ key).squeeze(1) * seed.shape[-1] ** -0.5
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores (B, H, T) and values (B, H, T, D) of x (B, T, H D)."""
-        normed = self.norm(x)
-        value = split_heads(self.value(normed), self.heads)
-        return self._score(normed), value
-
-    def _score(self, normed: Tensor) -> Tensor:
-        """seed.k_i / sqrt(D) of norm(x) (B, T, H D) -> (B, H, T), float32 under autocast.
+        """The scores seed.k_i / sqrt(D) (B, H, T), float32 under autocast, and values (B, H, T, D) of x (B, T, H D).
 
         seed.(W_K x) is computed as (W_K^T seed).x, so that no keys are needed.
         """
+        normed = self.norm(x)
+        value = split_heads(self.value(normed), self.heads)
         with torch.autocast(normed.device.type, enabled=False):
             weight = self.score_weight()
-            return F.linear(normed.to(weight.dtype), weight).transpose(1, 2)
+            score = F.linear(normed.to(weight.dtype), weight).transpose(1, 2)
+        return score, value
 
     def _slope(self) -> Tensor:
         """(H,) slopes in nats per position, not negative."""
