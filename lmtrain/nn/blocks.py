@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.attention import CrossAttention, ResidualProjection, SelfAttention
-from lmtrain.nn.dropout import Dropout
+from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
 from lmtrain.nn.norms import NormKind, make_norm
 
@@ -64,7 +64,7 @@ class Residual(nn.Module):
         super().__init__()
         self.norm = make_norm(norm_kind, dim)
         self.pre = norm_position == "pre"
-        self.dropout = Dropout(dropout)
+        self.dropout = dropout
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """(..., D) -> (..., D)."""
@@ -76,7 +76,7 @@ class Residual(nn.Module):
 
     def leave(self, x: Tensor, result: Tensor) -> Tensor:
         """The output, given the sub-layer's `result` for `enter(x)`."""
-        x = x + self.dropout(result)
+        x = x + drop(result, self.dropout, self.training)
         return x if self.pre else self.norm(x)
 
 

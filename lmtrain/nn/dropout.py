@@ -5,7 +5,7 @@ Shapes: B rows, T positions, D features.
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def drop(x: Tensor, rate: float, training: bool = True) -> Tensor:
@@ -19,13 +19,6 @@ def drop(x: Tensor, rate: float, training: bool = True) -> Tensor:
     if rate < 1 and torch.compiler.is_compiling() and x.device.type == "cpu" and x.numel() < 2**31:
         return torch.where(hashed_keep(x.shape, rate), x / (1 - rate), 0.0)
     return F.dropout(x, rate)
-
-
-class Dropout(nn.Dropout):
-    """`drop` as a module."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return drop(x, self.p, self.training)
 
 
 def locked_dropout(x: Tensor, rate: float, training: bool) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lmtrain.nn.alignment import LocationAwareAttention, MonotonicAttention
 from lmtrain.nn.attention import CrossAttention, SelfAttention, padding_mask
 from lmtrain.nn.blocks import Cache, DecoderBlock, EncoderBlock, FeedForward, NormPosition, ResidualOptions
-from lmtrain.nn.dropout import Dropout
+from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
 from lmtrain.nn.norms import NormKind, make_norm
 from lmtrain.nn.patterns import Pattern
@@ -92,7 +92,7 @@ class PositionedEmbedding(nn.Module):
     def __init__(self, vocab: int, sizes: Sizes) -> None:
         super().__init__()
         self.words = nn.Embedding(vocab, sizes.dim)
-        self.dropout = Dropout(sizes.dropout)
+        self.dropout = sizes.dropout
         self.sinusoids: Tensor
         # Computed, so never saved.
         self.register_buffer("sinusoids", sinusoidal(torch.arange(sizes.max_length), sizes.dim), persistent=False)
@@ -102,7 +102,7 @@ class PositionedEmbedding(nn.Module):
         last = first + tokens.shape[1]
         if last > len(self.sinusoids):
             raise ValueError(f"position {last - 1} does not exist: max_length={len(self.sinusoids)}")
-        return self.dropout(self.words(tokens) + self.sinusoids[first:last])
+        return drop(self.words(tokens) + self.sinusoids[first:last], self.dropout, self.training)
 
 
 class SourceEncoder(nn.Module):

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from lmtrain.nn.attention import ResidualProjection, join_heads, split_heads
 from lmtrain.nn.blocks import Activation, FeedForward
 from lmtrain.nn.dot_product import to_blocks
-from lmtrain.nn.dropout import Dropout, drop
+from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import RecurrentState
 from lmtrain.nn.norms import NormKind, make_norm
 
@@ -145,6 +145,7 @@ class AttentionPooling(nn.Module):
         super().__init__()
         self.heads = heads
         self.residual = residual
+        self.dropout = dropout
         self.attention_dropout = attention_dropout
         self.norm = make_norm(norm_kind, dim)
         self.seed = nn.Parameter(torch.zeros(dim))
@@ -154,7 +155,6 @@ class AttentionPooling(nn.Module):
         self.output = ResidualProjection(dim, dim, bias=False)
         self.feed_forward_norm = make_norm(norm_kind, dim)
         self.feed_forward = FeedForward(dim, ff_dim, activation)
-        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """The pool of every prefix: (B, T, H D) -> (B, T, H D)."""
@@ -220,8 +220,8 @@ class AttentionPooling(nn.Module):
     def _finish(self, x: Tensor, pooled: Tensor) -> Tensor:
         """Output projection, residuals and feed-forward: x (B, T, H D), pooled (B, H, T, D) -> (B, T, H D)."""
         residual = x if self.residual == "state" else self.seed
-        y = residual + self.dropout(self.output(join_heads(pooled)))
-        return y + self.dropout(self.feed_forward(self.feed_forward_norm(y)))
+        y = residual + drop(self.output(join_heads(pooled)), self.dropout, self.training)
+        return y + drop(self.feed_forward(self.feed_forward_norm(y)), self.dropout, self.training)
 
 
 def slope_parameters(heads: int) -> Tensor:
