@@ -95,7 +95,6 @@ class Encoder(nn.Module):
 
 def encoder_block(config: ModelConfig, kind: str) -> EncoderBlock | ISAB:
     """A block with attention of this kind: (B, T, D) -> (B, T, D)."""
-    dim, ff_dim = config.dim, config.ff_dim or 4 * config.dim
     residual: ResidualOptions = {
         "norm_kind": config.norm,
         "norm_position": config.norm_position,
@@ -103,17 +102,18 @@ def encoder_block(config: ModelConfig, kind: str) -> EncoderBlock | ISAB:
     }
     if kind == "induced":
         return ISAB(
-            dim,
+            config.dim,
             config.heads,
             config.inducing_points,
             form="residual",
-            ff_dim=ff_dim,
+            ff_dim=config.ff_dim,
             activation=config.activation,
             qk_norm=config.qk_norm,
             attention_dropout=config.attention_dropout,
             **residual,
         )
-    return EncoderBlock(dim, attention_layer(config, kind), FeedForward(dim, ff_dim, config.activation), **residual)
+    attention = attention_layer(config, kind)
+    return EncoderBlock(config.dim, attention, FeedForward(config.dim, config.ff_dim, config.activation), **residual)
 
 
 def attention_layer(config: ModelConfig, kind: str) -> nn.Module:

@@ -26,6 +26,7 @@ from lmtrain.model.context_copy import ContextCopy
 from lmtrain.model.decoding_state import DecodingState, State, align_left, capacity_for
 from lmtrain.model.encoder import Encoder
 from lmtrain.nn.adaptive import AdaptiveSoftmax
+from lmtrain.nn.blocks import FeedForward
 from lmtrain.nn.dropout import locked_dropout
 from lmtrain.nn.kv_cache import KeyValueCache, write
 from lmtrain.nn.norms import make_norm
@@ -85,10 +86,9 @@ class LanguageModel(nn.Module):
         self.pool = AttentionPooling(
             dim,
             config.heads,
-            config.ff_dim or 4 * dim,
+            FeedForward(dim, config.ff_dim, config.activation),
             query=config.pool_query,
             residual=config.pool_residual,
-            activation=config.activation,
             norm_kind=config.norm,
             dropout=config.dropout,
             attention_dropout=config.attention_dropout,

@@ -39,10 +39,14 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"relu": F.relu, "ge
 
 
 class FeedForward(nn.Module):
-    """output(activation(hidden x)), position by position; for `swiglu`, `hidden` is twice as tall."""
+    """output(activation(hidden x)), position by position; for `swiglu`, `hidden` is twice as tall.
 
-    def __init__(self, dim: int, ff_dim: int, activation: Activation = "gelu") -> None:
+    The hidden width `ff_dim` is 4 `dim` by default (Vaswani et al., 2017).
+    """
+
+    def __init__(self, dim: int, ff_dim: int | None = None, activation: Activation = "gelu") -> None:
         super().__init__()
+        ff_dim = ff_dim or 4 * dim
         self.activate = ACTIVATIONS[activation]
         self.hidden = nn.Linear(dim, 2 * ff_dim if activation == "swiglu" else ff_dim, bias=False)
         self.output = ResidualProjection(ff_dim, dim, bias=False)

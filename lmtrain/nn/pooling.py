@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.attention import ResidualProjection, join_heads, split_heads
-from lmtrain.nn.blocks import Activation, FeedForward
+from lmtrain.nn.blocks import FeedForward
 from lmtrain.nn.dot_product import to_blocks
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import RecurrentState
@@ -133,11 +133,10 @@ class AttentionPooling(nn.Module):
         self,
         dim: int,
         heads: int,
-        ff_dim: int,
+        feed_forward: FeedForward,
         *,
         query: PoolQuery = "recency",
         residual: PoolResidual = "state",
-        activation: Activation = "gelu",
         norm_kind: NormKind = "rms",
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
@@ -154,7 +153,7 @@ class AttentionPooling(nn.Module):
         self.value = nn.Linear(dim, dim, bias=False)
         self.output = ResidualProjection(dim, dim, bias=False)
         self.feed_forward_norm = make_norm(norm_kind, dim)
-        self.feed_forward = FeedForward(dim, ff_dim, activation)
+        self.feed_forward = feed_forward
 
     def forward(self, x: Tensor) -> Tensor:
         """The pool of every prefix: (B, T, H D) -> (B, T, H D)."""

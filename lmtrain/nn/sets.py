@@ -32,7 +32,7 @@ class FormOptions(ResidualOptions, total=False):
     """The options of a `MAB`."""
 
     form: Form
-    ff_dim: int
+    ff_dim: int | None
     activation: Activation
     qk_norm: bool
     attention_dropout: float
@@ -55,8 +55,8 @@ class MAB(nn.Module):
     """Multi-head attention block, in one of the forms at the top of this file.
 
     `residual` is the paper's own with `norm_position="post"`, `norm_kind="layer"` and `activation="relu"`. Only this
-    form has `ff_dim` (default 4 `dim`), `activation` and `residual_options` (those of `Residual`): the plain form
-    raises ValueError for them.
+    form has `ff_dim` and `activation` (those of `FeedForward`) and `residual_options` (those of `Residual`): the plain
+    form raises ValueError for them.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class MAB(nn.Module):
         attention = CrossAttention(dim, heads, qk_norm=qk_norm, dropout=attention_dropout)
         self.block: nn.Module
         if form == "residual":
-            feed_forward = FeedForward(dim, ff_dim or 4 * dim, activation or "gelu")
+            feed_forward = FeedForward(dim, ff_dim, activation or "gelu")
             self.block = CrossAttentionBlock(dim, attention, feed_forward, **residual_options)
             return
         options = {"ff_dim": ff_dim, "activation": activation, **residual_options}

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmtrain.nn import pooling as pooling_module
+from lmtrain.nn.blocks import FeedForward
 from lmtrain.nn.pooling import AttentionPooling, PoolQuery, PoolResidual, prefix_mean, slope_parameters
 from tests.nn.measuring import largest_tensor
 
@@ -16,7 +17,7 @@ QUERIES: tuple[PoolQuery, ...] = ("seed", "recency")
 
 def pooling(query: PoolQuery, residual: PoolResidual = "state", dropout: float = 0.0) -> AttentionPooling:
     torch.manual_seed(1)
-    pool = AttentionPooling(8, 2, 16, query=query, residual=residual, attention_dropout=dropout)
+    pool = AttentionPooling(8, 2, FeedForward(8, 16), query=query, residual=residual, attention_dropout=dropout)
     with torch.no_grad():
         pool.seed.normal_()
         if pool.slope is not None:
