@@ -118,7 +118,13 @@ def encoder_block(config: ModelConfig, kind: str) -> EncoderBlock | ISAB:
 
 def attention_layer(config: ModelConfig, kind: str) -> nn.Module:
     """The self-attention layer of this kind: one of `schema.ATTENTION` except `induced`, or a union of masks."""
-    causal, pattern = config.mode == "causal", mask_pattern(config, kind)
+    causal, parts = config.mode == "causal", kind.split("+")
+    pattern = Pattern(
+        causal=causal,
+        window=config.attention_window if "local" in parts else None,
+        stride=config.attention_stride if "strided" in parts else None,
+        global_tokens=config.attention_globals if "global" in parts else None,
+    )
     attention = SelfAttention(
         config.dim, config.heads, pattern=pattern, qk_norm=config.qk_norm, dropout=config.attention_dropout
     )
@@ -129,14 +135,3 @@ def attention_layer(config: ModelConfig, kind: str) -> nn.Module:
     if kind == "linformer":
         return LinformerAttention(attention, context=config.context, projected=config.projected_length)
     return attention
-
-
-def mask_pattern(config: ModelConfig, kind: str) -> Pattern:
-    """The pattern of `full`, `local`, `strided`, `global` or a union such as `local+global`."""
-    parts = kind.split("+")
-    return Pattern(
-        causal=config.mode == "causal",
-        window=config.attention_window if "local" in parts else None,
-        stride=config.attention_stride if "strided" in parts else None,
-        global_tokens=config.attention_globals if "global" in parts else None,
-    )
