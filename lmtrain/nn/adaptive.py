@@ -85,5 +85,5 @@ class AdaptiveSoftmax(nn.Module):
         by_class = target_nats(
             hidden, torch.cat([first, self.clusters.weight]), torch.cat([first_bias, self.bias]), classes, chunk
         )
-        rows = rows_at_once(chunk, len(targets), max(self.sizes)) or len(targets)
+        rows = rows_at_once(chunk, len(targets), max(self.sizes))
         return by_class + linear_cross_entropy(hidden, others, other_bias, in_clusters, rows, self.sizes)

@@ -34,7 +34,7 @@ def target_nats(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, c
     rows = rows_at_once(chunk, len(targets), len(weight))
     if hidden.is_cuda:
         weight, bias = aligned(weight, bias)
-    if rows is not None:
+    if rows < len(targets):
         return linear_cross_entropy(hidden, weight, bias, targets, rows)
     dtype = product_type(hidden)
     if dtype == torch.float16:  # whose range is too small for a row's errors, relative to its most likely class
@@ -50,14 +50,14 @@ def aligned(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return F.pad(weight, (0, 0, 0, missing)), F.pad(bias, (0, missing), value=-torch.inf)
 
 
-def rows_at_once(chunk: Chunk, rows: int, classes: int) -> int | None:
-    """Return how many rows' logits may exist at once; None = all of them.
+def rows_at_once(chunk: Chunk, rows: int, classes: int) -> int:
+    """Return how many of the `rows` rows' logits may exist at once.
 
     `auto` splits logits of more than LARGE bytes into at most 16 chunks of 512 rows or more.
     """
     if chunk == "auto":
         chunk = max(FEWEST_ROWS, -(-rows // MOST_CHUNKS)) if 4 * rows * classes > LARGE else None
-    return None if chunk is None or chunk >= rows else chunk
+    return rows if chunk is None else min(chunk, rows)
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -90,7 +90,7 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
     matrices = model.hidden_matrices() if config.train.optimizer == "muon" else []
     tokens = targets.numel()
     classes = vocab_size if model.adaptive is None else model.adaptive.classes
-    rows = rows_at_once(config.train.loss_chunk, tokens, classes) or tokens
+    rows = rows_at_once(config.train.loss_chunk, tokens, classes)
     estimate = {
         "weights": 4 * parameters,
         "gradients": 4 * parameters,

@@ -180,13 +180,14 @@ def test_a_compiled_model_with_chunks_is_one_graph_and_equal() -> None:
 @pytest.mark.parametrize(
     ("chunk", "rows", "wanted"),
     [
-        (None, 10**6, None),
+        (None, 10**6, 10**6),
         (7, 8, 7),
-        (7, 7, None),
-        ("auto", LARGE // 400, None),
+        (7, 7, 7),
+        (7, 6, 6),
+        ("auto", LARGE // 400, LARGE // 400),
         ("auto", LARGE // 400 + 1, -(-LARGE // 6400)),
     ],
 )
-def test_rows_at_once(chunk: Chunk, rows: int, wanted: int | None) -> None:
+def test_rows_at_once(chunk: Chunk, rows: int, wanted: int) -> None:
     assert rows_at_once(chunk, rows, 100) == wanted
     assert rows_at_once("auto", 4096, 10**6) == 512
