@@ -6,13 +6,12 @@ decoder, V target words.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.alignment import LocationAwareAttention, MonotonicAttention
 from lmtrain.nn.attention import CrossAttention, SelfAttention, padding_mask
 from lmtrain.nn.blocks import Cache, DecoderBlock, EncoderBlock, FeedForward, NormPosition, ResidualOptions
 from lmtrain.nn.dropout import drop
@@ -23,13 +22,6 @@ from lmtrain.nn.pointer import PointerAttention, copy_log_probs
 from lmtrain.nn.positions import sinusoidal
 from lmtrain.nn.precision import at_least_float32
 
-CrossAttentionKind = Literal["softmax", "monotonic", "location"]
-CROSS_ATTENTION: dict[CrossAttentionKind, Callable[[int, int], nn.Module]] = {
-    "softmax": CrossAttention,
-    "monotonic": MonotonicAttention,
-    "location": LocationAwareAttention,
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
@@ -38,8 +30,8 @@ class Sizes:
     The last two of the `target_vocab` ids are END and BEGIN. With `copy`, source and target must share their ids: a
     copied source id becomes a target id. `max_length` bounds sources and targets; in `Seq2Seq` END counts, in
     `NonAutoregressive` it does not. The original (Vaswani et al., 2017) has `norm_kind="layer"` and
-    `norm_position="post"`. `alignment` has the kinds of `cross_attention` besides softmax. Raises ValueError for
-    vocabularies that do not fit together.
+    `norm_position="post"`. `cross_attention` makes a decoder block's from `dim` and `heads`; `alignment` has two other
+    classes for it. Raises ValueError for vocabularies that do not fit together.
     """
 
     source_vocab: int
@@ -54,7 +46,7 @@ class Sizes:
     norm_kind: NormKind = "rms"
     norm_position: NormPosition = "pre"
     copy: bool = False
-    cross_attention: CrossAttentionKind = "softmax"
+    cross_attention: Callable[[int, int], nn.Module] = CrossAttention
 
     def __post_init__(self) -> None:
         if self.target_vocab < 3:
@@ -167,7 +159,7 @@ class Decoder(nn.Module):
             DecoderBlock(
                 sizes.dim,
                 SelfAttention(sizes.dim, sizes.heads, pattern=pattern),
-                CROSS_ATTENTION[sizes.cross_attention](sizes.dim, sizes.heads),
+                sizes.cross_attention(sizes.dim, sizes.heads),
                 sizes.feed_forward(),
                 **sizes.residual,
             )

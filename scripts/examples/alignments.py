@@ -23,6 +23,7 @@ from example import Results, parse, report, train
 from sequences import SIZES, Sequences, cross_weights, draw, draw_weights, exact_match
 from torch import Tensor
 
+from lmtrain.nn.alignment import LocationAwareAttention, MonotonicAttention
 from lmtrain.nn.encoder_decoder import Sizes
 from lmtrain.nn.seq2seq import Seq2Seq
 
@@ -30,8 +31,8 @@ UNSEEN, EVERY, ENOUGH = 512, 25, 0.99
 WAYS: dict[str, tuple[Sizes, float]] = {
     "softmax": (SIZES, 0.0),
     "softmax, guided": (SIZES, 1.0),
-    "monotonic": (replace(SIZES, cross_attention="monotonic"), 0.0),
-    "location-aware": (replace(SIZES, cross_attention="location"), 0.0),
+    "monotonic": (replace(SIZES, cross_attention=MonotonicAttention), 0.0),
+    "location-aware": (replace(SIZES, cross_attention=LocationAwareAttention), 0.0),
 }
 """The sizes of each model, and the weight of its guided attention loss."""
 

@@ -3,7 +3,6 @@
 import itertools
 import math
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 import torch
@@ -185,8 +184,8 @@ def test_padded_keys_get_no_weight_and_no_key_at_all_gives_zeros(kind: type[Alig
     assert torch.equal(layer(query, key[:, :0]), nothing)
 
 
-@pytest.mark.parametrize("kind", ["monotonic", "location"])
-def test_beam_search_scores_its_texts_as_teacher_forcing_does(kind: Literal["monotonic", "location"]) -> None:
+@every_layer
+def test_beam_search_scores_its_texts_as_teacher_forcing_does(kind: type[AlignedAttention]) -> None:
     """The beam's rows are selected, repeated and dropped between steps."""
     model = make(replace(SIZES, cross_attention=kind))
     model.prediction.vocabulary.weight.data.mul_(3)

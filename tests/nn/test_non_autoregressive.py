@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from lmtrain.nn.non_autoregressive import Length, NonAutoregressive
 from tests.nn import translation
-from tests.nn.translation import END, LENGTHS, SOURCE, TARGET, TARGET_LENGTHS, VALID
+from tests.nn.translation import END, KINDS, LENGTHS, SOURCE, TARGET, TARGET_LENGTHS, VALID
 
 SIZES = replace(translation.SIZES, max_length=6)
 
@@ -38,8 +37,8 @@ def length_log_probs(model: NonAutoregressive, row: int) -> Tensor:
     return logits.log_softmax(-1)
 
 
-@pytest.mark.parametrize("cross_attention", ["softmax", "monotonic", "location"])
-def test_all_texts_may_be_empty(cross_attention: Literal["softmax", "monotonic", "location"]) -> None:
+@pytest.mark.parametrize("cross_attention", KINDS)
+def test_all_texts_may_be_empty(cross_attention: type[nn.Module]) -> None:
     model = NonAutoregressive(replace(SIZES, cross_attention=cross_attention)).eval()
     assert model.length_classifier is not None
     nn.init.zeros_(model.length_classifier.weight)

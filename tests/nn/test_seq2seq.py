@@ -11,19 +11,17 @@ from torch import Tensor, nn
 
 from lmtrain.nn.attention import CrossAttention, padding_mask
 from lmtrain.nn.blocks import NormPosition
-from lmtrain.nn.encoder_decoder import CrossAttentionKind, DecoderState, Sizes
+from lmtrain.nn.encoder_decoder import DecoderState, Sizes
 from lmtrain.nn.non_autoregressive import NonAutoregressive
 from lmtrain.nn.norms import NormKind, RMSNorm
 from lmtrain.nn.positions import sinusoidal
 from lmtrain.nn.seq2seq import Seq2Seq, guided_attention_loss, sample, shift
-from tests.nn.translation import BEGIN, END, INPUTS, LENGTHS, SIZES, SOURCE, TARGET, TARGET_LENGTHS, VALID, make
+from tests.nn.translation import BEGIN, END, INPUTS, KINDS, LENGTHS, SIZES, SOURCE, TARGET, TARGET_LENGTHS, VALID, make
 
 
 @pytest.mark.parametrize("copy", [False, True])
-@pytest.mark.parametrize(
-    ("attention", "position"), [("softmax", "pre"), ("softmax", "post"), ("monotonic", "pre"), ("location", "pre")]
-)
-def test_cached_steps_equal_teacher_forcing(attention: CrossAttentionKind, copy: bool, position: NormPosition) -> None:
+@pytest.mark.parametrize(("attention", "position"), [*((kind, "pre") for kind in KINDS), (CrossAttention, "post")])
+def test_cached_steps_equal_teacher_forcing(attention: type[nn.Module], copy: bool, position: NormPosition) -> None:
     model = make(replace(SIZES, copy=copy, cross_attention=attention, norm_position=position))
     expected = model(SOURCE, INPUTS, VALID)
     log_probs, state = model.start(SOURCE, VALID)
@@ -87,10 +85,10 @@ def test_encoder_and_decoder_end_with_a_norm(position: NormPosition, kind: NormK
 
 
 @pytest.mark.parametrize(("copy", "bf16"), [(False, False), (True, True)])
-@pytest.mark.parametrize("attention", ["softmax", "monotonic", "location"])
+@pytest.mark.parametrize("attention", KINDS)
 @pytest.mark.parametrize("kind", ["seq2seq", "predicted", "fixed"])
 def test_gradients_reach_every_parameter(
-    kind: Literal["seq2seq", "predicted", "fixed"], attention: CrossAttentionKind, copy: bool, bf16: bool
+    kind: Literal["seq2seq", "predicted", "fixed"], attention: type[nn.Module], copy: bool, bf16: bool
 ) -> None:
     torch.manual_seed(0)
     sizes = replace(SIZES, copy=copy, cross_attention=attention, dropout=0.1)

@@ -2,9 +2,12 @@
 
 import torch
 
+from lmtrain.nn.alignment import LocationAwareAttention, MonotonicAttention
+from lmtrain.nn.attention import CrossAttention
 from lmtrain.nn.encoder_decoder import Sizes
 from lmtrain.nn.seq2seq import Seq2Seq
 
+KINDS = (CrossAttention, MonotonicAttention, LocationAwareAttention)
 SIZES = Sizes(source_vocab=5, target_vocab=7, dim=16, heads=2, ff_dim=24, max_length=9)
 END, BEGIN = 5, 6
 SOURCE = torch.tensor([[0, 1, 2, 3, 4, 0], [4, 4, 3, 0, 0, 0], [2, 0, 0, 0, 0, 0]])
@@ -20,5 +23,5 @@ def make(sizes: Sizes = SIZES, seed: int = 0) -> Seq2Seq:
     torch.manual_seed(seed)
     model = Seq2Seq(sizes).eval()
     for block in model.decoder.blocks:
-        block.cross_attention.query.weight.data.mul_(1 if sizes.cross_attention == "softmax" else 6)
+        block.cross_attention.query.weight.data.mul_(1 if sizes.cross_attention is CrossAttention else 6)
     return model
