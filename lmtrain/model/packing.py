@@ -34,9 +34,6 @@ class PackedLinear(nn.Module):
     W is stored in oneDNN's layout if there is one for the type and CPU, which is faster above all for few rows.
     """
 
-    weight: Tensor
-    bias: Tensor | None
-
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
@@ -45,8 +42,8 @@ class PackedLinear(nn.Module):
         weight = weight.detach().to(dtype)
         if self.prepacked:  # for products of about so many rows
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, 16 if dtype == torch.float32 else 1)
-        self.register_buffer("weight", weight, persistent=False)
-        self.register_buffer("bias", None if bias is None else bias.detach().to(dtype), persistent=False)
+        self.weight = weight
+        self.bias = None if bias is None else bias.detach().to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""
