@@ -27,11 +27,9 @@ def common_steps(run_dir: Path, train: TrainConfig, budget: Budget, info: Checkp
     Raises LmtrainError, with what to do instead, if they differ from the first step on.
     """
     now, then = schedule_length(train, budget), info.schedule
-    if then is None or then == now:
-        return info.counters.step
-    if then.steps is None or now.warmup is None:
-        obstacle = "the schedule of a run with train.max_minutes follows the clock"
-    elif steps_independent_of_budget(train, budget) == 0:
+    if then is None or then.steps is None or then == now:
+        return info.counters.step  # `check_same_run` rejects another schedule where it follows the clock
+    if steps_independent_of_budget(train, budget) == 0:
         obstacle = f"with train.schedule={train.schedule} the learning rate depends on the budget from the start"
     elif train.patience is not None and (train.schedule == "constant" or train.eval_steps is None):
         obstacle = "train.patience counts evaluations, and the budget decides when they are"

@@ -117,7 +117,9 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, last: Check
     A change of the budget is left to `last_common`.
     """
     info = read_info(last)
-    changed = identity_difference(run_folder.run_config(run_dir), config, fixed_schedule=info.schedule is None)
+    stored = run_folder.run_config(run_dir)
+    fixed_schedule = info.schedule is None or stored.train.max_minutes is not None
+    changed = identity_difference(stored, config, fixed_schedule=fixed_schedule)
     if changed:
         raise LmtrainError(
             f"{run_dir} was started with another configuration ({'; '.join(changed)}): "

@@ -164,7 +164,6 @@ def test_a_run_that_goes_back_says_so_and_one_that_need_not_does_not(
         ({"train__schedule": "linear"}, {}, "with train.schedule=linear the learning rate depends on the budget from"),
         ({"train__warmup": 0.25}, {}, "the warmup took 2.0 steps and would take 4.0: give train.warmup=2.0"),
         ({}, {"train__warmup": 3}, "the warmup took 2.0 steps and would take 3.0: give train.warmup=2.0"),
-        ({"train__max_minutes": 9.0, "train__warmup": 0.1}, {}, "a run with train.max_minutes follows the clock"),
         ({"train__patience": 9, "train__eval_steps": None}, {}, "train.patience counts evaluations"),
         ({"train__patience": 9, "train__schedule": "constant"}, {}, "train.patience counts evaluations"),
         ({}, {"train__steps": 4}, "it had a larger budget, of 8 steps"),
@@ -189,6 +188,25 @@ def test_what_can_not_be_exact_is_rejected_with_a_remedy(
     assert run_folder.run_config(tmp_path) == config
     assert [int(folder.name[5:]) for folder in run_checkpoints.folders(tmp_path)] == steps
     assert run(config, tmp_path)[0].score == finished.score
+
+
+@pytest.mark.parametrize("steps", [None, 8])
+@pytest.mark.parametrize(("field", "value"), [("warmup", 0.5), ("steps", 16)])
+def test_a_schedule_that_follows_the_clock_can_not_change(
+    little: Config,
+    tmp_path: Path,
+    interrupt_after: Callable[[int, int], None],
+    steps: int | None,
+    field: str,
+    value: Any,
+) -> None:
+    config = change(little, **STABLE | {"train__steps": steps, "train__max_minutes": 9.0, "train__warmup": 0.1})
+    interrupt_after(2, signal.SIGTERM)
+    run(config, tmp_path)
+    old = getattr(config.train, field)
+    with pytest.raises(LmtrainError, match=rf"another configuration \(train\.{field}: {old} -> {value}\)"):
+        run(change(config, **{f"train__{field}": value}), tmp_path)
+    assert run_folder.run_config(tmp_path) == config
 
 
 def test_a_compiled_model_after_one_that_was_not_is_reported(
