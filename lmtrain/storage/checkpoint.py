@@ -1,6 +1,5 @@
 """One checkpoint: written, read, and compared with a model. README.md lists its files; nothing is ever unpickled."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,11 +52,11 @@ def save(
     folder = step_folder(run_dir, step)
     if not processes.is_main:
         with write_errors(folder):
-            _write_together(folder.with_name(processes.all_gather_text("")[0]), tensors, processes)
+            _write_together(folder.with_name(processes.all_gather_json("")[0]), tensors, processes)
         return folder
     hashes: dict[str, str] = {}
     with new_folder(folder, FORMAT, {"step": step, **info}, hashes) as temporary:
-        processes.all_gather_text(temporary.name)
+        processes.all_gather_json(temporary.name)
         hashes.update(_write_together(temporary, tensors, processes))
         unseen = hashes.keys() - {file.name for file in temporary.iterdir()}
         if unseen:
@@ -70,15 +69,14 @@ def _write_together(folder: Path, tensors: Tensors, processes: ProcessGroup) -> 
 
     Raises AlreadyReported if another process failed.
     """
+    mine = None
     try:
-        mine = json.dumps(_write(folder, tensors, processes))
-    except BaseException:
-        processes.all_gather_text("")
-        raise
-    gathered = processes.all_gather_text(mine)
-    if "" in gathered:
+        mine = _write(folder, tensors, processes)
+    finally:
+        gathered: list[Any] = processes.all_gather_json(mine)
+    if None in gathered:
         raise AlreadyReported
-    return {name: sha256 for text in gathered for name, sha256 in json.loads(text).items()}
+    return {name: sha256 for theirs in gathered for name, sha256 in theirs.items()}
 
 
 def _write(folder: Path, tensors: Tensors, processes: ProcessGroup) -> dict[str, str]:

@@ -4,11 +4,12 @@ The main process has rank 0: only it prints, and it writes everything except the
 model. Numbers on the host go over gloo; gradients on CUDA devices go over NCCL.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,8 @@ from torch import Tensor
 from lmtrain.errors import AlreadyReported
 
 POLL_SECONDS = 0.1
+
+T = TypeVar("T")
 
 
 class ProcessGroup:
@@ -42,9 +45,9 @@ class ProcessGroup:
         """Return the value of each process, by rank."""
         return [value]
 
-    def all_gather_text(self, text: str) -> list[str]:
-        """Return the text of each process, by rank."""
-        return [text]
+    def all_gather_json(self, value: T) -> list[T]:
+        """Return the value of each process, which JSON can represent, by rank."""
+        return [value]
 
     def all_max(self, number: int) -> int:
         """Return the largest of the processes' numbers."""
@@ -70,14 +73,15 @@ class ProcessGroup:
         """
         yield
 
-    def on_main(self, function: Callable[[], str]) -> str:
-        """Call `function` in the main process only. Return its result in all; the others raise AlreadyReported if it
-        fails."""
-        text = ""
+    def on_main(self, function: Callable[[], T]) -> T:
+        """Call `function` in the main process only. Return its result, which JSON can represent, in all; the others
+        raise AlreadyReported if it fails."""
+        result: Any = None
         with self.main_first():
             if self.is_main:
-                text = function()
-        return self.all_gather_text(text)[0]
+                result = function()
+        results: list[T] = self.all_gather_json(result)
+        return results[0]
 
 
 SINGLE_PROCESS = ProcessGroup()
@@ -101,12 +105,12 @@ class DistributedGroup(ProcessGroup):
         dist.all_gather(values, torch.tensor([value], dtype=torch.float64), group=self._group)
         return torch.cat(values).tolist()
 
-    def all_gather_text(self, text: str) -> list[str]:
-        data = torch.tensor(list(text.encode()), dtype=torch.uint8)  # never as pickled objects
+    def all_gather_json(self, value: T) -> list[T]:
+        data = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)  # never as pickled objects
         lengths = [int(length) for length in self.all_gather(len(data))]
         rows = [torch.zeros(max(lengths), dtype=torch.uint8) for _ in lengths]
         dist.all_gather(rows, torch.nn.functional.pad(data, (0, max(lengths) - len(data))), group=self._group)
-        return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths, strict=True)]
+        return [json.loads(bytes(row[:length].tolist())) for row, length in zip(rows, lengths, strict=True)]
 
     def new_group(self) -> ProcessGroup:
         from torch.distributed.distributed_c10d import PrefixStore

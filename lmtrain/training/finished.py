@@ -50,18 +50,18 @@ def finished_outcome(
     if not stopped_early and budget.progress(last.counters.step, last.seconds) < 1.0:
         return None
 
-    def valid_state() -> str:
+    def valid_state() -> str | None:
         state = read_finished(run_dir)
         if state is None or state.step != last.counters.step:
-            return ""
+            return None
         try:
             load(step_folder(run_dir, state.best_step), WEIGHT_GROUPS)
         except LmtrainError:
-            return ""
+            return None
         return state.model_dump_json()
 
     text = processes.on_main(valid_state)
-    if not text:
+    if text is None:
         return None
     state = Finished.model_validate_json(text)
     status: Literal["stopped early", "finished"] = "stopped early" if stopped_early else "finished"

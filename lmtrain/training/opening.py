@@ -49,10 +49,10 @@ def checkpoint_to_resume(
     run can't be resumed with this configuration and data.
     """
 
-    def chosen() -> str:
+    def chosen() -> str | None:
         newest, damaged = run_checkpoints.last(run_dir)
         if newest is None:
-            return ""
+            return None
         check_same_run(config, store, run_dir, newest)
         common = last_common(run_dir, config.train, budget, newest)
         run_checkpoints.set_aside(damaged)

@@ -4,7 +4,6 @@ DISTRIBUTED.md describes `ddp` (Li et al., 2020) and `fsdp` (Zhao et al., 2023).
 count of targets in the whole batch, so gradients are summed, never averaged.
 """
 
-import json
 import math
 import warnings
 from collections.abc import Callable
@@ -60,7 +59,7 @@ def check_agreement(config: Config, store: TokenStore, processes: ProcessGroup) 
         "lmtrain": __version__,
         "torch": torch.__version__,
     }
-    main, *others = (json.loads(text) for text in processes.all_gather_text(json.dumps(mine)))
+    main, *others = processes.all_gather_json(mine)
     for rank, theirs in enumerate(others, start=1):
         differing = [name for name in main.keys() | theirs.keys() if main.get(name) != theirs.get(name)]
         if differing and not processes.is_main:

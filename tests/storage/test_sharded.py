@@ -1,6 +1,5 @@
 """Checkpoints that several processes write, each its rows: read by rows, and rejected if rows are missing."""
 
-import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,12 +25,12 @@ from tests.hostile import sign
 class Threads(ProcessGroup):
     """Threads in the place of processes."""
 
-    def __init__(self, rank: int, said: list[str], barrier: threading.Barrier) -> None:
+    def __init__(self, rank: int, said: list[Any], barrier: threading.Barrier) -> None:
         super().__init__(rank, len(said))
         self._said, self._barrier = said, barrier
 
-    def all_gather_text(self, text: str) -> list[str]:
-        self._said[self.rank] = text
+    def all_gather_json(self, value: Any) -> list[Any]:
+        self._said[self.rank] = value
         self._barrier.wait(20)
         told = list(self._said)
         self._barrier.wait(20)
@@ -155,8 +154,8 @@ def test_missing_doubled_and_foreign_rows_are_rejected(
 
 def test_who_does_not_see_the_others_files_says_so(tmp_path: Path) -> None:
     class Elsewhere(ProcessGroup):
-        def all_gather_text(self, text: str) -> list[str]:
-            return [text, json.dumps({SECOND: "0" * 64})]
+        def all_gather_json(self, value: Any) -> list[Any]:
+            return [value, {SECOND: "0" * 64}]
 
     rows = {"w[0:1/2]": torch.zeros(1)}
     with pytest.raises(LmtrainError, match=r"run\.dir must be a shared folder"):
