@@ -20,11 +20,15 @@ REMOVED: dict[str, tuple[object, str]] = {
 ONCE_NULL = ("eval.dynamic_lr", "eval.dynamic_embedding")
 """Fields that may be null, which means the default."""
 
+OPEN_BPE_SIZE = 16_384
+"""The size of a bpe vocabulary that earlier versions left open."""
+
 
 def upgrade(values: dict[str, Any], *, stored: bool) -> None:
     """Delete from `values` the removed fields that are at their default, and null where it means the default.
 
-    In a `stored` configuration a removed field may have any value. One that is left is rejected with the reason.
+    In a `stored` configuration a removed field may have any value, and the size of a bpe vocabulary is written out.
+    A removed field that is left is rejected with the reason.
     """
     without_effect = {key: default for key, (default, _) in REMOVED.items()} | dict.fromkeys(ONCE_NULL)
     for key, default in without_effect.items():
@@ -34,3 +38,10 @@ def upgrade(values: dict[str, Any], *, stored: bool) -> None:
             continue
         if fields[field] == default or (stored and key in REMOVED):
             del fields[field]
+    tokenizer = values.get("tokenizer")
+    if (
+        stored
+        and isinstance(tokenizer, dict)
+        and [tokenizer.get(field) for field in ("kind", "vocab_size", "file")] == ["bpe", None, None]
+    ):
+        tokenizer["vocab_size"] = OPEN_BPE_SIZE

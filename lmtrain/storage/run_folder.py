@@ -17,8 +17,6 @@ from lmtrain.storage.files import TEMPORARY_NAME, make_folders, read_errors, rec
 from lmtrain.system import disk
 
 CONFIG, TOKENIZER, STATE, METRICS = "config.yaml", "tokenizer.json", "state.json", "metrics.jsonl"
-OPEN_BPE_SIZE = 16_384
-"""The size of a bpe vocabulary that earlier versions left open."""
 Status = Literal["running", "finished", "interrupted", "failed"]
 CHECKPOINTS = "checkpoints"
 STEP_PREFIX = "step-"
@@ -53,13 +51,9 @@ def create_run(run_dir: Path, config: Config, tokenizer: Path) -> None:
 def run_config(run_dir: Path) -> Config:
     """Return the configuration that is stored with a run, regardless of the environment."""
     try:
-        config = load_config(run_dir / CONFIG, environment={}, stored=True)
+        return load_config(run_dir / CONFIG, environment={}, stored=True)
     except UsageError as error:  # the run is damaged; the command is right
         raise LmtrainError(str(error)) from None
-    tokenizer = config.tokenizer
-    if (tokenizer.kind, tokenizer.vocab_size, tokenizer.file) == ("bpe", None, None):
-        tokenizer = tokenizer.model_copy(update={"vocab_size": OPEN_BPE_SIZE})
-    return config.model_copy(update={"tokenizer": tokenizer})
 
 
 def default_name(path: Path) -> str:
