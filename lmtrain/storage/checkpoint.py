@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ def load(folder: Path, groups: tuple[str, ...] | None = None, *, verify_hashes: 
         raise LmtrainError(f"{folder} is not a checkpoint: it has no weights or no step")
     tensors = {
         group: {
-            name: stored.as_vector() if not stored.shape and _GAIN.fullmatch(name) else stored
+            name: replace(stored, shape=(1,)) if not stored.shape and _GAIN.fullmatch(name) else stored
             for name, stored in open_files([folder / name for name in names]).items()
         }
         for group, names in files.items()

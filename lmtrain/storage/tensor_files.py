@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from types import EllipsisType
@@ -66,8 +66,8 @@ class LazyTensor:
 
     def __getitem__(self, rows: slice | EllipsisType) -> Tensor:
         """Return a copy in memory. Raises LmtrainError if a file can't be read."""
-        if not self.shape:
-            return self.pieces[0].read(...).clone()
+        if not self.pieces[0].shape:  # a scalar, which may be given out as a vector of one element
+            return self.pieces[0].read(...).reshape(self.shape)[rows].clone()
         first, end, _ = (slice(None) if isinstance(rows, EllipsisType) else rows).indices(self.shape[0])
         result = torch.empty(max(0, end - first), *self.shape[1:], dtype=self.dtype)
         for piece in self.pieces:
@@ -75,11 +75,6 @@ class LazyTensor:
             if begin < stop:
                 result[begin - first : stop - first] = piece.read(slice(begin - piece.first, stop - piece.first))
         return result
-
-    def as_vector(self) -> "LazyTensor":
-        """Return a stored scalar, which is read now, as a tensor of shape (1,)."""
-        piece = replace(self.pieces[0], view=self[...].view(1), shape=(1,))
-        return LazyTensor((1,), self.dtype, (piece,))
 
 
 def rows_name(name: str, first: int, end: int, total: int) -> str:
