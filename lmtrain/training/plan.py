@@ -15,7 +15,7 @@ from lmtrain.config.automatic import MINUTES, automatic
 from lmtrain.config.loader import ConfigSource, environment_of, flat, load, overrides_of
 from lmtrain.config.schema import RUN_NAME, Config, DataConfig, TokenizerConfig
 from lmtrain.config.train import BUDGETS
-from lmtrain.data.sources import KNOWN, local_path
+from lmtrain.data.sources import local_path
 from lmtrain.data.tokenizer_choice import of_store
 from lmtrain.data.tokenizing import prepare_store
 from lmtrain.data.tokens import TokenStore, find_store
@@ -138,22 +138,28 @@ def prepare(plan: RunPlan) -> tuple[Config, TokenStore]:
 def _tokens_of(plan: RunPlan) -> TokenStore:
     """Return the token store to train on, which is made if it is missing.
 
-    An existing run keeps its tokenizer, unless another one is configured (`check_same_run` then rejects it). If its
-    text is not a file on this machine, the store is found by its hash.
+    An existing run keeps its tokenizer, unless another one is configured (`check_same_run` then rejects it). Unless its
+    text is a file on this machine, which may have changed, the store is found by its hash.
     """
     config = plan.config
     stored = run_config(plan.run_dir) if _has_checkpoint(plan.run_dir) else None
     if stored is None or _wants_other_tokenizer(config.tokenizer, stored.tokenizer):
         return prepare_store(config)
-    source, store_hash = config.data.source, _store_hash(plan.run_dir)
-    is_same_source = Path(source).absolute() == Path(stored.data.source).absolute()
-    if store_hash is not None and is_same_source and source not in KNOWN and local_path(source) is None:
+    store_hash = _store_hash(plan.run_dir)
+    is_local = local_path(config.data.source) is not None
+    if store_hash is not None and not is_local and _text(config.data) == _text(stored.data):
         store = find_store(config.data.dir, store_hash)
         if store is not None:
             return store
+        store_hash = None  # it is not looked for twice
     of_run = TokenizerConfig(file=plan.run_dir / TOKENIZER)
     config = config.model_copy(update={"tokenizer": of_run})
     return prepare_store(config, trained_on=store_hash)
+
+
+def _text(data: DataConfig) -> DataConfig:
+    """Return the fields that decide which text is read, in a form that can be compared."""
+    return data.model_copy(update={"source": str(Path(data.source).absolute()), "dir": DataConfig().dir})
 
 
 def _wants_other_tokenizer(configured: TokenizerConfig, stored: TokenizerConfig) -> bool:

@@ -165,8 +165,9 @@ def test_a_source_that_is_given_is_not_ignored(folder: Path) -> None:
     stored = train(plan)
     (folder / "book.txt").rename("moved.txt")
     assert train(plan_run(None, ["data.source=book.txt"], plan.run_dir)) == stored  # its tokens are still there
-    with pytest.raises(LmtrainError, match=r"data\.source=bok\.txt is not a file"):
-        train(plan_run(None, ["data.source=bok.txt"], plan.run_dir))
+    for field in ("data.source=bok.txt", "data.subset=other", "data.text_column=other"):
+        with pytest.raises(LmtrainError, match=r"bo\w*k\.txt is not a file"):
+            train(plan_run(None, [field], plan.run_dir))
     assert run_config(plan.run_dir) == stored
 
 
