@@ -57,7 +57,7 @@ def measure(recipe: str) -> dict[str, Any]:
     The run is in the working directory.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lmtrain.training.optim.choose_precision", lambda *_: "fp32")
+        patch.setattr("lmtrain.training.optimizers.choose_precision", lambda *_: "fp32")
         folder = lmtrain.train(*overrides(recipe), config=CONFIGS / f"{recipe}.yaml", quiet=True).folder
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     run = lmtrain.load(folder, device="cpu", precision="fp32")

@@ -8,7 +8,7 @@ import torch
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.build import build_uninitialized
-from lmtrain.training.budget import Budget, sample_order, targets_per_step
+from lmtrain.training.schedule import Budget, sample_order, targets_per_step
 from lmtrain.training.train_state import TrainState
 
 

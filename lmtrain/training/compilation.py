@@ -10,8 +10,8 @@ from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.objective import Objective
 from lmtrain.system.device import autocast, missing_to_compile
 from lmtrain.system.messages import log
-from lmtrain.training.budget import Budget
 from lmtrain.training.costs import blank_batch
+from lmtrain.training.schedule import Budget
 
 ASSUMED_FLOPS = {"cpu": 3e11, "cuda": 1.5e14}
 """Operations per second, by which the length of a run is estimated; only the order of magnitude matters."""

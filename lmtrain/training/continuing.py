@@ -11,14 +11,8 @@ from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.system.messages import log
-from lmtrain.training.budget import Budget
-from lmtrain.training.checkpoint_info import CheckpointInfo, ScheduleLength, read_info
-from lmtrain.training.optim import steps_independent_of_budget, warmup_steps
-
-
-def schedule_length(train: TrainConfig, budget: Budget) -> ScheduleLength:
-    """Return the length of the schedule, which each checkpoint stores."""
-    return ScheduleLength(budget.steps, warmup_steps(train, budget))
+from lmtrain.training.checkpoint_info import CheckpointInfo, read_info
+from lmtrain.training.schedule import Budget, schedule_length, steps_independent_of_budget
 
 
 def common_steps(run_dir: Path, train: TrainConfig, budget: Budget, info: CheckpointInfo) -> int:

@@ -18,7 +18,7 @@ from lmtrain.nn.output_loss import rows_at_once
 from lmtrain.storage.run_folder import run_config
 from lmtrain.system.device import autocast, choose_device, choose_precision, set_threads
 from lmtrain.system.machine import installed_bytes, peak_flops
-from lmtrain.training.budget import make_budget, sample_order, targets_per_step
+from lmtrain.training.schedule import make_budget, sample_order, targets_per_step
 
 DISTILLATION_BUFFERS = 3
 """Arrays of the size of all logits that exist at once in the distillation loss, beside those that autograd saves."""

@@ -13,8 +13,8 @@ from lmtrain.storage.checkpoint import load
 from lmtrain.storage.run_folder import STATE, step_folder
 from lmtrain.system import disk
 from lmtrain.system.process_group import ProcessGroup
-from lmtrain.training.budget import Budget
 from lmtrain.training.checkpoint_info import Amount, Count, read_info
+from lmtrain.training.schedule import Budget
 from lmtrain.training.trainer import Outcome, out_of_patience
 
 

@@ -18,12 +18,12 @@ from lmtrain.system.device import autocast, to_device
 from lmtrain.system.machine import explain_out_of_memory
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.system.signals import Interrupted
-from lmtrain.training.budget import make_budget, targets_per_step
 from lmtrain.training.finished import finished_outcome
 from lmtrain.training.opening import checkpoint_to_resume, locked, open_run
-from lmtrain.training.optim import update_ema
+from lmtrain.training.optimizers import update_ema
 from lmtrain.training.parallel import check_agreement
 from lmtrain.training.randomness import noisy, step_seed
+from lmtrain.training.schedule import make_budget, targets_per_step
 from lmtrain.training.sharding import full_tensor
 from lmtrain.training.train_state import TrainState
 from lmtrain.training.trainer import Outcome, Trainer, out_of_patience

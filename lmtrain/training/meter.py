@@ -8,8 +8,8 @@ import torch
 from lmtrain.errors import LmtrainError
 from lmtrain.system.machine import memory_bytes, peak_flops
 from lmtrain.system.process_group import ProcessGroup
-from lmtrain.training.budget import targets_per_step
 from lmtrain.training.costs import step_flops
+from lmtrain.training.schedule import targets_per_step
 from lmtrain.training.train_state import TrainState
 
 MAX_SKIPPED_IN_A_ROW = 20

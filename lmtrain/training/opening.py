@@ -18,14 +18,13 @@ from lmtrain.system.messages import log
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import catch_stop_signals
 from lmtrain.training.announce import device_line, introduction
-from lmtrain.training.budget import Budget
 from lmtrain.training.checkpoint_info import NEW_RUN, CheckpointInfo, read_info
 from lmtrain.training.continuing import last_common
 from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
-from lmtrain.training.optim import steps_independent_of_budget
 from lmtrain.training.parallel import check_shared
 from lmtrain.training.saving import CheckpointSaver
+from lmtrain.training.schedule import Budget, steps_independent_of_budget
 from lmtrain.training.train_state import TrainState, load_initial_weights, new_state, restore
 from lmtrain.training.trainer import Trainer
 

@@ -25,7 +25,7 @@ from lmtrain.storage.checkpoint import FORMAT
 from lmtrain.storage.files import read_manifest
 from lmtrain.storage.run_folder import TOKENIZER, default_name, find_run, is_run, run_config
 from lmtrain.system.device import choose_device, cores
-from lmtrain.training.budget import targets_per_step
+from lmtrain.training.schedule import targets_per_step
 
 STAND_IN_TOKENS = 1 << 20
 """Tokens of a stand-in text, by which overrides are checked before the text is read."""

@@ -21,9 +21,9 @@ from lmtrain.system import disk
 from lmtrain.system.device import set_threads, synchronize
 from lmtrain.system.machine import explain_out_of_memory, machine, peak_flops
 from lmtrain.system.messages import log
-from lmtrain.training.budget import targets_per_step
 from lmtrain.training.costs import step_flops
 from lmtrain.training.loop import MEMORY_REMEDY, Measure, train_step
+from lmtrain.training.schedule import targets_per_step
 from lmtrain.training.train_state import TrainState, new_state
 
 PARTS = ("data", "forward", "backward", "clip", "optimizer")

@@ -22,14 +22,12 @@ from lmtrain.storage.checkpoint import Checkpoint, Tensors
 from lmtrain.system.device import choose_device, choose_precision
 from lmtrain.system.machine import machine
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
-from lmtrain.training.budget import Budget, make_budget, sample_order
 from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, SavedCounters, read_info
 from lmtrain.training.compilation import compiled_forward
-from lmtrain.training.continuing import schedule_length
-from lmtrain.training.muon import AdamW, Muon
-from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
+from lmtrain.training.optimizers import AdamW, Muon, load_optimizer_tensors, make_optimizer, optimizer_tensors
 from lmtrain.training.other_runs import initial_weights, load_teacher
 from lmtrain.training.parallel import GradientSync, choose_strategy, distribute, with_micro_batch
+from lmtrain.training.schedule import Budget, make_budget, sample_order, schedule_length
 from lmtrain.training.sharding import copy_all
 
 

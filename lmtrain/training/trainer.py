@@ -8,12 +8,11 @@ from lmtrain.config.schema import Config
 from lmtrain.evaluation.perplexity import Score
 from lmtrain.system.device import synchronize
 from lmtrain.system.signals import StopSignal
-from lmtrain.training.budget import Budget, evaluation_due
 from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.meter import Clock, Meter, check_divergence
 from lmtrain.training.monitor import Monitor
-from lmtrain.training.optim import learning_rate
 from lmtrain.training.saving import CheckpointSaver
+from lmtrain.training.schedule import Budget, evaluation_due, learning_rate
 from lmtrain.training.train_state import TrainState, snapshot
 from lmtrain.training.validation import evaluate_step, final_score
 

@@ -21,12 +21,11 @@ from lmtrain.evaluation.perplexity import Forward
 from lmtrain.storage import checkpoint
 from lmtrain.storage.files import sha256_bytes
 from lmtrain.training import loop, train_state
-from lmtrain.training.budget import make_budget
 from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.loop import train_step
 from lmtrain.training.monitor import RunMonitor
-from lmtrain.training.optim import learning_rate
 from lmtrain.training.saving import CheckpointSaver
+from lmtrain.training.schedule import learning_rate, make_budget
 from lmtrain.training.train_state import TrainState
 from tests.training.helpers import CIRCUMSTANCES, start, with_forward
 

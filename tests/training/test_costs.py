@@ -17,7 +17,7 @@ from lmtrain.model.build import construct
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.training.costs import LAYER_SECONDS, UTILIZATION, blank_batch, costs, memory_estimate, step_flops
 from lmtrain.training.loop import train_step
-from lmtrain.training.optim import make_optimizer
+from lmtrain.training.optimizers import make_optimizer
 from tests.helpers import Child
 from tests.training.helpers import change, run, start
 

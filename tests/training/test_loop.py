@@ -20,7 +20,7 @@ from lmtrain.system.signals import Interrupted
 from lmtrain.training import loop, opening, randomness, trainer
 from lmtrain.training.loop import train_step
 from lmtrain.training.meter import Meter
-from lmtrain.training.optim import optimizer_tensors, update_ema
+from lmtrain.training.optimizers import optimizer_tensors, update_ema
 from lmtrain.training.train_state import TrainState
 from lmtrain.training.validation import evaluate_step
 from tests.helpers import flip_bit

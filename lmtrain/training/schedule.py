@@ -1,14 +1,15 @@
-"""The budget of a run in steps or time, its progress, and when it is evaluated."""
+"""The budget of a run in steps or time, its progress, and what follows from that: learning rate, evaluations."""
 
 import math
 from dataclasses import dataclass, replace
 from typing import Self
 
 from lmtrain.config.schema import Config
+from lmtrain.config.train import TrainConfig
 from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError, UsageError
-from lmtrain.training.checkpoint_info import Counters
+from lmtrain.training.checkpoint_info import Counters, ScheduleLength
 
 DEFAULT_EPOCHS = 10.0
 EVALUATIONS = 20
@@ -86,6 +87,63 @@ def _budget_steps(config: Config, samples_per_epoch: int) -> int | None:
         return None
     epochs = DEFAULT_EPOCHS if train.epochs is None else train.epochs
     return math.ceil(epochs * samples_per_epoch / train.batch_size)
+
+
+def learning_rate(train: TrainConfig, budget: Budget, step: int, seconds: float) -> float:
+    """Return the learning rate of this step; at least a thousandth of the peak, so that the first step has an effect.
+
+    It rises linearly over the warmup and then follows `_schedule`. With a budget in steps the rise is computed from the
+    step and `warmup_steps`, so that another budget gives the same bits.
+    """
+    progress, length = budget.progress(step, seconds), warmup_steps(train, budget)
+    done, whole = (progress, train.warmup) if length is None else (step, length)
+    if done < whole:
+        scale = done / whole
+    else:
+        fraction = train.warmup if train.warmup < 1 or budget.steps is None else train.warmup / budget.steps
+        scale = _schedule(train, progress, fraction)
+    return train.lr * max(scale, 1e-3)
+
+
+def _schedule(train: TrainConfig, progress: float, warmup: float) -> float:
+    """Return the learning rate as a fraction of its peak, at `progress` in [`warmup`, 1] of the run.
+
+    `cosine` decays to `final_lr` along half a cosine (Loshchilov & Hutter, 2017), `linear` decays to it linearly, `wsd`
+    is constant and decays linearly over the last `decay` (Hu et al., 2024), and `constant` stays constant.
+    """
+    rest = min(1.0, (progress - warmup) / (1.0 - warmup))
+    if train.schedule == "cosine":
+        return train.final_lr + (1.0 - train.final_lr) * 0.5 * (1.0 + math.cos(math.pi * rest))
+    if train.schedule == "linear":
+        return 1.0 - (1.0 - train.final_lr) * rest
+    if train.schedule == "wsd":
+        return 1.0 - (1.0 - train.final_lr) * max(0.0, (progress - (1.0 - train.decay)) / train.decay)
+    return 1.0
+
+
+def warmup_steps(train: TrainConfig, budget: Budget) -> float | None:
+    """Return how many steps the warmup takes, or None if it follows the clock."""
+    if budget.steps is None or budget.seconds is not None:
+        return None
+    length = train.warmup if train.warmup >= 1 else train.warmup * budget.steps
+    return max(1.0, length) if length else 0.0
+
+
+def steps_independent_of_budget(train: TrainConfig, budget: Budget) -> int:
+    """Return how many steps from the start have the same learning rates with every larger budget, to the last bit.
+
+    These are the steps before the decay of `wsd` (rounded down: the step at its beginning may be part of it), and all
+    steps with `constant`. 0 for other schedules, and if the schedule follows the clock.
+    """
+    if budget.steps is None or budget.seconds is not None:
+        return 0
+    stable = {"wsd": 1.0 - train.decay, "constant": 1.0}
+    return int(stable.get(train.schedule, 0.0) * budget.steps)
+
+
+def schedule_length(train: TrainConfig, budget: Budget) -> ScheduleLength:
+    """Return the length of the schedule, which each checkpoint stores."""
+    return ScheduleLength(budget.steps, warmup_steps(train, budget))
 
 
 def evaluation_due(

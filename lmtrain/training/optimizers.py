@@ -1,7 +1,10 @@
-"""The optimizer (AdamW, or Muon and AdamW), the learning-rate schedule, and the averaged weights."""
+"""The optimizers: AdamW, or Muon for the hidden matrices with AdamW for the other parameters; and averaged weights.
 
-import math
+Both can skip a step by a condition on the device. Shapes: N matrices of one shape, A rows, B columns.
+"""
+
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +16,14 @@ from lmtrain.nn.token_shift import TokenShift
 from lmtrain.storage.checkpoint import check_shapes
 from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.device import choose_precision
-from lmtrain.training.budget import Budget
-from lmtrain.training.muon import AdamW, Muon
 from lmtrain.training.sharding import shard_like
+
+MOMENTUM = 0.95
+COEFFICIENTS = ((8.0132, -22.9258, 16.5994), (3.6006, -2.6419, 0.5105), (2.635, -1.919, 0.4306))
+"""The coefficients (a, b, c) of polynomials a x + b x^3 + c x^5 that are applied one after the other. They bring
+singular values from 0.01 to 1 nearest to 1: between 0.71 and 1.27. Each is a polynomial in x / 1.01, a margin for
+rounding, since it grows fast above its range."""
+EPS = 1e-7
 
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 MUON_STATE = ("momentum_buffer",)
@@ -23,56 +31,80 @@ GAINS = (nn.LayerNorm, nn.RMSNorm, ScaleNorm, TokenShift)
 GAIN_FACTOR = 5.0
 
 
-def _schedule(train: TrainConfig, progress: float, warmup: float) -> float:
-    """Return the learning rate as a fraction of its peak, at `progress` in [`warmup`, 1] of the run.
+class AdamW(torch.optim.AdamW):
+    """AdamW (Loshchilov & Hutter, 2019), to be constructed with `fused=True`."""
 
-    `cosine` decays to `final_lr` along half a cosine (Loshchilov & Hutter, 2017), `linear` decays to it linearly, `wsd`
-    is constant and decays linearly over the last `decay` (Hu et al., 2024), and `constant` stays constant.
+    def step_unless(self, skip: Tensor) -> None:
+        """Take a step, unless `skip`, () bool on the device: then parameters and state stay unchanged.
+
+        The host does not wait for the value. `torch.amp.GradScaler` passes the same condition as `found_inf`.
+        """
+        self.found_inf = skip.float()
+        self.step()
+
+
+def orthogonalized(matrices: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return about U V^T for each matrix U S V^T: (N, A, B) -> (N, A, B) in `dtype`.
+
+    The Polar Express (Amsel et al., 2025): Newton-Schulz iterations, each with the polynomial that is best after the
+    previous ones.
     """
-    rest = min(1.0, (progress - warmup) / (1.0 - warmup))
-    if train.schedule == "cosine":
-        return train.final_lr + (1.0 - train.final_lr) * 0.5 * (1.0 + math.cos(math.pi * rest))
-    if train.schedule == "linear":
-        return 1.0 - (1.0 - train.final_lr) * rest
-    if train.schedule == "wsd":
-        return 1.0 - (1.0 - train.final_lr) * max(0.0, (progress - (1.0 - train.decay)) / train.decay)
-    return 1.0
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.to(dtype)
+    x = x.mT if tall else x  # the smaller Gram matrix
+    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=EPS)
+    for a, b, c in COEFFICIENTS:
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
 
 
-def learning_rate(train: TrainConfig, budget: Budget, step: int, seconds: float) -> float:
-    """Return the learning rate of this step; at least a thousandth of the peak, so that the first step has an effect.
+class Muon(torch.optim.Optimizer):
+    """Muon (Jordan et al., 2024) with Nesterov momentum: the update is the orthogonalized momentum.
 
-    It rises linearly over the warmup and then follows `_schedule`. With a budget in steps the rise is computed from the
-    step and `warmup_steps`, so that another budget gives the same bits.
+    The elements of an update have a root mean square of 0.2 times the learning rate, like AdamW's (Liu et al., 2025),
+    so that both have the same learning rate and decoupled weight decay. Matrices of one shape are batched, in `dtype`.
+
+    `matrices` are parameter groups of 2-D parameters with their `weight_decay`. `rest` optimizes all other parameters;
+    its groups and its state also belong to this optimizer.
     """
-    progress, length = budget.progress(step, seconds), warmup_steps(train, budget)
-    done, whole = (progress, train.warmup) if length is None else (step, length)
-    if done < whole:
-        scale = done / whole
-    else:
-        fraction = train.warmup if train.warmup < 1 or budget.steps is None else train.warmup / budget.steps
-        scale = _schedule(train, progress, fraction)
-    return train.lr * max(scale, 1e-3)
 
+    def __init__(self, matrices: list[dict[str, Any]], rest: AdamW, lr: float, dtype: torch.dtype) -> None:
+        super().__init__(matrices, {"lr": lr, "momentum": MOMENTUM})
+        self._matrices = list(self.param_groups)
+        self._dtype = dtype
+        self._rest = rest
+        self.param_groups += rest.param_groups
+        rest.state = self.state
 
-def warmup_steps(train: TrainConfig, budget: Budget) -> float | None:
-    """Return how many steps the warmup takes, or None if it follows the clock."""
-    if budget.steps is None or budget.seconds is not None:
-        return None
-    length = train.warmup if train.warmup >= 1 else train.warmup * budget.steps
-    return max(1.0, length) if length else 0.0
+    @torch.no_grad()
+    def step_unless(self, skip: Tensor) -> None:
+        """Take a step, unless `skip`, () bool on the device: then parameters and state stay unchanged.
 
+        The host does not wait for the value.
+        """
+        self._rest.step_unless(skip)
+        for group in self._matrices:
+            shapes: dict[torch.Size, list[Tensor]] = {}
+            for parameter in group["params"]:
+                shapes.setdefault(parameter.shape, []).append(parameter)
+            for parameters in shapes.values():
+                self._update(parameters, group, skip)
 
-def steps_independent_of_budget(train: TrainConfig, budget: Budget) -> int:
-    """Return how many steps from the start have the same learning rates with every larger budget, to the last bit.
-
-    These are the steps before the decay of `wsd` (rounded down: the step at its beginning may be part of it), and all
-    steps with `constant`. 0 for other schedules, and if the schedule follows the clock.
-    """
-    if budget.steps is None or budget.seconds is not None:
-        return 0
-    stable = {"wsd": 1.0 - train.decay, "constant": 1.0}
-    return int(stable.get(train.schedule, 0.0) * budget.steps)
+    def _update(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor) -> None:
+        lr, momentum = group["lr"], group["momentum"]
+        rows, columns = parameters[0].shape
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        # (N, A, B). In a skipped step all sums get 0 added, which keeps their bits, and never 0 x NaN.
+        gradients = torch.stack([parameter.grad for parameter in parameters]).masked_fill_(skip, 0.0)  # type: ignore[misc]
+        means = torch.stack(buffers).lerp_(gradients, torch.where(skip, 0.0, 1.0 - momentum))
+        torch._foreach_copy_(buffers, list(means.unbind()))
+        update = orthogonalized(gradients.lerp_(means, momentum), self._dtype).float().masked_fill_(skip, 0.0)
+        torch._foreach_mul_(parameters, torch.where(skip, 1.0, 1.0 - lr * group["weight_decay"]))
+        torch._foreach_add_(parameters, list(update.unbind()), alpha=-0.2 * max(rows, columns) ** 0.5 * lr)
 
 
 def make_optimizer(model: LanguageModel, train: TrainConfig) -> AdamW | Muon:

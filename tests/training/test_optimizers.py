@@ -1,4 +1,4 @@
-"""Muon against plain steps and against singular values; what AdamW optimizes; skipped steps."""
+"""AdamW against torch's unfused one, averaged weights against a loop; Muon against plain steps and singular values."""
 
 from collections.abc import Callable
 
@@ -7,11 +7,111 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.config.schema import Config
-from lmtrain.model.build import build_model
+from lmtrain.config.train import TrainConfig
+from lmtrain.data.tokens import TokenStore
+from lmtrain.model.build import build_model, set_embedding
+from lmtrain.model.cooccurrence import TOKENS, cooccurrence_embedding
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.training.muon import COEFFICIENTS, AdamW, Muon, orthogonalized
-from lmtrain.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
+from lmtrain.training.loop import train_step
+from lmtrain.training.optimizers import (
+    COEFFICIENTS,
+    AdamW,
+    Muon,
+    load_optimizer_tensors,
+    make_optimizer,
+    optimizer_tensors,
+    orthogonalized,
+    update_ema,
+)
 from tests.training.helpers import change, start, take_step, without_dropout
+
+
+class _Tiny(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+        self.linear = nn.Linear(3, 2)
+
+    @property
+    def output(self) -> nn.Embedding:
+        """Tied."""
+        return self.embedding
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    assert isinstance(model, _Tiny)
+    for step in range(steps):
+        torch.manual_seed(step)
+        model.linear(model.embedding(torch.randint(5, (4,)))).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _pair() -> tuple[_Tiny, _Tiny]:
+    torch.manual_seed(0)
+    left, right = _Tiny(), _Tiny()
+    right.load_state_dict(left.state_dict())
+    return left, right
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    ours, plain = _pair()
+    config = TrainConfig(lr=0.1, weight_decay=0.5, beta1=0.8, beta2=0.9, eps=1e-6)
+    groups = [
+        {"params": [plain.embedding.weight, plain.linear.weight], "weight_decay": 0.5},
+        {"params": [plain.linear.bias], "weight_decay": 0.0},
+    ]
+    _train(ours, make_optimizer(ours, config), 5)  # type: ignore[arg-type]
+    _train(plain, torch.optim.AdamW(groups, lr=0.1, betas=(0.8, 0.9), eps=1e-6, foreach=False, fused=False), 5)
+    for left, right in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
+
+
+def test_averaged_weights_equal_a_loop() -> None:
+    model, _ = _pair()
+    ema = {name: value.detach().clone() for name, value in model.named_parameters()}
+    expected = {name: value.double() for name, value in ema.items()}
+    optimizer = make_optimizer(model, TrainConfig(lr=0.1))  # type: ignore[arg-type]
+    for step in range(20):
+        _train(model, optimizer, 1)
+        update_ema(ema, model, 0.6, step)
+        rate = min(0.6, (1 + step) / (10 + step))
+        expected = {
+            name: rate * value + (1 - rate) * model.get_parameter(name).double() for name, value in expected.items()
+        }
+    for name, value in ema.items():
+        torch.testing.assert_close(value.double(), expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_word_embeddings_move_more_slowly_and_gains_faster(tied: bool, tiny: Config) -> None:
+    """AdamW's first step moves every element by the rate of its group."""
+    config = change(
+        tiny, model__tie_embeddings=tied, model__embed_dim=16, model__token_shift=True, train__weight_decay=0.0
+    )
+    state = start(config)
+    before = {name: value.detach().clone() for name, value in state.model.named_parameters()}
+    train_step(state, 1e-3)
+    moved = {name: float((value.detach() - before[name]).abs().max()) for name, value in state.model.named_parameters()}
+    small = {"embedding.weight"} if tied else {"embedding.weight", "output.weight"}
+    for name, step in moved.items():
+        factor = 1 / 4 if name in small else 5 if name.endswith(("norm.weight", "shift.gain")) else 1
+        assert step == pytest.approx(factor * 1e-3, rel=1e-2), name
+    assert {"norm.weight", "pool.norm.weight", "shift.gain"} <= moved.keys()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_training_starts_from_the_vectors_of_its_text(tied: bool, tiny: Config, store: TokenStore) -> None:
+    config = change(tiny, model__tie_embeddings=tied)
+    state = start(config)
+    torch.manual_seed(config.run.seed)
+    model = build_model(config.model, store.tokenizer.vocab_size)
+    words, width = model.embedding.weight.shape
+    set_embedding(model, cooccurrence_embedding(store.split("train").ids[:TOKENS], words, width))
+    assert torch.equal(state.model.embedding.weight, model.embedding.weight)
+    assert torch.equal(state.model.output.weight, model.embedding.weight)  # type: ignore[arg-type]
+    assert float(model.embedding.weight.detach().square().mean().sqrt()) == pytest.approx(1 / width, rel=1e-3)
+
 
 SHAPES = [(8, 8), (24, 8), (8, 24), (8, 8), (8, 24), (1, 8)]
 State = dict[str, Tensor]
