@@ -1,27 +1,27 @@
 """What a run reports before its first step."""
 
 import math
-from collections.abc import Iterator
 
 import torch
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.build import build_uninitialized
+from lmtrain.system.messages import log
 from lmtrain.training.schedule import Budget, sample_order, targets_per_step
 from lmtrain.training.train_state import TrainState
 
 
-def introduction(config: Config, store: TokenStore, budget: Budget) -> Iterator[str]:
-    """Yield lines about the model, the data and the budget, before the model is made, which may take minutes."""
+def report_plan(config: Config, store: TokenStore, budget: Budget) -> None:
+    """Report the model, the data and the budget, before the model is made, which may take minutes."""
     model, tokenizer = config.model, store.tokenizer
     steps_per_epoch = sample_order(config, store).per_epoch() / config.train.batch_size
     parameters = sum(value.numel() for value in build_uninitialized(model, tokenizer.vocab_size).parameters())
     size = f"{parameters / 1e6:,.1f} M" if parameters >= 1e6 else f"{parameters:,}"
     blocks = f"{_count(model.layers, 'block')} of width {model.dim}"
-    yield f"model: {size} parameters, {blocks}, context {model.context}"
+    log.info(f"model: {size} parameters, {blocks}, context {model.context}")
     targets = targets_per_step(config)
-    yield (
+    log.info(
         f"data: {store.split('train').tokens:,} training tokens; a vocabulary of {tokenizer.vocab_size:,} entries "
         f"({tokenizer.kind}); one epoch is "
         f"{_count(math.ceil(steps_per_epoch), 'step')} of {_count(targets, 'token')}"
@@ -32,18 +32,18 @@ def introduction(config: Config, store: TokenStore, budget: Budget) -> Iterator[
         limits.append(f"{budget.steps:,} steps ({budget.steps * targets:,} tokens, {epochs:.3g} epochs)")
     if budget.seconds is not None:
         limits.append(f"{budget.seconds / 60:g} minutes")
-    yield f"budget: {' or '.join(limits)}{', whichever ends first' if len(limits) > 1 else ''}"
+    log.info(f"budget: {' or '.join(limits)}{', whichever ends first' if len(limits) > 1 else ''}")
 
 
-def device_line(state: TrainState) -> str:
-    """Return a line about the device, the precision, the processes and the compilation of a run."""
+def report_device(state: TrainState) -> None:
+    """Report the device, the precision, the processes and the compilation of a run."""
     device, processes = state.device, state.processes.world_size
     facts = [torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", state.precision]
     if device.type == "cpu":
         facts.append(_count(torch.get_num_threads(), "thread"))
     if processes > 1:
         facts.append(f"{processes} processes ({state.strategy})")
-    return f"device: {', '.join(facts)}, {'compiled' if state.compiled else 'not compiled'}"
+    log.info(f"device: {', '.join(facts)}, {'compiled' if state.compiled else 'not compiled'}")
 
 
 def _count(number: int, name: str) -> str:

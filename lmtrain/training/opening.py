@@ -17,7 +17,7 @@ from lmtrain.system.device import set_threads
 from lmtrain.system.messages import log
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import catch_stop_signals
-from lmtrain.training.announce import device_line, introduction
+from lmtrain.training.announce import report_device, report_plan
 from lmtrain.training.checkpoint_info import NEW_RUN, CheckpointInfo, read_info
 from lmtrain.training.continuing import last_common
 from lmtrain.training.meter import Clock
@@ -77,12 +77,11 @@ def open_run(
     set_threads(config.train.threads)
     step, spent = info.counters.step, budget.progress(info.counters.step, info.seconds)
     log.info(f"{run_dir}: " + (f"resuming from step {step:,} ({spent:.0%} of the budget)" if step else "a new run"))
-    for line in introduction(config, store, budget):
-        log.info(line)
+    report_plan(config, store, budget)
     base = config.train.init_from
     is_initial = last is None and base is None
     state = new_state(config, store, processes, initialize=is_initial)
-    log.info(device_line(state))
+    report_device(state)
     if last is not None:
         restore(state, last)
         _warn_of_differences(run_dir, info, state)
