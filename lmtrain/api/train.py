@@ -49,7 +49,7 @@ def train_plan(plan: RunPlan) -> Outcome:
     with join_processes(train.device, train.timeout_minutes) as processes:
         with processes.main_first():
             config, store = prepare(plan)
-        if plan.is_automatic:
+        if plan.recipe_overrides is not None:
             log.info(
                 f"recipe for this text and machine, where it differs from the defaults: {' '.join(chosen(config))}"
             )

@@ -37,9 +37,8 @@ class RunPlan:
 
     config: Config
     run_dir: Path
-    overrides: Sequence[str]
-    is_automatic: bool
-    """Whether the automatic recipe is to be chosen by the text."""
+    recipe_overrides: Sequence[str] | None = None
+    """The overrides of the automatic recipe, if that is to be chosen by the text."""
 
 
 def plan_run(source: ConfigSource, overrides: Sequence[str], resume: Path | None = None) -> RunPlan:
@@ -57,7 +56,7 @@ def plan_run(source: ConfigSource, overrides: Sequence[str], resume: Path | None
             return _plan_existing(run_dir, overrides)
     config = load(source, overrides) if source is not None else _recipe(overrides, STAND_IN_TOKENS, vocab_size=0)
     run_dir = _run_dir(config, source)
-    return RunPlan(_with_absolute_paths(config, run_dir), run_dir, overrides, is_automatic=source is None)
+    return RunPlan(_with_absolute_paths(config, run_dir), run_dir, overrides if source is None else None)
 
 
 def _has_checkpoint(run_dir: Path) -> bool:
@@ -102,7 +101,7 @@ def _plan_existing(run_dir: Path, overrides: Sequence[str]) -> RunPlan:
     if not stored.data.dir.exists():  # the run comes from elsewhere
         stored = load(stored, [f"data.dir={DataConfig().dir}"], {})
     config = load(stored, overrides)
-    return RunPlan(_with_absolute_paths(config, run_dir), run_dir, overrides, is_automatic=False)
+    return RunPlan(_with_absolute_paths(config, run_dir), run_dir)
 
 
 def _with_absolute_paths(config: Config, run_dir: Path) -> Config:
@@ -129,8 +128,8 @@ def prepare(plan: RunPlan) -> tuple[Config, TokenStore]:
     """
     store = _tokens_of(plan)
     config = plan.config
-    if plan.is_automatic:
-        recipe = _recipe(plan.overrides, store.split("train").tokens, store.tokenizer.vocab_size)
+    if plan.recipe_overrides is not None:
+        recipe = _recipe(plan.recipe_overrides, store.split("train").tokens, store.tokenizer.vocab_size)
         config = _with_absolute_paths(recipe, plan.run_dir)
     return config.model_copy(update={"tokenizer": of_store(config.tokenizer, store)}), store
 

@@ -135,7 +135,7 @@ def test_a_run_without_a_checkpoint_does_not_impose_its_configuration(folder: Pa
     assert plan_run(None, ["data.source=book.txt"]).config.train.lr == 0.5
     shutil.rmtree(begun.run_dir / "checkpoints")
     again = plan_run(None, ["data.source=book.txt"])
-    assert again.is_automatic
+    assert again.recipe_overrides is not None
     assert again.config.train.lr != 0.5
 
 
