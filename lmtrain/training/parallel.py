@@ -19,7 +19,7 @@ from lmtrain import __version__
 from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.errors import AlreadyReported, LmtrainError
+from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
@@ -48,10 +48,7 @@ def with_micro_batch(config: Config, processes: ProcessGroup) -> Config:
 
 
 def check_agreement(config: Config, store: TokenStore, processes: ProcessGroup) -> None:
-    """Raise LmtrainError, in the main process only, if a process differs in configuration, data, lmtrain or PyTorch.
-
-    Raises it in all processes if they can't divide the batch.
-    """
+    """Raise LmtrainError if processes differ in configuration, data, lmtrain or PyTorch, or can't divide the batch."""
     with_micro_batch(config, processes)
     mine = {name: str(value) for name, value in flat(config).items() if not name.startswith("data.")} | {
         "its tokens": store.sha256[:16],
@@ -62,8 +59,6 @@ def check_agreement(config: Config, store: TokenStore, processes: ProcessGroup) 
     main, *others = processes.all_gather_json(mine)
     for rank, theirs in enumerate(others, start=1):
         differing = [name for name in main.keys() | theirs.keys() if main.get(name) != theirs.get(name)]
-        if differing and not processes.is_main:
-            raise AlreadyReported
         if differing:
             name = min(differing)
             raise LmtrainError(
