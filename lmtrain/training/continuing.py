@@ -49,8 +49,8 @@ def last_common(run_dir: Path, train: TrainConfig, budget: Budget, last: Checkpo
     if checkpoint is None:
         raise _rejection(run_dir, f"it has no undamaged checkpoint up to step {common:,}")
     log.warning(
-        f"{run_dir}: going back to step {checkpoint.info['step']:,}, before the decay of the learning rate, to resume "
-        f"with another budget; later checkpoints, up to step {step:,}, are deleted"
+        f"{run_dir}: going back to step {checkpoint.info['step']:,} to resume with another budget; later checkpoints, "
+        f"up to step {step:,}, are deleted"
     )
     return checkpoint
 

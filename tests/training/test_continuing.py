@@ -37,6 +37,7 @@ STABLE: dict[str, Any] = {
         {},
         {"train__optimizer": "muon", "train__token_noise": 0.2},
         {"train__schedule": "constant", "train__eval_steps": 4},
+        {"train__schedule": "constant", "train__eval_steps": 4, "train__steps": 9, "train__lr": 0.2},
         {"train__patience": 50, "train__warmup": 0.25},
     ],
 )
@@ -151,8 +152,8 @@ def test_a_run_that_goes_back_says_so_and_one_that_need_not_does_not(
     before = run_state(tmp_path / "run")
     _, notes = run(change(large, train__steps=24), tmp_path / "run")
     assert notes == [
-        f"{tmp_path / 'run'}: going back to step 12, before the decay of the learning rate, to resume with another "
-        "budget; later checkpoints, up to step 16, are deleted"
+        f"{tmp_path / 'run'}: going back to step 12 to resume with another budget; later checkpoints, up to step 16, "
+        "are deleted"
     ]
     assert (before["step"], run_state(tmp_path / "run")["step"]) == (16, 24)
 
