@@ -10,7 +10,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score
 from lmtrain.model.trained import WEIGHT_GROUPS
 from lmtrain.storage.checkpoint import load
-from lmtrain.storage.run_folder import STATE, step_folder
+from lmtrain.storage.run_folder import STATE, run_config, step_folder
 from lmtrain.system import disk
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.checkpoint_info import Amount, Count, read_info
@@ -45,8 +45,8 @@ def finished_outcome(
     last = read_info(load(folder, verify_hashes=False))
     budget = budget.with_setup(last.prepared)
     stopped_early = out_of_patience(config, last.counters)
-    if (last.teacher is None) != (not config.train.teacher):
-        return None  # not the same run, which `restore` reports
+    if run_config(run_dir).train.teacher != config.train.teacher:
+        return None  # `restore` compares what they are
     if not stopped_early and budget.progress(last.counters.step, last.seconds) < 1.0:
         return None
 

@@ -111,8 +111,12 @@ def test_a_run_resumes_with_its_own_teacher_wherever_it_is_and_with_no_other(
     run(change(tiny, run__seed=7), tmp_path / "teacher")
     with pytest.raises(LmtrainError, match=other_teacher):
         run(config, tmp_path / "student")
-    run(change(config, train__teacher=str(base)), tmp_path / "student")
+    outcome, _ = run(change(config, train__teacher=str(base)), tmp_path / "student")
     assert last_hash(tmp_path / "student") == last_hash(tmp_path / "whole")
+    with pytest.raises(LmtrainError, match=other_teacher):  # also of a finished run
+        run(config, tmp_path / "student")
+    shutil.copytree(base, tmp_path / "moved")
+    assert run(change(config, train__teacher=str(tmp_path / "moved")), tmp_path / "student")[0].score == outcome.score
     run(change(tiny, train__steps=1), tmp_path / "plain")
     with pytest.raises(LmtrainError, match=r"has learned from no teacher: choose another run\.name"):
         run(change(config, train__steps=1), tmp_path / "plain")
