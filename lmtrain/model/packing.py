@@ -83,8 +83,8 @@ class FusedSelfAttention(SelfAttention):
     def __init__(self, trained: SelfAttention, dtype: torch.dtype) -> None:
         nn.Module.__init__(self)
         self.dtype = dtype
-        self.heads, self.scale, self.value_widths = trained.heads, trained.scale, trained.value_widths
-        self.dropout, self.pattern = trained.dropout, trained.pattern
+        self.heads, self.pattern = trained.heads, trained.pattern
+        self.scale, self.dropout = trained.scale, trained.dropout
         width = trained.query.out_features // self.heads
         pairs = sorted(range(width), key=lambda feature: feature % ((width + 1) // 2))
         rows = torch.arange(len(trained.query.weight)).view(self.heads, width)[:, pairs].flatten()

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import MultiHeadAttention, join_heads, split_heads
+from lmtrain.nn.attention import join_heads, split_heads
+from lmtrain.nn.cross_attention import MultiHeadAttention
 from lmtrain.nn.kv_cache import RecurrentState
 
 

@@ -1,6 +1,6 @@
-"""The residual blocks of encoders and decoders: attention and feed-forward layers, each with its norm and addition.
+"""The residual block of encoders: attention and a feed-forward layer, each with its norm and addition.
 
-Shapes: B rows, T positions (Tm of a memory), D the model's width, F the hidden width of the feed-forward layer.
+Shapes: B rows, T positions, D the model's width, F the hidden width of the feed-forward layer.
 """
 
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from typing import Any, Literal, TypedDict, Unpack
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import CrossAttention, ResidualProjection, SelfAttention
+from lmtrain.nn.attention import ResidualProjection
 from lmtrain.nn.dropout import drop
-from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
+from lmtrain.nn.kv_cache import CachePosition
 from lmtrain.nn.norms import NormKind, make_norm
 
 Activation = Literal["relu", "gelu", "swiglu"]
@@ -115,92 +115,4 @@ class EncoderBlock(nn.Module):
     def step(self, x: Tensor, cache: Cache, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, D) -> (B, 1, D); see `SelfAttention.step`."""
         x = self.attention_residual(x, lambda y: self.attention.step(y, cache, at))
-        return self.feed_forward_residual(x, self.feed_forward)
-
-
-class CrossAttentionBlock(nn.Module):
-    """Attention from x to a memory, then feed-forward, each in a residual: the cross-attention block of Perceiver IO
-    (Jaegle et al., 2022).
-
-    With `norm_position="pre"` the memory has a norm of its own.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        attention: CrossAttention,
-        feed_forward: FeedForward,
-        **options: Unpack[ResidualOptions],
-    ) -> None:
-        super().__init__()
-        self.attention = attention
-        self.attention_residual = Residual(dim, **options)
-        pre = self.attention_residual.pre
-        self.memory_norm = make_norm(options.get("norm_kind", "rms"), dim) if pre else nn.Identity()
-        self.feed_forward = feed_forward
-        self.feed_forward_residual = Residual(dim, **options)
-
-    def forward(self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """x (B, T, D), memory (B, Tm, D) -> (B, T, D). `mask` is as for `attend`."""
-        memory = self.memory_norm(memory)
-        x = self.attention_residual(x, lambda y: self.attention(y, memory, mask=mask))
-        return self.feed_forward_residual(x, self.feed_forward)
-
-
-class DecoderBlock(nn.Module):
-    """Masked self-attention, attention to a memory, then feed-forward, each in a residual (Vaswani et al., 2017).
-
-    `cross_attention` is `CrossAttention` or any layer with the same `forward`, `with_weights`, `remember` and `recall`.
-    The memory is not normalized here, since an encoder ends with a norm. `options` are those of `Residual`.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        self_attention: SelfAttention,
-        cross_attention: nn.Module,
-        feed_forward: FeedForward,
-        **options: Unpack[ResidualOptions],
-    ) -> None:
-        super().__init__()
-        self.self_attention = self_attention
-        self.self_residual = Residual(dim, **options)
-        self.cross_attention: Any = cross_attention
-        self.cross_residual = Residual(dim, **options)
-        self.feed_forward = feed_forward
-        self.feed_forward_residual = Residual(dim, **options)
-
-    def forward(
-        self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
-    ) -> Tensor:
-        """x (B, T, D), memory (B, Tm, its width) -> (B, T, D). The masks of x and of the memory are as for `attend`."""
-        x = self.self_residual(x, lambda y: self.self_attention(y, mask=mask))
-        x = self.cross_residual(x, lambda y: self.cross_attention(y, memory, mask=memory_mask))
-        return self.feed_forward_residual(x, self.feed_forward)
-
-    def with_weights(
-        self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Do the same as `forward`, and also return the weights of the attention to the memory (B, H, T, Tm)."""
-        x = self.self_residual(x, lambda y: self.self_attention(y, mask=mask))
-        query = self.cross_residual.enter(x)
-        attended, weights = self.cross_attention.with_weights(query, memory, mask=memory_mask)
-        x = self.cross_residual.leave(x, attended)
-        return self.feed_forward_residual(x, self.feed_forward), weights
-
-    def step(
-        self,
-        x: Tensor,
-        memory: Cache,
-        cache: KeyValueCache,
-        at: CachePosition,
-        *,
-        memory_mask: Tensor | None = None,
-    ) -> Tensor:
-        """One token per row, (B, 1, D) -> (B, 1, D); see `SelfAttention.step`.
-
-        `memory` comes from `cross_attention.remember`, which may write to it in `recall`.
-        """
-        x = self.self_residual(x, lambda y: self.self_attention.step(y, cache, at))
-        x = self.cross_residual(x, lambda y: self.cross_attention.recall(y, memory, mask=memory_mask))
         return self.feed_forward_residual(x, self.feed_forward)

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import CrossAttention, SelfAttention, padding_mask
-from lmtrain.nn.blocks import Cache, DecoderBlock, EncoderBlock, FeedForward, NormPosition, ResidualOptions
+from lmtrain.nn.attention import SelfAttention, padding_mask
+from lmtrain.nn.blocks import Cache, EncoderBlock, FeedForward, NormPosition, ResidualOptions
+from lmtrain.nn.cross_attention import CrossAttention, DecoderBlock
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
 from lmtrain.nn.norms import NormKind, make_norm

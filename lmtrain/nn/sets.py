@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import CrossAttention, join_heads, padding_mask, split_heads, width_per_head
-from lmtrain.nn.blocks import Activation, CrossAttentionBlock, FeedForward, ResidualOptions
+from lmtrain.nn.attention import join_heads, padding_mask, split_heads, width_per_head
+from lmtrain.nn.blocks import Activation, FeedForward, ResidualOptions
+from lmtrain.nn.cross_attention import CrossAttention, CrossAttentionBlock
 from lmtrain.nn.dot_product import attend
 
 Form = Literal["plain", "residual"]

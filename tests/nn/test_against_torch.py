@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import CrossAttention, SelfAttention, padding_mask
-from lmtrain.nn.blocks import Activation, DecoderBlock, EncoderBlock, FeedForward, NormPosition, ResidualOptions
+from lmtrain.nn.attention import SelfAttention, padding_mask
+from lmtrain.nn.blocks import Activation, EncoderBlock, FeedForward, NormPosition, ResidualOptions
+from lmtrain.nn.cross_attention import CrossAttention, DecoderBlock
 from lmtrain.nn.patterns import CAUSAL, FULL
 
 B, T, TM, D, H = 3, 7, 5, 16, 4

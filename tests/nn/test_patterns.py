@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lmtrain.nn.attention import CrossAttention, SelfAttention, join_heads, padding_mask, split_heads
+from lmtrain.nn.attention import SelfAttention, join_heads, padding_mask, split_heads
+from lmtrain.nn.cross_attention import CrossAttention
 from lmtrain.nn.dot_product import attend
 from lmtrain.nn.kv_cache import Rows
 from lmtrain.nn.patterns import CAUSAL, FULL, Pattern

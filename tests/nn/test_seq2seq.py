@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import CrossAttention, padding_mask
+from lmtrain.nn.attention import padding_mask
 from lmtrain.nn.blocks import NormPosition
+from lmtrain.nn.cross_attention import CrossAttention
 from lmtrain.nn.encoder_decoder import DecoderState, Sizes
 from lmtrain.nn.non_autoregressive import NonAutoregressive
 from lmtrain.nn.norms import NormKind, RMSNorm

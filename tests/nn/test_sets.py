@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lmtrain.nn.attention import CrossAttention, join_heads, split_heads
+from lmtrain.nn.attention import join_heads, split_heads
 from lmtrain.nn.blocks import FeedForward
+from lmtrain.nn.cross_attention import CrossAttention
 from lmtrain.nn.sets import ISAB, MAB, PMA, SAB, LearnedQueryAttention
 from tests.nn.patterns import loop
 

@@ -3,7 +3,7 @@
 import torch
 
 from lmtrain.nn.alignment import LocationAwareAttention, MonotonicAttention
-from lmtrain.nn.attention import CrossAttention
+from lmtrain.nn.cross_attention import CrossAttention
 from lmtrain.nn.encoder_decoder import Sizes
 from lmtrain.nn.seq2seq import Seq2Seq
 

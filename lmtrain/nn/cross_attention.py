@@ -1,0 +1,207 @@
+"""Attention to a memory (Vaswani et al., 2017), and the blocks that have it: of encoders, decoders and sets.
+
+Shapes: B rows, H heads, T positions (Tq of queries, Tk of keys, Tm of a memory), D the width of a block or the features
+per head (Dv of values, those of the widest head), W the width of an input or output.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmtrain.nn.attention import ResidualProjection, SelfAttention, join_heads, split_heads, width_per_head
+from lmtrain.nn.blocks import Cache, FeedForward, Residual, ResidualOptions
+from lmtrain.nn.dot_product import attend, attention_weights
+from lmtrain.nn.dropout import drop
+from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
+from lmtrain.nn.norms import make_norm
+
+
+class MultiHeadAttention(nn.Module):
+    """The four linear layers of multi-head attention, and the optional norms of queries and keys.
+
+    | argument         | width of                                        | default      |
+    | ---------------- | ----------------------------------------------- | ------------ |
+    | `dim`            | the input of the queries                        |              |
+    | `key_dim`        | the input of the keys                           | `dim`        |
+    | `value_dim`      | the input of the values                         | `key_dim`    |
+    | `output_dim`     | the result                                      | `dim`        |
+    | `head_dim`       | a head's queries and keys                       | dim / heads  |
+    | `value_head_dim` | a head's values; a list has one width per head  | `head_dim`   |
+
+    `qk_norm` and `scale` are those of `SelfAttention`. Raises ValueError if `head_dim` is not given and `dim` can't be
+    divided among the heads, and if `value_head_dim` has not one width per head.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        head_dim: int | None = None,
+        value_head_dim: int | Sequence[int] | None = None,
+        qk_norm: bool = False,
+        scale: float | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        key_dim = key_dim or dim
+        head_dim = head_dim or width_per_head(dim, heads)
+        value_head_dim = value_head_dim or head_dim
+        self.value_widths = [value_head_dim] * heads if isinstance(value_head_dim, int) else [*value_head_dim]
+        if len(self.value_widths) != heads:
+            raise ValueError(f"value_head_dim={self.value_widths} has not one width for each of {heads} heads")
+        self.heads = heads
+        self.scale = scale
+        self.dropout = dropout
+        self.query = nn.Linear(dim, heads * head_dim, bias=False)
+        self.key = nn.Linear(key_dim, heads * head_dim, bias=False)
+        self.value = nn.Linear(value_dim or key_dim, sum(self.value_widths), bias=False)
+        self.output = ResidualProjection(sum(self.value_widths), output_dim or dim, bias=False)
+        self.query_norm = make_norm("rms", head_dim) if qk_norm else nn.Identity()
+        self.key_norm = make_norm("rms", head_dim) if qk_norm else nn.Identity()
+
+    def _join_heads(self, pooled: Tensor) -> Tensor:
+        """(B, H, T, Dv) -> (B, T, sum of the widths)."""
+        if len(set(self.value_widths)) == 1:
+            return join_heads(pooled)
+        return torch.cat([pooled[:, head, :, :width] for head, width in enumerate(self.value_widths)], dim=-1)
+
+    def _split_values(self, value: Tensor) -> Tensor:
+        """(B, T, sum of the widths) -> (B, H, T, Dv): where widths differ, each is padded with zeros to the widest."""
+        if len(set(self.value_widths)) == 1:
+            return split_heads(value, self.heads)
+        widest, parts = max(self.value_widths), torch.split(value, self.value_widths, dim=-1)
+        return torch.stack([F.pad(part, (0, widest - part.shape[-1])) for part in parts], dim=1)
+
+
+class CrossAttention(MultiHeadAttention):
+    """Multi-head attention of queries to other vectors."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor | None = None, *, mask: Tensor | None = None) -> Tensor:
+        """(B, Tq, W), (B, Tk, W), (B, Tk, W) -> (B, Tq, W): values default to the keys. `mask` is as for `attend`."""
+        return self.recall(query, self.remember(key, value), mask=mask)
+
+    def remember(self, key: Tensor, value: Tensor | None = None) -> KeyValueCache:
+        """Return the keys and values of (B, Tk, W), for many calls of `recall`."""
+        keys = self.key_norm(split_heads(self.key(key), self.heads))
+        values = self._split_values(self.value(key if value is None else value))
+        return KeyValueCache(keys.to(values.dtype), values)
+
+    def recall(self, query: Tensor, memory: KeyValueCache, *, mask: Tensor | None = None) -> Tensor:
+        """Do the same as `forward` with the keys and values of `remember`: (B, Tq, W) -> (B, Tq, W)."""
+        return self.output(self.pooled(query, memory, mask=mask))
+
+    def pooled(self, query: Tensor, memory: KeyValueCache, *, mask: Tensor | None = None) -> Tensor:
+        """The joined heads of `recall` before the output projection: (B, Tq, W) -> (B, Tq, sum of their widths)."""
+        dropout = self.dropout if self.training else 0.0
+        query = self._queries(query, memory)
+        return self._join_heads(attend(query, memory.key, memory.value, mask, dropout=dropout, scale=self.scale))
+
+    def with_weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Do the same as `forward`, and also return the attention weights, which no fused kernel does.
+
+        (B, Tq, W), (B, Tk, W) -> (B, Tq, W), (B, H, Tq, Tk). Weights are those before dropout; their rows sum to one,
+        or are zero for a query without a key.
+        """
+        memory = self.remember(key)
+        weights = attention_weights(self._queries(query, memory), memory.key, mask, self.scale)
+        dropped = drop(weights.to(memory.value.dtype), self.dropout, self.training)
+        return self.output(self._join_heads(dropped @ memory.value)), weights
+
+    def _queries(self, query: Tensor, memory: KeyValueCache) -> Tensor:
+        """The queries, in the type of the values: norms may compute in another type."""
+        return self.query_norm(split_heads(self.query(query), self.heads)).to(memory.value.dtype)
+
+
+class CrossAttentionBlock(nn.Module):
+    """Attention from x to a memory, then feed-forward, each in a residual: the cross-attention block of Perceiver IO
+    (Jaegle et al., 2022).
+
+    With `norm_position="pre"` the memory has a norm of its own.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        attention: CrossAttention,
+        feed_forward: FeedForward,
+        **options: Unpack[ResidualOptions],
+    ) -> None:
+        super().__init__()
+        self.attention = attention
+        self.attention_residual = Residual(dim, **options)
+        pre = self.attention_residual.pre
+        self.memory_norm = make_norm(options.get("norm_kind", "rms"), dim) if pre else nn.Identity()
+        self.feed_forward = feed_forward
+        self.feed_forward_residual = Residual(dim, **options)
+
+    def forward(self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """x (B, T, D), memory (B, Tm, D) -> (B, T, D). `mask` is as for `attend`."""
+        memory = self.memory_norm(memory)
+        x = self.attention_residual(x, lambda y: self.attention(y, memory, mask=mask))
+        return self.feed_forward_residual(x, self.feed_forward)
+
+
+class DecoderBlock(nn.Module):
+    """Masked self-attention, attention to a memory, then feed-forward, each in a residual (Vaswani et al., 2017).
+
+    `cross_attention` is `CrossAttention` or any layer with the same `forward`, `with_weights`, `remember` and `recall`.
+    The memory is not normalized here, since an encoder ends with a norm. `options` are those of `Residual`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        self_attention: SelfAttention,
+        cross_attention: nn.Module,
+        feed_forward: FeedForward,
+        **options: Unpack[ResidualOptions],
+    ) -> None:
+        super().__init__()
+        self.self_attention = self_attention
+        self.self_residual = Residual(dim, **options)
+        self.cross_attention: Any = cross_attention
+        self.cross_residual = Residual(dim, **options)
+        self.feed_forward = feed_forward
+        self.feed_forward_residual = Residual(dim, **options)
+
+    def forward(
+        self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
+    ) -> Tensor:
+        """x (B, T, D), memory (B, Tm, its width) -> (B, T, D). The masks of x and of the memory are as for `attend`."""
+        x = self.self_residual(x, lambda y: self.self_attention(y, mask=mask))
+        x = self.cross_residual(x, lambda y: self.cross_attention(y, memory, mask=memory_mask))
+        return self.feed_forward_residual(x, self.feed_forward)
+
+    def with_weights(
+        self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Do the same as `forward`, and also return the weights of the attention to the memory (B, H, T, Tm)."""
+        x = self.self_residual(x, lambda y: self.self_attention(y, mask=mask))
+        query = self.cross_residual.enter(x)
+        attended, weights = self.cross_attention.with_weights(query, memory, mask=memory_mask)
+        x = self.cross_residual.leave(x, attended)
+        return self.feed_forward_residual(x, self.feed_forward), weights
+
+    def step(
+        self,
+        x: Tensor,
+        memory: Cache,
+        cache: KeyValueCache,
+        at: CachePosition,
+        *,
+        memory_mask: Tensor | None = None,
+    ) -> Tensor:
+        """One token per row, (B, 1, D) -> (B, 1, D); see `SelfAttention.step`.
+
+        `memory` comes from `cross_attention.remember`, which may write to it in `recall`.
+        """
+        x = self.self_residual(x, lambda y: self.self_attention.step(y, cache, at))
+        x = self.cross_residual(x, lambda y: self.cross_attention.recall(y, memory, mask=memory_mask))
+        return self.feed_forward_residual(x, self.feed_forward)
