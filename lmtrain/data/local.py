@@ -7,13 +7,14 @@ each of them is a document. All but parquet may be compressed.
 
 import csv
 import json
+import lzma
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from lmtrain.data.compressed import DAMAGE, is_compressed, open_bytes
 from lmtrain.errors import LmtrainError
 
 SPLIT_NAMES = {
@@ -36,14 +37,22 @@ _PROSE = (".txt", ".text", ".md", ".rst", ".org", ".tex", ".html", ".htm", ".tok
 SUFFIXES = (*_PROSE, ".csv", ".tsv", ".jsonl", ".parquet", *CODE)
 """The endings of files that are read in a folder, before the ending of a compression; a single file may have any."""
 LONGEST_LINE = 256 << 20
-"""Bytes: a longer line is rejected, because later steps hold a line in memory."""
+"""Characters: a longer line is rejected, because later steps hold a line in memory."""
 
 SHARD = re.compile(r"-(\d+)-of-(\d+)$")
 """The end of the name of one of several files that are one text, without its endings."""
 
-_BOM = b"\xef\xbb\xbf"
+_CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+"""The compressions that pyarrow reads, by their endings."""
+_DAMAGE = (OSError, EOFError, lzma.LZMAError)
+"""What reading a damaged file may raise; an OSError without a number is the decompressor's own."""
 _ROWS = 32
 """Rows of a parquet file that are decoded at once: each may be long, and stored once for many of them."""
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether the name has the ending of a compression."""
+    return path.suffix.lower() in (".xz", *_CODECS)
 
 
 def plain(path: Path) -> Path:
@@ -90,7 +99,7 @@ def read_lines(paths: Sequence[Path], text_column: str) -> Iterator[tuple[str, b
 
     A line ends with "\\n", "\\r\\n" or "\\r"; the last line of a file needs no end. A byte order mark at the start of a
     file is not text. A NUL byte is rejected, as a sign of another encoding; other control characters are text. Raises
-    LmtrainError, naming the file and the byte or row, if the content can't be read.
+    LmtrainError, naming the file and the line or row, if the content can't be read.
     """
     are_documents = len(paths) > 1 and not any(SHARD.search(plain(path).stem) for path in paths)
     for path in paths:
@@ -151,33 +160,43 @@ def _check_column(place: str, text_column: str, columns: Collection[str]) -> Non
 
 
 def _text_lines(path: Path) -> Iterator[str]:
-    offset = number = start = 0
+    number = 0
     try:
-        with open_bytes(path) as file:
+        with TextIOWrapper(_open(path), encoding="utf-8-sig") as file:
             while line := file.readline(LONGEST_LINE + 1):
                 if len(line) > LONGEST_LINE:
                     raise LmtrainError(
-                        f"{path} has a line of over {LONGEST_LINE >> 20} MiB (byte {offset}): break it up"
+                        f"{path} has a line of over {LONGEST_LINE >> 20} MiB after line {number}: break it up"
                     )
-                start = len(_BOM) if offset == 0 and line.startswith(_BOM) else 0
-                text = line[start:].decode()
-                if "\0" in text:
+                if "\0" in line:
                     raise LmtrainError(
-                        f"{path} has a NUL byte (byte {offset + line.index(0)}), as text in UTF-16 has, and not "
-                        "text in UTF-8: convert it, for example with iconv -f UTF-16LE -t UTF-8"
+                        f"{path} has a NUL byte after line {number}, as text in UTF-16 has, and not text in UTF-8: "
+                        "convert it, for example with iconv -f UTF-16LE -t UTF-8"
                     )
-                offset += len(line)
-                yield from _lines(text)
                 number += 1
-    except UnicodeDecodeError as error:
-        place = offset + start + error.start
+                yield line.removesuffix("\n")
+    except UnicodeDecodeError:
         raise LmtrainError(
-            f"{path} is not UTF-8 text (byte {place}): convert it, for example with iconv, or export it as plain text"
+            f"{path} is not UTF-8 text after line {number}: convert it, for example with iconv, or export it as plain "
+            "text"
         ) from None
-    except DAMAGE as error:
+    except _DAMAGE as error:
         if is_compressed(path) and not getattr(error, "errno", None):
             raise LmtrainError(f"{path} is damaged after line {number} ({error}): make or copy it again") from error
         raise LmtrainError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _open(path: Path) -> IO[bytes]:
+    """Open a file to read its uncompressed content from beginning to end."""
+    suffix = path.suffix.lower()
+    if suffix == ".xz":
+        return lzma.open(path)
+    if suffix in _CODECS:
+        import pyarrow  # comes with datasets
+
+        stream: Any = pyarrow.CompressedInputStream(path.open("rb"), _CODECS[suffix])
+        return BufferedReader(stream)
+    return path.open("rb")
 
 
 def _json_rows(path: Path, text_column: str) -> Iterator[str]:
@@ -234,7 +253,7 @@ def _parquet_rows(path: Path, text_column: str) -> Iterator[str]:
         with ParquetFile(path) as file:
             _check_column(str(path), text_column, file.schema_arrow.names)
             yield from column_rows(file.iter_batches(_ROWS, columns=[text_column]), text_column, str(path))
-    except (pyarrow.ArrowException, *DAMAGE, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, *_DAMAGE, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise LmtrainError(f"{path} can't be read as parquet ({reason}): make or copy it again") from error
 

@@ -50,7 +50,7 @@ def test_a_file_is_the_split_that_a_corpus_makes_of_it(
     ("name", "written", "message"),
     [
         ("nothing.txt", None, "nothing.txt is not a text file: name an existing file"),
-        ("picture.png", b"\x89PNG", "picture.png is not UTF-8 text .byte 0."),
+        ("picture.png", b"\x89PNG", "picture.png is not UTF-8 text after line 0"),
         ("blank.txt", b" \n\t\n", "blank.txt has no words: give it some text"),
         ("other.jsonl", b'{"text": "a"}\n', "has no column 'body'"),
     ],
