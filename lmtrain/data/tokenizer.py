@@ -39,8 +39,6 @@ BYTE_VOCABULARY = {EOS: 0} | {symbol: byte + 1 for symbol, byte in BYTE.items()}
 
 MOST_WORDS = 1_500_000
 """Different words that are counted at once; above that, the rarest half is dropped."""
-MOST_IDS = 1 << 24
-"""Ids that a file may make the rows of an embedding; its entries are limited by its size."""
 _PIECE = 1 << 16
 
 _WORD_END = re.compile(r"\S(?= )")
@@ -67,14 +65,8 @@ class Tokenizer:
         vocabulary: dict[str, int] = self._backend.get_vocab()
         if not {description.eos, description.unk} - {None} <= vocabulary.keys():
             raise ValueError("is damaged: its vocabulary lacks its end-of-text or its unknown token")
-        if description.kind != "file" and description != tokenizer_file.own_description(description.kind):
-            raise ValueError(f"is damaged: its field {tokenizer_file.FIELD!r} is not that of kind {description.kind}")
-        if description.kind == "byte" and vocabulary != BYTE_VOCABULARY:
-            raise ValueError("is damaged: its vocabulary is not that of bytes")
         self.kind: Kind = description.kind
         self.vocab_size = max(vocabulary.values()) + 1
-        if self.vocab_size > MOST_IDS:
-            raise ValueError(f"has an id above {MOST_IDS:,}, which is too large for a model")
         self.id_type: np.dtype[Any] = np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")
         self.sha256 = sha256_bytes(content)
         self.eos_token = description.eos
@@ -102,7 +94,7 @@ class Tokenizer:
         """Train on `lines` (without their line ends); the same lines give the same tokenizer.
 
         `config` is resolved: it has a kind, and a size if that is bpe. A bpe vocabulary is smaller than configured if
-        no further pair occurs twice in the text. Raises LmtrainError if the vocabulary is too large to be stored.
+        no further pair occurs twice in the text.
         """
         if config.kind == "word":
             words = [word for word in _by_frequency(_count(lines)) if word not in (UNK, EOS)]
@@ -127,11 +119,7 @@ class Tokenizer:
     def _made(cls, kind: Kind, backend: Any) -> Self:
         # `<eos>` is not an added token, because the library finds added tokens in any text.
         document: Json = json.loads(backend.to_str()) | {"added_tokens": []}
-        content = tokenizer_file.described(document, tokenizer_file.own_description(kind))
-        if len(content) > tokenizer_file.MOST_BYTES:
-            size = backend.get_vocab_size()
-            raise LmtrainError(f"a vocabulary of {size:,} entries is too large: set tokenizer.vocab_size")
-        return cls(content)
+        return cls(tokenizer_file.described(document, tokenizer_file.own_description(kind)))
 
     @classmethod
     def load(cls, path: Path) -> Self:
