@@ -21,6 +21,7 @@ from bench_training import load_source, nanogpt, recipe_options
 from record import Row, lmtrain, measure_beside, train_points
 from torch import Tensor, nn
 
+from lmtrain.config.schema import Config, EvalConfig, ModelConfig
 from lmtrain.data.tokens import open_store, words_and_line_ends
 from lmtrain.evaluation.perplexity import Forward, evaluate
 from lmtrain.system.device import autocast
@@ -207,10 +208,8 @@ def measure_peer(side: Row) -> Row:
     scored = evaluate(
         program.score,
         store.split("valid"),
-        mode="causal",
-        context=program.context,
+        Config(model=ModelConfig(context=program.context), eval=EvalConfig(batch_size=program.batch_size)),
         stride=program.stride,
-        batch_size=program.batch_size,
         first_token=store.tokenizer.eos_id,
         device=CPU,
         precision="fp32",

@@ -177,7 +177,7 @@ class Run:
         """
         if limit is not None and limit < 1:
             raise UsageError(f"limit={limit} must be at least 1")
-        config = self._config_with("eval", settings)
+        config = self._config_with("eval", settings | ({"batch_size": 1} if dynamic else {}))
         rms = self._gradient_rms(store or self.token_store) if dynamic else None
         forward = scoring_forward(self.model, config.eval, rms, cache=cache, segment=stride_of(config))
 
@@ -190,10 +190,8 @@ class Run:
             score = evaluate(
                 observed,
                 part,
-                mode=config.model.mode,
-                context=config.model.context,
+                config,
                 stride=stride_of(config),
-                batch_size=1 if dynamic else config.eval.batch_size,
                 first_token=self.tokenizer.eos_id,
                 device=self.device,
                 precision=self.score_precision,

@@ -136,11 +136,9 @@ def stride_of(config: Config) -> int:
 def evaluate(
     forward: Forward,
     split: Split,
+    config: Config,
     *,
-    mode: str,
-    context: int,
     stride: int,
-    batch_size: int,
     first_token: int,
     device: torch.device,
     precision: str,
@@ -157,17 +155,18 @@ def evaluate(
 
     Raises LmtrainError on an empty split.
     """
+    context, is_windowed = config.model.context, config.model.mode == "windowed"
     count = split.tokens if limit is None else min(limit, split.tokens)
     if count < 1:
         raise LmtrainError("the split has no tokens: there is nothing to evaluate")
     ids = split.ids[:count]
     stream = np.concatenate([np.array([first_token], ids.dtype), ids])
     nats = 0.0
-    batches = _batches(stream, context, stride, batch_size)
+    batches = _batches(stream, context, stride, config.eval.batch_size)
     while group := list(islice(batches, processes.world_size)):
         # A process without a batch computes the last one too: a sharded model's passes need all processes.
         inputs, following = group[min(processes.rank, len(group) - 1)]
-        targets = following[:, -1] if mode == "windowed" else following
+        targets = following[:, -1] if is_windowed else following
         with autocast(device, precision):
             losses = forward(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
         for value in processes.all_gather(float(losses.double().sum()))[: len(group)]:

@@ -31,15 +31,12 @@ POOL_TOKENS = 8
 
 def validate(state: TrainState, stride: int, limit: int | None, stop: StopSignal) -> Score:
     """Score the validation split, or its first `limit` tokens. Raises Interrupted after a stop signal."""
-    config, store = state.config, state.store
     return evaluate(
         state.model,
-        store.split("valid"),
-        mode=config.model.mode,
-        context=config.model.context,
+        state.store.split("valid"),
+        state.config,
         stride=stride,
-        batch_size=config.eval.batch_size,
-        first_token=store.tokenizer.eos_id,
+        first_token=state.store.tokenizer.eos_id,
         device=state.device,
         precision=state.precision,
         limit=limit,

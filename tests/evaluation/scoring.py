@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lmtrain.config.schema import Config
 from lmtrain.data.tokens import Split
 from lmtrain.evaluation.perplexity import Forward, Score, evaluate
 
@@ -16,7 +17,9 @@ def split_of(ids: np.ndarray) -> Split:
     return Split(ids, max(1, len(ids) // 2), 5 * len(ids))
 
 
-def score_of(forward: Forward, split: Split, *, mode: str = "causal", batch_size: int = 1, **options: Any) -> Score:
+def score_of(
+    forward: Forward, split: Split, *, context: int, mode: str = "causal", batch_size: int = 1, **options: Any
+) -> Score:
     """`evaluate` on the CPU, with the id 0 as the first token."""
-    fixed: dict[str, Any] = {"first_token": 0, "device": CPU, "precision": "fp32"}
-    return evaluate(forward, split, mode=mode, batch_size=batch_size, **fixed, **options)
+    config = Config.model_validate({"model": {"mode": mode, "context": context}, "eval": {"batch_size": batch_size}})
+    return evaluate(forward, split, config, first_token=0, device=CPU, precision="fp32", **options)
