@@ -5,10 +5,9 @@
 
 import re
 from array import array
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,8 @@ def write_split(folder: Path, split: str, lines: Lines, label: str) -> dict[str,
             first_text = number if first_text < 0 and line_words else first_text
             words += line_words
             lines_count = number + 1
-    _check_words(words, label)
+    if words == 0:
+        raise LmtrainError(f"{label} has no words: give it some text")
     if headings and len(starts) in (0, lines_count):
         starts = headings
     if not starts or starts[0] > first_text:
@@ -87,17 +87,15 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) ->
 
     Cuts fall between documents, unless there are under 20, or a share is less than one of them; then between lines,
     unless there are under 20, or one of them is longer than two shares; then between words, where a line end replaces
-    a space or tab. A share has at most `HELD_OUT` bytes, or one line. The file of the first split, which is what the
-    others leave, is written once, and the others are cut off its end.
+    a space or tab. A share has at most `HELD_OUT` bytes, or one line.
 
     Return the counts of each split. Raises LmtrainError when there are fewer than 20 words, or no place for a cut.
     """
-    first, *others = splits
-    path = folder / f"{first}.txt"
-    whole = write_split(folder, first, lines, source)
+    path = folder / "whole.txt"
+    whole = write_split(folder, "whole", lines, source)
     starts = document_starts(path)
     share = min(SHARE, HELD_OUT / whole["bytes"])
-    parts = {first: 1 - share * len(others)} | dict.fromkeys(others, share)
+    parts = dict.fromkeys(splits, share) | {splits[0]: 1 - share * (len(splits) - 1)}
     ends = np.cumsum(list(parts.values()))[:-1]
     if whole["words"] < _FEW:
         raise LmtrainError(
@@ -119,23 +117,17 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) ->
             )
     percent = ", ".join(f"{100 * part:.3g}% {split}" for split, part in parts.items())
     log.info(f"no valid split: the {unit} are cut, in order, into {percent}")
-    bounds.append(whole["lines"])
-    held_out_starts = set(starts[starts >= bounds[0]].tolist())
+    is_start = np.zeros(whole["lines"], bool)
+    is_start[starts] = True
     counts = {}
-    with path.open("r+b") as file:
-        deque(islice(file, bounds[0]), maxlen=0)
-        offset = file.tell()
-        for split, begin, end in zip(others, bounds[:-1], bounds[1:], strict=True):
-            numbered = enumerate(islice(file, end - begin), begin)
-            tail = ((line[:-1].decode(), number in held_out_starts) for number, line in numbered)
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for split, begin, end in zip(splits, [0, *bounds], [*bounds, whole["lines"]], strict=True):
+            part = zip((line[:-1] for line in islice(file, end - begin)), is_start[begin:end].tolist(), strict=True)
             label = f"the {split} split, which is cut off {source} and could be a file of its own,"
-            counts[split] = write_split(folder, split, tail, label)
-        file.truncate(offset)
-    rest = {unit: whole[unit] - sum(own[unit] for own in counts.values()) for unit in ("lines", "words", "bytes")}
-    _check_words(rest["words"], f"the {first} split of {source}")
-    starts = starts[starts < bounds[0]]
-    np.save(folder / f"{first}.docs.npy", starts)
-    return {first: rest | {"documents": len(starts)}} | counts
+            counts[split] = write_split(folder, split, part, label)
+    path.unlink()
+    path.with_suffix(".docs.npy").unlink()
+    return counts
 
 
 def _whole_units(ends: np.ndarray, units: int) -> np.ndarray:
@@ -149,31 +141,21 @@ def _longest_line(path: Path) -> int:
 
 
 def _end_lines(path: Path, places: list[int], starts: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """End a line before each of these bytes of a text: at the last space or tab, unless a line ends after that.
+    """End a line before each of these bytes of a text, which is held in memory: at the last space or tab, unless a line
+    ends after that.
 
     Return the numbers of the lines that follow, and the lines at which documents start, as they are numbered then.
     """
-    numbers = []
-    with path.open("r+b") as file:
-        for place in places:
-            begin = max(0, place - _LONG)
-            file.seek(begin)
-            block = file.read(place - begin)
-            space, line_end = max(block.rfind(b" "), block.rfind(b"\t")), block.rfind(b"\n")
-            if space > line_end:
-                file.seek(begin + space)
-                file.write(b"\n")
-            cut = begin + max(space, line_end) + 1
-            file.seek(0)
-            number = sum(end <= cut for end in accumulate(map(len, file)))
-            numbers.append(number)
-            starts = starts + (starts >= number) * (space > line_end)
+    text, numbers = bytearray(path.read_bytes()), []
+    for place in places:
+        cut = max(text.rfind(sign, 0, place) for sign in (b" ", b"\t", b"\n"))
+        is_new = cut >= 0 and text[cut] != ord("\n")
+        if is_new:
+            text[cut] = ord("\n")
+        numbers.append(text.count(b"\n", 0, cut + 1))
+        starts = starts + (starts >= numbers[-1]) * is_new
+    path.write_bytes(text)
     return numbers, starts
-
-
-def _check_words(words: int, label: str) -> None:
-    if words == 0:
-        raise LmtrainError(f"{label} has no words: give it some text")
 
 
 def _count_words(text: str) -> int:
