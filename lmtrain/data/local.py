@@ -60,9 +60,9 @@ def plain(path: Path) -> Path:
     return path.with_suffix("") if is_compressed(path) else path
 
 
-def is_text(path: Path) -> bool:
-    """Whether the name is one of a text file of a known kind."""
-    return _kind(path) in SUFFIXES
+def kind(path: Path) -> str:
+    """The ending that says what a file holds, one of `SUFFIXES` or any other."""
+    return plain(path).suffix.lower()
 
 
 def text_lines(text: str) -> Iterator[tuple[str, bool]]:
@@ -72,15 +72,6 @@ def text_lines(text: str) -> Iterator[tuple[str, bool]]:
     """
     check_unicode(text, "the text")
     return ((line, False) for line in _lines(text.removeprefix("\ufeff")))
-
-
-def is_structured(path: Path) -> bool:
-    """Whether the file holds rows with named columns instead of plain lines."""
-    return _kind(path) in _READERS
-
-
-def _kind(path: Path) -> str:
-    return plain(path).suffix.lower()
 
 
 def name_in(folder: Path, file: Path) -> str:
@@ -99,8 +90,8 @@ def read_lines(paths: Sequence[Path], text_column: str) -> Iterator[tuple[str, b
     for path in paths:
         if not path.is_file():
             raise LmtrainError(f"{path} is not a text file: name an existing file")
-        if is_structured(path):
-            yield from row_lines(_READERS[_kind(path)](path, text_column))
+        if kind(path) in READERS:
+            yield from row_lines(READERS[kind(path)](path, text_column))
         else:
             for number, text in enumerate(_text_lines(path)):
                 yield text, are_documents and number == 0
@@ -199,7 +190,7 @@ def _json_rows(path: Path, text_column: str) -> Iterator[str]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        is_array = _kind(path) == ".json" and line.lstrip().startswith("[")
+        is_array = kind(path) == ".json" and line.lstrip().startswith("[")
         content = "\n".join([line, *lines]) if is_array else line
         place = f"{path}, line {number},"
         try:
@@ -218,7 +209,7 @@ def _json_rows(path: Path, text_column: str) -> Iterator[str]:
 def _csv_rows(path: Path, text_column: str) -> Iterator[str]:
     """The texts of a table with a header row; quoted fields may have line ends in them."""
     csv.field_size_limit(LONGEST_LINE)
-    delimiter = "\t" if _kind(path) == ".tsv" else ","
+    delimiter = "\t" if kind(path) == ".tsv" else ","
     reader = csv.reader((f"{line}\n" for line in _text_lines(path)), delimiter=delimiter, strict=True)
     try:
         header = next(reader, [])
@@ -262,7 +253,7 @@ def column_rows(batches: Iterable[Any], text_column: str, place: str) -> Iterato
             yield _text_row(value.as_py(), text_column, f"{place}, row {number},")
 
 
-_READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
+READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
     ".csv": _csv_rows,
     ".tsv": _csv_rows,
     ".json": _json_rows,

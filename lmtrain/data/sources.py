@@ -75,7 +75,7 @@ def local_path(source: str) -> Path | None:
 
 def _check_hub_id(source: str) -> None:
     """Raise LmtrainError if `source`, which is not a path here, can't be the name of a dataset on the hub."""
-    if not _HUB_ID.fullmatch(source) or source.startswith(".") or local.is_text(Path(source)):
+    if not _HUB_ID.fullmatch(source) or source.startswith(".") or local.kind(Path(source)) in local.SUFFIXES:
         raise LmtrainError(
             f"data.source={source[:200]} is not a file or folder here, not a hub id (owner/name) and none of "
             f"{', '.join(KNOWN)}"
@@ -90,7 +90,7 @@ def _local(path: Path, data: DataConfig) -> Source:
         files = {"train": [path]}
     every = [file for paths in files.values() for file in paths]
     hashes = {file: _sha256(file) for file in every}
-    column = data.text_column if any(map(local.is_structured, every)) else None
+    column = data.text_column if any(local.kind(file) in local.READERS for file in every) else None
     by_split = {split: {local.name_in(path, file): hashes[file] for file in paths} for split, paths in files.items()}
     # A file and a folder with only this file differ: one is split 90/5/5, the other 95/5.
     origin = {"files": by_split if path.is_dir() else by_split["train"], "text_column": column}

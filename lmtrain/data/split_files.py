@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lmtrain.data.local import CODE, SHARD, SPLIT_NAMES, is_text, name_in, plain
+from lmtrain.data.local import CODE, SHARD, SPLIT_NAMES, SUFFIXES, kind, name_in, plain
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST
 from lmtrain.storage.run_folder import CONFIG, METRICS
@@ -32,7 +32,7 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
     split, or if a shard is missing.
     """
     every = sorted(_files(folder))
-    texts = [path for path in every if is_text(path)]
+    texts = [path for path in every if kind(path) in SUFFIXES]
     root = _root(folder, texts)
     splits = _named_splits(root, texts)
     if not splits and texts:
@@ -107,7 +107,7 @@ def _is_written(folder: Path) -> bool:
 
 def _may_name(path: Path) -> bool:
     """Whether the names of a file and its folders may be those of splits: `test.py` and `test/a.c` are programs."""
-    return plain(path).suffix.lower() not in CODE
+    return kind(path) not in CODE
 
 
 def _parts(path: Path) -> list[str]:
