@@ -111,11 +111,7 @@ def _fail(message: str, status: int = 1) -> NoReturn:
     if launcher.is_distributed():
         from lmtrain.system.distributed import report_once
 
-        report_once(message, _report)
+        report_once(message)
     else:
-        _report(message)
+        log.error(f"lmtrain: {message}")
     raise SystemExit(status)
-
-
-def _report(message: str) -> None:
-    log.error(f"lmtrain: {message}")

@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -53,17 +53,17 @@ def join_processes(device: str, timeout_minutes: float) -> Iterator[ProcessGroup
         dist.destroy_process_group()  # not after an error: it could wait for the other processes
 
 
-def report_once(message: str, report: Callable[[str], None]) -> None:
+def report_once(message: str) -> None:
     """Report why this process fails, unless the main process fails with the same message and reports it.
 
     If the main process reports nothing within MAIN_REPORT_SECONDS, this process reports its own error.
     """
     if is_main_process():
-        report(message)
+        log.error(f"lmtrain: {message}")
         with suppress(RuntimeError):
             _connect().set("error", message)
     elif _main_message() != message:
-        report(f"process {os.environ['RANK']}: {message}")
+        log.error(f"lmtrain: process {os.environ['RANK']}: {message}")
 
 
 def _main_message() -> str | None:
