@@ -108,8 +108,7 @@ class Run:
         self, prompts: Sequence[str], options: Options, *, first: int = 0, on_token: OnToken | None = None
     ) -> list[Completed]:
         """Return the completions of each prompt, best first: see `generation.complete.complete`."""
-        is_list = isinstance(prompts, Sequence) and not isinstance(prompts, str)
-        if not is_list or not all(isinstance(prompt, str) for prompt in prompts):
+        if isinstance(prompts, str):
             raise TypeError("prompts must be a list of texts")
         # Inference mode makes every operator a little cheaper to call. A GPU replays its steps, and would gain nothing.
         with torch.inference_mode(self.device.type == "cpu"):
@@ -221,8 +220,6 @@ class Run:
 
     def _split_of(self, text: str) -> Split:
         """Return the split that a file of this text would be."""
-        if not isinstance(text, str):
-            raise TypeError(f"the text must be a str, not {type(text).__name__}")
         return text_split(text_lines(text), self.tokenizer, label="the text")
 
     def _bar(self, title: str, tokens: int) -> "tqdm[NoReturn]":
