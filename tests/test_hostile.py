@@ -23,7 +23,6 @@ from lmtrain.config import loader
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import local
 from lmtrain.data.corpus import open_corpus
-from lmtrain.data.external_tokenizer import load_external
 from lmtrain.data.order import SampleOrder
 from lmtrain.data.splits import write_split
 from lmtrain.data.tokenizer import Tokenizer
@@ -91,7 +90,7 @@ def use_tokenizer(path: Path) -> None:
 
 
 def use_external_tokenizer(path: Path) -> None:
-    loaded = load_external(path, None)
+    loaded = Tokenizer.load(path)
     loaded.save(path)
     use_tokenizer(path)
 

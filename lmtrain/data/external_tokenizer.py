@@ -1,16 +1,11 @@
-"""`tokenizer.file`: any tokenizer.json, to which the names of the end-of-text and the unknown token are added.
-
-With these names in it (see `tokenizer_file`), the file in a token store and in a run is complete by itself.
-"""
+"""The end-of-text and the unknown token of any tokenizer.json that lmtrain did not write."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 from lmtrain.data import tokenizer_file
-from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_file import Description, Json
-from lmtrain.errors import LmtrainError
 
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json")
 """The files beside a published tokenizer.json that name its special tokens, the first one first."""
@@ -29,28 +24,16 @@ END_OF_TEXT = (
 _CANDIDATES = 8
 
 
-def load_external(path: Path, eos_token: str | None) -> Tokenizer:
-    """Return the tokenizer of any tokenizer.json; its end-of-text token is `eos_token`, or if None one that is found.
+def describe(path: Path, backend: Any, document: Json, eos_token: str | None) -> Description:
+    """Return the description of a tokenizer.json; its end-of-text token is `eos_token`, or if None one that is found.
 
-    A file that lmtrain wrote is used as it is. Raises LmtrainError if the file is missing, if it is not a
-    tokenizer.json, or if it has no such end-of-text token.
+    Raises ValueError if it has no such token; the message continues "the tokenizer PATH ...".
     """
-    content = tokenizer_file.read(path)
-    try:
-        backend, document = tokenizer_file.parse(content)
-        description = tokenizer_file.description(document)
-        if description is None:
-            vocabulary = backend.get_vocab()
-            eos, unk = eos_token or _end_of_text(path, vocabulary, backend), _unknown(document)
-            if eos not in vocabulary:
-                raise ValueError(f"has no token {eos!r}: set tokenizer.eos_token to one that it has")
-            added = Description(kind="file", eos=eos, unk=unk if unk in vocabulary and unk != eos else None)
-            return Tokenizer(tokenizer_file.described(document, added))
-        if eos_token not in (None, description.eos):
-            raise ValueError(f"is one of a run, in which {description.eos} ends a text: leave tokenizer.eos_token out")
-        return Tokenizer(content)
-    except ValueError as error:
-        raise LmtrainError(f"tokenizer {path} {error}") from None
+    vocabulary = backend.get_vocab()
+    eos, unk = eos_token or _end_of_text(path, vocabulary, backend), _unknown(document)
+    if eos not in vocabulary:
+        raise ValueError(f"has no token {eos!r}: set tokenizer.eos_token to one that it has")
+    return Description(kind="file", eos=eos, unk=unk if unk in vocabulary and unk != eos else None)
 
 
 def _end_of_text(path: Path, vocabulary: dict[str, int], backend: Any) -> str:

@@ -24,9 +24,9 @@ import numpy as np
 from tokenizers import pre_tokenizers, trainers
 
 from lmtrain.config.schema import TokenizerConfig
-from lmtrain.data import tokenizer_file
+from lmtrain.data import external_tokenizer, tokenizer_file
 from lmtrain.data.local import check_unicode
-from lmtrain.data.tokenizer_file import EOS, UNK, Json, Kind
+from lmtrain.data.tokenizer_file import EOS, UNK, Description, Json, Kind
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import sha256_bytes, write_file
 
@@ -48,7 +48,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
-    """The tokenizer of a tokenizer.json; made by `train`, `load`, or `external_tokenizer.load_external`.
+    """The tokenizer of a tokenizer.json; made by `train` or `load`.
 
     `sha256` is the hash of the file's bytes, its identity. `vocab_size` is the largest id plus one; ids below it may be
     unused. `id_type` is the smallest type that ids are stored in. `line_end_ids` are the ids that end a line. `unk_id`
@@ -56,13 +56,12 @@ class Tokenizer:
     begin with a space that is not in the text, as those of the other words do.
     """
 
-    def __init__(self, content: bytes) -> None:
-        """Read a tokenizer.json that lmtrain wrote. The message of a ValueError continues "the tokenizer PATH ..."."""
-        self._backend, document = tokenizer_file.parse(content)
-        description = tokenizer_file.description(document)
-        if description is None:
-            raise ValueError("is not one that lmtrain wrote")
-        vocabulary: dict[str, int] = self._backend.get_vocab()
+    def __init__(self, content: bytes, backend: Any, document: Json, description: Description) -> None:
+        """Take a file's content, with its description in it, and the library's tokenizer and the document.
+
+        The message of a ValueError continues "the tokenizer PATH ...".
+        """
+        vocabulary: dict[str, int] = backend.get_vocab()
         if not {description.eos, description.unk} - {None} <= vocabulary.keys():
             raise ValueError("is damaged: its vocabulary lacks its end-of-text or its unknown token")
         self.kind: Kind = description.kind
@@ -73,6 +72,7 @@ class Tokenizer:
         self.eos_id = vocabulary[description.eos]
         self.unk_id = None if description.unk is None else vocabulary[description.unk]
         self._content = content
+        self._backend = backend
         if self.kind == "word":
             self._words = {word: index for word, index in vocabulary.items() if word != EOS}
             self.line_end_ids = frozenset({self.eos_id})
@@ -119,17 +119,29 @@ class Tokenizer:
     def _made(cls, kind: Kind, backend: Any) -> Self:
         # `<eos>` is not an added token, because the library finds added tokens in any text.
         document: Json = json.loads(backend.to_str()) | {"added_tokens": []}
-        return cls(tokenizer_file.described(document, tokenizer_file.own_description(kind)))
+        description = tokenizer_file.own_description(kind)
+        content = tokenizer_file.described(document, description)
+        return cls(content, *tokenizer_file.parse(content), description)
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a tokenizer.json that `save` wrote.
+    def load(cls, path: Path, eos_token: str | None = None) -> Self:
+        """Read any tokenizer.json. The description is added to one that lmtrain did not write, with `eos_token` or the
+        token that is found.
 
-        Raises LmtrainError if it is missing, damaged, or not written by lmtrain.
+        Raises LmtrainError if the file is missing or damaged, or if it has no such end-of-text token.
         """
         content = tokenizer_file.read(path)
         try:
-            return cls(content)
+            backend, document = tokenizer_file.parse(content)
+            description = tokenizer_file.description(document)
+            if description is None:
+                description = external_tokenizer.describe(path, backend, document, eos_token)
+                content = tokenizer_file.described(document, description)
+            elif eos_token not in (None, description.eos):
+                raise ValueError(
+                    f"is one of a run, in which {description.eos} ends a text: leave tokenizer.eos_token out"
+                )
+            return cls(content, backend, document, description)
         except ValueError as error:
             raise LmtrainError(f"tokenizer {path} {error}") from None
 

@@ -15,7 +15,6 @@ from tqdm import tqdm
 
 from lmtrain.config.schema import Config, TokenizerConfig
 from lmtrain.data.corpus import Corpus, download, reject_foreign, undamaged
-from lmtrain.data.external_tokenizer import load_external
 from lmtrain.data.splits import Lines, document_starts, write_split
 from lmtrain.data.tokenizer import Tokenizer, pieces
 from lmtrain.data.tokenizer_choice import beginning, resolve
@@ -53,7 +52,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path) -> TokenSt
     The tokenizer is that of `config.file`, or is trained on the train split, as `resolve` chooses. Raises LmtrainError
     if `config.file` is not a tokenizer, if the folder holds other files, or if the disk is full.
     """
-    external = load_external(config.file, config.eos_token) if config.file is not None else None
+    external = Tokenizer.load(config.file, config.eos_token) if config.file is not None else None
     config = resolve(config, corpus)
     name, identity = _identify(corpus, config, external)
     folder = data_dir / name

@@ -9,7 +9,6 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from lmtrain.data.external_tokenizer import load_external
 from lmtrain.data.tokenizer import Tokenizer
 from tests.data.helpers import LINES
 
@@ -135,7 +134,7 @@ def as_given(name: str) -> Tokenizer:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.json"
         path.write_text(published(name))
-        return load_external(path, None)
+        return Tokenizer.load(path)
 
 
 @cache

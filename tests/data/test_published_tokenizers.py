@@ -9,7 +9,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmtrain.config.schema import TokenizerConfig
-from lmtrain.data.external_tokenizer import load_external
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError
 from tests.data.helpers import DOCUMENTS, make_corpus, tokenized
@@ -115,12 +114,9 @@ def test_the_file_is_complete_by_itself_and_the_library_reads_it(name: str, tmp_
         tokenizer.unk_id,
     )
     assert library.to_str() == tokenizers.Tokenizer.from_str(published(name)).to_str()
-    assert load_external(path, None).sha256 == load_external(path, tokenizer.eos_token).sha256 == tokenizer.sha256
+    assert Tokenizer.load(path).sha256 == Tokenizer.load(path, tokenizer.eos_token).sha256 == tokenizer.sha256
     with pytest.raises(LmtrainError, match=r"is one of a run, in which .* ends a text: leave tokenizer\.eos_token out"):
-        load_external(path, "x")
-    path.write_text(published(name))
-    with pytest.raises(LmtrainError, match="not one that lmtrain wrote"):
-        Tokenizer.load(path)
+        Tokenizer.load(path, "x")
 
 
 @EVERY_SHAPE
@@ -144,7 +140,7 @@ def test_the_end_of_text_token_is_given_or_named_beside_the_file_or_has_a_usual_
     def end(eos_token: str | None = None, **beside: object) -> str:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
-        return load_external(write(folder, "llama2", **beside), eos_token).eos_token
+        return Tokenizer.load(write(folder, "llama2", **beside), eos_token).eos_token
 
     assert end() == "</s>"
     assert end(tokenizer_config={"eos_token": None}, special_tokens_map={"eos_token": {"content": "<s>"}}) == "<s>"
@@ -155,25 +151,25 @@ def test_the_end_of_text_token_is_given_or_named_beside_the_file_or_has_a_usual_
         end("the end")
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(LmtrainError, match=r"tokenizer_config\.json beside it is damaged; set tokenizer\.eos_token"):
-        load_external(write(tmp_path, "llama2"), None)
-    assert load_external(write(tmp_path, "llama2"), "</s>").eos_id == 2
+        Tokenizer.load(write(tmp_path, "llama2"))
+    assert Tokenizer.load(write(tmp_path, "llama2"), "</s>").eos_id == 2
 
 
 def test_a_file_without_an_end_of_text_token_names_the_field(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(published("bert").replace("[SEP]", "[END]"))
     with pytest.raises(LmtrainError, match=r"set tokenizer\.eos_token .* such as \[PAD\], \[UNK\], \[CLS\], \[END\]"):
-        load_external(path, None)
-    assert load_external(path, "[END]").eos_id == 3
+        Tokenizer.load(path)
+    assert Tokenizer.load(path, "[END]").eos_id == 3
 
 
 def test_a_special_token_is_the_end_of_text_before_a_word_of_a_usual_name(tmp_path: Path) -> None:
     path, document = tmp_path / "tokenizer.json", json.loads(published("words"))
     document["model"]["vocab"]["<eos>"] = document["model"]["vocab"].pop("the")
     path.write_text(json.dumps(document))
-    assert load_external(path, None).eos_token == "[EOS]"
+    assert Tokenizer.load(path).eos_token == "[EOS]"
     path.write_text(json.dumps(document).replace("[EOS]", "[END]"))
-    assert load_external(path, None).eos_token == "<eos>"
+    assert Tokenizer.load(path).eos_token == "<eos>"
 
 
 def test_ids_may_have_gaps(tmp_path: Path) -> None:
@@ -181,7 +177,7 @@ def test_ids_may_have_gaps(tmp_path: Path) -> None:
     last = max(document["model"]["vocab"].values())
     document["model"]["vocab"]["last"] = last + 100
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
-    tokenizer = load_external(tmp_path / "tokenizer.json", None)
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
     assert tokenizer.vocab_size == last + 101
     assert (tokenizer.token(last + 99), tokenizer.decode([last + 99])) == ("", "")
 
@@ -192,7 +188,7 @@ def test_dropout_and_an_added_token_that_is_not_special_change_no_text(tmp_path:
     for token in document["added_tokens"]:
         token["special"] = False
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
-    tokenizer, text = load_external(tmp_path / "tokenizer.json", None), "the cat sat on the mat"
+    tokenizer, text = Tokenizer.load(tmp_path / "tokenizer.json"), "the cat sat on the mat"
     assert tokenizer.encode(text) == reference("llama2").encode(text, add_special_tokens=False).ids
     assert tokenizer.decode(tokenizer.encode("the cat</s> sat")).replace(" ", "") == "thecat</s>sat"
     assert tokenizer.eos_id not in tokenizer.encode("the cat</s> sat")
@@ -203,10 +199,10 @@ def test_what_the_library_fails_on_is_one_error(tmp_path: Path) -> None:
     path, document = tmp_path / "tokenizer.json", json.loads(published("t5"))
     path.write_text(json.dumps(document | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}))
     with pytest.raises(LmtrainError, match=r"tokenizer\.json is damaged, or not a Hugging Face tokenizer\.json"):
-        load_external(path, None)
+        Tokenizer.load(path)
     split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
     path.write_text(json.dumps(document | {"pre_tokenizer": split}))
-    tokenizer = load_external(path, None)
+    tokenizer = Tokenizer.load(path)
     with pytest.raises(LmtrainError, match="the tokenizer can't encode the text: "):
         tokenizer.encode("a" * 30 + "!")
 
@@ -216,4 +212,4 @@ def test_words_that_a_vocabulary_without_an_unknown_token_lacks_are_an_error(tmp
     document["model"]["unk_token"] = "<absent>"
     path.write_text(json.dumps(document))
     with pytest.raises(LmtrainError, match="the tokenizer can't encode the text: WordLevel error: Missing"):
-        load_external(path, "[EOS]").encode("the absent words")
+        Tokenizer.load(path, "[EOS]").encode("the absent words")

@@ -1,4 +1,4 @@
-"""tokenizer.json: what is saved can be loaded, and nothing else."""
+"""tokenizer.json: what is saved can be loaded, and nothing that is damaged."""
 
 import hashlib
 import json
@@ -11,7 +11,6 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
-from lmtrain.data.external_tokenizer import load_external
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
@@ -51,7 +50,6 @@ def test_a_file_from_before_there_was_the_field_is_read(kind: Kind, tmp_path: Pa
     loaded = Tokenizer.load(tmp_path / "tokenizer.json")
     assert (loaded.kind, loaded.sha256) == (kind, hashlib.sha256(content.encode()).hexdigest())
     assert loaded.encode_pieces(LINES) == TRAINED[kind].encode_pieces(LINES)
-    assert load_external(tmp_path / "tokenizer.json", None).sha256 == loaded.sha256
 
 
 @pytest.mark.parametrize("pre_tokenizer", [pre_tokenizers.Whitespace(), pre_tokenizers.WhitespaceSplit()])
@@ -62,7 +60,7 @@ def test_words_of_another_program_are_encoded_by_its_own_rules(pre_tokenizer: An
     backend.pre_tokenizer = pre_tokenizer
     backend.normalizer = normalizers.Lowercase()
     backend.save(str(tmp_path / "tokenizer.json"))
-    given = load_external(tmp_path / "tokenizer.json", None)
+    given = Tokenizer.load(tmp_path / "tokenizer.json")
     assert given.kind == "file"
     assert given.encode("Hello, hello") == backend.encode("Hello, hello").ids
 
@@ -72,7 +70,6 @@ def _damaged() -> Iterator[tuple[str, Kind, Any]]:
     yield "not an object", "word", lambda d: [d]
     yield "no model", "word", lambda d: d | {"model": None}
     yield "other model", "bpe", lambda d: _model(d, {"type": "Unigram"})
-    yield "no field", "word", lambda d: d | {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
     yield "other field", "word", lambda d: _model(d, {"lmtrain": "word"})
     yield "other kind", "word", lambda d: _field(d, {"kind": "sentence"})
     yield "no kind", "word", lambda d: _model(d, {"lmtrain": {"eos": "<eos>", "unk": "<unk>"}})
@@ -111,7 +108,7 @@ def test_load_rejects_what_can_t_be_a_tokenizer(kind: Kind, spoil: Any, tmp_path
     document = spoil(json.loads(TRAINED[kind]._content))
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(document))
-    with pytest.raises(LmtrainError, match=r"not one that lmtrain wrote|damaged"):
+    with pytest.raises(LmtrainError, match="damaged"):
         Tokenizer.load(path)
 
 
