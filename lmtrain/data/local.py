@@ -45,19 +45,14 @@ SHARD = re.compile(r"-(\d+)-of-(\d+)$")
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 """The compressions that pyarrow reads, by their endings."""
 _DAMAGE = (OSError, EOFError, lzma.LZMAError)
-"""What reading a damaged file may raise; an OSError without a number is the decompressor's own."""
+"""What reading a damaged file may raise."""
 _ROWS = 32
 """Rows of a parquet file that are decoded at once: each may be long, and stored once for many of them."""
 
 
-def is_compressed(path: Path) -> bool:
-    """Whether the name has the ending of a compression."""
-    return path.suffix.lower() in (".xz", *_CODECS)
-
-
 def plain(path: Path) -> Path:
     """The path without the ending of its compression."""
-    return path.with_suffix("") if is_compressed(path) else path
+    return path.with_suffix("") if path.suffix.lower() in (".xz", *_CODECS) else path
 
 
 def kind(path: Path) -> str:
@@ -137,8 +132,7 @@ def check_unicode(text: str, place: str) -> None:
 def _check_column(place: str, text_column: str, columns: Collection[str]) -> None:
     """Raise LmtrainError if the text column is none of the columns."""
     if text_column not in columns:
-        names = ", ".join(list(columns)[:20])[:300] or "none"
-        names = names if names.isprintable() else ascii(names)
+        names = ", ".join(map(repr, columns))[:300] or "none"
         raise LmtrainError(
             f"{place} has no column {text_column!r}: name one of its columns ({names}) with data.text_column=NAME"
         )
@@ -166,9 +160,10 @@ def _text_lines(path: Path) -> Iterator[str]:
             "text"
         ) from None
     except _DAMAGE as error:
-        if is_compressed(path) and not getattr(error, "errno", None):
-            raise LmtrainError(f"{path} is damaged after line {number} ({error}): make or copy it again") from error
-        raise LmtrainError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise LmtrainError(
+            f"{path} can't be read after line {number} ({reason}): make it readable, or copy it again if it is damaged"
+        ) from error
 
 
 def _open(path: Path) -> IO[bytes]:

@@ -205,7 +205,7 @@ def test_other_kinds_of_files(hub: Hub, online: Client) -> None:
         ),
         (
             {"train.parquet": parquet(["a"], "body")},
-            "own/wrong, train has no column 'text': name one of its columns (id, body) with data.text_column=NAME",
+            "own/wrong, train has no column 'text': name one of its columns ('id', 'body') with data.text_column=NAME",
         ),
         ({"train.parquet": b"PAR1 is how it begins"}, "own/wrong can't be read (ArrowInvalid: "),
         ({"train.jsonl": b'{"text": "a"}\n{"text"'}, "own/wrong can't be read (ArrowInvalid: "),
