@@ -65,8 +65,7 @@ def model_card(trained: TrainedWeights, folder: str) -> str:
     config, info, tokenizer = trained.config, trained.info, trained.tokenizer
     source = Path(config.data.source).name if Path(config.data.source).is_absolute() else config.data.source
     data = source if config.data.subset is None else f"{source}, {config.data.subset}"
-    machine = info.get("machine")
-    machine = machine if isinstance(machine, dict) else {}
+    machine = info.get("machine") or {}
     trained_on = [machine.get("processor"), machine.get("device"), f"PyTorch {machine.get('torch')}"]
     rows = {
         "data": data,
@@ -105,20 +104,12 @@ def _with_names(value: Any) -> Any:
 
 
 def _measured(trained: TrainedWeights) -> str:
-    """Describe the score of these weights: the run's final one if it is theirs, else the checkpoint's."""
-    step, averages = trained.info["step"], bool(trained.config.train.ema)
-    if averages != (trained.weights == "ema"):
-        return "not measured with these weights"
-    finished = read_finished(trained.run_dir)
-    if finished is not None and finished.best_step == step:
-        score = finished.valid
-        return f"{score.headline}, with context {score.context} and stride {score.stride}"
-    nats = trained.info.get("score")
-    if not isinstance(nats, float):
+    """Describe the run's final score, if it is that of these weights."""
+    finished, averages = read_finished(trained.run_dir), bool(trained.config.train.ema)
+    if finished is None or finished.best_step != trained.info["step"] or averages != (trained.weights == "ema"):
         return "not measured"
-    tokens, context = trained.config.train.eval_tokens, trained.config.model.context
-    part = "" if tokens is None else f" of the first {tokens:,} tokens"
-    return f"{nats:.4f} nats per token{part}, with context {context} and stride {context}"
+    score = finished.valid
+    return f"{score.headline}, with context {score.context} and stride {score.stride}"
 
 
 def _license(trained: TrainedWeights) -> str | None:

@@ -95,13 +95,10 @@ def test_the_command_writes_a_card_with_the_figures_of_the_run(lmtrain: Lmtrain,
     shutil.rmtree(workdir / "data")
     assert lmtrain("export", "sample", "out", "--weights", "raw").code == 0
     raw = (workdir / "out/README.md").read_text()
-    assert "| validation | not measured with these weights |" in raw
+    assert "| validation | not measured |" in raw
     assert "| checkpoint | step 12, raw weights |" in raw
-    (workdir / "runs/sample/state.json").unlink()
     assert lmtrain("export", "sample", "out", "--checkpoint", "10").code == 0
-    score = json.loads((workdir / "runs/sample/checkpoints/step-00000010/manifest.json").read_text())["score"]
-    measured = f"| validation | {score:.4f} nats per token of the first 200 tokens, with context 16 and stride 16 |"
-    assert measured in (workdir / "out/README.md").read_text()
+    assert "| validation | not measured |" in (workdir / "out/README.md").read_text()
 
 
 def test_a_card_names_files_without_their_folders(tmp_path: Path) -> None:
@@ -113,7 +110,7 @@ def test_a_card_names_files_without_their_folders(tmp_path: Path) -> None:
     assert (config.train.init_from, config.tokenizer.file) == (Path("d"), Path("t.json"))
 
 
-@pytest.mark.parametrize("info", [{}, {"machine": "x", "score": "x"}, {"machine": None, "score": None}], ids=str)
+@pytest.mark.parametrize("info", [{}, {"machine": None}], ids=str)
 def test_a_card_says_what_it_can_of_any_checkpoint(tmp_path: Path, info: dict[str, object]) -> None:
     found = trained_weights(stored_run(tmp_path / "run"), None, "auto")
     card = model_card(replace(found, info={"step": 7, **info}), "hf")
