@@ -165,8 +165,6 @@ def _reading(dataset: str, folder: Path) -> Iterator[None]:
     """Raise LmtrainError, naming the dataset, if the library can't read it: a damaged file may give any error."""
     try:
         yield
-    except LmtrainError:
-        raise
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise LmtrainError(
