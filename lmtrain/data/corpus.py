@@ -109,13 +109,10 @@ def _write(folder: Path, text: Text, source: str) -> dict[str, dict[str, int]]:
     If there is no valid split, the last 5 % of the training text are cut off for it. A single file is cut into 90 % for
     train, 5 % for valid and 5 % for test.
     """
-    whole = _SPLITS if "valid" in text.splits else ("test",)
-    counts = {
-        split: write_split(folder, split, text.splits[split], f"the {split} split of {source}")
-        for split in whole
-        if split in text.splits
-    }
-    if "valid" not in counts:
+    lines, counts = dict(text.splits), {}
+    if "valid" not in lines:
         splits = _SPLITS if text.is_one_file else ("train", "valid")
-        counts |= cut_split(folder, text.splits["train"], splits, source)
+        counts = cut_split(folder, lines.pop("train"), splits, source)
+    for split, own in lines.items():
+        counts[split] = write_split(folder, split, own, f"the {split} split of {source}")
     return {split: counts[split] for split in _SPLITS if split in counts}
