@@ -92,8 +92,7 @@ def text_split(lines: Lines, tokenizer: Tokenizer, *, label: str) -> Split:
     The lines are written to a temporary folder; the ids are held in memory. Raises LmtrainError if there are no words,
     with `label` as the name of the text, and if `lines` does.
     """
-    temporary = Path(tempfile.gettempdir())
-    with write_errors(temporary), tempfile.TemporaryDirectory(dir=temporary) as name:
+    with tempfile.TemporaryDirectory() as name, write_errors(Path(name)):
         folder = Path(name)
         counts = write_split(folder, "text", lines, label)
         text = folder / "text.txt"
@@ -107,15 +106,12 @@ def _identify(corpus: Corpus, config: TokenizerConfig, external: Tokenizer | Non
     The name ends in a hash of the text, so that the store of another text never replaces the one that a run was trained
     on. `vocab_limit` is the number of entries that a trained vocabulary may have; None = any.
     """
-    identity: dict[str, Any] = {"corpus_sha256": corpus.sha256, "kind": config.kind, "vocab_limit": None}
+    kind, limit = (config.kind, config.vocab_size) if external is None else (external.kind, None)
+    identity: dict[str, Any] = {"corpus_sha256": corpus.sha256, "kind": kind, "vocab_limit": limit}
     if external is not None:
-        identity |= {"kind": external.kind, "tokenizer_sha256": external.sha256}
-        tokenizer = f"{external.kind}-{external.sha256[:8]}"
-    elif config.vocab_size is not None:
-        identity["vocab_limit"] = config.vocab_size
-        tokenizer = f"{config.kind}-{config.vocab_size}"
-    else:
-        tokenizer = config.kind
+        identity["tokenizer_sha256"] = external.sha256
+    detail = limit if external is None else external.sha256[:8]
+    tokenizer = kind if detail is None else f"{kind}-{detail}"
     return f"{corpus.folder.name}.{tokenizer}-{corpus.sha256[:8]}", identity
 
 
