@@ -169,7 +169,7 @@ def _text_lines(path: Path) -> Iterator[str]:
 def _open(path: Path) -> IO[bytes]:
     """Open a file to read its uncompressed content from beginning to end."""
     suffix = path.suffix.lower()
-    if suffix == ".xz":
+    if suffix == ".xz":  # pyarrow does not read it; lzma takes what follows a stream with a damaged header for padding
         return lzma.open(path)
     if suffix in _CODECS:
         import pyarrow  # comes with datasets
