@@ -89,7 +89,7 @@ def _local(path: Path, data: DataConfig) -> Source:
     else:
         files = {"train": [path]}
     every = [file for paths in files.values() for file in paths]
-    hashes = {file: _sha256(file) for file in every}
+    hashes = {file: sha256_file(file) for file in every}
     column = data.text_column if any(local.kind(file) in local.READERS for file in every) else None
     by_split = {split: {local.name_in(path, file): hashes[file] for file in paths} for split, paths in files.items()}
     # A file and a folder with only this file differ: one is split 90/5/5, the other 95/5.
@@ -105,16 +105,11 @@ def _local(path: Path, data: DataConfig) -> Source:
     return Source(f"{name or 'text'}-{sha256_bytes(json.dumps(origin).encode())[:8]}", origin, read)
 
 
-def _sha256(file: Path) -> str:
-    with read_errors(file):
-        return sha256_file(file)
-
-
 def _read_unchanged(paths: Sequence[Path], text_column: str, hashes: Mapping[Path, str]) -> Iterator[tuple[str, bool]]:
     """The lines of `paths`. Raises LmtrainError at their end if a file no longer has its hash."""
     yield from local.read_lines(paths, text_column)
     for path in paths:
-        if _sha256(path) != hashes[path]:
+        if sha256_file(path) != hashes[path]:
             raise LmtrainError(f"{path} changed while it was read: try again when nothing writes to it")
 
 

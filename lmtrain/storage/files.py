@@ -41,10 +41,11 @@ def sha256_bytes(*data: bytes | memoryview) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of the content of a file, in hexadecimal. Raises OSError unless it is a regular file."""
-    disk.check_regular(path)
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Return the SHA-256 of the content of a file, in hexadecimal. Raises LmtrainError if it can't be read."""
+    with read_errors(path):
+        disk.check_regular(path)
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_file(path: Path, data: bytes | str) -> None:
@@ -297,9 +298,8 @@ def verify(folder: Path, files: Mapping[str, Any]) -> None:
     """
 
     def check(name: str) -> None:
-        with read_errors(folder / name):
-            if sha256_file(folder / name) != files[name]["sha256"]:
-                raise LmtrainError(f"{folder / name} is damaged or was changed")
+        if sha256_file(folder / name) != files[name]["sha256"]:
+            raise LmtrainError(f"{folder / name} is damaged or was changed")
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(check, files))
