@@ -74,6 +74,12 @@ def name_in(folder: Path, file: Path) -> str:
     return os.fsencode(file.relative_to(folder) if file != folder else file.name).decode(errors="backslashreplace")
 
 
+def reject_dangling(path: Path) -> None:
+    """Raise LmtrainError if a path is a link to a missing file: ignoring it would lose text silently."""
+    if path.is_symlink() and not path.exists():
+        raise LmtrainError(f"{path} is a link to a file that isn't there: mend it or delete it")
+
+
 def read_lines(paths: Sequence[Path], text_column: str) -> Iterator[tuple[str, bool]]:
     """Yield the lines of `paths`, one file after the other, with bounded memory.
 

@@ -1,9 +1,11 @@
 """What `data.source` names: the built-in sample, a corpus of the hub, or local text; and how its lines are read."""
 
+import difflib
 import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,11 +77,19 @@ def local_path(source: str) -> Path | None:
 
 def _check_hub_id(source: str) -> None:
     """Raise LmtrainError if `source`, which is not a path here, can't be the name of a dataset on the hub."""
-    if not _HUB_ID.fullmatch(source) or source.startswith(".") or local.kind(Path(source)) in local.SUFFIXES:
-        raise LmtrainError(
-            f"data.source={source[:200]} is not a file or folder here, not a hub id (owner/name) and none of "
-            f"{', '.join(KNOWN)}"
-        )
+    path, siblings = Path(source), []
+    with suppress(OSError, ValueError, RuntimeError):  # no such folder or ~user, or a name that no path can have
+        path = path.expanduser()
+        local.reject_dangling(path)
+        siblings = [str(path.with_name(other.name)) for other in path.parent.iterdir()]
+    if _HUB_ID.fullmatch(source) and not source.startswith(".") and local.kind(path) not in local.SUFFIXES:
+        return
+    near = difflib.get_close_matches(source, [*KNOWN, *siblings], n=2, cutoff=0.75)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise LmtrainError(
+        f"data.source={source[:200]} is not a file or folder here, not a hub id (owner/name) and none of "
+        f"{', '.join(KNOWN)}{hint}"
+    )
 
 
 def _local(path: Path, data: DataConfig) -> Source:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lmtrain.data.local import CODE, SHARD, SPLIT_NAMES, SUFFIXES, kind, name_in, plain
+from lmtrain.data.local import CODE, SHARD, SPLIT_NAMES, SUFFIXES, kind, name_in, plain, reject_dangling
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST
 from lmtrain.storage.run_folder import CONFIG, METRICS
@@ -29,10 +29,14 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
     - If all text is in one subfolder, the names inside it count.
 
     Messages say what is not used. Raises LmtrainError if there is no training text, if two files or folders claim one
-    split, or if a shard is missing.
+    split, if a shard is missing, or if a link leads to a missing file.
     """
     every = sorted(_files(folder))
-    texts = [path for path in every if kind(path) in SUFFIXES]
+    named = [path for path in every if kind(path) in SUFFIXES]
+    for path in named:
+        reject_dangling(path)
+    by_inode = {(path.stat().st_dev, path.stat().st_ino): path for path in reversed(named) if path.is_file()}
+    texts = sorted(by_inode.values())  # each file under the first of its names: a link to it is the same text
     root = _root(folder, texts)
     splits = _named_splits(root, texts)
     if not splits and texts:
@@ -46,11 +50,14 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
             f"training text in a folder {root / 'train'}; found {listed(folder, every) or 'nothing'}"
         )
     for reason, paths in (
-        ("their endings are of no known kind of text", set(every).difference(texts)),
+        ("their endings are of no known kind of text", set(every).difference(named)),
         ("other files are named after splits", set(texts).difference(*splits.values())),
+        ("they are second names of other files", set(named).difference(texts)),
     ):
         if paths:
             log.info(f"not used in {folder}, since {reason}: {listed(folder, sorted(paths))}")
+    if empty := [path for paths in splits.values() for path in paths if path.stat().st_size == 0]:
+        log.info(f"empty in {folder}: {listed(folder, empty)}")
     return splits
 
 
@@ -135,7 +142,7 @@ def _by_name(paths: list[Path]) -> dict[str, list[Path]]:
 def _in_order(folder: Path, split: str, paths: list[Path]) -> list[Path]:
     """The files of a split in order: one, or all the numbered parts of one."""
     numbers = {path: match for path in paths if (match := _NUMBER.search(plain(path).stem))}
-    if len(paths) > 1 and len(numbers) < len(paths):
+    if len(paths) > 1 and (len(numbers) < len(paths) or len({path.suffix.lower() for path in paths}) > 1):
         names = " and ".join(path.name for path in paths)
         raise LmtrainError(
             f"{folder} has several files for its {split} split, {names}: keep one of them, or number them all"

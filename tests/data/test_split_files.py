@@ -1,5 +1,6 @@
 """Which files are which split by their names, and what is said of the others."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -116,14 +117,22 @@ def test_what_is_not_used_is_named(tmp_path: Path, names: str, notes: list[str])
     assert found(tmp_path)[1] == [f"not used in {tmp_path}, since {note}" for note in notes]
 
 
-def test_links_are_followed_but_not_in_a_circle(tmp_path: Path) -> None:
-    fill(tmp_path, "all/a.txt all/b.txt train/a.txt")
-    (tmp_path / "valid").mkdir()
-    (tmp_path / "valid" / "b.txt").symlink_to(tmp_path / "all" / "b.txt")
-    (tmp_path / "train" / "above").symlink_to(tmp_path)
-    splits, notes = found(tmp_path)
-    assert splits == {"train": "train/a.txt", "valid": "valid/b.txt"}
-    assert notes == [f"not used in {tmp_path}, since {OTHER_SPLITS}: all/a.txt, all/b.txt"]
+def test_an_empty_file_is_named(tmp_path: Path) -> None:
+    fill(tmp_path, "a.txt b.txt")
+    (tmp_path / "a.txt").write_text("")
+    assert found(tmp_path) == ({"train": "a.txt b.txt"}, [f"empty in {tmp_path}: a.txt"])
+
+
+def test_a_second_name_of_a_file_is_no_second_text(tmp_path: Path) -> None:
+    fill(tmp_path, "a.txt sub/c.txt")
+    (tmp_path / "b.txt").symlink_to("a.txt")
+    (tmp_path / "sub" / "above").symlink_to(tmp_path)
+    os.link(tmp_path / "sub" / "c.txt", tmp_path / "sub" / "d.txt")
+    reason = "they are second names of other files"
+    assert found(tmp_path) == (
+        {"train": "a.txt sub/c.txt"},
+        [f"not used in {tmp_path}, since {reason}: b.txt, sub/d.txt"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,12 +168,13 @@ def test_a_missing_shard_is_named(tmp_path: Path, shards: str) -> None:
         find_splits(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["valid.txt", "train/a.txt"])
+@pytest.mark.parametrize("name", ["valid.txt", "train/a.txt", "source"])
 def test_a_link_to_a_missing_file_is_not_ignored(tmp_path: Path, name: str) -> None:
     fill(tmp_path, "train/b.txt")
     (tmp_path / name).symlink_to("nowhere")
-    with pytest.raises(LmtrainError, match=f"{name} can't be read: No such file"):
-        download(DataConfig(source=str(tmp_path), dir=tmp_path / "data"))
+    source = tmp_path / name if name == "source" else tmp_path
+    with pytest.raises(LmtrainError, match=f"{name} is a link to a file that isn't there: mend it or delete it"):
+        download(DataConfig(source=str(source), dir=tmp_path / "data"))
 
 
 def test_what_is_not_used_is_named_each_time(tmp_path: Path) -> None:
