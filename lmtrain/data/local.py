@@ -7,14 +7,14 @@ each of them is a document. All but parquet may be compressed.
 
 import csv
 import json
-import lzma
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from io import BufferedReader, TextIOWrapper
+from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from lmtrain.data.compressed import COMPRESSED, DAMAGE, open_bytes
 from lmtrain.errors import LmtrainError
 
 SPLIT_NAMES = {
@@ -42,17 +42,13 @@ LONGEST_LINE = 256 << 20
 SHARD = re.compile(r"-(\d+)-of-(\d+)$")
 """The end of the name of one of several files that are one text, without its endings."""
 
-_CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-"""The compressions that pyarrow reads, by their endings."""
-_DAMAGE = (OSError, EOFError, lzma.LZMAError)
-"""What reading a damaged file may raise."""
 _ROWS = 32
 """Rows of a parquet file that are decoded at once: each may be long, and stored once for many of them."""
 
 
 def plain(path: Path) -> Path:
     """The path without the ending of its compression."""
-    return path.with_suffix("") if path.suffix.lower() in (".xz", *_CODECS) else path
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
 
 
 def kind(path: Path) -> str:
@@ -147,7 +143,7 @@ def _check_column(place: str, text_column: str, columns: Collection[str]) -> Non
 def _text_lines(path: Path) -> Iterator[str]:
     number = 0
     try:
-        with TextIOWrapper(_open(path), encoding="utf-8-sig") as file:
+        with TextIOWrapper(open_bytes(path), encoding="utf-8-sig") as file:
             while line := file.readline(LONGEST_LINE + 1):
                 if len(line) > LONGEST_LINE:
                     raise LmtrainError(
@@ -165,24 +161,11 @@ def _text_lines(path: Path) -> Iterator[str]:
             f"{path} is not UTF-8 text after line {number}: convert it, for example with iconv, or export it as plain "
             "text"
         ) from None
-    except _DAMAGE as error:
+    except DAMAGE as error:
         reason = getattr(error, "strerror", None) or error
         raise LmtrainError(
             f"{path} can't be read after line {number} ({reason}): make it readable, or copy it again if it is damaged"
         ) from error
-
-
-def _open(path: Path) -> IO[bytes]:
-    """Open a file to read its uncompressed content from beginning to end."""
-    suffix = path.suffix.lower()
-    if suffix == ".xz":  # pyarrow does not read it; lzma takes what follows a stream with a damaged header for padding
-        return lzma.open(path)
-    if suffix in _CODECS:
-        import pyarrow  # comes with datasets
-
-        stream: Any = pyarrow.CompressedInputStream(path.open("rb"), _CODECS[suffix])
-        return BufferedReader(stream)
-    return path.open("rb")
 
 
 def _json_rows(path: Path, text_column: str) -> Iterator[str]:
@@ -239,7 +222,7 @@ def _parquet_rows(path: Path, text_column: str) -> Iterator[str]:
         with ParquetFile(path) as file:
             _check_column(str(path), text_column, file.schema_arrow.names)
             yield from column_rows(file.iter_batches(_ROWS, columns=[text_column]), text_column, str(path))
-    except (pyarrow.ArrowException, *_DAMAGE, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, *DAMAGE, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise LmtrainError(f"{path} can't be read as parquet ({reason}): make or copy it again") from error
 
