@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lmtrain.nn.blocks import Cache
 from lmtrain.nn.kv_cache import KeyValueCache, Rows
-from lmtrain.nn.pooling import RunningMean
+from lmtrain.nn.prefix_mean import RunningMean
 
 SMALLEST_CAPACITY = 256
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from lmtrain.nn import pooling as pooling_module
+from lmtrain.nn import prefix_mean as scan
 from lmtrain.nn.blocks import FeedForward
-from lmtrain.nn.pooling import AttentionPooling, PoolQuery, PoolResidual, prefix_mean, slope_parameters
+from lmtrain.nn.pooling import AttentionPooling, PoolQuery, PoolResidual, slope_parameters
+from lmtrain.nn.prefix_mean import prefix_mean
 from tests.nn.measuring import largest_tensor
 
 QUERIES: tuple[PoolQuery, ...] = ("seed", "recency")
@@ -49,7 +50,7 @@ def test_prefix_mean_equals_loop_with_gradients_in_chunks_of_any_size(
     expected = mean_loop(*inputs)
     wanted = [expected, *torch.autograd.grad((expected * outer).sum(), inputs)]
     for chunk in (2, 4, 32, 64):
-        monkeypatch.setattr(pooling_module, "CHUNK", chunk)
+        monkeypatch.setattr(scan, "CHUNK", chunk)
         out = prefix_mean(score.to(dtype), value.to(dtype), slope.to(dtype))
         found = [out.double(), *torch.autograd.grad((out * outer).sum(), inputs)]
         torch.testing.assert_close(found, wanted, atol=tolerance, rtol=10 * tolerance)
