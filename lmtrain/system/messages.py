@@ -26,7 +26,7 @@ class _Stderr(logging.Handler):
 log = logging.getLogger("lmtrain")
 """What is done is of level INFO, what the user should know in any case WARNING."""
 log.addHandler(_Stderr())
-log.setLevel(logging.INFO)
+log.setLevel(log.level or logging.INFO)  # a program may have set a level before anything of lmtrain is imported
 log.propagate = False  # a root logger, which other libraries configure, would print the messages again
 
 

@@ -1,4 +1,4 @@
-"""Device and precision, signals, memory."""
+"""Device and precision, signals, memory, the log."""
 
 import importlib.util
 import shutil
@@ -127,3 +127,10 @@ def test_exhausted_memory_is_an_error_with_the_remedy(fail: Callable[[], object]
 def test_other_errors_pass() -> None:
     with pytest.raises(RuntimeError, match="something else"), explain_out_of_memory("buy more"):
         raise RuntimeError("something else")
+
+
+def test_a_level_that_is_set_before_the_first_import_is_kept() -> None:
+    first = "import logging; logging.getLogger('lmtrain').setLevel('WARNING')"
+    then = "from lmtrain.system.messages import log; log.info('an info'); log.warning('a warning')"
+    done = subprocess.run([sys.executable, "-c", f"{first}; {then}"], check=True, capture_output=True)
+    assert done.stderr == b"a warning\n"
