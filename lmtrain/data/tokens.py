@@ -119,7 +119,7 @@ def find_store(data_dir: Path, sha256: str) -> TokenStore | None:
             except UnreadableError:
                 raise
             except LmtrainError as error:
-                log.warning(str(error))
+                log.warning(f"{error}: it is not used")
     return None
 
 

@@ -23,7 +23,7 @@ def find_run_store(run: TrainedWeights, config: Config, *, may_make: bool) -> To
     """
     trained_on = run.info.get("store")
     if isinstance(trained_on, str) and not may_make:
-        for folder in (config.data.dir, run.config.data.dir):
+        for folder in dict.fromkeys(path.absolute() for path in (config.data.dir, run.config.data.dir)):
             if (store := find_store(folder, trained_on)) is not None:
                 return store
     if not may_make and config.data.source not in KNOWN:
@@ -34,7 +34,7 @@ def find_run_store(run: TrainedWeights, config: Config, *, may_make: bool) -> To
         )
     # The run's own tokenizer: another version may train another one on the same text, and tokenizer.file may be gone.
     config = config.model_copy(update={"tokenizer": TokenizerConfig(file=run.run_dir / TOKENIZER)})
-    store = prepare_store(config, trained_on=trained_on)
+    store = prepare_store(config, trained_on=trained_on if may_make else None)
     if trained_on is None:
         log.warning(f"{run.run_dir} is of an earlier version: whether {store.folder} is its text can't be checked")
     elif store.sha256 != trained_on:

@@ -32,9 +32,9 @@ log.propagate = False  # a root logger, which other libraries configure, would p
 
 @contextmanager
 def log_level(level: int) -> Iterator[None]:
-    """Inside the block, report only messages of at least this level of `logging`."""
+    """Inside the block, report only messages of at least this level of `logging`, and of at least the level before."""
     before = log.level
-    log.setLevel(level)
+    log.setLevel(max(level, before))
     try:
         yield
     finally:

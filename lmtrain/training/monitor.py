@@ -20,7 +20,7 @@ from lmtrain.evaluation.perplexity import readable
 from lmtrain.storage.files import write_errors
 from lmtrain.storage.run_folder import METRICS, Status, write_state
 from lmtrain.system import disk
-from lmtrain.system.messages import bar_disabled, log
+from lmtrain.system.messages import bar_disabled, escaped, log
 
 CHARTS = {
     ("train", "loss"): "loss/train",
@@ -146,7 +146,7 @@ class RunMonitor(Monitor):
         self._add_text(step, title, _escape(text))
 
     def weights(self, step: int, title: str, tokens: list[str], weights: np.ndarray) -> None:
-        rows = [["", *map(_escape, tokens)], ["---"] * (len(tokens) + 1)]
+        rows = [["", *(_escape(escaped(token)) for token in tokens)], ["---"] * (len(tokens) + 1)]
         rows += [[f"head {head}", *(f"{weight:.1%}" for weight in row)] for head, row in enumerate(weights, 1)]
         self._add_text(step, title, "\n".join(f"|{'|'.join(row)}|" for row in rows))
 

@@ -131,7 +131,7 @@ def test_a_changed_corpus_has_a_store_beside_the_old_one(tmp_path: Path, notes: 
         assert found.sha256 == store.sha256
         flip_bit(found.folder / "valid.bin", 2)
         assert find_store(tmp_path, store.sha256) is None
-        assert notes.pop() == f"{found.folder / 'valid.bin'} is damaged or was changed"
+        assert notes.pop() == f"{found.folder / 'valid.bin'} is damaged or was changed: it is not used"
     assert find_store(tmp_path / "missing", new.sha256) is None
 
 

@@ -148,7 +148,7 @@ def test_text_is_shown_literally(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:html5lib:DeprecationWarning")
 def test_weights_become_a_table(tmp_path: Path) -> None:
     weights = np.array([[0.1, 0.2, 0.7, 0.0], [1.0, 0.0, 0.0, 0.0]], dtype=np.float32)
-    tokens = ["a", "<unk>", "|", "日本"]
+    tokens = ["a", "<unk>", "|", "日本\u2028"]
     reports = monitor(tmp_path)
     reports.weights(4, "pool", tokens, weights)
     reports.close()
@@ -157,7 +157,7 @@ def test_weights_become_a_table(tmp_path: Path) -> None:
     shown = html_of(event)
     rows = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in shown.split("<tr>")[1:]]
     assert [[html.unescape(cell) for cell in row] for row in rows] == [
-        ["", *tokens],
+        ["", "a", "<unk>", "|", "日本\\u2028"],
         ["head 1", "10.0%", "20.0%", "70.0%", "0.0%"],
         ["head 2", "100.0%", "0.0%", "0.0%", "0.0%"],
     ]
