@@ -23,7 +23,7 @@ from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.system import disk
 
 ENVIRONMENT_PREFIX = "LMTRAIN_"
-RECIPES = {path.stem: path for path in sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))}
+RECIPES = dict(sorted((path.stem, path) for path in (Path(__file__).parents[1] / "configs").glob("*.yaml")))
 """The configurations that are installed with the package: `--config wikitext2-cpu` is the one of this name."""
 LARGEST_FILE = 1 << 18
 """Bytes: far more than a configuration needs, and few enough for the slowest constructs of YAML."""
