@@ -14,7 +14,7 @@ from torch import Tensor
 from lmtrain.generation.options import Options
 from lmtrain.generation.search import Hypothesis, IsEnd, S, Step, block, never
 
-SORTED_FIRST = 1024
+SORTED_FIRST = 4096
 """Tokens to sort for `top_p` before the whole vocabulary is sorted: usually enough."""
 
 BRANCHES, LEVELS = 64, 5
