@@ -4,7 +4,8 @@ Shapes: P prompts, W rows of the state for each prompt's texts, R = P W, V vocab
 """
 
 import heapq
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +14,11 @@ from torch import Tensor
 from lmtrain.generation.options import Options
 from lmtrain.generation.search import Hypothesis, IsEnd, S, Step, block, never
 
+LOWEST = -sys.float_info.max
+"""Below any log-probability except minus infinity, which is that of blocked tokens."""
+
 COLUMNS = 512
-"""Columns of the matrix that `_threshold` views a row as."""
+"""Columns of the matrix that `_topk` views a row as."""
 
 
 @torch.no_grad()
@@ -139,36 +143,53 @@ def _extend(log_probs: Tensor, live: Sequence[list[_Text]], beams: int) -> list[
 
     They are ranked by total + log p, from log_probs (R, V), in float64.
     """
-    rows, tokens = (log_probs >= _threshold(log_probs, beams)).nonzero(as_tuple=True)
-    likely: list[list[tuple[int, float]]] = [[] for _ in log_probs]
-    for row, token, log_prob in zip(rows.tolist(), tokens.tolist(), log_probs[rows, tokens].tolist(), strict=True):
-        likely[row].append((token, log_prob))
+    values, tokens = (top.tolist() for top in _topk(log_probs, beams + 1))
     extended = []
     for beam in live:
-        candidates = (
-            (-(text.total + log_prob), rank, token, log_prob)
-            for rank, text in enumerate(beam)
-            for token, log_prob in likely[text.row]
-        )
+        best = _best_extensions(beam, [zip(values[text.row], tokens[text.row], strict=True) for text in beam], beams)
+        cutoff = -best[-1][0] if len(best) == beams else LOWEST
+        if any(text.total + values[text.row][-1] >= cutoff for text in beam):  # ties with it may not be listed
+            best = _best_extensions(beam, [_extensions_from(cutoff, text, log_probs[text.row]) for text in beam], beams)
         extended.append(
             [
                 _Text(beam[rank].row, (*beam[rank].ids, token), (*beam[rank].token_log_probs, log_prob), -minus_sum)
-                for minus_sum, rank, token, log_prob in heapq.nsmallest(beams, candidates)
+                for minus_sum, rank, token, log_prob in best
             ]
         )
     return extended
 
 
-def _threshold(log_probs: Tensor, count: int) -> Tensor:
-    """Return a number that the `count` highest values of a row reach, ties included, and few others: (R, V) -> (R, 1).
+def _best_extensions(
+    beam: Sequence[_Text], listed: Sequence[Iterable[tuple[float, int]]], beams: int
+) -> list[tuple[float, int, int, float]]:
+    """Return the best extensions as (minus the sum, the text's rank, token, log p), from each text's (log p, token)."""
+    candidates = [
+        (-(text.total + value), rank, token, value)
+        for rank, (text, row) in enumerate(zip(beam, listed, strict=True))
+        for value, token in row
+        if value >= LOWEST
+    ]
+    return heapq.nsmallest(beams, candidates)
 
-    It is above minus infinity, the value of blocked tokens. A row is viewed as a matrix with `COLUMNS` columns: the
-    highest values of `count` of these reach the lowest of them. On a CPU, the maxima of the columns are much faster
-    than `topk` of the row.
+
+def _extensions_from(cutoff: float, text: _Text, log_probs: Tensor) -> Iterable[tuple[float, int]]:
+    """Return (log p, token) of every extension of a text whose sum is at least `cutoff`, from log_probs (V,)."""
+    tokens = (text.total + log_probs.double() >= cutoff).nonzero().squeeze(-1)
+    return zip(log_probs[tokens].tolist(), tokens.tolist(), strict=True)
+
+
+def _topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return what `values.topk(count)` does, (R, V) -> (R, count) each, or all values if a row has fewer.
+
+    A row is viewed as a matrix with `COLUMNS` columns: its `count` highest values are in the `count` columns with the
+    highest maxima. On a CPU, a maximum of many numbers is much faster than their `topk`.
     """
-    width = log_probs.shape[-1]
-    if width >= 4 * COLUMNS and count < COLUMNS:
-        whole = log_probs[:, : width // COLUMNS * COLUMNS]
-        log_probs = whole.reshape(len(log_probs), -1, COLUMNS).amax(1)
-    highest = log_probs.topk(min(count, log_probs.shape[-1])).values
-    return highest[:, -1:].clamp_min(torch.finfo(log_probs.dtype).min)
+    if values.shape[-1] < 4 * COLUMNS or count >= COLUMNS:
+        return values.topk(min(count, values.shape[-1]))
+    whole = values.shape[-1] // COLUMNS * COLUMNS
+    columns = values[:, :whole].reshape(len(values), -1, COLUMNS).amax(1).topk(count).indices
+    rest = torch.arange(whole, values.shape[-1], device=values.device).expand(len(values), -1)
+    listed = columns.unsqueeze(-1) + torch.arange(0, whole, COLUMNS, device=values.device)
+    listed = torch.cat([listed.flatten(1), rest], dim=-1)
+    highest, index = values.gather(-1, listed).topk(count)
+    return highest, listed.gather(-1, index)
