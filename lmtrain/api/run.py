@@ -153,7 +153,7 @@ class Run:
         `find_run_store`.
         """
         places = {"source": source, "dir": data_dir}
-        config = self._config_with("data", {name: str(place) for name, place in places.items() if place is not None})
+        config = self._config_with("data", {name: place for name, place in places.items() if place is not None})
         check_same_corpus(self.members)
         return find_run_store(self.members[0], config, may_make=source is not None)
 

@@ -110,5 +110,5 @@ def _with_settings(run: "Run", path: Path | None, overrides: list[str]) -> "Run"
 
     file, sections = load(path, environment={}), run.config.model_dump(mode="json")
     sections["eval"] |= file.eval.model_dump(mode="json", exclude_unset=True)
-    sections["data"]["dir"] = str(file.data.dir)
+    sections["data"]["dir"] = file.data.dir
     return replace(run, config=load(sections, overrides, environment_of("eval", "data.dir")))
