@@ -262,5 +262,6 @@ def load(
     which = None if checkpoint is None else str(checkpoint)
     members = load_weights(folders, which, weights)
     # The data folder in the run's configuration may be one of another machine.
-    config = load_config(members[0].config, [f"data.dir={DataConfig().dir}"], {})
+    config = members[0].config
+    config = config.model_copy(update={"data": config.data.model_copy(update={"dir": DataConfig().dir})})
     return Run(members, config, choose_device(device), precision, progress)

@@ -10,7 +10,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.generation.options import Options
 from lmtrain.generation.prompts import Prompt
 from lmtrain.generation.spacing import in_corpus_spacing
-from lmtrain.generation.text import TextStreamer, unknown_words
+from lmtrain.generation.text import TextStreamer, shown_prompt, unknown_words
 from lmtrain.system.machine import explain_out_of_memory
 from lmtrain.system.messages import for_terminal, log, to_json
 from lmtrain.system.signals import forget
@@ -76,7 +76,7 @@ def interactive(trained: Run, options: Options) -> None:
 def _stream(trained: Run, options: Options, prompt: str, number: int) -> None:
     """Write the prompt and its text to standard output, each word as it is generated."""
     streamer = TextStreamer(trained.tokenizer, prompt, options)
-    _write(streamer.prompt)
+    _write(shown_prompt(trained.tokenizer, prompt, options))
     (completed,) = trained.complete(
         [prompt], options, first=number, on_token=lambda _row, token: _write(streamer.push(token))
     )

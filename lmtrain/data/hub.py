@@ -132,7 +132,7 @@ def _reason(error: BaseException, dataset: str, revision: str | None) -> str:
     elif isinstance(cause, OSError) and cause.errno and not isinstance(cause, ConnectionError | TimeoutError):
         reason = f"needs a cache that can be read and written ({cause.strerror}): set HF_HOME to a folder with space"
     else:
-        reason = f"was not downloaded ({status or type(cause).__name__}): check HF_TOKEN, the network and the disk"
+        reason = f"was not downloaded ({status or type(cause).__name__}): check the network, HF_TOKEN and the disk"
     return f"{name} {reason}"
 
 

@@ -83,7 +83,7 @@ def read_lines(paths: Sequence[Path], text_column: str) -> Iterator[tuple[str, b
     file is not text. A NUL byte is rejected, as a sign of another encoding; other control characters are text. Raises
     LmtrainError, naming the file and the line or row, if the content can't be read.
     """
-    are_documents = len(paths) > 1 and not any(SHARD.search(plain(path).stem) for path in paths)
+    are_documents = len(paths) > 1 and not all(SHARD.search(plain(path).stem) for path in paths)
     for path in paths:
         if not path.is_file():
             raise LmtrainError(f"{path} is not a text file: name an existing file")

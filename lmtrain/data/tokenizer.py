@@ -29,6 +29,7 @@ from lmtrain.data.local import check_unicode
 from lmtrain.data.tokenizer_file import EOS, UNK, Description, Json, Kind
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import sha256_bytes, write_file
+from lmtrain.system.messages import escaped
 
 BYTE_SYMBOLS = sorted(pre_tokenizers.ByteLevel.alphabet())
 """The 256 characters that stand for bytes in a byte-level vocabulary."""
@@ -243,7 +244,7 @@ class Tokenizer:
             return text
         if id in self._bytes and id != self.eos_id:
             text = self._bytes[id].decode("utf-8", errors="backslashreplace")
-        return "".join(symbol if symbol.isprintable() else symbol.encode("unicode_escape").decode() for symbol in text)
+        return escaped(text)
 
 
 def _is_byte_level(document: Json) -> bool:

@@ -17,7 +17,7 @@ from lmtrain.generation.sampling import OnToken, sample
 from lmtrain.generation.search import Hypothesis
 from lmtrain.generation.spacing import in_corpus_spacing
 from lmtrain.generation.stops import Stops
-from lmtrain.generation.text import TextStreamer
+from lmtrain.generation.text import TextStreamer, shown_prompt
 from lmtrain.model.cuda_graph import step_function
 from lmtrain.model.ensemble import Predictor
 
@@ -98,7 +98,7 @@ def complete(
     return [
         Completed(
             prompt,
-            TextStreamer(tokenizer, prompt, options).prompt,
+            shown_prompt(tokenizer, prompt, options),
             [_completion(tokenizer, prompt, text, options) for text in texts[: options.returned]],
             speed,
         )

@@ -28,8 +28,8 @@ def read_prompts(path: Path) -> Iterator[Prompt]:
 
     Raises LmtrainError, naming the line, for anything else, and if there are no prompts.
     """
-    name = "standard input" if path == Path("-") else str(path)
-    if path.suffix == ".json":
+    name, suffix = "standard input" if path == Path("-") else str(path), path.suffix.lower()
+    if suffix == ".json":
         raise LmtrainError(f"{name}: prompts are a text file, one per line, or a .jsonl file of lines like {_SHAPE}")
     is_empty = True
     try:
@@ -38,7 +38,7 @@ def read_prompts(path: Path) -> Iterator[Prompt]:
                 where = f"{name}, line {number},"
                 if (line := _decoded(content, where)).strip():
                     is_empty = False
-                    yield _parse(line, number, where) if path.suffix == ".jsonl" else Prompt(prompt=line, id=number)
+                    yield _parse(line, number, where) if suffix == ".jsonl" else Prompt(prompt=line, id=number)
     except OSError as error:
         raise LmtrainError(f"{name} can't be read: {error.strerror or error}") from error
     if is_empty:

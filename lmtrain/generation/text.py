@@ -17,12 +17,20 @@ def unknown_words(tokenizer: Tokenizer, prompt: str) -> list[str]:
     return [word for word in words if word != "<unk>" and tokenizer.unk_id in tokenizer.encode(word)]
 
 
+def shown_prompt(tokenizer: Tokenizer, prompt: str, options: Options) -> str:
+    """Return a prompt as it is displayed: as the user spelled it, detokenized as the text is."""
+    if options.raw or not has_wikitext_spacing(tokenizer):
+        return prompt
+    as_typed = Detokenizer()
+    return as_typed.feed(prompt) + as_typed.pause()
+
+
 class TextStreamer:
     """Turns the tokens of one text into the text that follows its prompt.
 
-    `prompt` is the prompt as it is displayed; `push` returns the text that a token makes final; `close` returns the
-    rest. Text that the stop rule may still cut off is not final. Bytes that are not UTF-8 become U+FFFD. Unless
-    `options.raw`, the text of a vocabulary in WikiText's style is detokenized.
+    `push` returns the text that a token makes final; `close` returns the rest. Text that the stop rule may still cut
+    off is not final. Bytes that are not UTF-8 become U+FFFD. Unless `options.raw`, the text of a vocabulary in
+    WikiText's style is detokenized.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: str, options: Options) -> None:
@@ -33,11 +41,7 @@ class TextStreamer:
         self._pending: list[bytes] = []
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._detokenizer = Detokenizer() if has_wikitext_spacing(tokenizer) and not options.raw else None
-        self.prompt = prompt
-        if self._detokenizer is not None:
-            # The prompt is displayed as the user spelled it, and only its spaced form tells which quotations are open.
-            as_typed = Detokenizer()
-            self.prompt = as_typed.feed(prompt) + as_typed.pause()
+        if self._detokenizer is not None:  # the spaced form of the prompt tells which quotations are open
             self._detokenizer.feed(in_corpus_spacing(tokenizer, prompt, options.raw))
             self._detokenizer.pause()
         # No space is added before the text's first word if the prompt ends with one, or is empty.

@@ -117,8 +117,8 @@ def load_chosen(run_dir: Path, which: str | None, groups: tuple[str, ...]) -> Ch
     Raises LmtrainError if there is no such checkpoint or it is damaged, and UnreadableError if it or, with None, a
     better one can't be read.
     """
-    candidates = best_first(run_dir) if which is None else []
-    chosen, damaged = _first_good(candidates or [choose(run_dir, which or "best")], groups)
+    candidates = best_first(run_dir) if which is None else [choose(run_dir, which)]
+    chosen, damaged = _first_good(candidates or [choose(run_dir, "best")], groups)  # which says that there is none
     if not all(folder.exists() for folder, _ in damaged):
         return load_chosen(run_dir, which, groups)  # a run that is being trained has just replaced them
     if chosen is None:

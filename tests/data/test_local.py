@@ -94,6 +94,7 @@ def test_files_with_names_of_their_own_are_documents_and_shards_are_not(tmp_path
     for names, starts in (
         (("a.txt", "b.txt"), [True, False, True, False]),
         (("a-0-of-2.txt", "a-1-of-2.txt"), [False] * 4),
+        (("a.txt", "b-1-of-2.txt"), [True, False] * 2),
     ):
         lines = read(*(write(tmp_path / name, "one\ntwo\n") for name in names))
         assert [start for _, start in lines] == starts

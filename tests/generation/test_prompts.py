@@ -25,7 +25,7 @@ def test_a_prompt_a_line(tmp_path: Path) -> None:
 
 
 def test_json_lines(tmp_path: Path) -> None:
-    path = tmp_path / "some.jsonl"
+    path = tmp_path / "some.JSONL"
     path.write_text('{"prompt": "a\\r\\nb", "id": "x"}\n\n{"prompt": "", "more": null}\n{"id": 7, "prompt": "c"}\n')
     assert read(path) == [("a\nb", "x"), ("", 3), ("c", 7)]
 

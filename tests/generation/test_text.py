@@ -10,7 +10,7 @@ from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.options import Options, StopKind
 from lmtrain.generation.spacing import Detokenizer, has_wikitext_spacing, in_corpus_spacing
-from lmtrain.generation.text import TextStreamer, unknown_words
+from lmtrain.generation.text import TextStreamer, shown_prompt, unknown_words
 from tests.data.published import as_given
 
 LINES = ["= Title =", "", 'a b , c @-@ d " e " . ( f ) /', "= = Part = =", "é € g 's @.@"]
@@ -75,8 +75,8 @@ def test_words_are_final_at_once_and_the_beginning_of_a_stop_string_waits() -> N
 @pytest.mark.parametrize(("prompt", "text"), [("", "cat"), ("the", " cat"), ("the ", "cat"), ("the\n", "cat")])
 def test_a_first_word_follows_one_space_whatever_the_tokenizer(prompt: str, text: str) -> None:
     for tokenizer in (LLAMA2, BERT):
-        final, streamer = run(tokenizer, prompt, tokenizer.encode("cat"))
-        assert (streamer.prompt, "".join(final)) == (prompt, text)
+        assert "".join(run(tokenizer, prompt, tokenizer.encode("cat"))[0]) == text
+        assert shown_prompt(tokenizer, prompt, Options()) == prompt
 
 
 def test_a_heading_waits_until_its_level_is_known() -> None:
@@ -87,8 +87,8 @@ def test_a_heading_waits_until_its_level_is_known() -> None:
 def test_prompt_and_text_are_joined_as_one_text() -> None:
     ids = WORD.encode("@-@ d \" . ( f ) 's")
     for raw, shown, text in ((False, 'a "b,', "-d\". (f)'s"), (True, 'a " b ,', " @-@ d \" . ( f ) 's")):
-        final, streamer = run(WORD, 'a " b ,', ids, raw=raw)
-        assert (streamer.prompt, "".join(final)) == (shown, text)
+        assert "".join(run(WORD, 'a " b ,', ids, raw=raw)[0]) == text
+        assert shown_prompt(WORD, 'a " b ,', Options(raw=raw)) == shown
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_prompt_and_text_are_joined_as_one_text() -> None:
     ],
 )
 def test_a_plain_prompt_is_displayed_as_given_and_read_as_words(prompt: str, text: str, expected: str) -> None:
-    final, streamer = run(WORD, prompt, WORD.encode(text))
-    assert (streamer.prompt, "".join(final)) == (prompt, expected)
+    assert "".join(run(WORD, prompt, WORD.encode(text))[0]) == expected
+    assert shown_prompt(WORD, prompt, Options()) == prompt
     assert in_corpus_spacing(WORD, prompt, raw=True) == prompt
     assert WORD.unk_id not in WORD.encode(in_corpus_spacing(WORD, prompt, raw=False))
 
