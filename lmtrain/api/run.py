@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from lmtrain.config.loader import load as load_config
 from lmtrain.config.schema import Config, DataConfig, RunConfig
-from lmtrain.data.local import text_lines
+from lmtrain.data.local import read_lines, text_lines
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizing import text_split
 from lmtrain.data.tokens import Split, TokenStore
@@ -116,14 +116,14 @@ class Run:
 
     # Scores
 
-    def score(self, text: str, **settings: Any) -> Score:
-        """Score a text as `lmtrain eval --text` scores a file.
+    def score(self, text: str | Path, *, source: str | Path | None = None, **settings: Any) -> Score:
+        """Score a text, or the file at a Path, as `lmtrain eval --text` does.
 
-        `settings` are those of `evaluate`. Raises LmtrainError for a text without words.
+        `source` and `settings` are those of `evaluate`. Raises LmtrainError for a text without words.
         """
-        return self.score_split(self._split_of(text), **settings)
+        return self.score_split(self._split_of(text), store=lambda: self.token_store(source), **settings)
 
-    def score_tokens(self, text: str, **settings: Any) -> list[tuple[str, float]]:
+    def score_tokens(self, text: str | Path, **settings: Any) -> list[tuple[str, float]]:
         """Return the tokens of a text in readable form, each with its nats; the nats add up to those of `score`."""
         split, nats = self._split_of(text), list[float]()
         self.score_split(split, on_nats=lambda batch: nats.extend(batch.flatten().tolist()), **settings)
@@ -218,8 +218,10 @@ class Run:
         with self._bar("gradients", min(RMS_TOKENS, train.tokens)) as bar:
             return gradient_rms(model, train, device=self.device, precision=self.score_precision, advance=bar.update)
 
-    def _split_of(self, text: str) -> Split:
-        """Return the split that a file of this text would be."""
+    def _split_of(self, text: str | Path) -> Split:
+        """Return the split that a text, or the file at a Path, would be in a corpus."""
+        if isinstance(text, Path):
+            return text_split(read_lines([text], self.config.data.text_column), self.tokenizer, label=str(text))
         return text_split(text_lines(text), self.tokenizer, label="the text")
 
     def _bar(self, title: str, tokens: int) -> "tqdm[NoReturn]":

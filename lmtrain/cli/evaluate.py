@@ -61,8 +61,6 @@ def evaluate(
     from lmtrain.api.run import load
     from lmtrain.config.loader import overrides_of
     from lmtrain.config.mistakes import shown
-    from lmtrain.data.local import read_lines
-    from lmtrain.data.tokenizing import text_split
     from lmtrain.evaluation.adaptive import settings_used
     from lmtrain.system.machine import explain_out_of_memory
 
@@ -88,9 +86,7 @@ def evaluate(
         if text is None:
             score = trained.evaluate(name, source=source, **how)
         else:
-            content = read_lines([text], trained.config.data.text_column)
-            part = text_split(content, trained.tokenizer, label=name)
-            score = trained.score_split(part, store=lambda: trained.token_store(source), **how)
+            score = trained.score(text, source=source, **how)
     used = settings_used(trained.config.eval, dynamic=dynamic, cache=cache)
     named = [f", {key.replace('_', ' ')} {value}" for key, value in used.items() if (key, value) != ("temperature", 1)]
     arithmetic = trained.score_precision
