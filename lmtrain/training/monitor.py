@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, Literal, TextIO
 
 import numpy as np
 from tqdm import tqdm
@@ -47,20 +47,14 @@ class Monitor:
     def advance(self, step: int, progress: float) -> None:
         """Show that `step` is done, and the fraction `progress` of the budget, which may be in steps or in time."""
 
-    def train(self, step: int, metrics: dict[str, float]) -> None:
-        """Log the metrics of training steps; display `loss` (nats per token), `perplexity` and `tokens_per_second`."""
+    def record(self, step: int, kind: Literal["train", "valid", "final"], metrics: dict[str, float]) -> None:
+        """Log the metrics of training steps, of an evaluation or of the best checkpoint at the end of a run.
 
-    def evaluation(self, step: int, metrics: dict[str, float], headline: str) -> None:
-        """Log an evaluation, and print its `loss` and `headline` as a line."""
+        Of training steps, `loss` (nats per token), `perplexity` and `tokens_per_second` are displayed too.
+        """
 
-    def final(self, metrics: dict[str, float], lines: list[str]) -> None:
-        """Log the metrics of the best checkpoint at the end of a run, and show `lines` in TensorBoard."""
-
-    def text(self, step: int, title: str, text: str) -> None:
-        """Show `text` in TensorBoard literally."""
-
-    def weights(self, step: int, title: str, tokens: list[str], weights: np.ndarray) -> None:
-        """Show in TensorBoard a table of the `weights` (H, T) of T `tokens` in H heads; each row is a distribution."""
+    def text(self, step: int, title: str, markdown: str) -> None:
+        """Show a text in TensorBoard."""
 
     def state(self, status: Status, **details: Any) -> None:
         """Write the run's status to `state.json`; see `run_folder.write_state`."""
@@ -78,7 +72,7 @@ class RunMonitor(Monitor):
 
     Every metric goes to metrics.jsonl, one JSON object per line with `step` and `kind` (train, valid, final); numbers
     that are not finite become null. On a terminal stderr shows a progress bar; otherwise it gets a line of metrics at
-    most every ten seconds. Evaluations are printed in both cases.
+    most every ten seconds.
 
     `step` is the step that the run resumes from (0: a new run), `progress` the fraction of the budget that was spent by
     then, `total_steps` the budget if it is in steps only, `metrics_bytes` the result of `flush` at the checkpoint.
@@ -121,34 +115,23 @@ class RunMonitor(Monitor):
             self._bar.set_description_str(f"{self._position()}: ", refresh=False)
             self._bar.update(self._progress - self._bar.n)
 
-    def train(self, step: int, metrics: dict[str, float]) -> None:
-        self._record(step, "train", metrics)
-        shown = [
-            form.format(readable(metrics[name], decimals))
-            for name, (form, decimals) in _SHOWN.items()
-            if name in metrics
-        ]
-        if self._bar is not None:
-            self._bar.set_postfix_str(", ".join(shown), refresh=False)
-        elif time.monotonic() - self._last_line >= _PLAIN_LINE_SECONDS:
-            self._last_line = time.monotonic()
-            log.info("  ".join([f"{self._position()} ({self._progress:.0%})", *shown, *self._time_left()]))
+    def record(self, step: int, kind: Literal["train", "valid", "final"], metrics: dict[str, float]) -> None:
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        line = json.dumps({"step": step, "kind": kind, **finite}, allow_nan=False)
+        with write_errors(self._path):
+            self._file.write(line.encode() + b"\n")
+            self._file.flush()
+        with write_errors(self._run_dir):
+            for name, value in metrics.items():
+                redundant = name == "word_perplexity" and "bits_per_byte" in metrics  # one chart shows the score
+                if (kind, name) in CHARTS and not redundant:
+                    self._events.add_scalar(CHARTS[kind, name], value, step)
+        if kind == "train":
+            self._display(metrics)
 
-    def evaluation(self, step: int, metrics: dict[str, float], headline: str) -> None:
-        self._record(step, "valid", metrics)
-        log.info(f"step {step:,} valid:  loss {readable(metrics['loss'], 3)}  {headline}")
-
-    def final(self, metrics: dict[str, float], lines: list[str]) -> None:
-        self._record(self._step, "final", metrics)
-        self.text(self._step, "final", "\n".join(["the best checkpoint on the whole validation split:", *lines]))
-
-    def text(self, step: int, title: str, text: str) -> None:
-        self._add_text(step, title, _escape(text))
-
-    def weights(self, step: int, title: str, tokens: list[str], weights: np.ndarray) -> None:
-        rows = [["", *(_escape(escaped(token)) for token in tokens)], ["---"] * (len(tokens) + 1)]
-        rows += [[f"head {head}", *(f"{weight:.1%}" for weight in row)] for head, row in enumerate(weights, 1)]
-        self._add_text(step, title, "\n".join(f"|{'|'.join(row)}|" for row in rows))
+    def text(self, step: int, title: str, markdown: str) -> None:
+        with write_errors(self._run_dir):
+            self._events.add_text(title, markdown, step)
 
     def state(self, status: Status, **details: Any) -> None:
         write_state(self._run_dir, status, **details)
@@ -169,21 +152,17 @@ class RunMonitor(Monitor):
         with write_errors(self._run_dir):
             self._events.close()
 
-    def _add_text(self, step: int, title: str, markdown: str) -> None:
-        with write_errors(self._run_dir):
-            self._events.add_text(title, markdown, step)
-
-    def _record(self, step: int, kind: str, metrics: dict[str, float]) -> None:
-        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        line = json.dumps({"step": step, "kind": kind, **finite}, allow_nan=False)
-        with write_errors(self._path):
-            self._file.write(line.encode() + b"\n")
-            self._file.flush()
-        with write_errors(self._run_dir):
-            for name, value in metrics.items():
-                redundant = name == "word_perplexity" and "bits_per_byte" in metrics  # one chart shows the score
-                if (kind, name) in CHARTS and not redundant:
-                    self._events.add_scalar(CHARTS[kind, name], value, step)
+    def _display(self, metrics: dict[str, float]) -> None:
+        shown = [
+            form.format(readable(metrics[name], decimals))
+            for name, (form, decimals) in _SHOWN.items()
+            if name in metrics
+        ]
+        if self._bar is not None:
+            self._bar.set_postfix_str(", ".join(shown), refresh=False)
+        elif time.monotonic() - self._last_line >= _PLAIN_LINE_SECONDS:
+            self._last_line = time.monotonic()
+            log.info("  ".join([f"{self._position()} ({self._progress:.0%})", *shown, *self._time_left()]))
 
     def _position(self) -> str:
         return f"step {self._step:,}" + (f"/{self._total_steps:,}" if self._total_steps is not None else "")
@@ -197,6 +176,19 @@ class RunMonitor(Monitor):
         return [f"ETA {tqdm.format_interval((time.monotonic() - started) * (1.0 - self._progress) / done)}"]
 
 
+def literal(text: str) -> str:
+    """Return Markdown that renders as `text`: punctuation becomes character references, not markup or HTML."""
+    lines = (re.sub(r"[^\w ]|_", lambda match: f"&#{ord(match[0])};", line.strip()) for line in text.splitlines())
+    return "  \n".join(lines)
+
+
+def table(tokens: list[str], weights: np.ndarray) -> str:
+    """Return a Markdown table of the `weights` (H, T) of T `tokens` in H heads; each row is a distribution."""
+    rows = [["", *(literal(escaped(token)) for token in tokens)], ["---"] * (len(tokens) + 1)]
+    rows += [[f"head {head}", *(f"{weight:.1%}" for weight in row)] for head, row in enumerate(weights, 1)]
+    return "\n".join(f"|{'|'.join(row)}|" for row in rows)
+
+
 def _open_metrics(path: Path, length: int) -> BinaryIO:
     """Open `path` for writing after its first `length` bytes, or after its last complete line if it is shorter."""
     with write_errors(path):
@@ -205,12 +197,6 @@ def _open_metrics(path: Path, length: int) -> BinaryIO:
         file.truncate(start.rfind(b"\n") + 1)
         file.seek(0, os.SEEK_END)
     return file
-
-
-def _escape(text: str) -> str:
-    """Return Markdown that renders as `text`: punctuation becomes character references, not markup or HTML."""
-    lines = (re.sub(r"[^\w ]|_", lambda match: f"&#{ord(match[0])};", line.strip()) for line in text.splitlines())
-    return "  \n".join(lines)
 
 
 def _has_columns(stream: TextIO) -> bool:

@@ -10,7 +10,7 @@ from lmtrain.system.device import synchronize
 from lmtrain.system.signals import StopSignal
 from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.meter import Clock, Meter, check_divergence
-from lmtrain.training.monitor import Monitor
+from lmtrain.training.monitor import Monitor, literal
 from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.schedule import Budget, evaluation_due, learning_rate
 from lmtrain.training.train_state import TrainState, snapshot
@@ -98,7 +98,7 @@ class Trainer:
         progress = self.progress()
         self._monitor.advance(step, progress)
         if is_logged:
-            self._monitor.train(step, self._meter.metrics(lr, self._clock.seconds(), self._step_seconds()))
+            self._monitor.record(step, "train", self._meter.metrics(lr, self._clock.seconds(), self._step_seconds()))
         if self.evaluation_is_due():
             self.evaluate()
         elif progress < 1.0:
@@ -115,7 +115,9 @@ class Trainer:
         self._saver.wait()
         minutes, step = self._clock.seconds() / 60, self.state.counters.step
         score, best_step = final_score(self.state, self._run_dir, self._monitor, self._stop)
-        self._monitor.final(score.figures(), score.lines())
+        self._monitor.record(step, "final", score.figures())
+        report = "\n".join(["the best checkpoint on the whole validation split:", *score.lines()])
+        self._monitor.text(step, "final", literal(report))
         self._monitor.state("finished", step=step, minutes=minutes, best_step=best_step, valid=score.summary())
         stopped_early = out_of_patience(self.state.config, self.state.counters)
         return Outcome("stopped early" if stopped_early else "finished", step, minutes, score, best_step)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.errors import LmtrainError
-from lmtrain.evaluation.perplexity import Score, evaluate, stride_of
+from lmtrain.evaluation.perplexity import Score, evaluate, readable, stride_of
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import SAMPLED
 from lmtrain.model.language_model import LanguageModel
@@ -21,7 +21,7 @@ from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.messages import log
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import StopSignal
-from lmtrain.training.monitor import Monitor
+from lmtrain.training.monitor import Monitor, literal, table
 from lmtrain.training.sharding import shard_like
 from lmtrain.training.train_state import TrainState
 
@@ -70,7 +70,8 @@ def evaluate_step(state: TrainState, monitor: Monitor, stop: StopSignal) -> floa
     metrics = {"loss": score.loss, "word_perplexity": score.word_perplexity}
     if tokenizer.kind != "word" and score.bits_per_byte is not None:
         metrics["bits_per_byte"] = score.bits_per_byte
-    monitor.evaluation(counters.step, metrics, score.headline)
+    monitor.record(counters.step, "valid", metrics)
+    log.info(f"step {counters.step:,} valid:  loss {readable(score.loss, 3)}  {score.headline}")
     return score.loss
 
 
@@ -83,10 +84,10 @@ def show_samples(state: TrainState, monitor: Monitor) -> None:
     config, model, store, step = state.config, state.model, state.store, state.counters.step
     options = replace(SAMPLED, max_tokens=config.train.sample_tokens)
     for sample in complete(model, store.tokenizer, config.train.sample_prompts, options):
-        monitor.text(step, f"sample: {sample.prompt}", sample.shown + sample.completions[0].text)
+        monitor.text(step, f"sample: {sample.prompt}", literal(sample.shown + sample.completions[0].text))
     ids = store.split("valid").ids[: min(POOL_TOKENS, config.model.context)]
     weights = model.pool_weights(torch.tensor(ids.astype("int64"), device=state.device)[None]).cpu().numpy()
-    monitor.weights(step, "pooling weights", [store.tokenizer.token(int(token)) for token in ids], weights)
+    monitor.text(step, "pooling weights", table([store.tokenizer.token(int(token)) for token in ids], weights))
 
 
 def final_score(state: TrainState, run_dir: Path, monitor: Monitor, stop: StopSignal) -> tuple[Score, int]:

@@ -26,7 +26,8 @@ def test_a_small_vocabulary_prints_no_misleading_figures(lmtrain: Lmtrain, workd
     """Neither on the terminal nor in the metrics."""
     done = lmtrain("train", *TINY, "run.name=small", "tokenizer.vocab_size=20")
     remark = r" \(unknown words: \d\d\.?\d?%\)\n"
-    assert len(re.findall(rf"valid: .*word perplexity \S+ over \d+ words and line ends{remark}", done.err)) == 3
+    evaluation = r"step \d+ valid:  loss \d\.\d{3}  word perplexity \d+\.\d{3} over \d+ words and line ends"
+    assert len(re.findall(evaluation + remark, done.err)) == 3
     assert re.search(rf"word perplexity .*{remark}", done.out)
     lines = [json.loads(line) for line in (workdir / "runs/small/metrics.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines if "word_perplexity" in line] == ["valid"] * 3 + ["final"]

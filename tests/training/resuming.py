@@ -173,7 +173,7 @@ def copied_for_every_kill(run_dir: Path, folder: Path) -> Iterator[list[Path]]:
         copies.append(folder / f"{len(copies)}")
         shutil.copytree(run_dir, copies[-1])
 
-    step, record, save_ = loop.train_step, RunMonitor._record, CheckpointSaver.save
+    step, record, save_ = loop.train_step, RunMonitor.record, CheckpointSaver.save
 
     def stepped(state: TrainState, lr: float) -> None:
         step(state, lr)
@@ -190,6 +190,6 @@ def copied_for_every_kill(run_dir: Path, folder: Path) -> Iterator[list[Path]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "train_step", stepped)
-        patch.setattr(RunMonitor, "_record", recorded)
+        patch.setattr(RunMonitor, "record", recorded)
         patch.setattr(CheckpointSaver, "save", saved)
         yield copies

@@ -26,7 +26,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.system.messages import log, log_level
-from lmtrain.training.monitor import Monitor, RunMonitor
+from lmtrain.training.monitor import Monitor, RunMonitor, literal, table
 from lmtrain.training.validation import evaluating, show_samples
 from tests.training.helpers import start
 
@@ -67,12 +67,11 @@ def html_of(text: Any) -> str:
 
 def test_metrics_are_written_to_the_file_and_charted(tmp_path: Path) -> None:
     reports = monitor(tmp_path)
-    reports.train(1, {"loss": 2.5, "lr": 0.125, "minutes": 1.0})
-    reports.evaluation(1, {"loss": 2.0, "word_perplexity": 8.0}, "")
-    reports.evaluation(2, {"loss": 1.0, "word_perplexity": 4.0, "bits_per_byte": 1.5}, "")
-    reports.train(2, {"loss": math.nan, "lr": math.inf})
-    reports.advance(2, 0.2)
-    reports.final({"word_perplexity": 7.0}, ["word perplexity 7.00"])
+    reports.record(1, "train", {"loss": 2.5, "lr": 0.125, "minutes": 1.0})
+    reports.record(1, "valid", {"loss": 2.0, "word_perplexity": 8.0})
+    reports.record(2, "valid", {"loss": 1.0, "word_perplexity": 4.0, "bits_per_byte": 1.5})
+    reports.record(2, "train", {"loss": math.nan, "lr": math.inf})
+    reports.record(2, "final", {"word_perplexity": 7.0})
     reports.close()
     assert records(tmp_path) == [
         {"step": 1, "kind": "train", "loss": 2.5, "lr": 0.125, "minutes": 1.0},
@@ -91,8 +90,12 @@ def test_metrics_are_written_to_the_file_and_charted(tmp_path: Path) -> None:
         "perplexity/valid": [(1, 8.0)],
         "quality/bits_per_byte": [(2, 1.5)],
     }
-    (final,) = shown.Tensors("final/text_summary")
-    assert "word perplexity 7.00" in html.unescape(final.tensor_proto.string_val[0].decode())
+
+
+def test_the_final_score_is_shown_as_a_text(base: Path) -> None:
+    (final,) = events(base).Tensors("final/text_summary")
+    shown = html.unescape(final.tensor_proto.string_val[0].decode())
+    assert re.search(r"the best checkpoint on the whole validation split:\s+word perplexity +\d+\.\d{3} ", shown)
 
 
 @pytest.mark.parametrize("step", [0, 4])
@@ -101,15 +104,15 @@ def test_a_resumed_run_continues_its_curves(tmp_path: Path, step: int) -> None:
     reports = monitor(tmp_path)
     length = 0
     for number in range(1, 7):
-        reports.train(number, {"loss": float(number)})
+        reports.record(number, "train", {"loss": float(number)})
         if number == step:
-            reports.evaluation(number, {"loss": 40.0}, "")
+            reports.record(number, "valid", {"loss": 40.0})
             length = reports.flush()
     reports.close()
 
     reports = monitor(tmp_path, step=step, progress=step / 10, metrics_bytes=length)
     for number in range(step + 1, 9):
-        reports.train(number, {"loss": 10.0 * number})
+        reports.record(number, "train", {"loss": 10.0 * number})
     reports.close()
 
     expected = [(number, number * (10.0 if number > step else 1.0)) for number in range(1, 9)]
@@ -123,7 +126,7 @@ def test_a_resumed_run_continues_its_curves(tmp_path: Path, step: int) -> None:
 def test_a_truncated_metrics_file_is_cut_at_its_last_complete_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"ste')
     reports = monitor(tmp_path, step=2, metrics_bytes=5000)
-    reports.train(3, {"loss": 1.0})
+    reports.record(3, "train", {"loss": 1.0})
     assert reports.flush() == (tmp_path / "metrics.jsonl").stat().st_size
     reports.close()
     assert records(tmp_path) == [{"step": 1}, {"step": 3, "kind": "train", "loss": 1.0}]
@@ -133,7 +136,7 @@ def test_a_truncated_metrics_file_is_cut_at_its_last_complete_line(tmp_path: Pat
 def test_text_is_shown_literally(tmp_path: Path) -> None:
     text = "= A <unk> title =\n# not a heading\n1. *x* _y_ @-@ `z` | & &amp; \\ [a](b)\n- <script>é</script>\n===\nend"
     reports = monitor(tmp_path)
-    reports.text(5, "sample", text)
+    reports.text(5, "sample", literal(text))
     reports.close()
     (event,) = events(tmp_path).Tensors("sample/text_summary")
     assert event.step == 5
@@ -150,7 +153,7 @@ def test_weights_become_a_table(tmp_path: Path) -> None:
     weights = np.array([[0.1, 0.2, 0.7, 0.0], [1.0, 0.0, 0.0, 0.0]], dtype=np.float32)
     tokens = ["a", "<unk>", "|", "日本\u2028"]
     reports = monitor(tmp_path)
-    reports.weights(4, "pool", tokens, weights)
+    reports.text(4, "pool", table(tokens, weights))
     reports.close()
     (event,) = events(tmp_path).Tensors("pool/text_summary")
     assert event.step == 4
@@ -173,8 +176,7 @@ def test_without_a_terminal_there_are_plain_lines_at_most_every_ten_seconds(
         now += 0.3 if step > 101 else 30.0
         reports.advance(step, step / 1000)
         perplexity = 1234.5 if step < 150 else 1e300
-        reports.train(step, {"loss": 2.0, "perplexity": perplexity, "tokens_per_second": 9876.5, "lr": 1.0})
-    reports.evaluation(200, {"loss": 1.5, "word_perplexity": 1234.5}, "word perplexity 1,234")
+        reports.record(step, "train", {"loss": 2.0, "perplexity": perplexity, "tokens_per_second": 9876.5, "lr": 1.0})
     log.info("saved")
     reports.close()
     out, err = capsys.readouterr()
@@ -185,7 +187,6 @@ def test_without_a_terminal_there_are_plain_lines_at_most_every_ten_seconds(
         "step 101/1,000 (10%)  loss 2.000  ppl 1,234  9,876 tok/s",  # one step says nothing about the others
         "step 135/1,000 (14%)  loss 2.000  ppl 1,234  9,876 tok/s  ETA 04:19",
         "step 169/1,000 (17%)  loss 2.000  ppl 1.0e+300  9,876 tok/s  ETA 04:09",
-        "step 200 valid:  loss 1.500  word perplexity 1,234",
         "saved",
     ]
 
@@ -193,8 +194,7 @@ def test_without_a_terminal_there_are_plain_lines_at_most_every_ten_seconds(
 def test_quiet_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with log_level(logging.WARNING):
         reports = monitor(tmp_path)
-        reports.train(1, {"loss": 2.0})
-        reports.evaluation(1, {"loss": 2.0}, "")
+        reports.record(1, "train", {"loss": 2.0})
         reports.close()
     assert capsys.readouterr().err == ""
 
@@ -224,7 +224,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_share_of_the_budget(
 ) -> None:
     with terminal(monkeypatch, columns=100) as screen:
         reports = monitor(tmp_path, total_steps=None, step=10, progress=0.25)
-        reports.train(12, {"loss": 2.0, "perplexity": 7.4, "tokens_per_second": 5000.0})
+        reports.record(12, "train", {"loss": 2.0, "perplexity": 7.4, "tokens_per_second": 5000.0})
         reports.advance(1234, 0.5)
         log.info("a note")
         reports.close()
@@ -237,7 +237,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_share_of_the_budget(
 def test_a_terminal_without_a_width_gets_plain_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch, columns=0) as screen:
         reports = monitor(tmp_path)
-        reports.train(1, {"loss": 2.0})
+        reports.record(1, "train", {"loss": 2.0})
         reports.close()
         seen = screen()
     assert seen.startswith("step 0/10 (0%)  loss 2.000")
@@ -248,14 +248,14 @@ def test_samples_are_the_same_each_time(tiny: Config, store: TokenStore) -> None
     shown: list[str] = []
 
     class Texts(Monitor):
-        def text(self, step: int, title: str, text: str) -> None:
-            shown.append(text)
+        def text(self, step: int, title: str, markdown: str) -> None:
+            shown.append(markdown)
 
     state = start(tiny)
     for _ in range(2):
         torch.rand(7)
         with evaluating(state.model, {}):
             show_samples(state, Texts())
-    assert shown[0] == shown[1]
+    assert shown[:2] == shown[2:]
     (greedy,) = complete(state.model, store.tokenizer, ["The"], Options(max_tokens=tiny.train.sample_tokens))
-    assert not shown[0].endswith(greedy.completions[0].text)
+    assert not shown[0].endswith(literal(greedy.completions[0].text))

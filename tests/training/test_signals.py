@@ -58,7 +58,7 @@ def observed(heard: Callable[[str], None]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(validation, "evaluate", evaluated)
         patch.setattr(loop, "train_step", reporting("step", loop.train_step))
-        patch.setattr(RunMonitor, "_record", reporting("log", RunMonitor._record))
+        patch.setattr(RunMonitor, "record", reporting("log", RunMonitor.record))
         for name in ("make_folder", "write", "sync", "rename", "remove"):
             patch.setattr(disk, name, reporting("disk", getattr(disk, name)))
         yield
