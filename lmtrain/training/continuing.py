@@ -11,18 +11,32 @@ from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.system.messages import log
-from lmtrain.training.checkpoint_info import CheckpointInfo, read_info
-from lmtrain.training.schedule import Budget, schedule_length, steps_independent_of_budget
+from lmtrain.training.checkpoint_info import read_info
+from lmtrain.training.schedule import Budget, schedule_length
 
 
-def common_steps(run_dir: Path, train: TrainConfig, budget: Budget, info: CheckpointInfo) -> int:
-    """Return up to which step the run that wrote `info` and a run with `budget`, which may be larger, are the same.
+def steps_independent_of_budget(train: TrainConfig, budget: Budget) -> int:
+    """Return how many steps from the start are the same with every larger budget, to the last bit.
 
-    Raises LmtrainError, with what to do instead, if they differ from the first step on.
+    These are the steps before the decay of `wsd` (rounded down: the step at its beginning may be part of it), and all
+    steps with `constant`, except the last one if it is evaluated only because it is the last. 0 for other schedules,
+    and if the schedule follows the clock.
     """
-    now, then = schedule_length(train, budget), info.schedule
+    if budget.steps is None or budget.seconds is not None:
+        return 0
+    if train.schedule == "constant":
+        return budget.steps - (train.eval_steps is not None and budget.steps % train.eval_steps > 0)
+    return int((1.0 - train.decay) * budget.steps) if train.schedule == "wsd" else 0
+
+
+def last_common(run_dir: Path, train: TrainConfig, budget: Budget, last: Checkpoint) -> Checkpoint:
+    """Return the last checkpoint that the run has in common with one with `budget`; `last` is the run's last one.
+
+    Raises LmtrainError, with what to do instead, if there is none.
+    """
+    now, then = schedule_length(train, budget), read_info(last).schedule
     if then is None or then.steps is None or then == now:
-        return info.counters.step  # `check_same_run` rejects another schedule where it follows the clock
+        return last  # `check_same_run` rejects another schedule where it follows the clock
     if steps_independent_of_budget(train, budget) == 0:
         obstacle = f"with train.schedule={train.schedule} the learning rate depends on the budget from the start"
     elif train.patience is not None and (train.schedule == "constant" or train.eval_steps is None):
@@ -32,31 +46,18 @@ def common_steps(run_dir: Path, train: TrainConfig, budget: Budget, info: Checkp
     elif now.steps is None or now.steps < then.steps:
         obstacle = f"it had a larger budget, of {then.steps:,} steps"
     else:
-        return steps_independent_of_budget(train, Budget(then.steps, None))
-    raise _rejection(run_dir, obstacle)
-
-
-def last_common(run_dir: Path, train: TrainConfig, budget: Budget, last: Checkpoint) -> Checkpoint:
-    """Return the last checkpoint that the run has in common with one with `budget`; `last` is the run's last one.
-
-    Raises LmtrainError if there is none.
-    """
-    step = last.info["step"]
-    common = common_steps(run_dir, train, budget, read_info(last))
-    if step <= common:
-        return last
-    checkpoint = run_checkpoints.last_until(run_dir, common)
-    if checkpoint is None:
-        raise _rejection(run_dir, f"it has no undamaged checkpoint up to step {common:,}")
-    log.warning(
-        f"{run_dir}: going back to step {checkpoint.info['step']:,} to resume with another budget; later checkpoints, "
-        f"up to step {step:,}, are deleted"
-    )
-    return checkpoint
-
-
-def _rejection(run_dir: Path, obstacle: str) -> LmtrainError:
-    return LmtrainError(
+        step, common = last.info["step"], steps_independent_of_budget(train, Budget(then.steps, None))
+        if step <= common:
+            return last
+        checkpoint = run_checkpoints.last_until(run_dir, common)
+        if checkpoint is not None:
+            log.warning(
+                f"{run_dir}: going back to step {checkpoint.info['step']:,} to resume with another budget; later "
+                f"checkpoints, up to step {step:,}, are deleted"
+            )
+            return checkpoint
+        obstacle = f"it has no undamaged checkpoint up to step {common:,}"
+    raise LmtrainError(
         f"{run_dir} can't be resumed with another budget or warmup: {obstacle}. Give the old values, or train another "
         f"run (run.name=...; train.init_from={run_dir} starts from its weights)"
     )

@@ -19,12 +19,12 @@ from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import catch_stop_signals
 from lmtrain.training.announce import report_device, report_plan
 from lmtrain.training.checkpoint_info import NEW_RUN, CheckpointInfo, read_info
-from lmtrain.training.continuing import last_common
+from lmtrain.training.continuing import last_common, steps_independent_of_budget
 from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
 from lmtrain.training.parallel import check_shared
 from lmtrain.training.saving import CheckpointSaver
-from lmtrain.training.schedule import Budget, steps_independent_of_budget
+from lmtrain.training.schedule import Budget
 from lmtrain.training.train_state import TrainState, load_initial_weights, new_state, restore
 from lmtrain.training.trainer import Trainer
 

@@ -129,20 +129,6 @@ def warmup_steps(train: TrainConfig, budget: Budget) -> float | None:
     return max(1.0, length) if length else 0.0
 
 
-def steps_independent_of_budget(train: TrainConfig, budget: Budget) -> int:
-    """Return how many steps from the start are the same with every larger budget, to the last bit.
-
-    These are the steps before the decay of `wsd` (rounded down: the step at its beginning may be part of it), and all
-    steps with `constant`, except the last one if it is evaluated only because it is the last. 0 for other schedules,
-    and if the schedule follows the clock.
-    """
-    if budget.steps is None or budget.seconds is not None:
-        return 0
-    if train.schedule == "constant":
-        return budget.steps - (train.eval_steps is not None and budget.steps % train.eval_steps > 0)
-    return int((1.0 - train.decay) * budget.steps) if train.schedule == "wsd" else 0
-
-
 def schedule_length(train: TrainConfig, budget: Budget) -> ScheduleLength:
     """Return the length of the schedule, which each checkpoint stores."""
     return ScheduleLength(budget.steps, warmup_steps(train, budget))

@@ -9,7 +9,8 @@ from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.config.train import TrainConfig
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.training.checkpoint_info import Counters
-from lmtrain.training.schedule import Budget, evaluation_due, learning_rate, make_budget, steps_independent_of_budget
+from lmtrain.training.continuing import steps_independent_of_budget
+from lmtrain.training.schedule import Budget, evaluation_due, learning_rate, make_budget
 
 LISTS = {
     "cosine": [0.0, 0.5, 1.0, 0.86819805, 0.55, 0.23180195, 0.1],
