@@ -16,10 +16,9 @@ from lmtrain.generation.options import SAMPLED
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.trained import WEIGHT_GROUPS
 from lmtrain.storage import run_checkpoints
-from lmtrain.storage.checkpoint import Checkpoint, load
+from lmtrain.storage.checkpoint import load
 from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.messages import log
-from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import StopSignal
 from lmtrain.training.monitor import Monitor, literal, table
 from lmtrain.training.sharding import shard_like
@@ -91,21 +90,16 @@ def show_samples(state: TrainState, monitor: Monitor) -> None:
 
 
 def final_score(state: TrainState, run_dir: Path, monitor: Monitor, stop: StopSignal) -> tuple[Score, int]:
-    """Score the best checkpoint on the whole validation split, with overlapping windows. Return its score and step."""
-    best = _best_checkpoint(run_dir, state.processes)
+    """Score the best checkpoint on the whole validation split, with overlapping windows. Return its score and step.
+
+    The main process, which knows that all checkpoints are written, chooses and verifies it.
+    """
+    folder = state.processes.on_main(lambda: str(run_checkpoints.load_chosen(run_dir, None, WEIGHT_GROUPS).folder))
+    best = load(Path(folder), WEIGHT_GROUPS, verify_hashes=False)
     step, stride = int(best.info["step"]), stride_of(state.config)
     log.info(f"scoring the best checkpoint (step {step:,}) on the whole validation split, with stride {stride}")
     with evaluating(state.model, best.tensors["model" if state.ema is None else "ema"]):
         return validate(state, stride, None, stop), step
-
-
-def _best_checkpoint(run_dir: Path, processes: ProcessGroup) -> Checkpoint:
-    """Return the best undamaged checkpoint. The main process, which knows that all are written, chooses it."""
-
-    def verified_folder() -> str:
-        return str(run_checkpoints.load_chosen(run_dir, None, WEIGHT_GROUPS).folder)
-
-    return load(Path(processes.on_main(verified_folder)), WEIGHT_GROUPS, verify_hashes=False)
 
 
 @contextmanager
