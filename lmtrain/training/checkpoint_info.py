@@ -1,7 +1,7 @@
 """What the checkpoint of a run stores beside its tensors."""
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -26,11 +26,6 @@ class Counters:
     best_step: Count = 0
     stale: Count = 0
     """Evaluations in a row without a new best."""
-
-    def load(self, saved: "Counters") -> None:
-        """Copy these fields from saved ones."""
-        for each in fields(Counters):
-            setattr(self, each.name, getattr(saved, each.name))
 
 
 @dataclass

@@ -56,12 +56,6 @@ class StepStatistics:
         figures = torch.stack((loss, norm, torch.ones_like(loss))).double()
         self.sums.add_(torch.where(skipped | ~torch.isfinite(loss), 0.0, figures))
 
-    def load(self, counters: SavedCounters) -> None:
-        """Restore the statistics that `snapshot` saved."""
-        self.skipped.fill_(counters.skipped)
-        self.in_a_row.fill_(counters.in_a_row)
-        self.sums.copy_(torch.tensor(counters.window, dtype=torch.float64))
-
 
 @dataclass(frozen=True)
 class TrainState:
@@ -212,7 +206,8 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
     If the model is sharded, each process reads only its own rows.
     Raises LmtrainError if the shapes differ, or the run had another teacher.
     """
-    info = read_info(checkpoint)
+    info, statistics = read_info(checkpoint), state.statistics
+    saved = info.counters
     if info.teacher != state.teacher:
         learned = "no teacher" if info.teacher is None else "another teacher, or an earlier checkpoint of it"
         raise LmtrainError(
@@ -225,11 +220,14 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
         if state.ema is not None:
             copy_all(checkpoint.tensors.get("ema", {}), state.ema)
         if info.precision in (None, state.precision):
-            state.scaler.load_state_dict(info.counters.scaler)
-        state.statistics.load(info.counters)
+            state.scaler.load_state_dict(saved.scaler)
+        statistics.skipped.fill_(saved.skipped)
+        statistics.in_a_row.fill_(saved.in_a_row)
+        statistics.sums.copy_(torch.tensor(saved.window, dtype=torch.float64))
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, KeyError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[-1].strip()
         raise LmtrainError(f"{checkpoint.folder} does not fit this model: {reason}") from error
-    state.counters.load(info.counters)
+    for name in vars(state.counters):
+        setattr(state.counters, name, getattr(saved, name))

@@ -21,7 +21,6 @@ from lmtrain.evaluation.perplexity import Forward
 from lmtrain.storage import checkpoint
 from lmtrain.storage.files import sha256_bytes
 from lmtrain.training import loop, train_state
-from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.loop import train_step
 from lmtrain.training.monitor import RunMonitor
 from lmtrain.training.saving import CheckpointSaver
@@ -136,7 +135,8 @@ def save(state: TrainState, run_dir: Path) -> Path:
 def refer(config: Config, run_dir: Path, count: int) -> Reference:
     """Train without an interruption, and save after every step."""
     state = begin(config)
-    state.counters.load(Counters(evaluated=2, best=4.5, best_step=1, stale=1))  # as after some evaluations
+    counters = state.counters
+    counters.evaluated, counters.best, counters.best_step, counters.stale = 2, 4.5, 1, 1  # as after some evaluations
     reference = Reference(config, [], [])
     for _ in range(count):
         reference.steps += take_steps(state, 1)
