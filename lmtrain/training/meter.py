@@ -19,17 +19,15 @@ class Clock:
     """The seconds that a run has taken, by the main process's clock, including evaluations and earlier parts of it."""
 
     def __init__(self, seconds: float, processes: ProcessGroup) -> None:
-        self._before, self._processes = seconds, processes
-        self._now = self._started = processes.broadcast(time.monotonic())
+        self.seconds = seconds
+        """The same in all processes, and until the next `update`."""
+        self._processes = processes
+        self._zero = processes.broadcast(time.monotonic()) - seconds
 
     def update(self) -> float:
-        """Read the time and return `seconds`, which stay the same until the next call. All processes call this."""
-        self._now = self._processes.broadcast(time.monotonic())
-        return self.seconds()
-
-    def seconds(self) -> float:
-        """Return the seconds until the last `update`."""
-        return self._before + self._now - self._started
+        """Read the time. Return `seconds`. All processes call this."""
+        self.seconds = self._processes.broadcast(time.monotonic()) - self._zero
+        return self.seconds
 
 
 class Meter:

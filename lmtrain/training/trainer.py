@@ -53,7 +53,6 @@ class Trainer:
         self._run_dir = run_dir
         self._clock, self._monitor, self._saver, self._stop = clock, monitor, saver, stop
         self._meter = Meter(state)
-        self._saved_step = state.counters.step  # a resumed run's checkpoint exists
         self._evaluation_seconds = 0.0
         self._started = self._saved_seconds = seconds = clock.update()
         self._budget = budget if state.counters.step else budget.with_setup(seconds)
@@ -62,11 +61,11 @@ class Trainer:
 
     def progress(self) -> float:
         """Return the fraction of the budget that is spent, in [0, 1]."""
-        return self._budget.progress(self.state.counters.step, self._clock.seconds())
+        return self._budget.progress(self.state.counters.step, self._clock.seconds)
 
     def learning_rate(self) -> float:
         """Return the learning rate of the next step."""
-        return learning_rate(self.state.config.train, self._budget, self.state.counters.step, self._clock.seconds())
+        return learning_rate(self.state.config.train, self._budget, self.state.counters.step, self._clock.seconds)
 
     def evaluation_is_due(self) -> bool:
         """Whether the current step is to be evaluated and has not been."""
@@ -98,11 +97,11 @@ class Trainer:
         progress = self.progress()
         self._monitor.advance(step, progress)
         if is_logged:
-            self._monitor.record(step, "train", self._meter.metrics(lr, self._clock.seconds(), self._step_seconds()))
+            self._monitor.record(step, "train", self._meter.metrics(lr, self._clock.seconds, self._step_seconds()))
         if self.evaluation_is_due():
             self.evaluate()
         elif progress < 1.0:
-            unsaved_seconds = self._clock.seconds() - self._saved_seconds
+            unsaved_seconds = self._clock.seconds - self._saved_seconds
             if step == self._saver.common_steps or unsaved_seconds > 60 * train.save_minutes:
                 self._save(None)
         if progress < 1.0:
@@ -113,7 +112,7 @@ class Trainer:
         if self.state.counters.evaluated != self.state.counters.step:
             self.evaluate()
         self._saver.wait()
-        minutes, step = self._clock.seconds() / 60, self.state.counters.step
+        minutes, step = self._clock.seconds / 60, self.state.counters.step
         score, best_step = final_score(self.state, self._run_dir, self._monitor, self._stop)
         self._monitor.record(step, "final", score.figures())
         report = "\n".join(["the best checkpoint on the whole validation split:", *score.lines()])
@@ -123,21 +122,20 @@ class Trainer:
         return Outcome("stopped early" if stopped_early else "finished", step, minutes, score, best_step)
 
     def save_interrupted(self) -> Outcome:
-        """Save a checkpoint of the current step, unless an evaluation has saved one, with its score."""
+        """Save a checkpoint of the current step, unless its evaluation has saved one, with the score."""
         step = self.state.counters.step
-        if self._saved_step != step:
+        if self.state.counters.evaluated != step:
             self._save(None)
         self._saver.wait()
         self._monitor.state("interrupted", step=step, signal=self._stop.name)
-        return Outcome("interrupted", step, self._clock.seconds() / 60, None, self.state.counters.best_step)
+        return Outcome("interrupted", step, self._clock.seconds / 60, None, self.state.counters.best_step)
 
     def _step_seconds(self) -> float:
         """Return the seconds since the trainer was made, without evaluations."""
-        return self._clock.seconds() - self._started - self._evaluation_seconds
+        return self._clock.seconds - self._started - self._evaluation_seconds
 
     def _save(self, score: float | None) -> None:
         """Start saving a checkpoint; `score` is the validation loss at this step, or None if it is not evaluated."""
-        self._saved_step = self.state.counters.step
         metrics_bytes = self._monitor.flush()
         self._saved_seconds = seconds = self._clock.update()
         parts = snapshot(self.state, score, budget=self._budget, seconds=seconds, metrics_bytes=metrics_bytes)

@@ -217,7 +217,7 @@ def test_a_budget_in_time_counts_from_the_first_step(
     rates: dict[float, float] = {}
     monkeypatch.setattr(trainer, "Meter", slowly)
     monkeypatch.setattr(loop, "train_step", step)
-    monkeypatch.setattr("lmtrain.training.meter.Clock.seconds", lambda self: now)
+    monkeypatch.setattr("lmtrain.training.meter.time", SimpleNamespace(monotonic=lambda: now))
     budget = {"train__steps": None, "train__max_minutes": 1.0, "train__warmup": 0.5, "train__schedule": "constant"}
     config = change(tiny, **budget)
     assert run(config, tmp_path)[0].status == "interrupted"
