@@ -103,7 +103,7 @@ def open_run(
                 CheckpointSaver(run_dir, config.train.keep, processes, common_steps=common) as saver,
             ):
                 monitor.state("running", step=step)
-                yield Trainer(state, run_dir, budget=budget, clock=clock, monitor=monitor, saver=saver, stop=stop)
+                yield Trainer(state, run_dir, budget, clock, monitor, saver, stop)
         except BaseException:
             monitor.state("failed", step=state.counters.step)
             raise

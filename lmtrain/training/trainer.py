@@ -35,37 +35,34 @@ def out_of_patience(config: Config, counters: Counters) -> bool:
     return config.train.patience is not None and counters.stale >= config.train.patience
 
 
+@dataclass
 class Trainer:
     """A run that is being trained. `evaluate`, `after_step` and `finish` raise Interrupted after a stop signal."""
 
-    def __init__(
-        self,
-        state: TrainState,
-        run_dir: Path,
-        *,
-        budget: Budget,
-        clock: Clock,
-        monitor: Monitor,
-        saver: CheckpointSaver,
-        stop: StopSignal,
-    ) -> None:
-        self.state = state
-        self._run_dir = run_dir
-        self._clock, self._monitor, self._saver, self._stop = clock, monitor, saver, stop
-        self._meter = Meter(state)
+    state: TrainState
+    run_dir: Path
+    budget: Budget
+    clock: Clock
+    monitor: Monitor
+    saver: CheckpointSaver
+    stop: StopSignal
+
+    def __post_init__(self) -> None:
+        self._meter = Meter(self.state)
         self._evaluation_seconds = 0.0
-        self._started = self._saved_seconds = seconds = clock.update()
-        self._budget = budget if state.counters.step else budget.with_setup(seconds)
+        self._started = self._saved_seconds = seconds = self.clock.update()
+        if self.state.counters.step == 0:
+            self.budget = self.budget.with_setup(seconds)
         # With a budget in time, the progress at the last evaluation is not stored; the present progress replaces it.
-        self._evaluated_progress = self._budget.progress(state.counters.evaluated, seconds)
+        self._evaluated_progress = self.budget.progress(self.state.counters.evaluated, seconds)
 
     def progress(self) -> float:
         """Return the fraction of the budget that is spent, in [0, 1]."""
-        return self._budget.progress(self.state.counters.step, self._clock.seconds)
+        return self.budget.progress(self.state.counters.step, self.clock.seconds)
 
     def learning_rate(self) -> float:
         """Return the learning rate of the next step."""
-        return learning_rate(self.state.config.train, self._budget, self.state.counters.step, self._clock.seconds)
+        return learning_rate(self.state.config.train, self.budget, self.state.counters.step, self.clock.seconds)
 
     def evaluation_is_due(self) -> bool:
         """Whether the current step is to be evaluated and has not been."""
@@ -79,10 +76,10 @@ class Trainer:
     def evaluate(self) -> None:
         """Evaluate the current step, and save a checkpoint with the score."""
         synchronize(self.state.device)
-        started = self._clock.update()
-        loss = evaluate_step(self.state, self._monitor, self._stop)
+        started = self.clock.update()
+        loss = evaluate_step(self.state, self.monitor, self.stop)
         self._save(loss)
-        self._evaluation_seconds += self._clock.update() - started
+        self._evaluation_seconds += self.clock.update() - started
         self._evaluated_progress = self.progress()
 
     def after_step(self, lr: float) -> None:
@@ -91,33 +88,33 @@ class Trainer:
         is_logged = step == 1 or step % train.log_steps == 0
         if is_logged:
             synchronize(self.state.device)
-        self._clock.update()
+        self.clock.update()
         check_divergence(self.state)
-        self._saver.check()
+        self.saver.check()
         progress = self.progress()
-        self._monitor.advance(step, progress)
+        self.monitor.advance(step, progress)
         if is_logged:
-            self._monitor.record(step, "train", self._meter.metrics(lr, self._clock.seconds, self._step_seconds()))
+            self.monitor.record(step, "train", self._meter.metrics(lr, self.clock.seconds, self._step_seconds()))
         if self.evaluation_is_due():
             self.evaluate()
         elif progress < 1.0:
-            unsaved_seconds = self._clock.seconds - self._saved_seconds
-            if step == self._saver.common_steps or unsaved_seconds > 60 * train.save_minutes:
+            unsaved_seconds = self.clock.seconds - self._saved_seconds
+            if step == self.saver.common_steps or unsaved_seconds > 60 * train.save_minutes:
                 self._save(None)
         if progress < 1.0:
-            self._stop.check()
+            self.stop.check()
 
     def finish(self) -> Outcome:
         """Evaluate the last step, wait for its checkpoint, and score the best checkpoint."""
         if self.state.counters.evaluated != self.state.counters.step:
             self.evaluate()
-        self._saver.wait()
-        minutes, step = self._clock.seconds / 60, self.state.counters.step
-        score, best_step = final_score(self.state, self._run_dir, self._monitor, self._stop)
-        self._monitor.record(step, "final", score.figures())
+        self.saver.wait()
+        minutes, step = self.clock.seconds / 60, self.state.counters.step
+        score, best_step = final_score(self.state, self.run_dir, self.monitor, self.stop)
+        self.monitor.record(step, "final", score.figures())
         report = "\n".join(["the best checkpoint on the whole validation split:", *score.lines()])
-        self._monitor.text(step, "final", literal(report))
-        self._monitor.state("finished", step=step, minutes=minutes, best_step=best_step, valid=score.summary())
+        self.monitor.text(step, "final", literal(report))
+        self.monitor.state("finished", step=step, minutes=minutes, best_step=best_step, valid=score.summary())
         stopped_early = out_of_patience(self.state.config, self.state.counters)
         return Outcome("stopped early" if stopped_early else "finished", step, minutes, score, best_step)
 
@@ -126,17 +123,17 @@ class Trainer:
         step = self.state.counters.step
         if self.state.counters.evaluated != step:
             self._save(None)
-        self._saver.wait()
-        self._monitor.state("interrupted", step=step, signal=self._stop.name)
-        return Outcome("interrupted", step, self._clock.seconds / 60, None, self.state.counters.best_step)
+        self.saver.wait()
+        self.monitor.state("interrupted", step=step, signal=self.stop.name)
+        return Outcome("interrupted", step, self.clock.seconds / 60, None, self.state.counters.best_step)
 
     def _step_seconds(self) -> float:
         """Return the seconds since the trainer was made, without evaluations."""
-        return self._clock.seconds - self._started - self._evaluation_seconds
+        return self.clock.seconds - self._started - self._evaluation_seconds
 
     def _save(self, score: float | None) -> None:
         """Start saving a checkpoint; `score` is the validation loss at this step, or None if it is not evaluated."""
-        metrics_bytes = self._monitor.flush()
-        self._saved_seconds = seconds = self._clock.update()
-        parts = snapshot(self.state, score, budget=self._budget, seconds=seconds, metrics_bytes=metrics_bytes)
-        self._saver.save(self.state.counters.step, *parts)
+        metrics_bytes = self.monitor.flush()
+        self._saved_seconds = seconds = self.clock.update()
+        parts = snapshot(self.state, score, budget=self.budget, seconds=seconds, metrics_bytes=metrics_bytes)
+        self.saver.save(self.state.counters.step, *parts)
