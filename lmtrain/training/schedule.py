@@ -135,23 +135,21 @@ def schedule_length(train: TrainConfig, budget: Budget) -> ScheduleLength:
 
 
 def evaluation_due(
-    config: Config, validation_tokens: int, counters: Counters, progress: float, last_progress: float, cost: float
+    config: Config, validation_tokens: int, counters: Counters, progress: float, last_progress: float, affordable: bool
 ) -> bool:
     """Whether to evaluate now, at `progress`; the last evaluation was at `last_progress`.
 
     With `eval_steps` this depends only on the step. Without, an evaluation is due in each twentieth of the budget, as
-    long as evaluations take no more than `EVALUATION_COST`. With a budget in time, `cost` is what they have taken so
-    far. Otherwise their cost is estimated, so that a resumed run is evaluated at the same steps: training takes three
-    times as long per target as an evaluation.
+    long as evaluations take no more than `EVALUATION_COST`. With a budget in time, `affordable` says whether that was
+    so until now. Otherwise their cost is estimated, so that a resumed run is evaluated at the same steps: training
+    takes three times as long per target as an evaluation.
     """
     train, steps = config.train, counters.step - counters.evaluated
     if steps == 0:
         return False
     if train.eval_steps is not None:
         return counters.step % train.eval_steps == 0
-    if train.max_minutes is not None:
-        affordable = cost <= EVALUATION_COST
-    else:
+    if train.max_minutes is None:
         scored = min(train.eval_tokens or validation_tokens, validation_tokens)
         affordable = steps >= scored / (3 * EVALUATION_COST * targets_per_step(config))
     return affordable and int(EVALUATIONS * progress) > int(EVALUATIONS * last_progress)

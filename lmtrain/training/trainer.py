@@ -12,7 +12,7 @@ from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.meter import Clock, Meter, check_divergence
 from lmtrain.training.monitor import Monitor, literal
 from lmtrain.training.saving import CheckpointSaver
-from lmtrain.training.schedule import Budget, evaluation_due, learning_rate
+from lmtrain.training.schedule import EVALUATION_COST, Budget, evaluation_due, learning_rate
 from lmtrain.training.train_state import TrainState, snapshot
 from lmtrain.training.validation import evaluate_step, final_score
 
@@ -67,10 +67,9 @@ class Trainer:
     def evaluation_is_due(self) -> bool:
         """Whether the current step is to be evaluated and has not been."""
         counters, valid = self.state.counters, self.state.store.split("valid")
-        step_seconds = self._step_seconds()
-        cost = self._evaluation_seconds / step_seconds if step_seconds > 0 else 0.0
+        affordable = self._evaluation_seconds <= EVALUATION_COST * self._step_seconds()
         return evaluation_due(
-            self.state.config, valid.tokens, counters, self.progress(), self._evaluated_progress, cost
+            self.state.config, valid.tokens, counters, self.progress(), self._evaluated_progress, affordable
         )
 
     def evaluate(self) -> None:
