@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,23 +31,17 @@ from lmtrain.training.schedule import Budget, make_budget, sample_order, schedul
 from lmtrain.training.sharding import copy_all
 
 
-@dataclass(frozen=True)
 class StepStatistics:
     """Statistics of the steps, on the device: the host waits for them only when it reads them."""
 
-    skipped: Tensor
-    """How many steps were skipped, changing neither weights nor optimizer, () int64."""
-    in_a_row: Tensor
-    """How many steps in a row were skipped, up to the last step, () int64."""
-    sums: Tensor
-    """Sum of the loss, sum of the gradient norm, and number of steps, (3,) float64: over the steps since the last
-    logged one that were not skipped."""
-
-    @classmethod
-    def zero(cls, device: torch.device) -> Self:
-        """Return the statistics before the first step."""
-        skipped, in_a_row = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
-        return cls(skipped, in_a_row, torch.zeros(3, dtype=torch.float64, device=device))
+    def __init__(self, device: torch.device) -> None:
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)
+        """How many steps were skipped, changing neither weights nor optimizer."""
+        self.in_a_row = torch.zeros((), dtype=torch.int64, device=device)
+        """How many steps in a row were skipped, up to the last step."""
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+        """Sum of the loss, sum of the gradient norm, and number of steps: over the steps since the last logged one that
+        were not skipped."""
 
     def add(self, loss: Tensor, norm: Tensor, skipped: Tensor) -> None:
         """Count a step."""
@@ -128,7 +122,7 @@ def new_state(
         order=order,
         device=device,
         precision=precision,
-        statistics=StepStatistics.zero(device),
+        statistics=StepStatistics(device),
         processes=processes,
         strategy=strategy,
         gradient_sync=gradient_sync,
@@ -138,12 +132,7 @@ def new_state(
 
 
 def snapshot(
-    state: TrainState,
-    score: float | None,
-    *,
-    budget: Budget,
-    seconds: float,
-    metrics_bytes: int,
+    state: TrainState, score: float | None, *, budget: Budget, seconds: float, metrics_bytes: int
 ) -> tuple[Tensors, dict[str, Any]]:
     """Return the whole state of the run for `CheckpointSaver.save`: its tensors (not copies), and the manifest.
 
