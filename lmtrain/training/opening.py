@@ -79,8 +79,7 @@ def open_run(
     log.info(f"{run_dir}: " + (f"resuming from step {step:,} ({spent:.0%} of the budget)" if step else "a new run"))
     report_plan(config, store, budget)
     base = config.train.init_from
-    is_initial = last is None and base is None
-    state = new_state(config, store, processes, initialize=is_initial)
+    state = new_state(config, store, processes, initialize=last is None and base is None)
     report_device(state)
     if last is not None:
         restore(state, last)

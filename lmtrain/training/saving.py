@@ -26,12 +26,7 @@ class CheckpointSaver:
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        keep: int,
-        processes: ProcessGroup = SINGLE_PROCESS,
-        *,
-        common_steps: int = 0,
+        self, run_dir: Path, keep: int, processes: ProcessGroup = SINGLE_PROCESS, *, common_steps: int = 0
     ) -> None:
         self._run_dir = run_dir
         self._keep = keep
