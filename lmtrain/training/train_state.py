@@ -84,6 +84,8 @@ def new_state(
 ) -> TrainState:
     """Return the state before the first step; compile and distribute the model as configured.
 
+    The seed decides the weights, so nothing may draw random numbers before them. The averaged weights and the optimizer
+    are made of the distributed parameters, so they come last.
     Without `initialize`, the weights are arbitrary: the caller loads others, and this saves seconds.
     """
     config = with_micro_batch(config, processes)
