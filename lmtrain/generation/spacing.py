@@ -113,7 +113,8 @@ def has_wikitext_spacing(tokenizer: Tokenizer) -> bool:
 
 
 def in_corpus_spacing(tokenizer: Tokenizer, text: str, raw: bool) -> str:
-    """Return the text in the spacing of the model's corpus; unchanged if `raw`."""
+    """Return the text with line ends as in every corpus and, unless `raw`, in the spacing of the model's corpus."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     return respace(text, tokenizer.knows) if has_wikitext_spacing(tokenizer) and not raw else text
 
 

@@ -114,6 +114,10 @@ def test_only_a_wikitext_vocabulary_changes_the_spacing(tokenizer: Tokenizer, sp
     assert in_corpus_spacing(tokenizer, "a,b (c)", raw=False) == ("a , b ( c )" if spaced else "a,b (c)")
 
 
+def test_the_line_ends_of_a_prompt_are_those_of_a_corpus() -> None:
+    assert [in_corpus_spacing(BYTE, "a\r\nb\rc\n", raw) for raw in (False, True)] == ["a\nb\nc\n"] * 2
+
+
 @pytest.mark.parametrize(
     ("string", "text", "printed"),
     [("b,", "a b , c", " a"), ("c-d", "a c @-@ d", " a"), ("(f", "a ( f )", " a"), ("b , c", "a b , c", " a")],
