@@ -141,8 +141,8 @@ def _by_name(paths: list[Path]) -> dict[str, list[Path]]:
 
 def _in_order(folder: Path, split: str, paths: list[Path]) -> list[Path]:
     """The files of a split in order: one, or all the numbered parts of one."""
-    numbers = {path: match for path in paths if (match := _NUMBER.search(plain(path).stem))}
-    if len(paths) > 1 and (len(numbers) < len(paths) or len({path.suffix.lower() for path in paths}) > 1):
+    numbers = {path: int(match[1]) for path in paths if (match := _NUMBER.search(plain(path).stem))}
+    if len(paths) > 1 and (len({*numbers.values()}) < len(paths) or len({path.suffix.lower() for path in paths}) > 1):
         names = " and ".join(path.name for path in paths)
         raise LmtrainError(
             f"{folder} has several files for its {split} split, {names}: keep one of them, or number them all"
@@ -152,4 +152,4 @@ def _in_order(folder: Path, split: str, paths: list[Path]) -> list[Path]:
         total = int(shards[0][2])
         if total != len(paths) or sorted(int(match[1]) for match in shards) != list(range(total)):
             raise LmtrainError(f"{folder} has {len(paths)} of the {total} files of its {split} split: get the others")
-    return sorted(paths, key=lambda path: int(numbers[path][1]) if len(paths) > 1 else 0)
+    return sorted(paths, key=lambda path: numbers.get(path, 0))

@@ -148,6 +148,7 @@ def test_a_second_name_of_a_file_is_no_second_text(tmp_path: Path) -> None:
             "several files for its train split, a-train.txt and b",
         ),
         ("train.txt train_1.txt", "several files for its train split"),
+        ("train-1.txt train_1.txt train-2.txt", "several files for its train split, train-1.txt and train-2.txt and"),
         ("train.txt train.jsonl", r"several files for its train split, train\.jsonl and train\.txt"),
         ("train.txt train/a.txt", r"its train split in two places, train\.txt and train/"),
         ("train.txt DEV/b.txt valid/c.txt", r"its valid split in two places, DEV/b\.txt and valid/"),
