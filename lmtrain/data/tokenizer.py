@@ -38,6 +38,8 @@ BYTE = _DIRECT | dict(zip(BYTE_SYMBOLS[len(_DIRECT) :], sorted(set(range(256)) -
 """The byte of each symbol: printable Latin-1 stands for itself, later symbols for the other bytes in order."""
 BYTE_VOCABULARY = {EOS: 0} | {symbol: byte + 1 for symbol, byte in BYTE.items()}
 
+MOST_IDS = 1 << 24
+"""Ids that a file may make the rows of an embedding."""
 MOST_WORDS = 1_500_000
 """Different words that are counted at once; above that, the rarest half is dropped."""
 _PIECE = 1 << 16
@@ -65,8 +67,14 @@ class Tokenizer:
         vocabulary: dict[str, int] = backend.get_vocab()
         if not {description.eos, description.unk} - {None} <= vocabulary.keys():
             raise ValueError("is damaged: its vocabulary lacks its end-of-text or its unknown token")
+        if description.kind != "file" and description != tokenizer_file.own_description(description.kind):
+            raise ValueError(f"is damaged: its field {tokenizer_file.FIELD!r} is not that of kind {description.kind}")
+        if description.kind == "byte" and vocabulary != BYTE_VOCABULARY:
+            raise ValueError("is damaged: its vocabulary is not that of bytes")
         self.kind: Kind = description.kind
         self.vocab_size = max(vocabulary.values()) + 1
+        if self.vocab_size > MOST_IDS:
+            raise ValueError(f"has an id above {MOST_IDS:,}, which is too large for a model")
         self.id_type: np.dtype[Any] = np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")
         self.sha256 = sha256_bytes(content)
         self.eos_token = description.eos

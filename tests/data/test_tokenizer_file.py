@@ -78,6 +78,10 @@ def _damaged() -> Iterator[tuple[str, Kind, Any]]:
     yield "an unknown token that it lacks", "bpe", lambda d: _field(d, {"unk": "<unk>"})
     yield "a negative id", "word", lambda d: _vocab(d, {"new": -1})
     yield "an id that is no integer", "word", lambda d: _vocab(d, {"the": 2.5})
+    yield "words without an unknown token", "word", lambda d: _field(d, {"unk": None})
+    yield "an id that is too large", "bpe", lambda d: _vocab(d, {"new": 1 << 31})
+    yield "another byte", "byte", lambda d: _vocab(d, {"new": 257})
+    yield "bytes swapped", "byte", lambda d: _vocab(d, {"a": d["model"]["vocab"]["b"], "b": d["model"]["vocab"]["a"]})
     yield "a surrogate", "word", lambda d: _vocab(d, {"\ud800": len(d["model"]["vocab"])})
     yield "no vocabulary", "byte", lambda d: d | {"model": {k: v for k, v in d["model"].items() if k != "vocab"}}
     yield "a merge of unknown tokens", "bpe", lambda d: _merges(d, [["Q", "Zx"]])
@@ -108,7 +112,7 @@ def test_load_rejects_what_can_t_be_a_tokenizer(kind: Kind, spoil: Any, tmp_path
     document = spoil(json.loads(TRAINED[kind]._content))
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(document))
-    with pytest.raises(LmtrainError, match="damaged"):
+    with pytest.raises(LmtrainError, match=r"damaged|too large"):
         Tokenizer.load(path)
 
 
