@@ -101,11 +101,14 @@ def row_lines(rows: Iterable[str]) -> Iterator[tuple[str, bool]]:
             yield text, number == 0
 
 
+def with_newlines(text: str) -> str:
+    """Return the text with a newline at each line end, where it may have "\\r\\n" or "\\r"."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def _lines(text: str) -> list[str]:
     """The lines of a text without their ends; the last line needs no end."""
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return text.removesuffix("\n").split("\n")
+    return with_newlines(text).removesuffix("\n").split("\n")
 
 
 def _text_row(row: object, text_column: str, place: str) -> str:

@@ -8,6 +8,7 @@ directions only spaces, and the `@` signs around a mark, are removed or added: n
 import re
 from collections.abc import Callable, Iterator
 
+from lmtrain.data.local import with_newlines
 from lmtrain.data.tokenizer import Tokenizer
 
 _PIECE = re.compile(r"\n|[^\S\n]+|\S+")
@@ -114,7 +115,7 @@ def has_wikitext_spacing(tokenizer: Tokenizer) -> bool:
 
 def in_corpus_spacing(tokenizer: Tokenizer, text: str, raw: bool) -> str:
     """Return the text with line ends as in every corpus and, unless `raw`, in the spacing of the model's corpus."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    text = with_newlines(text)
     return respace(text, tokenizer.knows) if has_wikitext_spacing(tokenizer) and not raw else text
 
 

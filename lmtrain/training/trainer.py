@@ -49,6 +49,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._meter = Meter(self.state)
+        self._saved_step = self.state.counters.step  # a resumed run's checkpoint exists
         self._evaluation_seconds = 0.0
         self._started = self._saved_seconds = seconds = self.clock.update()
         if self.state.counters.step == 0:
@@ -118,9 +119,9 @@ class Trainer:
         return Outcome("stopped early" if stopped_early else "finished", step, minutes, score, best_step)
 
     def save_interrupted(self) -> Outcome:
-        """Save a checkpoint of the current step, unless its evaluation has saved one, with the score."""
+        """Save a checkpoint of the current step, unless there is one."""
         step = self.state.counters.step
-        if self.state.counters.evaluated != step:
+        if self._saved_step != step:
             self._save(None)
         self.saver.wait()
         self.monitor.state("interrupted", step=step, signal=self.stop.name)
@@ -132,6 +133,7 @@ class Trainer:
 
     def _save(self, score: float | None) -> None:
         """Start saving a checkpoint; `score` is the validation loss at this step, or None if it is not evaluated."""
+        self._saved_step = self.state.counters.step
         metrics_bytes = self.monitor.flush()
         self._saved_seconds = seconds = self.clock.update()
         parts = snapshot(self.state, score, budget=self.budget, seconds=seconds, metrics_bytes=metrics_bytes)

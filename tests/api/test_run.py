@@ -11,7 +11,7 @@ import torch
 import lmtrain as library
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.generation.options import Options
-from tests.helpers import TINY, Lmtrain
+from tests.helpers import TINY, Lmtrain, messages
 
 TEXT = "The river was small .\nIt was old .\n"
 
@@ -111,7 +111,9 @@ def test_training_from_a_dict_is_that_of_the_command(lmtrain: Lmtrain, workdir: 
         assert repr(again) == f"Run(runs/sample, step {library.load('sample').step})"
     sections = {section: dict(fields) for section, fields in config.model_dump(mode="json").items()}
     sections["run"]["name"] = "short"
-    run = library.train("train.steps=3", config=sections, quiet=True)
+    with messages() as said:
+        run = library.train("train.steps=3", config=sections, quiet=True)
+    assert said == []
     assert (run.folder, run.config.train.steps, run.step) == (Path("runs/short"), 3, 3)
     flags = [f"{key}.{name}={json.dumps(value)}" for key, fields in sections.items() for name, value in fields.items()]
     assert lmtrain("train", *flags, "train.steps=3", "run.name=same").code == 0

@@ -1,6 +1,7 @@
 """The loop: what a step computes, what ends a run, which runs are rejected, and what a finished run contains."""
 
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from lmtrain.training import loop, opening, randomness, trainer
 from lmtrain.training.loop import train_step
 from lmtrain.training.meter import Meter
 from lmtrain.training.optimizers import optimizer_tensors, update_ema
+from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.train_state import TrainState
 from lmtrain.training.validation import evaluate_step
 from tests.helpers import flip_bit
@@ -181,6 +183,22 @@ def test_a_run_whose_state_is_not_that_of_its_end_is_scored_again(
     run_folder.write_state(tmp_path / "run", **state)
     assert run(tiny, tmp_path / "run")[0].score == first.score
     assert run_state(tmp_path / "run")["valid"] == run_state(base)["valid"]
+
+
+def test_an_interrupted_run_saves_no_step_twice(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupt_after: Callable[[int, int], None]
+) -> None:
+    saved: list[int] = []
+    save = CheckpointSaver.save
+
+    def counted(saver: CheckpointSaver, step: int, *parts: Any) -> None:
+        saved.append(step)
+        save(saver, step, *parts)
+
+    monkeypatch.setattr(CheckpointSaver, "save", counted)
+    interrupt_after(3, signal.SIGTERM)
+    assert run(change(tiny, train__save_minutes=1e-9), tmp_path)[0].status == "interrupted"
+    assert saved == [1, 2, 3]
 
 
 def test_a_run_says_what_it_starts(tiny: Config, tmp_path: Path) -> None:
