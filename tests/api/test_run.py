@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tqdm import tqdm
 
 import lmtrain as library
 from lmtrain.errors import LmtrainError, UsageError
@@ -153,3 +154,16 @@ def test_several_runs_are_the_mean_of_their_probabilities(
     rejected = lmtrain("eval", *options, "--text", "own.txt", "--dynamic")
     assert rejected.code == 2
     assert "it is for one run: leave the others out" in rejected.err
+
+
+def test_scores_show_their_progress_only_on_request(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disabled: list[bool | None] = []
+
+    def bar(*, disable: bool | None, **options: Any) -> Any:
+        disabled.append(disable)
+        return tqdm(disable=True, **options)
+
+    monkeypatch.setattr("lmtrain.api.run.tqdm", bar)
+    for progress in (False, True):
+        library.load("sample", progress=progress).score("The river .\n")
+    assert disabled == [True, None]  # None: on a terminal
