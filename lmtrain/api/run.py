@@ -108,7 +108,8 @@ class Run:
         self, prompts: Sequence[str], options: Options, *, first: int = 0, on_token: OnToken | None = None
     ) -> list[Completed]:
         """Return the completions of each prompt, best first: see `generation.complete.complete`."""
-        if isinstance(prompts, str):
+        is_list = isinstance(prompts, Sequence) and not isinstance(prompts, str)
+        if not is_list or not all(isinstance(prompt, str) for prompt in prompts):
             raise TypeError("prompts must be a list of texts")
         # Inference mode makes every operator a little cheaper to call. A GPU replays its steps, and would gain nothing.
         with torch.inference_mode(self.device.type == "cpu"):
@@ -222,6 +223,8 @@ class Run:
         """Return the split that a text, or the file at a Path, would be in a corpus."""
         if isinstance(text, Path):
             return text_split(read_lines([text], self.config.data.text_column), self.tokenizer, label=str(text))
+        if not isinstance(text, str):
+            raise TypeError(f"the text must be a str or a Path, not {type(text).__name__}")
         return text_split(text_lines(text), self.tokenizer, label="the text")
 
     def _bar(self, title: str, tokens: int) -> "tqdm[NoReturn]":

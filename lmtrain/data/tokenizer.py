@@ -39,7 +39,7 @@ BYTE = _DIRECT | dict(zip(BYTE_SYMBOLS[len(_DIRECT) :], sorted(set(range(256)) -
 BYTE_VOCABULARY = {EOS: 0} | {symbol: byte + 1 for symbol, byte in BYTE.items()}
 
 MOST_IDS = 1 << 24
-"""Ids that a file may make the rows of an embedding."""
+"""Ids that a file may make the rows of an embedding; its entries are limited by its size."""
 MOST_WORDS = 1_500_000
 """Different words that are counted at once; above that, the rarest half is dropped."""
 _PIECE = 1 << 16
@@ -103,7 +103,7 @@ class Tokenizer:
         """Train on `lines` (without their line ends); the same lines give the same tokenizer.
 
         `config` is resolved: it has a kind, and a size if that is bpe. A bpe vocabulary is smaller than configured if
-        no further pair occurs twice in the text.
+        no further pair occurs twice in the text. Raises LmtrainError if the vocabulary is too large to be stored.
         """
         if config.kind == "word":
             words = [word for word in _by_frequency(_count(lines)) if word not in (UNK, EOS)]
@@ -130,6 +130,9 @@ class Tokenizer:
         document: Json = json.loads(backend.to_str()) | {"added_tokens": []}
         description = tokenizer_file.own_description(kind)
         content = tokenizer_file.described(document, description)
+        if len(content) > tokenizer_file.MOST_BYTES:
+            size = backend.get_vocab_size()
+            raise LmtrainError(f"a vocabulary of {size:,} entries is too large: set tokenizer.vocab_size")
         return cls(content, *tokenizer_file.parse(content), description)
 
     @classmethod

@@ -22,6 +22,7 @@ Kind = Literal["word", "bpe", "byte", "file"]
 Json = dict[str, Any]
 
 UNK, EOS = "<unk>", "<eos>"
+MOST_BYTES = 64 << 20
 FIELD = "lmtrain"
 
 _SPACE = r"\t-\r\x1c-\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
@@ -60,11 +61,15 @@ def new_backend(kind: Kind, vocabulary: dict[str, int]) -> Any:
 
 
 def read(path: Path) -> bytes:
-    """Return the bytes of a tokenizer.json. Raises LmtrainError if it is missing or unreadable."""
+    """Return the bytes of a tokenizer.json. Raises LmtrainError if it is missing, unreadable or too large."""
     with read_errors(path):
         if not path.is_file():
             raise LmtrainError(f"tokenizer {path} is not a file: give the path of a tokenizer.json")
-        return path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise LmtrainError(f"tokenizer {path} is larger than {MOST_BYTES >> 20} MiB: it is not one")
+    return content
 
 
 def parse(content: bytes) -> tuple[Any, Json]:

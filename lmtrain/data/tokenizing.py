@@ -92,7 +92,8 @@ def text_split(lines: Lines, tokenizer: Tokenizer, *, label: str) -> Split:
     The lines are written to a temporary folder; the ids are held in memory. Raises LmtrainError if there are no words,
     with `label` as the name of the text, and if `lines` does.
     """
-    with tempfile.TemporaryDirectory() as name, write_errors(Path(name)):
+    temporary = Path(tempfile.gettempdir())
+    with write_errors(temporary), tempfile.TemporaryDirectory(dir=temporary) as name:
         folder = Path(name)
         counts = write_split(folder, "text", lines, label)
         text = folder / "text.txt"

@@ -65,7 +65,8 @@ def model_card(trained: TrainedWeights, folder: str) -> str:
     config, info, tokenizer = trained.config, trained.info, trained.tokenizer
     source = Path(config.data.source).name if Path(config.data.source).is_absolute() else config.data.source
     data = source if config.data.subset is None else f"{source}, {config.data.subset}"
-    machine = info.get("machine") or {}
+    machine = info.get("machine")
+    machine = machine if isinstance(machine, dict) else {}
     trained_on = [machine.get("processor"), machine.get("device"), f"PyTorch {machine.get('torch')}"]
     rows = {
         "data": data,

@@ -25,8 +25,9 @@ def test_a_prompt_gives_the_text_of_the_command(lmtrain: Lmtrain, workdir: Path)
     (beam,) = run.generate(["The river"], max_tokens=6, beams=3)
     (found,) = run.complete(["The river"], Options(max_tokens=6, beams=3))
     assert beam == found.completions[0].text
-    with pytest.raises(TypeError, match="prompts must be a list of texts"):
-        run.complete("The", Options())
+    for prompts in ("The", None, ["The", 5], iter(["The"])):
+        with pytest.raises(TypeError, match="prompts must be a list of texts"):
+            run.complete(prompts, Options())  # type: ignore[arg-type]
     assert len({run.generate("The", max_tokens=12) for _ in range(5)}) > 1
 
 
@@ -72,6 +73,8 @@ def test_the_score_of_a_text_is_that_of_its_tokens_one_by_one(lmtrain: Lmtrain, 
         run.score(" ")
     with pytest.raises(LmtrainError, match="the text has a lone surrogate at character 2"):
         run.score("a \ud800")
+    with pytest.raises(TypeError, match="the text must be a str or a Path, not bytes"):
+        run.score(b"a")  # type: ignore[arg-type]
     for wrong in ({"device": "gpu"}, {"weights": "best"}, {"precision": "fp8"}):
         with pytest.raises(UsageError, match="it is one of"):
             library.load("sample", **wrong)  # type: ignore[arg-type]

@@ -222,11 +222,7 @@ def test_a_data_set_that_can_not_be_used(hub: Hub, online: Client, files: dict[s
 def test_a_data_set_that_can_not_be_downloaded(hub: Hub, online: Client, offline: Client) -> None:
     assert "dataset own/nosuch is not on the hub" in online("own/nosuch")
     assert "own..x/a can't be the name of a dataset" in online("own..x/a")
-    for status, message in (
-        (401, "network, HF_TOKEN"),
-        (403, "set HF_TOKEN"),
-        (500, "was not downloaded (500)"),
-    ):
+    for status, message in ((401, "set HF_TOKEN"), (403, "set HF_TOKEN"), (500, "answers with error 500")):
         hub.repositories[f"own/down{status}"] = Repository(PLAIN, error=status)
         assert message in online(f"own/down{status}")
     assert "own/nosuch is not in the cache, and HF_HUB_OFFLINE" in offline("own/nosuch")
@@ -236,7 +232,7 @@ def test_no_network(home: Path, start: Start) -> None:
     with serve() as closed:
         address = closed.url.replace("http://", f"http://user:{TOKEN}@")
     client = start(HF_ENDPOINT=address, HF_HOME=str(home / "other"))
-    assert "dataset own/plain was not downloaded (ConnectError): check the network, HF_TOKEN and" in client("own/plain")
+    assert "dataset own/plain was not downloaded (ConnectError): check the network" in client("own/plain")
 
 
 def test_a_failing_disk_is_named_and_a_bug_stays_a_bug(hub: Hub, online: Client, offline: Client) -> None:

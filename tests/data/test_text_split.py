@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from lmtrain.config.schema import DataConfig
 from lmtrain.data import tokenizing
 from lmtrain.data.corpus import download
-from lmtrain.data.local import read_lines
+from lmtrain.data.local import read_lines, text_lines
 from lmtrain.data.tokenizing import text_split
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError
@@ -62,3 +63,11 @@ def test_other_files_are_rejected(
     for path in (tmp_path / name, tmp_path):
         with pytest.raises(LmtrainError, match=message if path != tmp_path else "is not a text file"):
             text_split(read_lines([path], "body"), store.tokenizer, label=str(path))
+
+
+def test_an_unusable_temporary_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: TokenStore
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(LmtrainError, match=f"can't write {tmp_path}/gone: No such file or directory"):
+        text_split(text_lines("a"), store.tokenizer, label="text")

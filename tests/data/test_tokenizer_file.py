@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
+from lmtrain.data import tokenizer_file
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
@@ -121,3 +122,12 @@ def test_load_rejects_missing_files_folders_and_pipes(tmp_path: Path) -> None:
     for path in (tmp_path / "none.json", tmp_path, tmp_path / "pipe"):
         with pytest.raises(LmtrainError, match=f"tokenizer {path} is not a file: give the path of a tokenizer.json"):
             Tokenizer.load(path)
+
+
+def test_load_rejects_a_file_above_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TRAINED["word"].save(tmp_path / "tokenizer.json")
+    monkeypatch.setattr(tokenizer_file, "MOST_BYTES", len(TRAINED["word"]._content) - 1)
+    with pytest.raises(LmtrainError, match="larger than"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+    with pytest.raises(LmtrainError, match=r"too large: set tokenizer\.vocab_size"):
+        Tokenizer.train(LINES, CONFIGS["word"])

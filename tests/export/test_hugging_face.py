@@ -110,7 +110,7 @@ def test_a_card_names_files_without_their_folders(tmp_path: Path) -> None:
     assert (config.train.init_from, config.tokenizer.file) == (Path("d"), Path("t.json"))
 
 
-@pytest.mark.parametrize("info", [{}, {"machine": None}], ids=str)
+@pytest.mark.parametrize("info", [{}, {"machine": "x", "score": "x"}, {"machine": None, "score": None}], ids=str)
 def test_a_card_says_what_it_can_of_any_checkpoint(tmp_path: Path, info: dict[str, object]) -> None:
     found = trained_weights(stored_run(tmp_path / "run"), None, "auto")
     card = model_card(replace(found, info={"step": 7, **info}), "hf")
