@@ -18,7 +18,7 @@ from lmtrain.data.corpus import Corpus, download, reject_foreign, undamaged
 from lmtrain.data.splits import Lines, document_starts, write_split
 from lmtrain.data.tokenizer import Tokenizer, pieces
 from lmtrain.data.tokenizer_choice import beginning, resolve
-from lmtrain.data.tokens import FORMAT, Split, TokenStore, find_store, open_store, store_of, words_and_line_ends
+from lmtrain.data.tokens import FORMAT, Split, TokenStore, open_store, store_of, words_and_line_ends
 from lmtrain.storage.files import new_folder, read_errors, write_errors
 from lmtrain.storage.run_folder import TOKENIZER
 from lmtrain.system.messages import bar_disabled, log
@@ -33,16 +33,15 @@ CHECKED_BYTES = 16 << 10
 """The start of the text, which shows whether a tokenizer that lmtrain did not train restores the text."""
 
 
-def prepare_store(config: Config, *, trained_on: str | None = None) -> TokenStore:
+def prepare_store(config: Config, found: TokenStore | None = None) -> TokenStore:
     """Return the token store of a configuration; a missing corpus is downloaded first.
 
-    `trained_on` is the hash of the store that a run was trained on: if it exists and holds the same text, it is used,
-    whatever the tokenizer in the configuration. Raises LmtrainError as `download` and `tokenize` do.
+    `found` is the store that a run was trained on: if it holds this corpus, it is returned, whatever the tokenizer in
+    the configuration. Raises LmtrainError as `download` and `tokenize` do.
     """
     corpus = download(config.data)
-    store = find_store(config.data.dir, trained_on) if trained_on is not None else None
-    if store is not None and corpus.sha256 == store.manifest["corpus_sha256"]:
-        return store
+    if found is not None and corpus.sha256 == found.manifest["corpus_sha256"]:
+        return found
     return tokenize(corpus, config.tokenizer, config.data.dir)
 
 

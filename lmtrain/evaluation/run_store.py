@@ -22,10 +22,12 @@ def find_run_store(run: TrainedWeights, config: Config, *, may_make: bool) -> To
     Raises LmtrainError if the store is not found, or if the one that is made is another.
     """
     trained_on = run.info.get("store")
-    if isinstance(trained_on, str) and not may_make:
-        for folder in dict.fromkeys(path.absolute() for path in (config.data.dir, run.config.data.dir)):
-            if (store := find_store(folder, trained_on)) is not None:
-                return store
+    folders = dict.fromkeys(path.absolute() for path in (config.data.dir, run.config.data.dir))
+    found = None
+    if isinstance(trained_on, str):
+        found = next(filter(None, (find_store(folder, trained_on) for folder in folders)), None)
+    if found is not None and not may_make:
+        return found
     if not may_make and config.data.source not in KNOWN:
         raise LmtrainError(
             f"the tokens that {run.run_dir} was trained on are not in {config.data.dir}: say where they are with "
@@ -34,7 +36,7 @@ def find_run_store(run: TrainedWeights, config: Config, *, may_make: bool) -> To
         )
     # The run's own tokenizer: another version may train another one on the same text, and tokenizer.file may be gone.
     config = config.model_copy(update={"tokenizer": TokenizerConfig(file=run.run_dir / TOKENIZER)})
-    store = prepare_store(config, trained_on=trained_on if may_make else None)
+    store = prepare_store(config, found)
     if trained_on is None:
         log.warning(f"{run.run_dir} is of an earlier version: whether {store.folder} is its text can't be checked")
     elif store.sha256 != trained_on:

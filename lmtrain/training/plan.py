@@ -145,15 +145,11 @@ def _tokens_of(plan: RunPlan) -> TokenStore:
     if stored is None or _wants_other_tokenizer(config.tokenizer, stored.tokenizer):
         return prepare_store(config)
     store_hash = _store_hash(plan.run_dir)
-    is_local = local_path(config.data.source) is not None
-    if store_hash is not None and not is_local and _text(config.data) == _text(stored.data):
-        store = find_store(config.data.dir, store_hash)
-        if store is not None:
-            return store
-        store_hash = None  # it is not looked for twice
+    found = None if store_hash is None else find_store(config.data.dir, store_hash)
+    if found is not None and local_path(config.data.source) is None and _text(config.data) == _text(stored.data):
+        return found
     of_run = TokenizerConfig(file=plan.run_dir / TOKENIZER)
-    config = config.model_copy(update={"tokenizer": of_run})
-    return prepare_store(config, trained_on=store_hash)
+    return prepare_store(config.model_copy(update={"tokenizer": of_run}), found)
 
 
 def _text(data: DataConfig) -> DataConfig:
