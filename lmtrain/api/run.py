@@ -30,6 +30,7 @@ from lmtrain.model.packing import pack_for_decoding
 from lmtrain.model.trained import TrainedWeights, build_predictor, load_weights
 from lmtrain.storage.run_folder import find_run
 from lmtrain.system.device import choose_device, choose_precision
+from lmtrain.system.messages import bar_disabled
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,7 +46,7 @@ class Run:
     device: torch.device
     precision: str | None
     progress: bool
-    """Whether to show progress: bars on a terminal, and how a missing corpus is made."""
+    """Whether scores show a progress bar, if `bar_disabled` allows one."""
 
     def __repr__(self) -> str:
         return f"Run({' + '.join(str(one.run_dir) for one in self.members)}, step {self.step:,})"
@@ -228,8 +229,8 @@ class Run:
         return text_split(text_lines(text), self.tokenizer, label="the text")
 
     def _bar(self, title: str, tokens: int) -> "tqdm[NoReturn]":
-        hidden = None if self.progress else True  # None: hidden unless stderr is a terminal
-        return tqdm(desc=title or None, total=tokens, unit="tok", unit_scale=True, disable=hidden, delay=0.5)
+        disabled = bar_disabled() if self.progress else True
+        return tqdm(desc=title or None, total=tokens, unit="tok", unit_scale=True, disable=disabled, delay=0.5)
 
 
 def load(

@@ -75,7 +75,7 @@ def evaluate(
         weights=weights,
         device=device,
         precision=precision,
-        progress=not quiet,
+        progress=True,
     )
     trained = _with_settings(trained, config, overrides)
     # A source that only the run names is not read.

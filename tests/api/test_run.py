@@ -1,6 +1,7 @@
 """A run in Python: its texts and scores are those of the commands, and of the model read by hand."""
 
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tqdm import tqdm
 import lmtrain as library
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.generation.options import Options
+from lmtrain.system.messages import log_level
 from tests.helpers import TINY, Lmtrain, messages
 
 TEXT = "The river was small .\nIt was old .\n"
@@ -169,4 +171,6 @@ def test_scores_show_their_progress_only_on_request(workdir: Path, monkeypatch: 
     monkeypatch.setattr("lmtrain.api.run.tqdm", bar)
     for progress in (False, True):
         library.load("sample", progress=progress).score("The river .\n")
-    assert disabled == [True, None]  # None: on a terminal
+    with log_level(logging.WARNING):
+        library.load("sample", progress=True).score("The river .\n")
+    assert disabled == [True, None, True]  # None: on a terminal
