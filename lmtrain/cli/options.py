@@ -121,7 +121,7 @@ def run_folders(command: str, runs: list[Path] | None, config: Path | None, over
 
     Raises UsageError if the command does not accept an override, and if both `runs` and run.name are given.
     """
-    from lmtrain.config.loader import environment_of, load
+    from lmtrain.config.loader import load_fields
     from lmtrain.config.mistakes import shown
     from lmtrain.storage.run_folder import default_name, find_run
 
@@ -134,9 +134,7 @@ def run_folders(command: str, runs: list[Path] | None, config: Path | None, over
             )
         if runs and override.startswith("run.name="):
             raise UsageError("--run and run.name exclude each other: give one of them")
-    settings = load(
-        config, [text for text in overrides if text.startswith("run.")], environment_of("run.dir", "run.name")
-    ).run
+    settings = load_fields(config, overrides, "run.dir", "run.name").run
     if runs:
         return [find_run(run, settings.dir) for run in runs]
     name = settings.name or (default_name(config) if config is not None else None)

@@ -110,6 +110,14 @@ def overrides_of(overrides: Iterable[str], *fields: str) -> list[str]:
     return [text for text in overrides if text.partition("=")[0].strip() in fields]
 
 
+def load_fields(source: ConfigSource, overrides: Iterable[str], *fields: str) -> Config:
+    """Read a configuration as `load` does, but of the environment and the overrides only what sets these fields.
+
+    The others may fit an existing run and not this configuration.
+    """
+    return load(source, overrides_of(overrides, *fields), environment_of(*fields))
+
+
 def with_source(arguments: Sequence[str]) -> list[str]:
     """Return the overrides in `arguments`; the first argument may be a source instead, such as `book.txt`.
 

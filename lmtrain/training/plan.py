@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmtrain.config.automatic import MINUTES, automatic
-from lmtrain.config.loader import ConfigSource, environment_of, flat, load, overrides_of
+from lmtrain.config.loader import ConfigSource, flat, load, load_fields, overrides_of
 from lmtrain.config.schema import RUN_NAME, Config, DataConfig, TokenizerConfig
 from lmtrain.config.train import BUDGETS
 from lmtrain.data.sources import local_path
@@ -49,9 +49,9 @@ def plan_run(source: ConfigSource, overrides: Sequence[str], resume: Path | None
     if resume is not None:
         if source is not None or overrides_of(overrides, "run.name"):
             raise UsageError("--resume names the run and takes its configuration: leave --config and run.name out")
-        return _plan_existing(find_run(resume, _partial_config(overrides, "run.dir").run.dir), overrides)
+        return _plan_existing(find_run(resume, load_fields(None, overrides, "run.dir").run.dir), overrides)
     if source is None:
-        run_dir = _run_dir(_partial_config(overrides, "run.dir", "run.name", "data.source"), None)
+        run_dir = _run_dir(load_fields(None, overrides, "run.dir", "run.name", "data.source"), None)
         if _has_checkpoint(run_dir):
             return _plan_existing(run_dir, overrides)
     config = load(source, overrides) if source is not None else _recipe(overrides, STAND_IN_TOKENS, vocab_size=0)
@@ -70,19 +70,10 @@ def _run_dir(config: Config, source: ConfigSource) -> Path:
     return config.run.dir / (config.run.name or default_name(named_after))
 
 
-def _partial_config(overrides: Sequence[str], *fields: str) -> Config:
-    """Return the default configuration with only these fields set by the overrides and the environment.
-
-    The other overrides may fit an existing run and not the defaults.
-    """
-    return load(None, overrides_of(overrides, *fields), environment_of(*fields))
-
-
 def _recipe(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
     """Return the automatic recipe for a training text of this size on this machine, with the overrides."""
-    train = _partial_config(
-        overrides, "train.device", "train.max_minutes", *(f"train.{name}" for name in BUDGETS)
-    ).train
+    budgets = (f"train.{name}" for name in BUDGETS)
+    train = load_fields(None, overrides, "train.device", "train.max_minutes", *budgets).train
     has_steps = any(getattr(train, name) is not None for name in BUDGETS)
     minutes = train.max_minutes or (None if has_steps else MINUTES)
     cuda = choose_device(train.device).type == "cuda"
