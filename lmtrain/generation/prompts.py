@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 from pydantic import BaseModel, ValidationError
 
+from lmtrain.data.local import with_newlines
 from lmtrain.errors import LmtrainError
 
 _SHAPE = '{"prompt": "text"}'
@@ -56,7 +57,7 @@ def read_all(file: BinaryIO) -> str:
 def _decoded(content: bytes, where: str) -> str:
     """Decode UTF-8: line ends become `\\n`, and the last one and a byte order mark are removed."""
     try:
-        return content.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
+        return with_newlines(content.decode("utf-8-sig")).removesuffix("\n")
     except UnicodeDecodeError as error:
         raise LmtrainError(
             f"{where} is not UTF-8 text (its byte {error.start}): convert it, for example with iconv"
@@ -70,4 +71,4 @@ def _parse(line: str, number: int, where: str) -> Prompt:
         raise LmtrainError(
             f'{where} is not JSON of the form {_SHAPE}; it may have an "id" too, a text or a whole number'
         ) from None
-    return Prompt(prompt=prompt.prompt.replace("\r\n", "\n"), id=number if prompt.id is None else prompt.id)
+    return Prompt(prompt=with_newlines(prompt.prompt), id=number if prompt.id is None else prompt.id)

@@ -26,8 +26,8 @@ def test_a_prompt_a_line(tmp_path: Path) -> None:
 
 def test_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "some.JSONL"
-    path.write_text('{"prompt": "a\\r\\nb", "id": "x"}\n\n{"prompt": "", "more": null}\n{"id": 7, "prompt": "c"}\n')
-    assert read(path) == [("a\nb", "x"), ("", 3), ("c", 7)]
+    path.write_text('{"prompt": "a\\r\\nb\\r", "id": "x"}\n\n{"prompt": "", "more": null}\n{"id": 7, "prompt": "c"}\n')
+    assert read(path) == [("a\nb\n", "x"), ("", 3), ("c", 7)]
 
 
 def test_standard_input_has_a_prompt_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_files_that_can_not_be_read(tmp_path: Path) -> None:
 
 
 def test_all_of_standard_input_is_one_prompt() -> None:
-    assert read_all(io.BytesIO("\ufeffa\r\nb é\r\n".encode())) == "a\nb é"
+    assert read_all(io.BytesIO("\ufeffa\r\nb\ré\r\n".encode())) == "a\nb\né"
     assert read_all(io.BytesIO(b"a\n\n")) == "a\n"
     for content, message in ((b"", "no prompt"), (b"\n", "no prompt"), (b"a\xff", "byte 1")):
         with pytest.raises(LmtrainError, match=message):
