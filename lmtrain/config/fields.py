@@ -5,13 +5,12 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
-import yaml
-
-from lmtrain.config.schema import SECTIONS
+from lmtrain.config.loader import flat, override_value
+from lmtrain.config.schema import SECTIONS, Config
 
 
 class FieldDescription(NamedTuple):
-    """One field by its dotted name: the type, the default as YAML writes it, and a sentence or two."""
+    """One field by its dotted name: the type, the default as an override has it, and a sentence or two."""
 
     name: str
     type: str
@@ -21,11 +20,11 @@ class FieldDescription(NamedTuple):
 
 def fields(prefix: str = "") -> Iterator[FieldDescription]:
     """Yield the fields whose dotted name begins with `prefix`, in the order of the schema."""
-    for section, described in SECTIONS.items():
-        for field, info in described.items():
-            name = f"{section}.{field}"
-            if name.startswith(prefix):
-                yield FieldDescription(name, _type(info.annotation), _default(info.default), info.description or "")
+    for name, default in flat(Config()).items():
+        section, _, field = name.partition(".")
+        info = SECTIONS[section][field]
+        if name.startswith(prefix):
+            yield FieldDescription(name, _type(info.annotation), override_value(default), info.description or "")
 
 
 def _type(annotation: Any) -> str:
@@ -40,11 +39,6 @@ def _type(annotation: Any) -> str:
     if get_origin(annotation) is tuple:
         return f"list of {_type(arguments[0])}"
     return {str: "text", Path: "path", bool: "true | false", int: "int", float: "float"}[annotation]
-
-
-def _default(value: Any) -> str:
-    plain = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
-    return yaml.safe_dump(plain, default_flow_style=True, width=1000).split("\n")[0].removesuffix("...").strip()
 
 
 def as_text(prefix: str) -> str:

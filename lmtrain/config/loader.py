@@ -142,6 +142,11 @@ def flat(config: Config) -> dict[str, Any]:
     return {f"{section}.{field}": value for section, fields in sections.items() for field, value in fields.items()}
 
 
+def override_value(value: Any) -> str:
+    """Return a plain value as an override has it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def identity_difference(stored: Config, wanted: Config, *, fixed_schedule: bool = False) -> list[str]:
     """Return the identity fields in which two configurations differ, as readable lines; none: one can resume the other.
 

@@ -4,7 +4,6 @@ If no configuration is given, an existing run keeps its own, and a new one gets 
 the text. Overrides apply in both cases.
 """
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmtrain.config.automatic import MINUTES, automatic
-from lmtrain.config.loader import ConfigSource, flat, load, load_fields, overrides_of
+from lmtrain.config.loader import ConfigSource, flat, load, load_fields, override_value, overrides_of
 from lmtrain.config.schema import RUN_NAME, Config, DataConfig, TokenizerConfig
 from lmtrain.config.train import BUDGETS
 from lmtrain.data.sources import local_path
@@ -171,7 +170,7 @@ def chosen(config: Config) -> list[str]:
     """Return the tokenizer, model and train fields that differ from the defaults, as overrides."""
     defaults = flat(Config())
     return [
-        f"{key}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        f"{key}={override_value(value)}"
         for key, value in flat(config).items()
         if key.startswith(("tokenizer.", "model.", "train.")) and value != defaults[key]
     ]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lmtrain.config.fields import fields
-from lmtrain.config.loader import flat
+from lmtrain.config.loader import flat, load
 from lmtrain.config.schema import Config
 
 PAGE = Path(__file__).parents[2] / "configs" / "README.md"
@@ -13,6 +13,10 @@ def test_every_field_is_described_once() -> None:
     described = list(fields())
     assert [field.name for field in described] == list(flat(Config()))
     assert [field.name for field in described if not field.description] == []
+
+
+def test_defaults_are_written_as_overrides() -> None:
+    assert load(None, [f"{field.name}={field.default}" for field in fields()], {}) == Config()
 
 
 def test_the_page_lists_every_recipe() -> None:
