@@ -102,11 +102,11 @@ def store_of(folder: Path, manifest: dict[str, Any]) -> TokenStore:
     return TokenStore(folder, manifest, tokenizer, splits)
 
 
-def find_store(data_dir: Path, sha256: str) -> TokenStore | None:
+def find_store(data_dir: Path, sha256: str | None) -> TokenStore | None:
     """Return the store in `data_dir` with this `sha256`, whatever its folder is called; None if there is none.
 
-    A damaged one does not count, and a warning says what is wrong with it. Raises UnreadableError if the system denies
-    reading it.
+    None has no store: a run of an earlier version has no hash. A damaged store does not count, and a warning says what
+    is wrong with it. Raises UnreadableError if the system denies reading it.
     """
     for path in sorted(data_dir.glob(f"[!.]*/{MANIFEST}")):  # a hidden one is not finished
         try:

@@ -16,16 +16,14 @@ from lmtrain.system.messages import log
 def find_run_store(run: TrainedWeights, config: Config, *, may_make: bool) -> TokenStore:
     """Return the token store that the run was trained on, found by its hash in the data folder of `config` or the run.
 
-    With `may_make`, the user has named data.source, and the store is made from it. Without, a missing store is made
-    only if lmtrain knows the corpus by name: a path or a hub id that only the run names is not read, because the run
-    may come from a stranger. A run of an earlier version has no hash, and a warning says so.
+    With `may_make`, the user has named data.source: the store holds its text, or is made from it. Without, a missing
+    store is made only if lmtrain knows the corpus by name: a path or a hub id that only the run names is not read,
+    because the run may come from a stranger. A run of an earlier version has no hash, and a warning says so.
     Raises LmtrainError if the store is not found, or if the one that is made is another.
     """
     trained_on = run.info.get("store")
     folders = dict.fromkeys(path.absolute() for path in (config.data.dir, run.config.data.dir))
-    found = None
-    if isinstance(trained_on, str):
-        found = next(filter(None, (find_store(folder, trained_on) for folder in folders)), None)
+    found = next(filter(None, (find_store(folder, trained_on) for folder in folders)), None)
     if found is not None and not may_make:
         return found
     if not may_make and config.data.source not in KNOWN:

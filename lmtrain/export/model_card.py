@@ -117,7 +117,7 @@ def _license(trained: TrainedWeights) -> str | None:
     """Return the license that the run's corpus states; None if it states none, or is not on this machine."""
     folder = trained.config.data.dir
     with suppress(LmtrainError):
-        store = find_store(folder, str(trained.info.get("store")))
+        store = find_store(folder, trained.info.get("store"))
         if store is not None:
             about = open_corpus(folder / store.manifest["corpus"]).manifest
             return about.get("license", about.get("licence"))  # the older name

@@ -134,8 +134,7 @@ def _tokens_of(plan: RunPlan) -> TokenStore:
     stored = run_config(plan.run_dir) if _has_checkpoint(plan.run_dir) else None
     if stored is None or _wants_other_tokenizer(config.tokenizer, stored.tokenizer):
         return prepare_store(config)
-    store_hash = _store_hash(plan.run_dir)
-    found = None if store_hash is None else find_store(config.data.dir, store_hash)
+    found = find_store(config.data.dir, _store_hash(plan.run_dir))
     if found is not None and local_path(config.data.source) is None and _text(config.data) == _text(stored.data):
         return found
     of_run = TokenizerConfig(file=plan.run_dir / TOKENIZER)
