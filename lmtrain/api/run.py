@@ -157,7 +157,7 @@ class Run:
         places = {"source": source, "dir": data_dir}
         config = self._config_with("data", {name: place for name, place in places.items() if place is not None})
         check_same_corpus(self.members)
-        return find_run_store(self.members[0], config, may_make=source is not None)
+        return find_run_store(self.members[0], config.data, may_make=source is not None)
 
     def score_split(
         self,

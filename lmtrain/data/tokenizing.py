@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from lmtrain.config.schema import Config, TokenizerConfig
+from lmtrain.config.schema import Config, DataConfig, TokenizerConfig
 from lmtrain.data.corpus import Corpus, download, reject_foreign, undamaged
 from lmtrain.data.splits import Lines, document_starts, write_split
 from lmtrain.data.tokenizer import Tokenizer, pieces
@@ -33,16 +33,25 @@ CHECKED_BYTES = 16 << 10
 """The start of the text, which shows whether a tokenizer that lmtrain did not train restores the text."""
 
 
-def prepare_store(config: Config, found: TokenStore | None = None) -> TokenStore:
+def prepare_store(config: Config) -> TokenStore:
     """Return the token store of a configuration; a missing corpus is downloaded first.
 
-    `found` is the store that a run was trained on: if it holds this corpus, it is returned, whatever the tokenizer in
-    the configuration. Raises LmtrainError as `download` and `tokenize` do.
+    Raises LmtrainError as `download` and `tokenize` do.
     """
-    corpus = download(config.data)
+    return tokenize(download(config.data), config.tokenizer, config.data.dir)
+
+
+def prepare_run_store(data: DataConfig, run_dir: Path, found: TokenStore | None) -> TokenStore:
+    """Return the token store of the text of `data` for a run: `found`, which the run was trained on, if it holds this
+    text, or else the one with the run's tokenizer.
+
+    Another version may train another tokenizer on the same text, and `tokenizer.file` may be gone. Raises LmtrainError
+    as `download` and `tokenize` do.
+    """
+    corpus = download(data)
     if found is not None and corpus.sha256 == found.manifest["corpus_sha256"]:
         return found
-    return tokenize(corpus, config.tokenizer, config.data.dir)
+    return tokenize(corpus, TokenizerConfig(file=run_dir / TOKENIZER), data.dir)
 
 
 def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path) -> TokenStore:

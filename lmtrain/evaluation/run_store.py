@@ -3,18 +3,17 @@
 from collections.abc import Sequence
 
 from lmtrain.config.mistakes import shown
-from lmtrain.config.schema import Config, TokenizerConfig
+from lmtrain.config.schema import DataConfig
 from lmtrain.data.sources import KNOWN
-from lmtrain.data.tokenizing import prepare_store
+from lmtrain.data.tokenizing import prepare_run_store
 from lmtrain.data.tokens import TokenStore, find_store
 from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import TrainedWeights
-from lmtrain.storage.run_folder import TOKENIZER
 from lmtrain.system.messages import log
 
 
-def find_run_store(run: TrainedWeights, config: Config, *, may_make: bool) -> TokenStore:
-    """Return the token store that the run was trained on, found by its hash in the data folder of `config` or the run.
+def find_run_store(run: TrainedWeights, data: DataConfig, *, may_make: bool) -> TokenStore:
+    """Return the token store that the run was trained on, found by its hash in the folder of `data` or of the run.
 
     With `may_make`, the user has named data.source: the store holds its text, or is made from it. Without, a missing
     store is made only if lmtrain knows the corpus by name: a path or a hub id that only the run names is not read,
@@ -22,19 +21,17 @@ def find_run_store(run: TrainedWeights, config: Config, *, may_make: bool) -> To
     Raises LmtrainError if the store is not found, or if the one that is made is another.
     """
     trained_on = run.info.get("store")
-    folders = dict.fromkeys(path.absolute() for path in (config.data.dir, run.config.data.dir))
+    folders = dict.fromkeys(path.absolute() for path in (data.dir, run.config.data.dir))
     found = next(filter(None, (find_store(folder, trained_on) for folder in folders)), None)
     if found is not None and not may_make:
         return found
-    if not may_make and config.data.source not in KNOWN:
+    if not may_make and data.source not in KNOWN:
         raise LmtrainError(
-            f"the tokens that {run.run_dir} was trained on are not in {config.data.dir}: say where they are with "
+            f"the tokens that {run.run_dir} was trained on are not in {data.dir}: say where they are with "
             "data.dir=FOLDER, or what to make them from with data.source=... (the run says "
-            f"{shown(config.data.source)}); --text scores any file as it is"
+            f"{shown(data.source)}); --text scores any file as it is"
         )
-    # The run's own tokenizer: another version may train another one on the same text, and tokenizer.file may be gone.
-    config = config.model_copy(update={"tokenizer": TokenizerConfig(file=run.run_dir / TOKENIZER)})
-    store = prepare_store(config, found)
+    store = prepare_run_store(data, run.run_dir, found)
     if trained_on is None:
         log.warning(f"{run.run_dir} is of an earlier version: whether {store.folder} is its text can't be checked")
     elif store.sha256 != trained_on:

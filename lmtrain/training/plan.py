@@ -16,13 +16,13 @@ from lmtrain.config.schema import RUN_NAME, Config, DataConfig, TokenizerConfig
 from lmtrain.config.train import BUDGETS
 from lmtrain.data.sources import local_path
 from lmtrain.data.tokenizer_choice import of_store
-from lmtrain.data.tokenizing import prepare_store
+from lmtrain.data.tokenizing import prepare_run_store, prepare_store
 from lmtrain.data.tokens import TokenStore, find_store
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.checkpoint import FORMAT
 from lmtrain.storage.files import read_manifest
-from lmtrain.storage.run_folder import TOKENIZER, default_name, find_run, is_run, run_config
+from lmtrain.storage.run_folder import default_name, find_run, is_run, run_config
 from lmtrain.system.device import choose_device, cores
 from lmtrain.training.schedule import targets_per_step
 
@@ -137,8 +137,7 @@ def _tokens_of(plan: RunPlan) -> TokenStore:
     found = find_store(config.data.dir, _store_hash(plan.run_dir))
     if found is not None and local_path(config.data.source) is None and _text(config.data) == _text(stored.data):
         return found
-    of_run = TokenizerConfig(file=plan.run_dir / TOKENIZER)
-    return prepare_store(config.model_copy(update={"tokenizer": of_run}), found)
+    return prepare_run_store(config.data, plan.run_dir, found)
 
 
 def _text(data: DataConfig) -> DataConfig:
