@@ -37,7 +37,6 @@ class AdaptiveSoftmax(nn.Module):
         ends = (*self.cutoffs[1:], vocab_size)
         self.shortlist = self.cutoffs[0]
         self.sizes = [end - start for start, end in zip(self.cutoffs, ends, strict=True)]
-        self.shares = [1.0 for _ in self.sizes]
         self.clusters = nn.Linear(width, len(self.sizes), bias=False)
         self.bias = nn.Parameter(torch.tensor([math.log(size) for size in self.sizes]))
 
@@ -46,15 +45,10 @@ class AdaptiveSoftmax(nn.Module):
         """S + K: the shortlist and the clusters."""
         return self.shortlist + len(self.sizes)
 
-    @property
-    def tail_logits_per_target(self) -> float:
-        """How many logits of clusters the loss computes per target, on average; before `set_shares`, an upper bound."""
-        return sum(share * size for share, size in zip(self.shares, self.sizes, strict=True))
-
-    def set_shares(self, counts: Tensor) -> None:
-        """Set what fraction of the targets is in each cluster, from counts (V,) of the training tokens."""
+    def tail_logits_per_target(self, counts: Tensor) -> float:
+        """Return how many logits of clusters the loss computes per target, on average over targets with counts (V,)."""
         _, *tails = torch.split(counts, [self.shortlist, *self.sizes])
-        self.shares = [float(tail.sum() / counts.sum()) for tail in tails]
+        return sum(float(tail.sum() / counts.sum()) * len(tail) for tail in tails)
 
     @torch.no_grad()
     def set_bias(self, output_bias: Tensor) -> None:

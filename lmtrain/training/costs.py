@@ -29,17 +29,18 @@ LAYER_SECONDS = 1e-3
 """Least time of a layer for both passes of a micro-batch; all outside the layers takes at least twice as much."""
 
 
-def step_flops(model: LanguageModel, config: Config) -> float:
+def step_flops(model: LanguageModel, config: Config, store: TokenStore) -> float:
     """Return the floating-point operations of a training step: those of the matrix products, two per multiply-add.
 
     Both passes over a batch count, as on a CPU: masked scores count, except those that local attention skips in long
     sequences. The optimizer, recomputed activations and the teacher do not count. A tail of an adaptive output counts
-    for its fraction of the targets.
+    for its fraction of the training tokens.
     """
     rows = config.train.rows
     flops = _matrix_products(config.model, model.vocab_size, rows) * config.train.batch_size / rows
     if model.adaptive is not None:
-        in_tails = model.adaptive.tail_logits_per_target
+        counts = torch.from_numpy(store.split("train").counts(model.vocab_size))
+        in_tails = model.adaptive.tail_logits_per_target(counts)
         flops += 6.0 * targets_per_step(config) * in_tails * (config.model.embed_dim or config.model.dim)
     return flops
 
@@ -129,17 +130,15 @@ def costs(config: Config, store: TokenStore) -> dict[str, Any]:
     `estimate` is for one process, without evaluations. It takes the time of a step as its operations over `UTILIZATION`
     of the measured peak, plus `LAYER_SECONDS`. If the budget is in minutes, its `steps` are those that fit.
     """
-    split, samples = store.split("train"), sample_order(config, store).per_epoch()
+    samples = sample_order(config, store).per_epoch()
     with FakeTensorMode():  # also for a model that is larger than the memory
         model = build_uninitialized(config.model, store.tokenizer.vocab_size)
-    if model.adaptive is not None:
-        model.adaptive.set_shares(torch.from_numpy(split.counts(store.tokenizer.vocab_size)))
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
     memory = memory_estimate(config, store.tokenizer.vocab_size, precision)
     budget = make_budget(config, store)
     tokens = targets_per_step(config)
-    flops, steps_per_epoch = step_flops(model, config), samples / config.train.batch_size
+    flops, steps_per_epoch = step_flops(model, config, store), samples / config.train.batch_size
     set_threads(config.train.threads)
     peak = peak_flops(device, precision)
     micro_batches = config.train.batch_size / config.train.rows
@@ -149,7 +148,7 @@ def costs(config: Config, store: TokenStore) -> dict[str, Any]:
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "vocabulary": store.tokenizer.vocab_size,
-        "tokens_per_epoch": split.tokens,
+        "tokens_per_epoch": store.split("train").tokens,
         "tokens_per_step": tokens,
         "windows_per_epoch": samples,
         "steps_per_epoch": steps_per_epoch,

@@ -38,7 +38,7 @@ class Meter:
 
     def __init__(self, state: TrainState) -> None:
         self._state = state
-        self._flops = step_flops(state.model, state.config)
+        self._flops = step_flops(state.model, state.config, state.store)
         self._peak = peak_flops(state.device, state.precision) * state.processes.world_size
         if state.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(state.device)  # raised by measuring `peak_flops`

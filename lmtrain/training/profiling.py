@@ -50,7 +50,7 @@ def profile_steps(config: Config, store: TokenStore, folder: Path) -> dict[str, 
         whole, parts = _timed(state)
         operators = _traced(state, trace)
     tokens = targets_per_step(state.config)
-    flops = step_flops(state.model, config)
+    flops = step_flops(state.model, config, store)
     return {
         "trace": str(trace),
         "steps": STEPS,

@@ -91,15 +91,12 @@ def new_state(
     config = with_micro_batch(config, processes)
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
-    split, order = store.split("train"), sample_order(config, store)
     build, vocab_size = build_model if initialize else build_uninitialized, store.tokenizer.vocab_size
     torch.manual_seed(config.run.seed)
     model = build(config.model, vocab_size, activation_checkpointing=config.train.activation_checkpointing)
-    counts = torch.from_numpy(split.counts(vocab_size))
-    if model.adaptive is not None:
-        model.adaptive.set_shares(counts)
     if initialize:
-        set_output_bias(model, counts)
+        split = store.split("train")
+        set_output_bias(model, torch.from_numpy(split.counts(vocab_size)))
         set_embedding(model, cooccurrence_embedding(split.ids[:TOKENS], *model.embedding.weight.shape))
     teacher, teacher_hash = None, None
     if config.train.teacher:
@@ -121,7 +118,7 @@ def new_state(
         scaler=torch.amp.GradScaler(device.type, enabled=precision == "fp16"),
         ema=averaged,
         store=store,
-        order=order,
+        order=sample_order(config, store),
         device=device,
         precision=precision,
         statistics=StepStatistics(device),

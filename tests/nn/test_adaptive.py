@@ -142,9 +142,8 @@ def test_traced_as_one_graph_equals_eager() -> None:
 
 def test_a_target_takes_the_logits_of_its_share_of_the_tails() -> None:
     part = AdaptiveSoftmax(3, 10, (2, 6))
-    assert part.tail_logits_per_target == 8
-    part.set_shares(torch.tensor([30, 20, 10, 10, 5, 5, 5, 5, 5, 5]))  # 50 of 100, 30, 20
-    assert part.tail_logits_per_target == pytest.approx(0.3 * 4 + 0.2 * 4)
+    counts = torch.tensor([30, 20, 10, 10, 5, 5, 5, 5, 5, 5])  # 50 of 100, 30, 20
+    assert part.tail_logits_per_target(counts) == pytest.approx(0.3 * 4 + 0.2 * 4)
 
 
 @pytest.mark.parametrize(

@@ -45,12 +45,12 @@ LAYERS = {"model__layers": 8, "train__loss_chunk": 64}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_operations_are_those_of_a_step(tiny: Config, kind: str) -> None:
+def test_operations_are_those_of_a_step(tiny: Config, store: TokenStore, kind: str) -> None:
     config = change(tiny, train__batch_size=4, train__micro_batch=2, **KINDS[kind])
     state = start(config)
     with FlopCounterMode(display=False) as counter:
         train_step(state, 1e-3)
-    assert step_flops(state.model, config) == counter.get_total_flops() > 0
+    assert step_flops(state.model, config, store) == counter.get_total_flops() > 0
 
 
 @pytest.mark.parametrize("mode", ["causal", "windowed"])
@@ -62,8 +62,8 @@ def test_an_adaptive_output_counts_by_the_shares_of_its_tails(tiny: Config, stor
     assert 22 < logits < 0.8 * size
     targets = 2 * (16 if mode == "causal" else 1)
     saved = 2 * targets * (6 * 16 * (size - logits) + 2 * (size - 22))  # the bias's gradient is a product too
-    expected = step_flops(construct(plain.model, size), plain) - saved
-    assert step_flops(start(config).model, config) == pytest.approx(expected)
+    expected = step_flops(construct(plain.model, size), plain, store) - saved
+    assert step_flops(start(config).model, config, store) == pytest.approx(expected)
     assert costs(config, store)["flops_per_step"] == pytest.approx(expected)
     assert costs(config, store)["memory_bytes"]["logits"] == 4 * targets * 22
 
@@ -166,7 +166,8 @@ def test_a_dry_run_has_all_figures(
     """On a machine that takes ten seconds for a step."""
     config = change(tiny, **budget)
     seconds = 10 - 3 * 2 * LAYER_SECONDS  # a layer, what is outside of it, and two micro-batches
-    peak = step_flops(LanguageModel(tiny.model, store.tokenizer.vocab_size), tiny) / UTILIZATION["cpu"] / seconds
+    model = LanguageModel(tiny.model, store.tokenizer.vocab_size)
+    peak = step_flops(model, tiny, store) / UTILIZATION["cpu"] / seconds
     monkeypatch.setattr("lmtrain.training.costs.peak_flops", lambda device, precision: peak)
     found = costs(config, store)
     assert (found["tokens_per_epoch"], found["tokens_per_step"]) == (store.split("train").tokens, 4 * 16)

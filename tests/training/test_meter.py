@@ -21,7 +21,7 @@ def test_rates_are_per_second_of_training(tiny: Config, store: TokenStore, monke
             now += seconds
         found = meter.metrics(1e-3, 90.0, now)
         assert found["tokens_per_second"] == pytest.approx(4 * 16 / seconds)
-        assert found["mfu"] == pytest.approx(step_flops(state.model, state.config) / seconds / 1e9)
+        assert found["mfu"] == pytest.approx(step_flops(state.model, state.config, store) / seconds / 1e9)
         assert found["minutes"] == 1.5
     assert found["epoch"] == pytest.approx(5 * 4 * 16 / store.split("train").tokens, rel=0.02)
     assert 0.01 < found["memory_gb"] < 1000
