@@ -59,40 +59,34 @@ def orthogonalized(matrices: Tensor, dtype: torch.dtype) -> Tensor:
     return x.mT if tall else x
 
 
-class Muon(torch.optim.Optimizer):
-    """Muon (Jordan et al., 2024) with Nesterov momentum: the update is the orthogonalized momentum.
+class Muon(AdamW):
+    """Muon (Jordan et al., 2024) with Nesterov momentum for matrices, and AdamW for all other parameters.
 
-    The elements of an update have a root mean square of 0.2 times the learning rate, like AdamW's (Liu et al., 2025),
-    so that both have the same learning rate and decoupled weight decay. Matrices of one shape are batched, in `dtype`.
+    The update of a matrix is its orthogonalized momentum. Its elements have a root mean square of 0.2 times the
+    learning rate, like AdamW's (Liu et al., 2025), so that both have the same learning rate and decoupled weight decay.
+    Matrices of one shape are batched, in `dtype`.
 
-    `matrices` are parameter groups of 2-D parameters with their `weight_decay`. `rest` optimizes all other parameters;
-    its groups and its state also belong to this optimizer.
+    The first of the parameter `groups` has the matrices, and a `momentum`. `options` are those of AdamW.
     """
 
-    def __init__(self, matrices: list[dict[str, Any]], rest: AdamW, lr: float, dtype: torch.dtype) -> None:
-        super().__init__(matrices, {"lr": lr, "momentum": MOMENTUM})
-        self._matrices = list(self.param_groups)
+    def __init__(self, groups: list[dict[str, Any]], dtype: torch.dtype, **options: Any) -> None:
+        super().__init__(groups, **options)
         self._dtype = dtype
-        self._rest = rest
-        self.param_groups += rest.param_groups
-        rest.state = self.state
 
     @torch.no_grad()
     def step_unless(self, skip: Tensor) -> None:
-        """Take a step, unless `skip`, () bool on the device: then parameters and state stay unchanged.
+        """Do the same as `AdamW.step_unless`, and delete the gradients of the matrices: AdamW skips what has none."""
+        shapes: dict[torch.Size, list[Tensor]] = {}
+        for parameter in self.param_groups[0]["params"]:
+            shapes.setdefault(parameter.shape, []).append(parameter)
+        for parameters in shapes.values():
+            self._update(parameters, skip)
+            for parameter in parameters:
+                parameter.grad = None
+        super().step_unless(skip)
 
-        The host does not wait for the value.
-        """
-        self._rest.step_unless(skip)
-        for group in self._matrices:
-            shapes: dict[torch.Size, list[Tensor]] = {}
-            for parameter in group["params"]:
-                shapes.setdefault(parameter.shape, []).append(parameter)
-            for parameters in shapes.values():
-                self._update(parameters, group, skip)
-
-    def _update(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor) -> None:
-        lr, momentum = group["lr"], group["momentum"]
+    def _update(self, parameters: list[Tensor], skip: Tensor) -> None:
+        lr, momentum, weight_decay = (self.param_groups[0][name] for name in ("lr", "momentum", "weight_decay"))
         rows, columns = parameters[0].shape
         for parameter in parameters:
             if not self.state[parameter]:
@@ -103,11 +97,11 @@ class Muon(torch.optim.Optimizer):
         means = torch.stack(buffers).lerp_(gradients, torch.where(skip, 0.0, 1.0 - momentum))
         torch._foreach_copy_(buffers, list(means.unbind()))
         update = orthogonalized(gradients.lerp_(means, momentum), self._dtype).float().masked_fill_(skip, 0.0)
-        torch._foreach_mul_(parameters, torch.where(skip, 1.0, 1.0 - lr * group["weight_decay"]))
+        torch._foreach_mul_(parameters, torch.where(skip, 1.0, 1.0 - lr * weight_decay))
         torch._foreach_add_(parameters, list(update.unbind()), alpha=-0.2 * max(rows, columns) ** 0.5 * lr)
 
 
-def make_optimizer(model: LanguageModel, train: TrainConfig) -> AdamW | Muon:
+def make_optimizer(model: LanguageModel, train: TrainConfig) -> AdamW:
     """Return fused AdamW (Loshchilov & Hutter, 2019), or with `muon`, `Muon` with AdamW for all but hidden matrices.
 
     Weight decay applies to matrices, but not to vectors: norm gains, biases, seeds and slopes are few and set a scale.
@@ -121,28 +115,23 @@ def make_optimizer(model: LanguageModel, train: TrainConfig) -> AdamW | Muon:
     factors = dict.fromkeys(embeddings, model.embedding.embedding_dim**-0.5) | dict.fromkeys(gains, GAIN_FACTOR)
     matrices = model.hidden_matrices() if train.optimizer == "muon" else []
     decay = train.weight_decay
-    groups: dict[tuple[float, float], list[Tensor]] = {}
+    kinds: dict[tuple[float, float], list[Tensor]] = {}
     hidden = {id(parameter) for parameter in matrices}
     for parameter in model.parameters():
         if id(parameter) not in hidden:
             rate = 0.0 if parameter.ndim < 2 else decay
-            groups.setdefault((rate, factors.get(id(parameter), 1.0)), []).append(parameter)
-    adamw = AdamW(
-        [
-            {"params": parameters, "weight_decay": rate, "lr_factor": factor}
-            for (rate, factor), parameters in groups.items()
-        ],
-        lr=train.lr,
-        betas=(train.beta1, train.beta2),
-        eps=train.eps,
-        fused=True,
-    )
+            kinds.setdefault((rate, factors.get(id(parameter), 1.0)), []).append(parameter)
+    groups = [
+        {"params": parameters, "weight_decay": rate, "lr_factor": factor}
+        for (rate, factor), parameters in kinds.items()
+    ]
+    options: dict[str, Any] = {"lr": train.lr, "betas": (train.beta1, train.beta2), "eps": train.eps, "fused": True}
     if not matrices:
-        return adamw
+        return AdamW(groups, **options)
     # If bf16 is emulated, float32 is several times faster, and more accurate.
     native = choose_precision("auto", matrices[0].device) == "bf16"
-    group = {"params": matrices, "weight_decay": decay, "lr_factor": 1.0}
-    return Muon([group], adamw, train.lr, torch.bfloat16 if native else torch.float32)
+    first = {"params": matrices, "weight_decay": decay, "lr_factor": 1.0, "momentum": MOMENTUM}
+    return Muon([first, *groups], torch.bfloat16 if native else torch.float32, **options)
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -162,7 +151,7 @@ def load_optimizer_tensors(
     Raises ValueError if the names, shapes and types are not those of this optimizer's state.
     """
     entries = {
-        parameter: ADAM_STATE if "betas" in group else MUON_STATE
+        parameter: MUON_STATE if "momentum" in group else ADAM_STATE
         for group in optimizer.param_groups
         for parameter in group["params"]
     }

@@ -24,7 +24,7 @@ from lmtrain.system.machine import machine
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, SavedCounters, read_info
 from lmtrain.training.compilation import compiled_forward
-from lmtrain.training.optimizers import AdamW, Muon, load_optimizer_tensors, make_optimizer, optimizer_tensors
+from lmtrain.training.optimizers import AdamW, load_optimizer_tensors, make_optimizer, optimizer_tensors
 from lmtrain.training.other_runs import initial_weights, load_teacher
 from lmtrain.training.parallel import GradientSync, choose_strategy, distribute, with_micro_batch
 from lmtrain.training.schedule import Budget, make_budget, sample_order, schedule_length
@@ -59,7 +59,7 @@ class TrainState:
     model: LanguageModel
     forward: Forward
     """The loss of each target; compiled and distributed where that applies."""
-    optimizer: AdamW | Muon
+    optimizer: AdamW
     scaler: torch.amp.GradScaler
     ema: dict[str, Tensor] | None
     """Averaged weights."""

@@ -123,8 +123,8 @@ def _parameters() -> list[nn.Parameter]:
 
 
 def _muon(parameters: list[nn.Parameter], dtype: torch.dtype) -> Muon:
-    rest = AdamW([{"params": [nn.Parameter(torch.zeros(3))]}], 1e-3, fused=True)
-    return Muon([{"params": parameters, "weight_decay": 0.3}], rest, 1e-2, dtype)
+    groups = [{"params": parameters, "momentum": 0.95}, {"params": [nn.Parameter(torch.zeros(3))], "lr": 1e-3}]
+    return Muon(groups, dtype, lr=1e-2, weight_decay=0.3, fused=True)
 
 
 def _polynomials(matrix: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     return {name: value.clone() for name, value in (model.state_dict() | optimizer_tensors(model, optimizer)).items()}
 
 
-def _step(model: LanguageModel, optimizer: AdamW | Muon, seed: int) -> None:
+def _step(model: LanguageModel, optimizer: AdamW, seed: int) -> None:
     torch.manual_seed(seed)
     tokens = torch.randint(50, (3, 16))
     model(tokens, tokens).sum().backward()
