@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.tokens import TokenStore
-from lmtrain.model.build import build_uninitialized, construct
+from lmtrain.model.build import build_uninitialized
 from lmtrain.model.ensemble import Ensemble
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
@@ -49,7 +49,7 @@ def step_flops(model: LanguageModel, config: Config, store: TokenStore) -> float
 def _matrix_products(config: ModelConfig, vocab_size: int, rows: int) -> int:
     """Return what torch counts in both passes of a micro-batch on fake tensors, without the tails of the output."""
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
-        objective = Objective(construct(config, vocab_size), None)
+        objective = Objective(build_uninitialized(config, vocab_size), None)
         tokens = torch.zeros(rows, config.context, dtype=torch.int64)
         objective(tokens, tokens[:, 0] if config.mode == "windowed" else tokens).sum().backward()
     return counter.get_total_flops()
@@ -74,13 +74,13 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
     """
     cpu, teachers = torch.device("cpu"), [run_config(run_dir).model for run_dir in config.train.teacher]
     with FakeTensorMode():
-        model = construct(config.model, vocab_size)
-        teacher = Ensemble([construct(each, vocab_size) for each in teachers]) if teachers else None
+        model = build_uninitialized(config.model, vocab_size)
+        teacher = Ensemble([build_uninitialized(each, vocab_size) for each in teachers]) if teachers else None
         objective = Objective(model, config.train.loss_chunk, teacher)
         inputs, targets = blank_batch(config, cpu)
         activations = _saved_bytes(objective, inputs, targets, precision)
         if config.train.activation_checkpointing:
-            recomputing = construct(config.model, vocab_size, activation_checkpointing=True)
+            recomputing = build_uninitialized(config.model, vocab_size, activation_checkpointing=True)
             between_blocks = 4.0 * inputs.numel() * config.model.dim * config.model.layers
             objective = Objective(recomputing, config.train.loss_chunk, teacher)
             outside = _saved_bytes(objective, inputs, targets, precision)  # with what is saved between blocks
