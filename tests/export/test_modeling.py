@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from lmtrain.config.schema import ModelConfig
-from lmtrain.export.hugging_face import export
+from lmtrain.export.hugging_face import MODELING, export
 from lmtrain.export.modeling_lmtrain import LmtrainConfig, LmtrainForCausalLM
 from lmtrain.generation.beam import beam_search
 from lmtrain.generation.options import Options
@@ -46,6 +47,18 @@ def padded(lengths: list[int], columns: int, side: str) -> tuple[Tensor, Tensor]
     for row, length in zip(mask, lengths, strict=True):
         row[columns - length if side == "left" else 0 :][:length] = 1
     return tokens * mask + WORDS.eos_id * (1 - mask), mask
+
+
+@pytest.mark.parametrize("code", [MODELING, Path(__file__).parents[1] / "stored" / "modeling_lmtrain-1.txt"], ids=str)
+def test_the_code_of_an_exported_folder_loads_it(tmp_path: Path, code: Path) -> None:
+    """Also that of the first version, since folders that it exported stay as they are."""
+    ours, _ = both(tmp_path)
+    (tmp_path / "hf" / MODELING.name).write_bytes(code.read_bytes())
+    folder = (tmp_path / "hf").rename(tmp_path / code.stem)  # transformers caches the code by this name
+    theirs = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    assert type(theirs).__module__.startswith("transformers_modules.")
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(words(3, CONTEXT)).logits, ours.predict(words(3, CONTEXT)))
 
 
 @pytest.mark.parametrize("fields", [*VARIANTS, *PLAIN, {"tie_embeddings": False}, {"norm": "scale"}], ids=str)
