@@ -22,8 +22,9 @@ def cooccurrence_embedding(ids: np.ndarray, vocab_size: int, width: int) -> Tens
 
     The matrix of words and contexts holds their positive pointwise mutual information; a context before a word and the
     same one after it are two columns. A truncated singular value decomposition factors it, and words get the left
-    vectors times the root of the singular values (Levy & Goldberg, 2014). A random rotation makes all features alike.
-    Each vector has unit mean square. Words without a context get a random vector, from torch's default generator.
+    vectors times the root of the singular values (Levy & Goldberg, 2014). Beyond E + 16 word types it is a randomized
+    one (Halko et al., 2011), so the factors are approximate. A random rotation makes all features alike. Each vector
+    has unit mean square. Words without a context get a random vector, from torch's default generator.
     """
     vectors = torch.zeros(vocab_size, width)
     word, context, count = _contexts(ids, vocab_size)

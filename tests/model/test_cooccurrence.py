@@ -21,7 +21,7 @@ def _ids(length: int, vocab_size: int) -> np.ndarray:
     return np.array(ids, np.uint16)
 
 
-def _plain(ids: np.ndarray, vocab_size: int, context_types: int) -> Tensor:
+def _plain(ids: np.ndarray, vocab_size: int, context_types: int, width: int) -> Tensor:
     """Cosines between the vectors of words, (V, V)."""
     counts: Counter[tuple[int, tuple[int, str]]] = Counter()
     for place, word in enumerate(ids.tolist()):
@@ -41,21 +41,22 @@ def _plain(ids: np.ndarray, vocab_size: int, context_types: int) -> Tensor:
         ratio = count * total / (words[word] * contexts[context] ** SMOOTHING)
         information[word, columns[context]] = max(0.0, math.log(ratio))
     left, singular, _ = torch.linalg.svd(information, full_matrices=False)
-    vectors = torch.nn.functional.normalize(left * singular.sqrt(), dim=1)
+    vectors = torch.nn.functional.normalize((left * singular.sqrt())[:, :width], dim=1)
     return vectors @ vectors.T
 
 
-@pytest.mark.parametrize("context_types", [30, 11])
+@pytest.mark.parametrize(("context_types", "width"), [(30, 32), (11, 32), (30, 14)])
 def test_vectors_are_the_factors_of_the_positive_pointwise_information(
-    context_types: int, monkeypatch: pytest.MonkeyPatch
+    context_types: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cooccurrence, "CONTEXT_TYPES", context_types)
     ids = _ids(400, 30)
     torch.manual_seed(1)
-    vectors = cooccurrence_embedding(ids, 30, 32)
-    assert vectors.shape == (30, 32)
+    vectors = cooccurrence_embedding(ids, 30, width)
+    assert vectors.shape == (30, width)
     assert vectors.dtype == torch.float32
-    torch.testing.assert_close((vectors @ vectors.T / 32).double(), _plain(ids, 30, context_types), rtol=0, atol=1e-4)
+    cosines = (vectors @ vectors.T / width).double()
+    torch.testing.assert_close(cosines, _plain(ids, 30, context_types, width), rtol=0, atol=1e-4)
 
 
 def test_fewer_features_keep_the_words_of_one_kind_together() -> None:
