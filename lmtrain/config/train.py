@@ -90,7 +90,8 @@ class TrainConfig(Section):
     teacher_weight: float = Field(0.5, gt=0, le=1)
     """Weight of the distillation loss; 1 = learn only from the teacher."""
     ema: Fraction | None = None
-    """Decay of an exponential moving average of the weights, which is evaluated and saved with them; null = none."""
+    """Decay of an exponential moving average of the weights, which is evaluated and saved with them; in the first steps
+    at most (1 + step) / (10 + step). null = none."""
 
     log_steps: int = Field(10, ge=1)
     """Steps between two logged points; the first step is logged too."""
