@@ -38,15 +38,18 @@ class ScaleNorm(nn.Module):
 class RMSNorm(nn.RMSNorm):
     """x / rms(x) times a learned gain per feature (Zhang & Sennrich, 2019), computed in the gain's type."""
 
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, eps=EPSILON)
+
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D), in the type of x: torch's fused kernel needs x and gain of one type."""
         return F.rms_norm(x.to(self.weight.dtype), self.normalized_shape, self.weight, self.eps).to(x.dtype)
 
 
+NORMS: dict[NormKind, type[nn.Module]] = {"layer": nn.LayerNorm, "rms": RMSNorm, "scale": ScaleNorm}
+"""Every norm; `layer` is LayerNorm (Ba et al., 2016)."""
+
+
 def make_norm(kind: NormKind, dim: int) -> nn.Module:
-    """Return a norm: `layer` (Ba et al., 2016), `rms` (RMSNorm) or `scale` (ScaleNorm)."""
-    if kind == "layer":
-        return nn.LayerNorm(dim)
-    if kind == "rms":
-        return RMSNorm(dim, eps=EPSILON)
-    return ScaleNorm(dim)
+    """Return a norm of this kind for vectors of width `dim`."""
+    return NORMS[kind](dim)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lmtrain.config.train import TrainConfig
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.nn.norms import ScaleNorm
+from lmtrain.nn.norms import NORMS
 from lmtrain.nn.token_shift import TokenShift
 from lmtrain.storage.checkpoint import check_shapes
 from lmtrain.storage.tensor_files import LazyTensor
@@ -27,7 +27,7 @@ EPS = 1e-7
 
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 MUON_STATE = ("momentum_buffer",)
-GAINS = (nn.LayerNorm, nn.RMSNorm, ScaleNorm, TokenShift)
+GAINS = (*NORMS.values(), TokenShift)
 GAIN_FACTOR = 5.0
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from lmtrain.nn.norms import NormKind, ScaleNorm, make_norm
+from lmtrain.nn.norms import NORMS, NormKind, ScaleNorm, make_norm
 
-every_kind = pytest.mark.parametrize("kind", ["layer", "rms", "scale"])
+every_kind = pytest.mark.parametrize("kind", NORMS)
 
 
 @pytest.mark.parametrize("fresh", [True, False])
