@@ -36,8 +36,8 @@ LOGGED: dict[str, Any] = {
 """A very small run that logs every step."""
 CIRCUMSTANCES: dict[str, Any] = {"budget": Budget(12, None), "seconds": 1.0, "metrics_bytes": 0}
 """What `snapshot` is given of the budget, the clock and the log."""
-TIMELESS = ("loss", "perplexity", "word_perplexity", "lr", "grad_norm", "epoch", "skipped_steps")
-"""Metrics that do not depend on a clock."""
+TIMED = ("tokens_per_second", "mfu", "memory_gb", "minutes")
+"""Metrics that differ between two runs of the same computation."""
 
 
 def change(config: Config, **fields: Any) -> Config:
@@ -114,7 +114,8 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 def logged(run_dir: Path) -> list[tuple[str, int, list[float]]]:
     """What metrics.jsonl contains, except for times."""
-    return [(row["kind"], row["step"], [row[name] for name in TIMELESS if name in row]) for row in metrics(run_dir)]
+    rows = [{name: value for name, value in row.items() if name not in TIMED} for row in metrics(run_dir)]
+    return [(row.pop("kind"), row.pop("step"), [*row.values()]) for row in rows]
 
 
 def curves(run_dir: Path) -> list[Any]:
