@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, get_args
 
 from torch import Tensor
 
+from lmtrain.config.schema import SECTIONS
 from lmtrain.storage import checkpoint
 from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.storage.files import sha256_bytes
@@ -45,6 +46,12 @@ TINY = [
     "eval.batch_size=256",
 ]
 """Overrides for a model that trains in a second; dropout everywhere, so that a lost seed shows."""
+
+
+def choices(field: str) -> tuple[Any, ...]:
+    """The values that a field of the configuration has to choose from."""
+    section, _, name = field.partition(".")
+    return get_args(SECTIONS[section][name].annotation)
 
 
 @contextmanager

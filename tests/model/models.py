@@ -5,14 +5,13 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from lmtrain.config.schema import ModelConfig
+from lmtrain.config.schema import ATTENTION, UNMASKABLE_ATTENTION, ModelConfig
 from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
+from tests.helpers import choices
 
 VOCABULARY = 23
-POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "none")
-QUERIES = ("seed", "recency")
-NORMS = ("layer", "rms", "scale")
+POSITIONS, QUERIES, NORMS = choices("model.position"), choices("model.pool_query"), choices("model.norm")
 SIZES: dict[str, object] = {
     "attention_window": 3,
     "attention_stride": 4,
@@ -21,8 +20,11 @@ SIZES: dict[str, object] = {
     "projected_length": 5,
     "inducing_points": 3,
 }
-CAUSAL = ("full", "local", "strided", "global", "local+strided", "local+strided+global", "compressed", "linear")
-WINDOWED = (*CAUSAL, "linformer", "induced")
+CAUSAL = (
+    *(kind for kind in ATTENTION if kind not in UNMASKABLE_ATTENTION),
+    *("local+strided", "local+strided+global"),
+)
+WINDOWED = (*CAUSAL, *UNMASKABLE_ATTENTION)
 VARIANTS: list[dict[str, object]] = [
     *({**SIZES, "attention": kind} for kind in CAUSAL),
     *({**SIZES, "attention": kind, "position": "learned", "copy": True} for kind in ("full", "linear")),

@@ -18,7 +18,7 @@ from lmtrain.model.language_model import LanguageModel
 from lmtrain.training.costs import LAYER_SECONDS, UTILIZATION, blank_batch, costs, memory_estimate, step_flops
 from lmtrain.training.loop import train_step
 from lmtrain.training.optimizers import make_optimizer
-from tests.helpers import Child
+from tests.helpers import Child, choices
 from tests.training.helpers import change, run, start
 
 KINDS: dict[str, dict[str, object]] = {
@@ -131,7 +131,7 @@ def most_allocated(work: Callable[[], object]) -> int:
     return max(accumulate(changes))
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("kind", choices("train.optimizer"))
 def test_the_memory_of_the_optimizer_is_that_of_its_state(tiny: Config, kind: str) -> None:
     config = change(tiny, train__optimizer=kind)
     model = LanguageModel(config.model, 500)

@@ -25,7 +25,7 @@ from lmtrain.training.optimizers import optimizer_tensors, update_ema
 from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.train_state import TrainState
 from lmtrain.training.validation import evaluate_step
-from tests.helpers import flip_bit
+from tests.helpers import choices, flip_bit
 from tests.training.helpers import (
     change,
     last_hash,
@@ -294,7 +294,7 @@ def test_bf16_and_float32_train_alike(tiny: Config) -> None:
 
 
 @pytest.mark.parametrize("mode", ["causal", "windowed"])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", choices("train.optimizer"))
 def test_nothing_in_a_step_depends_on_a_value_on_the_device(
     tiny: Config, monkeypatch: pytest.MonkeyPatch, optimizer: str, mode: str
 ) -> None:
@@ -322,7 +322,7 @@ def test_nothing_in_a_step_depends_on_a_value_on_the_device(
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", choices("train.optimizer"))
 def test_a_step_on_cuda_never_waits_for_the_device(tiny: Config, optimizer: str) -> None:
     state = start(change(tiny, train__device="cuda", train__optimizer=optimizer))
     train_step(state, 1e-3)
