@@ -1,4 +1,4 @@
-"""Files that may be compressed, by their endings: .gz, .xz, .bz2, and .zst."""
+"""Files that may be compressed, by their endings."""
 
 import bz2
 import gzip
@@ -9,28 +9,10 @@ from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import IO, Any
 
-COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """What reading a damaged file may raise."""
 
 _BLOCK = 1 << 20
-
-
-def open_bytes(path: Path) -> IO[bytes]:
-    """Open a file to read its uncompressed content from beginning to end."""
-    match path.suffix.lower():
-        case ".gz":
-            return BufferedReader(gzip.open(path), _BLOCK)
-        case ".xz":
-            return BufferedReader(_Streams(path, lzma.LZMADecompressor), _BLOCK)
-        case ".bz2":
-            return BufferedReader(_Streams(path, bz2.BZ2Decompressor), _BLOCK)
-        case ".zst":
-            import pyarrow  # comes with datasets; the standard library has zstd from Python 3.14 on
-
-            stream: Any = pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
-            return BufferedReader(stream, _BLOCK)
-    return path.open("rb", buffering=_BLOCK)
 
 
 class _Streams(RawIOBase):
@@ -68,3 +50,24 @@ class _Streams(RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+def _zstd(path: Path) -> Any:
+    import pyarrow  # comes with datasets; the standard library has zstd from Python 3.14 on
+
+    return pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
+
+
+COMPRESSED: dict[str, Callable[[Path], Any]] = {
+    ".gz": gzip.open,
+    ".xz": lambda path: _Streams(path, lzma.LZMADecompressor),
+    ".bz2": lambda path: _Streams(path, bz2.BZ2Decompressor),
+    ".zst": _zstd,
+}
+"""How a file with this ending is opened: a raw stream of its uncompressed content."""
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """Open a file to read its uncompressed content from beginning to end."""
+    uncompressed = COMPRESSED.get(path.suffix.lower())
+    return path.open("rb", buffering=_BLOCK) if uncompressed is None else BufferedReader(uncompressed(path), _BLOCK)
