@@ -34,8 +34,6 @@ CODE = (
 )
 """The endings of programs."""
 _PROSE = (".txt", ".text", ".md", ".rst", ".org", ".tex", ".html", ".htm", ".tokens", ".raw")
-SUFFIXES = (*_PROSE, ".csv", ".tsv", ".jsonl", ".parquet", *CODE)
-"""The endings of files that are read in a folder, before the ending of a compression; a single file may have any."""
 LONGEST_LINE = 256 << 20
 """Characters: a longer line is rejected, because later steps hold a line in memory."""
 
@@ -248,3 +246,7 @@ READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
     ".parquet": _parquet_rows,
 }
 """The files that hold rows, by their endings; all others are plain text."""
+
+SUFFIXES = (*_PROSE, *(ending for ending in READERS if ending != ".json"), *CODE)
+"""The endings of files that are read in a folder, before the ending of a compression; a single file may have any. Most
+.json files in folders hold settings."""
