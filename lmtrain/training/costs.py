@@ -18,6 +18,7 @@ from lmtrain.nn.output_loss import rows_at_once
 from lmtrain.storage.run_folder import run_config
 from lmtrain.system.device import autocast, choose_device, choose_precision, set_threads
 from lmtrain.system.machine import installed_bytes, peak_flops
+from lmtrain.training.optimizers import make_optimizer, optimizer_shapes
 from lmtrain.training.schedule import make_budget, sample_order, targets_per_step
 
 DISTILLATION_BUFFERS = 3
@@ -88,14 +89,14 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
             one_block = blocks / config.model.layers if config.model.layers else 0.0
             activations = max(outside, between_blocks + one_block)  # a block is recomputed after what follows is freed
     parameters = float(sum(parameter.numel() for parameter in model.parameters()))
-    matrices = model.hidden_matrices() if config.train.optimizer == "muon" else []
+    state = optimizer_shapes(model, make_optimizer(model, config.train))
     tokens = targets.numel()
     classes = vocab_size if model.adaptive is None else model.adaptive.classes
     rows = rows_at_once(config.train.loss_chunk, tokens, classes)
     estimate = {
         "weights": 4 * parameters,
         "gradients": 4 * parameters,
-        "optimizer": 8 * parameters - 4.0 * sum(parameter.numel() for parameter in matrices),
+        "optimizer": 4.0 * sum(value.numel() for value in state.values() if value.ndim),
         "averaged weights": 4 * parameters if config.train.ema else 0.0,
         "activations": activations,
         "logits": 4.0 * rows * classes,

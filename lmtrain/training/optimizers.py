@@ -66,7 +66,7 @@ class Muon(AdamW):
     learning rate, like AdamW's (Liu et al., 2025), so that both have the same learning rate and decoupled weight decay.
     Matrices of one shape are batched, in `dtype`.
 
-    The first of the parameter `groups` has the matrices, and a `momentum`. `options` are those of AdamW.
+    The first of the parameter `groups` has the matrices. `options` are those of AdamW.
     """
 
     def __init__(self, groups: list[dict[str, Any]], dtype: torch.dtype, **options: Any) -> None:
@@ -86,7 +86,7 @@ class Muon(AdamW):
         super().step_unless(skip)
 
     def _update(self, parameters: list[Tensor], skip: Tensor) -> None:
-        lr, momentum, weight_decay = (self.param_groups[0][name] for name in ("lr", "momentum", "weight_decay"))
+        lr, weight_decay = (self.param_groups[0][name] for name in ("lr", "weight_decay"))
         rows, columns = parameters[0].shape
         for parameter in parameters:
             if not self.state[parameter]:
@@ -94,9 +94,9 @@ class Muon(AdamW):
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
         # (N, A, B). In a skipped step all sums get 0 added, which keeps their bits, and never 0 x NaN.
         gradients = torch.stack([parameter.grad for parameter in parameters]).masked_fill_(skip, 0.0)  # type: ignore[misc]
-        means = torch.stack(buffers).lerp_(gradients, torch.where(skip, 0.0, 1.0 - momentum))
+        means = torch.stack(buffers).lerp_(gradients, torch.where(skip, 0.0, 1.0 - MOMENTUM))
         torch._foreach_copy_(buffers, list(means.unbind()))
-        update = orthogonalized(gradients.lerp_(means, momentum), self._dtype).float().masked_fill_(skip, 0.0)
+        update = orthogonalized(gradients.lerp_(means, MOMENTUM), self._dtype).float().masked_fill_(skip, 0.0)
         torch._foreach_mul_(parameters, torch.where(skip, 1.0, 1.0 - lr * weight_decay))
         torch._foreach_add_(parameters, list(update.unbind()), alpha=-0.2 * max(rows, columns) ** 0.5 * lr)
 
@@ -122,7 +122,7 @@ def make_optimizer(model: LanguageModel, train: TrainConfig) -> AdamW:
             rate = 0.0 if parameter.ndim < 2 else decay
             kinds.setdefault((rate, factors.get(id(parameter), 1.0)), []).append(parameter)
     groups = [
-        {"params": parameters, "weight_decay": rate, "lr_factor": factor}
+        {"params": parameters, "weight_decay": rate, "lr_factor": factor, "entries": ADAM_STATE}
         for (rate, factor), parameters in kinds.items()
     ]
     options: dict[str, Any] = {"lr": train.lr, "betas": (train.beta1, train.beta2), "eps": train.eps, "fused": True}
@@ -130,7 +130,7 @@ def make_optimizer(model: LanguageModel, train: TrainConfig) -> AdamW:
         return AdamW(groups, **options)
     # If bf16 is emulated, float32 is several times faster, and more accurate.
     native = choose_precision("auto", matrices[0].device) == "bf16"
-    first = {"params": matrices, "weight_decay": decay, "lr_factor": 1.0, "momentum": MOMENTUM}
+    first = {"params": matrices, "weight_decay": decay, "lr_factor": 1.0, "entries": MUON_STATE}
     return Muon([first, *groups], torch.bfloat16 if native else torch.float32, **options)
 
 
@@ -143,6 +143,17 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     }
 
 
+def optimizer_shapes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return a tensor of the shape of each one that `optimizer_tensors` returns after the first step."""
+    count = torch.zeros((), device=next(model.parameters()).device)
+    entries = {parameter: group["entries"] for group in optimizer.param_groups for parameter in group["params"]}
+    return {
+        f"{name}/{entry}": count if entry == "step" else parameter
+        for name, parameter in model.named_parameters()
+        for entry in entries[parameter]
+    }
+
+
 def load_optimizer_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor | LazyTensor]
 ) -> None:
@@ -150,22 +161,11 @@ def load_optimizer_tensors(
 
     Raises ValueError if the names, shapes and types are not those of this optimizer's state.
     """
-    entries = {
-        parameter: MUON_STATE if "momentum" in group else ADAM_STATE
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-    parameters = dict(model.named_parameters())
-    count = torch.zeros((), device=next(model.parameters()).device)
-    like = {
-        f"{name}/{entry}": count if entry == "step" else parameter
-        for name, parameter in parameters.items()
-        for entry in entries[parameter]
-    }
+    like = optimizer_shapes(model, optimizer)
     check_shapes(tensors, like)
     for key, tensor in like.items():
         name, _, entry = key.rpartition("/")
-        optimizer.state[parameters[name]][entry] = shard_like(tensors[key], tensor)
+        optimizer.state[model.get_parameter(name)][entry] = shard_like(tensors[key], tensor)
 
 
 @torch.no_grad()
