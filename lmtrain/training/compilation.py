@@ -43,7 +43,7 @@ def compiled_forward(
     log.info("compiling the model (a minute or two; cached for the next run)")
     compiled = torch.compile(objective, dynamic=False)
     try:
-        inputs, targets = blank_batch(config, device)
+        inputs, targets = blank_batch(config.model, config.train.rows, device)
         with warnings.catch_warnings(), autocast(device, precision):
             # PyTorch recommends TF32, which bf16 does not need and fp32 must not use.
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)

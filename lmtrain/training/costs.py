@@ -51,19 +51,14 @@ def _matrix_products(config: ModelConfig, vocab_size: int, rows: int) -> int:
     """Return what torch counts in both passes of a micro-batch on fake tensors, without the tails of the output."""
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         objective = Objective(build_uninitialized(config, vocab_size), None)
-        tokens = torch.zeros(rows, config.context, dtype=torch.int64)
-        objective(tokens, tokens[:, 0] if config.mode == "windowed" else tokens).sum().backward()
+        objective(*blank_batch(config, rows, torch.device("cpu"))).sum().backward()
     return counter.get_total_flops()
 
 
-def blank_batch(config: Config, device: torch.device) -> tuple[Tensor, Tensor]:
+def blank_batch(model: ModelConfig, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return a micro-batch of zeros: inputs (B, C) and targets (B, C), or (B,) if windowed."""
-    rows, context = config.train.rows, config.model.context
-    shape = (rows,) if config.model.mode == "windowed" else (rows, context)
-    return (
-        torch.zeros(rows, context, dtype=torch.int64, device=device),
-        torch.zeros(shape, dtype=torch.int64, device=device),
-    )
+    inputs = torch.zeros(rows, model.context, dtype=torch.int64, device=device)
+    return inputs, torch.zeros_like(inputs[:, 0] if model.mode == "windowed" else inputs)
 
 
 def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str, float]:
@@ -78,7 +73,7 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
         model = build_uninitialized(config.model, vocab_size)
         teacher = Ensemble([build_uninitialized(each, vocab_size) for each in teachers]) if teachers else None
         objective = Objective(model, config.train.loss_chunk, teacher)
-        inputs, targets = blank_batch(config, cpu)
+        inputs, targets = blank_batch(config.model, config.train.rows, cpu)
         activations = _saved_bytes(objective, inputs, targets, precision)
         if config.train.activation_checkpointing:
             recomputing = build_uninitialized(config.model, vocab_size, activation_checkpointing=True)
