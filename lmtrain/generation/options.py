@@ -59,8 +59,8 @@ class Options:
                 raise ValueError(f"{name}={getattr(self, name)} must lie between {low:g} and {high:g}")
         if self.stop not in get_args(StopKind):
             raise ValueError(f"stop={self.stop!r} must be one of {', '.join(get_args(StopKind))}")
-        sampling = self.samples, self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
-        if self.beams > 1 and sampling != (1, 0.0, 0, 1.0, 0.0, 1.0):
+        sampling = ("samples", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        if self.beams > 1 and any(getattr(self, name) != getattr(Options, name) for name in sampling):
             raise ValueError("beams > 1 excludes sampling and a repetition penalty: a beam search ranks by probability")
         if self.samples > 1 and not self.temperature:
             raise ValueError(f"samples={self.samples} would all be the same text at temperature 0")
