@@ -123,7 +123,7 @@ def _parameters() -> list[nn.Parameter]:
 
 
 def _muon(parameters: list[nn.Parameter], dtype: torch.dtype) -> Muon:
-    groups = [{"params": parameters}, {"params": [nn.Parameter(torch.zeros(3))], "lr": 1e-3}]
+    groups: list[dict[str, Any]] = [{"params": parameters}, {"params": [nn.Parameter(torch.zeros(3))], "lr": 1e-3}]
     return Muon(groups, dtype, lr=1e-2, weight_decay=0.3, fused=True)
 
 
