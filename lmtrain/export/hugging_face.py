@@ -1,4 +1,4 @@
-"""A run's checkpoint as a folder that Hugging Face's transformers loads, by the code in `modeling_lmtrain.py`."""
+"""A run's checkpoint as a folder that Hugging Face's transformers loads, by the classes of `modeling_lmtrain.py`."""
 
 import json
 import os
@@ -15,7 +15,8 @@ from lmtrain.storage.tensor_files import serialize
 from lmtrain.system import disk
 
 FORMAT = "lmtrain-export/1"
-MODELING = Path(__file__).with_name("modeling_lmtrain.py")
+MODELING = "modeling_lmtrain"
+"""The module with the classes for transformers; that of the folder imports them from the one here."""
 
 
 def export(run_dir: Path, folder: Path, which: str | None, weights: str) -> TrainedWeights:
@@ -35,7 +36,8 @@ def export(run_dir: Path, folder: Path, which: str | None, weights: str) -> Trai
     with new_folder(folder, FORMAT, {"step": trained.info["step"], "weights": trained.weights}) as temporary:
         tensors = {f"model.{name}": stored[...] for name, stored in trained.tensors.items()}
         disk.write(temporary / "model.safetensors", serialize(tensors))
-        disk.write(temporary / MODELING.name, MODELING.read_bytes())
+        code = f"from lmtrain.export.{MODELING} import LmtrainConfig, LmtrainForCausalLM\n"
+        disk.write(temporary / f"{MODELING}.py", code.encode())
         tokenizer = json.loads((run_dir / TOKENIZER).read_bytes())
         documents = {
             "config.json": _config(trained),
@@ -70,8 +72,8 @@ def _config(trained: TrainedWeights) -> dict[str, Any]:
     return {
         "architectures": ["LmtrainForCausalLM"],
         "auto_map": {
-            "AutoConfig": f"{MODELING.stem}.LmtrainConfig",
-            "AutoModelForCausalLM": f"{MODELING.stem}.LmtrainForCausalLM",
+            "AutoConfig": f"{MODELING}.LmtrainConfig",
+            "AutoModelForCausalLM": f"{MODELING}.LmtrainForCausalLM",
         },
         "model_type": "lmtrain",
         "model": model.model_dump(mode="json"),

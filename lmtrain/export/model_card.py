@@ -34,7 +34,7 @@ exported by its version {version}. It continues text; it follows no instructions
 
 ## Use
 
-Install lmtrain and transformers 5. The code of the model, `modeling_lmtrain.py`, is in this folder and calls lmtrain.
+Install lmtrain and transformers 5: `modeling_lmtrain.py` in this folder imports the model from lmtrain.
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -1,4 +1,4 @@
-"""A causal language model of lmtrain as a model of transformers; every exported folder has a copy of this file.
+"""A causal language model of lmtrain as a model of transformers; the code in an exported folder imports it from here.
 
 `logits` are log-probabilities, so log_softmax does not change them.
 
@@ -86,22 +86,23 @@ class LmtrainForCausalLM(PreTrainedModel, GenerationMixin):
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
-        past_key_values: LmtrainCache | None = None,
+        cache: LmtrainCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        past_key_values: LmtrainCache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Return the log-probabilities of every next token: input_ids (B, T) -> logits (B, T, V).
 
         `logits_to_keep` selects positions, as in transformers. `attention_mask` (B, T) is 0 for padding, on the left or
         the right; the logits there mean nothing. `labels` (B, T), with -100 = ignored, are shifted here, and give the
-        loss. With `use_cache` or `past_key_values`, the cache is returned too; padding must then be on the left, and
-        the cache has no gradient. Raises ValueError if T is larger than the context, except for the last position's
-        logits with `use_cache`.
+        loss. With `use_cache` or `cache` (`past_key_values` before transformers 5.24), the cache is returned too;
+        padding must then be on the left, and the cache has no gradient. Raises ValueError if T is larger than the
+        context, except for the last position's logits with `use_cache`.
         """
         valid = None if attention_mask is None else attention_mask[:, -input_ids.shape[1] :].bool()
-        cache = past_key_values
+        cache = past_key_values if cache is None else cache
         if cache is not None:
             log_probs = self._read(cache, input_ids)
         elif use_cache:
@@ -117,7 +118,7 @@ class LmtrainForCausalLM(PreTrainedModel, GenerationMixin):
         if labels is not None:
             loss = self.loss_function(logits=log_probs, labels=labels, vocab_size=self.model.vocab_size, **kwargs)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        return CausalLMOutputWithPast(loss=loss, logits=log_probs[:, kept], past_key_values=cache)
+        return CausalLMOutputWithPast(loss, log_probs[:, kept], cache)
 
     def _read(self, cache: LmtrainCache, tokens: Tensor) -> Tensor:
         """Read tokens (B, T) after those of the cache -> (B, T, V)."""

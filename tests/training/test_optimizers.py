@@ -1,6 +1,7 @@
 """AdamW against torch's unfused one, averaged weights against a loop; Muon against plain steps and singular values."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
