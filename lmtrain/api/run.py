@@ -159,6 +159,7 @@ class Run:
         check_same_corpus(self.members)
         return find_run_store(self.members[0], config.data, may_make=source is not None)
 
+    @torch.inference_mode(False)  # dynamic evaluation computes gradients even if the caller has disabled them
     def score_split(
         self,
         part: Split,

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lmtrain.api.run import Run, load
 from lmtrain.config.loader import with_source
 from lmtrain.config.schema import Config
@@ -43,8 +45,12 @@ def train(
     return load(plan.run_dir, device=plan.config.train.device)
 
 
+@torch.inference_mode(False)
 def train_plan(plan: RunPlan) -> Outcome:
-    """Train to the end of the budget, and return the outcome. Every process of the run calls this."""
+    """Train to the end of the budget, and return the outcome. Every process of the run calls this.
+
+    It computes gradients even if the caller has disabled them.
+    """
     train = plan.config.train
     with join_processes(train.device, train.timeout_minutes) as processes:
         with processes.main_first():

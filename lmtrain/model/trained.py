@@ -71,8 +71,12 @@ def load_weights(run_dirs: Sequence[Path], which: str | None, weights: str) -> t
     return loaded
 
 
+@torch.inference_mode(False)
 def build_trained(trained: TrainedWeights, device: torch.device) -> LanguageModel:
-    """Build the model with the weights of a run, in evaluation mode."""
+    """Build the model with the weights of a run, in evaluation mode.
+
+    The weights can have gradients later, even if the caller is in torch's inference mode now.
+    """
     model = build_uninitialized(trained.config.model, trained.tokenizer.vocab_size)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

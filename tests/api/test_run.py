@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,23 @@ def test_a_score_in_fp32_does_not_depend_on_the_callers_autocast(workdir: Path) 
     with torch.autocast("cpu", torch.bfloat16):
         inside = run.score(TEXT)
     assert inside == run.score(TEXT)
+
+
+def test_a_caller_in_inference_mode_changes_neither_the_model_nor_a_dynamic_evaluation(workdir: Path) -> None:
+    run, inside = library.load(precision="fp32"), library.load(precision="fp32")
+    with torch.inference_mode():
+        assert not inside.model.predict(torch.tensor([[0]])).requires_grad
+        score = inside.evaluate(dynamic=True, limit=50)
+    assert score == run.evaluate(dynamic=True, limit=50)
+    assert inside.model.predict(torch.tensor([[0]])).requires_grad
+
+
+@pytest.mark.parametrize("disabled", [torch.no_grad, torch.inference_mode])
+def test_a_caller_without_gradients_can_train(workdir: Path, disabled: Callable[[], Any]) -> None:
+    config = library.load("sample").config
+    with disabled():
+        run = library.train("train.steps=2", f"run.name={disabled.__name__}", config=config, quiet=True)
+    assert run.step == 2
 
 
 def test_the_score_of_a_text_is_that_of_its_tokens_one_by_one(lmtrain: Lmtrain, workdir: Path) -> None:
