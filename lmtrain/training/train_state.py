@@ -87,7 +87,13 @@ def new_state(
     The seed decides the weights, so nothing may draw random numbers before them. The averaged weights and the optimizer
     are made of the distributed parameters, so they come last.
     Without `initialize`, the weights are arbitrary: the caller loads others, and this saves seconds.
+    Raises LmtrainError if torch's default dtype is not float32.
     """
+    if torch.get_default_dtype() != torch.float32:  # a run with other weights can't be loaded in another process
+        raise LmtrainError(
+            f"torch's default dtype is {torch.get_default_dtype()}, and a run has weights of float32: call "
+            "torch.set_default_dtype(torch.float32) before training"
+        )
     config = with_micro_batch(config, processes)
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)

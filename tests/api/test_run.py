@@ -72,6 +72,17 @@ def test_a_caller_without_gradients_can_train(workdir: Path, disabled: Callable[
     assert run.step == 2
 
 
+def test_training_with_another_default_dtype_is_rejected_before_a_run_is_made(workdir: Path) -> None:
+    config = library.load("sample").config
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(LmtrainError, match=r"default dtype is torch\.float64.*set_default_dtype"):
+            library.train("train.steps=2", "run.name=double", config=config, quiet=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert not (workdir / "runs/double/config.yaml").exists()
+
+
 def test_the_score_of_a_text_is_that_of_its_tokens_one_by_one(lmtrain: Lmtrain, workdir: Path) -> None:
     run = library.load()
     score = run.score(TEXT)
