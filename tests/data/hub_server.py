@@ -27,11 +27,13 @@ TOKEN = "hf_canaryTOKEN"
 
 @dataclass
 class Repository:
-    """A dataset on the server: its files, at one commit, and the status of requests for them if it is an error."""
+    """A dataset on the server: its files, at one commit; the status of requests for them if it is an error, and the
+    hub's code of it."""
 
     files: dict[str, bytes]
     commit: str = "1" * 40
     error: int | None = None
+    code: str = ""
 
 
 class Hub(ThreadingHTTPServer):
@@ -77,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
             entries = [{"type": "file", "path": path, "size": sizes[path], "oid": "0" * 40} for path in sizes]
             self._send(200, json.dumps(entries).encode())
         elif repository.error is not None:
-            self._send(repository.error, code="GatedRepo" if repository.error == 403 else "")
+            self._send(repository.error, code=repository.code)
         elif path not in repository.files:
             self._send(404, code="EntryNotFound")
         else:

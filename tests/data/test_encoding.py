@@ -62,6 +62,7 @@ def test_merges_of_a_large_text_are_learned_from_a_part(
     corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
     store = tokenized(corpus, CONFIGS["bpe"])
     assert any("learned from" in note and "of the text" in note for note in notes)
+    assert tokenized(corpus, CONFIGS["word"]).split("train").replaced == 0, "words are counted in all of it"
     ids = store.split("train").ids
     text = store.tokenizer.decode(ids[ids != store.tokenizer.eos_id].tolist())
     assert text == "".join(f"{line}\n" for line in LINES)

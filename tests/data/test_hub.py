@@ -132,6 +132,15 @@ def test_no_more_is_downloaded_than_belongs_to_it(hub: Hub, online: Client, offl
     assert not [request for request in hub.requests[seen:] if request.endswith(("all.txt", "yours/train.parquet"))]
 
 
+def test_without_a_subset_the_default_is_read(hub: Hub, online: Client) -> None:
+    """The one of this name, or the one that the card says."""
+    files = {f"{name}.parquet": parquet(["row"] * count) for name, count in (("few", 40), ("many", 400))}
+    for number, default in enumerate(({"default": "many.*"}, {"two": "many.*\n  default: true"})):
+        content = {"README.md": card(one="few.*", **default), **files}
+        hub.repositories["own/default"] = Repository(content, commit=f"{number}" * 40)
+        assert lines(online("own/default")) == {"train": 380, "valid": 20}
+
+
 def test_a_known_corpus_has_its_revision_pinned(hub: Hub, online: Client) -> None:
     pinned = "b08601e04326c79dfdd32d625aee71d232d685c3"
     files = {**PARTS, "README.md": PARTS["README.md"].replace(b"config_name: lines", b"config_name: wikitext-2-v1")}
@@ -222,9 +231,14 @@ def test_a_data_set_that_can_not_be_used(hub: Hub, online: Client, files: dict[s
 def test_a_data_set_that_can_not_be_downloaded(hub: Hub, online: Client, offline: Client) -> None:
     assert "dataset own/nosuch is not on the hub" in online("own/nosuch")
     assert "own..x/a can't be the name of a dataset" in online("own..x/a")
-    for status, message in ((401, "set HF_TOKEN"), (403, "set HF_TOKEN"), (500, "answers with error 500")):
-        hub.repositories[f"own/down{status}"] = Repository(PLAIN, error=status)
-        assert message in online(f"own/down{status}")
+    for status, code, message in (
+        (401, "", "set HF_TOKEN"),
+        (403, "", "ask for access on its page and set HF_TOKEN"),
+        (403, "GatedRepo", "ask for access on its page and set HF_TOKEN"),
+        (500, "", "answers with error 500"),
+    ):
+        hub.repositories[f"own/down{status}{code}"] = Repository(PLAIN, error=status, code=code)
+        assert message in online(f"own/down{status}{code}")
     assert "own/nosuch is not in the cache, and HF_HUB_OFFLINE" in offline("own/nosuch")
 
 

@@ -50,6 +50,12 @@ def test_every_permutation_of_a_few_is_equally_likely(size: int) -> None:
     assert _excess(observed, keys / factorial(size)) < 5
 
 
+def test_orders_do_not_change_between_versions() -> None:
+    assert permute(np.arange(5), 5, 1).tolist() == [0, 1, 2, 4, 3]
+    assert SampleOrder(100, 4, "causal", 1).starts(0, 6).tolist() == [28, 36, 44, 40, 52, 84]
+    assert SampleOrder(100, 4, "windowed", 1).starts(94, 4).tolist() == [59, 72, 34, 16]
+
+
 @pytest.mark.parametrize("size", [2**17 + 1, 10**6, 10**9])
 @pytest.mark.parametrize("lag", [1, 2, 64, 65_536])
 def test_pairs_within_one_order_are_uniform(size: int, lag: int) -> None:

@@ -81,6 +81,7 @@ def _damaged() -> Iterator[tuple[str, Kind, Any]]:
     yield "an id that is no integer", "word", lambda d: _vocab(d, {"the": 2.5})
     yield "words without an unknown token", "word", lambda d: _field(d, {"unk": None})
     yield "an id that is too large", "bpe", lambda d: _vocab(d, {"new": 1 << 31})
+    yield "an id that no model can have", "bpe", lambda d: _vocab(d, {"new": 1 << 24})
     yield "another byte", "byte", lambda d: _vocab(d, {"new": 257})
     yield "bytes swapped", "byte", lambda d: _vocab(d, {"a": d["model"]["vocab"]["b"], "b": d["model"]["vocab"]["a"]})
     yield "a surrogate", "word", lambda d: _vocab(d, {"\ud800": len(d["model"]["vocab"])})

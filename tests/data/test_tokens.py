@@ -57,10 +57,11 @@ def test_ids_are_stored_in_the_smallest_type(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     loaded = np.fromfile(store.folder / "train.bin", np.uint16)
     assert loaded.tolist() == store.split("train").ids.tolist()
-    words = [f"w{number}" for number in range(2**16 - 1)]
-    wide = make_store(tmp_path / "wide", documents={"train": [[" ".join(words)]]})
-    assert wide.split("train").ids.dtype == np.uint32
-    assert wide.split("train").ids[:-1].tolist() == [wide.tokenizer.encode(word)[0] for word in words]
+    for size, dtype in ((2**16, "uint16"), (2**16 + 1, "uint32")):
+        words = [f"w{number}" for number in range(size - 2)]  # beside `<unk>` and `<eos>`
+        store = make_store(tmp_path / str(size), documents={"train": [[" ".join(words)]]})
+        assert (store.tokenizer.vocab_size, store.split("train").ids.dtype.name) == (size, dtype)
+        assert store.split("train").ids[:-1].tolist() == [store.tokenizer.encode(word)[0] for word in words]
 
 
 def test_counts_are_those_of_each_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

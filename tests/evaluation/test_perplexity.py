@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,14 +179,18 @@ def test_a_large_split_is_not_copied_to_int64() -> None:
     assert peak < 2 * 2 * 400_000  # bytes: one copy in two bytes per token, and batches
 
 
-def test_the_floor_is_that_of_the_whole_split() -> None:
-    split = dataclasses.replace(split_of(np.arange(1, 9)), floor=2.0)
+def test_a_part_of_a_split_has_no_floor_and_the_share_of_unknown_words_of_the_whole() -> None:
+    """And each token is reported once, for a progress bar."""
+    split, advanced = dataclasses.replace(split_of(np.arange(1, 9)), floor=2.0, replaced=2), list[int]()
 
     def forward(inputs: Tensor, targets: Tensor) -> Tensor:
         return torch.ones(targets.shape)
 
-    whole, part = (score_of(forward, split, context=4, stride=2, limit=limit) for limit in (None, 7))
+    options: dict[str, Any] = {"context": 4, "stride": 2, "advance": advanced.append}
+    whole, part = (score_of(forward, split, limit=limit, **options) for limit in (None, 7))
     assert (whole.floor, part.floor) == (2.0, None)
+    assert whole.unknown_share == part.unknown_share == 0.25
+    assert sum(advanced) == 8 + 7
 
 
 def test_an_empty_split_is_rejected() -> None:

@@ -157,6 +157,18 @@ def test_texts_stay_in_their_rows() -> None:
     assert selected == [[0, 0]]
 
 
+def test_sums_are_compared_in_float64() -> None:
+    """In float32, the sum of the three numbers in this order is below their sum: no tie would be found."""
+    steps = iter([[-2.5, -torch.inf, -torch.inf, -torch.inf], [-3.2] * 4])
+
+    def step(state: History, tokens: Tensor) -> tuple[Tensor, History]:
+        return torch.tensor([next(steps)] * len(tokens)), state
+
+    log_probs, options = torch.tensor([[-0.9, *[-torch.inf] * 3]]), Options(max_tokens=3, beams=2, results=2)
+    (found,) = beam_search(log_probs, History([()]), step, options)
+    assert [h.ids for h in found] == [(0, 0, 0), (0, 0, 1)]
+
+
 @pytest.mark.parametrize("width", [3, 4 * COLUMNS - 1, 4 * COLUMNS, 5 * COLUMNS + 7])
 @pytest.mark.parametrize("count", [1, 5, COLUMNS, COLUMNS + 1])
 @pytest.mark.parametrize("ties", [False, True])

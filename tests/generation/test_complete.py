@@ -1,7 +1,9 @@
 """Prompts to texts: what the model reads, that a batch changes nothing, and what is reported about each text."""
 
+import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,6 +91,14 @@ def test_a_batch_equals_its_prompts(mode: str, name: str) -> None:
     assert_same_texts(together, alone)
     assert len({text.completions[0].ids for text in together}) > 2
     assert complete(model, NUMBERED, [], options) == []
+
+
+def test_the_speed_counts_all_generated_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(step=2.0)
+    monkeypatch.setattr("lmtrain.generation.complete.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    options = Options(max_tokens=7, temperature=1.0, samples=3, results=1)
+    done = complete(random_model("causal", NUMBERED), NUMBERED, ["w1", "w2"], options)
+    assert [one.tokens_per_second for one in done] == [2 * 3 * 7 / 2.0] * 2
 
 
 def test_a_sample_depends_on_the_seed_the_prompt_and_its_number() -> None:

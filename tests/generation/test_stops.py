@@ -92,6 +92,7 @@ CASES = {
         ("sentence", "a 3.5 b. c", "a 3.5 b.", "sentence"),
         ("sentence", 'a "b." c', 'a "b."', "sentence"),
         ("sentence", "a (b!)\u201d c", "a (b!)\u201d", "sentence"),
+        ("sentence", "a b.\u201d\u2019\u201d c", "a b.\u201d\u2019\u201d", "sentence"),
         ("sentence", "a e.g b\nc", "a e.g b\n", "line"),
         ("sentence", "a b.\nc", "a b.", "sentence"),
         ("sentence", "a b.", None, None),

@@ -103,8 +103,9 @@ def test_copying_is_mixed_with_it(mode: str) -> None:
     torch.testing.assert_close(model(text, targets), -log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1))
 
 
-def test_without_a_state_it_predicts_the_frequencies() -> None:
+def test_without_a_state_it_predicts_equal_words_and_then_the_frequencies() -> None:
     model, counts = build(output="adaptive", output_cutoffs=(4, 9)), torch.arange(VOCABULARY) ** 3
+    torch.testing.assert_close(model._log_probs(torch.zeros(8)).exp(), torch.full((VOCABULARY,), 1 / VOCABULARY))
     set_output_bias(model, counts)
     expected = (counts + 1) / (counts + 1).sum()
     torch.testing.assert_close(model._log_probs(torch.zeros(8)).exp(), expected)

@@ -84,7 +84,8 @@ def test_all_prefixes_cost_time_and_memory_in_proportion_to_the_length() -> None
 def test_prefix_mean_is_finite_and_exact_where_a_global_maximum_overflows(size: float) -> None:
     torch.manual_seed(0)
     score, value = torch.randn(1, 2, 4096) * size, torch.randn(1, 2, 4096, 4)
-    score[:, :, 0] = 4 * size  # a peak that a later maximum must forget
+    score[:, 0, 0] = 4 * size  # a peak that a later maximum must forget
+    score[:, 1, 0] = -4 * size  # the only one that the first mean has
     slope = torch.tensor([4.0, 0.01], requires_grad=True)
     score.requires_grad_()
     out = prefix_mean(score, value, slope)

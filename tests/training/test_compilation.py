@@ -13,6 +13,8 @@ from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.model.objective import Objective
 from lmtrain.system.device import missing_to_compile
+from lmtrain.training.compilation import _is_long
+from lmtrain.training.schedule import Budget
 from tests.training.helpers import change, cpu, start, take_step, without_dropout
 
 
@@ -25,6 +27,15 @@ def test_the_compiled_model_trains_like_the_plain_one(tiny: Config, notes: list[
     assert len(notes) == 1, "auto must not compile so short a run"
     assert losses[0] == losses[1]
     assert losses[2] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_only_a_run_of_three_minutes_is_compiled(tiny: Config) -> None:
+    """By 6 operations for each of 20,198 parameters and 64 tokens of a step, at 3e11 a second."""
+    objective = Objective(start(tiny).model, "auto")
+    budgets = [Budget(6_900_000, None), Budget(7_000_000, None), Budget(None, 180.0), Budget(None, 181.0)]
+    budgets += [Budget(7_000_000, 180.0), Budget(6_900_000, 181.0), Budget(7_000_000, 181.0)]
+    found = [_is_long(objective, tiny, budget, cpu()) for budget in budgets]
+    assert found == [False, True, False, True, False, False, True]
 
 
 def failing(error: Exception, late: bool = False) -> Callable[..., Any]:

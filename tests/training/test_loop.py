@@ -216,7 +216,7 @@ def test_a_budget_in_time_counts_from_the_first_step(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Preparing takes 12 of 60 seconds; the warm-up, the first half of the other 48, is complete. A resumed run
-    prepares again, in the middle of its schedule."""
+    prepares again, in the middle of its schedule, which stays the same."""
     now = 0.0
 
     def slowly(state: TrainState) -> Meter:
@@ -236,13 +236,13 @@ def test_a_budget_in_time_counts_from_the_first_step(
     monkeypatch.setattr(trainer, "Meter", slowly)
     monkeypatch.setattr(loop, "train_step", step)
     monkeypatch.setattr("lmtrain.training.meter.time", SimpleNamespace(monotonic=lambda: now))
-    budget = {"train__steps": None, "train__max_minutes": 1.0, "train__warmup": 0.5, "train__schedule": "constant"}
-    config = change(tiny, **budget)
+    budget = {"train__steps": None, "train__max_minutes": 1.0, "train__warmup": 0.5, "train__schedule": "linear"}
+    config = change(tiny, **budget, train__final_lr=0.0)
     assert run(config, tmp_path)[0].status == "interrupted"
     outcome, _ = run(config, tmp_path)
     assert (outcome.status, outcome.minutes) == ("finished", 1.0)
     assert list(rates) == [12.0, 18.0, 24.0, 42.0, 48.0, 54.0]
-    assert list(rates.values()) == pytest.approx([1e-6, 0.25e-3, 0.5e-3, 1e-3, 1e-3, 1e-3])
+    assert list(rates.values()) == pytest.approx([1e-6, 0.25e-3, 0.5e-3, 0.75e-3, 0.5e-3, 0.25e-3])
 
 
 @pytest.mark.parametrize("seconds", [0.2, 1.0, 9.0])

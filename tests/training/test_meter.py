@@ -1,19 +1,24 @@
 """Rates and counts of the logged steps, by a clock of the test."""
 
+import dataclasses
+
 import pytest
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
+from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.costs import step_flops
 from lmtrain.training.loop import train_step
 from lmtrain.training.meter import Meter
 from tests.training.helpers import change, start
 
 
-def test_rates_are_per_second_of_training(tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_per_second_of_training_by_all_processes(
+    tiny: Config, store: TokenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 0.0
     monkeypatch.setattr("lmtrain.training.meter.peak_flops", lambda *_: 1e9)
-    state = start(change(tiny, train__batch_size=4))
+    state = dataclasses.replace(start(change(tiny, train__batch_size=4)), processes=ProcessGroup(0, 2))
     meter = Meter(state)
     for steps, seconds in ((3, 2.0), (2, 0.5)):  # the second line covers only its own steps
         for _ in range(steps):
@@ -21,7 +26,7 @@ def test_rates_are_per_second_of_training(tiny: Config, store: TokenStore, monke
             now += seconds
         found = meter.metrics(1e-3, 90.0, now)
         assert found["tokens_per_second"] == pytest.approx(4 * 16 / seconds)
-        assert found["mfu"] == pytest.approx(step_flops(state.model, state.config, store) / seconds / 1e9)
+        assert found["mfu"] == pytest.approx(step_flops(state.model, state.config, store) / seconds / 2e9)
         assert found["minutes"] == 1.5
     assert found["epoch"] == pytest.approx(5 * 4 * 16 / store.split("train").tokens, rel=0.02)
     assert 0.01 < found["memory_gb"] < 1000
