@@ -20,7 +20,7 @@ from lmtrain.export.model_card import model_card
 from lmtrain.model.trained import trained_weights
 from tests.data.helpers import KINDS, LINES, TRAINED
 from tests.export.runs import CONTEXT, stored_run
-from tests.helpers import Lmtrain
+from tests.helpers import Lmtrain, contents, flip_bit
 
 FILES = {
     "README.md",
@@ -129,9 +129,10 @@ def test_only_an_earlier_export_is_replaced(lmtrain: Lmtrain, tmp_path: Path) ->
     assert "hf is not empty, and not an earlier export: it has files that lmtrain did not write" in done.err
     assert (folder / "mine.txt").read_text() == "mine"
     (folder / "mine.txt").unlink()
-    (folder / "model.safetensors").write_bytes(b"fine-tuned")
+    flip_bit(folder / "model.safetensors")  # fine-tuned: of the same size
+    before = contents(folder)
     assert lmtrain("export", run_dir, folder).code == 1
-    assert (folder / "model.safetensors").read_bytes() == b"fine-tuned"
+    assert contents(folder) == before
     assert lmtrain("export", run_dir, run_dir).code == 1
     assert (run_dir / "config.yaml").exists()
     (tmp_path / "file").write_text("mine")

@@ -128,6 +128,16 @@ def test_only_the_logits_of_a_tails_own_targets_are_computed() -> None:
     assert (nats[30:] > 0).all()
 
 
+def test_the_largest_cluster_decides_how_many_logits_exist_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its 120 words, and the 30 of the other, in 64 rows."""
+    monkeypatch.setattr("lmtrain.nn.output_loss.LARGE", 4 * 64 * 40)
+    monkeypatch.setattr("lmtrain.nn.output_loss.FEWEST_ROWS", 4)
+    part, hidden, weight = AdaptiveSoftmax(3, 160, None), torch.randn(64, 3), torch.randn(160, 3)
+    with largest_tensor() as seen:
+        part.nats(hidden, weight, torch.zeros(160), torch.full((64,), 159), "auto")
+    assert seen.largest < 64 * 120
+
+
 def test_traced_as_one_graph_equals_eager() -> None:
     model, text = made(layers=0, output_cutoffs=(4, 9)), tokens(2, 12)
     one_cluster = torch.zeros_like(text)

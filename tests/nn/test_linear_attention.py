@@ -65,10 +65,11 @@ def test_sums_stay_exact_under_autocast_and_far_negative_features_stay_finite() 
         whole = linear_attention(query, key, value)
     torch.testing.assert_close(out, value.cumsum(2) / torch.arange(1, 3001).view(1, 1, -1, 1))
     torch.testing.assert_close(whole, torch.full_like(whole, 0.5))
-    key = torch.full((1, 1, 5, 4), -30.0, requires_grad=True)
-    out = linear_attention(key, key, torch.ones(1, 1, 5, 2))
-    torch.testing.assert_close(out, torch.ones_like(out))
-    assert torch.autograd.grad(out.sum(), key)[0].isfinite().all()
+    for feature, mean in ((-30.0, 1.0), (-200.0, 0.0)):  # the second is zero in float32
+        key = torch.full((1, 1, 5, 4), feature, requires_grad=True)
+        out = linear_attention(key, key, torch.ones(1, 1, 5, 2))
+        torch.testing.assert_close(out, torch.full_like(out, mean))
+        assert torch.autograd.grad(out.sum(), key)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -1,6 +1,7 @@
 """Rates and counts of the logged steps, by a clock of the test."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -28,5 +29,8 @@ def test_rates_are_per_second_of_training_by_all_processes(
         assert found["tokens_per_second"] == pytest.approx(4 * 16 / seconds)
         assert found["mfu"] == pytest.approx(step_flops(state.model, state.config, store) / seconds / 2e9)
         assert found["minutes"] == 1.5
+    none = meter.metrics(1e-3, 90.0, now + 1.0)  # all steps were skipped
+    assert math.isnan(none["loss"])
+    assert math.isnan(none["grad_norm"])
     assert found["epoch"] == pytest.approx(5 * 4 * 16 / store.split("train").tokens, rel=0.02)
     assert 0.01 < found["memory_gb"] < 1000
