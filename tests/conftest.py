@@ -19,6 +19,7 @@ from lmtrain.data.tokenizing import prepare_store
 from lmtrain.data.tokens import TokenStore
 from tests.helpers import TINY, Lmtrain, Result, messages
 
+ROOT = Path(__file__).parent.parent
 MEMORY = Path("/dev/shm")
 FREE_BYTES = 2 << 30
 """What must be free there; the tests use far less at once."""
@@ -26,10 +27,11 @@ FREE_BYTES = 2 << 30
 
 def pytest_configure() -> None:
     """Compute with one thread, and put temporary folders in memory: tiny models are faster so, and on a disk, tens of
-    thousands of small files and syncs take most of the time.
+    thousands of small files and syncs take most of the time. Other processes import the same code from any folder.
 
     Which files are synced, and when, is tested on the recorded system calls.
     """
+    os.environ["PYTHONPATH"] = str(ROOT)
     torch.set_num_threads(1)
     # A busy machine is not a failure, and a failure is one of the change, not of chance.
     settings.register_profile("lmtrain", deadline=None, derandomize=True)

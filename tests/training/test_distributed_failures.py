@@ -26,8 +26,6 @@ from tests.helpers import TINY, Child
 from tests.training.helpers import CIRCUMSTANCES, change, last_hash, run, run_state, start, verified_steps
 from tests.training.ranks import together, train_ranks
 
-ROOT = Path(__file__).parent.parent.parent
-
 
 @pytest.mark.parametrize(("number", "timeout"), [(signal.SIGKILL, 30.0), (signal.SIGSTOP, 2.0), (None, 30.0)])
 def test_if_a_process_dies_hangs_or_fails_all_end(
@@ -188,7 +186,6 @@ def test_torchrun_restarts_a_run(trained: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--max-restarts", "1", "--monitor-interval", "0.1", "script.py", "train", *TINY, "--json"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"} | {
-        "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }

@@ -1,6 +1,5 @@
 """Signals: a run stops soon wherever the signal arrives, saves its state, and resumes to the same end."""
 
-import os
 import random
 import re
 import signal
@@ -24,7 +23,6 @@ from lmtrain.training.monitor import RunMonitor
 from tests.helpers import TINY, Child, contents, default_interrupts
 from tests.training.helpers import change, last_hash, logged, run, run_state, verified_steps, worsen
 
-ROOT = Path(__file__).parent.parent.parent
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 KINDS = ("step", "log", "batch", "disk")
 SLOW: dict[str, Any] = {
@@ -199,7 +197,6 @@ def test_signals_before_training_end_the_process(
     with subprocess.Popen(
         [sys.executable, *EARLY],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
         text=True,
         stderr=subprocess.PIPE,
         preexec_fn=default_interrupts,  # noqa: PLW1509 -- no other thread is running here
