@@ -28,7 +28,13 @@ WINDOWED = (*CAUSAL, *UNMASKABLE_ATTENTION)
 VARIANTS: list[dict[str, object]] = [
     *({**SIZES, "attention": kind} for kind in CAUSAL),
     *({**SIZES, "attention": kind, "position": "learned", "copy": True} for kind in ("full", "linear")),
-    {**SIZES, "attention": ["compressed", "local"], "norm_position": "post", "position": "sinusoidal"},
+    {
+        **SIZES,
+        "layers": 3,
+        "attention": ["compressed", "local", "strided"],
+        "norm_position": "post",
+        "position": "sinusoidal",
+    },
     {**SIZES, "attention": "local+global", "position": "alibi", "copy": True, "qk_norm": True},
     {"output": "adaptive"},
     {"output": "adaptive", "output_cutoffs": [4, 9, 15], "embed_dim": 6, "copy": True},

@@ -137,6 +137,8 @@ def test_finding_runs(tmp_path: Path, tiny: Config) -> None:
         run_folder.write_state(tmp_path / name, "finished")
     os.utime(tmp_path / "older" / run_folder.STATE, (1, 1))
     assert run_folder.find_run(None, tmp_path).name == "newer"
+    (tmp_path / "older" / run_folder.STATE).unlink()
+    assert run_folder.find_run(None, tmp_path).name == "newer"
     assert run_folder.run_config(tmp_path / "newer") == tiny
     shutil.move(tmp_path / "newer", tmp_path / "elsewhere")
     assert checkpoint.load(run_checkpoints.choose(tmp_path / "elsewhere", "best"))
@@ -147,6 +149,13 @@ def test_a_score_of_another_kind_does_not_hide_the_other_checkpoints(tmp_path: P
     for step, found in enumerate((1.0, score, 1.0), start=1):
         _save(tmp_path, step, found)
     assert run_checkpoints.best_folder(tmp_path) == tmp_path / "checkpoints/step-00000001"
+
+
+def test_a_run_of_which_all_checkpoints_were_set_aside_does_not_start_over(tmp_path: Path) -> None:
+    folder = _save(tmp_path, 1)
+    folder.rename(f"{folder}.damaged")
+    with pytest.raises(LmtrainError, match=r"has no good checkpoint: step-00000001\.damaged can't be resumed from"):
+        run_checkpoints.last(tmp_path)
 
 
 def test_folders_whose_names_have_no_step_are_not_checkpoints(tmp_path: Path) -> None:

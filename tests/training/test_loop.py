@@ -203,12 +203,12 @@ def test_an_interrupted_run_saves_no_step_twice(
 
 
 def test_a_run_says_what_it_starts(tiny: Config, tmp_path: Path) -> None:
-    _, notes = run(tiny, tmp_path, quiet=False)
+    _, notes = run(change(tiny, train__batch_size=10, train__steps=3), tmp_path, quiet=False)
     assert notes[:5] == [
         f"{tmp_path}: a new run",
         "model: 20,198 parameters, 1 block of width 16, context 16",
-        "data: 3,103 training tokens; a vocabulary of 836 entries (word); one epoch is 48 steps of 64 tokens",
-        "budget: 12 steps (768 tokens, 0.25 epochs)",
+        "data: 3,103 training tokens; a vocabulary of 836 entries (word); one epoch is 20 steps of 160 tokens",
+        "budget: 3 steps (480 tokens, 0.156 epochs)",
         "device: cpu, fp32, 1 thread, not compiled",
     ]
 

@@ -73,6 +73,7 @@ def test_the_sizes_follow_from_the_minutes_and_the_dropout_from_the_epochs() -> 
 
     assert sizes(100.0) == (192, 0)  # the time ends long before the epochs
     assert sizes(None) == (128, 0.2)
+    assert automatic(10**9, 1000, 2, True, MINUTES).model.dim == 384  # a GPU
     assert automatic(10**4, 1000, 2, False, MINUTES, epochs=1).model.dropout == 0
 
 
@@ -211,6 +212,7 @@ def test_the_name_of_a_run_follows_from_its_configuration_or_its_text(tmp_path: 
         ("m\u00b2.txt", "m\u00b2"),
         ("owner/name", "name"),
         (".hidden.txt", "hidden"),
+        ("\u00e9" * 200, "\u00e9" * 127),  # 255 bytes at most
         (str(folder), "texts.2024"),
     ):
         assert default_name(Path(path)) == name

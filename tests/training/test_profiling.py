@@ -55,3 +55,4 @@ def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
     shown = lmtrain("train", *TINY, "--profile", "--quiet", "run.name=only", "train.optimizer=muon").out
     assert shown.endswith("\n\nruns/only/profile/trace.json.gz: open it at ui.perfetto.dev\n")
     assert len(shown.splitlines()) == len(profile_text(result).splitlines()) + 2
+    assert lmtrain("train", *TINY, "--quiet", "run.name=only", "train.steps=1").code == 0, "a run has its profile"
