@@ -50,7 +50,7 @@ def test_first_prediction_is_close_to_the_unigram_distribution() -> None:
     set_output_bias(model, counts)
     unigram = (counts + 1) / (counts + 1).sum()
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(model._log_probs(torch.zeros(64)).exp(), unigram)
+        torch.testing.assert_close(model._log_probs(torch.zeros(64, dtype=torch.bfloat16)).exp(), unigram)
     predicted = model.predict(tokens(4, 12)).exp()
     divergence = (unigram * (unigram / predicted).log()).sum(-1)
     # A token's own word, whose vector is part of the state, has the largest logit: up to the final gain.

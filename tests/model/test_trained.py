@@ -12,7 +12,8 @@ from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.run_store import check_same_corpus
 from lmtrain.model.ensemble import Ensemble
 from lmtrain.model.trained import build_predictor, load_weights
-from tests.training.helpers import LOGGED, change, cpu, run
+from tests.helpers import CPU
+from tests.training.helpers import LOGGED, change, run
 
 
 def load(*runs: Path) -> Any:
@@ -30,7 +31,7 @@ def test_members_may_differ_in_size_and_are_loaded_in_order(tiny: Config, first:
     run(change(tiny, **LOGGED, model__heads=1, model__copy=True, run__seed=2), tmp_path / "other")
     found = load(tmp_path / "other", first)
     assert [one.run_dir.name for one in found] == ["other", "first"]
-    ensemble, alone = build_predictor(found, cpu()), build_predictor(load(first), cpu())
+    ensemble, alone = build_predictor(found, CPU), build_predictor(load(first), CPU)
     assert isinstance(ensemble, Ensemble)
     weights = zip(ensemble.members[1].parameters(), alone.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in weights)

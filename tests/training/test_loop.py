@@ -21,6 +21,7 @@ from lmtrain.system.signals import Interrupted
 from lmtrain.training import loop, opening, randomness, trainer
 from lmtrain.training.loop import train_step
 from lmtrain.training.meter import Meter
+from lmtrain.training.monitor import RunMonitor
 from lmtrain.training.optimizers import optimizer_tensors, update_ema
 from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.train_state import TrainState
@@ -157,7 +158,15 @@ def test_a_finished_run_is_left_alone_and_a_damaged_checkpoint_replaced(
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == written
     newest = run_checkpoints.choose(tmp_path, "last")
     flip_bit(newest / "model.safetensors", -3)
+    shown: list[float] = []
+
+    def noted(*arguments: Any, progress: float, **options: Any) -> RunMonitor:
+        shown.append(progress)
+        return RunMonitor(*arguments, progress=progress, **options)
+
+    monkeypatch.setattr(opening, "RunMonitor", noted)
     _, notes = run(tiny, tmp_path, quiet=False)
+    assert shown == [10 / 12]
     assert "it was set aside as step-00000012.damaged" in notes[0]
     assert notes[1] == f"{tmp_path}: resuming from step 10 (83% of the budget)"
     assert last_hash(tmp_path) == before
@@ -169,6 +178,7 @@ def test_a_finished_run_is_left_alone_and_a_damaged_checkpoint_replaced(
         lambda state: state.pop("valid"),
         lambda state: state["valid"].update(nats=None),
         lambda state: state["valid"].update(words=0),
+        lambda state: state["valid"].update(floor=-1.0),
         lambda state: state.update(step=7),
         lambda state: state.update(best_step=5),
     ],
