@@ -1,5 +1,6 @@
 """What the tests of several packages share: a tiny configuration, results of commands, forked children, checkpoints."""
 
+import io
 import json
 import logging
 import os
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, get_args
 
+import pytest
+import torch
 from torch import Tensor
 
 from lmtrain.config.schema import SECTIONS
@@ -21,6 +24,8 @@ from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.storage.files import sha256_bytes
 from lmtrain.storage.tensor_files import serialize
 from lmtrain.system.messages import log, log_level
+
+CPU = torch.device("cpu")
 
 TINY = [
     "data.sample_tokens=3000",
@@ -154,6 +159,11 @@ def content(found: Checkpoint) -> Content:
 
 def read(folder: Path) -> Content:
     return content(checkpoint.load(folder))
+
+
+def give_input(patch: pytest.MonkeyPatch, content: bytes) -> None:
+    """Standard input that is not a terminal."""
+    patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

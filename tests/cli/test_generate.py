@@ -1,7 +1,6 @@
 """`lmtrain generate` as a user types it: prompts from everywhere, and what is printed for them."""
 
 import dataclasses
-import io
 import json
 import re
 import subprocess
@@ -12,14 +11,9 @@ from typing import Any
 import pytest
 
 from lmtrain.generation.options import Options
-from tests.helpers import Lmtrain
+from tests.helpers import Lmtrain, give_input
 
 EXACT = ["--precision", "fp32"]
-
-
-def give(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    """Standard input that is not a terminal."""
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
 
 
 def test_one_prompt(lmtrain: Lmtrain, workdir: Path) -> None:
@@ -87,10 +81,10 @@ def test_prompts_from_json_lines_and_standard_input(
     assert [json.loads(line)["id"] for line in done.out.splitlines()] == ["a", 2, 3]
     assert "1 of 3 prompts have words that are not in the vocabulary" in done.err
     assert "1 of 3 prompts are longer than the context 16" in done.err
-    give(monkeypatch, b"The river\nA river\n")
+    give_input(monkeypatch, b"The river\nA river\n")
     again = lmtrain("generate", "--prompts", "-", "-n", "2", "--json")
     assert [json.loads(line)["prompt"] for line in again.out.splitlines()] == ["The river", "A river"]
-    give(monkeypatch, b"The river\n")
+    give_input(monkeypatch, b"The river\n")
     greedy = lmtrain("generate", "-n", "2", "--greedy").out
     assert greedy == lmtrain("generate", "The river", "-n", "2", "--greedy").out
 
@@ -125,7 +119,7 @@ def test_plain_prompts_are_read_like_spaced_out_ones(
     expected = answer(spaced)
     assert "vocabulary" not in expected[1]
     for arguments in ([plain], ["--prompts", "one.txt"], []):
-        give(monkeypatch, plain.encode())
+        give_input(monkeypatch, plain.encode())
         assert answer(*arguments) == expected
     assert "not in the vocabulary: (in, 16),, 1,200.8;\n" in answer(plain, "--raw")[1]
     assert "1 of 1 prompts have words" in answer("--raw", "--prompts", "one.txt")[1]

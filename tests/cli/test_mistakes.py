@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers import TINY, Lmtrain
+from tests.helpers import TINY, Lmtrain, give_input
 
 FILES = {
     "empty.txt": b"",
@@ -99,7 +99,7 @@ def test_a_mistake_gets_one_clear_message(
     for file, content in FILES.items():
         (workdir / file).write_bytes(content)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    give_input(monkeypatch, b"")
     code, arguments, message = MISTAKES[name]
     done = lmtrain(*arguments)
     assert (done.code, done.out) == (code, ""), done

@@ -3,13 +3,11 @@
 from typing import Any
 
 import numpy as np
-import torch
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import Split
 from lmtrain.evaluation.perplexity import Forward, Score, evaluate
-
-CPU = torch.device("cpu")
+from tests.helpers import CPU
 
 
 def split_of(ids: np.ndarray) -> Split:

@@ -29,8 +29,8 @@ from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.build import build_model
 from lmtrain.model.ensemble import Ensemble
 from lmtrain.model.language_model import LanguageModel
-from tests.evaluation.scoring import CPU, score_of, split_of
-from tests.helpers import Lmtrain, contents
+from tests.evaluation.scoring import score_of, split_of
+from tests.helpers import CPU, Lmtrain, contents
 
 Update = Callable[[str, Tensor, Tensor], Tensor]
 VOCABULARY, CONTEXT, SEGMENT = 13, 8, 3

@@ -15,7 +15,7 @@ from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.trained import build_trained, trained_weights
 from tests.data.helpers import KINDS, LINES, TRAINED
 from tests.export.runs import CONTEXT, stored_run
-from tests.helpers import Lmtrain
+from tests.helpers import CPU, Lmtrain
 
 pytest.importorskip("lm_eval")
 
@@ -94,7 +94,7 @@ def test_the_choices_have_the_probabilities_of_lmtrain(tmp_path: Path) -> None:
     words = TRAINED["word"]
     run_dir = stored_run(tmp_path / "run")
     export(run_dir, tmp_path / "hf", None, "auto")
-    ours = build_trained(trained_weights(run_dir, None, "auto"), torch.device("cpu"))
+    ours = build_trained(trained_weights(run_dir, None, "auto"), CPU)
     found = results("choices")
     correct = 0
     for sample, row in zip(found["samples"]["choices"], CHOICES, strict=True):

@@ -22,6 +22,7 @@ from lmtrain.model.trained import build_trained, trained_weights
 from tests.data.helpers import LINES, TRAINED
 from tests.export.runs import CONTEXT, stored_run
 from tests.generation.toy import ends_with
+from tests.helpers import CPU
 from tests.model.models import PLAIN, VARIANTS
 
 WORDS = TRAINED["word"]
@@ -34,7 +35,7 @@ def both(tmp_path: Path, **fields: Any) -> tuple[LanguageModel, LmtrainForCausal
     """The model of a run as lmtrain loads it, and as transformers loads its export."""
     run_dir = stored_run(tmp_path / "run", **fields)
     export(run_dir, tmp_path / "hf", None, "auto")
-    ours = build_trained(trained_weights(run_dir, None, "auto"), torch.device("cpu"))
+    ours = build_trained(trained_weights(run_dir, None, "auto"), CPU)
     return ours, LmtrainForCausalLM.from_pretrained(tmp_path / "hf")
 
 

@@ -1,17 +1,13 @@
 """Prompts from files and standard input, with errors that name the line."""
 
 import io
-import sys
 from pathlib import Path
 
 import pytest
 
 from lmtrain.errors import LmtrainError
 from lmtrain.generation.prompts import read_all, read_prompts
-
-
-def standard_input(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+from tests.helpers import give_input
 
 
 def read(path: Path) -> list[tuple[str, str | int | None]]:
@@ -31,7 +27,7 @@ def test_json_lines(tmp_path: Path) -> None:
 
 
 def test_standard_input_has_a_prompt_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    standard_input(monkeypatch, b"\n{a\nb\n")
+    give_input(monkeypatch, b"\n{a\nb\n")
     assert read(Path("-")) == [("{a", 2), ("b", 3)]
 
 

@@ -1,13 +1,14 @@
 """What the tests of training share: changed configurations, short runs, curves, signals at a given moment."""
 
 import dataclasses
+import errno
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
@@ -30,7 +31,6 @@ LOGGED: dict[str, Any] = {
     "train__log_steps": 1,
     "train__eval_steps": 2,
     "train__eval_tokens": 50,
-    "eval__batch_size": 256,
     "eval__stride": 16,
 }
 """A very small run that logs every step."""
@@ -92,6 +92,11 @@ def worsen(state: TrainState, _lr: float) -> None:
         state.ema[name].copy_(value.detach())
 
 
+def full_disk(path: Path, data: object) -> None:
+    """In place of `disk.write`."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def last_hash(run_dir: Path) -> str:
     return state_hash(checkpoint.load(run_checkpoints.choose(run_dir, "last")))
 
@@ -109,7 +114,20 @@ def run_state(run_dir: Path) -> dict[str, Any]:
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    """The lines of metrics.jsonl, in strict JSON."""
+
+    def reject(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    text = (run_dir / "metrics.jsonl").read_text()
+    assert text.endswith("\n")
+    return [json.loads(line, parse_constant=reject) for line in text.splitlines()]
+
+
+def events(run_dir: Path) -> EventAccumulator:
+    """What TensorBoard reads: one run, named as its folder."""
+    assert {path.parent for path in run_dir.rglob("events*")} == {run_dir}
+    return EventAccumulator(str(run_dir), size_guidance={"scalars": 0, "tensors": 0}).Reload()
 
 
 def logged(run_dir: Path) -> list[tuple[str, int, list[float]]]:
@@ -120,12 +138,7 @@ def logged(run_dir: Path) -> list[tuple[str, int, list[float]]]:
 
 def curves(run_dir: Path) -> list[Any]:
     """What metrics.jsonl and TensorBoard show of a run, except for times."""
-    events = EventAccumulator(str(run_dir))
-    events.Reload()
-    tags = sorted(tag for tag in events.Tags()["scalars"] if not tag.startswith("speed/"))
-    shown = [(tag, [(event.step, event.value) for event in events.Scalars(tag)]) for tag in tags]
+    read = events(run_dir)
+    tags = sorted(tag for tag in read.Tags()["scalars"] if not tag.startswith("speed/"))
+    shown = [(tag, [(event.step, event.value) for event in read.Scalars(tag)]) for tag in tags]
     return [*logged(run_dir), *shown]
-
-
-def cpu() -> torch.device:
-    return torch.device("cpu")

@@ -15,10 +15,11 @@ from lmtrain.model.objective import Objective
 from lmtrain.system.device import missing_to_compile
 from lmtrain.training.compilation import _is_long
 from lmtrain.training.schedule import Budget
-from tests.training.helpers import change, cpu, start, take_step, without_dropout
+from tests.helpers import CPU
+from tests.training.helpers import change, start, take_step, without_dropout
 
 
-@pytest.mark.skipif(missing_to_compile(cpu()) is not None, reason="nothing can be compiled here")
+@pytest.mark.skipif(missing_to_compile(CPU) is not None, reason="nothing can be compiled here")
 def test_the_compiled_model_trains_like_the_plain_one(tiny: Config, notes: list[str]) -> None:
     losses = []
     for wanted in (False, "auto", True):
@@ -34,7 +35,7 @@ def test_only_a_run_of_three_minutes_is_compiled(tiny: Config) -> None:
     objective = Objective(start(tiny).model, "auto")
     budgets = [Budget(6_900_000, None), Budget(7_000_000, None), Budget(None, 180.0), Budget(None, 181.0)]
     budgets += [Budget(7_000_000, 180.0), Budget(6_900_000, 181.0), Budget(7_000_000, 181.0)]
-    found = [_is_long(objective, tiny, budget, cpu()) for budget in budgets]
+    found = [_is_long(objective, tiny, budget, CPU) for budget in budgets]
     assert found == [False, True, False, True, False, False, True]
 
 

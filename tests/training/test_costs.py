@@ -18,7 +18,7 @@ from lmtrain.model.language_model import LanguageModel
 from lmtrain.training.costs import LAYER_SECONDS, UTILIZATION, blank_batch, costs, memory_estimate, step_flops
 from lmtrain.training.loop import train_step
 from lmtrain.training.optimizers import make_optimizer
-from tests.helpers import Child, choices
+from tests.helpers import CPU, Child, choices
 from tests.training.helpers import change, run, start
 
 KINDS: dict[str, dict[str, object]] = {
@@ -136,7 +136,7 @@ def test_the_memory_of_the_optimizer_is_that_of_its_state(tiny: Config, kind: st
     config = change(tiny, train__optimizer=kind)
     model = LanguageModel(config.model, 500)
     optimizer = make_optimizer(model, config.train)
-    model(*blank_batch(config.model, config.train.rows, torch.device("cpu"))).sum().backward()
+    model(*blank_batch(config.model, config.train.rows, CPU)).sum().backward()
     optimizer.step_unless(torch.tensor(False))
     kept = sum(4 * value.numel() for state in optimizer.state.values() for value in state.values() if value.ndim)
     assert memory_estimate(config, 500, "fp32")["optimizer"] == kept

@@ -29,8 +29,8 @@ from lmtrain.training.parallel import choose_strategy, with_micro_batch
 from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.sharding import is_sharded, local_rows
 from lmtrain.training.train_state import TrainState, restore, snapshot
-from tests.helpers import read
-from tests.training.helpers import CIRCUMSTANCES, change, cpu, last_hash, logged, run, start, verified_steps, worsen
+from tests.helpers import CPU, read
+from tests.training.helpers import CIRCUMSTANCES, change, last_hash, logged, run, start, verified_steps, worsen
 from tests.training.ranks import meeting_place, together, variables
 from tests.training.resuming import state_of
 
@@ -263,16 +263,16 @@ def test_what_can_not_be_sharded_is_rejected(tiny: Config, changes: dict[str, An
     config = change(tiny, train__parallel="fsdp", **changes)
     model = LanguageModel(config.model, 10)
     with pytest.raises(LmtrainError, match=re.escape(f"train.parallel=fsdp needs {needed}: set that, or train.")):
-        choose_strategy(config, model, cpu(), config.train.precision, ProcessGroup())
-    assert choose_strategy(change(config, train__parallel="auto"), model, cpu(), "fp32", ProcessGroup()) == "ddp"
+        choose_strategy(config, model, CPU, config.train.precision, ProcessGroup())
+    assert choose_strategy(change(config, train__parallel="auto"), model, CPU, "fp32", ProcessGroup()) == "ddp"
 
 
 def test_auto_shards_what_is_too_large_and_can_be_sharded(tiny: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmtrain.training.parallel.STATE_FRACTION", -1.0)
     model, config = LanguageModel(tiny.model, 10), change(tiny, train__parallel="auto", train__optimizer="adamw")
-    assert choose_strategy(config, model, cpu(), "bf16", ProcessGroup()) == "fsdp"
-    assert choose_strategy(config, model, cpu(), "fp16", ProcessGroup()) == "ddp"
-    assert choose_strategy(change(config, train__optimizer="muon"), model, cpu(), "bf16", ProcessGroup()) == "ddp"
+    assert choose_strategy(config, model, CPU, "bf16", ProcessGroup()) == "fsdp"
+    assert choose_strategy(config, model, CPU, "fp16", ProcessGroup()) == "ddp"
+    assert choose_strategy(change(config, train__optimizer="muon"), model, CPU, "bf16", ProcessGroup()) == "ddp"
 
 
 @pytest.mark.gpu

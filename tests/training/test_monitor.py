@@ -2,7 +2,6 @@
 
 import fcntl
 import html
-import json
 import logging
 import math
 import os
@@ -28,29 +27,12 @@ from lmtrain.generation.options import Options
 from lmtrain.system.messages import log, log_level
 from lmtrain.training.monitor import Monitor, RunMonitor, literal, table
 from lmtrain.training.validation import evaluating, show_samples
-from tests.training.helpers import start
+from tests.training.helpers import events, metrics, start
 
 
 def monitor(run_dir: Path, **changes: Any) -> RunMonitor:
     arguments = {"step": 0, "progress": 0.0, "total_steps": 10, "metrics_bytes": 0}
     return RunMonitor(run_dir, **arguments | changes)
-
-
-def records(run_dir: Path) -> list[dict[str, Any]]:
-    def reject(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    text = (run_dir / "metrics.jsonl").read_text()
-    assert text.endswith("\n")
-    return [json.loads(line, parse_constant=reject) for line in text.splitlines()]
-
-
-def events(run_dir: Path) -> Any:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    assert {path.parent for path in run_dir.rglob("events*")} == {run_dir}  # one run, named as its folder
-    guidance = {"scalars": 0, "tensors": 0}
-    return EventAccumulator(str(run_dir), size_guidance=guidance).Reload()
 
 
 def curve(run_dir: Path, tag: str) -> list[tuple[int, float]]:
@@ -73,7 +55,7 @@ def test_metrics_are_written_to_the_file_and_charted(tmp_path: Path) -> None:
     reports.record(2, "train", {"loss": math.nan, "lr": math.inf})
     reports.record(2, "final", {"word_perplexity": 7.0})
     reports.close()
-    assert records(tmp_path) == [
+    assert metrics(tmp_path) == [
         {"step": 1, "kind": "train", "loss": 2.5, "lr": 0.125, "minutes": 1.0},
         {"step": 1, "kind": "valid", "loss": 2.0, "word_perplexity": 8.0},
         {"step": 2, "kind": "valid", "loss": 1.0, "word_perplexity": 4.0, "bits_per_byte": 1.5},
@@ -118,8 +100,8 @@ def test_a_resumed_run_continues_its_curves(tmp_path: Path, step: int) -> None:
     expected = [(number, number * (10.0 if number > step else 1.0)) for number in range(1, 9)]
     evaluated = [(4, 40.0)] * (step == 4)
     assert curve(tmp_path, "loss/train") == expected
-    assert [(r["step"], r["loss"]) for r in records(tmp_path) if r["kind"] == "train"] == expected
-    assert [(r["step"], r["loss"]) for r in records(tmp_path) if r["kind"] == "valid"] == evaluated
+    assert [(r["step"], r["loss"]) for r in metrics(tmp_path) if r["kind"] == "train"] == expected
+    assert [(r["step"], r["loss"]) for r in metrics(tmp_path) if r["kind"] == "valid"] == evaluated
     assert not evaluated or curve(tmp_path, "loss/valid") == evaluated
 
 
@@ -129,7 +111,7 @@ def test_a_truncated_metrics_file_is_cut_at_its_last_complete_line(tmp_path: Pat
     reports.record(3, "train", {"loss": 1.0})
     assert reports.flush() == (tmp_path / "metrics.jsonl").stat().st_size
     reports.close()
-    assert records(tmp_path) == [{"step": 1}, {"step": 3, "kind": "train", "loss": 1.0}]
+    assert metrics(tmp_path) == [{"step": 1}, {"step": 3, "kind": "train", "loss": 1.0}]
 
 
 @pytest.mark.filterwarnings("ignore:html5lib:DeprecationWarning")

@@ -26,8 +26,8 @@ from lmtrain.training import loop, train_state, validation
 from lmtrain.training.checkpoint_info import SavedCounters
 from lmtrain.training.loop import train_step
 from lmtrain.training.train_state import TrainState, restore
-from tests.helpers import Child, flip_bit, messages
-from tests.training.helpers import LOGGED, change, cpu, curves, last_hash, run, worsen
+from tests.helpers import CPU, Child, flip_bit, messages
+from tests.training.helpers import LOGGED, change, curves, full_disk, last_hash, run, worsen
 from tests.training.resuming import BATCH, MATRIX, SMALL, Reference, begin, copied_for_every_kill, departures, refer
 
 EPOCHS, MORE = 2, 5
@@ -59,7 +59,7 @@ def test_every_step_can_be_resumed(little: Config, tmp_path: Path, variant: str)
     assert [departures(reference, number) for number in range(1, length + 1)] == [[]] * length
 
 
-@pytest.mark.skipif(missing_to_compile(cpu()) is not None, reason="nothing can be compiled here")
+@pytest.mark.skipif(missing_to_compile(CPU) is not None, reason="nothing can be compiled here")
 def test_a_compiled_training_can_be_resumed(little: Config, tmp_path: Path) -> None:
     config = change(little, **SMALL, train__compile=True, train__steps=10)
     reference = refer(config, tmp_path, 8)
@@ -120,10 +120,6 @@ def test_a_killed_process_frees_its_run_folder_and_the_run_is_resumed(
     _, notes = run(config, tmp_path / "run", quiet=False)
     assert re.search(r"resuming from step [67] \(5[08]% of the budget\)$", notes[0])
     assert last_hash(tmp_path / "run") == last_hash(tmp_path / "whole")
-
-
-def full_disk(path: Path, data: bytes) -> None:
-    raise OSError(28, "No space left on device")
 
 
 def train_until(event: int | str, steps: int, config: Config, run_dir: Path) -> None:

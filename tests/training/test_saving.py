@@ -10,6 +10,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.system import disk
 from lmtrain.training.saving import CheckpointSaver
+from tests.training.helpers import full_disk
 
 
 def state(value: float) -> checkpoint.Tensors:
@@ -44,14 +45,11 @@ def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path, monkeypatch: pytest
 def test_a_failed_write_is_raised_and_leaves_the_previous_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    def full(path: Path, data: bytes) -> None:
-        raise OSError(28, "No space left on device")
-
     def fail_to_save() -> None:
         with CheckpointSaver(tmp_path, keep=1) as saver:
             saver.save(1, state(1.0), {"score": None})
             saver.wait()
-            monkeypatch.setattr(disk, "write", full)
+            monkeypatch.setattr(disk, "write", full_disk)
             saver.save(2, state(2.0), {"score": None})
             assert saver._pending is not None
             saver._pending.exception()  # until it is done

@@ -21,7 +21,8 @@ from lmtrain.model.objective import Objective
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.training.loop import train_step
 from lmtrain.training.other_runs import load_teacher
-from tests.training.helpers import change, cpu, last_hash, run, start, without_dropout
+from tests.helpers import CPU
+from tests.training.helpers import change, last_hash, run, start, without_dropout
 
 WORDS = 40
 
@@ -90,7 +91,7 @@ def test_a_student_comes_closer_to_its_teacher_than_a_model_trained_on_the_text(
         state = start(config)
         for _ in range(30):
             train_step(state, 1e-2)
-        objective = Objective(state.model, "auto", load_teacher(learner, store, cpu())[0], 1.0)
+        objective = Objective(state.model, "auto", load_teacher(learner, store, CPU)[0], 1.0)
         return float(objective(tokens, tokens).mean().detach())
 
     assert divergence(learner) < 0.2 * divergence(change(learner, train__teacher=None))
@@ -128,8 +129,8 @@ def test_several_runs_teach_as_an_ensemble_with_a_hash_of_all(
     run(change(tiny, model__layers=2, run__seed=2), tmp_path / "second")
     folders = [str(base), str(tmp_path / "second")]
     config = change(tiny, train__teacher=folders, train__steps=1)
-    alone = [load_teacher(change(config, train__teacher=folder), store, cpu()) for folder in folders]
-    found, teacher_hash = load_teacher(config, store, cpu())
+    alone = [load_teacher(change(config, train__teacher=folder), store, CPU) for folder in folders]
+    found, teacher_hash = load_teacher(config, store, CPU)
     assert isinstance(found, Ensemble)
     files = checkpoint.load(run_checkpoints.choose(base, "best")).info["files"]
     assert alone[0][1] == hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
