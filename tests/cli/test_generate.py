@@ -89,7 +89,8 @@ def test_prompts_from_json_lines_and_standard_input(
     assert greedy == lmtrain("generate", "The river", "-n", "2", "--greedy").out
 
 
-def test_results_come_before_the_next_prompts_are_read(workdir: Path) -> None:
+def test_results_come_before_the_next_prompts_are_read(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     command = [sys.executable, "-m", "lmtrain", "generate", "--prompts", "-", "--batch-size", "1", "--greedy", "--json"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None

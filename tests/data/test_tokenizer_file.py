@@ -66,10 +66,12 @@ def test_words_of_another_program_are_encoded_by_its_own_rules(pre_tokenizer: An
     assert given.encode("Hello, hello") == backend.encode("Hello, hello").ids
 
 
-def test_a_vocabulary_without_an_unknown_token_may_lack_letters(tmp_path: Path) -> None:
-    tokenizers.Tokenizer(models.BPE({"</s>": 0, "b": 1}, [])).save(str(tmp_path / "tokenizer.json"))
+@pytest.mark.parametrize("unknown", [None, "</s>"])
+def test_a_vocabulary_may_lack_letters_and_an_unknown_token_of_its_own(tmp_path: Path, unknown: str | None) -> None:
+    model = models.BPE({"</s>": 0, "b": 1}, [], unk_token=unknown)
+    tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
     given = Tokenizer.load(tmp_path / "tokenizer.json")
-    assert (given.encode("ab"), given.adds_space) == ([1], False)
+    assert (given.encode("ab"), given.unk_id, given.adds_space) == ([1], None, False)
 
 
 def _damaged() -> Iterator[tuple[str, Kind, Any]]:

@@ -99,6 +99,13 @@ def test_logits_of_ten_thousand_are_exact(at_once: int | None) -> None:
     assert_near([tensor.double() for tensor in found], results(plain, inputs, torch.float64), 1e-6)
 
 
+def test_fp16_has_the_gradients_of_more_equal_classes_than_its_largest_number() -> None:
+    inputs = torch.zeros(2, 1), torch.zeros(70_000, 1), torch.zeros(70_000), torch.tensor([0, 1])
+    with torch.autocast("cpu", torch.float16):
+        found = results(our_loss, inputs, torch.float32, None)
+    assert_near(found, results(plain, inputs, torch.float32), 1e-3)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("at_once", [3, 16, 64, None])
 def test_under_autocast_as_near_to_the_truth_as_the_plain_loss(dtype: torch.dtype, at_once: int | None) -> None:

@@ -1,5 +1,6 @@
 """Checkpoints: what is read is what was written, and which of them is chosen."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -28,7 +29,10 @@ def test_a_file_of_tensors_is_as_the_library_writes_it() -> None:
         {name: value.contiguous() for name, value in named.items()}
     )
     mixed = {f"t{number}": torch.arange(number + 1).to(dtype) for number, dtype in enumerate(tensor_files._DTYPES)}
-    found = safetensors.torch.load(b"".join(tensor_files.serialize(named | mixed)))
+    content = b"".join(tensor_files.serialize(named | mixed))
+    entries = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert all(entries[name]["data_offsets"][0] % value.itemsize == 0 for name, value in (named | mixed).items())
+    found = safetensors.torch.load(content)
     assert found.keys() == named.keys() | mixed.keys()
     assert all(torch.equal(found[name], value) for name, value in (named | mixed).items())
     assert all(found[name].dtype == value.dtype for name, value in mixed.items())

@@ -126,6 +126,7 @@ SECOND = "model-00002-of-00002.safetensors"
 @pytest.mark.parametrize(
     ("name", "rows", "columns"),
     [
+        ("of another type", slice(0, 4), 3),
         (None, slice(0), 3),
         ("w8[0:4/8]", slice(0, 4), 3),
         ("w8[5:8/8]", slice(1, 4), 3),
@@ -144,7 +145,9 @@ def test_missing_doubled_and_foreign_rows_are_rejected(
     folder = save(tmp_path, 2, 2)
     held = part(example(2)["model"], 1, 2, lambda name: False)
     sound = held.pop("w8[4:8/8]")
-    if name is not None:
+    if name == "of another type":
+        held["w8[4:8/8]"] = sound.double()
+    elif name is not None:
         held[name] = sound[rows, :columns]
     (folder / SECOND).write_bytes(b"".join(serialize(held)))
     sign(folder / SECOND)
