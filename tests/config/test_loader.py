@@ -124,6 +124,7 @@ def test_rates_that_an_earlier_version_left_to_the_program_are_the_defaults() ->
     sections = {"eval": {key.removeprefix("eval."): None for key in ONCE_NULL}}
     assert config.load(sections, [], {}) == config.load(None, [], {})
     assert config.load(sections, ["eval.dynamic_lr=0.5"], {}).eval.dynamic_lr == 0.5
+    assert sections == {"eval": {key.removeprefix("eval."): None for key in ONCE_NULL}}, "the caller's own"
 
 
 def test_sections_from_python_may_hold_paths() -> None:

@@ -99,11 +99,12 @@ def test_a_failed_save_of_one_process_leaves_the_previous_checkpoint(
 
 def test_processes_that_disagree_are_rejected(tiny: Config, little: Config, tmp_path: Path) -> None:
     """In configuration, in data, about the run folder; and so are processes whose run is in use."""
-    same = (tiny, "run")
+    same, in_bytes = (tiny, "run"), [change(config, tokenizer__kind="byte") for config in (tiny, little)]
     attempts: list[tuple[tuple[Config, str], tuple[Config, str], str]] = [
         (same, (change(tiny, train__lr=0.5), "run"), "process 1 has train.lr=0.5 where process 0 has 0.001"),
         (same, (change(tiny, eval__batch_size=3), "run"), "process 1 has eval.batch_size=3 where process 0 has"),
         (same, (little, "run"), "process 1 has its token"),
+        ((in_bytes[0], "run"), (in_bytes[1], "run"), "process 1 has its tokens="),
         ((tiny, "used"), (tiny, "used"), "in use by another process"),
         ((tiny, "here"), (tiny, "elsewhere"), "run.dir must be a folder that all nodes share"),
     ]
@@ -121,7 +122,7 @@ def test_processes_that_disagree_are_rejected(tiny: Config, little: Config, tmp_
         main, other = together(2, work, tmp_path / "log")
     for (_, message), (*_, expected) in zip(main, attempts, strict=True):
         assert expected in message
-    assert [name for name, _ in other] == ["LmtrainError"] * 3 + ["AlreadyReported", "LmtrainError"]
+    assert [name for name, _ in other] == ["LmtrainError"] * 4 + ["AlreadyReported", "LmtrainError"]
     assert not (tmp_path / "run").exists()
 
 
