@@ -23,7 +23,7 @@ Mode = Literal["causal", "windowed"]
 _ROUNDS = 8
 _BLOCK = 1024
 _MIN_BITS = 6
-"""With fewer bits the rounds can produce only a few of all permutations."""
+"""The fewest bits that are mixed, however small an epoch is; another number would change the order of tiny epochs."""
 
 
 def permute(index: np.ndarray, size: int, key: int) -> np.ndarray:

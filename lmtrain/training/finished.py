@@ -30,7 +30,7 @@ class Finished(BaseModel, strict=True, allow_inf_nan=False):
     @field_validator("valid")
     @classmethod
     def _usable(cls, score: Score) -> Score:
-        if min(score.tokens, score.words, score.bytes, score.floor or 1.0) <= 0:
+        if min(score.tokens, score.words, score.bytes, 1.0 if score.floor is None else score.floor) <= 0:
             raise ValueError("not a score")
         return score
 
@@ -43,7 +43,6 @@ def finished_outcome(
     if folder is None:
         return None
     last = read_info(load(folder, verify_hashes=False))
-    budget = budget.with_setup(last.prepared)
     stopped_early = out_of_patience(config, last.counters)
     if run_config(run_dir).train.teacher != config.train.teacher:
         return None  # `restore` compares what they are
