@@ -25,12 +25,18 @@ FREE_BYTES = 2 << 30
 """What must be free there; the tests use far less at once."""
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Compute with one thread, and put temporary folders in memory: tiny models are faster so, and on a disk, tens of
     thousands of small files and syncs take most of the time. Other processes import the same code from any folder.
 
     Which files are synced, and when, is tested on the recorded system calls.
+
+    A GPU is used by `-m gpu` only: forked processes can't compute gradients once autograd has a thread for a device.
+    Without a GPU, a PyTorch with CUDA has such a thread after fake tensors have registered a device in place of one.
     """
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        torch._C._ensureCUDADeviceGuardSet = lambda: None
     os.environ["PYTHONPATH"] = str(ROOT)
     torch.set_num_threads(1)
     # A busy machine is not a failure, and a failure is one of the change, not of chance.
