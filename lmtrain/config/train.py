@@ -56,8 +56,8 @@ class TrainConfig(Section):
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon`: Muon for the matrices of all layers but embedding and output, AdamW for the rest; both use `lr`."""
     lr: float = Field(1e-3, gt=0)
-    """Peak learning rate. Word embeddings, and an untied output layer, of width E have `lr` / sqrt(E); the gains of
-    norms and of the token shift 5 `lr`."""
+    """Peak learning rate. Word embeddings, and an untied output layer, of width E have `lr` / sqrt(E); norms and the
+    token shift have 5 `lr`."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
     """Learning rate after the warmup; `wsd` is warmup, stable, linear decay. With `wsd` or `constant` a run can be
     resumed with a larger budget in steps, epochs or tokens."""
