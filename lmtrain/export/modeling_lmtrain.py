@@ -101,7 +101,7 @@ class LmtrainForCausalLM(PreTrainedModel, GenerationMixin):
         padding must then be on the left, and the cache has no gradient. Raises ValueError if T is larger than the
         context, except for the last position's logits with `use_cache`.
         """
-        valid = None if attention_mask is None else attention_mask.bool()
+        valid = None if attention_mask is None else attention_mask[:, -input_ids.shape[1] :].bool()
         cache = past_key_values if cache is None else cache
         if cache is not None:
             log_probs = self._read(cache, input_ids)

@@ -114,6 +114,8 @@ def test_a_cache_gives_the_logits_of_a_pass_without_one(tmp_path: Path) -> None:
             torch.testing.assert_close(found, whole.logits[1:, 5:], atol=1e-5, rtol=1e-6)
         kept = theirs(tokens, attention_mask=mask, logits_to_keep=torch.tensor([3, -1])).logits
         torch.testing.assert_close(kept, whole.logits[:, [3, -1]])
+        wide = torch.cat((torch.ones_like(mask), mask), dim=1)  # that of a longer text, whose end these tokens are
+        assert torch.equal(theirs(tokens, attention_mask=wide).logits, whole.logits)
 
 
 def generated(theirs: LmtrainForCausalLM, tokens: Tensor, mask: Tensor, **options: Any) -> list[list[int]]:
