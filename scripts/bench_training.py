@@ -28,7 +28,7 @@ ONLY_STEPS = ["train.epochs=null", "train.tokens=null", "train.max_minutes=null"
 
 
 def training(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
-    """Metrics and settings of every side: lmtrain as configured, then each peer and lmtrain, compiled and not."""
+    """Metrics and settings of every side, lmtrain and then each peer: compiled and not, unless train.compile is set."""
     options = [*recipe_options(arguments.recipe), *arguments.overrides, *random_corpus(folder, arguments.vocab_size)]
     costs = lmtrain("train", *options, "--dry-run")
     config, model = costs["config"], costs["config"]["model"]
@@ -43,8 +43,8 @@ def training(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
         rows.append(form | found)
         print(rows[-1], file=sys.stderr)
 
-    alone = (config["train"]["compile"] is not False,)  # "auto" would depend on the length of the run
-    for compiled in (True, False) if peers else alone:
+    requested = config["train"]["compile"]
+    for compiled in (True, False) if requested == "auto" else (requested,):
         form = {"precision": precision, "compiled": compiled, "heap": "retained"}
         ours = [*options, f"train.compile={str(compiled).lower()}"]
         estimate = lmtrain("train", *ours, "--dry-run")["memory_bytes"]["total"]
