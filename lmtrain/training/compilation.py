@@ -1,6 +1,7 @@
 """torch.compile, if it is requested, possible and worth it."""
 
 import warnings
+from typing import Any
 
 import torch
 
@@ -26,6 +27,9 @@ def compiled_forward(
 
     `auto` decides by the configuration and the machine, never by a clock, so that a resumed run computes in the same
     way. Raises LmtrainError if `train.compile=true` fails or is impossible.
+
+    On a GPU each pass is recorded as a CUDA graph, where it can be: the host takes longer to launch the kernels of a
+    small model one by one than the GPU takes to compute them.
     """
     requested = config.train.compile
     if requested is False or (requested == "auto" and not _is_long(objective, config, budget, device)):
@@ -41,13 +45,16 @@ def compiled_forward(
     if missing is not None:
         return uncompiled(f"compiling needs {missing}")
     log.info("compiling the model (a minute or two; cached for the next run)")
-    compiled = torch.compile(objective, dynamic=False)
+    options: dict[str, Any] = {"triton.cudagraphs": True} if _can_be_recorded(config, device) else {}
+    compiled = torch.compile(objective, dynamic=False, options=options)
     try:
         inputs, targets = blank_batch(config.model, config.train.rows, device)
         with warnings.catch_warnings(), autocast(device, precision):
             # PyTorch recommends TF32, which bf16 does not need and fp32 must not use.
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
-            compiled(inputs, targets).sum().backward()
+            for _ in range(3 if options else 1):  # a graph is first run as kernels, then recorded, then replayed
+                objective.zero_grad(set_to_none=True)
+                compiled(inputs, targets).sum().backward()
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 -- compilers raise any type; an error of the model recurs without compiling
@@ -62,6 +69,16 @@ def _reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     reasons = [line for line in lines if line and not line.endswith("raised:")]
     return (reasons or [type(error).__name__])[0][:200]
+
+
+def _can_be_recorded(config: Config, device: torch.device) -> bool:
+    """Whether a CUDA graph may record the passes over a micro-batch.
+
+    A graph keeps the gradients in its own memory, so that those of a step with several micro-batches would be
+    overwritten; and an adaptive output asks on the host how many targets are in its clusters.
+    """
+    one_pass = config.train.rows == config.train.batch_size
+    return device.type == "cuda" and one_pass and config.model.output == "softmax"
 
 
 def _is_long(objective: Objective, config: Config, budget: Budget, device: torch.device) -> bool:

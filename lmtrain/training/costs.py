@@ -26,8 +26,9 @@ DISTILLATION_BUFFERS = 3
 
 UTILIZATION = {"cpu": 0.5, "cuda": 0.35}
 """Typical MFU of training, by device."""
-LAYER_SECONDS = 1e-3
-"""Least time of a layer for both passes of a micro-batch; all outside the layers takes at least twice as much."""
+LAYER_SECONDS = {"cpu": 1e-3, "cuda": 2e-4}
+"""Least time of a layer for both passes of a micro-batch, by device; all outside the layers takes at least twice as
+much."""
 
 
 def step_flops(model: LanguageModel, config: Config, store: TokenStore) -> float:
@@ -138,7 +139,8 @@ def costs(config: Config, store: TokenStore) -> dict[str, Any]:
     set_threads(config.train.threads)
     peak = peak_flops(device, precision)
     micro_batches = config.train.batch_size / config.train.rows
-    seconds = flops / (UTILIZATION[device.type] * peak) + (config.model.layers + 2) * micro_batches * LAYER_SECONDS
+    seconds = flops / (UTILIZATION[device.type] * peak)
+    seconds += (config.model.layers + 2) * micro_batches * LAYER_SECONDS[device.type]
     limits = [budget.steps, None if budget.seconds is None else max(1, int(budget.seconds / seconds))]
     steps = min(limit for limit in limits if limit is not None)
     return {

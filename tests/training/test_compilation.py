@@ -13,7 +13,7 @@ from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.model.objective import Objective
 from lmtrain.system.device import missing_to_compile
-from lmtrain.training.compilation import _is_long
+from lmtrain.training.compilation import _can_be_recorded, _is_long
 from lmtrain.training.schedule import Budget
 from tests.helpers import CPU
 from tests.training.helpers import change, start, take_step, without_dropout
@@ -28,6 +28,26 @@ def test_the_compiled_model_trains_like_the_plain_one(tiny: Config, notes: list[
     assert len(notes) == 1, "auto must not compile so short a run"
     assert losses[0] == losses[1]
     assert losses[2] == pytest.approx(losses[0], rel=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_recorded_step_trains_like_the_plain_one(tiny: Config, precision: str) -> None:
+    losses = []
+    for wanted in (False, True):
+        fields = {"train__device": "cuda", "train__precision": precision, "train__micro_batch": None}
+        state = start(change(without_dropout(tiny), **fields, train__compile=wanted))
+        losses.append([float(take_step(state, 1e-2)[0]) for _ in range(5)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4 if precision == "fp32" else 1e-2)
+
+
+def test_only_passes_that_keep_nothing_are_recorded(tiny: Config) -> None:
+    fields = {"model__output": "softmax", "train__batch_size": 4, "train__micro_batch": 4}
+    cuda = torch.device("cuda")
+    assert _can_be_recorded(change(tiny, **fields), cuda)
+    assert not _can_be_recorded(change(tiny, **fields), CPU)
+    assert not _can_be_recorded(change(tiny, **fields | {"train__micro_batch": 2}), cuda)
+    assert not _can_be_recorded(change(tiny, **fields | {"model__output": "adaptive"}), cuda)
 
 
 def test_only_a_run_of_three_minutes_is_compiled(tiny: Config) -> None:

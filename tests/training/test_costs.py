@@ -165,7 +165,7 @@ def test_a_dry_run_has_all_figures(
 ) -> None:
     """On a machine that takes ten seconds for a step."""
     config = change(tiny, **budget)
-    seconds = 10 - 3 * 2 * LAYER_SECONDS  # a layer, what is outside of it, and two micro-batches
+    seconds = 10 - 3 * 2 * LAYER_SECONDS["cpu"]  # a layer, what is outside of it, and two micro-batches
     model = LanguageModel(tiny.model, store.tokenizer.vocab_size)
     peak = step_flops(model, tiny, store) / UTILIZATION["cpu"] / seconds
     monkeypatch.setattr("lmtrain.training.costs.peak_flops", lambda device, precision: peak)
