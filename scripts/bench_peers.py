@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from bench_training import load_source, nanogpt, recipe_options
+from bench_training import load_source, nanogpt
 from record import Row, lmtrain, measure_beside, train_points
 from torch import Tensor, nn
 
@@ -38,7 +38,7 @@ def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     if any(change.startswith(("data.", "tokenizer.")) for change in arguments.overrides):
         raise SystemExit("all programs read the same data: use --source, and no overrides of data or tokenizer")
     name = arguments.recipe or RECIPE
-    store = lmtrain("tokenize", arguments.source, *recipe_options(name))
+    store = lmtrain("tokenize", arguments.source, "--config", name)
     threads = machine(CPU)["cores"]
     budget = {"store": store["folder"], "minutes": arguments.minutes, "threads": threads}
     rows: list[Row] = []
@@ -50,7 +50,7 @@ def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
 
     options = [f"train.max_minutes={arguments.minutes}", f"train.threads={threads}", f"run.seed={SEED}"]
     options += ["train.device=cpu", "train.compile=true", f"data.source={arguments.source}", f"run.dir={folder}"]
-    ours = measure_lmtrain([*recipe_options(name), *options, *arguments.overrides])
+    ours = measure_lmtrain(["--config", name, *options, *arguments.overrides])
     precision = ours["precision"]
     add({"program": "lmtrain", "precision": precision}, ours)
     if arguments.nanogpt:

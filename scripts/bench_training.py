@@ -29,7 +29,8 @@ ONLY_STEPS = ["train.epochs=null", "train.tokens=null", "train.max_minutes=null"
 
 def training(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     """Metrics and settings of every side, lmtrain and then each peer: compiled and not, unless train.compile is set."""
-    options = [*recipe_options(arguments.recipe), *arguments.overrides, *random_corpus(folder, arguments.vocab_size)]
+    options = [*recipe_options(arguments.recipe, folder), *arguments.overrides]
+    options += random_corpus(folder, arguments.vocab_size)
     costs = lmtrain("train", *options, "--dry-run")
     config, model = costs["config"], costs["config"]["model"]
     device, precision = (costs["estimate"][name] for name in ("device", "precision"))
@@ -58,9 +59,11 @@ def training(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     return metrics, settings | {"config": config}
 
 
-def recipe_options(name: str | None) -> list[str]:
-    """`--config` of a recipe."""
-    return ["--config", name] if name else []
+def recipe_options(name: str | None, folder: Path) -> list[str]:
+    """`--config` of a recipe, or of the defaults: without a configuration, lmtrain would choose one for the text."""
+    defaults = folder / "defaults.yaml"
+    defaults.touch()
+    return ["--config", name or str(defaults)]
 
 
 def random_corpus(folder: Path, vocab_size: int) -> list[str]:

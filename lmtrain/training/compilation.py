@@ -14,7 +14,7 @@ from lmtrain.system.messages import log
 from lmtrain.training.costs import blank_batch
 from lmtrain.training.schedule import Budget
 
-ASSUMED_FLOPS = {"cpu": 3e11, "cuda": 1.5e14}
+ASSUMED_FLOPS = {"cpu": 3e11, "cuda": 5e13}
 """Operations per second, by which the length of a run is estimated; only the order of magnitude matters."""
 PAYS_AFTER_SECONDS = 180.0
 """How long a run must take for compiling to save time."""
