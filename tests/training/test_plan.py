@@ -42,6 +42,7 @@ def test_an_automatic_recipe_fits_any_text(tokens: int, vocab_size: int, cores: 
     assert config.model.context < tokens
     assert config.train.max_minutes == MINUTES
     assert automatic(tokens, vocab_size, cores, cuda, None).train.max_minutes is None
+    assert (config.model.output == "adaptive") == (vocab_size > 8192 and not cuda)
 
 
 @pytest.mark.parametrize(
