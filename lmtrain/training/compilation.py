@@ -75,9 +75,11 @@ def _can_be_recorded(config: Config, device: torch.device) -> bool:
     """Whether a CUDA graph may record the passes over a micro-batch.
 
     A graph keeps the gradients in its own memory, so that those of a step with several micro-batches would be
-    overwritten; and an adaptive output asks on the host how many targets are in its clusters.
+    overwritten; an adaptive output asks on the host how many targets are in its clusters; and recomputed dropout must
+    set the generator back.
     """
-    one_pass = config.train.rows == config.train.batch_size
+    train = config.train
+    one_pass = train.rows == train.batch_size and not train.activation_checkpointing
     return device.type == "cuda" and one_pass and config.model.output == "softmax"
 
 

@@ -41,13 +41,19 @@ def test_a_recorded_step_trains_like_the_plain_one(tiny: Config, precision: str)
     assert losses[1] == pytest.approx(losses[0], rel=1e-4 if precision == "fp32" else 1e-2)
 
 
-def test_only_passes_that_keep_nothing_are_recorded(tiny: Config) -> None:
-    fields = {"model__output": "softmax", "train__batch_size": 4, "train__micro_batch": 4}
-    cuda = torch.device("cuda")
-    assert _can_be_recorded(change(tiny, **fields), cuda)
-    assert not _can_be_recorded(change(tiny, **fields), CPU)
-    assert not _can_be_recorded(change(tiny, **fields | {"train__micro_batch": 2}), cuda)
-    assert not _can_be_recorded(change(tiny, **fields | {"model__output": "adaptive"}), cuda)
+@pytest.mark.parametrize(
+    ("fields", "device", "expected"),
+    [
+        ({}, "cuda", True),
+        ({}, "cpu", False),
+        ({"train__micro_batch": 2}, "cuda", False),
+        ({"train__activation_checkpointing": True}, "cuda", False),
+        ({"model__output": "adaptive"}, "cuda", False),
+    ],
+)
+def test_what_a_cuda_graph_may_record(tiny: Config, fields: dict[str, Any], device: str, expected: bool) -> None:
+    config = change(tiny, train__batch_size=4, **{"train__micro_batch": 4, **fields})
+    assert _can_be_recorded(config, torch.device(device)) == expected
 
 
 def test_only_a_run_of_three_minutes_is_compiled(tiny: Config) -> None:
