@@ -70,8 +70,8 @@ def profile_steps(config: Config, store: TokenStore, folder: Path) -> dict[str, 
 def profile_text(result: dict[str, Any]) -> str:
     """Return tables of the parts with their share of the step, and the operators with their share of all operators."""
     about = result["machine"]
-    device = about["device"]
-    if device == "cpu":
+    device, on_cpu = about["device"], about["device"] == "cpu"
+    if on_cpu:
         device = f"{about['processor']}, {about['threads']} thread{'s' * (about['threads'] > 1)}"
     how = f"{result['precision']}{', compiled' if result['compiled'] else ''}, {device}"
     step = sum(result["parts"].values())
@@ -82,7 +82,7 @@ def profile_text(result: dict[str, Any]) -> str:
         f"{'part of the step':40} {'ms':>10} {'share':>7}",
         *(f"{name:40} {1e3 * seconds:10.2f} {seconds / step:7.1%}" for name, seconds in result["parts"].items()),
         "",
-        f"{'operator (' + result['operators_on'] + ' time, self)':40} {'ms':>10} {'share':>7} {'calls':>8}",
+        f"{'operator (CPU time, self)' if on_cpu else 'kernel':40} {'ms':>10} {'share':>7} {'calls':>8}",
         *(
             f"{row['name'][:40]:40} {1e3 * row['seconds']:10.2f} {row['share']:7.1%} {row['calls']:8,.1f}"
             for row in result["operators"]
@@ -121,7 +121,8 @@ def _timed(state: TrainState) -> tuple[float, dict[str, float]]:
 
 
 def _traced(state: TrainState, path: Path) -> list[dict[str, Any]]:
-    """Write the trace to `path`. Return the most expensive operators, with seconds and calls per step."""
+    """Write the trace to `path`. Return the most expensive operators or, on a GPU, kernels, with seconds and calls per
+    step."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler's library writes to stderr
     cuda = state.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
@@ -132,11 +133,12 @@ def _traced(state: TrainState, path: Path) -> list[dict[str, Any]]:
     with write_errors(path):
         disk.remove(path)  # which may be a link to a file elsewhere
         profiler.export_chrome_trace(str(path))
+    # On a GPU the kernels, since a CUDA graph launches them without operators.
+    kind, time_of = (DeviceType.CUDA, "self_device_time_total") if cuda else (DeviceType.CPU, "self_cpu_time_total")
     rows = [
-        (float(event.self_device_time_total if cuda else event.self_cpu_time_total) / 1e6, event)
+        (float(getattr(event, time_of)) / 1e6, event)
         for event in profiler.key_averages()
-        # A kernel's time is already counted in the operator that launched it.
-        if not event.key.startswith(PREFIX) and event.device_type == DeviceType.CPU
+        if event.device_type == kind and not event.is_user_annotation  # the parts of a step are annotations
     ]
     total = sum(seconds for seconds, _ in rows)
     costliest = sorted(rows, key=lambda row: -row[0])[:OPERATORS]
