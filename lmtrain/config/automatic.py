@@ -18,8 +18,6 @@ SIZES = (
     (math.inf, 384, 12, 25_000),
 )
 """The size of the model by budget, and about how fast it trains: only the order of magnitude matters."""
-GPU_CORES = 200
-"""A GPU counts as this many CPU cores."""
 DROPOUTS = (
     # passes over the text, dropout in the blocks, dropout of the input and the output
     (4, 0.0, 0.0),
@@ -38,10 +36,11 @@ def automatic(
 ) -> Config:
     """Return the recipe for a training text of `tokens` on a machine; without `minutes` another field sets the budget.
 
-    The budget in core-minutes decides the size of the model; a budget that is not in minutes counts as `MINUTES`. The
-    number of passes over the text, at most `epochs`, decides the dropout.
+    `cores` are those of the CPU or, for a GPU, how many it is as fast as. The budget in core-minutes decides the size
+    of the model; a budget that is not in minutes counts as `MINUTES`. The number of passes over the text, at most
+    `epochs`, decides the dropout.
     """
-    work = (minutes or MINUTES) * (GPU_CORES if cuda else cores)
+    work = (minutes or MINUTES) * cores
     width, blocks, speed = next(size for most, *size in SIZES if work <= most)
     passes_in_time = work * speed / tokens
     passes = min(epochs, passes_in_time) if minutes is not None or epochs == math.inf else epochs

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from lmtrain.config.automatic import MINUTES, automatic
 from lmtrain.config.loader import ConfigSource, flat, load, load_fields, override_value, overrides_of
 from lmtrain.config.schema import RUN_NAME, Config, DataConfig, TokenizerConfig
@@ -26,6 +28,9 @@ from lmtrain.storage.run_folder import default_name, find_run, is_run, run_confi
 from lmtrain.system.device import choose_device, cores
 from lmtrain.training.schedule import targets_per_step
 
+GPU_CORES = 15
+"""A multiprocessor of a GPU counts as this many cores of a CPU, by the tokens per second of `wikitext2` on an H200,
+which has 132 multiprocessors."""
 STAND_IN_TOKENS = 1 << 20
 """Tokens of a stand-in text, by which overrides are checked before the text is read."""
 
@@ -75,10 +80,12 @@ def _recipe(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
     train = load_fields(None, overrides, "train.device", "train.max_minutes", *budgets).train
     has_steps = any(getattr(train, name) is not None for name in BUDGETS)
     minutes = train.max_minutes or (None if has_steps else MINUTES)
-    cuda = choose_device(train.device).type == "cuda"
+    device = choose_device(train.device)
+    cuda = device.type == "cuda"
+    count = GPU_CORES * torch.cuda.get_device_properties(device).multi_processor_count if cuda else cores()
 
     def for_epochs(epochs: float) -> Config:
-        return load(automatic(tokens, vocab_size, cores(), cuda, minutes, epochs), overrides)
+        return load(automatic(tokens, vocab_size, count, cuda, minutes, epochs), overrides)
 
     if train.steps is not None:
         return for_epochs(train.steps * targets_per_step(for_epochs(math.inf)) / tokens)

@@ -74,7 +74,7 @@ def test_the_sizes_follow_from_the_minutes_and_the_dropout_from_the_epochs() -> 
 
     assert sizes(100.0) == (192, 0)  # the time ends long before the epochs
     assert sizes(None) == (128, 0.2)
-    assert automatic(10**9, 1000, 2, True, MINUTES).model.dim == 384  # a GPU
+    assert automatic(10**9, 1000, 2000, True, MINUTES).model.dim == 384  # a GPU
     assert automatic(10**4, 1000, 2, False, MINUTES, epochs=1).model.dropout == 0
 
 
