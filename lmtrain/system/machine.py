@@ -44,9 +44,12 @@ def peak_flops(device: torch.device, precision: str) -> float:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Return the peak memory so far: that of the process on a CPU, or of PyTorch's allocator on a CUDA device."""
+    """Return the peak memory so far: that of the process on a CPU, or what PyTorch's allocator held on a CUDA device.
+
+    On CUDA that is what it had reserved: what replayed CUDA graphs use is not counted as allocated.
+    """
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return torch.cuda.max_memory_reserved(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

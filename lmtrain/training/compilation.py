@@ -54,7 +54,8 @@ def compiled_forward(
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
             for _ in range(3 if options else 1):  # a graph is first run as kernels, then recorded, then replayed
                 objective.zero_grad(set_to_none=True)
-                compiled(inputs, targets).sum().backward()
+                nats = compiled(inputs, targets)  # which lives through the backward pass, as in training
+                nats.sum().backward()
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 -- compilers raise any type; an error of the model recurs without compiling

@@ -41,6 +41,7 @@ class Meter:
         self._flops = step_flops(state.model, state.config, state.store)
         self._peak = peak_flops(state.device, state.precision) * state.processes.world_size
         if state.device.type == "cuda":
+            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(state.device)  # raised by measuring `peak_flops`
         self._step, self._step_seconds = state.counters.step, 0.0
 

@@ -96,7 +96,9 @@ class Muon(AdamW):
         gradients = torch.stack([parameter.grad for parameter in parameters]).masked_fill_(skip, 0.0)  # type: ignore[misc]
         means = torch.stack(buffers).lerp_(gradients, torch.where(skip, 0.0, 1.0 - MOMENTUM))
         torch._foreach_copy_(buffers, list(means.unbind()))
-        update = orthogonalized(gradients.lerp_(means, MOMENTUM), self._dtype).float().masked_fill_(skip, 0.0)
+        update = orthogonalized(gradients.lerp_(means, MOMENTUM), self._dtype)
+        # Contiguous: on a GPU, foreach adds tensors of other strides one by one.
+        update = update.to(torch.float32, memory_format=torch.contiguous_format).masked_fill_(skip, 0.0)
         torch._foreach_mul_(parameters, torch.where(skip, 1.0, 1.0 - lr * weight_decay))
         torch._foreach_add_(parameters, list(update.unbind()), alpha=-0.2 * max(rows, columns) ** 0.5 * lr)
 
