@@ -56,6 +56,7 @@ def compiled_forward(
                 objective.zero_grad(set_to_none=True)
                 nats = compiled(inputs, targets)  # which lives through the backward pass, as in training
                 nats.sum().backward()
+                del nats
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 -- compilers raise any type; an error of the model recurs without compiling
