@@ -37,7 +37,7 @@ def test_a_recorded_step_trains_like_the_plain_one(tiny: Config, precision: str)
     for wanted in (False, True):
         fields = {"train__device": "cuda", "train__precision": precision, "train__micro_batch": None}
         state = start(change(without_dropout(tiny), **fields, train__compile=wanted))
-        losses.append([float(take_step(state, 1e-2)[0]) for _ in range(5)])
+        losses.append([float(take_step(state, 1e-3)[0]) for _ in range(5)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4 if precision == "fp32" else 1e-2)
 
 
