@@ -28,7 +28,8 @@ ONLY_STEPS = ["train.epochs=null", "train.tokens=null", "train.max_minutes=null"
 
 
 def training(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
-    """Metrics and settings of every side, lmtrain and then each peer: compiled and not, unless train.compile is set."""
+    """Metrics and settings of every side, lmtrain and then each peer: compiled and, beside peers, also not, unless
+    train.compile says which."""
     options = [*recipe_options(arguments.recipe, folder), *arguments.overrides]
     options += random_corpus(folder, arguments.vocab_size)
     costs = lmtrain("train", *options, "--dry-run")
@@ -44,8 +45,8 @@ def training(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
         rows.append(form | found)
         print(rows[-1], file=sys.stderr)
 
-    requested = config["train"]["compile"]
-    for compiled in (True, False) if requested == "auto" else (requested,):
+    requested = config["train"]["compile"]  # "auto" would depend on the length of the run
+    for compiled in (True, False) if peers and requested == "auto" else (requested is not False,):
         form = {"precision": precision, "compiled": compiled, "heap": "retained"}
         ours = [*options, f"train.compile={str(compiled).lower()}"]
         estimate = lmtrain("train", *ours, "--dry-run")["memory_bytes"]["total"]

@@ -131,6 +131,7 @@ SOURCE = SimpleNamespace(
     [
         ([], [("lmtrain", True)]),
         (["--nanogpt", "n"], [("lmtrain", True), ("nanoGPT", True), ("lmtrain", False), ("nanoGPT", False)]),
+        (["--nanogpt", "n", "train.compile=false"], [("lmtrain", False), ("nanoGPT", False)]),
     ],
 )
 def test_training_is_measured(script: Any, monkeypatch: pytest.MonkeyPatch, peers: list[str], expected: object) -> None:
