@@ -28,7 +28,7 @@ DROPOUTS = (
 """Dropout by the number of passes over the text: without it, a text that is read often is memorized."""
 LARGE_VOCABULARY = 8_192
 """Above this, the output layer is most of a small model: an adaptive softmax of narrow embeddings costs a CPU less. On
-a GPU a plain one is faster, since its step can be recorded as a CUDA graph."""
+a GPU the output is plain, so that the step can be recorded as a CUDA graph."""
 
 
 def automatic(
