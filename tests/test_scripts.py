@@ -27,6 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lmtrain.config.loader import load
+from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from tests.helpers import TINY, Child, Lmtrain
 
@@ -145,6 +147,12 @@ def test_training_is_measured(script: Any, monkeypatch: pytest.MonkeyPatch, peer
     assert all(0 < row["peak_share"] < 1 and row["estimated_bytes"] > 1e4 for row in rows[::2])
     assert (found["settings"]["recipe"], found["settings"]["config"]["model"]["context"]) == ("quickstart", 8)
     assert found["metrics"]["tokens_per_step"] == 16
+
+
+def test_without_a_recipe_the_defaults_are_measured(tmp_path: Path) -> None:
+    option, path = bench_training.recipe_options(None, tmp_path)
+    assert (option, load(Path(path), [], {})) == ("--config", Config())
+    assert bench_training.recipe_options("quickstart", tmp_path) == ["--config", "quickstart"]
 
 
 def test_a_source_is_loaded_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 
 from lmtrain.config.automatic import MINUTES, automatic
@@ -76,6 +78,15 @@ def test_the_sizes_follow_from_the_minutes_and_the_dropout_from_the_epochs() -> 
     assert sizes(None) == (128, 0.2)
     assert automatic(10**9, 1000, 2000, True, MINUTES).model.dim == 384  # a GPU
     assert automatic(10**4, 1000, 2, False, MINUTES, epochs=1).model.dropout == 0
+
+
+def test_a_gpu_counts_by_its_multiprocessors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmtrain.training.plan.choose_device", lambda name: torch.device("cuda"))
+    for count, width in ((132, 384), (6, 256)):
+        size = SimpleNamespace(multi_processor_count=count)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, size=size: size)
+        config = plan_run(None, []).config
+        assert (config.model.dim, config.train.batch_size, config.train.max_minutes) == (width, 32, 10)
 
 
 def test_the_dropout_depends_on_how_often_the_text_is_read_whatever_the_unit_of_the_budget(folder: Path) -> None:
