@@ -70,8 +70,8 @@ def profile_steps(config: Config, store: TokenStore, folder: Path) -> dict[str, 
 def profile_text(result: dict[str, Any]) -> str:
     """Return tables of the parts with their share of the step, and the operators with their share of all operators."""
     about = result["machine"]
-    device, on_cpu = about["device"], about["device"] == "cpu"
-    if on_cpu:
+    device = about["device"]
+    if device == "cpu":
         device = f"{about['processor']}, {about['threads']} thread{'s' * (about['threads'] > 1)}"
     how = f"{result['precision']}{', compiled' if result['compiled'] else ''}, {device}"
     step = sum(result["parts"].values())
@@ -82,7 +82,8 @@ def profile_text(result: dict[str, Any]) -> str:
         f"{'part of the step':40} {'ms':>10} {'share':>7}",
         *(f"{name:40} {1e3 * seconds:10.2f} {seconds / step:7.1%}" for name, seconds in result["parts"].items()),
         "",
-        f"{'operator (CPU time, self)' if on_cpu else 'kernel':40} {'ms':>10} {'share':>7} {'calls':>8}",
+        f"{'operator (CPU time, self)' if result['operators_on'] == 'CPU' else 'kernel':40} {'ms':>10} {'share':>7} "
+        f"{'calls':>8}",
         *(
             f"{row['name'][:40]:40} {1e3 * row['seconds']:10.2f} {row['share']:7.1%} {row['calls']:8,.1f}"
             for row in result["operators"]
