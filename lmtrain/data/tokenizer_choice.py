@@ -42,8 +42,11 @@ def resolve(config: TokenizerConfig, corpus: Corpus) -> TokenizerConfig:
 
 
 def of_store(config: TokenizerConfig, store: TokenStore) -> TokenizerConfig:
-    """Return what `resolve` made of `config` when this store was made with it."""
-    if config.file is not None:
+    """Return what `resolve` made of `config` when this store was made with it.
+
+    A tokenizer that lmtrain did not train has no kind that a configuration could name.
+    """
+    if config.file is not None or store.manifest["kind"] == "file":
         return config
     # A store that was made with the run's own tokenizer.json has no limit.
     size = store.manifest["vocab_limit"] or config.vocab_size

@@ -45,6 +45,17 @@ def test_a_run_has_its_tokenizer_in_its_folder(name: str, folder: Path, lmtrain:
     assert whole.out.splitlines()[1].split()[:2] == (["bits", "per"] if name in EXACT else ["token", "perplexity"])
 
 
+def test_a_run_that_continues_without_the_field_keeps_its_tokenizer(folder: Path, lmtrain: Lmtrain) -> None:
+    Path("given.json").write_text(published("gpt2"))
+    Path("own.yaml").write_text("train: {schedule: constant}")
+    command = ["train", "-c", "own.yaml", "data.source=book.txt", *OWN, "train.eval_steps=1"]
+    assert lmtrain(*command, "tokenizer.file=given.json").code == 0
+    continued = lmtrain(*command, "train.steps=4")
+    assert continued.code == 0, continued.err
+    assert run_config(folder / "runs/own").train.steps == 4
+    assert lmtrain("generate", "The cat", "--run", "own", "-n", "3").code == 0
+
+
 def _train(run_dir: Path | None, *overrides: str) -> str:
     plan = plan_run(None, [*overrides], run_dir)
     config, store = prepare(plan)
