@@ -18,7 +18,7 @@ from lmtrain.nn.output_loss import rows_at_once
 from lmtrain.storage.run_folder import run_config
 from lmtrain.system.device import autocast, choose_device, choose_precision, set_threads
 from lmtrain.system.machine import installed_bytes, peak_flops
-from lmtrain.training.optimizers import make_optimizer, optimizer_shapes
+from lmtrain.training.optimizers import make_optimizer, optimizer_tensors
 from lmtrain.training.schedule import make_budget, sample_order, targets_per_step
 
 DISTILLATION_BUFFERS = 3
@@ -85,7 +85,7 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
             one_block = blocks / config.model.layers if config.model.layers else 0.0
             activations = max(outside, between_blocks + one_block)  # a block is recomputed after what follows is freed
     parameters = float(sum(parameter.numel() for parameter in model.parameters()))
-    state = optimizer_shapes(model, make_optimizer(model, config.train))
+    state = optimizer_tensors(model, make_optimizer(model, config.train))
     tokens = targets.numel()
     classes = vocab_size if model.adaptive is None else model.adaptive.classes
     rows = rows_at_once(config.train.loss_chunk, tokens, classes)

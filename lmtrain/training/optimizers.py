@@ -3,7 +3,6 @@
 Both can skip a step by a condition on the device. Shapes: N matrices of one shape, A rows, B columns.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,10 +12,7 @@ from lmtrain.config.train import TrainConfig
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.norms import NORMS
 from lmtrain.nn.token_shift import TokenShift
-from lmtrain.storage.checkpoint import check_shapes
-from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.device import choose_precision
-from lmtrain.training.sharding import shard_like
 
 MOMENTUM = 0.95
 COEFFICIENTS = ((8.0132, -22.9258, 16.5994), (3.6006, -2.6419, 0.5105), (2.635, -1.919, 0.4306))
@@ -25,14 +21,19 @@ singular values from 0.01 to 1 nearest to 1: between 0.71 and 1.27. Each is a po
 rounding, since it grows fast above its range."""
 EPS = 1e-7
 
-ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
-MUON_STATE = ("momentum_buffer",)
 GAINS = (*NORMS.values(), TokenShift)
 GAIN_FACTOR = 5.0
 
 
 class AdamW(torch.optim.AdamW):
-    """AdamW (Loshchilov & Hutter, 2019), to be constructed with `fused=True`."""
+    """Fused AdamW (Loshchilov & Hutter, 2019), whose state exists before the first step, so that it can be restored."""
+
+    def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
+        super().__init__(groups, fused=True, **options)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                self.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
 
     def step_unless(self, skip: Tensor) -> None:
         """Take a step, unless `skip`, () bool on the device: then parameters and state stay unchanged.
@@ -72,6 +73,8 @@ class Muon(AdamW):
     def __init__(self, groups: list[dict[str, Any]], dtype: torch.dtype, **options: Any) -> None:
         super().__init__(groups, **options)
         self._dtype = dtype
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
 
     @torch.no_grad()
     def step_unless(self, skip: Tensor) -> None:
@@ -88,9 +91,6 @@ class Muon(AdamW):
     def _update(self, parameters: list[Tensor], skip: Tensor) -> None:
         lr, weight_decay = (self.param_groups[0][name] for name in ("lr", "weight_decay"))
         rows, columns = parameters[0].shape
-        for parameter in parameters:
-            if not self.state[parameter]:
-                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
         # (N, A, B). In a skipped step all sums get 0 added, which keeps their bits, and never 0 x NaN.
         gradients = torch.stack([parameter.grad for parameter in parameters]).masked_fill_(skip, 0.0)  # type: ignore[misc]
@@ -124,15 +124,15 @@ def make_optimizer(model: LanguageModel, train: TrainConfig) -> AdamW:
             rate = 0.0 if parameter.ndim < 2 else decay
             kinds.setdefault((rate, factors.get(id(parameter), 1.0)), []).append(parameter)
     groups = [
-        {"params": parameters, "weight_decay": rate, "lr_factor": factor, "entries": ADAM_STATE}
+        {"params": parameters, "weight_decay": rate, "lr_factor": factor}
         for (rate, factor), parameters in kinds.items()
     ]
-    options: dict[str, Any] = {"lr": train.lr, "betas": (train.beta1, train.beta2), "eps": train.eps, "fused": True}
+    options: dict[str, Any] = {"lr": train.lr, "betas": (train.beta1, train.beta2), "eps": train.eps}
     if not matrices:
         return AdamW(groups, **options)
     # If bf16 is emulated, float32 is several times faster, and more accurate.
     native = choose_precision("auto", matrices[0].device) == "bf16"
-    first = {"params": matrices, "weight_decay": decay, "lr_factor": 1.0, "entries": MUON_STATE}
+    first = {"params": matrices, "weight_decay": decay, "lr_factor": 1.0}
     return Muon([first, *groups], torch.bfloat16 if native else torch.float32, **options)
 
 
@@ -141,33 +141,8 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     return {
         f"{name}/{entry}": value
         for name, parameter in model.named_parameters()
-        for entry, value in optimizer.state.get(parameter, {}).items()
+        for entry, value in optimizer.state[parameter].items()
     }
-
-
-def optimizer_shapes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return a tensor of the shape of each one that `optimizer_tensors` returns after the first step."""
-    count = torch.zeros((), device=next(model.parameters()).device)
-    entries = {parameter: group["entries"] for group in optimizer.param_groups for parameter in group["params"]}
-    return {
-        f"{name}/{entry}": count if entry == "step" else parameter
-        for name, parameter in model.named_parameters()
-        for entry in entries[parameter]
-    }
-
-
-def load_optimizer_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor | LazyTensor]
-) -> None:
-    """Restore what `optimizer_tensors` returned, bit for bit; `Optimizer.load_state_dict` would cast it.
-
-    Raises ValueError if the names, shapes and types are not those of this optimizer's state.
-    """
-    like = optimizer_shapes(model, optimizer)
-    check_shapes(tensors, like)
-    for key, tensor in like.items():
-        name, _, entry = key.rpartition("/")
-        optimizer.state[model.get_parameter(name)][entry] = shard_like(tensors[key], tensor)
 
 
 @torch.no_grad()

@@ -53,7 +53,7 @@ def shard_like(source: Tensor | LazyTensor, like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def copy_all(source: Mapping[str, LazyTensor], target: dict[str, Tensor]) -> None:
+def copy_all(source: Mapping[str, Tensor | LazyTensor], target: dict[str, Tensor]) -> None:
     """Copy a checkpoint's tensors into `target`, which may be sharded. Raises ValueError as `check_shapes` does."""
     check_shapes(source, target)
     for name, value in source.items():

@@ -24,7 +24,7 @@ from lmtrain.system.machine import machine
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, SavedCounters, read_info
 from lmtrain.training.compilation import compiled_forward
-from lmtrain.training.optimizers import AdamW, load_optimizer_tensors, make_optimizer, optimizer_tensors
+from lmtrain.training.optimizers import AdamW, make_optimizer, optimizer_tensors
 from lmtrain.training.other_runs import initial_weights, load_teacher
 from lmtrain.training.parallel import GradientSync, choose_strategy, distribute, with_micro_batch
 from lmtrain.training.schedule import Budget, make_budget, sample_order, schedule_length
@@ -210,7 +210,7 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
         )
     try:
         copy_all(checkpoint.tensors["model"], dict(state.model.named_parameters()))
-        load_optimizer_tensors(state.model, state.optimizer, checkpoint.tensors["optimizer"])
+        copy_all(checkpoint.tensors["optimizer"], optimizer_tensors(state.model, state.optimizer))
         if state.ema is not None:
             copy_all(checkpoint.tensors.get("ema", {}), state.ema)
         if info.precision in (None, state.precision):
