@@ -13,7 +13,6 @@ from lmtrain.model.language_model import TiedOutput
 from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.blocks import EncoderBlock
 from lmtrain.nn.norms import RMSNorm
-from lmtrain.nn.pooling import AttentionPooling
 
 PREPACKED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 """Whether matrices can be stored in oneDNN's own layout. A plain bf16 matrix is converted to it by every call."""
@@ -110,28 +109,6 @@ class FusedSelfAttention(SelfAttention):
         return query, key, joined[:, 2 * self.heads :]
 
 
-class FoldedPooling(AttentionPooling):
-    """A trained `AttentionPooling` whose `score_weight` and slopes are computed once."""
-
-    def __init__(self, trained: AttentionPooling) -> None:
-        nn.Module.__init__(self)
-        self.heads, self.residual = trained.heads, trained.residual
-        self.attention_dropout, self.dropout = trained.attention_dropout, trained.dropout
-        self.norm, self.seed = trained.norm, trained.seed
-        self.slopes = trained._slope().detach()
-        self.value, self.output = trained.value, trained.output
-        self.feed_forward_norm, self.feed_forward = trained.feed_forward_norm, trained.feed_forward
-        self.folded = trained.score_weight().detach()
-        self.train(trained.training)
-
-    def score_weight(self) -> Tensor:
-        """(H, H D)."""
-        return self.folded
-
-    def _slope(self) -> Tensor:
-        return self.slopes
-
-
 def pack_for_decoding(model: Predictor, precision: str) -> None:
     """Replace the layers of `model` by packed ones in `precision`, in place. The model can then predict and decode, but
     no longer score, be trained or saved.
@@ -144,7 +121,6 @@ def pack_for_decoding(model: Predictor, precision: str) -> None:
             pack_for_decoding(member, precision)
         return
     device = model.embedding.weight.device.type
-    model.pool = FoldedPooling(model.pool)
     for module, name, child in _children(model):
         # Other kinds of attention use the projections of one inside them, whose features they rotate or mix themselves.
         if isinstance(module, EncoderBlock) and isinstance(child, SelfAttention):
@@ -152,6 +128,8 @@ def pack_for_decoding(model: Predictor, precision: str) -> None:
         elif isinstance(child, RMSNorm) and device == "cpu":
             setattr(module, name, PackedNorm(child.weight, child.eps or 0.0))
     for module, name, child in _children(model):
+        if child is model.pool.key:  # a factor of `score_weight`, not a layer
+            continue
         if isinstance(child, nn.Linear | TiedOutput) and (precision != "fp32" or child.weight.numel() >= BIG):
             bias = child.bias if isinstance(child, nn.Linear) else None
             setattr(module, name, PackedLinear(child.weight, bias, DTYPES[precision]))
