@@ -17,9 +17,6 @@ from lmtrain.generation.search import Hypothesis, IsEnd, S, Step, block, never
 LOWEST = -sys.float_info.max
 """Below any log-probability except minus infinity, which is that of blocked tokens."""
 
-COLUMNS = 512
-"""Columns of the matrix that `_topk` views a row as."""
-
 
 @torch.no_grad()
 def beam_search(
@@ -143,7 +140,7 @@ def _extend(log_probs: Tensor, live: Sequence[list[_Text]], beams: int) -> list[
 
     They are ranked by total + log p, from log_probs (R, V), in float64.
     """
-    values, tokens = (top.tolist() for top in _topk(log_probs, beams + 1))
+    values, tokens = (top.tolist() for top in log_probs.topk(min(beams + 1, log_probs.shape[-1])))
     extended = []
     for beam in live:
         best = _best_extensions(beam, [zip(values[text.row], tokens[text.row], strict=True) for text in beam], beams)
@@ -176,20 +173,3 @@ def _extensions_from(cutoff: float, text: _Text, log_probs: Tensor) -> Iterable[
     """Return (log p, token) of every extension of a text whose sum is at least `cutoff`, from log_probs (V,)."""
     tokens = (text.total + log_probs.double() >= cutoff).nonzero().squeeze(-1)
     return zip(log_probs[tokens].tolist(), tokens.tolist(), strict=True)
-
-
-def _topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return what `values.topk(count)` does, (R, V) -> (R, count) each, or all values if a row has fewer.
-
-    A row is viewed as a matrix with `COLUMNS` columns: its `count` highest values are in the `count` columns with the
-    highest maxima. On a CPU, a maximum of many numbers is much faster than their `topk`.
-    """
-    if values.shape[-1] < 4 * COLUMNS or count >= COLUMNS:
-        return values.topk(min(count, values.shape[-1]))
-    whole = values.shape[-1] // COLUMNS * COLUMNS
-    columns = values[:, :whole].reshape(len(values), -1, COLUMNS).amax(1).topk(count).indices
-    rest = torch.arange(whole, values.shape[-1], device=values.device).expand(len(values), -1)
-    listed = columns.unsqueeze(-1) + torch.arange(0, whole, COLUMNS, device=values.device)
-    listed = torch.cat([listed.flatten(1), rest], dim=-1)
-    highest, index = values.gather(-1, listed).topk(count)
-    return highest, listed.gather(-1, index)

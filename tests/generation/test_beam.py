@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lmtrain.generation.beam import COLUMNS, _topk, beam_search
+from lmtrain.generation.beam import beam_search
 from lmtrain.generation.options import Options
 from lmtrain.generation.search import Hypothesis, IsEnd
 from tests.generation.toy import ENDS, PROMPTS, History, Toy, ends_with
@@ -167,17 +167,3 @@ def test_sums_are_compared_in_float64() -> None:
     log_probs, options = torch.tensor([[-0.9, *[-torch.inf] * 3]]), Options(max_tokens=3, beams=2, results=2)
     (found,) = beam_search(log_probs, History([()]), step, options)
     assert [h.ids for h in found] == [(0, 0, 0), (0, 0, 1)]
-
-
-@pytest.mark.parametrize("width", [3, 4 * COLUMNS - 1, 4 * COLUMNS, 5 * COLUMNS + 7])
-@pytest.mark.parametrize("count", [1, 5, COLUMNS, COLUMNS + 1])
-@pytest.mark.parametrize("ties", [False, True])
-def test_the_highest_are_those_of_a_whole_sort(width: int, count: int, ties: bool) -> None:
-    torch.manual_seed(0)
-    values = torch.randint(20, (3, width)).float() if ties else torch.randn(3, width)
-    values[1] = -torch.inf
-    found, index = _topk(values, count)
-    expected = values.sort(descending=True).values[:, :count]
-    torch.testing.assert_close(found, expected, atol=0, rtol=0)
-    torch.testing.assert_close(values.gather(-1, index), expected, atol=0, rtol=0)
-    assert all(len(set(row)) == len(row) for row in index.tolist())
