@@ -128,7 +128,7 @@ def pack_for_decoding(model: Predictor, precision: str) -> None:
         elif isinstance(child, RMSNorm) and device == "cpu":
             setattr(module, name, PackedNorm(child.weight, child.eps or 0.0))
     for module, name, child in _children(model):
-        if child is model.pool.key:  # a factor of `score_weight`, not a layer
+        if child is model.pool.key:  # which is not applied to the input; see `AttentionPooling._project`
             continue
         if isinstance(child, nn.Linear | TiedOutput) and (precision != "fp32" or child.weight.numel() >= BIG):
             bias = child.bias if isinstance(child, nn.Linear) else None

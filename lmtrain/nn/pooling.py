@@ -100,11 +100,6 @@ class AttentionPooling(nn.Module):
         state.add(score.squeeze(-1), value.squeeze(-2), self._slope())
         return self._finish(x, state.mean.unsqueeze(-2).to(value.dtype)).squeeze(1)
 
-    def score_weight(self) -> Tensor:
-        """W_K^T seed / sqrt(D), whose product with norm(x_i) is the scores of i: (H, H D)."""
-        seed, key = self.seed.view(self.heads, -1), self.key.weight.view(self.heads, -1, len(self.seed))
-        return (seed.unsqueeze(1) @ key).squeeze(1) * seed.shape[-1] ** -0.5
-
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The scores seed.k_i / sqrt(D) (B, H, T), float32 under autocast, and values (B, H, T, D) of x (B, T, H D).
 
@@ -112,8 +107,9 @@ class AttentionPooling(nn.Module):
         """
         normed = self.norm(x)
         value = split_heads(self.value(normed), self.heads)
+        seed, key = self.seed.view(self.heads, -1), self.key.weight.view(self.heads, -1, len(self.seed))
         with torch.autocast(normed.device.type, enabled=False):
-            weight = self.score_weight()
+            weight = (seed.unsqueeze(1) @ key).squeeze(1) * seed.shape[-1] ** -0.5  # (H, H D)
             score = F.linear(normed.to(weight.dtype), weight).transpose(1, 2)
         return score, value
 
