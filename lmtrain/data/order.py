@@ -4,24 +4,19 @@ Sample g of a run is the same window whatever the number of processes, the micro
 resumed. A window is a training sequence. Shapes: B samples in a batch, T tokens in a window (`context`).
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from lmtrain.errors import LmtrainError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Mode = Literal["causal", "windowed"]
 
 _ROUNDS = 8
-_BLOCK = 1024
 _MIN_BITS = 6
 """The fewest bits that are mixed, however small an epoch is; another number would change the order of tiny epochs."""
 
@@ -96,9 +91,10 @@ class SampleOrder:
         parts = [np.empty(0, np.int64)]
         while count > 0:
             epoch, within = divmod(first, size)
-            block, index = divmod(within, _BLOCK)
-            parts.append(_block(self, epoch, block)[index : index + count])
-            first, count = first + len(parts[-1]), count - len(parts[-1])
+            index = np.arange(within, min(within + count, size))
+            windows = permute(index, size, _key(self.seed, epoch, "order"))
+            parts.append(self.phase(epoch) + windows * (1 if self.mode == "windowed" else self.context))
+            first, count = first + len(index), count - len(index)
         return np.concatenate(parts)
 
     def batch(self, ids: np.ndarray, first: int, count: int) -> tuple[Tensor, Tensor]:
@@ -106,17 +102,7 @@ class SampleOrder:
 
         causal: inputs (B, T) and targets (B, T), shifted by one. windowed: inputs (B, T) and the token after each (B,).
         """
-        import torch
-
         windows = np.lib.stride_tricks.sliding_window_view(ids, self.context + 1)[self.starts(first, count)]
         tokens = torch.from_numpy(windows.astype(np.int64))  # (B, T + 1)
         targets = tokens[:, 1:] if self.mode == "causal" else tokens[:, -1]
         return tokens[:, :-1].contiguous(), targets.contiguous()
-
-
-@lru_cache(64)
-def _block(order: SampleOrder, epoch: int, block: int) -> np.ndarray:
-    """First tokens of `_BLOCK` windows of an epoch (fewer at its end), cached: 1,024 take little longer than 32."""
-    index = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, order.per_epoch()))
-    windows = permute(index, order.per_epoch(), _key(order.seed, epoch, "order"))
-    return order.phase(epoch) + windows * (1 if order.mode == "windowed" else order.context)
