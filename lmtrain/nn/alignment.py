@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.attention import join_heads, split_heads
-from lmtrain.nn.cross_attention import MultiHeadAttention
+from lmtrain.nn.cross_attention import AttentionProjections
 from lmtrain.nn.kv_cache import RecurrentState
 
 
@@ -26,7 +26,7 @@ class AlignedMemory(RecurrentState):
     """(B, H, Tk), in float32 at least."""
 
 
-class AlignedAttention(MultiHeadAttention, ABC):
+class AlignedAttention(AttentionProjections, ABC):
     """The base of cross-attention that is a recurrence over the queries.
 
     It has the methods of `CrossAttention` that a `DecoderBlock` calls. Masks are those of `padding_mask`, (B, 1, 1, Tk)

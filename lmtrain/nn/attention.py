@@ -64,7 +64,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
         """(B, T, W) -> (B, T, W). `mask` is as for `attend`; see `padding_mask` for padded keys."""
-        return self.output(self.join(*self.project(x, rotation), mask, self.pattern))
+        return self.attend(*self.project(x, rotation), mask, self.pattern)
 
     def prefill(
         self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None
@@ -74,22 +74,25 @@ class SelfAttention(nn.Module):
         Only the first `lengths` (B,) tokens of a row count: `step` overwrites or masks the others.
         """
         query, key, value = self.project(x, rotation)
-        joined = self.join(query, key, value, mask, self.pattern)
-        return self.output(joined), KeyValueCache(key, value)
+        return self.attend(query, key, value, mask, self.pattern), KeyValueCache(key, value)
 
     def step(self, x: Tensor, cache: KeyValueCache, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, W) -> (B, 1, W): it is written to the cache, and attends to what is cached."""
         query, key, value = self.project(x, at.rotation)
         cache.write(key, value, at.position)
         keys, values = cache.key[:, :, : at.kv_len], cache.value[:, :, : at.kv_len]
-        return self.output(self.join(query, keys, values, at.mask(self.pattern)))
+        return self.attend(query, keys, values, at.mask(self.pattern))
 
-    def join(
+    def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, pattern: Pattern = FULL
     ) -> Tensor:
-        """`attend` with dropout and scale of this layer: the joined heads, before the output projection."""
+        """`dot_product.attend` with this layer's dropout and scale, then `merge`: (B, H, T, D) each -> (B, T, W)."""
         dropout = self.dropout if self.training else 0.0
-        return join_heads(attend(query, key, value, mask, pattern=pattern, dropout=dropout, scale=self.scale))
+        return self.merge(attend(query, key, value, mask, pattern=pattern, dropout=dropout, scale=self.scale))
+
+    def merge(self, pooled: Tensor) -> Tensor:
+        """The output projection of all heads together: (B, H, T, D) -> (B, T, W)."""
+        return self.output(join_heads(pooled))
 
     def project(self, x: Tensor, rotation: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, W) -> queries, keys and values, each (B, H, T, D)."""

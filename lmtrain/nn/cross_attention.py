@@ -19,7 +19,7 @@ from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
 from lmtrain.nn.norms import make_norm
 
 
-class MultiHeadAttention(nn.Module):
+class AttentionProjections(nn.Module):
     """The four linear layers of multi-head attention, and the optional norms of queries and keys.
 
     | argument         | width of                                        | default      |
@@ -80,7 +80,7 @@ class MultiHeadAttention(nn.Module):
         return torch.stack([F.pad(part, (0, widest - part.shape[-1])) for part in parts], dim=1)
 
 
-class CrossAttention(MultiHeadAttention):
+class CrossAttention(AttentionProjections):
     """Multi-head attention of queries to other vectors."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor | None = None, *, mask: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import SelfAttention, join_heads
+from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.dot_product import attend, to_blocks
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
@@ -72,8 +72,8 @@ class CompressedAttention(nn.Module):
         query, key, value = self.projections.project(x, rotation)
         far_key, far_value = self.compress_key(key), self.compress_value(value)
         if self.causal:
-            return self._join(self._attend_causal(query, key, value, far_key, far_value))
-        return self.projections.output(self.projections.join(query, far_key, far_value))
+            return self.projections.merge(self._attend_causal(query, key, value, far_key, far_value))
+        return self.projections.attend(query, far_key, far_value)
 
     def prefill(
         self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None
@@ -88,7 +88,7 @@ class CompressedAttention(nn.Module):
         pooled = self._attend_causal(query, key, value, far_key, far_value)
         keys = torch.cat((self._unfinished(key, lengths), far_key), dim=2)
         values = torch.cat((self._unfinished(value, lengths), far_value), dim=2)
-        return self._join(pooled), CompressedCache(keys, values, self.stride)
+        return self.projections.merge(pooled), CompressedCache(keys, values, self.stride)
 
     def step(self, x: Tensor, cache: KeyValueCache, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, W) -> (B, 1, W), at its row's position."""
@@ -102,7 +102,8 @@ class CompressedAttention(nn.Module):
         far = torch.arange(blocks, device=x.device) < block.unsqueeze(-1)
         allowed = torch.cat((near, far), dim=-1)  # (B, S + K)
         used = allowed.shape[-1]
-        return self._join(attend(query, cache.key[:, :, :used], cache.value[:, :, :used], allowed[:, None, None]))
+        keys, values = cache.key[:, :, :used], cache.value[:, :, :used]
+        return self.projections.merge(attend(query, keys, values, allowed[:, None, None]))
 
     def _attend_causal(self, query: Tensor, key: Tensor, value: Tensor, far_key: Tensor, far_value: Tensor) -> Tensor:
         """Queries, keys and values (B, H, T, D) and compressed ones (B, H, K, D) -> (B, H, T, D)."""
@@ -123,9 +124,6 @@ class CompressedAttention(nn.Module):
         x = F.pad(x, (0, 0, 0, self.stride))  # for a block that begins at the end
         index = (lengths // self.stride * self.stride).unsqueeze(-1) + torch.arange(self.stride, device=x.device)
         return x.take_along_dim(index[:, None, :, None], dim=2)
-
-    def _join(self, pooled: Tensor) -> Tensor:
-        return self.projections.output(join_heads(pooled))
 
 
 class LinformerAttention(nn.Module):
@@ -155,4 +153,4 @@ class LinformerAttention(nn.Module):
             raise ValueError(f"{x.shape[1]} positions are more than the context of {self.context}")
         query, key, value = self.projections.project(x, rotation)
         mix_key, mix_value = (mix[:, first:].to(key.dtype) for mix in (self.mix_key, self.mix_value))
-        return self.projections.output(self.projections.join(query, mix_key @ key, mix_value @ value))  # P keys
+        return self.projections.attend(query, mix_key @ key, mix_value @ value)  # P keys

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import SelfAttention, join_heads
+from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.dot_product import to_blocks
 from lmtrain.nn.kv_cache import CachePosition, RecurrentState
 from lmtrain.nn.positions import rotate
@@ -119,7 +119,7 @@ class LinearAttention(nn.Module):
         reject_mask(mask, "linear")
         query, key, value = self.projections.project(x)
         attention = causal_linear_attention if self.causal else linear_attention
-        return self._join(attention(query, key, value, rotation=rotation), value.dtype)
+        return self.projections.merge(attention(query, key, value, rotation=rotation).to(value.dtype))
 
     def prefill(
         self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None
@@ -128,16 +128,14 @@ class LinearAttention(nn.Module):
         reject_mask(mask, "linear")
         query, key, value = self.projections.project(x)
         pooled = causal_linear_attention(query, key, value, rotation=rotation)
-        return self._join(pooled, value.dtype), LinearState.of(key, value, rotation=rotation, lengths=lengths)
+        state = LinearState.of(key, value, rotation=rotation, lengths=lengths)
+        return self.projections.merge(pooled.to(value.dtype)), state
 
     def step(self, x: Tensor, cache: LinearState, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, W) -> (B, 1, W), which is added to the cache."""
         query, key, value = self.projections.project(x)
         cache.add(key, value, rotation=at.rotation)
-        return self._join(cache.read(query, rotation=at.rotation), value.dtype)
-
-    def _join(self, pooled: Tensor, dtype: torch.dtype) -> Tensor:
-        return self.projections.output(join_heads(pooled).to(dtype))
+        return self.projections.merge(cache.read(query, rotation=at.rotation).to(value.dtype))
 
 
 def reject_mask(mask: Tensor | None, attention: str) -> None:
