@@ -73,32 +73,33 @@ class Muon(AdamW):
     def __init__(self, groups: list[dict[str, Any]], dtype: torch.dtype, **options: Any) -> None:
         super().__init__(groups, **options)
         self._dtype = dtype
+        shapes: dict[torch.Size, list[Tensor]] = {}
         for parameter in self.param_groups[0]["params"]:
-            self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
+            shapes.setdefault(parameter.shape, []).append(parameter)
+        self._batches = [(alike, alike[0].new_zeros(len(alike), *shape)) for shape, alike in shapes.items()]
+        for parameters, momenta in self._batches:
+            for parameter, momentum in zip(parameters, momenta, strict=True):
+                self.state[parameter] = {"momentum_buffer": momentum}
 
     @torch.no_grad()
     def step_unless(self, skip: Tensor) -> None:
         """Do the same as `AdamW.step_unless`, and delete the gradients of the matrices: AdamW skips what has none."""
-        shapes: dict[torch.Size, list[Tensor]] = {}
-        for parameter in self.param_groups[0]["params"]:
-            shapes.setdefault(parameter.shape, []).append(parameter)
-        for parameters in shapes.values():
-            self._update(parameters, skip)
+        for parameters, momenta in self._batches:
+            self._update(parameters, momenta, skip)
             for parameter in parameters:
                 parameter.grad = None
         super().step_unless(skip)
 
-    def _update(self, parameters: list[Tensor], skip: Tensor) -> None:
+    def _update(self, parameters: list[Tensor], momenta: Tensor, skip: Tensor) -> None:
+        """Update N matrices (A, B) and their momenta (N, A, B)."""
         lr, weight_decay = (self.param_groups[0][name] for name in ("lr", "weight_decay"))
         rows, columns = parameters[0].shape
-        buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
-        # (N, A, B). In a skipped step all sums get 0 added, which keeps their bits, and never 0 x NaN.
+        # In a skipped step all sums get 0 added, which keeps their bits, and never 0 x NaN.
         gradients = torch.stack([parameter.grad for parameter in parameters]).masked_fill_(skip, 0.0)  # type: ignore[misc]
-        means = torch.stack(buffers).lerp_(gradients, torch.where(skip, 0.0, 1.0 - MOMENTUM))
-        torch._foreach_copy_(buffers, list(means.unbind()))
-        update = orthogonalized(gradients.lerp_(means, MOMENTUM), self._dtype)
+        momenta.lerp_(gradients, torch.where(skip, 0.0, 1.0 - MOMENTUM))
+        update = orthogonalized(gradients.lerp_(momenta, MOMENTUM), self._dtype).masked_fill_(skip, 0.0)
         # Contiguous: on a GPU, foreach adds tensors of other strides one by one.
-        update = update.to(torch.float32, memory_format=torch.contiguous_format).masked_fill_(skip, 0.0)
+        update = update.to(torch.float32, memory_format=torch.contiguous_format)
         torch._foreach_mul_(parameters, torch.where(skip, 1.0, 1.0 - lr * weight_decay))
         torch._foreach_add_(parameters, list(update.unbind()), alpha=-0.2 * max(rows, columns) ** 0.5 * lr)
 
