@@ -15,7 +15,15 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.build import build_uninitialized
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.training.costs import LAYER_SECONDS, UTILIZATION, blank_batch, costs, memory_estimate, step_flops
+from lmtrain.training.costs import (
+    LAYER_SECONDS,
+    UTILIZATION,
+    blank_batch,
+    costs,
+    memory_estimate,
+    step_flops,
+    typical_utilization,
+)
 from lmtrain.training.loop import train_step
 from lmtrain.training.optimizers import make_optimizer
 from tests.helpers import CPU, Child, choices
@@ -143,6 +151,17 @@ def test_the_memory_of_the_optimizer_is_that_of_its_state(tiny: Config, kind: st
 
 
 @pytest.mark.parametrize(
+    ("precision", "flags", "machine"),
+    [("bf16", "avx512f amx_bf16", "amx"), ("bf16", "avx512_bf16", "cpu"), ("fp32", "amx_bf16", "cpu")],
+)
+def test_a_peak_that_amx_multiplies_is_used_less(
+    monkeypatch: pytest.MonkeyPatch, precision: str, flags: str, machine: str
+) -> None:
+    monkeypatch.setattr("lmtrain.training.costs.cpu_info", lambda *_names: flags)
+    assert typical_utilization(CPU, precision) == UTILIZATION[machine]
+
+
+@pytest.mark.parametrize(
     ("budget", "steps", "expected", "minutes"),
     [
         ({"train__steps": 12}, 12, 12, 2),
@@ -169,6 +188,7 @@ def test_a_dry_run_has_all_figures(
     model = LanguageModel(tiny.model, store.tokenizer.vocab_size)
     peak = step_flops(model, tiny, store) / UTILIZATION["cpu"] / seconds
     monkeypatch.setattr("lmtrain.training.costs.peak_flops", lambda device, precision: peak)
+    monkeypatch.setattr("lmtrain.training.costs.cpu_info", lambda *_names: "")
     found = costs(config, store)
     assert (found["tokens_per_epoch"], found["tokens_per_step"]) == (store.split("train").tokens, 4 * 16)
     assert found["memory_bytes"]["total"] == sum(v for k, v in found["memory_bytes"].items() if k != "total")
