@@ -16,6 +16,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.system.device import autocast, to_device
 from lmtrain.system.machine import explain_out_of_memory
+from lmtrain.system.messages import log
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.system.signals import Interrupted
 from lmtrain.training.finished import finished_outcome
@@ -52,6 +53,8 @@ def fit(config: Config, store: TokenStore, run_dir: Path, processes: ProcessGrou
         if outcome is None:
             with open_run(config, store, run_dir, budget, folder, processes) as trainer:
                 outcome = _train(trainer)
+        else:
+            log.info(f"{run_dir} is finished, so nothing is trained: another run needs another run.name")
     processes.barrier()  # torchrun may end the main process, which writes last, once another process has exited
     return outcome
 
@@ -94,7 +97,7 @@ def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> 
             inputs, targets = to_device(inputs, state.device), to_device(targets, state.device)
         with state.gradient_sync(index == micro_batches[-1]):
             with measure("forward"), autocast(state.device, state.precision):
-                nats = state.forward(inputs, targets)
+                nats = state.forward(inputs, targets)  # -log p of each target: the cross-entropy, not yet reduced
             with measure("backward"):
                 loss = nats.sum() / targets_per_step(state.config)
                 state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]

@@ -120,7 +120,7 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, last: Check
     if changed:
         raise LmtrainError(
             f"{run_dir} was started with another configuration ({'; '.join(changed)}): "
-            f"add run.name={run_dir.name}-2 to train another run, or give the old values"
+            f"give the old values, or train another run with run.name={run_dir.name}-2, without --resume"
         )
     check_model(last, config.model)
     for what, then, now in (
@@ -128,7 +128,9 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, last: Check
         ("corpus", info.store, store.sha256),
     ):
         if then not in (None, now):
-            raise LmtrainError(f"the {what} is not the one that {run_dir} was trained on: choose another run.name")
+            raise LmtrainError(
+                f"the {what} is not the one that {run_dir} was trained on: choose another run.name, without --resume"
+            )
 
 
 def _warn_of_differences(run_dir: Path, info: CheckpointInfo, state: TrainState) -> None:

@@ -59,7 +59,7 @@ def test_a_changed_field_of_the_identity_is_rejected_by_name(tiny: Config, store
         difference = f"({field}: {flat(tiny)[field]} -> {flat(changed)[field]})"
         assert str(rejection.value) == (
             f"{tmp_path} was started with another configuration {difference}: "
-            f"add run.name={tmp_path.name}-2 to train another run, or give the old values"
+            f"give the old values, or train another run with run.name={tmp_path.name}-2, without --resume"
         )
     with pytest.raises(LmtrainError, match=r"another configuration \(run\.seed: 1 -> 2\)"):
         run(change(tiny, run__seed=2), tmp_path)

@@ -154,7 +154,8 @@ def test_a_finished_run_is_left_alone_and_a_damaged_checkpoint_replaced(
     before, written = last_hash(tmp_path), {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with monkeypatch.context() as patch:
         patch.setattr(opening, "new_state", None)
-        assert run(tiny, tmp_path, quiet=False) == (first, [])
+        note = f"{tmp_path} is finished, so nothing is trained: another run needs another run.name"
+        assert run(tiny, tmp_path, quiet=False) == (first, [note])
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == written
     newest = run_checkpoints.choose(tmp_path, "last")
     flip_bit(newest / "model.safetensors", -3)
