@@ -81,13 +81,12 @@ def train(
 def _fields(prefixes: list[str]) -> None:
     """Print the fields whose dotted names begin with one of `prefixes`; all without any."""
     from lmtrain.config.fields import as_text
-    from lmtrain.config.schema import Config
+    from lmtrain.config.names import suggestion
 
     texts = {prefix: as_text(prefix) for prefix in prefixes or [""]}
     for prefix, text in texts.items():
         if not text:
-            sections = ", ".join(Config.model_fields)
-            raise UsageError(f"no field begins with {prefix!r}: the sections are {sections}")
+            raise UsageError(f"no field begins with {prefix!r}{suggestion(prefix)}")
     print("\n".join(texts.values()))
 
 
