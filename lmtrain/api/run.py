@@ -121,6 +121,8 @@ class Run:
     def score(self, text: str | Path, *, source: str | Path | None = None, **settings: Any) -> Score:
         """Score a text, or the file at a Path, as `lmtrain eval --text` does.
 
+        The text is scored as a document: the end of its last line is added if it is missing, and except with a word
+        tokenizer the end-of-text token counts too.
         `source` and `settings` are those of `evaluate`. Raises LmtrainError for a text without words.
         """
         return self.score_split(self._split_of(text), store=lambda: self.token_store(source), **settings)

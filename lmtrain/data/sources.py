@@ -107,7 +107,7 @@ def _local(path: Path, data: DataConfig) -> Source:
 
     def read() -> Text:
         for split, paths in files.items():
-            log.info(f"{split} from {listed(path, paths)}")
+            log.info(f"{split} split: {listed(path, paths)}")
         splits = {split: _read_unchanged(paths, data.text_column, hashes) for split, paths in files.items()}
         return Text(splits, {}, is_one_file=path.is_file())
 

@@ -74,13 +74,13 @@ def initialize(model: LanguageModel) -> None:
     | embedding, untied output layer      | normal, 1 / E             | a vector of unit mean square then gives       |
     |                                     |                           | logits of one at most, even for its own token. |
     |                                     |                           | The input is scaled to 1/2, which learns      |
-    |                                     |                           | fastest. `set_embedding` knows better         |
+    |                                     |                           | fastest. Training: `set_embedding`            |
     | learned positions                   | normal, 1/2               | as large as the scaled embedding              |
     | global tokens                       | normal, 1/2               | likewise                                      |
     | pooling seed                        | normal, 1 / sqrt(d_head)  | the pool starts close to a plain mean, or one |
     |                                     |                           | weighted by recency only                      |
     | pooling slopes                      | 4 .. 0.02, log-spaced     | several time scales from the start            |
-    | output bias                         | 0                         | `set_output_bias` knows better                |
+    | output bias                         | 0                         | training: `set_output_bias`                   |
     | clusters of an adaptive output      | 0, their bias log(words)  | a cluster is as probable as its words         |
     | copying gate                        | 0, its bias -2            | an eighth of the prediction is the pointer's  |
     | norms                               | identity up to scale      |                                               |

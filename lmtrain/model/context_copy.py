@@ -1,6 +1,7 @@
 """The copy mechanism of the language model: a pointer over the tokens of the context, mixed into its prediction.
 
-Shapes: B rows, T positions that predict, the last of the Tk tokens of the context, D the model's width, V word types.
+Shapes: B rows, T positions that predict, the last of the Tk tokens of the context, D the model's width, V vocabulary
+entries.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Several language models as one: the mean of their probabilities.
 
-Shapes: B rows, T tokens, S targets, E the width of all members' hidden vectors together, V word types.
+Shapes: B rows, T tokens, S targets, E the width of all members' hidden vectors together, V vocabulary entries.
 """
 
 import functools

@@ -13,8 +13,8 @@ The forward pass of training, `model(tokens, targets)`, in which (B, T, E) becom
 
 `WindowedLanguageModel` (windowed.py) is this model with `mode: windowed`.
 
-Shapes: B rows, T tokens (at most the context), S targets, D the model's width, E the embedding's, H heads, V word
-types.
+Shapes: B rows, T tokens (at most the context), S targets, D the model's width, E the embedding's, H heads, V vocabulary
+entries.
 """
 
 import torch
@@ -60,8 +60,8 @@ class LanguageModel(nn.Module):
     | --------------- | -------------------------------------------------------------- | ---------------------- |
     | `forward`       | training, through `Objective`                                  | -log p of targets      |
     | `score`         | evaluation                                                     | the same, and "hidden" |
-    | `predict`       | `Objective` with a teacher; windowed decoding; exported models | log p of all words     |
-    | `start`, `step` | generation: prefill, and decode with a cache                   | log p of all words     |
+    | `predict`       | `Objective` with a teacher; windowed decoding; exported models | log p of every token   |
+    | `start`, `step` | generation: prefill, and decode with a cache                   | log p of every token   |
 
     The first three raise ValueError unless rows have 1 to `context` tokens; `start` reads the last `context` tokens.
     With `activation_checkpointing` the backward pass computes the activations inside the blocks again.

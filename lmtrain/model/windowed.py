@@ -3,7 +3,7 @@
 It has the weights of the causal model. Its positions are aligned to the right end of the context, so that the token
 before the prediction always has the last position.
 
-Shapes: B rows, T tokens (at most the context), D the model's width, V word types.
+Shapes: B rows, T tokens (at most the context), D the model's width, V vocabulary entries.
 """
 
 import torch

@@ -99,7 +99,7 @@ class EncoderBlock(nn.Module):
         self.feed_forward_residual = Residual(dim, **options)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
+        """(B, T, D) -> (B, T, D). `mask`, as for `attend`, is beside the attention's own pattern, such as causal."""
         x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, rotation=rotation))
         return self.feed_forward_residual(x, self.feed_forward)
 

@@ -31,7 +31,8 @@ def report_plan(config: Config, store: TokenStore, budget: Budget) -> None:
         epochs = budget.steps / steps_per_epoch
         limits.append(f"{budget.steps:,} steps ({budget.steps * targets:,} tokens, {epochs:.3g} epochs)")
     if budget.seconds is not None:
-        limits.append(f"{budget.seconds / 60:g} minutes")
+        minutes = budget.seconds / 60
+        limits.append(f"{minutes:g} minute{'s' * (minutes != 1)}")
     log.info(f"budget: {' or '.join(limits)}{', whichever ends first' if len(limits) > 1 else ''}")
 
 

@@ -54,7 +54,7 @@ class Trainer:
         self._started = self._saved_seconds = seconds = self.clock.update()
         if self.state.counters.step == 0:
             self.budget = self.budget.with_setup(seconds)
-        # With a budget in time, the progress at the last evaluation is not stored; the present progress replaces it.
+        # The time of the last evaluation is not stored: with a budget in time, the present time replaces it.
         self._evaluated_progress = self.budget.progress(self.state.counters.evaluated, seconds)
 
     def progress(self) -> float:
@@ -99,6 +99,7 @@ class Trainer:
             self.evaluate()
         elif progress < 1.0:
             unsaved_seconds = self.clock.seconds - self._saved_seconds
+            # A run with a larger budget continues from the last step that does not depend on it.
             if step == self.saver.common_steps or unsaved_seconds > 60 * train.save_minutes:
                 self._save(None)
         if progress < 1.0:

@@ -197,7 +197,7 @@ def test_of_many_files_a_few_are_named(load: Importer, folder: Path) -> None:
         (folder / f"{number % 3}").mkdir(exist_ok=True)
         write(folder / f"{number % 3}/{number:03}.txt", f"the text of {number}\n")
     made = load(folder)
-    assert "train from 0/000.txt, 0/003.txt, 0/006.txt, ... (300 files)" in load.notes
+    assert "train split: 0/000.txt, 0/003.txt, 0/006.txt, ... (300 files)" in load.notes
     assert max(map(len, load.notes)) < 300
     assert (len(starts(made, "train")), len(starts(made, "valid"))) == (285, 15)
 
