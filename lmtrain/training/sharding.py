@@ -31,8 +31,8 @@ def local_rows(tensor: Tensor) -> tuple[slice, Tensor]:
     return slice(first, first + len(rows)), rows
 
 
-def shard_like(source: Tensor | LazyTensor, like: Tensor) -> Tensor:
-    """Return the full tensor `source`, on the device of `like` and sharded like it.
+def shard_like(source: LazyTensor, like: Tensor) -> Tensor:
+    """Return the tensor `source`, on the device of `like` and sharded like it.
 
     Only the rows of this process are read, and none are sent.
     """
@@ -53,8 +53,9 @@ def shard_like(source: Tensor | LazyTensor, like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def copy_all(source: Mapping[str, Tensor | LazyTensor], target: dict[str, Tensor]) -> None:
-    """Copy a checkpoint's tensors into `target`, which may be sharded. Raises ValueError as `check_shapes` does."""
+def copy_all(source: Mapping[str, Tensor | LazyTensor], target: Mapping[str, Tensor]) -> None:
+    """Copy tensors into `target`: from a checkpoint, or in memory and sharded as `target` is. Raises ValueError as
+    `check_shapes` does."""
     check_shapes(source, target)
     for name, value in source.items():
-        target[name].copy_(shard_like(value, target[name]))
+        target[name].copy_(value if isinstance(value, Tensor) else shard_like(value, target[name]))

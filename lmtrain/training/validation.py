@@ -21,7 +21,7 @@ from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.messages import log
 from lmtrain.system.signals import StopSignal
 from lmtrain.training.monitor import Monitor, literal, table
-from lmtrain.training.sharding import shard_like
+from lmtrain.training.sharding import copy_all
 from lmtrain.training.train_state import TrainState
 
 POOL_TOKENS = 8
@@ -105,16 +105,12 @@ def final_score(state: TrainState, run_dir: Path, monitor: Monitor, stop: StopSi
 @contextmanager
 def evaluating(model: LanguageModel, weights: Mapping[str, Tensor | LazyTensor]) -> Iterator[None]:
     """Put the model in evaluation mode, with these weights in place of its own, inside the block."""
-    parameters = dict(model.named_parameters())
-    original = {name: parameters[name].detach().clone() for name in weights}
+    replaced = {name: value for name, value in model.named_parameters() if name in weights}
+    original = {name: value.detach().clone() for name, value in replaced.items()}
     model.eval()
     try:
-        with torch.no_grad():
-            for name, value in weights.items():
-                parameters[name].copy_(shard_like(value, parameters[name]) if isinstance(value, LazyTensor) else value)
+        copy_all(weights, replaced)
         yield
     finally:
         model.train()
-        with torch.no_grad():
-            for name, value in original.items():
-                parameters[name].copy_(value)
+        copy_all(original, replaced)
