@@ -58,8 +58,8 @@ class SampleOrder:
     """Which window of a split is sample number 0, 1, 2 and so on, epoch after epoch.
 
     causal: an epoch cuts the `tokens` into windows of `context` that don't overlap, at an offset of its own, and takes
-    each once: one less than would fit, so that there are as many at any offset. windowed: an epoch takes every window
-    of `context` tokens that has a next token, once.
+    each once: as many as fit at any offset, and at least one. windowed: an epoch takes every window of `context` tokens
+    that has a next token, once.
 
     Raises LmtrainError when there are fewer tokens than one window and its last target.
     """

@@ -31,8 +31,7 @@ def report_plan(config: Config, store: TokenStore, budget: Budget) -> None:
         epochs = budget.steps / steps_per_epoch
         limits.append(f"{budget.steps:,} steps ({budget.steps * targets:,} tokens, {epochs:.3g} epochs)")
     if budget.seconds is not None:
-        minutes = budget.seconds / 60
-        limits.append(f"{minutes:g} minute{'s' * (minutes != 1)}")
+        limits.append(_count(budget.seconds / 60, "minute"))
     log.info(f"budget: {' or '.join(limits)}{', whichever ends first' if len(limits) > 1 else ''}")
 
 
@@ -47,6 +46,6 @@ def report_device(state: TrainState) -> None:
     log.info(f"device: {', '.join(facts)}, {'compiled' if state.compiled else 'not compiled'}")
 
 
-def _count(number: int, name: str) -> str:
+def _count(number: float, name: str) -> str:
     """Return the number with the noun in singular or plural."""
-    return f"{number:,} {name}{'s' * (number != 1)}"
+    return f"{number:,.15g} {name}{'s' * (number != 1)}"

@@ -24,9 +24,9 @@ from lmtrain.training.schedule import make_budget, sample_order, targets_per_ste
 DISTILLATION_BUFFERS = 3
 """Arrays of the size of all logits that exist at once in the distillation loss, beside those that autograd saves."""
 
-UTILIZATION = {"cpu": 0.5, "amx": 0.08, "cuda": 0.35}
-"""Typical MFU of training. A CPU's AMX multiplies the peak in bf16 products, and makes nothing else faster: three
-recipes had 6 to 9 %."""
+UTILIZATION = {"cpu": 0.5, "amx": 0.12, "cuda": 0.35}
+"""Typical MFU of training. A CPU's AMX multiplies the peak in bf16 products, and makes nothing else faster: `train
+--profile` has shown 5 to 12 % for recipes, and 19 % for the plain defaults with a large vocabulary."""
 LAYER_SECONDS = {"cpu": 1e-3, "cuda": 2e-4}
 """Least time of a layer for both passes of a micro-batch, by device; all outside the layers takes at least twice as
 much."""
