@@ -100,6 +100,7 @@ def test_the_score_of_a_text_is_that_of_its_tokens_one_by_one(lmtrain: Lmtrain, 
     (workdir / "own.txt").write_text(TEXT)
     assert lmtrain("eval", "--text", "own.txt", "--json").json["nats"] == score.nats
     assert run.score(f"\ufeff{TEXT}").nats == score.nats  # a byte order mark is no text, as in a file
+    assert run.score(TEXT.removesuffix("\n")).nats == score.nats  # the last line needs no end
     with pytest.raises(LmtrainError, match="the text has no words"):
         run.score(" ")
     with pytest.raises(LmtrainError, match="the text has a lone surrogate at character 2"):
