@@ -28,6 +28,7 @@ from lmtrain.model.encoder import Encoder
 from lmtrain.nn.adaptive import AdaptiveSoftmax
 from lmtrain.nn.blocks import FeedForward
 from lmtrain.nn.dropout import locked_dropout
+from lmtrain.nn.embedding import Embedding
 from lmtrain.nn.kv_cache import KeyValueCache, write
 from lmtrain.nn.norms import make_norm
 from lmtrain.nn.output_loss import Chunk, target_nats
@@ -75,7 +76,7 @@ class LanguageModel(nn.Module):
         self.config = config
         self.vocab_size = vocab_size
         dim, width = config.dim, config.embed_dim or config.dim
-        self.embedding = nn.Embedding(vocab_size, width)
+        self.embedding = Embedding(vocab_size, width)
         self.in_projection = nn.Linear(width, dim, bias=False) if width != dim else nn.Identity()
         self.shift = TokenShift(dim) if config.token_shift else None
         self.position = nn.Embedding(config.context, dim) if config.position == "learned" else None

@@ -60,8 +60,10 @@ def test_every_step_can_be_resumed(little: Config, tmp_path: Path, variant: str)
 
 
 @pytest.mark.skipif(missing_to_compile(CPU) is not None, reason="nothing can be compiled here")
+@pytest.mark.usefixtures("two_threads")
 def test_a_compiled_training_can_be_resumed(little: Config, tmp_path: Path) -> None:
-    config = change(little, **SMALL, train__compile=True, train__steps=10)
+    """With two threads, which share the gradient of each embedding."""
+    config = change(little, **SMALL | {"model__dim": 64, "train__batch_size": 64}, train__compile=True, train__steps=10)
     reference = refer(config, tmp_path, 8)
     assert not any("_orig_mod" in name for name in reference.steps[-1].state)
     assert departures(reference, 5) == []

@@ -75,10 +75,11 @@ def test_tensors_that_are_not_finite_are_never_written(tmp_path: Path, value: fl
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted by Linux's files")
+@pytest.mark.usefixtures("two_threads")
 def test_writing_starts_no_threads_of_openmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more threads than cores, those of the training steps would sleep instead of spin."""
     found: list[set[str]] = []
-    real, threads = disk.write, torch.get_num_threads()
+    real = disk.write
 
     def running() -> set[str]:
         return {path.name for path in Path("/proc/self/task").iterdir()}
@@ -88,13 +89,9 @@ def test_writing_starts_no_threads_of_openmp(tmp_path: Path, monkeypatch: pytest
         real(path, data)
 
     monkeypatch.setattr(disk, "write", noted)
-    torch.set_num_threads(2)
-    try:
-        large = torch.ones(2**20)
-        large.add_(1.0)  # the threads of this one
-        before = running()
-        with CheckpointSaver(tmp_path, keep=1) as saver:
-            saver.save(1, {"model": {"weight": large}}, {"score": None})
-    finally:
-        torch.set_num_threads(threads)
+    large = torch.ones(2**20)
+    large.add_(1.0)  # the threads of this one
+    before = running()
+    with CheckpointSaver(tmp_path, keep=1) as saver:
+        saver.save(1, {"model": {"weight": large}}, {"score": None})
     assert {len(now - before) for now in found} == {1}  # one of an earlier test may end meanwhile
