@@ -52,6 +52,8 @@ def compiled_forward(
         with warnings.catch_warnings(), autocast(device, precision):
             # PyTorch recommends TF32, which bf16 does not need and fp32 must not use.
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
+            # The compiler traces the backward pass with this report, and Ctrl-C is no error.
+            warnings.filterwarnings("ignore", "Error detected in", UserWarning)
             for _ in range(3 if options else 1):  # a graph is first run as kernels, then recorded, then replayed
                 objective.zero_grad(set_to_none=True)
                 nats = compiled(inputs, targets)  # which lives through the backward pass, as in training
