@@ -34,7 +34,7 @@ class TrainConfig(Section):
     timeout_minutes: float = Field(10.0, gt=0)
     """Minutes to wait for a process that does not answer before all of them exit."""
     activation_checkpointing: bool = False
-    """Recompute the activations of a block in the backward pass: less memory, more time, the same bits."""
+    """Recompute a block's activations in the backward pass: less memory, more time, the same bits unless compiled."""
 
     batch_size: int = Field(32, ge=1)
     """Sequences of `context` tokens per optimizer step, over all processes."""
