@@ -1,4 +1,4 @@
-"""Token embedding whose gradient has the same bits in every run, also compiled for a CPU.
+"""Token embedding whose gradient, compiled for a CPU, has the same bits in every run.
 
 Shapes: V entries, E their width.
 """
