@@ -22,7 +22,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 def local_rows(tensor: Tensor) -> tuple[slice, Tensor]:
     """Return the range of the rows of a sharded tensor that this process holds, as `torch.chunk` divides them, and the
-    rows."""
+    rows, which share its memory."""
     sharded: Any = tensor.detach()
     assert [placement.is_shard(0) for placement in sharded.placements] == [True]
     rows: Tensor = sharded.to_local()
@@ -31,31 +31,14 @@ def local_rows(tensor: Tensor) -> tuple[slice, Tensor]:
     return slice(first, first + len(rows)), rows
 
 
-def shard_like(source: LazyTensor, like: Tensor) -> Tensor:
-    """Return the tensor `source`, on the device of `like` and sharded like it.
-
-    Only the rows of this process are read, and none are sent.
-    """
-    if not is_sharded(like):
-        return source[...].to(like.device)
-    from torch.distributed.tensor import DTensor
-
-    assert isinstance(like, DTensor)
-    rows, _ = local_rows(like)
-    return DTensor.from_local(
-        source[rows].to(like.device),
-        like.device_mesh,
-        like.placements,
-        run_check=False,
-        shape=like.shape,
-        stride=like.stride(),
-    )
-
-
 @torch.no_grad()
 def copy_all(source: Mapping[str, Tensor | LazyTensor], target: Mapping[str, Tensor]) -> None:
-    """Copy tensors into `target`: from a checkpoint, or in memory and sharded as `target` is. Raises ValueError as
-    `check_shapes` does."""
+    """Copy tensors into `target`: from a checkpoint, of which each process reads only its own rows of sharded tensors,
+    or in memory and sharded as `target` is. Raises ValueError as `check_shapes` does."""
     check_shapes(source, target)
     for name, value in source.items():
-        target[name].copy_(value if isinstance(value, Tensor) else shard_like(value, target[name]))
+        if isinstance(value, LazyTensor) and is_sharded(target[name]):
+            rows, mine = local_rows(target[name])
+            mine.copy_(value[rows])
+        else:
+            target[name].copy_(value if isinstance(value, Tensor) else value[...])
