@@ -114,7 +114,6 @@ def test_the_peak_of_a_step_is_near_the_estimate(
         of_teachers = len(teachers) * memory_estimate(sized, store.tokenizer.vocab_size, "fp32")["weights"]
     config = change(sized, **fields)
     state = start(config)
-    train_step(state, 1e-3)  # makes the optimizer's state, and leaves no gradients
     # Elsewhere, for the profiler's library takes its settings once in a process, and other tests have theirs.
     child = Child(lambda say: say(str(most_allocated(lambda: train_step(state, 1e-3)))))
     peak = int(child.hear())
