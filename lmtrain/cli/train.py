@@ -69,7 +69,7 @@ def train(
         return
     resolved, store = prepare(plan)
     if dry_run:
-        check_other_runs(resolved, store)
+        check_other_runs(resolved, store, plan.run_dir)
         show_costs(resolved, store, as_json)
     else:
         from lmtrain.training.profiling import profile_steps, profile_text

@@ -20,11 +20,12 @@ _MAY_DIFFER = {"context", "dropout", "attention_dropout", "input_dropout", "outp
 """Model fields that need not be those of the run to start from; `context` must, with learned positions or Linformer."""
 
 
-def check_other_runs(config: Config, store: TokenStore) -> None:
-    """Raise LmtrainError if `load_teacher` or `initial_weights` would, before anything is created."""
-    for run_dir in config.train.teacher:
-        _teacher(run_dir, config, store)
-    if config.train.init_from is not None:
+def check_other_runs(config: Config, store: TokenStore, run_dir: Path) -> None:
+    """Raise LmtrainError if `load_teacher` would or, in a run without a checkpoint, `initial_weights`, before anything
+    is created."""
+    for teacher in config.train.teacher:
+        _teacher(teacher, config, store)
+    if config.train.init_from is not None and not run_checkpoints.folders(run_dir):
         initial_weights(config.train.init_from, config, store)
 
 

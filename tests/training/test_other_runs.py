@@ -54,7 +54,7 @@ def test_a_run_that_learns_nothing_has_the_score_of_its_base(
 
 
 def test_a_resumed_run_does_not_need_its_base(
-    continued: Config, base: Path, tmp_path: Path, interrupt_after: Callable[[int, int], None]
+    continued: Config, store: TokenStore, base: Path, tmp_path: Path, interrupt_after: Callable[[int, int], None]
 ) -> None:
     shutil.copytree(base, tmp_path / "base")
     config = change(continued, train__init_from=str(tmp_path / "base"))
@@ -62,6 +62,7 @@ def test_a_resumed_run_does_not_need_its_base(
     interrupt_after(5, signal.SIGTERM)
     assert run(config, tmp_path / "parts")[0].status == "interrupted"
     shutil.rmtree(tmp_path / "base")
+    check_other_runs(config, store, tmp_path / "parts")
     _, notes = run(config, tmp_path / "parts")
     assert not any("starting" in note for note in notes)
     assert last_hash(tmp_path / "parts") == last_hash(tmp_path / "whole")
@@ -95,7 +96,7 @@ def test_an_unsuitable_run_is_rejected(
         run(config, tmp_path / "run")
     assert not run_checkpoints.folders(tmp_path / "run")
     with pytest.raises(LmtrainError, match=message):
-        check_other_runs(config, store)
+        check_other_runs(config, store, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_learned_positions_and_linformer_need_the_same_context(
     run(learned, tmp_path / "base")
     config = change(learned, model__context=24, train__init_from=str(tmp_path / "base"))
     with pytest.raises(LmtrainError, match=r"has model\.context=16, and this run 24: use the same"):
-        check_other_runs(config, store)
+        check_other_runs(config, store, tmp_path / "run")
 
 
 def test_a_damaged_base_is_rejected(continued: Config, base: Path, tmp_path: Path) -> None:
