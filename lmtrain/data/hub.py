@@ -68,7 +68,7 @@ def fetch(dataset: str, subset: str | None, revision: str | None, text_column: s
     if paths:  # in the client's patterns a single `*` spans folders
         _download(dataset, commit, [path.removeprefix("./").replace("**/", "*") for path in paths])
     elif chosen.data_dir:
-        _download(dataset, commit, [f"{chosen.data_dir.removeprefix('./')}/*"])
+        _download(dataset, commit, [str(Path(chosen.data_dir, "*"))])
     else:
         _download(dataset, commit, [_SHARDS])
         if not any(folder.glob(_SHARDS)):

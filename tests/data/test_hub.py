@@ -123,7 +123,7 @@ def test_no_more_is_downloaded_than_belongs_to_it(hub: Hub, online: Client, offl
     rows = parquet([f"row {number}" for number in range(40)])
     shards = {f"data/train-0000{number}-of-00002.parquet": rows for number in range(2)}
     hub.repositories["own/shards"] = Repository(shards | {"all.txt": b"other text\n"})
-    folder = {"README.md": card(a="[]\n  data_dir: ./mine", b="'mine/test*'"), "mine/train.parquet": rows}
+    folder = {"README.md": card(a="[]\n  data_dir: ./mine/", b="'mine/test*'"), "mine/train.parquet": rows}
     hub.repositories["own/folder"] = Repository(folder | {"mine/test.parquet": rows, "yours/train.parquet": rows})
     seen = len(hub.requests)
     for client in (online, offline):
