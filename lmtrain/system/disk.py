@@ -40,7 +40,7 @@ def check_regular(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file (move it away)", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def open_in_place(path: Path) -> BinaryIO:

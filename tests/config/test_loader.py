@@ -312,7 +312,7 @@ def test_a_bad_file_is_named(tmp_path: Path, content: bytes, message: str) -> No
 def test_missing_file_and_empty_file(tmp_path: Path) -> None:
     with pytest.raises(LmtrainError, match="does not exist"):
         config.load(tmp_path / "none.yaml", environment={})
-    with pytest.raises(LmtrainError, match="can't be read"):
+    with pytest.raises(LmtrainError, match=r"can't be read: it is not a regular file$"):
         config.load(tmp_path, environment={})
     (tmp_path / "empty.yaml").touch()
     assert config.load(tmp_path / "empty.yaml", environment={}) == Config()
