@@ -111,7 +111,7 @@ def arguments(source: str | None, overrides: list[str] | None) -> list[str]:
 
 def accepts(command: str, override: str) -> bool:
     """Whether the command accepts an override of this field."""
-    field = override.partition("=")[0]
+    field = override.partition("=")[0].strip()
     return command not in ACCEPTED or any(name in ACCEPTED[command] for name in (field, field.partition(".")[0]))
 
 
@@ -121,7 +121,7 @@ def run_folders(command: str, runs: list[Path] | None, config: Path | None, over
 
     Raises UsageError if the command does not accept an override, and if both `runs` and run.name are given.
     """
-    from lmtrain.config.loader import load_fields
+    from lmtrain.config.loader import load_fields, overrides_of
     from lmtrain.config.mistakes import shown
     from lmtrain.storage.run_folder import default_name, find_run
 
@@ -132,8 +132,8 @@ def run_folders(command: str, runs: list[Path] | None, config: Path | None, over
                 f"{shown(override)}: {command} accepts only its options (-h) and {', '.join(forms)}, because "
                 "everything else is what the run was trained with"
             )
-        if runs and override.startswith("run.name="):
-            raise UsageError("--run and run.name exclude each other: give one of them")
+    if runs and overrides_of(overrides, "run.name"):
+        raise UsageError("--run and run.name exclude each other: give one of them")
     settings = load_fields(config, overrides, "run.dir", "run.name").run
     if runs:
         return [find_run(run, settings.dir) for run in runs]

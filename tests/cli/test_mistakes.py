@@ -50,7 +50,7 @@ WRONG_USAGE = {
     "a prompt without quotes": (["generate", "The", "river"], "needs quotes: lmtrain generate 'The river'"),
     "a misspelled option": (["generate", "x", "--temprature", "1"], "--temperature"),
     "a prompt with a dash": (["generate", "-5 degrees"], "begins with - needs -- before it: lmtrain generate -- "),
-    "a run and its name": (["eval", "--run", "sample", "run.name=other"], "--run and run.name exclude each other"),
+    "a run and its name": (["eval", "--run", "sample", "run.name = other"], "--run and run.name exclude each other"),
     "another name to resume": (["train", "--resume", "sample", "run.name=other"], "leave --config and run.name out"),
     "a split and a text": (["eval", "--split", "test", "--text", "short.txt"], "give one of them"),
     "a dry run with a profile": (["train", "--dry-run", "--profile"], "give one of them"),
