@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.attention import SelfAttention
-from lmtrain.nn.dot_product import attend, to_blocks
+from lmtrain.nn.dot_product import to_blocks
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
 from lmtrain.nn.linear_attention import reject_mask
@@ -53,8 +53,8 @@ class CompressedAttention(nn.Module):
 
     A query attends to every block. With `causal` it attends, in one softmax, to the blocks that end before its own and
     to the tokens of its own block up to itself; time is O(T^2 / S + T S). Rotation comes before the compression. The
-    `projections` also have the rate of dropout. Raises ValueError for a mask or an attention bias, since tokens have no
-    keys of their own.
+    `projections` also have the scale and the rate of dropout. Raises ValueError for a mask or an attention bias, since
+    tokens have no keys of their own.
     """
 
     def __init__(self, projections: SelfAttention, *, stride: int, causal: bool = False) -> None:
@@ -103,12 +103,13 @@ class CompressedAttention(nn.Module):
         allowed = torch.cat((near, far), dim=-1)  # (B, S + K)
         used = allowed.shape[-1]
         keys, values = cache.key[:, :, :used], cache.value[:, :, :used]
-        return self.projections.merge(attend(query, keys, values, allowed[:, None, None]))
+        return self.projections.attend(query, keys, values, allowed[:, None, None])
 
     def _attend_causal(self, query: Tensor, key: Tensor, value: Tensor, far_key: Tensor, far_value: Tensor) -> Tensor:
         """Queries, keys and values (B, H, T, D) and compressed ones (B, H, K, D) -> (B, H, T, D)."""
-        length, blocks = query.shape[2], far_key.shape[2]
-        query, key, value = (to_blocks(x, self.stride) for x in (query * query.shape[-1] ** -0.5, key, value))
+        length, blocks, scale = query.shape[2], far_key.shape[2], self.projections.scale
+        query = query * (query.shape[-1] ** -0.5 if scale is None else scale)
+        query, key, value = (to_blocks(x, self.stride) for x in (query, key, value))
         far = query.flatten(2, 3) @ far_key.transpose(-2, -1)  # (B, H, K S, K)
         near = query @ key.transpose(-2, -1)  # (B, H, K, S, S)
         order, offset = (torch.arange(size, device=query.device) for size in (blocks, self.stride))
@@ -131,7 +132,8 @@ class LinformerAttention(nn.Module):
 
     The mixtures, E of keys and F of values, both (projected, context), are shared by the heads; in a shorter row they
     are those of the last T of `context` positions. Each mixes the whole row, so no key can be hidden from a query:
-    there is no causal form, and a mask raises ValueError. The `projections` also have the rate of dropout.
+    there is no causal form, and a mask raises ValueError. The `projections` also have the scale and the
+    rate of dropout.
     """
 
     def __init__(self, projections: SelfAttention, *, context: int, projected: int) -> None:

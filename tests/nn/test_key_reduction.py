@@ -27,24 +27,27 @@ def compressed_loop(layer: CompressedAttention, x: Tensor, by: Tensor | None = N
     """Query by query over a list of the keys that it attends to."""
     query, key, value = layer.projections.project(x, by)
     far_keys, far_values = compress(layer.compress_key, key), compress(layer.compress_value, value)
-    pooled = []
+    pooled, scale = [], layer.projections.scale or query.shape[-1] ** -0.5
     for t in range(x.shape[1]):
         block = t // layer.stride
         near = range(block * layer.stride, t + 1) if layer.causal else ()
         far = range(block if layer.causal else len(far_keys))
         keys = torch.stack([far_keys[j] for j in far] + [key[:, :, i] for i in near], dim=2)
         values = torch.stack([far_values[j] for j in far] + [value[:, :, i] for i in near], dim=2)
-        scores = (query[:, :, t].unsqueeze(2) * keys).sum(-1) / query.shape[-1] ** 0.5
+        scores = scale * (query[:, :, t].unsqueeze(2) * keys).sum(-1)
         pooled.append((scores.softmax(-1).unsqueeze(-1) * values).sum(2).flatten(1))
     result: Tensor = layer.projections.output(torch.stack(pooled, dim=1))
     return result
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("length", "stride"), [(1, 4), (8, 4), (11, 3), (5, 1), (3, 7)])
-def test_compressed_equals_loop_with_gradients(length: int, stride: int, causal: bool) -> None:
+@pytest.mark.parametrize(
+    ("length", "stride", "scale"), [(1, 4, None), (8, 4, None), (11, 3, None), (5, 1, None), (3, 7, None), (11, 3, 1.0)]
+)
+def test_compressed_equals_loop_with_gradients(length: int, stride: int, scale: float | None, causal: bool) -> None:
     torch.manual_seed(0)
-    layer = scrambled(CompressedAttention(SelfAttention(8, 2, qk_norm=True), stride=stride, causal=causal))
+    projections = SelfAttention(8, 2, qk_norm=True, scale=scale)
+    layer = scrambled(CompressedAttention(projections, stride=stride, causal=causal))
     x, weight = torch.randn(2, length, 8), torch.randn(2, length, 8)
     for by in (None, rotation(torch.arange(length), 4)):
         out, expected = layer(x, rotation=by), compressed_loop(layer, x, by)

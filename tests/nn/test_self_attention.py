@@ -31,10 +31,9 @@ def scrambled(layer: CompressedAttention) -> CompressedAttention:
     return layer
 
 
-def compressed(stride: int, *, causal: bool, dropout: float = 0.0) -> CompressedAttention:
-    return scrambled(
-        CompressedAttention(SelfAttention(8, 2, qk_norm=True, dropout=dropout), stride=stride, causal=causal)
-    )
+def compressed(stride: int, *, causal: bool, scale: float | None = None, dropout: float = 0.0) -> CompressedAttention:
+    projections = SelfAttention(8, 2, qk_norm=True, scale=scale, dropout=dropout)
+    return scrambled(CompressedAttention(projections, stride=stride, causal=causal))
 
 
 MASKED: dict[str, Make] = {
@@ -45,6 +44,7 @@ CAUSAL: dict[str, Make] = {
     **{name: make for (name, make), pattern in zip(MASKED.items(), PATTERNS, strict=True) if pattern.causal},
     "unscaled": lambda: SelfAttention(8, 2, pattern=patterns.CAUSAL, scale=1.0),
     **{f"compressed {n}": lambda n=n: compressed(n, causal=True) for n in (1, 3, 4)},  # type: ignore[misc]
+    "compressed unscaled": lambda: compressed(3, causal=True, scale=1.0),
     "linear": lambda: LinearAttention(SelfAttention(8, 2, qk_norm=True), causal=True),
 }
 LAYERS: dict[str, Make] = {
