@@ -46,10 +46,8 @@ class _SkipInitialization(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if func in (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_):
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs)
+        skipped = func in (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_)
+        return None if skipped else func(*args, **(kwargs or {}))
 
 
 def construct(config: ModelConfig, vocab_size: int, *, activation_checkpointing: bool = False) -> LanguageModel:
