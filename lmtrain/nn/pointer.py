@@ -48,9 +48,9 @@ def copy_log_probs(log_vocab: Tensor, log_pointer: Tensor, tokens: Tensor, gate_
     pointer is -inf everywhere, its g is 0, so that all probabilities sum to one.
     """
     log_vocab, log_pointer = at_least_float32(log_vocab), at_least_float32(log_pointer)
-    if not torch.is_grad_enabled():
-        return _copied_words(log_vocab, log_pointer, tokens.unsqueeze(1).expand_as(log_pointer), gate_logit)
     words = tokens.unsqueeze(1).expand_as(log_pointer)  # (B, T, Tk)
+    if not torch.is_grad_enabled():
+        return _copied_words(log_vocab, log_pointer, words, gate_logit)
     never = torch.full_like(log_vocab, -torch.inf)
     # Per word, the exponents are relative to the largest of its own pointers, against underflow.
     peak = never.scatter_reduce(-1, words, log_pointer.detach(), "amax")
