@@ -7,7 +7,7 @@ entries.
 import torch
 from torch import Tensor, nn
 
-from lmtrain.nn.norms import NormKind, make_norm
+from lmtrain.nn.norms import NORMS, NormKind
 from lmtrain.nn.pointer import PointerAttention, copy_log_probs, copy_target_log_prob, point
 
 GATE_BIAS = -2.0
@@ -25,8 +25,8 @@ class ContextCopy(nn.Module):
 
     def __init__(self, dim: int, norm_kind: NormKind) -> None:
         super().__init__()
-        self.query_norm = make_norm(norm_kind, dim)
-        self.key_norm = make_norm(norm_kind, dim)
+        self.query_norm = NORMS[norm_kind](dim)
+        self.key_norm = NORMS[norm_kind](dim)
         self.pointer = PointerAttention(dim, 2 * dim, dim)
         self.gate = nn.Linear(dim, 1)
         nn.init.constant_(self.gate.bias, GATE_BIAS)

@@ -30,7 +30,7 @@ from lmtrain.nn.blocks import FeedForward
 from lmtrain.nn.dropout import locked_dropout
 from lmtrain.nn.embedding import Embedding
 from lmtrain.nn.kv_cache import KeyValueCache, write
-from lmtrain.nn.norms import make_norm
+from lmtrain.nn.norms import NORMS
 from lmtrain.nn.output_loss import Chunk, target_nats
 from lmtrain.nn.pooling import AttentionPooling
 from lmtrain.nn.positions import sinusoidal
@@ -94,7 +94,7 @@ class LanguageModel(nn.Module):
             dropout=config.dropout,
             attention_dropout=config.attention_dropout,
         )
-        self.norm = make_norm(config.norm, dim)
+        self.norm = NORMS[config.norm](dim)
         self.out_projection = nn.Linear(dim, width, bias=False) if width != dim else nn.Identity()
         tied = config.tie_embeddings
         self.output: nn.Module = TiedOutput(self.embedding) if tied else nn.Linear(width, vocab_size, bias=False)

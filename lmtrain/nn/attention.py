@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lmtrain.nn.dot_product import attend
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
-from lmtrain.nn.norms import make_norm
+from lmtrain.nn.norms import RMSNorm
 from lmtrain.nn.patterns import FULL, Pattern
 from lmtrain.nn.positions import rotate
 
@@ -59,8 +59,8 @@ class SelfAttention(nn.Module):
         self.heads, self.pattern, self.scale, self.dropout = heads, pattern, scale, dropout
         self.query, self.key, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))
         self.output = ResidualProjection(dim, dim, bias=False)
-        self.query_norm = make_norm("rms", head_dim) if qk_norm else nn.Identity()
-        self.key_norm = make_norm("rms", head_dim) if qk_norm else nn.Identity()
+        self.query_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
+        self.key_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
         """(B, T, W) -> (B, T, W). `mask` is as for `attend`; see `padding_mask` for padded keys."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lmtrain.nn.attention import ResidualProjection
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition
-from lmtrain.nn.norms import NormKind, make_norm
+from lmtrain.nn.norms import NORMS, NormKind
 
 Activation = Literal["relu", "gelu", "swiglu"]
 NormPosition = Literal["pre", "post"]
@@ -66,7 +66,7 @@ class Residual(nn.Module):
         self, dim: int, *, norm_kind: NormKind = "rms", norm_position: NormPosition = "pre", dropout: float = 0.0
     ) -> None:
         super().__init__()
-        self.norm = make_norm(norm_kind, dim)
+        self.norm = NORMS[norm_kind](dim)
         self.pre = norm_position == "pre"
         self.dropout = dropout
 

@@ -16,7 +16,7 @@ from lmtrain.nn.blocks import Cache, FeedForward, Residual, ResidualOptions
 from lmtrain.nn.dot_product import attend, attention_weights
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
-from lmtrain.nn.norms import make_norm
+from lmtrain.nn.norms import NORMS, RMSNorm
 
 
 class AttentionProjections(nn.Module):
@@ -63,8 +63,8 @@ class AttentionProjections(nn.Module):
         self.key = nn.Linear(key_dim, heads * head_dim, bias=False)
         self.value = nn.Linear(value_dim or key_dim, sum(self.value_widths), bias=False)
         self.output = ResidualProjection(sum(self.value_widths), output_dim or dim, bias=False)
-        self.query_norm = make_norm("rms", head_dim) if qk_norm else nn.Identity()
-        self.key_norm = make_norm("rms", head_dim) if qk_norm else nn.Identity()
+        self.query_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
+        self.key_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
 
     def _join_heads(self, pooled: Tensor) -> Tensor:
         """(B, H, T, Dv) -> (B, T, sum of the widths)."""
@@ -137,7 +137,7 @@ class CrossAttentionBlock(nn.Module):
         self.attention = attention
         self.attention_residual = Residual(dim, **options)
         pre = self.attention_residual.pre
-        self.memory_norm = make_norm(options.get("norm_kind", "rms"), dim) if pre else nn.Identity()
+        self.memory_norm = NORMS[options.get("norm_kind", "rms")](dim) if pre else nn.Identity()
         self.feed_forward = feed_forward
         self.feed_forward_residual = Residual(dim, **options)
 

@@ -17,7 +17,7 @@ from lmtrain.nn.blocks import Cache, EncoderBlock, FeedForward, NormPosition, Re
 from lmtrain.nn.cross_attention import CrossAttention, DecoderBlock
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
-from lmtrain.nn.norms import NormKind, make_norm
+from lmtrain.nn.norms import NORMS, NormKind
 from lmtrain.nn.patterns import Pattern
 from lmtrain.nn.pointer import PointerAttention, copy_log_probs
 from lmtrain.nn.positions import sinusoidal
@@ -72,7 +72,7 @@ class Sizes:
 
     def last_norm(self) -> nn.Module:
         """Return the norm that ends a stack of blocks, or the identity if each block already ends with a norm."""
-        return make_norm(self.norm_kind, self.dim) if self.norm_position == "pre" else nn.Identity()
+        return NORMS[self.norm_kind](self.dim) if self.norm_position == "pre" else nn.Identity()
 
     def feed_forward(self) -> FeedForward:
         """Return a block's feed-forward layer."""

@@ -48,8 +48,3 @@ class RMSNorm(nn.RMSNorm):
 
 NORMS: dict[NormKind, type[nn.Module]] = {"layer": nn.LayerNorm, "rms": RMSNorm, "scale": ScaleNorm}
 """Every norm; `layer` is LayerNorm (Ba et al., 2016)."""
-
-
-def make_norm(kind: NormKind, dim: int) -> nn.Module:
-    """Return a norm of this kind for vectors of width `dim`."""
-    return NORMS[kind](dim)

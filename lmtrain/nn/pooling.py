@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from lmtrain.nn.attention import ResidualProjection, join_heads, split_heads
 from lmtrain.nn.blocks import FeedForward
 from lmtrain.nn.dropout import drop
-from lmtrain.nn.norms import NormKind, make_norm
+from lmtrain.nn.norms import NORMS, NormKind
 from lmtrain.nn.prefix_mean import MASKED, RunningMean, prefix_mean
 
 PoolQuery = Literal["seed", "recency"]
@@ -55,13 +55,13 @@ class AttentionPooling(nn.Module):
         self.residual = residual
         self.dropout = dropout
         self.attention_dropout = attention_dropout
-        self.norm = make_norm(norm_kind, dim)
+        self.norm = NORMS[norm_kind](dim)
         self.seed = nn.Parameter(torch.zeros(dim))
         self.slope = nn.Parameter(torch.zeros(heads)) if query == "recency" else None
         self.key = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(dim, dim, bias=False)
         self.output = ResidualProjection(dim, dim, bias=False)
-        self.feed_forward_norm = make_norm(norm_kind, dim)
+        self.feed_forward_norm = NORMS[norm_kind](dim)
         self.feed_forward = feed_forward
 
     def forward(self, x: Tensor) -> Tensor:

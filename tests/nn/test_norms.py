@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lmtrain.nn.norms import NORMS, NormKind, ScaleNorm, make_norm
+from lmtrain.nn.norms import NORMS, NormKind, ScaleNorm
 
 every_kind = pytest.mark.parametrize("kind", NORMS)
 
@@ -15,7 +15,7 @@ every_kind = pytest.mark.parametrize("kind", NORMS)
 @every_kind
 def test_formulas(kind: NormKind, fresh: bool) -> None:
     torch.manual_seed(0)
-    x, layer = torch.randn(5, 8) * 3 + 1, make_norm(kind, 8)
+    x, layer = torch.randn(5, 8) * 3 + 1, NORMS[kind](8)
     if not fresh:
         for parameter in layer.parameters():
             nn.init.normal_(parameter)
@@ -42,13 +42,13 @@ def test_the_gradient_of_scale_norm_at_zero_is_finite() -> None:
 @every_kind
 def test_gradients_equal_finite_differences(kind: NormKind) -> None:
     torch.manual_seed(0)
-    x, layer = torch.randn(3, 6, dtype=torch.float64, requires_grad=True), make_norm(kind, 6).double()
+    x, layer = torch.randn(3, 6, dtype=torch.float64, requires_grad=True), NORMS[kind](6).double()
     assert torch.autograd.gradcheck(lambda x, *parameters: layer(x), (x, *layer.parameters()))
 
 
 @every_kind
 def test_under_autocast_only_the_result_is_rounded(kind: NormKind) -> None:
     torch.manual_seed(0)
-    x, layer = torch.randn(2, 4096).bfloat16(), make_norm(kind, 4096)
+    x, layer = torch.randn(2, 4096).bfloat16(), NORMS[kind](4096)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(layer(x), layer(x.float()).bfloat16())
