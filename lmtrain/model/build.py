@@ -61,7 +61,7 @@ def construct(config: ModelConfig, vocab_size: int, *, activation_checkpointing:
 
 @torch.no_grad()
 def initialize(model: LanguageModel) -> None:
-    """Draw all initial weights from torch's default generator.
+    """Set the initial weights, from torch's default generator. What the table lacks keeps the values of its layer.
 
     n is the number of a matrix's inputs, E the embedding's width, N the number of blocks and pool.
 
