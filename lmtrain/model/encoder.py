@@ -37,7 +37,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.blocks: Any = nn.ModuleList(encoder_block(config, kind) for kind in config.layer_attention)
         self.activation_checkpointing = activation_checkpointing
-        count = config.global_tokens
+        self._globals = count = config.global_tokens
         self.global_tokens = nn.Parameter(torch.empty(count, config.dim)) if count else None
         positions, rotary = torch.arange(count + config.context), config.position == "rotary"
         rotations = rotation(positions, config.dim // config.heads) if rotary else None
@@ -74,10 +74,6 @@ class Encoder(nn.Module):
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block.step(x, cache, at)
         return x
-
-    @property
-    def _globals(self) -> int:
-        return 0 if self.global_tokens is None else len(self.global_tokens)
 
     def _enter(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """x (B, T, D) at positions (T,) -> the global tokens followed by x (B, G + T, D); their attention's ALiBi bias
