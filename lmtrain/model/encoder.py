@@ -114,9 +114,9 @@ def encoder_block(config: ModelConfig, kind: str) -> EncoderBlock | ISAB:
 
 def attention_layer(config: ModelConfig, kind: str) -> nn.Module:
     """The self-attention layer of this kind: one of `schema.ATTENTION` except `induced`, or a union of masks."""
-    causal, parts = config.mode == "causal", kind.split("+")
+    parts = kind.split("+")
     pattern = Pattern(
-        causal=causal,
+        causal=config.mode == "causal",
         window=config.attention_window if "local" in parts else None,
         stride=config.attention_stride if "strided" in parts else None,
         global_tokens=config.attention_globals if "global" in parts else None,
@@ -125,9 +125,9 @@ def attention_layer(config: ModelConfig, kind: str) -> nn.Module:
         config.dim, config.heads, pattern=pattern, qk_norm=config.qk_norm, dropout=config.attention_dropout
     )
     if kind == "linear":
-        return LinearAttention(attention, causal=causal)
+        return LinearAttention(attention)
     if kind == "compressed":
-        return CompressedAttention(attention, stride=config.compression, causal=causal)
+        return CompressedAttention(attention, stride=config.compression)
     if kind == "linformer":
         return LinformerAttention(attention, context=config.context, projected=config.projected_length)
     return attention

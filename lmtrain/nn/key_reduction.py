@@ -51,16 +51,15 @@ class CompressedCache(KeyValueCache):
 class CompressedAttention(nn.Module):
     """Multi-head attention to one key and value per block of `stride` tokens: memory-compressed (Liu et al., 2018).
 
-    A query attends to every block. With `causal` it attends, in one softmax, to the blocks that end before its own and
-    to the tokens of its own block up to itself; time is O(T^2 / S + T S). Rotation comes before the compression. The
-    `projections` also have the scale and the rate of dropout. Raises ValueError for a mask or an attention bias, since
-    tokens have no keys of their own.
+    A query attends to every block or, if the pattern of the `projections` is causal, in one softmax to the blocks that
+    end before its own and to the tokens of its own block up to itself, in time O(T^2 / S + T S). Nothing else of the
+    pattern counts; the scale and the rate of dropout are theirs, too. Rotation comes before the compression. Raises
+    ValueError for a mask or an attention bias, since tokens have no keys of their own.
     """
 
-    def __init__(self, projections: SelfAttention, *, stride: int, causal: bool = False) -> None:
+    def __init__(self, projections: SelfAttention, *, stride: int) -> None:
         super().__init__()
         self.stride = stride
-        self.causal = causal
         self.projections = projections
         head_dim = projections.query.out_features // projections.heads
         self.compress_key = Compression(projections.heads, head_dim, stride)
@@ -71,7 +70,7 @@ class CompressedAttention(nn.Module):
         reject_mask(mask, "compressed")
         query, key, value = self.projections.project(x, rotation)
         far_key, far_value = self.compress_key(key), self.compress_value(value)
-        if self.causal:
+        if self.projections.pattern.causal:
             return self.projections.merge(self._attend_causal(query, key, value, far_key, far_value))
         return self.projections.attend(query, far_key, far_value)
 
@@ -132,8 +131,8 @@ class LinformerAttention(nn.Module):
 
     The mixtures, E of keys and F of values, both (projected, context), are shared by the heads; in a shorter row they
     are those of the last T of `context` positions. Each mixes the whole row, so no key can be hidden from a query:
-    there is no causal form, and a mask raises ValueError. The `projections` also have the scale and the
-    rate of dropout.
+    there is no causal form, and a mask raises ValueError. The scale and the rate of dropout are those of the
+    `projections`.
     """
 
     def __init__(self, projections: SelfAttention, *, context: int, projected: int) -> None:

@@ -106,19 +106,19 @@ def _quotient(upper: Tensor, lower: Tensor) -> Tensor:
 class LinearAttention(nn.Module):
     """Self-attention with the weights of `linear_attention` (Katharopoulos et al., 2020) and these `projections`.
 
-    Raises ValueError for a mask or an attention bias, since no score per pair of tokens is computed.
+    It is causal if their pattern is; nothing else of the pattern counts. Raises ValueError for a mask or an attention
+    bias, since no score per pair of tokens is computed.
     """
 
-    def __init__(self, projections: SelfAttention, *, causal: bool = False) -> None:
+    def __init__(self, projections: SelfAttention) -> None:
         super().__init__()
-        self.causal = causal
         self.projections = projections
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
         """(B, T, W) -> (B, T, W)."""
         reject_mask(mask, "linear")
         query, key, value = self.projections.project(x)
-        attention = causal_linear_attention if self.causal else linear_attention
+        attention = causal_linear_attention if self.projections.pattern.causal else linear_attention
         return self.projections.merge(attention(query, key, value, rotation=rotation).to(value.dtype))
 
     def prefill(

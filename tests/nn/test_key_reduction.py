@@ -6,6 +6,7 @@ from torch import Tensor
 
 from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.key_reduction import CompressedAttention, Compression, LinformerAttention
+from lmtrain.nn.patterns import Pattern
 from lmtrain.nn.positions import rotation
 from tests.nn.test_self_attention import scrambled
 
@@ -30,8 +31,8 @@ def compressed_loop(layer: CompressedAttention, x: Tensor, by: Tensor | None = N
     pooled, scale = [], layer.projections.scale or query.shape[-1] ** -0.5
     for t in range(x.shape[1]):
         block = t // layer.stride
-        near = range(block * layer.stride, t + 1) if layer.causal else ()
-        far = range(block if layer.causal else len(far_keys))
+        near = range(block * layer.stride, t + 1) if layer.projections.pattern.causal else ()
+        far = range(block if layer.projections.pattern.causal else len(far_keys))
         keys = torch.stack([far_keys[j] for j in far] + [key[:, :, i] for i in near], dim=2)
         values = torch.stack([far_values[j] for j in far] + [value[:, :, i] for i in near], dim=2)
         scores = scale * (query[:, :, t].unsqueeze(2) * keys).sum(-1)
@@ -46,8 +47,8 @@ def compressed_loop(layer: CompressedAttention, x: Tensor, by: Tensor | None = N
 )
 def test_compressed_equals_loop_with_gradients(length: int, stride: int, scale: float | None, causal: bool) -> None:
     torch.manual_seed(0)
-    projections = SelfAttention(8, 2, qk_norm=True, scale=scale)
-    layer = scrambled(CompressedAttention(projections, stride=stride, causal=causal))
+    projections = SelfAttention(8, 2, pattern=Pattern(causal), qk_norm=True, scale=scale)
+    layer = scrambled(CompressedAttention(projections, stride=stride))
     x, weight = torch.randn(2, length, 8), torch.randn(2, length, 8)
     for by in (None, rotation(torch.arange(length), 4)):
         out, expected = layer(x, rotation=by), compressed_loop(layer, x, by)

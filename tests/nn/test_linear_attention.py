@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.linear_attention import LinearAttention, LinearState, causal_linear_attention, linear_attention
+from lmtrain.nn.patterns import Pattern
 from lmtrain.nn.positions import rotate, rotation
 
 
@@ -75,7 +76,8 @@ def test_sums_stay_exact_under_autocast_and_far_negative_features_stay_finite() 
 @pytest.mark.parametrize("causal", [False, True])
 def test_layer_equals_the_loop_over_its_projections(causal: bool) -> None:
     torch.manual_seed(0)
-    layer, x, by = LinearAttention(SelfAttention(8, 2, qk_norm=True), causal=causal), torch.randn(2, 7, 8), None
+    layer = LinearAttention(SelfAttention(8, 2, pattern=Pattern(causal), qk_norm=True))
+    x = torch.randn(2, 7, 8)
     for by in (None, rotation(torch.arange(7), 4)):
         query, key, value = layer.projections.project(x)
         pooled = loop(query, key, value, causal, by).transpose(1, 2).flatten(-2)

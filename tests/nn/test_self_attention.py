@@ -31,9 +31,11 @@ def scrambled(layer: CompressedAttention) -> CompressedAttention:
     return layer
 
 
-def compressed(stride: int, *, causal: bool, scale: float | None = None, dropout: float = 0.0) -> CompressedAttention:
-    projections = SelfAttention(8, 2, qk_norm=True, scale=scale, dropout=dropout)
-    return scrambled(CompressedAttention(projections, stride=stride, causal=causal))
+def compressed(
+    stride: int, pattern: patterns.Pattern, *, scale: float | None = None, dropout: float = 0.0
+) -> CompressedAttention:
+    projections = SelfAttention(8, 2, pattern=pattern, qk_norm=True, scale=scale, dropout=dropout)
+    return scrambled(CompressedAttention(projections, stride=stride))
 
 
 MASKED: dict[str, Make] = {
@@ -43,14 +45,14 @@ MASKED: dict[str, Make] = {
 CAUSAL: dict[str, Make] = {
     **{name: make for (name, make), pattern in zip(MASKED.items(), PATTERNS, strict=True) if pattern.causal},
     "unscaled": lambda: SelfAttention(8, 2, pattern=patterns.CAUSAL, scale=1.0),
-    **{f"compressed {n}": lambda n=n: compressed(n, causal=True) for n in (1, 3, 4)},  # type: ignore[misc]
-    "compressed unscaled": lambda: compressed(3, causal=True, scale=1.0),
-    "linear": lambda: LinearAttention(SelfAttention(8, 2, qk_norm=True), causal=True),
+    **{f"compressed {n}": lambda n=n: compressed(n, patterns.CAUSAL) for n in (1, 3, 4)},  # type: ignore[misc]
+    "compressed unscaled": lambda: compressed(3, patterns.CAUSAL, scale=1.0),
+    "linear": lambda: LinearAttention(SelfAttention(8, 2, pattern=patterns.CAUSAL, qk_norm=True)),
 }
 LAYERS: dict[str, Make] = {
     **MASKED,
     **CAUSAL,
-    "compressed both ways": lambda: compressed(4, causal=False),
+    "compressed both ways": lambda: compressed(4, patterns.FULL),
     "linear both ways": lambda: LinearAttention(SelfAttention(8, 2, qk_norm=True)),
     "linformer": lambda: LinformerAttention(SelfAttention(8, 2, qk_norm=True), context=LONG, projected=5),
 }
@@ -127,8 +129,8 @@ def test_bf16_autocast_is_close(kind: str, masking: str) -> None:
     "make",
     [
         lambda: SelfAttention(8, 2, dropout=0.3),
-        lambda: compressed(4, causal=False, dropout=0.3),
-        lambda: compressed(4, causal=True, dropout=0.3),
+        lambda: compressed(4, patterns.FULL, dropout=0.3),
+        lambda: compressed(4, patterns.CAUSAL, dropout=0.3),
         lambda: LinformerAttention(SelfAttention(8, 2, dropout=0.3), context=16, projected=5),
     ],
     ids=["full", "compressed", "causal compressed", "linformer"],
@@ -145,8 +147,8 @@ def test_dropout_keeps_the_mean_and_is_off_in_eval(make: Make) -> None:
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (lambda: LinearAttention(SelfAttention(8, 2), causal=True), "linear"),
-        (lambda: CompressedAttention(SelfAttention(8, 2), stride=2, causal=True), "compressed"),
+        (lambda: LinearAttention(SelfAttention(8, 2, pattern=patterns.CAUSAL)), "linear"),
+        (lambda: CompressedAttention(SelfAttention(8, 2, pattern=patterns.CAUSAL), stride=2), "compressed"),
         (lambda: LinformerAttention(SelfAttention(8, 2), context=4, projected=2), "linformer"),
     ],
 )
