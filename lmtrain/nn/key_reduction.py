@@ -15,6 +15,7 @@ from lmtrain.nn.dot_product import to_blocks
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
 from lmtrain.nn.linear_attention import reject_mask
+from lmtrain.nn.patterns import FULL
 
 
 class Compression(nn.Module):
@@ -131,12 +132,14 @@ class LinformerAttention(nn.Module):
 
     The mixtures, E of keys and F of values, both (projected, context), are shared by the heads; in a shorter row they
     are those of the last T of `context` positions. Each mixes the whole row, so no key can be hidden from a query:
-    there is no causal form, and a mask raises ValueError. The scale and the rate of dropout are those of the
-    `projections`.
+    there is no causal form, and a pattern of the `projections` or a mask raises ValueError. The scale and the rate of
+    dropout are theirs.
     """
 
     def __init__(self, projections: SelfAttention, *, context: int, projected: int) -> None:
         super().__init__()
+        if projections.pattern != FULL:
+            raise ValueError(f"linformer attention can't hide keys, as {projections.pattern} would")
         self.context = context
         self.projections = projections
         # A sum of `context` independent keys, each with this weight, has the mean square of one: the scores, and what

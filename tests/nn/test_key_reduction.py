@@ -92,6 +92,12 @@ def test_linformer_equals_loop_with_gradients(length: int) -> None:
         torch.testing.assert_close(found, gradients, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("pattern", [Pattern(causal=True), Pattern(window=2)])
+def test_linformer_rejects_a_pattern_because_its_keys_mix_the_whole_row(pattern: Pattern) -> None:
+    with pytest.raises(ValueError, match="can't hide keys"):
+        LinformerAttention(SelfAttention(8, 2, pattern=pattern), context=9, projected=3)
+
+
 def test_linformer_projections_keep_the_scale_of_keys_and_values() -> None:
     torch.manual_seed(0)
     layer, tokens = LinformerAttention(SelfAttention(8, 2), context=400, projected=100), torch.randn(400, 50)
