@@ -3,7 +3,7 @@
 Shapes: B rows, H heads, N cache positions (the capacity), D features per head (Dv of values).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -30,11 +30,11 @@ class CachePosition:
     _masks: dict[Pattern, Tensor] = field(default_factory=dict)
 
     def mask(self, pattern: Pattern) -> Tensor:
-        """Return the mask of `attend` for layers with this causal pattern: (B, 1, 1, Tk) bool, or with slopes
-        (B, H, 1, Tk) float, where Tk = kv_len. It is computed once for all layers."""
+        """Return the mask of `attend` for layers with this pattern: (B, 1, 1, Tk) bool, or with slopes (B, H, 1, Tk)
+        float, where Tk = kv_len. It is computed once for all layers."""
         if pattern not in self._masks:
             query, keys = self.position.unsqueeze(-1), torch.arange(self.kv_len, device=self.position.device)
-            mask = pattern(query, keys)[:, None, None]
+            mask = replace(pattern, causal=True)(query, keys)[:, None, None]
             self._masks[pattern] = mask if self.slopes is None else restrict(alibi_bias(self.slopes, query, keys), mask)
         return self._masks[pattern]
 
