@@ -159,11 +159,11 @@ class ModelConfig(Section):
     dropout: Fraction = 0.0
     """Dropout on the output of every sublayer."""
     attention_dropout: Fraction = 0.0
-    """Dropout on attention weights."""
+    """Dropout on attention weights, of which `linear` attention has none."""
     input_dropout: Fraction = 0.0
     """Dropout on the embedded input, with one mask for all positions of a sequence."""
     output_dropout: Fraction = 0.0
-    """Dropout on the pooled state, with one mask for all positions of a sequence."""
+    """Dropout on the input of the output layer, with one mask for all positions of a sequence."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

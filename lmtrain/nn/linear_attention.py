@@ -106,8 +106,8 @@ def _quotient(upper: Tensor, lower: Tensor) -> Tensor:
 class LinearAttention(nn.Module):
     """Self-attention with the weights of `linear_attention` (Katharopoulos et al., 2020) and these `projections`.
 
-    It is causal if their pattern is; nothing else of the pattern counts. Raises ValueError for a mask or an attention
-    bias, since no score per pair of tokens is computed.
+    It is causal if their pattern is; nothing else of the pattern counts, nor do their scale and rate of dropout. Raises
+    ValueError for a mask or an attention bias, since no score per pair of tokens is computed.
     """
 
     def __init__(self, projections: SelfAttention) -> None:
