@@ -106,7 +106,8 @@ class EncoderBlock(nn.Module):
     def prefill(
         self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None
     ) -> tuple[Tensor, Cache]:
-        """Do the same as `forward`, and also return the cache of each row's first `lengths` (B,) tokens."""
+        """Do the same as `forward` with causal attention; also return the cache of the rows' first `lengths` (B,)
+        tokens."""
         normed = self.attention_residual.enter(x)
         attended, cache = self.attention.prefill(normed, lengths, mask=mask, rotation=rotation)
         result = self.feed_forward_residual(self.attention_residual.leave(x, attended), self.feed_forward)
