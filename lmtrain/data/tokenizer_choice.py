@@ -62,7 +62,8 @@ def has_spaced_punctuation(text: str) -> bool:
 
 
 def fitting_size(text_bytes: int) -> int:
-    """The size of a bpe vocabulary for a training text: the power of two nearest to an entry for `BYTES_PER_ENTRY`."""
+    """The size of a bpe vocabulary for a training text: the power of two nearest, by ratio, to an entry for
+    `BYTES_PER_ENTRY`."""
     smallest, largest = BPE_SIZES
     nearest = 2 ** round(math.log2(max(1, text_bytes) / BYTES_PER_ENTRY))
     return min(max(smallest, int(nearest)), largest)
