@@ -1,6 +1,7 @@
 """Joining the processes that torchrun started, and reporting an error only once if all of them meet it."""
 
 import ctypes
+import itertools
 import logging
 import os
 import signal
@@ -24,6 +25,9 @@ PR_SET_PDEATHSIG = 1
 MAIN_REPORT_SECONDS = 5.0
 """How long a process that fails waits for the main process's error message."""
 
+_joins = itertools.count()
+"""Numbers the runs that a process trains one after another: the store keeps the keys of earlier ones."""
+
 
 @contextmanager
 def join_processes(device: str, timeout_minutes: float) -> Iterator[ProcessGroup]:
@@ -36,6 +40,7 @@ def join_processes(device: str, timeout_minutes: float) -> Iterator[ProcessGroup
     if not is_launched():
         yield SINGLE_PROCESS
         return
+    from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     _end_with_torchrun()
@@ -45,7 +50,7 @@ def join_processes(device: str, timeout_minutes: float) -> Iterator[ProcessGroup
     with _explain_lost_process():
         timeout = timedelta(minutes=timeout_minutes)
         kv_store, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
-        kv_store = _of_this_start(kv_store)
+        kv_store = PrefixStore(f"join {next(_joins)}", _of_this_start(kv_store))
         backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
         dist.init_process_group(backend, store=kv_store, rank=rank, world_size=world_size, timeout=timeout)
         with log_level(logging.ERROR if rank else log.level):

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+import lmtrain
 from lmtrain.system import distributed
 from tests.helpers import TINY
-from tests.training.ranks import commands
+from tests.training.ranks import Ranks, Say, commands
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +76,15 @@ def test_only_the_main_process_prints_a_dry_run(folder: Path, tmp_path: Path, da
     assert json.loads(ranks.output(0))["steps"] == 12
     assert ranks.output(1) == ""
     assert list(folder.iterdir()) == []
+
+
+def test_several_runs_are_trained_one_after_another(tmp_path: Path, data_dir: Path, store: object) -> None:
+    """Under a torchrun that has started one program of two processes."""
+
+    def program(say: Say) -> None:
+        given = [*TINY, "train.steps=2", "train.timeout_minutes=0.5", f"data.dir={data_dir}"]
+        say(" ".join(lmtrain.train(*given, f"run.name={name}").folder.name for name in "ab"))
+
+    ranks = Ranks(2, dict.fromkeys(range(2), program), tmp_path / "log")
+    assert [child.hear() for child in ranks.children] == ["a b", "a b"]
+    assert ranks.end() == [0, 0]
