@@ -16,9 +16,6 @@ from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.tensor_files import LazyTensor
 
-WEIGHT_GROUPS = ("model", "ema")
-"""The tensors of a checkpoint that scoring needs."""
-
 
 @dataclass(frozen=True)
 class TrainedWeights:
@@ -42,7 +39,7 @@ def trained_weights(run_dir: Path, which: str | None, weights: str) -> TrainedWe
     """
     config = run_folder.run_config(run_dir)
     tokenizer = Tokenizer.load(run_dir / run_folder.TOKENIZER)
-    loaded = run_checkpoints.load_chosen(run_dir, which, WEIGHT_GROUPS)
+    loaded = run_checkpoints.load_chosen(run_dir, which)
     folder = loaded.folder
     checkpoint.check_model(loaded, config.model)
     if weights == "ema" and "ema" not in loaded.tensors:

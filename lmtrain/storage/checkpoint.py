@@ -17,6 +17,8 @@ from lmtrain.system import disk
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
 FORMAT = "lmtrain-checkpoint/1"
+WEIGHT_GROUPS = ("model", "ema")
+"""The groups of tensors that scoring needs."""
 
 _GAIN = re.compile(r".+\.length(/exp_avg|/exp_avg_sq)?")
 """The gain of a ScaleNorm and its moments, which were scalars in older checkpoints."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lmtrain.errors import LmtrainError, UnreadableError, UsageError
-from lmtrain.storage.checkpoint import FORMAT, Checkpoint, load
+from lmtrain.storage.checkpoint import FORMAT, WEIGHT_GROUPS, Checkpoint, load
 from lmtrain.storage.files import parse_manifest, read_errors, remove_folder, write_errors
 from lmtrain.storage.run_folder import CHECKPOINTS, STEP_PREFIX, step_folder, step_of
 from lmtrain.system import disk
@@ -110,17 +110,17 @@ def best_folder(run_dir: Path, until: int | None = None) -> Path | None:
     return best.folder if best is not None else None
 
 
-def load_chosen(run_dir: Path, which: str | None, groups: tuple[str, ...]) -> Checkpoint:
-    """Return the checkpoint `which`, as for `choose`; None means the best undamaged one.
+def load_chosen(run_dir: Path, which: str | None) -> Checkpoint:
+    """Return the weights of the checkpoint `which`, as for `choose`; None means the best undamaged one.
 
     With None, a warning names damaged ones that may be better.
     Raises LmtrainError if there is no such checkpoint or it is damaged, and UnreadableError if it or, with None, a
     better one can't be read.
     """
     candidates = best_first(run_dir) if which is None else [choose(run_dir, which)]
-    chosen, damaged = _first_good(candidates or [choose(run_dir, "best")], groups)  # which says that there is none
+    chosen, damaged = _first_good(candidates or [choose(run_dir, "best")], WEIGHT_GROUPS)  # says that there is none
     if not all(folder.exists() for folder, _ in damaged):
-        return load_chosen(run_dir, which, groups)  # a run that is being trained has just replaced them
+        return load_chosen(run_dir, which)  # a run that is being trained has just replaced them
     if chosen is None:
         other = "choose another checkpoint, or move this one away"
         remedy = other if which else "no other one is good, so train the model again"

@@ -8,8 +8,7 @@ from pydantic import BaseModel, ValidationError, field_validator
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score
-from lmtrain.model.trained import WEIGHT_GROUPS
-from lmtrain.storage.checkpoint import load
+from lmtrain.storage.checkpoint import WEIGHT_GROUPS, load
 from lmtrain.storage.run_folder import STATE, run_config, step_folder
 from lmtrain.system import disk
 from lmtrain.system.process_group import ProcessGroup

@@ -14,9 +14,8 @@ from lmtrain.evaluation.perplexity import Score, evaluate, readable, stride_of
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import SAMPLED
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.trained import WEIGHT_GROUPS
 from lmtrain.storage import run_checkpoints
-from lmtrain.storage.checkpoint import load
+from lmtrain.storage.checkpoint import WEIGHT_GROUPS, load
 from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.messages import log
 from lmtrain.system.signals import StopSignal
@@ -94,7 +93,7 @@ def final_score(state: TrainState, run_dir: Path, monitor: Monitor, stop: StopSi
 
     The main process, which knows that all checkpoints are written, chooses and verifies it.
     """
-    folder = state.processes.on_main(lambda: str(run_checkpoints.load_chosen(run_dir, None, WEIGHT_GROUPS).folder))
+    folder = state.processes.on_main(lambda: str(run_checkpoints.load_chosen(run_dir, None).folder))
     best = load(Path(folder), WEIGHT_GROUPS, verify_hashes=False)
     step, stride = int(best.info["step"]), stride_of(state.config)
     log.info(f"scoring the best checkpoint (step {step:,}) on the whole validation split, with stride {stride}")

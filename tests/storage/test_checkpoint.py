@@ -71,18 +71,18 @@ def _trained(run_dir: Path) -> list[Path]:
 def test_a_damaged_best_is_named_or_an_error(tmp_path: Path, file: str, notes: list[str]) -> None:
     _, best, newest = _trained(tmp_path)
     (best / file).write_bytes((best / file).read_bytes()[:-5])
-    assert run_checkpoints.load_chosen(tmp_path, None, ("model",)).folder == newest
+    assert run_checkpoints.load_chosen(tmp_path, None).folder == newest
     assert len(notes) == 1
     assert str(best / file) in notes[0]
     assert f"{newest.name} is used instead" in notes[0]
     assert run_checkpoints.choose(tmp_path, "best") == best
     assert run_checkpoints.best_folder(tmp_path) == newest
     with pytest.raises(LmtrainError, match=f"{best.name}/{file} .*: choose another checkpoint"):
-        run_checkpoints.load_chosen(tmp_path, "best", ("model",))
+        run_checkpoints.load_chosen(tmp_path, "best")
     for folder in run_checkpoints.folders(tmp_path):
         (folder / "model.safetensors").write_bytes(b"")
     with pytest.raises(LmtrainError, match="no other one is good"):
-        run_checkpoints.load_chosen(tmp_path, None, ("model",))
+        run_checkpoints.load_chosen(tmp_path, None)
 
 
 @pytest.mark.parametrize("which", [None, "best", "last"])
@@ -99,7 +99,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_no_damage(
         return load(folder, *arguments, **options)
 
     monkeypatch.setattr(run_checkpoints, "load", replaced)
-    found = run_checkpoints.load_chosen(tmp_path, which, ("model",))
+    found = run_checkpoints.load_chosen(tmp_path, which)
     assert (found.folder.name, notes) == ("step-00000002", [])
 
 
