@@ -13,7 +13,6 @@ from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage import run_checkpoints, run_folder
 from lmtrain.storage.checkpoint import Checkpoint, check_model
 from lmtrain.storage.checkpoint import load as load_checkpoint
-from lmtrain.system.device import set_threads
 from lmtrain.system.messages import log
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import catch_stop_signals
@@ -74,7 +73,6 @@ def open_run(
     info = NEW_RUN if last is None else read_info(last)
     budget = budget.with_setup(info.prepared)
     clock = Clock(info.seconds, processes)
-    set_threads(config.train.threads)
     step, spent = info.counters.step, budget.progress(info.counters.step, info.seconds)
     log.info(f"{run_dir}: " + (f"resuming from step {step:,} ({spent:.0%} of the budget)" if step else "a new run"))
     report_plan(config, store, budget)

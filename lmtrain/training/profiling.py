@@ -18,7 +18,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.storage.files import make_folders, write_errors
 from lmtrain.system import disk
-from lmtrain.system.device import set_threads, synchronize
+from lmtrain.system.device import synchronize
 from lmtrain.system.machine import explain_out_of_memory, machine, peak_flops
 from lmtrain.system.messages import log
 from lmtrain.training.costs import step_flops
@@ -42,7 +42,6 @@ def profile_steps(config: Config, store: TokenStore, folder: Path) -> dict[str, 
     make_folders(folder)
     trace = folder / "trace.json.gz"
     with explain_out_of_memory(MEMORY_REMEDY):
-        set_threads(config.train.threads)
         state = new_state(config, store)
         log.info(f"profiling {WARM_UP + 3 * STEPS} steps")
         for _ in range(WARM_UP):

@@ -19,7 +19,7 @@ from lmtrain.model.cooccurrence import TOKENS, cooccurrence_embedding
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
 from lmtrain.storage.checkpoint import Checkpoint, Tensors
-from lmtrain.system.device import choose_device, choose_precision
+from lmtrain.system.device import choose_device, choose_precision, set_threads
 from lmtrain.system.machine import machine
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, SavedCounters, read_info
@@ -95,6 +95,7 @@ def new_state(
             "torch.set_default_dtype(torch.float32) before training"
         )
     config = with_micro_batch(config, processes)
+    set_threads(config.train.threads)
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
     build, vocab_size = build_model if initialize else build_uninitialized, store.tokenizer.vocab_size
