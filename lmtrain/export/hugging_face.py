@@ -104,7 +104,7 @@ def _tokenizer(document: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]
 
     In lmtrain, the code encodes each line separately and adds `<eos>`; here tokenizer.json does both.
     """
-    eos = tokenizer.token(tokenizer.eos_id)
+    eos = tokenizer.eos_token
     before, text = {"SpecialToken": {"id": eos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
     changed = {
         **dict.fromkeys(("truncation", "padding")),
@@ -137,11 +137,10 @@ def _word_decoder(eos: str) -> dict[str, Any]:
 
 def _tokenizer_config(trained: TrainedWeights) -> dict[str, Any]:
     tokenizer = trained.tokenizer
-    eos = tokenizer.token(tokenizer.eos_id)
     unknown = {} if tokenizer.unk_id is None else {"unk_token": tokenizer.token(tokenizer.unk_id)}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **dict.fromkeys(("bos_token", "eos_token", "pad_token"), eos),
+        **dict.fromkeys(("bos_token", "eos_token", "pad_token"), tokenizer.eos_token),
         **unknown,
         "split_special_tokens": True,  # `<eos>` in a text is text
         "model_max_length": trained.config.model.context,

@@ -13,12 +13,14 @@ from transformers import PreTrainedTokenizerFast
 from yaml import safe_load
 
 from lmtrain.config.loader import load
+from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
 from lmtrain.export.hugging_face import export
 from lmtrain.export.model_card import model_card
 from lmtrain.model.trained import trained_weights
 from tests.data.helpers import KINDS, LINES, TRAINED
+from tests.data.published import published
 from tests.export.runs import CONTEXT, stored_run
 from tests.helpers import Lmtrain, contents, flip_bit
 
@@ -51,6 +53,15 @@ def test_transformers_reads_the_tokenizer(tmp_path: Path, kind: Kind) -> None:
     assert batch["attention_mask"][1][0] == 0
     assert batch["input_ids"][1][-1] == ours.encode("the")[-1]
     assert theirs.model_max_length == CONTEXT
+
+
+def test_an_end_of_text_that_is_not_printable_keeps_its_id(tmp_path: Path) -> None:
+    """Messages escape it."""
+    file, eos = tmp_path / "tokenizer.json", "<e\N{ZERO WIDTH SPACE}os>"
+    file.write_text(published("words").replace("[EOS]", eos))
+    export(stored_run(tmp_path / "run", Tokenizer.load(file, eos)), tmp_path / "hf", None, "auto")
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / "hf")
+    assert (theirs.eos_token, theirs.eos_token_id) == (eos, 2)
 
 
 def recipe(card: str) -> str:
