@@ -1,4 +1,4 @@
-"""The run folder: its layout, configuration, tokenizer, state and lock."""
+"""The run folder: its layout, configuration, state and lock."""
 
 import fcntl
 import json
@@ -41,11 +41,10 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix(STEP_PREFIX))
 
 
-def create_run(run_dir: Path, config: Config, tokenizer: Path) -> None:
-    """Make a run folder with this configuration and tokenizer, or write them again into an existing one."""
+def create_run(run_dir: Path, config: Config) -> None:
+    """Make a run folder with this configuration, or write it again into an existing one."""
     make_folders(run_dir / CHECKPOINTS)
     write_file(run_dir / CONFIG, dump_config(config))
-    write_file(run_dir / TOKENIZER, tokenizer.read_bytes())
 
 
 def run_config(run_dir: Path) -> Config:

@@ -88,7 +88,8 @@ def open_run(
     monitor = Monitor()
     with processes.main_first():
         if processes.is_main:
-            run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
+            run_folder.create_run(run_dir, config)
+            store.tokenizer.save(run_dir / run_folder.TOKENIZER)
             run_checkpoints.remove_after(run_dir, step)  # they belong to the curves that the monitor cuts off
             total, size = None if budget.seconds is not None else budget.steps, info.metrics_bytes
             monitor = RunMonitor(run_dir, step=step, progress=spent, total_steps=total, metrics_bytes=size)

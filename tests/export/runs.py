@@ -24,10 +24,8 @@ def stored_run(folder: Path, tokenizer: Tokenizer = TRAINED["word"], **fields: o
         weights["embedding.weight"].mul_(10)  # else all words are about equally likely
         if "output.weight" in weights:
             weights["output.weight"].mul_(10)
-    folder.mkdir()
-    tokenizer.save(folder / "made.json")
-    run_folder.create_run(folder, Config(model=model), folder / "made.json")
-    (folder / "made.json").unlink()
+    run_folder.create_run(folder, Config(model=model))
+    tokenizer.save(folder / run_folder.TOKENIZER)
     info = {"score": 1.25, "tokenizer": tokenizer.sha256, "model": model.model_dump(mode="json")}
     checkpoint.save(folder, 7, {"model": weights}, info)
     return folder

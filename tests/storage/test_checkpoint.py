@@ -133,10 +133,8 @@ def test_finding_runs(tmp_path: Path, tiny: Config) -> None:
     for name in ("missing", "a" * 5_000):
         with pytest.raises(LmtrainError, match=rf"there is no run {name}$"):
             run_folder.find_run(Path(name), tmp_path)
-    tokenizer = tmp_path / "tokenizer.json"
-    tokenizer.write_text("{}")
     for name in ("older", "newer"):
-        run_folder.create_run(tmp_path / name, tiny, tokenizer)
+        run_folder.create_run(tmp_path / name, tiny)
         _save(tmp_path / name, 1)
         run_folder.write_state(tmp_path / name, "finished")
     os.utime(tmp_path / "older" / run_folder.STATE, (1, 1))

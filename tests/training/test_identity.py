@@ -45,7 +45,7 @@ RESOURCES: dict[str, Any] = {
 
 def begun(config: Config, store: TokenStore, run_dir: Path) -> checkpoint.Checkpoint:
     """The only checkpoint of a new run, without a schedule."""
-    run_folder.create_run(run_dir, config, store.folder / run_folder.TOKENIZER)
+    run_folder.create_run(run_dir, config)
     tensors, manifest = snapshot(start(config), None, **CIRCUMSTANCES)
     return checkpoint.load(checkpoint.save(run_dir, 1, tensors, manifest | {"schedule": None}))
 
