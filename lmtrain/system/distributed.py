@@ -50,7 +50,10 @@ def join_processes(device: str, timeout_minutes: float) -> Iterator[ProcessGroup
     with _explain_lost_process():
         timeout = timedelta(minutes=timeout_minutes)
         kv_store, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
-        kv_store = PrefixStore(f"join {next(_joins)}", _of_this_start(kv_store))
+        number = next(_joins)
+        if number and dist.is_initialized():  # the run before has failed
+            dist.destroy_process_group()
+        kv_store = PrefixStore(f"join {number}", _of_this_start(kv_store))
         backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
         dist.init_process_group(backend, store=kv_store, rank=rank, world_size=world_size, timeout=timeout)
         with log_level(logging.ERROR if rank else log.level):

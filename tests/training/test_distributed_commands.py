@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import lmtrain
+from lmtrain.errors import LmtrainError
 from lmtrain.system import distributed
 from tests.helpers import TINY
 from tests.training.ranks import Ranks, Say, commands
@@ -79,11 +80,14 @@ def test_only_the_main_process_prints_a_dry_run(folder: Path, tmp_path: Path, da
 
 
 def test_several_runs_are_trained_one_after_another(tmp_path: Path, data_dir: Path, store: object) -> None:
-    """Under a torchrun that has started one program of two processes."""
+    """Under a torchrun that has started one program of two processes. Between the two, a run fails."""
 
     def program(say: Say) -> None:
         given = [*TINY, "train.steps=2", "train.timeout_minutes=0.5", f"data.dir={data_dir}"]
-        say(" ".join(lmtrain.train(*given, f"run.name={name}").folder.name for name in "ab"))
+        first = lmtrain.train(*given, "run.name=a")
+        with pytest.raises(LmtrainError, match="can't be divided"):
+            lmtrain.train(*given, "train.batch_size=2")
+        say(f"{first.folder.name} {lmtrain.train(*given, 'run.name=b').folder.name}")
 
     ranks = Ranks(2, dict.fromkeys(range(2), program), tmp_path / "log")
     assert [child.hear() for child in ranks.children] == ["a b", "a b"]
