@@ -49,10 +49,11 @@ def train(
 def train_plan(plan: RunPlan) -> Outcome:
     """Train to the end of the budget, and return the outcome. Every process of the run calls this.
 
-    It computes gradients even if the caller has disabled them.
+    It computes gradients even if the caller has disabled them. Torch's generator on the CPU is left as it was: a search
+    that draws its settings from it would else draw the same ones after each run.
     """
     train = plan.config.train
-    with join_processes(train.device, train.timeout_minutes) as processes:
+    with torch.random.fork_rng(devices=[]), join_processes(train.device, train.timeout_minutes) as processes:
         with processes.main_first():
             config, store = prepare(plan)
         if plan.recipe_overrides is not None:

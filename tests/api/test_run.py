@@ -72,6 +72,12 @@ def test_a_caller_without_gradients_can_train(workdir: Path, disabled: Callable[
     assert run.step == 2
 
 
+def test_training_leaves_the_callers_random_numbers_as_they_were(workdir: Path) -> None:
+    before = torch.get_rng_state()
+    library.train("train.steps=2", "run.name=drawn", config=library.load("sample").config, quiet=True)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_training_with_another_default_dtype_is_rejected_before_a_run_is_made(workdir: Path) -> None:
     config = library.load("sample").config
     torch.set_default_dtype(torch.float64)
