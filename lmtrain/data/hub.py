@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from lmtrain.data.local import SPLIT_NAMES, column_rows, row_lines
 from lmtrain.data.splits import Text
 from lmtrain.errors import LmtrainError
-from lmtrain.system.messages import bar_disabled
+from lmtrain.system.messages import bar_disabled, has_columns
 
 _BATCH = 1024
 _CARD = "README.md"
@@ -93,7 +93,7 @@ def _silence_libraries() -> None:
 
     datasets.logging.set_verbosity(CRITICAL)
     logging.set_verbosity(CRITICAL)
-    if bar_disabled() or not sys.stderr.isatty():
+    if bar_disabled() or not has_columns(sys.stderr):
         datasets.disable_progress_bars()
         disable_progress_bars()
 

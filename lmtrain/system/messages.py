@@ -2,12 +2,13 @@
 
 import json
 import logging
+import os
 import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 _JOINERS = "\u200c\u200d"
 """Invisible, and required by some scripts and emoji."""
@@ -44,6 +45,14 @@ def log_level(level: int) -> Iterator[None]:
 def bar_disabled() -> bool | None:
     """Return tqdm's `disable`: True if not even INFO is reported; else None, which shows a bar on a terminal only."""
     return None if log.isEnabledFor(logging.INFO) else True
+
+
+def has_columns(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal that reports its width; without a width, a bar would be empty."""
+    try:
+        return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
+    except (AttributeError, OSError):  # an object of the program, such as one that also writes to a file
+        return False
 
 
 def escaped(message: str) -> str:

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TextIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from tqdm import tqdm
@@ -20,7 +20,7 @@ from lmtrain.evaluation.perplexity import readable
 from lmtrain.storage.files import write_errors
 from lmtrain.storage.run_folder import METRICS, Status, write_state
 from lmtrain.system import disk
-from lmtrain.system.messages import bar_disabled, escaped, log
+from lmtrain.system.messages import bar_disabled, escaped, has_columns, log
 
 CHARTS = {
     ("train", "loss"): "loss/train",
@@ -95,7 +95,7 @@ class RunMonitor(Monitor):
         self._first: tuple[float, float] | None = None
         self._last_line = -math.inf
         self._bar: tqdm[Any] | None = None
-        if not bar_disabled() and _has_columns(sys.stderr):
+        if not bar_disabled() and has_columns(sys.stderr):
             self._bar = tqdm(
                 total=1.0,
                 initial=progress,
@@ -197,8 +197,3 @@ def _open_metrics(path: Path, length: int) -> BinaryIO:
         file.truncate(start.rfind(b"\n") + 1)
         file.seek(0, os.SEEK_END)
     return file
-
-
-def _has_columns(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal that reports its width; without a width, a bar would be empty."""
-    return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0

@@ -2,6 +2,7 @@
 
 import fcntl
 import html
+import io
 import logging
 import math
 import os
@@ -223,6 +224,21 @@ def test_a_terminal_without_a_width_gets_plain_lines(tmp_path: Path, monkeypatch
         reports.close()
         seen = screen()
     assert seen.startswith("step 0/10 (0%)  loss 2.000")
+
+
+@pytest.mark.parametrize("base", [object, io.StringIO])
+def test_an_object_in_place_of_stderr_gets_plain_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: type
+) -> None:
+    """A program may put an object there that has no other methods, or that says it is a terminal, as IDLE's does."""
+    lines: list[str] = []
+    methods = {"write": lambda _, text: lines.append(text), "flush": lambda _: None}
+    console = type("Console", (base,), methods if base is object else methods | {"isatty": lambda _: True})
+    monkeypatch.setattr(sys, "stderr", console())
+    reports = monitor(tmp_path)
+    reports.record(1, "train", {"loss": 2.0})
+    reports.close()
+    assert lines == ["step 0/10 (0%)  loss 2.000", "\n"]
 
 
 def test_samples_are_the_same_each_time(tiny: Config, store: TokenStore) -> None:
