@@ -30,13 +30,23 @@ class TrainedWeights:
     info: dict[str, Any]
 
 
+def check_default_dtype() -> None:
+    """Raise LmtrainError if torch's default dtype is not float32."""
+    if torch.get_default_dtype() != torch.float32:  # a run with other weights can't be loaded in another process
+        raise LmtrainError(
+            f"torch's default dtype is {torch.get_default_dtype()}, and a run has weights of float32: call "
+            "torch.set_default_dtype(torch.float32) first"
+        )
+
+
 def trained_weights(run_dir: Path, which: str | None, weights: str) -> TrainedWeights:
     """Load a checkpoint (`which`: `best`, `last`, a step or None) with its `ema` or `raw` weights.
 
     `auto` weights are ema if the checkpoint has them. `which=None` chooses the best checkpoint that is not damaged;
     a warning says if another one may be better. Raises LmtrainError if the checkpoint is damaged, has no such
-    weights, or belongs to another tokenizer or model.
+    weights, or belongs to another tokenizer or model, and as `check_default_dtype` does.
     """
+    check_default_dtype()
     config = run_folder.run_config(run_dir)
     tokenizer = Tokenizer.load(run_dir / run_folder.TOKENIZER)
     loaded = run_checkpoints.load_chosen(run_dir, which)

@@ -18,6 +18,7 @@ from lmtrain.model.build import build_model, build_uninitialized, set_embedding,
 from lmtrain.model.cooccurrence import TOKENS, cooccurrence_embedding
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
+from lmtrain.model.trained import check_default_dtype
 from lmtrain.storage.checkpoint import Checkpoint, Tensors
 from lmtrain.system.device import choose_device, choose_precision, set_threads
 from lmtrain.system.machine import machine
@@ -89,11 +90,7 @@ def new_state(
     Without `initialize`, the weights are arbitrary: the caller loads others, and this saves seconds.
     Raises LmtrainError if torch's default dtype is not float32.
     """
-    if torch.get_default_dtype() != torch.float32:  # a run with other weights can't be loaded in another process
-        raise LmtrainError(
-            f"torch's default dtype is {torch.get_default_dtype()}, and a run has weights of float32: call "
-            "torch.set_default_dtype(torch.float32) before training"
-        )
+    check_default_dtype()
     config = with_micro_batch(config, processes)
     set_threads(config.train.threads)
     device = choose_device(config.train.device)

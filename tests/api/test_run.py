@@ -78,12 +78,14 @@ def test_training_leaves_the_callers_random_numbers_as_they_were(workdir: Path) 
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_training_with_another_default_dtype_is_rejected_before_a_run_is_made(workdir: Path) -> None:
+def test_another_default_dtype_is_rejected_by_that_name_and_before_a_run_is_made(workdir: Path) -> None:
     config = library.load("sample").config
     torch.set_default_dtype(torch.float64)
     try:
         with pytest.raises(LmtrainError, match=r"default dtype is torch\.float64.*set_default_dtype"):
             library.train("train.steps=2", "run.name=double", config=config, quiet=True)
+        with pytest.raises(LmtrainError, match=r"default dtype is torch\.float64.*set_default_dtype"):
+            library.load("sample")
     finally:
         torch.set_default_dtype(torch.float32)
     assert not (workdir / "runs/double/config.yaml").exists()
