@@ -1,6 +1,7 @@
 """Training from Python. `lmtrain train` calls the same function."""
 
 import logging
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from lmtrain.api.run import Run, load
 from lmtrain.config.loader import with_source
 from lmtrain.config.schema import Config
+from lmtrain.errors import UsageError
 from lmtrain.system.distributed import join_processes
 from lmtrain.system.messages import log, log_level
 from lmtrain.training.loop import fit
@@ -36,6 +38,8 @@ def train(
     every process calls this. Raises LmtrainError if the command `train` would fail with a message, and
     KeyboardInterrupt after Ctrl-C, once the checkpoint is saved. Call it in the main thread, which gets the signals.
     """
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError("lmtrain.train works in the main thread only, which gets the signals: call it there")
     overrides = with_source([str(argument) for argument in arguments])
     plan = plan_run(Path(config) if isinstance(config, str) else config, overrides)
     with log_level(logging.WARNING if quiet else log.level):
