@@ -36,7 +36,8 @@ def train(
 
     A corpus that is missing is downloaded and tokenized first; a finished run is not trained again. Under torchrun,
     every process calls this. Raises LmtrainError if the command `train` would fail with a message, and
-    KeyboardInterrupt after Ctrl-C, once the checkpoint is saved. Call it in the main thread, which gets the signals.
+    KeyboardInterrupt after Ctrl-C, once the checkpoint is saved. Call it in the main thread, which gets the signals:
+    in another one it raises UsageError.
     """
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("lmtrain.train works in the main thread only, which gets the signals: call it there")

@@ -123,12 +123,16 @@ def test_no_more_is_downloaded_than_belongs_to_it(hub: Hub, online: Client, offl
     rows = parquet([f"row {number}" for number in range(40)])
     shards = {f"data/train-0000{number}-of-00002.parquet": rows for number in range(2)}
     hub.repositories["own/shards"] = Repository(shards | {"all.txt": b"other text\n"})
-    folder = {"README.md": card(a="[]\n  data_dir: ./mine/", b="'mine/test*'"), "mine/train.parquet": rows}
-    hub.repositories["own/folder"] = Repository(folder | {"mine/test.parquet": rows, "yours/train.parquet": rows})
+    files = {f"{path}.parquet": rows for path in ("mine/train", "mine/test", "yours/train")}
+    folders = {"own/folder": "./mine", "own/slash": "mine/"}
+    for name, place in folders.items():
+        described = card(a=f"[]\n  data_dir: {place}", b="'mine/test*'")
+        hub.repositories[name] = Repository({"README.md": described, **files})
     seen = len(hub.requests)
     for client in (online, offline):
         assert lines(client("own/shards")) == {"train": 76, "valid": 4}
-        assert lines(client("own/folder", subset="a")) == {"train": 38, "valid": 2, "test": 40}
+        for name in folders:
+            assert lines(client(name, subset="a")) == {"train": 38, "valid": 2, "test": 40}
     assert not [request for request in hub.requests[seen:] if request.endswith(("all.txt", "yours/train.parquet"))]
 
 
