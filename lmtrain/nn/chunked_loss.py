@@ -14,6 +14,10 @@ from torch import Tensor, library
 
 from lmtrain.nn.precision import at_least_float32
 
+MULTIPLE = 32
+"""The rows of a cluster are filled up to a multiple of this: oneDNN compiles a kernel for each new shape of a product,
+which takes up to 25 ms, and buffers of ever other sizes fragment the heap."""
+
 
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, rows: int, sizes: Sequence[int] = ()
@@ -29,7 +33,10 @@ def linear_cross_entropy(
     the products have its type, as F.linear's would; bias, softmax, and sums over chunks are in float32. There is no
     second derivative.
     """
-    return _forward(hidden, weight, bias, targets, sizes, rows, product_type(hidden))[0]
+    if sizes:  # the last row then fills up the rows of each cluster
+        hidden, targets = F.pad(hidden, (0, 0, 0, 1)), F.pad(targets, (0, 1), value=-1)
+    nats = _forward(hidden, weight, bias, targets, sizes, rows, product_type(hidden))[0]
+    return nats[:-1] if sizes else nats
 
 
 def product_type(hidden: Tensor) -> torch.dtype:
@@ -110,7 +117,8 @@ def _backward_chunks(
 def _chunks(targets: Tensor, sizes: Sequence[int], rows: int) -> Iterator[tuple[slice, slice | Tensor, Tensor]]:
     """Yield for each chunk its classes, its rows, and their targets among these classes.
 
-    A chunk has at most R rows, and all classes, or with `sizes` those of one cluster, and rows with targets in it.
+    A chunk has at most R rows, and all classes, or with `sizes` those of one cluster, and rows with targets in it; the
+    last row of all, whose target is in none, fills them up.
     """
     if not sizes:
         for first in range(0, len(targets), rows):
@@ -121,7 +129,8 @@ def _chunks(targets: Tensor, sizes: Sequence[int], rows: int) -> Iterator[tuple[
         in_cluster = ((targets >= start) & (targets < start + size)).nonzero().squeeze(-1)
         for members in torch.split(in_cluster, rows):
             if len(members):
-                yield slice(start, start + size), members, targets[members] - start
+                filled = F.pad(members, (0, -len(members) % min(MULTIPLE, rows)), value=-1)
+                yield slice(start, start + size), filled, (targets[filled] - start).clamp_(min=0)
         start += size
 
 
