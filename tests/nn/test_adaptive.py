@@ -114,20 +114,23 @@ def test_without_a_state_it_predicts_equal_words_and_then_the_frequencies() -> N
     assert (model._log_probs(torch.zeros(8)).exp() - expected).abs().max() > 0.01
 
 
-@pytest.mark.parametrize(("multiple", "logits"), [(1, 8 * 10), (2, 8 * 10), (3, 9 * 10), (16, 16 * 20)])
+@pytest.mark.parametrize(
+    ("multiple", "rows", "logits"),
+    [(1, 40, 8 * 10), (2, 40, 8 * 10), (3, 40, 9 * 10), (3, 8, 8 * 10), (16, 40, 16 * 20)],
+)
 def test_only_the_logits_of_a_tails_own_targets_are_computed(
-    monkeypatch: pytest.MonkeyPatch, multiple: int, logits: int
+    monkeypatch: pytest.MonkeyPatch, multiple: int, rows: int, logits: int
 ) -> None:
-    """Of 8 targets among 10 words and 2 among 20, each filled up to the multiple."""
+    """Of 8 targets among 10 words and 2 among 20, each filled up to the multiple, but to no more than `rows`."""
     monkeypatch.setattr("lmtrain.nn.chunked_loss.MULTIPLE", multiple)
     hidden, weight, bias = torch.randn(41, 3), torch.randn(30, 3), torch.zeros(30)
     targets, sizes = torch.tensor([-1] * 30 + [3] * 8 + [25] * 2 + [-1]), [10, 20]
     with largest_tensor() as seen:
-        nats, largest, log_sums = _forward_chunks(hidden, weight, bias, targets, sizes, 40, torch.float32)
+        nats, largest, log_sums = _forward_chunks(hidden, weight, bias, targets, sizes, rows, torch.float32)
     assert seen.largest == logits
     state = hidden, weight, bias, targets, largest, log_sums
     with largest_tensor() as seen:
-        _backward_chunks(torch.ones(41), *state, sizes, 40, torch.float32)
+        _backward_chunks(torch.ones(41), *state, sizes, rows, torch.float32)
     assert seen.largest == max(41 * 3, logits)  # the gradient of the states, or the logits
     assert (nats[:30] == 0).all()
     assert (nats[30:40] > 0).all()
