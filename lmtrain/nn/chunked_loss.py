@@ -15,8 +15,9 @@ from torch import Tensor, library
 from lmtrain.nn.precision import at_least_float32
 
 MULTIPLE = 32
-"""The rows of a cluster are filled up to a multiple of this: oneDNN compiles a kernel for each new shape of a product,
-which takes up to 25 ms, and buffers of ever other sizes fragment the heap."""
+"""The rows of a cluster are filled up to a multiple of this, so that few numbers of rows occur. On a CPU, oneDNN
+compiles a kernel for each new shape of a bf16 product, which takes longer than the product, and buffers of another size
+in each step fragment the heap."""
 
 
 def linear_cross_entropy(
