@@ -23,9 +23,11 @@ from lmtrain.storage import checkpoint
 from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.storage.files import sha256_bytes
 from lmtrain.storage.tensor_files import serialize
+from lmtrain.system.device import missing_to_compile
 from lmtrain.system.messages import log, log_level
 
 CPU = torch.device("cpu")
+compiles = pytest.mark.skipif(missing_to_compile(CPU) is not None, reason="nothing can be compiled here")
 
 TINY = [
     "data.sample_tokens=3000",

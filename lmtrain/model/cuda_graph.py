@@ -1,8 +1,6 @@
 """Decoding steps on a GPU, recorded as a CUDA graph.
 
 A recorded step has the same shapes every time, so it attends to the whole capacity of a state, under a mask.
-
-Shapes: B rows, V vocabulary.
 """
 
 import copy
@@ -34,12 +32,13 @@ class GraphedSteps:
     are overwritten by the next one.
     """
 
+    graph: torch.cuda.CUDAGraph
+    tokens: Tensor
+    log_probs: Tensor
+
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
         self.recorded: Tensor | None = None
-        self.graph = torch.cuda.CUDAGraph()
-        self.tokens = torch.empty(0, dtype=torch.long)
-        self.log_probs = torch.empty(0)
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:

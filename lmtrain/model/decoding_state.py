@@ -49,7 +49,7 @@ def align_left(tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class DecodingState:
-    """A causal model's caches after reading B rows of text; all methods write in place."""
+    """A causal model's caches after reading B rows of text. Methods change it, in its memory unless shapes change."""
 
     tokens: Tensor
     """(B, N), each row from cache position 0."""

@@ -33,7 +33,7 @@ class Encoder(nn.Module):
     with the same random numbers.
     """
 
-    def __init__(self, config: ModelConfig, *, activation_checkpointing: bool = False) -> None:
+    def __init__(self, config: ModelConfig, *, activation_checkpointing: bool) -> None:
         super().__init__()
         self.blocks: Any = nn.ModuleList(encoder_block(config, kind) for kind in config.layer_attention)
         self.activation_checkpointing = activation_checkpointing

@@ -1,6 +1,6 @@
 """Several language models as one: the mean of their probabilities.
 
-Shapes: B rows, T tokens, S targets, E the width of all members' hidden vectors together, V vocabulary entries.
+Shapes: B rows, T tokens, E the width of all members' hidden vectors together, V vocabulary entries.
 """
 
 import functools
@@ -66,7 +66,7 @@ class Ensemble(nn.Module):
         return self._mean(log_probs), EnsembleState(states)
 
     def _mean(self, log_probs: Iterable[Tensor]) -> Tensor:
-        """log of the mean of the members' probabilities; only two of them are in memory at once."""
+        """log of the mean of the members' probabilities; of a generator, only two are in memory at once."""
         return functools.reduce(torch.logaddexp, log_probs) - math.log(len(self.members))
 
     def _joined(self, vectors: list[Tensor]) -> Tensor:

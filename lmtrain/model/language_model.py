@@ -116,9 +116,7 @@ class LanguageModel(nn.Module):
         the vocabulary's logits. `loss_chunk` (see `rows_at_once`) applies at a temperature of 1 only.
         """
         encoded = self._encode(tokens)
-        pooled = self._pool(encoded)
-        if self.causal:
-            pooled = pooled[:, -targets.shape[1] :]
+        pooled = self._pool(encoded, tokens.shape[1] - targets.shape[1] if self.causal else 0)
         hidden = self._project(pooled)
         rows, labels = hidden.flatten(0, -2), targets.flatten()  # (N, E), (N,)
         if temperature != 1.0:
@@ -230,7 +228,7 @@ class LanguageModel(nn.Module):
         return tokens, torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid[:, -tokens.shape[1] :]
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        """Tokens (B, T) -> (B, T, D)."""
+        """Tokens (B, T) or (B,) -> (B, T, D) or (B, D)."""
         x: Tensor = self.embedding(tokens) * (self.embedding.embedding_dim / 2)  # see `build.initialize`
         return self.in_projection(locked_dropout(x, self.config.input_dropout, self.training))
 
@@ -257,9 +255,9 @@ class LanguageModel(nn.Module):
         positions = self._positions(tokens)
         return self.encoder(self._input(self._embed(tokens), positions), positions)
 
-    def _pool(self, encoded: Tensor) -> Tensor:
-        """The pool of every prefix: (B, T, D) -> (B, T, D); of a windowed model (B, D)."""
-        return self.pool(encoded)
+    def _pool(self, encoded: Tensor, first: int = 0) -> Tensor:
+        """The pool at every position from `first` on: (B, T, D) -> (B, T - first, D); of a windowed model (B, D)."""
+        return self.pool(encoded, first)
 
     def _project(self, pooled: Tensor) -> Tensor:
         """Pooled vectors (..., D) -> the input of the output layer (..., E)."""

@@ -1,7 +1,7 @@
 """Packed weights for decoding, which reads every matrix for each token: layouts and types that are read faster, and
 layers of fewer operators, because for one token the call of an operator costs most of its time.
 
-Shapes: ... any leading axes (R rows in all), K inputs, N outputs.
+Shapes: ... any leading axes, K inputs, N outputs; B rows, H heads, T positions, W the width, D features per head.
 """
 
 import torch
@@ -12,16 +12,14 @@ from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.model.language_model import TiedOutput
 from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.blocks import EncoderBlock
-from lmtrain.nn.norms import RMSNorm
+from lmtrain.nn.norms import EPSILON, RMSNorm
+from lmtrain.system.device import DTYPES
 
 PREPACKED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 """Whether matrices can be stored in oneDNN's own layout. A plain bf16 matrix is converted to it by every call."""
 
 PREPACKED_BF16 = PREPACKED and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 """The same for bf16 matrices, which need a CPU with AVX-512 or a comparable extension."""
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""The types of packed weights."""
 
 BIG = 2**17
 """From this many elements on, a float32 matrix gains from oneDNN's layout: below, the call costs more than it saves."""
@@ -55,16 +53,16 @@ class PackedLinear(nn.Module):
 
 
 class PackedNorm(nn.Module):
-    """`RMSNorm` on a CPU, where torch has no fused kernel for it: x g sqrt(D) / sqrt(||x||^2 + D eps), in four passes.
+    """`RMSNorm` as x g sqrt(D) / sqrt(||x||^2 + D eps), in four passes: on a CPU, torch has no fused kernel for it.
 
     The gain g may be one for each of several vectors, (..., D).
     """
 
-    def __init__(self, gain: Tensor, eps: float) -> None:
+    def __init__(self, gain: Tensor) -> None:
         super().__init__()
         width = gain.shape[-1]
         self.gain = gain.detach() * width**0.5
-        self.floor = gain.new_tensor((width * eps) ** 0.5)  # on the device of the gain
+        self.floor = gain.new_tensor((width * EPSILON) ** 0.5)  # on the device of the gain
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
@@ -94,7 +92,7 @@ class FusedSelfAttention(SelfAttention):
         self.query_key_norm: nn.Module = nn.Identity()
         if isinstance(trained.query_norm, RMSNorm) and isinstance(trained.key_norm, RMSNorm):
             gains = [part.weight[pairs].expand(self.heads, 1, -1) for part in (trained.query_norm, trained.key_norm)]
-            self.query_key_norm = PackedNorm(torch.cat(gains), trained.query_norm.eps or 0.0)
+            self.query_key_norm = PackedNorm(torch.cat(gains))
         self.train(trained.training)
 
     def project(self, x: Tensor, rotation: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,7 +124,7 @@ def pack_for_decoding(model: Predictor, precision: str) -> None:
         if isinstance(module, EncoderBlock) and isinstance(child, SelfAttention):
             setattr(module, name, FusedSelfAttention(child, DTYPES[precision]))
         elif isinstance(child, RMSNorm) and device == "cpu":
-            setattr(module, name, PackedNorm(child.weight, child.eps or 0.0))
+            setattr(module, name, PackedNorm(child.weight))
     for module, name, child in _children(model):
         if child is model.pool.key:  # which is not applied to the input; see `AttentionPooling._project`
             continue

@@ -44,6 +44,6 @@ class WindowedLanguageModel(LanguageModel):
         """Return the positions (T,) of a row's tokens (B, T), of which the last is the context's last."""
         return torch.arange(self.config.context - tokens.shape[1], self.config.context, device=tokens.device)
 
-    def _pool(self, encoded: Tensor) -> Tensor:
+    def _pool(self, encoded: Tensor, _first: int = 0) -> Tensor:
         """The pool of the whole window: (B, T, D) -> (B, D)."""
         return self.pool.window(encoded)

@@ -74,8 +74,7 @@ class AdaptiveSoftmax(nn.Module):
         first, others = torch.split(weight, [self.shortlist, rest])
         first_bias, other_bias = torch.split(bias, [self.shortlist, rest])
         in_clusters = targets - self.shortlist  # ids among the clusters' words; negative in the shortlist
-        cluster = torch.stack([targets >= cutoff for cutoff in self.cutoffs]).sum(0) - 1
-        classes = torch.where(in_clusters < 0, targets, self.shortlist + cluster)
+        classes = targets.clamp_max(self.shortlist) + sum(targets >= cutoff for cutoff in self.cutoffs[1:])
         by_class = target_nats(
             hidden, torch.cat([first, self.clusters.weight]), torch.cat([first_bias, self.bias]), classes, chunk
         )

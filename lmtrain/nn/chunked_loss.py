@@ -81,6 +81,8 @@ def _forward_chunks(
         x = hidden[part].to(dtype)
         nats[part], largest[part], _, sums = target_softmax(x, narrow[classes], bias[classes], labels)
         log_sums[part] = sums.log()
+    if sizes:  # else the backward pass would compare the row that fills up with the sum of another cluster
+        largest[-1] = torch.inf
     return nats, largest, log_sums
 
 

@@ -13,7 +13,7 @@ from lmtrain.nn.patterns import CAUSAL, FULL, Pattern
 from lmtrain.nn.precision import at_least_float32
 
 LONG = 256
-"""In rows of more positions, local attention skips the keys outside its window."""
+"""In rows of more positions, and of two windows at least, local attention without a mask skips keys outside windows."""
 BLOCK = 64
 """Positions in a block of queries or keys of local attention."""
 
@@ -38,7 +38,7 @@ def attend(
 
     | case                                              | computation                                              |
     | ------------------------------------------------- | -------------------------------------------------------- |
-    | local attention in rows of more than LONG         | each block of queries with the blocks of keys near it    |
+    | local attention, no mask, Tq > LONG and 2 windows | each block of queries with the blocks of keys near it    |
     | otherwise on a GPU                                | torch's fused kernels, in the type of an added mask      |
     | on a CPU, one query without gradients             | torch's fused kernel, in float32                         |
     | otherwise on a CPU                                | plain; compiled, it is faster than the fused bf16 kernel |
@@ -55,6 +55,7 @@ def attend(
         # On a CPU, torch's kernel for one query is several times as fast in float32.
         with torch.autocast("cpu", enabled=False):
             query, key, wide = (at_least_float32(x) for x in (query, key, value))
+            mask = mask.to(query.dtype) if mask is not None and mask.is_floating_point() else mask
             return F.scaled_dot_product_attention(query, key, wide, mask, scale=scale).to(value.dtype)
     empty = mask is not None or length > key.shape[-2]  # a pattern always leaves every query a key
     mask = _with_pattern(mask, pattern, query, key)
@@ -101,7 +102,7 @@ def to_blocks(x: Tensor, size: int) -> Tensor:
 
 
 def attention_weights(
-    query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None = None, *, empty: bool = True
+    query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None, *, empty: bool = True
 ) -> Tensor:
     """Return the attention weights of `attend`: (B, H, Tq, D), (B, H, Tk, D) -> (B, H, Tq, Tk).
 

@@ -90,7 +90,7 @@ class CompressedAttention(nn.Module):
         values = torch.cat((self._unfinished(value, lengths), far_value), dim=2)
         return self.projections.merge(pooled), CompressedCache(keys, values, self.stride)
 
-    def step(self, x: Tensor, cache: KeyValueCache, at: CachePosition) -> Tensor:
+    def step(self, x: Tensor, cache: CompressedCache, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, W) -> (B, 1, W), at its row's position."""
         query, key, value = self.projections.project(x, at.rotation)
         block, within, blocks = at.position // self.stride, at.position % self.stride, (at.kv_len - 1) // self.stride

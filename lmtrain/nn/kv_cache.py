@@ -50,17 +50,17 @@ class Rows:
     def __init__(self, index: Tensor, count: int) -> None:
         self.index = index
         self.moves: tuple[Tensor, Tensor] | None = None
-        """The rows that change, and the rows that they become; None if the number of rows changes. On a GPU all rows
+        """The rows that change, and the rows that they become; None if the number of rows grows. On a GPU all rows
         are listed, since comparing would take longer than copying."""
-        if len(index) == count:
-            every_row = torch.arange(count, device=index.device)
+        if len(index) <= count:
+            every_row = torch.arange(len(index), device=index.device)
             changed = (index != every_row).nonzero().squeeze(-1) if index.is_cpu else every_row
             self.moves = changed, index[changed]
 
     def take(self, x: Tensor, same: int = 0, unused: int = 0, axis: int = 1) -> Tensor:
         """Return x[index] for x (B, ...).
 
-        If the number of rows stays the same, the result is in the memory of x. The first `same` and the last `unused`
+        Unless the number of rows grows, the result is in the memory of x. The first `same` and the last `unused`
         entries along `axis` are then not copied: the caller knows that they are equal, or meaningless.
         """
         if self.moves is None:
@@ -68,12 +68,13 @@ class Rows:
         changed, source = self.moves
         part = x.narrow(axis, same, x.shape[axis] - same - unused) if same or unused else x
         part.index_copy_(0, changed, part.index_select(0, source))
-        return x
+        return x if len(x) == len(self.index) else x[: len(self.index)]
 
 
 @dataclass
 class KeyValueCache:
-    """Keys and values of the tokens read so far, in memory allocated ahead and written in place, without gradients.
+    """Keys and values: of the tokens read so far, in memory allocated ahead and written in place, without gradients; or
+    of the memory of `CrossAttention`, in training too.
 
     key (B, H, N, D), value (B, H, N, Dv). Rows may hold different numbers of tokens: entries past a row's own length
     are finite and meaningless. A new cache is full.
@@ -106,7 +107,7 @@ class KeyValueCache:
 @dataclass
 class RecurrentState:
     """The base of states whose size does not depend on the number of tokens: tensors with one entry per row on the
-    first axis, which a step updates in place."""
+    first axis, which a step updates (in a language model in place, since a CUDA graph may replay it)."""
 
     def grow(self, _tokens: int) -> None:
         """The capacity is unlimited."""

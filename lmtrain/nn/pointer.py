@@ -26,7 +26,7 @@ class PointerAttention(nn.Module):
         return point(self.query(query), self.key(key), mask)
 
 
-def point(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
+def point(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
     """Return log softmax(q.k / sqrt(D)) over the keys: (B, Tq, D), (B, Tk, D) -> (B, Tq, Tk), float32 at least.
 
     `mask` bool broadcasts to (B, Tq, Tk): False is never pointed to and gets -inf. A query without a key gets -inf

@@ -64,12 +64,12 @@ class AttentionPooling(nn.Module):
         self.feed_forward_norm = NORMS[norm_kind](dim)
         self.feed_forward = feed_forward
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The pool of every prefix: (B, T, H D) -> (B, T, H D)."""
+    def forward(self, x: Tensor, first: int = 0) -> Tensor:
+        """The pool of every prefix that ends at position `first` or later: (B, T, H D) -> (B, T - first, H D)."""
         score, value = self._project(x)
         if self.training and self.attention_dropout:
             value = value * drop(torch.ones_like(value[..., :1]), self.attention_dropout)
-        return self._finish(x, prefix_mean(score, value, self._slope()))
+        return self._finish(x[:, first:], prefix_mean(score, value, self._slope())[:, :, first:])
 
     def window(self, x: Tensor) -> Tensor:
         """The pool of the whole window, for its last position: (B, T, H D) -> (B, H D); see `weights`."""

@@ -1,6 +1,6 @@
 """Position encodings: sinusoids added to the input, rotated queries and keys, or a bias on the attention scores.
 
-Shapes: B rows, H heads, T positions, D features (even), ... any leading axes.
+Shapes: H heads, T positions (Tq of queries, Tk of keys), D features (even), ... any leading axes.
 """
 
 import torch

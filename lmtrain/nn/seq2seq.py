@@ -1,6 +1,7 @@
 """The autoregressive encoder-decoder (Vaswani et al., 2017): predictions from the source and previous words.
 
-Shapes: B rows, T positions of the decoder, Ts of the source, H heads, L layers of the decoder, V target words.
+Shapes: B rows, T positions of the decoder, Ts of the source, Tq of queries, Tk of keys, H heads, L layers of the
+decoder, V target words.
 """
 
 import torch

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import sysconfig
 from pathlib import Path
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from lmtrain.errors import LmtrainError
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""The types of the precisions."""
 NATIVE_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
@@ -78,14 +81,16 @@ def synchronize(device: torch.device) -> None:
 def missing_to_compile(device: torch.device) -> str | None:
     """Return what torch.compile needs and this machine lacks, or None.
 
-    On a CPU it needs a C++ compiler and PyTorch 2.13: earlier versions compile a maximum over a transposed matrix with
-    few rows, as in the attention pool, to code that writes past the end of its result, which can crash the process. On
-    CUDA it needs a C compiler and Triton.
+    On a CPU it needs a C++ compiler, Python's headers and PyTorch 2.13: earlier versions compile a maximum over a
+    transposed matrix with few rows, as in the attention pool, to code that writes past the end of its result, which can
+    crash the process. On CUDA it needs a C compiler and Triton.
     """
     cuda = device.type == "cuda"
     if not cuda and torch.__version__ < "2.13":  # a TorchVersion, which compares as a version
         return f"PyTorch 2.13 or newer for a CPU (this is {torch.__version__})"
-    names = (os.environ.get("CC") or "gcc", "clang") if cuda else (os.environ.get("CXX") or "g++", "c++", "clang++")
+    names = (os.environ.get("CC") or "gcc", "clang") if cuda else (os.environ.get("CXX") or "g++",)
     if not any(shutil.which(name) for name in names):
-        return f"a {'C' if cuda else 'C++'} compiler"
+        return "a C compiler" if cuda else "g++, or another C++ compiler that CXX names"
+    if not cuda and not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "Python's headers (python3-dev on Debian and Ubuntu)"
     return "Triton" if cuda and importlib.util.find_spec("triton") is None else None

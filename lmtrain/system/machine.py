@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lmtrain.errors import LmtrainError
-from lmtrain.system.device import cores, cpu_info, synchronize
+from lmtrain.system.device import DTYPES, cores, cpu_info, synchronize
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -30,9 +30,8 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 def peak_flops(device: torch.device, precision: str) -> float:
     """Measure the floating-point operations per second of a large matrix product at `precision`, in about 0.2 s."""
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     size, runs = (8192, 10) if device.type == "cuda" else (1536, 4)
-    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    left, right = (torch.randn(size, size, device=device).to(DTYPES[precision]) for _ in range(2))
     best = float("inf")
     for _ in range(runs):
         synchronize(device)

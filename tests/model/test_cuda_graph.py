@@ -98,6 +98,12 @@ def test_a_windowed_model_and_a_cpu_use_the_plain_step() -> None:
 
 
 @pytest.mark.gpu
+def test_a_windowed_model_uses_the_plain_step_on_a_gpu_too() -> None:
+    model = build(mode="windowed").cuda()
+    assert step_function(model) == model.step
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 def test_a_graph_equals_the_plain_step(fields: dict[str, object]) -> None:
     model = build(**fields).cuda()

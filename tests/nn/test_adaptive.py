@@ -136,6 +136,20 @@ def test_only_the_logits_of_a_tails_own_targets_are_computed(
     assert (nats[30:40] > 0).all()
 
 
+def test_clusters_of_very_different_biases_have_finite_gradients() -> None:
+    """The row that fills up a cluster is not compared with the sum of another one."""
+    hidden, weight = (torch.randn(count, 4, dtype=torch.float64, requires_grad=True) for count in (3, 5))
+    bias = torch.tensor([0.0, 1.0, -800.0, -801.0, -799.0], dtype=torch.float64, requires_grad=True)
+    targets, sizes = torch.tensor([1, 3, -1]), [2, 3]
+    logits = hidden @ weight.T + bias
+    chosen = [logits[0, :2].log_softmax(0)[1], logits[1, 2:].log_softmax(0)[1], logits.new_zeros(())]
+    written = -torch.stack(chosen)
+    nats = linear_cross_entropy(hidden, weight, bias, targets, 64, sizes)
+    torch.testing.assert_close(nats, written)
+    found, expected = (torch.autograd.grad(x.sum(), (hidden, weight, bias)) for x in (nats, written))
+    torch.testing.assert_close(found, expected)
+
+
 def test_the_largest_cluster_decides_how_many_logits_exist_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of its 120 words, and the 30 of the other, in 64 rows."""
     at_once: list[int] = []

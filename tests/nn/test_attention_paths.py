@@ -63,6 +63,15 @@ def test_one_query_without_gradients_equals_its_formula_and_gets_zeros_where_it_
         torch.testing.assert_close(attend(query, key, value, bias), expected)
 
 
+@torch.no_grad()
+def test_the_bias_of_one_query_may_have_the_type_of_the_query() -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 2, count, 8).bfloat16() for count in (1, 30, 30))
+    bias = alibi(30)[:, -1:].bfloat16()
+    expected = attend(query.float(), key.float(), value.float(), bias.float())
+    torch.testing.assert_close(attend(query, key, value, bias), expected.bfloat16())
+
+
 def test_forbidden_blocks_are_skipped() -> None:
     query, key, value = (x.detach() for x in random_qkv(LONG))
     value[:, :, :BLOCK] = float("nan")  # 0 x nan would be nan

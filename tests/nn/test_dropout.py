@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.nn.dropout import drop, hashed_keep, locked_dropout
+from tests.helpers import compiles
 
 RATE = 0.3
 
@@ -38,6 +39,7 @@ def test_the_hash_is_the_one_it_is_called_in_plain_integers() -> None:
     assert 200 < kept.count(False) < 400
 
 
+@compiles
 def test_a_compiled_graph_drops_as_often_as_asked_and_scales_the_rest(compiled: Callable[[Tensor], Tensor]) -> None:
     x = torch.randn(400, 500) + 3.0 * torch.sign(torch.randn(400, 500))
     y = compiled(x)
@@ -59,6 +61,7 @@ def test_hashed_masks_are_independent_of_shifts_and_of_each_other(shift: int) ->
     assert abs(float((one * other).mean())) < limit
 
 
+@compiles
 def test_a_gradient_passes_where_its_element_did_and_nowhere_else(compiled: Callable[[Tensor], Tensor]) -> None:
     x = torch.ones(400, 500, requires_grad=True)
     y = compiled(x)
@@ -67,6 +70,7 @@ def test_a_gradient_passes_where_its_element_did_and_nowhere_else(compiled: Call
     torch.testing.assert_close(x.grad, y.detach())
 
 
+@compiles
 def test_a_seed_repeats_a_mask_and_another_seed_changes_it(compiled: Callable[[Tensor], Tensor]) -> None:
     def of(seed: int) -> Tensor:
         torch.manual_seed(seed)
@@ -96,6 +100,7 @@ def test_locked_dropout_has_one_mask_for_all_positions_and_keeps_the_mean() -> N
         assert len({tuple(row) for row in masks.tolist()}) == 50
 
 
+@compiles
 def test_a_compiled_graph_that_drops_everything_has_gradients_of_zero() -> None:
     x = torch.ones(4, 5, requires_grad=True)
     y: Tensor = torch.compile(lambda x: drop(x, 1.0), dynamic=False)(x)

@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from lmtrain.nn.embedding import Embedding
+from tests.helpers import compiles
 
 TOKENS, WIDTH = 4096, 64
 
 
+@compiles
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("different", [1, 3, 1000])
 def test_the_compiled_gradient_has_the_bits_of_the_plain_one(different: int) -> None:
@@ -26,6 +28,7 @@ def test_the_compiled_gradient_has_the_bits_of_the_plain_one(different: int) -> 
         assert torch.equal(embedding.weight.grad, expected)  # type: ignore[arg-type]
 
 
+@compiles
 def test_it_has_the_values_of_torch_without_gradients() -> None:
     embedding, ids = Embedding(7, WIDTH), torch.arange(7).view(1, 7)
     with torch.no_grad():

@@ -1,11 +1,15 @@
 """Device and precision, signals, memory, the log."""
 
+import errno
 import importlib.util
+import io
 import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -17,6 +21,7 @@ from lmtrain.system import device as devices
 from lmtrain.system import signals
 from lmtrain.system.device import choose_device, choose_precision, missing_to_compile
 from lmtrain.system.machine import explain_out_of_memory, peak_flops
+from lmtrain.system.messages import log
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import Interrupted, catch_stop_signals
 from tests.helpers import default_interrupts
@@ -44,9 +49,12 @@ def test_a_missing_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
 
 
-def test_what_compiling_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_compiling_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     found: set[str] = {"g++"}
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include/Python.h").touch()
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / name))
     triton: list[object] = []
     monkeypatch.setattr(shutil, "which", lambda name: name if name in found else None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: next(iter(triton), None))
@@ -57,8 +65,12 @@ def test_what_compiling_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing_to_compile(cuda) == "a C compiler"
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0"))
     assert (missing_to_compile(cpu), missing_to_compile(cuda)) == (None, "a C compiler")
+    with monkeypatch.context() as patch:
+        patch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+        assert str(missing_to_compile(cpu)).startswith("Python's headers")
     found = {"clang"}
-    assert (missing_to_compile(cpu), missing_to_compile(cuda)) == ("a C++ compiler", "Triton")
+    assert missing_to_compile(cpu) == "g++, or another C++ compiler that CXX names"
+    assert missing_to_compile(cuda) == "Triton"
     triton.append(object())
     assert missing_to_compile(cuda) is None
     monkeypatch.setenv("CC", "mycc")
@@ -81,9 +93,19 @@ def test_the_first_signal_is_recorded_and_a_second_ctrl_c_ends_the_process(monke
         with pytest.raises(Interrupted, match="SIGTERM"):
             stop.check()
     assert signal.getsignal(signal.SIGINT) is previous
-    monkeypatch.setattr(ProcessGroup, "all_max", lambda self, number: signal.SIGUSR1)  # that of another process
+    monkeypatch.setattr(ProcessGroup, "all_gather", lambda self, own: [own, signal.SIGUSR1])  # that of another process
     with catch_stop_signals(ProcessGroup(1, 2)) as stop, pytest.raises(Interrupted, match="SIGUSR1"):
         stop.check()
+
+
+def test_the_handlers_of_a_program_that_embeds_python_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    previous = signal.getsignal(signal.SIGUSR1)
+    known = {signal.SIGINT: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR1: None}
+    monkeypatch.setattr(signal, "getsignal", known.get)
+    with catch_stop_signals(ProcessGroup()):
+        monkeypatch.undo()
+        assert signal.getsignal(signal.SIGUSR1) is previous
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
 
 
 def test_an_interrupt_that_python_would_ignore_ends_the_process() -> None:
@@ -127,6 +149,15 @@ def test_exhausted_memory_is_an_error_with_the_remedy(fail: Callable[[], object]
 def test_other_errors_pass() -> None:
     with pytest.raises(RuntimeError, match="something else"), explain_out_of_memory("buy more"):
         raise RuntimeError("something else")
+
+
+def test_a_message_that_nobody_can_read_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    log.warning("a message")
 
 
 def test_a_level_that_is_set_before_the_first_import_is_kept() -> None:
